@@ -1,0 +1,74 @@
+//! Everything an agent may ask of its node: a closed list.
+
+use crate::id::{Generation, Step};
+use crate::message::{Report, ShardFile, Slot, Tier, World};
+use std::time::Duration;
+
+/// An output of [`super::Agent::poll`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Say something to the coordinator; lost when there is no connection.
+    Send(Report),
+    /// Start this node's workers.
+    Spawn {
+        /// their generation
+        generation: Generation,
+        /// everybody's part
+        world: World,
+        /// this node's part
+        slot: Slot,
+        /// restarts used so far
+        restarts: u32,
+        /// restarts allowed
+        max_restarts: u32,
+    },
+    /// End every process of this generation: TERM, after `grace` KILL, until none is left of
+    /// whatever the workers started; then [`super::event::Event::WorkersGone`].
+    Kill {
+        /// their generation
+        generation: Generation,
+        /// time between TERM and KILL
+        grace: Duration,
+    },
+    /// Pass a signal to the workers.
+    Forward {
+        /// its number
+        signal: i32,
+    },
+    /// Tell the workers which step to restore.
+    Restore {
+        /// their generation
+        generation: Generation,
+        /// the step
+        step: Option<Step>,
+        /// tier by rank
+        tiers: Vec<Tier>,
+    },
+    /// Write a manifest and make a checkpoint visible; answer with `Published`.
+    Publish {
+        /// generation that wrote the shards
+        generation: Generation,
+        /// the step
+        step: Step,
+        /// the user's directory
+        directory: String,
+        /// one per rank
+        shards: Vec<ShardFile>,
+    },
+    /// A checkpoint is durable: release its slots and whoever waits for it.
+    Durable {
+        /// generation that wrote it
+        generation: Generation,
+        /// the step
+        step: Step,
+    },
+    /// End this agent.
+    Exit {
+        /// exit code
+        code: i32,
+        /// what happened, for the user
+        why: String,
+        /// memory checkpoints of the job are of no use any more
+        discard_memory: bool,
+    },
+}

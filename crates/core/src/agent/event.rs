@@ -1,0 +1,95 @@
+//! Everything that can happen to an agent: a closed list.
+
+use super::watch::Observation;
+use crate::id::{Epoch, Generation, Rank, Step};
+use crate::message::{Offer, Order, Outcome, ShardFile};
+
+/// An input of [`super::Agent::handle`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A connection to a coordinator is open; the driver has sent [`super::Agent::hello`] on it.
+    Connected,
+    /// The connection is gone; the driver keeps trying to open another one.
+    Disconnected,
+    /// The coordinator says something.
+    Order {
+        /// life of the coordinator that says it
+        epoch: Epoch,
+        /// what
+        order: Order,
+    },
+    /// A worker process ended. Fires exactly once per worker.
+    WorkerExited {
+        /// its generation
+        generation: Generation,
+        /// its rank on this node
+        local_rank: u32,
+        /// its process id
+        pid: u32,
+        /// how
+        outcome: Outcome,
+        /// its exception or last lines on stderr, shortened
+        message: String,
+    },
+    /// A worker process could not be started.
+    SpawnFailed {
+        /// its generation
+        generation: Generation,
+        /// its rank on this node
+        local_rank: u32,
+        /// why
+        message: String,
+    },
+    /// No process of this generation is left on the node, nor any that such a process started.
+    WorkersGone {
+        /// the generation
+        generation: Generation,
+        /// port of a fresh process-group store
+        store_port: u16,
+    },
+    /// What the step board and /proc show of a worker.
+    Sample {
+        /// its generation
+        generation: Generation,
+        /// its rank on this node
+        local_rank: u32,
+        /// its process id
+        pid: u32,
+        /// what was seen
+        seen: Observation,
+    },
+    /// A worker says what it could restore.
+    Offers {
+        /// its generation
+        generation: Generation,
+        /// its rank
+        rank: Rank,
+        /// newest first
+        offers: Vec<Offer>,
+    },
+    /// A worker's shard is on durable storage.
+    ShardWritten {
+        /// its generation
+        generation: Generation,
+        /// the step
+        step: Step,
+        /// the user's directory
+        directory: String,
+        /// the file
+        shard: ShardFile,
+    },
+    /// This node made a checkpoint visible.
+    Published {
+        /// generation that wrote it
+        generation: Generation,
+        /// its step
+        step: Step,
+    },
+    /// The agent process received a signal.
+    Signal {
+        /// its number
+        signal: i32,
+    },
+    /// The deadline passed.
+    Tick,
+}

@@ -1,0 +1,326 @@
+//! The agent's state machine: one node, its workers, and what the coordinator wants of them.
+//!
+//! Contract: as for the coordinator. Losing the coordinator changes nothing for the workers until
+//! the orphan time is over. A generation at or below [`Agent::seen`] is never started (again).
+
+pub mod command;
+pub mod event;
+pub mod watch;
+mod workers;
+
+use crate::id::{Epoch, Generation, Incarnation, NodeId, Step};
+use crate::message::{Failure, Hello, Order, Report, Running, Slot, World};
+use crate::spec::JobSpec;
+use crate::time::Time;
+use command::Command;
+use event::Event;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+use watch::Watch;
+
+/// Exit code when no coordinator could be reached.
+pub const EXIT_NO_COORDINATOR: i32 = 69;
+/// Exit code that asks a scheduler to queue the job again.
+pub const EXIT_REQUEUE: i32 = 75;
+const SIGUSR1: i32 = 10;
+const SIGUSR2: i32 = 12;
+const SIGCONT: i32 = 18;
+
+/// What an agent is told when it starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// This node.
+    pub node: NodeId,
+    /// This life.
+    pub incarnation: Incarnation,
+    /// The job.
+    pub spec: JobSpec,
+    /// Host that other nodes reach this one by.
+    pub host: String,
+    /// Workers on this node.
+    pub workers: u32,
+    /// Port of the first process-group store.
+    pub store_port: u16,
+    /// Time that workers get between TERM and KILL when the job stops (`--shutdown-timeout`).
+    pub shutdown_grace: Duration,
+}
+
+/// The workers of one generation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Crew {
+    generation: Generation,
+    slot: Slot,
+    /// Workers that have not exited, by local rank.
+    alive: BTreeMap<u32, Watch>,
+    /// Steps of workers that have exited.
+    exited_at: BTreeMap<u32, Option<u64>>,
+    failure: Option<Failure>,
+    killing: bool,
+    finished: bool,
+    /// A worker that has exited had completed a new step.
+    progressed: bool,
+    /// The job is stopping: exits are no failures; KILL at this time.
+    stopping: Option<Time>,
+    first_step_sent: bool,
+    /// Reports that must reach the coordinator even if the connection breaks.
+    unacknowledged: Vec<Report>,
+}
+
+/// Decides for one node.
+#[derive(Clone, Debug)]
+pub struct Agent {
+    config: Config,
+    epoch: Epoch,
+    seen: Generation,
+    crew: Option<Crew>,
+    /// A start that waits for older workers to be gone.
+    queued: Option<(Generation, World, u32, u32)>,
+    connected: bool,
+    /// Since when there is no coordinator.
+    alone_since: Time,
+    ever_welcome: bool,
+    refused_since: Option<Time>,
+    last_reached: Option<Step>,
+    signals: u32,
+    over: Option<(i32, String)>,
+    exited: bool,
+    out: VecDeque<Command>,
+    /// The bug to exhibit, if any.
+    #[cfg(feature = "planted")]
+    pub planted: Option<crate::planted::Bug>,
+}
+
+impl Agent {
+    /// An agent that has just started.
+    #[must_use]
+    pub fn new(config: Config, now: Time) -> Self {
+        Agent {
+            config,
+            epoch: Epoch(0),
+            seen: Generation(0),
+            crew: None,
+            queued: None,
+            connected: false,
+            alone_since: now,
+            ever_welcome: false,
+            refused_since: None,
+            last_reached: None,
+            signals: 0,
+            over: None,
+            exited: false,
+            out: VecDeque::new(),
+            #[cfg(feature = "planted")]
+            planted: None,
+        }
+    }
+
+    /// What to say first on a new connection.
+    #[must_use]
+    pub fn hello(&self) -> Hello {
+        Hello {
+            node: self.config.node.clone(),
+            incarnation: self.config.incarnation,
+            spec: self.config.spec.clone(),
+            host: self.config.host.clone(),
+            workers: self.config.workers,
+            store_port: self.config.store_port,
+            seen: self.seen,
+            running: self.crew.as_ref().map(|c| Running {
+                generation: c.generation,
+                failure: c.failure.clone(),
+                finished: c.finished,
+                progressed: c.progressed(),
+            }),
+        }
+    }
+
+    /// Highest generation started or fenced.
+    #[must_use]
+    pub fn seen(&self) -> Generation {
+        self.seen
+    }
+
+    /// Takes one event. Never blocks, never panics on any input.
+    pub fn handle(&mut self, now: Time, event: Event) {
+        if self.exited {
+            return;
+        }
+        match event {
+            Event::Connected => self.connected = true,
+            Event::Disconnected => {
+                if self.connected {
+                    self.alone_since = now;
+                }
+                self.connected = false;
+            }
+            Event::Order { epoch, order } => self.order(now, epoch, order),
+            Event::Signal { signal } => self.signal(now, signal),
+            Event::Tick => self.tick(now),
+            other => self.worker_event(now, other),
+        }
+    }
+
+    /// The next command, until `None`.
+    pub fn poll(&mut self) -> Option<Command> {
+        self.out.pop_front()
+    }
+
+    /// When to call [`Agent::handle`] with [`Event::Tick`].
+    #[must_use]
+    pub fn deadline(&self) -> Option<Time> {
+        let orphan = (!self.connected).then(|| self.alone_since.after(self.config.spec.ladder().orphan));
+        let stop = self.crew.as_ref().and_then(|c| c.stopping.filter(|_| !c.killing));
+        orphan.into_iter().chain(stop).min()
+    }
+
+    fn send(&mut self, report: Report) {
+        self.out.push_back(Command::Send(report));
+    }
+
+    /// Sends now and again after every reconnection, until the coordinator's answer shows that it arrived.
+    fn send_surely(&mut self, report: Report) {
+        if let Some(crew) = &mut self.crew {
+            crew.unacknowledged.push(report.clone());
+        }
+        self.send(report);
+    }
+
+    fn order(&mut self, now: Time, epoch: Epoch, order: Order) {
+        if epoch < self.epoch {
+            return;
+        }
+        self.epoch = epoch;
+        match order {
+            Order::Welcome { .. } => {
+                self.ever_welcome = true;
+                self.refused_since = None;
+                let again: Vec<Report> = self.crew.iter().flat_map(|c| c.unacknowledged.clone()).collect();
+                self.out.extend(again.into_iter().map(Command::Send));
+            }
+            Order::Refused { why, code } => {
+                // An earlier life of this node may only just have died: insist until its silence is noticed.
+                let since = *self.refused_since.get_or_insert(now);
+                if now.since(since) >= self.config.spec.ladder().silence * 3 || code == 2 {
+                    self.end(code, why);
+                }
+            }
+            Order::Start { generation, world, restarts, max_restarts } => {
+                let stale = generation <= self.seen && !crate::is_planted!(self, MissingGenerationCheck);
+                if stale || self.over.is_some() {
+                    return;
+                }
+                if let Some(crew) = &self.crew {
+                    let old = crew.generation;
+                    self.queued = Some((generation, world, restarts, max_restarts));
+                    self.kill(old, self.config.spec.ladder().fence_grace);
+                } else {
+                    self.start(generation, world, restarts, max_restarts);
+                }
+            }
+            Order::Fence { generation } => self.fence(generation),
+            Order::Signal { generation, signal } => self.stop_workers(now, generation, signal),
+            Order::Restore { generation, step, tiers } => {
+                if self.acknowledge(generation, |r| matches!(r, Report::Offers { .. })) {
+                    self.out.push_back(Command::Restore { generation, step, tiers });
+                }
+            }
+            Order::Publish { generation, step, directory, shards } => {
+                if self.runs(generation) {
+                    self.out.push_back(Command::Publish { generation, step, directory, shards });
+                }
+            }
+            Order::Durable { generation, step } => {
+                let covered = |r: &Report| matches!(r, Report::ShardWritten { step: s, .. } | Report::Published { step: s, .. } if *s <= step);
+                if self.acknowledge(generation, covered) {
+                    self.out.push_back(Command::Durable { generation, step });
+                }
+            }
+            Order::End { code, why } => self.end(code, why),
+        }
+    }
+
+    fn runs(&self, generation: Generation) -> bool {
+        self.crew.as_ref().is_some_and(|c| c.generation == generation)
+    }
+
+    fn acknowledge(&mut self, generation: Generation, covered: impl Fn(&Report) -> bool) -> bool {
+        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return false };
+        crew.unacknowledged.retain(|r| !covered(r));
+        true
+    }
+
+    fn signal(&mut self, now: Time, signal: i32) {
+        if matches!(signal, SIGUSR1 | SIGUSR2 | SIGCONT) {
+            self.out.push_back(Command::Forward { signal });
+            return;
+        }
+        self.signals += 1;
+        if self.signals == 1 && self.connected && self.ever_welcome && self.over.is_none() {
+            self.send(Report::StopRequested { signal });
+            return;
+        }
+        let why = format!("stopped by signal {signal}");
+        match &self.crew {
+            Some(crew) if self.signals == 1 => {
+                let generation = crew.generation;
+                self.over.get_or_insert((128 + signal, why));
+                self.stop_workers(now, generation, signal);
+            }
+            Some(crew) => {
+                let generation = crew.generation;
+                self.over.get_or_insert((128 + signal, why));
+                if let Some(c) = &mut self.crew {
+                    c.killing = false;
+                }
+                self.kill(generation, Duration::ZERO);
+            }
+            None => self.end(128 + signal, why),
+        }
+    }
+
+    fn tick(&mut self, now: Time) {
+        let ladder = self.config.spec.ladder();
+        if !self.connected && self.over.is_none() && now >= self.alone_since.after(ladder.orphan) {
+            let waited = ladder.orphan.as_secs();
+            if self.ever_welcome {
+                let why = format!(
+                    "no coordinator for {waited} s; memory checkpoints stay on this node, start the job again to resume"
+                );
+                self.end(EXIT_REQUEUE, why);
+            } else {
+                let why = format!(
+                    "no coordinator answered within {waited} s; check --rdzv-endpoint, and that the node it names is up"
+                );
+                self.end(EXIT_NO_COORDINATOR, why);
+            }
+        }
+        if let Some(crew) = &self.crew
+            && crew.stopping.is_some_and(|at| now >= at)
+            && !crew.killing
+        {
+            let generation = crew.generation;
+            self.kill(generation, Duration::ZERO);
+        }
+    }
+
+    fn end(&mut self, code: i32, why: String) {
+        self.queued = None;
+        self.over.get_or_insert((code, why));
+        match &self.crew {
+            Some(crew) => {
+                let generation = crew.generation;
+                let grace = if code == 0 { Duration::ZERO } else { self.config.spec.ladder().fence_grace };
+                self.kill(generation, grace);
+            }
+            None => self.exit(),
+        }
+    }
+
+    fn exit(&mut self) {
+        if let Some((code, why)) = self.over.clone() {
+            self.exited = true;
+            // Done is done; in every other case the newest state is worth keeping for the next try.
+            self.out.push_back(Command::Exit { code, why, discard_memory: code == 0 });
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Is this worker making progress? Learned from its own steps; silence is a hang only with evidence.
+
+use crate::message::HangEvidence;
+use crate::spec::Ladder;
+use crate::time::Time;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Step durations kept for the median.
+const WINDOW: usize = 31;
+/// A worker that uses at least this share of a CPU while silent is computing, not waiting.
+const BUSY_PERCENT: u128 = 50;
+/// A worker that uses less than this share of a CPU while silent is waiting.
+const IDLE_PERCENT: u128 = 2;
+
+/// One look at a worker's step board and at /proc.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Observation {
+    /// Steps completed; `None` when the worker does not report steps (yet).
+    pub step: Option<u64>,
+    /// Rises with every step, heartbeat and change of section.
+    pub beats: u64,
+    /// Inside a section (checkpoint, evaluation, restore, …).
+    pub in_section: bool,
+    /// Timeout the script gave for the section, in milliseconds; 0 for none.
+    pub section_timeout_ms: u64,
+    /// The process is stopped (state T in /proc).
+    pub stopped: bool,
+    /// CPU time used by the process so far, in milliseconds.
+    pub cpu_ms: u64,
+    /// Rises while the interpreter lock can be had.
+    pub interpreter_ticks: u64,
+    /// Rises when the main thread is seen on another line of Python.
+    pub stack_changes: u64,
+}
+
+/// What has been learned of one worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Watch {
+    last: Option<Observation>,
+    progress_at: Time,
+    cpu_at_progress: u64,
+    tick_at: Time,
+    stack_at: Time,
+    stopped_since: Option<Time>,
+    step_at: Option<Time>,
+    durations: VecDeque<u64>,
+    first_step: Option<u64>,
+    reported: bool,
+}
+
+impl Watch {
+    /// Steps the worker has completed.
+    #[must_use]
+    pub fn step(&self) -> Option<u64> {
+        self.last.and_then(|o| o.step)
+    }
+
+    /// Median step time in milliseconds, once a step was timed.
+    #[must_use]
+    pub fn median_step_ms(&self) -> Option<u64> {
+        let mut sorted: Vec<u64> = self.durations.iter().copied().collect();
+        sorted.sort_unstable();
+        sorted.get(sorted.len() / 2).copied()
+    }
+
+    /// True when the worker has completed a step that it did not restore.
+    #[must_use]
+    pub fn has_new_step(&self) -> bool {
+        matches!((self.first_step, self.step()), (Some(first), Some(now)) if now > first)
+    }
+
+    /// Takes one observation; returns the evidence and the silence when the worker is hung (once).
+    pub fn observe(&mut self, now: Time, seen: Observation, ladder: &Ladder) -> Option<(HangEvidence, Duration)> {
+        let Some(last) = self.last else {
+            self.last = Some(seen);
+            (self.progress_at, self.tick_at, self.stack_at) = (now, now, now);
+            self.cpu_at_progress = seen.cpu_ms;
+            self.first_step = seen.step;
+            self.stopped_since = seen.stopped.then_some(now);
+            return None;
+        };
+        if self.first_step.is_none() {
+            self.first_step = seen.step;
+        }
+        if seen.step != last.step && last.step.is_some() {
+            let steps = seen.step.unwrap_or(0).saturating_sub(last.step.unwrap_or(0)).max(1);
+            if let Some(at) = self.step_at {
+                let each = u64::try_from(now.since(at).as_millis()).unwrap_or(u64::MAX) / steps;
+                self.durations.push_back(each);
+                if self.durations.len() > WINDOW {
+                    self.durations.pop_front();
+                }
+            }
+            self.step_at = Some(now);
+        }
+        if seen.beats != last.beats || seen.step != last.step {
+            self.progress_at = now;
+            self.cpu_at_progress = seen.cpu_ms;
+        }
+        if seen.interpreter_ticks != last.interpreter_ticks {
+            self.tick_at = now;
+        }
+        if seen.stack_changes != last.stack_changes {
+            self.stack_at = now;
+        }
+        self.stopped_since = if seen.stopped { self.stopped_since.or(Some(now)) } else { None };
+        self.last = Some(seen);
+        if self.reported {
+            return None;
+        }
+        let verdict = self.judge(now, &seen, ladder);
+        self.reported = verdict.is_some();
+        verdict
+    }
+
+    fn judge(&self, now: Time, seen: &Observation, ladder: &Ladder) -> Option<(HangEvidence, Duration)> {
+        let silence = now.since(self.progress_at);
+        let median = Duration::from_millis(self.median_step_ms().unwrap_or(0));
+        let threshold = ladder.step_silence.max(median * 3);
+        if self.stopped_since.is_some_and(|at| now.since(at.max(self.progress_at)) >= threshold) {
+            return Some((HangEvidence::Stopped, silence));
+        }
+        if seen.in_section {
+            let limit = Duration::from_millis(seen.section_timeout_ms);
+            return (seen.section_timeout_ms > 0 && silence >= limit)
+                .then_some((HangEvidence::SectionTimeout, silence));
+        }
+        // Before the first timed step there is nothing to compare with: set-up, compilation, warm-up.
+        if self.durations.is_empty() || silence < threshold {
+            return None;
+        }
+        let cpu = u128::from(seen.cpu_ms.saturating_sub(self.cpu_at_progress)) * 100;
+        let busy = cpu >= BUSY_PERCENT * silence.as_millis();
+        if busy && seen.interpreter_ticks > 0 && now.since(self.tick_at) >= threshold {
+            return Some((HangEvidence::InterpreterHeld, silence));
+        }
+        if busy && seen.stack_changes > 0 && now.since(self.stack_at) >= threshold {
+            return Some((HangEvidence::Spinning, silence));
+        }
+        let idle = cpu <= IDLE_PERCENT * silence.as_millis();
+        (idle && silence >= (ladder.step_silence * 15).max(median * 30)).then_some((HangEvidence::NoCpu, silence))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ladder() -> Ladder {
+        Ladder::from_detect_timeout(Duration::from_secs(2))
+    }
+
+    /// Runs a worker for 5 s with 100 ms steps, then `after` observations every 100 ms.
+    fn run(seconds: u64, mut after: impl FnMut(u64, Observation) -> Observation) -> Option<(HangEvidence, Duration)> {
+        let mut watch = Watch::default();
+        let mut seen = Observation { step: Some(0), ..Observation::default() };
+        for i in 0..50 {
+            seen.step = Some(i);
+            seen.beats = i;
+            seen.cpu_ms += 90;
+            seen.interpreter_ticks += 1;
+            seen.stack_changes += 1;
+            assert_eq!(watch.observe(Time(i * 100), seen, &ladder()), None);
+        }
+        (0..seconds * 10).find_map(|i| {
+            seen = after(i, seen);
+            watch.observe(Time(5000 + i * 100), seen, &ladder())
+        })
+    }
+
+    #[test]
+    fn a_stopped_worker_is_hung_after_the_detect_timeout() {
+        let (evidence, silence) = run(10, |_, s| Observation { stopped: true, ..s }).unwrap();
+        assert_eq!(evidence, HangEvidence::Stopped);
+        assert!(silence >= Duration::from_secs(2) && silence < Duration::from_millis(2400), "{silence:?}");
+    }
+
+    #[test]
+    fn a_held_interpreter_and_a_spinning_line_are_hung() {
+        let held = run(10, |_, s| Observation { cpu_ms: s.cpu_ms + 100, ..s }).unwrap();
+        assert_eq!(held.0, HangEvidence::InterpreterHeld);
+        let spin =
+            run(10, |_, s| Observation { cpu_ms: s.cpu_ms + 100, interpreter_ticks: s.interpreter_ticks + 1, ..s })
+                .unwrap();
+        assert_eq!(spin.0, HangEvidence::Spinning);
+    }
+
+    #[test]
+    fn an_evaluation_that_nobody_announced_is_left_alone() {
+        let busy = |_, s: Observation| Observation {
+            cpu_ms: s.cpu_ms + 95,
+            interpreter_ticks: s.interpreter_ticks + 1,
+            stack_changes: s.stack_changes + 1,
+            ..s
+        };
+        assert_eq!(run(600, busy), None);
+    }
+
+    #[test]
+    fn a_section_and_a_short_wait_are_left_alone() {
+        assert_eq!(run(600, |_, s| Observation { in_section: true, ..s }), None);
+        assert_eq!(run(25, |_, s| Observation { interpreter_ticks: s.interpreter_ticks + 1, ..s }), None);
+    }
+
+    #[test]
+    fn the_first_step_may_take_as_long_as_it_likes() {
+        let mut watch = Watch::default();
+        let seen =
+            Observation { step: Some(0), cpu_ms: 1, interpreter_ticks: 1, stack_changes: 1, ..Observation::default() };
+        assert!(
+            (0..6000)
+                .all(|i| watch.observe(Time(i * 100), Observation { cpu_ms: i * 100, ..seen }, &ladder()).is_none())
+        );
+    }
+}

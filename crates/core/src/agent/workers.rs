@@ -1,0 +1,204 @@
+//! The workers of this node: started, watched, ended; never two generations at once.
+
+use super::command::Command;
+use super::event::Event;
+use super::{Agent, Crew};
+use crate::id::{Generation, Rank, Step};
+use crate::message::{Cause, Failure, Outcome, Report, World};
+use crate::time::Time;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+impl Crew {
+    /// Some worker has completed a step that it did not restore.
+    pub(super) fn progressed(&self) -> bool {
+        self.progressed || self.alive.values().any(super::watch::Watch::has_new_step)
+    }
+
+    /// Steps that every worker has completed; `None` when some worker does not report steps.
+    pub(super) fn reached(&self) -> Option<Step> {
+        let alive = self.alive.values().map(super::watch::Watch::step);
+        let steps: Option<Vec<u64>> = alive.chain(self.exited_at.values().copied()).collect();
+        steps.and_then(|s| s.into_iter().min()).map(Step)
+    }
+}
+
+impl Agent {
+    pub(super) fn start(&mut self, generation: Generation, world: World, restarts: u32, max_restarts: u32) {
+        let mine = world.slot(&self.config.node).filter(|s| s.incarnation == self.config.incarnation);
+        let Some(slot) = mine.cloned() else { return };
+        self.seen = self.seen.max(generation);
+        self.crew = Some(Crew {
+            generation,
+            slot: slot.clone(),
+            alive: (0..slot.workers).map(|l| (l, super::watch::Watch::default())).collect(),
+            exited_at: BTreeMap::new(),
+            failure: None,
+            killing: false,
+            finished: false,
+            progressed: false,
+            stopping: None,
+            first_step_sent: false,
+            unacknowledged: Vec::new(),
+        });
+        self.out.push_back(Command::Spawn { generation, world, slot, restarts, max_restarts });
+    }
+
+    pub(super) fn fence(&mut self, generation: Generation) {
+        self.seen = self.seen.max(generation);
+        if self.queued.as_ref().is_some_and(|(g, ..)| *g <= generation) {
+            self.queued = None;
+        }
+        match &self.crew {
+            Some(crew) if crew.generation <= generation => {
+                let running = crew.generation;
+                self.kill(running, self.config.spec.ladder().fence_grace);
+            }
+            Some(_) => {}
+            None => self.report_stopped(),
+        }
+    }
+
+    fn report_stopped(&mut self) {
+        self.send(Report::Stopped {
+            generation: self.seen,
+            store_port: self.config.store_port,
+            reached: self.last_reached,
+        });
+    }
+
+    pub(super) fn kill(&mut self, generation: Generation, grace: Duration) {
+        if let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation && !c.killing) {
+            crew.killing = true;
+            self.out.push_back(Command::Kill { generation, grace });
+        }
+    }
+
+    /// The job is stopping: pass the signal on, and end what is left after the shutdown grace.
+    pub(super) fn stop_workers(&mut self, now: Time, generation: Generation, signal: i32) {
+        let grace = self.config.shutdown_grace;
+        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else {
+            self.report_stopped();
+            return;
+        };
+        if crew.stopping.is_some() {
+            return;
+        }
+        crew.stopping = Some(now.after(grace));
+        if crew.alive.is_empty() {
+            self.kill(generation, Duration::ZERO);
+        } else {
+            self.out.push_back(Command::Forward { signal });
+        }
+    }
+
+    pub(super) fn worker_event(&mut self, now: Time, event: Event) {
+        match event {
+            Event::WorkerExited { generation, local_rank, pid, outcome, message } => {
+                self.worker_exited(generation, local_rank, pid, outcome, message);
+            }
+            Event::SpawnFailed { generation, local_rank, message } => {
+                if let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) {
+                    crew.alive.remove(&local_rank);
+                    self.failed(generation, local_rank, 0, Cause::NotStarted, message, None);
+                }
+            }
+            Event::WorkersGone { generation, store_port } => self.workers_gone(generation, store_port),
+            Event::Sample { generation, local_rank, pid, seen } => self.sample(now, generation, local_rank, pid, seen),
+            Event::Offers { generation, rank, offers } if self.runs(generation) => {
+                self.acknowledge(generation, |r| matches!(r, Report::Offers { rank: old, .. } if *old == rank));
+                self.send_surely(Report::Offers { generation, rank, offers });
+            }
+            Event::ShardWritten { generation, step, directory, shard } if self.runs(generation) => {
+                self.send_surely(Report::ShardWritten { generation, step, directory, shard });
+            }
+            Event::Published { generation, step } if self.runs(generation) => {
+                self.send_surely(Report::Published { generation, step });
+            }
+            _ => {}
+        }
+    }
+
+    fn worker_exited(&mut self, generation: Generation, local_rank: u32, pid: u32, outcome: Outcome, message: String) {
+        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
+        let Some(watch) = crew.alive.remove(&local_rank) else { return };
+        let step = watch.step();
+        crew.progressed |= watch.has_new_step();
+        crew.exited_at.insert(local_rank, step);
+        let nobody_left = crew.alive.is_empty();
+        if crew.killing {
+            return;
+        }
+        if crew.stopping.is_some() {
+            if nobody_left {
+                self.kill(generation, Duration::ZERO);
+            }
+        } else if outcome != Outcome::Code(0) {
+            self.failed(generation, local_rank, pid, Cause::Exited(outcome), message, step);
+        } else if nobody_left && crew.failure.is_none() {
+            crew.finished = true;
+            self.send(Report::Finished { generation });
+        }
+    }
+
+    fn failed(
+        &mut self,
+        generation: Generation,
+        local_rank: u32,
+        pid: u32,
+        cause: Cause,
+        message: String,
+        step: Option<u64>,
+    ) {
+        let Some(crew) = self.crew.as_mut().filter(|c| c.failure.is_none()) else { return };
+        let rank = Rank(crew.slot.first_rank.0 + local_rank);
+        let progressed = crew.progressed();
+        let failure = Failure { rank, local_rank, pid, cause, message, step: step.map(Step), progressed };
+        crew.failure = Some(failure.clone());
+        self.send(Report::WorkerFailed { generation, failure });
+    }
+
+    fn sample(
+        &mut self,
+        now: Time,
+        generation: Generation,
+        local_rank: u32,
+        pid: u32,
+        seen: super::watch::Observation,
+    ) {
+        let ladder = self.config.spec.ladder();
+        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation && !c.killing) else { return };
+        let stopping = crew.stopping.is_some();
+        let Some(watch) = crew.alive.get_mut(&local_rank) else { return };
+        let verdict = watch.observe(now, seen, &ladder);
+        let step = watch.step();
+        if let Some((evidence, silence)) = verdict
+            && !stopping
+        {
+            let silence_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
+            self.failed(generation, local_rank, pid, Cause::Hung { evidence, silence_ms }, String::new(), step);
+            return;
+        }
+        let all_stepped = crew.alive.values().all(super::watch::Watch::has_new_step);
+        if all_stepped && !crew.first_step_sent && !crew.alive.is_empty() {
+            crew.first_step_sent = true;
+            if let Some(step) = crew.reached() {
+                self.send(Report::FirstStep { generation, step });
+            }
+        }
+    }
+
+    fn workers_gone(&mut self, generation: Generation, store_port: u16) {
+        let Some(crew) = self.crew.take_if(|c| c.generation == generation) else { return };
+        self.config.store_port = store_port;
+        if let Some(step) = crew.reached() {
+            self.last_reached = Some(step);
+        }
+        self.report_stopped();
+        if self.over.is_some() {
+            self.exit();
+        } else if let Some((g, world, restarts, max_restarts)) = self.queued.take() {
+            self.start(g, world, restarts, max_restarts);
+        }
+    }
+}

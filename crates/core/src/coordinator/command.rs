@@ -1,0 +1,185 @@
+//! Everything the coordinator may ask of the world: a closed list.
+
+use crate::id::{Generation, JobId, NodeId, PersistId, Session, Step};
+use crate::message::{Failure, Order, Tier};
+use serde::{Deserialize, Serialize};
+
+use super::event::Version;
+
+/// What must hold for a write to happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precondition {
+    /// The key does not exist.
+    Absent,
+    /// The key has this version.
+    Version(Version),
+}
+
+/// An output of [`super::Coordinator::poll`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Say something to an agent. Leaves only when the write named in `after` has returned well;
+    /// is discarded when that write failed.
+    Send {
+        /// the connection
+        session: Session,
+        /// what
+        order: Order,
+        /// the write that this promise rests on
+        after: Option<PersistId>,
+    },
+    /// Write to the store; the result comes back as an event.
+    Persist {
+        /// names this write
+        id: PersistId,
+        /// the key
+        key: String,
+        /// the value (JSON)
+        value: Vec<u8>,
+        /// what must hold
+        precondition: Precondition,
+    },
+    /// Write down a fact for people: the driver stamps the wall-clock time.
+    Record {
+        /// the job
+        job: JobId,
+        /// the fact
+        fact: Fact,
+    },
+    /// Another coordinator is active: end this one.
+    StepDown {
+        /// for the log
+        why: String,
+    },
+}
+
+/// Why the coordinator does what it does, as data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reason {
+    /// Too few nodes to form a world.
+    WaitingForNodes {
+        /// attached
+        have: u32,
+        /// needed
+        need: u32,
+    },
+    /// Enough nodes, but more may be on their way.
+    LastCall {
+        /// attached
+        have: u32,
+        /// wanted
+        want: u32,
+    },
+    /// Workers of the old generation are being ended.
+    Fencing {
+        /// nodes that have not yet said that they stopped
+        waiting: Vec<NodeId>,
+    },
+    /// Nobody of the old world can confirm that it stopped, so its time must run out first.
+    OldWorldUnreachable,
+    /// After a coordinator restart: nodes have some time to come back.
+    Reattaching {
+        /// nodes not back yet
+        waiting: Vec<NodeId>,
+    },
+    /// A write to the store is on its way or will be repeated.
+    StoreBusy,
+    /// Training.
+    Training,
+    /// The job is stopping on request.
+    Stopping,
+    /// The job is over.
+    Over {
+        /// exit code
+        code: i32,
+        /// the cause
+        why: String,
+    },
+}
+
+/// Something worth remembering about a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fact {
+    /// The coordinator started or restarted.
+    CoordinatorStarted {
+        /// its life
+        epoch: u64,
+    },
+    /// A node took part.
+    NodeJoined {
+        /// which
+        node: NodeId,
+        /// the same life of its agent came back on a new connection
+        again: bool,
+    },
+    /// A node was lost.
+    NodeLost {
+        /// which
+        node: NodeId,
+    },
+    /// A failure that ends a generation.
+    IncidentOpened {
+        /// number within the job, from 1
+        incident: u64,
+        /// the generation that failed
+        generation: Generation,
+        /// the node at fault
+        node: NodeId,
+        /// the worker's failure; `None` when the whole node was lost
+        failure: Option<Failure>,
+        /// what is done about it
+        action: Action,
+    },
+    /// Workers of a new generation are being started.
+    GenerationStarted {
+        /// the generation
+        generation: Generation,
+        /// its size in ranks
+        world_size: u32,
+        /// restarts used so far
+        restarts: u32,
+    },
+    /// The restore step of a generation was decided.
+    Restored {
+        /// the generation
+        generation: Generation,
+        /// the step; `None` for a fresh start
+        step: Option<Step>,
+        /// tier by rank
+        tiers: Vec<Tier>,
+        /// completed steps that must be computed again
+        steps_lost: u64,
+    },
+    /// The first new step of a generation is complete.
+    FirstStep {
+        /// the generation
+        generation: Generation,
+        /// the step
+        step: Step,
+        /// incident that this ends, if any
+        incident: Option<u64>,
+    },
+    /// A durable checkpoint became visible.
+    Published {
+        /// its step
+        step: Step,
+    },
+    /// The job is over.
+    Ended {
+        /// exit code
+        code: i32,
+        /// the cause
+        why: String,
+    },
+}
+
+/// What is done about a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Action {
+    /// Restart the worker processes where they were.
+    Restart,
+    /// Wait for the node or take another one, then restart.
+    Reconfigure,
+    /// Give up.
+    Fail,
+}

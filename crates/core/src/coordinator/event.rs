@@ -1,0 +1,65 @@
+//! Everything that can happen to the coordinator: a closed list.
+
+use crate::id::{JobId, NodeId, PersistId, Session};
+use crate::message::{Hello, Report};
+
+/// Version of a key in the store; rises with every write.
+pub type Version = u64;
+
+/// Why a write to the store did not happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreFailure {
+    /// Someone else wrote the key: another coordinator is active.
+    Conflict,
+    /// The store did not answer or could not write; nothing is known to be written.
+    Unavailable,
+}
+
+/// An input of [`super::Coordinator::handle`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// An agent opened a connection and introduced itself.
+    Joined {
+        /// the connection
+        session: Session,
+        /// who and in which state
+        hello: Box<Hello>,
+    },
+    /// A connection ended or fell silent for longer than the detect timeout.
+    Lost {
+        /// the connection
+        session: Session,
+    },
+    /// An agent says something.
+    Report {
+        /// the connection
+        session: Session,
+        /// what
+        report: Report,
+    },
+    /// A write returned.
+    Persisted {
+        /// which
+        id: PersistId,
+        /// new version of the key, or why not
+        result: Result<Version, StoreFailure>,
+    },
+    /// A user asks for a job to end.
+    StopJob {
+        /// which
+        job: JobId,
+        /// signal to pass to the workers
+        signal: i32,
+    },
+    /// The deadline passed.
+    Tick,
+}
+
+/// A node as events name it, for logs.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Member {
+    /// The job.
+    pub job: JobId,
+    /// The node.
+    pub node: NodeId,
+}

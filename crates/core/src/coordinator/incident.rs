@@ -1,0 +1,113 @@
+//! From a failure to an action: restart where we are, wait for a node, or give up.
+
+use super::command::{Action, Command, Fact};
+use super::state::{Job, Phase, RECENT};
+use crate::id::NodeId;
+use crate::message::{Cause, Failure, Order, Outcome};
+use crate::spec::RestartBudget;
+use crate::time::Time;
+use std::time::Duration;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Exit code of a job that failed after its budget.
+pub const EXIT_FAILED: i32 = 1;
+/// Exit code that asks a scheduler to queue the job again.
+pub const EXIT_REQUEUE: i32 = 75;
+
+impl Job {
+    /// Restarts that `TORCHELASTIC_MAX_RESTARTS` should show.
+    #[must_use]
+    pub fn max_restarts(&self) -> u32 {
+        match self.record.spec.restarts {
+            RestartBudget::Exactly(n) | RestartBudget::PerDayAfterFirstStep(n) => n,
+        }
+    }
+
+    fn budget_allows(&self, now: Time) -> Result<(), String> {
+        match self.record.spec.restarts {
+            RestartBudget::Exactly(n) if self.record.restarts >= n => Err(if n == 0 {
+                "--max-restarts 0 allows no restart".into()
+            } else {
+                format!("all {n} restarts of --max-restarts are used")
+            }),
+            RestartBudget::Exactly(_) => Ok(()),
+            RestartBudget::PerDayAfterFirstStep(_) if !self.record.progressed => {
+                Err("no optimizer step was completed, so a restart would fail the same way (give --max-restarts N to restart all the same)".into())
+            }
+            RestartBudget::PerDayAfterFirstStep(n) => {
+                let today = self.record.recent.iter().filter(|t| now.since(**t) < DAY).count();
+                if today >= n as usize { Err(format!("{n} restarts within 24 hours are used")) } else { Ok(()) }
+            }
+        }
+    }
+
+    /// A member of the training world failed: `failure` of a worker, or the whole node when `None`.
+    pub(super) fn fail(&mut self, now: Time, node: &NodeId, failure: Option<Failure>, out: &mut Vec<Command>) {
+        let job = self.record.spec.job.clone();
+        self.record.incidents += 1;
+        let incident = self.record.incidents;
+        if failure.as_ref().is_some_and(|f| f.progressed) {
+            self.record.progressed = true;
+        }
+        let refusal = self.budget_allows(now).err();
+        let action = match (&refusal, &failure) {
+            (Some(_), _) => Action::Fail,
+            (None, Some(_)) => Action::Restart,
+            (None, None) => Action::Reconfigure,
+        };
+        let what = describe(node, failure.as_ref());
+        out.push(Command::Record {
+            job,
+            fact: Fact::IncidentOpened {
+                incident,
+                generation: self.record.generation,
+                node: node.clone(),
+                failure,
+                action,
+            },
+        });
+        self.reached = None;
+        if let Some(why) = refusal {
+            self.phase = Phase::Over { code: EXIT_FAILED, why: format!("{what}; {why}") };
+            return;
+        }
+        self.record.restarts += 1;
+        self.record.recent.push(now);
+        let surplus = self.record.recent.len().saturating_sub(RECENT);
+        self.record.recent.drain(..surplus);
+        self.open_incident = Some(incident);
+        self.fence(now, out);
+        self.phase = Phase::Forming { since: now, last_join: now };
+    }
+
+    /// Tells every node to end the workers of the current generation.
+    pub(super) fn fence(&mut self, now: Time, out: &mut Vec<Command>) {
+        let generation = self.record.generation;
+        for node in self.nodes.values_mut().filter(|n| !n.clean) {
+            node.fenced_at = Some(now);
+            if let Some(session) = node.session {
+                out.push(Command::Send { session, order: Order::Fence { generation }, after: None });
+            }
+        }
+    }
+}
+
+/// One line for people: who failed and how.
+#[must_use]
+pub fn describe(node: &NodeId, failure: Option<&Failure>) -> String {
+    let Some(f) = failure else { return format!("node {node} was lost") };
+    let who = format!("rank {} (local rank {}, pid {}) on node {node}", f.rank, f.local_rank, f.pid);
+    let how = match &f.cause {
+        Cause::Exited(Outcome::Code(code)) => format!("exited with code {code}"),
+        Cause::Exited(Outcome::Signal(9)) => "was killed by SIGKILL (out of memory, or by hand)".into(),
+        Cause::Exited(Outcome::Signal(11)) => "died of a segmentation fault (SIGSEGV)".into(),
+        Cause::Exited(Outcome::Signal(6)) => "aborted (SIGABRT)".into(),
+        Cause::Exited(Outcome::Signal(s)) => format!("was ended by signal {s}"),
+        Cause::Hung { evidence, silence_ms } => {
+            format!("hung: no step for {:.1} s, {evidence:?}", *silence_ms as f64 / 1000.0)
+        }
+        Cause::NotStarted => "could not be started".into(),
+    };
+    if f.message.is_empty() { format!("{who} {how}") } else { format!("{who} {how}: {}", f.message) }
+}

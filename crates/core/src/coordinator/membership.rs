@@ -1,0 +1,209 @@
+//! Who is there: joins, lost connections, lives of agents, and nodes that have to come back after
+//! a restart of the coordinator.
+
+use super::command::{Command, Fact};
+use super::incident::EXIT_REQUEUE;
+use super::state::{Job, Node, Phase};
+use crate::id::{NodeId, Session};
+use crate::message::{Hello, Order};
+use crate::time::Time;
+use std::time::Duration;
+
+/// A node that was told to end its workers and has not done so is no longer waited for after this.
+const FENCE_PATIENCE: Duration = Duration::from_secs(20);
+
+impl Job {
+    /// An agent introduced itself on a new connection.
+    pub(super) fn joined(
+        &mut self,
+        now: Time,
+        session: Session,
+        hello: Hello,
+        epoch: crate::id::Epoch,
+        out: &mut Vec<Command>,
+    ) {
+        let id = hello.node.clone();
+        if let Some(known) = self.nodes.get(&id) {
+            let same_life = known.hello.incarnation == hello.incarnation;
+            if known.session.is_some() && !same_life {
+                let why = format!(
+                    "node id {id} is already in use in job {} by an agent on {}; give each node its own --node-rank",
+                    self.record.spec.job, known.hello.host
+                );
+                out.push(Command::Send { session, order: Order::Refused { why, code: 78 }, after: None });
+                return;
+            }
+            if !same_life {
+                self.remove(now, &id, out);
+            }
+        }
+        out.push(Command::Send { session, order: Order::Welcome { epoch }, after: None });
+        let again = self.nodes.contains_key(&id);
+        out.push(Command::Record {
+            job: self.record.spec.job.clone(),
+            fact: Fact::NodeJoined { node: id.clone(), again },
+        });
+        let clean = hello.running.is_none();
+        let (running, seen, incarnation) = (hello.running.clone(), hello.seen, hello.incarnation);
+        self.nodes.insert(id.clone(), Node { session: Some(session), lost_at: None, hello, clean, fenced_at: None });
+        self.confirm(&id);
+        let generation = self.record.generation;
+        let member = self.is_member(&id, incarnation);
+        self.record.progressed |= running.as_ref().is_some_and(|r| r.progressed);
+        match &mut self.phase {
+            Phase::Forming { last_join, .. } => {
+                *last_join = now;
+                self.fence(now, out);
+            }
+            Phase::Training { finished, .. } if self.record.world.slot(&id).is_some() => {
+                if !member {
+                    self.fail(now, &id, None, out);
+                } else if let Some(r) = running.filter(|r| r.generation == generation) {
+                    if r.finished {
+                        finished.insert(id.clone());
+                    }
+                    if let Some(failure) = r.failure {
+                        self.fail(now, &id, Some(failure), out);
+                    }
+                } else if seen < generation {
+                    let after = self.write.in_flight.filter(|_| self.write.announces);
+                    let order = self.start_order();
+                    out.push(Command::Send { session, order, after });
+                    self.set_unclean(&id);
+                } else {
+                    self.fail(now, &id, None, out);
+                }
+            }
+            Phase::Training { .. } | Phase::Stopping { .. } => {
+                if !clean {
+                    out.push(Command::Send { session, order: Order::Fence { generation }, after: None });
+                }
+            }
+            Phase::Over { code, why } => {
+                let order = Order::End { code: *code, why: why.clone() };
+                out.push(Command::Send { session, order, after: None });
+            }
+        }
+    }
+
+    /// Workers will run on this node from now on.
+    pub(super) fn set_unclean(&mut self, id: &NodeId) {
+        if let Some(node) = self.nodes.get_mut(id) {
+            node.clean = false;
+        }
+    }
+
+    /// Notes that a member of the old world has no workers any more, if `id` shows it.
+    pub(super) fn confirm(&mut self, id: &NodeId) {
+        let Some(node) = self.nodes.get(id) else { return };
+        let Some(life) = self.old.members.get(id) else { return };
+        // A later life only attaches when the processes of the earlier one are gone (node lock).
+        let no_workers_left = node.clean && node.hello.seen >= self.record.generation;
+        if node.hello.incarnation != *life || no_workers_left {
+            self.old.confirmed = true;
+        }
+    }
+
+    /// A connection ended. The node may come back on a new one within the reconnect time; if it
+    /// already has, the end of the old connection means nothing.
+    pub(super) fn lost(&mut self, now: Time, id: &NodeId, session: Session, believe_stale: bool) {
+        if let Some(node) = self.nodes.get_mut(id).filter(|n| n.session == Some(session) || believe_stale) {
+            node.session = None;
+            node.lost_at = Some(now);
+        }
+    }
+
+    /// A node is gone for good.
+    pub(super) fn remove(&mut self, now: Time, id: &NodeId, out: &mut Vec<Command>) {
+        let Some(node) = self.nodes.remove(id) else { return };
+        out.push(Command::Record { job: self.record.spec.job.clone(), fact: Fact::NodeLost { node: id.clone() } });
+        let member = self.is_member(id, node.hello.incarnation);
+        match &mut self.phase {
+            Phase::Training { finished, .. } if member && !finished.contains(id) => self.fail(now, id, None, out),
+            Phase::Stopping { done, .. } => {
+                done.insert(id.clone());
+            }
+            _ => {}
+        }
+    }
+
+    /// Acts on deadlines that have passed.
+    pub(super) fn tick(&mut self, now: Time, out: &mut Vec<Command>) {
+        let ladder = self.record.spec.ladder();
+        let gone: Vec<NodeId> = self
+            .nodes
+            .iter()
+            .filter(|(_, n)| n.lost_at.is_some_and(|at| now >= at.after(ladder.reconnect)))
+            .map(|(id, _)| id.clone())
+            .collect();
+        for id in gone {
+            self.remove(now, &id, out);
+        }
+        if let Phase::Training { reattach_until, finished } = &mut self.phase
+            && let Some(until) = *reattach_until
+        {
+            let missing = self
+                .record
+                .world
+                .slots
+                .iter()
+                .find(|s| !self.nodes.contains_key(&s.node) && !finished.contains(&s.node));
+            match missing.map(|s| s.node.clone()) {
+                None => *reattach_until = None,
+                Some(node) if now >= until => self.fail(now, &node, None, out),
+                Some(_) => {}
+            }
+        }
+        match &self.phase {
+            Phase::Forming { since, .. } => {
+                let patience = Duration::from_millis(self.record.spec.join_timeout_ms);
+                if now >= since.after(patience) {
+                    let why = format!(
+                        "{} of {} nodes joined within {} s; start the missing ones, or ask for fewer with --nnodes MIN:MAX",
+                        self.nodes.len(),
+                        self.record.spec.nodes_min,
+                        patience.as_secs()
+                    );
+                    self.phase = Phase::Over { code: EXIT_REQUEUE, why };
+                }
+            }
+            Phase::Stopping { deadline, signal, .. } if now >= *deadline => {
+                let signal = *signal;
+                self.phase = Phase::Over { code: 128 + signal, why: format!("stopped by signal {signal}") };
+            }
+            _ => {}
+        }
+    }
+
+    /// Members of the old world whose workers may still be alive and will say when they are not.
+    pub(super) fn fencing(&self, now: Time) -> Vec<NodeId> {
+        let stuck = |n: &Node| n.fenced_at.is_some_and(|at| now >= at.after(FENCE_PATIENCE));
+        self.nodes
+            .iter()
+            .filter(|(id, n)| !n.clean && self.old.members.contains_key(*id) && !stuck(n))
+            .map(|(id, _)| id.clone())
+            .collect()
+    }
+
+    /// When [`Job::tick`] has something to do next.
+    pub(super) fn deadline(&self) -> Option<Time> {
+        let ladder = self.record.spec.ladder();
+        let lost = self.nodes.values().filter_map(|n| n.lost_at).map(|at| at.after(ladder.reconnect));
+        let phase = match &self.phase {
+            Phase::Forming { since, last_join } => {
+                let fences = self.nodes.values().filter(|n| !n.clean).filter_map(|n| n.fenced_at);
+                let mut next = vec![
+                    since.after(Duration::from_millis(self.record.spec.join_timeout_ms)),
+                    last_join.after(ladder.last_call),
+                    since.after(ladder.orphan + ladder.silence * 2),
+                ];
+                next.extend(fences.map(|at| at.after(FENCE_PATIENCE)));
+                next
+            }
+            Phase::Training { reattach_until, .. } => reattach_until.iter().copied().collect(),
+            Phase::Stopping { deadline, .. } => vec![*deadline],
+            Phase::Over { .. } => Vec::new(),
+        };
+        lost.chain(phase).chain(self.write.retry.map(|(at, _)| at)).min()
+    }
+}

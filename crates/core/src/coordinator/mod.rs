@@ -1,0 +1,482 @@
+//! The coordinator's state machine: routing only. What happens lives in the files beside this one.
+//!
+//! Contract: one [`Coordinator::handle`], then [`Coordinator::poll`] until `None`. The same events
+//! at the same times give the same commands, byte for byte. A `Send` that names a `Persist` leaves
+//! only when that write has returned. A message of an old generation or connection changes nothing.
+
+pub mod command;
+pub mod durability;
+pub mod event;
+pub mod incident;
+mod membership;
+mod rendezvous;
+pub mod state;
+
+use crate::id::{Epoch, Generation, JobId, NodeId, PersistId, Session};
+use crate::message::{Hello, Order, Report};
+use crate::time::Time;
+use command::{Command, Fact, Precondition, Reason};
+use event::{Event, StoreFailure, Version};
+use state::{Durability, Job, JobRecord, OldWorld, Phase, Stage};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// Longest pause between two tries to write to the store.
+const STORE_RETRY_MAX: Duration = Duration::from_secs(5);
+/// A job that is asked to stop is over at the latest after this.
+const STOP_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Key of a job in the store.
+#[must_use]
+pub fn job_key(job: &JobId) -> String {
+    format!("job/{job}")
+}
+
+/// Decides for all jobs of a cluster.
+#[derive(Clone, Debug)]
+pub struct Coordinator {
+    epoch: Epoch,
+    jobs: BTreeMap<JobId, Job>,
+    by_session: BTreeMap<Session, (JobId, NodeId)>,
+    writes: BTreeMap<PersistId, JobId>,
+    next_write: PersistId,
+    out: VecDeque<Command>,
+    stepped_down: bool,
+    /// The bug to exhibit, if any.
+    #[cfg(feature = "planted")]
+    pub planted: Option<crate::planted::Bug>,
+}
+
+impl Coordinator {
+    /// A coordinator in its `epoch`, with the records found in the store.
+    #[must_use]
+    pub fn new(epoch: Epoch, records: Vec<(JobRecord, Version)>, now: Time) -> Self {
+        let mut c = Coordinator {
+            epoch,
+            jobs: BTreeMap::new(),
+            by_session: BTreeMap::new(),
+            writes: BTreeMap::new(),
+            next_write: PersistId(1),
+            out: VecDeque::new(),
+            stepped_down: false,
+            #[cfg(feature = "planted")]
+            planted: None,
+        };
+        for (record, version) in records {
+            let id = record.spec.job.clone();
+            let fact = Fact::CoordinatorStarted { epoch: epoch.0 };
+            c.out.push_back(Command::Record { job: id.clone(), fact });
+            c.jobs.insert(id, Job::from_record(record, Some(version), now));
+        }
+        c
+    }
+
+    /// Takes one event. Never blocks, never panics on any input.
+    pub fn handle(&mut self, now: Time, event: Event) {
+        if self.stepped_down {
+            return;
+        }
+        match event {
+            Event::Joined { session, hello } => self.joined(now, session, *hello),
+            Event::Lost { session } => self.lost(now, session),
+            Event::Report { session, report } => self.report(now, session, report),
+            Event::Persisted { id, result } => self.persisted(now, id, result),
+            Event::StopJob { job, signal } => self.with(now, &job, |j, now, out| j.stop(now, signal, out)),
+            Event::Tick => {
+                let ids: Vec<JobId> = self.jobs.keys().cloned().collect();
+                for id in ids {
+                    self.with(now, &id, Job::tick);
+                }
+            }
+        }
+    }
+
+    /// The next command, until `None`.
+    pub fn poll(&mut self) -> Option<Command> {
+        self.out.pop_front()
+    }
+
+    /// When to call [`Coordinator::handle`] with [`Event::Tick`].
+    #[must_use]
+    pub fn deadline(&self) -> Option<Time> {
+        self.jobs.values().filter_map(Job::deadline).min()
+    }
+
+    /// All jobs, for status and tests.
+    #[must_use]
+    pub fn jobs(&self) -> &BTreeMap<JobId, Job> {
+        &self.jobs
+    }
+
+    /// True when no job needs this coordinator any more.
+    #[must_use]
+    pub fn idle(&self) -> bool {
+        self.jobs.values().all(|j| {
+            matches!(j.phase, Phase::Over { .. })
+                && j.nodes.is_empty()
+                && j.write.in_flight.is_none()
+                && j.write.retry.is_none()
+        })
+    }
+
+    fn joined(&mut self, now: Time, session: Session, hello: Hello) {
+        let id = hello.spec.job.clone();
+        if let Err(e) = hello.spec.validate() {
+            return self.refuse(session, e.to_string(), 2);
+        }
+        let job = self.jobs.entry(id.clone()).or_insert_with(|| Job::new(hello.spec.clone(), now));
+        let over = matches!(job.phase, Phase::Over { .. });
+        if over && job.nodes.is_empty() && !job.write_pending() && hello.running.is_none() {
+            job.run_anew(hello.spec.clone(), now);
+        } else if !over && job.record.spec != hello.spec {
+            let why = format!(
+                "node {} asks for other sizes or limits than the rest of job {id}; start all nodes with the same options",
+                hello.node
+            );
+            return self.refuse(session, why, 78);
+        }
+        self.by_session.insert(session, (id.clone(), hello.node.clone()));
+        #[cfg(feature = "planted")]
+        let planted = self.planted;
+        let epoch = self.epoch;
+        self.with(now, &id, |job, now, out| {
+            #[cfg(feature = "planted")]
+            if planted == Some(crate::planted::Bug::DoubleAssignment)
+                && job.nodes.get(&hello.node).is_some_and(|n| n.session.is_some())
+            {
+                let mut twin = hello.clone();
+                twin.node = NodeId(format!("{} ", hello.node));
+                return job.joined(now, session, twin, epoch, out);
+            }
+            job.joined(now, session, hello, epoch, out);
+        });
+    }
+
+    fn refuse(&mut self, session: Session, why: String, code: i32) {
+        self.out.push_back(Command::Send { session, order: Order::Refused { why, code }, after: None });
+    }
+
+    fn lost(&mut self, now: Time, session: Session) {
+        let Some((id, node)) = self.by_session.remove(&session) else { return };
+        let believe_stale = crate::is_planted!(self, StaleLostAfterJoined);
+        self.with(now, &id, |job, now, _| job.lost(now, &node, session, believe_stale));
+    }
+
+    fn report(&mut self, now: Time, session: Session, report: Report) {
+        let Some((id, node)) = self.by_session.get(&session).cloned() else { return };
+        self.with(now, &id, |job, now, out| {
+            if job.nodes.get(&node).is_some_and(|n| n.session == Some(session)) {
+                job.report(now, session, &node, report, out);
+            }
+        });
+    }
+
+    fn persisted(&mut self, now: Time, id: PersistId, result: Result<Version, StoreFailure>) {
+        let Some(job_id) = self.writes.remove(&id) else { return };
+        let Some(job) = self.jobs.get_mut(&job_id) else { return };
+        if job.write.in_flight != Some(id) {
+            return;
+        }
+        job.write.in_flight = None;
+        match result {
+            Ok(version) => {
+                job.version = Some(version);
+                job.write.retry = None;
+                job.write.announces = false;
+            }
+            Err(StoreFailure::Unavailable) => {
+                let first = job.record.spec.ladder().store_retry;
+                let pause = job.write.last_pause.map_or(first, |p| (p * 2).min(STORE_RETRY_MAX));
+                job.write.last_pause = Some(pause);
+                job.write.retry = Some((now.after(pause), pause));
+            }
+            Err(StoreFailure::Conflict) => {
+                self.stepped_down = true;
+                self.out.clear();
+                let why = format!("another coordinator has written {}", job_key(&job_id));
+                self.out.push_back(Command::StepDown { why });
+                return;
+            }
+        }
+        if result.is_ok() {
+            job.write.last_pause = None;
+        }
+        self.with(now, &job_id, |_, _, _| {});
+    }
+
+    /// Runs `act` on a job, then lets the job settle: form a world, write what changed, promise what is written.
+    fn with(&mut self, now: Time, id: &JobId, act: impl FnOnce(&mut Job, Time, &mut Vec<Command>)) {
+        #[cfg(feature = "planted")]
+        let planted = self.planted;
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        let mut out = Vec::new();
+        act(job, now, &mut out);
+        if matches!(job.phase, Phase::Over { .. }) {
+            job.end(&mut out);
+        }
+        #[cfg(feature = "planted")]
+        let left_out = planted == Some(crate::planted::Bug::TrimmedNeverReadmitted);
+        #[cfg(not(feature = "planted"))]
+        let left_out = false;
+        job.try_form(now, left_out, &mut out);
+        self.out.extend(out);
+        let early = crate::is_planted!(self, SendBeforePersist);
+        #[cfg(feature = "planted")]
+        if planted == Some(crate::planted::Bug::BudgetResetOnRestart)
+            && let Some(job) = self.jobs.get_mut(id)
+            && job.reason_is_reattaching()
+        {
+            job.record.restarts = 0;
+        }
+        self.write(now, id, early);
+    }
+
+    fn write(&mut self, now: Time, id: &JobId, early: bool) {
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        let due = job.write.retry.is_none_or(|(at, _)| now >= at);
+        if !job.write_pending() || job.write.in_flight.is_some() || !due {
+            return;
+        }
+        let write_id = self.next_write;
+        self.next_write = write_id.next();
+        let announces = job.write.announce_next || job.write.announces;
+        let last_pause = job.write.last_pause;
+        job.write = state::Write { in_flight: Some(write_id), announces, last_pause, ..state::Write::default() };
+        let value = serde_json::to_vec(&job.record).unwrap_or_default();
+        let precondition = job.version.map_or(Precondition::Absent, Precondition::Version);
+        self.writes.insert(write_id, id.clone());
+        self.out.push_back(Command::Persist { id: write_id, key: job_key(id), value, precondition });
+        if announces {
+            let after = Some(write_id).filter(|_| !early);
+            let sends: Vec<Command> = job
+                .announcements()
+                .into_iter()
+                .map(|(session, order)| Command::Send { session, order, after })
+                .collect();
+            self.out.extend(sends);
+        }
+    }
+}
+
+impl Job {
+    fn write_pending(&self) -> bool {
+        self.write.dirty || self.write.retry.is_some() || self.write.in_flight.is_some()
+    }
+
+    #[cfg(feature = "planted")]
+    fn reason_is_reattaching(&self) -> bool {
+        matches!(self.phase, Phase::Training { reattach_until: Some(_), .. })
+    }
+
+    /// The record changed; `announce` says that a promise rests on it.
+    fn changed(&mut self, announce: bool) {
+        self.write.dirty = true;
+        self.write.announce_next |= announce;
+    }
+
+    fn run_anew(&mut self, spec: crate::spec::JobSpec, now: Time) {
+        let (generation, version) = (self.record.generation, self.version);
+        let mut fresh = Job::new(spec, now);
+        fresh.record.generation = generation;
+        fresh.version = version;
+        *self = fresh;
+    }
+
+    /// The order that starts the current generation.
+    pub(crate) fn start_order(&self) -> Order {
+        Order::Start {
+            generation: self.record.generation,
+            world: self.record.world.clone(),
+            restarts: self.record.restarts,
+            max_restarts: self.max_restarts(),
+        }
+    }
+
+    fn announcements(&self) -> Vec<(Session, Order)> {
+        match &self.phase {
+            Phase::Training { .. } => {
+                let members = |(id, s): (&NodeId, Session)| self.record.world.slot(id).map(|_| (s, self.start_order()));
+                self.sessions().filter_map(members).collect()
+            }
+            Phase::Over { code, why } => {
+                self.sessions().map(|(_, s)| (s, Order::End { code: *code, why: why.clone() })).collect()
+            }
+            Phase::Forming { .. } | Phase::Stopping { .. } => Vec::new(),
+        }
+    }
+
+    fn end(&mut self, out: &mut Vec<Command>) {
+        let Phase::Over { code, why } = &self.phase else { return };
+        self.reason = Reason::Over { code: *code, why: why.clone() };
+        if matches!(self.record.stage, Stage::Ended { .. }) {
+            return;
+        }
+        self.record.stage = Stage::Ended { code: *code, why: why.clone() };
+        let fact = Fact::Ended { code: *code, why: why.clone() };
+        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        self.changed(true);
+    }
+
+    fn try_form(&mut self, now: Time, leave_out: bool, out: &mut Vec<Command>) {
+        let ladder = self.record.spec.ladder();
+        let Phase::Forming { since, last_join } = self.phase else {
+            if let Phase::Training { reattach_until, .. } = &self.phase {
+                let missing = |s: &&crate::message::Slot| reattach_until.is_some() && !self.nodes.contains_key(&s.node);
+                let waiting: Vec<NodeId> =
+                    self.record.world.slots.iter().filter(missing).map(|s| s.node.clone()).collect();
+                self.reason = if waiting.is_empty() { Reason::Training } else { Reason::Reattaching { waiting } };
+            }
+            return;
+        };
+        let waiting = self.fencing(now);
+        if !waiting.is_empty() {
+            self.reason = Reason::Fencing { waiting };
+            return;
+        }
+        if !self.old.confirmed && now < since.after(ladder.orphan + ladder.silence * 2) {
+            self.reason = Reason::OldWorldUnreachable;
+            return;
+        }
+        let candidates: Vec<&Hello> = self
+            .nodes
+            .iter()
+            .filter(|(id, n)| n.session.is_some() && n.clean && !(leave_out && self.left_out.contains(*id)))
+            .map(|(_, n)| &n.hello)
+            .collect();
+        match rendezvous::form(&self.record.spec, &candidates, &self.record.world, last_join, now) {
+            Err((reason, _)) => self.reason = reason,
+            Ok(world) => self.begin(world, out),
+        }
+    }
+
+    fn begin(&mut self, world: crate::message::World, out: &mut Vec<Command>) {
+        for id in self.nodes.keys() {
+            if world.slot(id).is_none() {
+                self.left_out.insert(id.clone());
+            }
+        }
+        self.record.generation = self.record.generation.next();
+        self.record.stage = Stage::Training;
+        self.old = OldWorld {
+            members: world.slots.iter().map(|s| (s.node.clone(), s.incarnation)).collect(),
+            confirmed: false,
+        };
+        for slot in &world.slots {
+            self.set_unclean(&slot.node);
+        }
+        self.high_water = self.high_water.max(self.reached.take());
+        self.record.world = world;
+        self.durability = Durability::default();
+        self.stepped = false;
+        self.phase = Phase::Training { finished: BTreeSet::new(), reattach_until: None };
+        self.reason = Reason::Training;
+        out.push(Command::Record {
+            job: self.record.spec.job.clone(),
+            fact: Fact::GenerationStarted {
+                generation: self.record.generation,
+                world_size: self.record.world.size(),
+                restarts: self.record.restarts,
+            },
+        });
+        self.changed(true);
+    }
+
+    fn stop(&mut self, now: Time, signal: i32, out: &mut Vec<Command>) {
+        match self.phase {
+            Phase::Training { .. } => {
+                let generation = self.record.generation;
+                let order = Order::Signal { generation, signal };
+                out.extend(self.sessions().map(|(_, session)| Command::Send {
+                    session,
+                    order: order.clone(),
+                    after: None,
+                }));
+                let deadline = now.after(STOP_PATIENCE);
+                self.reason = Reason::Stopping;
+                self.phase = Phase::Stopping { done: BTreeSet::new(), deadline, signal };
+            }
+            Phase::Forming { .. } => {
+                self.phase = Phase::Over { code: 128 + signal, why: format!("stopped by signal {signal}") };
+            }
+            Phase::Stopping { .. } | Phase::Over { .. } => {}
+        }
+    }
+
+    fn report(&mut self, now: Time, session: Session, node: &NodeId, report: Report, out: &mut Vec<Command>) {
+        match report {
+            Report::WorkerFailed { generation, failure } => {
+                if generation == self.record.generation && matches!(self.phase, Phase::Training { .. }) {
+                    self.fail(now, node, Some(failure), out);
+                }
+            }
+            Report::Finished { generation } => self.finished(generation, node),
+            Report::Stopped { generation, store_port, reached } => {
+                self.node_stopped(generation, node, store_port, reached);
+            }
+            Report::FirstStep { generation, step } => {
+                if generation == self.record.generation && !self.stepped {
+                    self.stepped = true;
+                    let incident = self.open_incident.take();
+                    let fact = Fact::FirstStep { generation, step, incident };
+                    out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+                    if !self.record.progressed {
+                        self.record.progressed = true;
+                        self.changed(false);
+                    }
+                }
+            }
+            Report::Offers { generation, rank, offers } => self.offers(session, generation, rank, offers, out),
+            Report::ShardWritten { generation, step, directory, shard } => {
+                self.shard_written(generation, step, directory, shard, out);
+            }
+            Report::Published { generation, step } => {
+                if self.published(generation, step, out) {
+                    self.changed(false);
+                }
+            }
+            Report::StopRequested { signal } => self.stop(now, signal, out),
+        }
+    }
+
+    fn finished(&mut self, generation: Generation, node: &NodeId) {
+        if generation != self.record.generation {
+            return;
+        }
+        match &mut self.phase {
+            Phase::Training { finished, .. } => {
+                finished.insert(node.clone());
+                if self.record.world.slots.iter().all(|s| finished.contains(&s.node)) {
+                    self.phase = Phase::Over { code: 0, why: "all workers finished".into() };
+                }
+            }
+            Phase::Stopping { .. } => self.stopping_done(node),
+            Phase::Forming { .. } | Phase::Over { .. } => {}
+        }
+    }
+
+    fn stopping_done(&mut self, node: &NodeId) {
+        let Phase::Stopping { done, signal, .. } = &mut self.phase else { return };
+        done.insert(node.clone());
+        if self.record.world.slots.iter().all(|s| done.contains(&s.node)) {
+            let signal = *signal;
+            self.phase = Phase::Over { code: 128 + signal, why: format!("stopped by signal {signal}") };
+        }
+    }
+
+    fn node_stopped(&mut self, generation: Generation, id: &NodeId, port: u16, reached: Option<crate::id::Step>) {
+        if generation < self.record.generation {
+            return;
+        }
+        if let Some(node) = self.nodes.get_mut(id) {
+            node.clean = true;
+            node.fenced_at = None;
+            node.hello.store_port = port;
+            node.hello.seen = node.hello.seen.max(generation);
+        }
+        self.confirm(id);
+        if let Some(step) = reached {
+            self.reached = Some(self.reached.map_or(step, |r| r.min(step)));
+        }
+        self.stopping_done(id);
+    }
+}

@@ -1,0 +1,232 @@
+//! The coordinator's data. [`JobRecord`] is what the store holds; everything else is rebuilt from
+//! what agents say when they come back.
+
+use super::command::Reason;
+use super::event::Version;
+use crate::id::{Generation, Incarnation, NodeId, PersistId, Rank, Session, Step};
+use crate::message::{Hello, Offer, Order, ShardFile, World};
+use crate::spec::JobSpec;
+use crate::time::Time;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// What a job's key in the store holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobRecord {
+    /// What the user asked for.
+    pub spec: JobSpec,
+    /// Newest generation; never decreases, not even when the job is run anew.
+    pub generation: Generation,
+    /// World of that generation.
+    pub world: World,
+    /// Where the job stands.
+    pub stage: Stage,
+    /// Restarts used by this run of the job.
+    pub restarts: u32,
+    /// When the latest restarts happened (at most [`RECENT`]), for the daily budget.
+    pub recent: Vec<Time>,
+    /// Some worker has completed an optimizer step.
+    pub progressed: bool,
+    /// Incidents opened so far.
+    pub incidents: u64,
+    /// Newest published durable checkpoint.
+    pub durable: Option<Step>,
+}
+
+/// How many restart times a record keeps.
+pub const RECENT: usize = 64;
+
+/// Where a job stands, as far as the store needs to know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stage {
+    /// No world yet.
+    Forming,
+    /// The record's world was promised to its nodes.
+    Training,
+    /// The job is over.
+    Ended {
+        /// exit code
+        code: i32,
+        /// the cause
+        why: String,
+    },
+}
+
+/// A node that is attached, or was a moment ago.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Its connection; `None` while it may come back.
+    pub session: Option<Session>,
+    /// When the connection was lost.
+    pub lost_at: Option<Time>,
+    /// What it said of itself, kept current.
+    pub hello: Hello,
+    /// No worker of an older generation is alive there.
+    pub clean: bool,
+    /// When it was told to end workers; after a while nobody waits for it any more.
+    pub fenced_at: Option<Time>,
+}
+
+/// What a job is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Waiting for nodes, for fenced workers to be gone, or for others to join.
+    Forming {
+        /// since when
+        since: Time,
+        /// when the last node joined
+        last_join: Time,
+    },
+    /// Workers run.
+    Training {
+        /// nodes whose workers all exited with 0
+        finished: BTreeSet<NodeId>,
+        /// after a coordinator restart: until when nodes may come back
+        reattach_until: Option<Time>,
+    },
+    /// Asked to stop: workers have the signal and may finish.
+    Stopping {
+        /// nodes whose workers are gone
+        done: BTreeSet<NodeId>,
+        /// when patience ends
+        deadline: Time,
+        /// the signal
+        signal: i32,
+    },
+    /// Over.
+    Over {
+        /// exit code
+        code: i32,
+        /// the cause
+        why: String,
+    },
+}
+
+/// The world that may still be training while the next one forms.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OldWorld {
+    /// Its nodes and their lives.
+    pub members: BTreeMap<NodeId, Incarnation>,
+    /// One of them has no workers any more: a collective job cannot train without it.
+    pub confirmed: bool,
+}
+
+/// A write to the job's key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Write {
+    /// The write on its way.
+    pub in_flight: Option<PersistId>,
+    /// The record changed after that write left.
+    pub dirty: bool,
+    /// When to try again after a failure, and the pause to use after that.
+    pub retry: Option<(Time, Duration)>,
+    /// The write on its way carries a promise that must be made again when it fails.
+    pub announces: bool,
+    /// The next write will carry a promise.
+    pub announce_next: bool,
+    /// The pause before the latest retry, to be doubled by the next one.
+    pub last_pause: Option<Duration>,
+}
+
+/// Shards of one generation on their way to and from storage.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Durability {
+    /// What each rank could restore.
+    pub offers: BTreeMap<Rank, Vec<Offer>>,
+    /// The decision, kept for ranks that ask again.
+    pub decision: Option<Order>,
+    /// Written shards by step.
+    pub written: BTreeMap<Step, (String, BTreeMap<Rank, ShardFile>)>,
+}
+
+/// One job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// What the store holds, or will hold.
+    pub record: JobRecord,
+    /// Version of the key; `None` while it does not exist.
+    pub version: Option<Version>,
+    /// State of the write.
+    pub write: Write,
+    /// Nodes by id.
+    pub nodes: BTreeMap<NodeId, Node>,
+    /// What the job is doing.
+    pub phase: Phase,
+    /// Why.
+    pub reason: Reason,
+    /// The previous world.
+    pub old: OldWorld,
+    /// Shards of the current generation.
+    pub durability: Durability,
+    /// Steps that every rank had completed before the last failure.
+    pub high_water: Option<Step>,
+    /// The same, being collected from nodes that stop.
+    pub reached: Option<Step>,
+    /// The incident that the current generation is to end.
+    pub open_incident: Option<u64>,
+    /// First step of the current generation was reported.
+    pub stepped: bool,
+    /// Nodes left out of a world (only used by the planted bug of that name).
+    pub left_out: BTreeSet<NodeId>,
+}
+
+impl Job {
+    /// A job nobody has heard of.
+    #[must_use]
+    pub fn new(spec: JobSpec, now: Time) -> Self {
+        let record = JobRecord {
+            spec,
+            generation: Generation(0),
+            world: World::default(),
+            stage: Stage::Forming,
+            restarts: 0,
+            recent: Vec::new(),
+            progressed: false,
+            incidents: 0,
+            durable: None,
+        };
+        Job::from_record(record, None, now)
+    }
+
+    /// A job as the store knows it: its nodes are expected to come back.
+    #[must_use]
+    pub fn from_record(record: JobRecord, version: Option<Version>, now: Time) -> Self {
+        let reattach_until = Some(now.after(record.spec.ladder().reattach));
+        let phase = match &record.stage {
+            Stage::Forming => Phase::Forming { since: now, last_join: now },
+            Stage::Training => Phase::Training { finished: BTreeSet::new(), reattach_until },
+            Stage::Ended { code, why } => Phase::Over { code: *code, why: why.clone() },
+        };
+        let old = OldWorld {
+            members: record.world.slots.iter().map(|s| (s.node.clone(), s.incarnation)).collect(),
+            confirmed: record.world.slots.is_empty(),
+        };
+        Job {
+            record,
+            version,
+            write: Write::default(),
+            nodes: BTreeMap::new(),
+            phase,
+            reason: Reason::StoreBusy,
+            old,
+            durability: Durability::default(),
+            high_water: None,
+            reached: None,
+            open_incident: None,
+            stepped: false,
+            left_out: BTreeSet::new(),
+        }
+    }
+
+    /// Connections of all attached nodes.
+    pub fn sessions(&self) -> impl Iterator<Item = (&NodeId, Session)> {
+        self.nodes.iter().filter_map(|(id, n)| n.session.map(|s| (id, s)))
+    }
+
+    /// True when `node`, in this life, is part of the current world.
+    #[must_use]
+    pub fn is_member(&self, node: &NodeId, incarnation: Incarnation) -> bool {
+        self.record.world.slot(node).is_some_and(|s| s.incarnation == incarnation)
+    }
+}

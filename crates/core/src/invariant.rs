@@ -1,0 +1,58 @@
+//! The named invariants: one enum, one home. The simulator checks all of them after every event;
+//! the coordinator checks those that concern its own state and stops (to be restarted from the
+//! store) rather than go on with a broken one.
+
+use crate::message::World;
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// A property that no sequence of faults may break.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum InvariantId {
+    /// INV-01: at most one generation of a job trains at any time.
+    OneGenerationTrains,
+    /// INV-02: generations never decrease, neither in the store nor on a node.
+    GenerationNeverDecreases,
+    /// INV-03: no rank and no node appears twice in a world.
+    RankOnce,
+    /// INV-04: every worker has exactly one living owner.
+    OneOwner,
+    /// INV-05: no more restarts than the budget allows.
+    BudgetKept,
+    /// INV-06: after faults stop, the job is at full size within a bound, or has ended for a stated reason.
+    FullSizeAfterQuiet,
+    /// INV-07: no worker starts for a generation that the store does not hold.
+    PersistBeforePromise,
+    /// INV-08: a node with a living connection is a member.
+    LiveNodeIsMember,
+    /// INV-09: all ranks of a generation restore the same step, and each of them has offered it.
+    OneRestoreStep,
+}
+
+impl InvariantId {
+    /// Number used in logs and documents.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        self as u32 + 1
+    }
+}
+
+impl fmt::Display for InvariantId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "INV-{:02} {self:?}", self.number())
+    }
+}
+
+/// INV-03 on one world: nodes are distinct and ranks are `0..size` without a gap or overlap.
+#[must_use]
+pub fn rank_once(world: &World) -> bool {
+    let nodes: BTreeSet<_> = world.slots.iter().map(|s| &s.node).collect();
+    let mut next = 0;
+    for slot in &world.slots {
+        if slot.first_rank.0 != next {
+            return false;
+        }
+        next += slot.workers;
+    }
+    nodes.len() == world.slots.len()
+}

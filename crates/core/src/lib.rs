@@ -1,0 +1,36 @@
+//! everstep-core decides. It holds no clock, no socket, no file, no thread and no randomness:
+//!
+//! ```text
+//!  events ──> handle(now, event) ──> state ──> poll() ──> commands
+//!                                    deadline() ──> when to call handle(now, Tick) next
+//! ```
+//!
+//! Two state machines live here: [`coordinator::Coordinator`] (one per cluster) and
+//! [`agent::Agent`] (one per node). The drivers in `crates/everstep` and the simulator in
+//! `crates/sim` feed them the same events and carry out the same commands.
+#![forbid(unsafe_code)]
+
+pub mod agent;
+pub mod coordinator;
+pub mod id;
+pub mod invariant;
+pub mod message;
+#[cfg(feature = "planted")]
+pub mod planted;
+pub mod spec;
+pub mod time;
+
+/// True when the named bug is switched on. Always false outside the simulator's planted-bug runs.
+#[cfg(feature = "planted")]
+macro_rules! is_planted {
+    ($self:expr, $bug:ident) => {
+        $self.planted == Some($crate::planted::Bug::$bug)
+    };
+}
+#[cfg(not(feature = "planted"))]
+macro_rules! is_planted {
+    ($self:expr, $bug:ident) => {
+        false
+    };
+}
+pub(crate) use is_planted;

@@ -1,0 +1,306 @@
+//! What the coordinator and the agents say to each other. Types only: bytes are `wire`'s business.
+
+use crate::id::{Epoch, Generation, Incarnation, NodeId, Rank, Step};
+use crate::spec::JobSpec;
+use serde::{Deserialize, Serialize};
+
+/// First message on every connection: who this is, and everything the coordinator may have missed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Node id, unique in the job.
+    pub node: NodeId,
+    /// This life of the agent.
+    pub incarnation: Incarnation,
+    /// What the job needs; must equal the other nodes' spec.
+    pub spec: JobSpec,
+    /// Host that other nodes reach this one by.
+    pub host: String,
+    /// Workers that this node runs (`--nproc-per-node`).
+    pub workers: u32,
+    /// Port of a fresh process-group store, in case this node leads the next world.
+    pub store_port: u16,
+    /// Highest generation this life of the agent has started or fenced.
+    pub seen: Generation,
+    /// Workers alive or exited in the generation that this agent still runs.
+    pub running: Option<Running>,
+}
+
+/// State of the workers of one generation on one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Running {
+    /// Their generation.
+    pub generation: Generation,
+    /// First failure among them, if any.
+    pub failure: Option<Failure>,
+    /// All exited with 0.
+    pub finished: bool,
+    /// Some worker has completed a step that it did not restore.
+    pub progressed: bool,
+}
+
+/// How a worker ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// Exit code; 0 is success.
+    Code(i32),
+    /// Number of the signal that ended it.
+    Signal(i32),
+}
+
+/// Why a silent worker is held to be hung. Silence alone is never enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum HangEvidence {
+    /// The process is in the stopped state (SIGSTOP, a debugger).
+    Stopped,
+    /// The process burns CPU but its interpreter lock has not been free for the whole silence.
+    InterpreterHeld,
+    /// The process burns CPU on one and the same line of Python.
+    Spinning,
+    /// The process has used no CPU for many steps' time.
+    NoCpu,
+    /// A section outlasted the timeout that the script gave for it.
+    SectionTimeout,
+}
+
+/// What failed in a worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cause {
+    /// The process ended.
+    Exited(Outcome),
+    /// The process is there but makes no progress.
+    Hung {
+        /// what shows it
+        evidence: HangEvidence,
+        /// how long it has been silent
+        silence_ms: u64,
+    },
+    /// The process could not be started.
+    NotStarted,
+}
+
+/// One worker's failure as its agent saw it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// Global rank.
+    pub rank: Rank,
+    /// Rank on its node.
+    pub local_rank: u32,
+    /// Process id on its node, 0 when it never started.
+    pub pid: u32,
+    /// What happened.
+    pub cause: Cause,
+    /// The exception or the last lines on stderr, shortened.
+    pub message: String,
+    /// Steps that the worker had completed.
+    pub step: Option<Step>,
+    /// It had completed a step that it did not restore.
+    pub progressed: bool,
+}
+
+/// Where a shard can be read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Tier {
+    /// This node's memory.
+    Memory,
+    /// Durable storage.
+    Durable,
+}
+
+/// A verified shard that a rank could restore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Offer {
+    /// State after this many steps.
+    pub step: Step,
+    /// Where it lies.
+    pub tier: Tier,
+}
+
+/// One rank's file of a durable checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardFile {
+    /// Whose state.
+    pub rank: Rank,
+    /// File name within the checkpoint's directory.
+    pub file: String,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// CRC-64/NVME of the whole file, as hexadecimal.
+    pub crc: String,
+}
+
+/// From an agent to the coordinator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Report {
+    /// A worker failed.
+    WorkerFailed {
+        /// its generation
+        generation: Generation,
+        /// what happened
+        failure: Failure,
+    },
+    /// All workers of this node exited with 0.
+    Finished {
+        /// their generation
+        generation: Generation,
+    },
+    /// No worker of this generation or an older one is alive on this node.
+    Stopped {
+        /// the generation that was fenced
+        generation: Generation,
+        /// port of a fresh process-group store
+        store_port: u16,
+        /// steps that every worker of this node had completed
+        reached: Option<Step>,
+    },
+    /// The first new step of a generation is complete on this node.
+    FirstStep {
+        /// its generation
+        generation: Generation,
+        /// the step
+        step: Step,
+    },
+    /// A rank says which verified shards it could restore.
+    Offers {
+        /// its generation
+        generation: Generation,
+        /// whose
+        rank: Rank,
+        /// newest first
+        offers: Vec<Offer>,
+    },
+    /// A rank's shard is on durable storage, not yet published.
+    ShardWritten {
+        /// its generation
+        generation: Generation,
+        /// state after this many steps
+        step: Step,
+        /// directory of the user's checkpoints
+        directory: String,
+        /// the file
+        shard: ShardFile,
+    },
+    /// A durable checkpoint became visible.
+    Published {
+        /// generation that wrote it
+        generation: Generation,
+        /// its step
+        step: Step,
+    },
+    /// The agent was asked to stop (TERM, INT); the whole job should.
+    StopRequested {
+        /// number of the signal
+        signal: i32,
+    },
+}
+
+/// One node's part of a world.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slot {
+    /// Which node.
+    pub node: NodeId,
+    /// Which life of its agent.
+    pub incarnation: Incarnation,
+    /// Global rank of its local rank 0.
+    pub first_rank: Rank,
+    /// Number of its workers.
+    pub workers: u32,
+    /// Host that the others reach it by.
+    pub host: String,
+    /// Its process-group store for this generation.
+    pub store_port: u16,
+}
+
+/// The ranks of one generation, ordered by node id. The first slot leads: it serves the process-group store.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct World {
+    /// Nodes in rank order.
+    pub slots: Vec<Slot>,
+}
+
+impl World {
+    /// Number of ranks.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.slots.iter().map(|s| s.workers).sum()
+    }
+
+    /// The part of `node`, if it is in this world.
+    #[must_use]
+    pub fn slot(&self, node: &NodeId) -> Option<&Slot> {
+        self.slots.iter().find(|s| &s.node == node)
+    }
+}
+
+/// From the coordinator to an agent. All orders carry the epoch of their sender in the envelope.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Order {
+    /// The connection is accepted.
+    Welcome {
+        /// life of the coordinator
+        epoch: Epoch,
+    },
+    /// This agent may not take part.
+    Refused {
+        /// a sentence for the user
+        why: String,
+        /// exit code
+        code: i32,
+    },
+    /// Start the workers of a generation.
+    Start {
+        /// the generation
+        generation: Generation,
+        /// everybody's part
+        world: World,
+        /// restarts used so far (`TORCHELASTIC_RESTART_COUNT`)
+        restarts: u32,
+        /// restarts allowed (`TORCHELASTIC_MAX_RESTARTS`)
+        max_restarts: u32,
+    },
+    /// End every worker of this generation and older ones, then report [`Report::Stopped`].
+    Fence {
+        /// the newest generation to end
+        generation: Generation,
+    },
+    /// Pass a signal to the workers and let them finish (the job is stopping).
+    Signal {
+        /// the generation meant
+        generation: Generation,
+        /// number of the signal
+        signal: i32,
+    },
+    /// All ranks restore this step (`None`: nothing to restore, a fresh start).
+    Restore {
+        /// the generation meant
+        generation: Generation,
+        /// the step, and per rank of this world the tier to read it from
+        step: Option<Step>,
+        /// tier by rank; empty when `step` is `None`
+        tiers: Vec<Tier>,
+    },
+    /// All shards of a step are written: write the manifest and make the checkpoint visible.
+    Publish {
+        /// generation that wrote the shards
+        generation: Generation,
+        /// its step
+        step: Step,
+        /// the user's directory
+        directory: String,
+        /// one per rank
+        shards: Vec<ShardFile>,
+    },
+    /// A checkpoint is visible on durable storage: its slots may be reused, whoever waits for it may go on.
+    Durable {
+        /// generation that wrote it
+        generation: Generation,
+        /// its step
+        step: Step,
+    },
+    /// The job is over: stop what is left, clean up and exit.
+    End {
+        /// exit code of `everstep run`
+        code: i32,
+        /// what happened, for the user, cause first
+        why: String,
+    },
+}

@@ -1,0 +1,30 @@
+//! Known bugs, re-introduced one at a time so that the simulator can prove that it would find them.
+
+/// One bug that the simulator must find through a named invariant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Bug {
+    /// The agent starts workers for a generation that was already fenced.
+    MissingGenerationCheck,
+    /// `Start` leaves before the record with its generation is in the store.
+    SendBeforePersist,
+    /// A duplicate join is entered into the world a second time.
+    DoubleAssignment,
+    /// A restarted coordinator forgets which restarts were already used.
+    BudgetResetOnRestart,
+    /// A node that was left out of one world is never considered again.
+    TrimmedNeverReadmitted,
+    /// The end of an old connection removes the node that has already come back on a new one.
+    StaleLostAfterJoined,
+}
+
+impl Bug {
+    /// Every planted bug.
+    pub const ALL: [Bug; 6] = [
+        Bug::MissingGenerationCheck,
+        Bug::SendBeforePersist,
+        Bug::DoubleAssignment,
+        Bug::BudgetResetOnRestart,
+        Bug::TrimmedNeverReadmitted,
+        Bug::StaleLostAfterJoined,
+    ];
+}

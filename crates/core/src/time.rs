@@ -1,0 +1,23 @@
+//! Time as an argument: milliseconds since the driver started (or since the simulation began).
+
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// A point in time in milliseconds on the caller's monotonic clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// This time plus `d`, saturating.
+    #[must_use]
+    pub fn after(self, d: Duration) -> Time {
+        Time(self.0.saturating_add(u64::try_from(d.as_millis()).unwrap_or(u64::MAX)))
+    }
+
+    /// How long ago `earlier` was; zero when it lies in the future (a clock that jumped back).
+    #[must_use]
+    pub fn since(self, earlier: Time) -> Duration {
+        Duration::from_millis(self.0.saturating_sub(earlier.0))
+    }
+}
