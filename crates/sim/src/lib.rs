@@ -1,1 +1,23 @@
+//! everstep-sim runs the real coordinator and the real agents against a simulated network, store,
+//! cluster and workload. One seed decides everything; the oracle checks the named invariants after
+//! every event.
+//!
+//! ```text
+//!  seed ─> world ─┬─ control   coordinators and the store      ─┐
+//!                 ├─ host      agents, workers, memory tiers    ├─> oracle (INV-01 … INV-09), trace
+//!                 ├─ network   sessions, delays, partitions    ─┘
+//!                 └─ fault     what goes wrong
+//! ```
+#![forbid(unsafe_code)]
 
+pub mod control;
+pub mod fault;
+pub mod host;
+pub mod inject;
+pub mod network;
+pub mod oracle;
+pub mod rng;
+pub mod trace;
+pub mod world;
+
+pub use world::{Options, Outcome, run};

@@ -165,12 +165,13 @@ impl Agent {
         self.out.pop_front()
     }
 
-    /// When to call [`Agent::handle`] with [`Event::Tick`].
+    /// When to call [`Agent::handle`] with [`Event::Tick`]: the next moment after `now`, which must be
+    /// the time of the latest event.
     #[must_use]
-    pub fn deadline(&self) -> Option<Time> {
+    pub fn deadline(&self, now: Time) -> Option<Time> {
         let orphan = (!self.connected).then(|| self.alone_since.after(self.config.spec.ladder().orphan));
         let stop = self.crew.as_ref().and_then(|c| c.stopping.filter(|_| !c.killing));
-        orphan.into_iter().chain(stop).min()
+        orphan.into_iter().chain(stop).filter(|at| *at > now).min()
     }
 
     fn send(&mut self, report: Report) {

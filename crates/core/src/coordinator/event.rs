@@ -51,6 +51,8 @@ pub enum Event {
         /// signal to pass to the workers
         signal: i32,
     },
+    /// The store shows that a later coordinator has started (watch on the epoch's key).
+    Superseded,
     /// The deadline passed.
     Tick,
 }

@@ -47,6 +47,14 @@ impl Job {
         let (running, seen, incarnation) = (hello.running.clone(), hello.seen, hello.incarnation);
         self.nodes.insert(id.clone(), Node { session: Some(session), lost_at: None, hello, clean, fenced_at: None });
         self.confirm(&id);
+        if seen > self.record.generation {
+            // The store was read before another coordinator's last write (or was lost): those numbers are
+            // burned. Form anew; if that other write exists, ours meets a conflict and this life ends.
+            self.record.generation = seen;
+            if matches!(self.phase, Phase::Training { .. }) {
+                self.phase = Phase::Forming { since: now, last_join: now };
+            }
+        }
         let generation = self.record.generation;
         let member = self.is_member(&id, incarnation);
         self.record.progressed |= running.as_ref().is_some_and(|r| r.progressed);
@@ -66,9 +74,12 @@ impl Job {
                         self.fail(now, &id, Some(failure), out);
                     }
                 } else if seen < generation {
-                    let after = self.write.in_flight.filter(|_| self.write.announces);
-                    let order = self.start_order();
-                    out.push(Command::Send { session, order, after });
+                    // Promised, but never arrived. While the promise itself is still to be written, the
+                    // write that succeeds in the end makes it to all.
+                    if let Some(after) = self.write.promise() {
+                        let order = self.start_order();
+                        out.push(Command::Send { session, order, after });
+                    }
                     self.set_unclean(&id);
                 } else {
                     self.fail(now, &id, None, out);
@@ -185,8 +196,8 @@ impl Job {
             .collect()
     }
 
-    /// When [`Job::tick`] has something to do next.
-    pub(super) fn deadline(&self) -> Option<Time> {
+    /// When [`Job::tick`] has something to do next; what was due at `now` is done.
+    pub(super) fn deadline(&self, now: Time) -> Option<Time> {
         let ladder = self.record.spec.ladder();
         let lost = self.nodes.values().filter_map(|n| n.lost_at).map(|at| at.after(ladder.reconnect));
         let phase = match &self.phase {
@@ -204,6 +215,6 @@ impl Job {
             Phase::Stopping { deadline, .. } => vec![*deadline],
             Phase::Over { .. } => Vec::new(),
         };
-        lost.chain(phase).chain(self.write.retry.map(|(at, _)| at)).min()
+        lost.chain(phase).chain(self.write.retry.map(|(at, _)| at)).filter(|at| *at > now).min()
     }
 }

@@ -82,6 +82,7 @@ impl Coordinator {
             Event::Report { session, report } => self.report(now, session, report),
             Event::Persisted { id, result } => self.persisted(now, id, result),
             Event::StopJob { job, signal } => self.with(now, &job, |j, now, out| j.stop(now, signal, out)),
+            Event::Superseded => self.step_down("a later coordinator has taken over".into()),
             Event::Tick => {
                 let ids: Vec<JobId> = self.jobs.keys().cloned().collect();
                 for id in ids {
@@ -96,16 +97,23 @@ impl Coordinator {
         self.out.pop_front()
     }
 
-    /// When to call [`Coordinator::handle`] with [`Event::Tick`].
+    /// When to call [`Coordinator::handle`] with [`Event::Tick`]: the next moment after `now`, which
+    /// must be the time of the latest event.
     #[must_use]
-    pub fn deadline(&self) -> Option<Time> {
-        self.jobs.values().filter_map(Job::deadline).min()
+    pub fn deadline(&self, now: Time) -> Option<Time> {
+        self.jobs.values().filter_map(|j| j.deadline(now)).min()
     }
 
     /// All jobs, for status and tests.
     #[must_use]
     pub fn jobs(&self) -> &BTreeMap<JobId, Job> {
         &self.jobs
+    }
+
+    /// True while this connection has joined and was not lost.
+    #[must_use]
+    pub fn knows(&self, session: Session) -> bool {
+        self.by_session.contains_key(&session)
     }
 
     /// True when no job needs this coordinator any more.
@@ -191,17 +199,19 @@ impl Coordinator {
                 job.write.retry = Some((now.after(pause), pause));
             }
             Err(StoreFailure::Conflict) => {
-                self.stepped_down = true;
-                self.out.clear();
-                let why = format!("another coordinator has written {}", job_key(&job_id));
-                self.out.push_back(Command::StepDown { why });
-                return;
+                return self.step_down(format!("another coordinator has written {}", job_key(&job_id)));
             }
         }
         if result.is_ok() {
             job.write.last_pause = None;
         }
         self.with(now, &job_id, |_, _, _| {});
+    }
+
+    fn step_down(&mut self, why: String) {
+        self.stepped_down = true;
+        self.out.clear();
+        self.out.push_back(Command::StepDown { why });
     }
 
     /// Runs `act` on a job, then lets the job settle: form a world, write what changed, promise what is written.

@@ -129,6 +129,20 @@ pub struct Write {
     pub last_pause: Option<Duration>,
 }
 
+impl Write {
+    /// What a promise that rests on the current record must wait for: `Some(None)` for nothing,
+    /// `Some(Some(id))` for the write on its way, `None` when that write has not left yet.
+    #[must_use]
+    pub fn promise(&self) -> Option<Option<PersistId>> {
+        match self.in_flight {
+            _ if self.announce_next => None,
+            Some(id) if self.announces => Some(Some(id)),
+            None if self.announces => None,
+            _ => Some(None),
+        }
+    }
+}
+
 /// Shards of one generation on their way to and from storage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Durability {

@@ -1,0 +1,98 @@
+//! The coordinators and their store, as the simulator drives them.
+
+use everstep_core::coordinator::Coordinator;
+use everstep_core::coordinator::command::{Command, Precondition};
+use everstep_core::coordinator::event::{StoreFailure, Version};
+use everstep_core::coordinator::state::JobRecord;
+use everstep_core::id::{Epoch, PersistId, Session};
+use everstep_core::message::Order;
+use std::collections::BTreeMap;
+
+/// A store with compare-and-swap per key; versions rise by one.
+#[derive(Debug, Default)]
+pub struct Store {
+    /// Key → value and version.
+    pub entries: BTreeMap<String, (Vec<u8>, Version)>,
+    /// Answers nothing until then.
+    pub unavailable_until: u64,
+}
+
+impl Store {
+    /// Writes if the precondition holds.
+    ///
+    /// # Errors
+    /// [`StoreFailure`] as the real stores report it.
+    pub fn put(&mut self, now: u64, key: &str, value: Vec<u8>, when: Precondition) -> Result<Version, StoreFailure> {
+        if now < self.unavailable_until {
+            return Err(StoreFailure::Unavailable);
+        }
+        let version = self.entries.get(key).map(|(_, v)| *v);
+        let holds = match when {
+            Precondition::Absent => version.is_none(),
+            Precondition::Version(v) => version == Some(v),
+        };
+        if !holds {
+            return Err(StoreFailure::Conflict);
+        }
+        let next = version.unwrap_or(0) + 1;
+        self.entries.insert(key.into(), (value, next));
+        Ok(next)
+    }
+
+    /// All job records.
+    #[must_use]
+    pub fn records(&self) -> Vec<(JobRecord, Version)> {
+        let jobs = self.entries.iter().filter(|(k, _)| k.starts_with("job/"));
+        jobs.filter_map(|(_, (value, version))| Some((serde_json::from_slice(value).ok()?, *version))).collect()
+    }
+}
+
+/// One coordinator process.
+#[derive(Debug)]
+pub struct Process {
+    /// The real state machine.
+    pub core: Coordinator,
+    /// Its life.
+    pub epoch: Epoch,
+    /// Running.
+    pub alive: bool,
+    /// Its clock minus the simulation's, in milliseconds.
+    pub clock_offset: i64,
+    /// Promises that wait for a write.
+    pub waiting: BTreeMap<PersistId, Vec<(Session, Order)>>,
+    /// Dies at its next write: before it reaches the store (true) or after (false).
+    pub crash_at_persist: Option<bool>,
+    /// Latest scheduled wake-up.
+    pub wake_at: Option<u64>,
+}
+
+/// What a coordinator process wants done, in order.
+pub enum Effect {
+    /// Say something now.
+    Send(Session, Order),
+    /// Start a write.
+    Write(PersistId, String, Vec<u8>, Precondition),
+    /// End.
+    StepDown,
+}
+
+impl Process {
+    /// Drains the core; promises that wait for a write are kept back.
+    pub fn drain(&mut self) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        while let Some(command) = self.core.poll() {
+            match command {
+                Command::Send { session, order, after: None } => effects.push(Effect::Send(session, order)),
+                Command::Send { session, order, after: Some(id) } => {
+                    self.waiting.entry(id).or_default().push((session, order));
+                }
+                Command::Persist { id, key, value, precondition } => {
+                    effects.push(Effect::Write(id, key, value, precondition));
+                }
+                Command::Record { .. } => {}
+                Command::StepDown { .. } => effects.push(Effect::StepDown),
+            }
+        }
+        effects
+    }
+}

@@ -1,0 +1,25 @@
+//! `make sim SEED=…`: replays one seed exactly and prints its trace.
+
+use everstep_sim::{Options, run};
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let Some(Ok(seed)) = args.next().map(|s| s.parse()) else {
+        eprintln!("usage: everstep-sim SEED [MINUTES]; give a seed as a number, for example 7");
+        std::process::exit(2);
+    };
+    let mut options = Options { keep_trace: true, ..Options::usual(seed) };
+    if let Some(Ok(minutes)) = args.next().map(|s| s.parse()) {
+        options.minutes = minutes;
+    }
+    let outcome = run(&options);
+    for line in &outcome.trace {
+        println!("{line}");
+    }
+    eprintln!("seed {seed}: {} events, {} generations, faults {:?}", outcome.events, outcome.generations, outcome.faults);
+    for v in &outcome.violations {
+        eprintln!("VIOLATION {} at {:.3} s: {}", v.invariant, v.at as f64 / 1000.0, v.what);
+    }
+    eprintln!("trace hash {:016x}", outcome.hash);
+    std::process::exit(i32::from(!outcome.violations.is_empty()));
+}

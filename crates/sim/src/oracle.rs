@@ -1,0 +1,120 @@
+//! Knows what must never happen, and watches for it after every event.
+
+use crate::host::Host;
+use everstep_core::id::{Generation, Rank, Step};
+use everstep_core::invariant::{InvariantId, rank_once};
+use everstep_core::message::{Offer, World};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A broken invariant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which.
+    pub invariant: InvariantId,
+    /// When, in simulated milliseconds.
+    pub at: u64,
+    /// What was seen.
+    pub what: String,
+}
+
+/// What the oracle remembers.
+#[derive(Debug, Default)]
+pub struct Oracle {
+    /// Worlds by generation, as agents were told.
+    pub worlds: BTreeMap<Generation, World>,
+    /// Generations whose workers were started anywhere.
+    pub started: BTreeSet<Generation>,
+    newest_on_host: BTreeMap<usize, Generation>,
+    offers: BTreeMap<(Generation, Rank), Vec<Offer>>,
+    restored: BTreeMap<Generation, Option<Step>>,
+    newest_stored: Generation,
+    /// Everything that was found.
+    pub violations: Vec<Violation>,
+}
+
+impl Oracle {
+    fn violation(&mut self, invariant: InvariantId, at: u64, what: String) {
+        self.violations.push(Violation { invariant, at, what });
+    }
+
+    /// The store took a record with this generation.
+    pub fn stored(&mut self, now: u64, generation: Generation) {
+        if generation < self.newest_stored {
+            let what = format!("store went from {} to {generation}", self.newest_stored);
+            self.violation(InvariantId::GenerationNeverDecreases, now, what);
+        }
+        self.newest_stored = self.newest_stored.max(generation);
+    }
+
+    /// A host starts workers.
+    pub fn spawned(&mut self, now: u64, host: usize, generation: Generation, world: &World, budget: u64) {
+        let newest = self.newest_on_host.get(&host).copied().unwrap_or_default();
+        if generation <= newest {
+            let what = format!("host {host} started generation {generation} after {newest}");
+            self.violation(InvariantId::GenerationNeverDecreases, now, what);
+        }
+        self.newest_on_host.insert(host, generation.max(newest));
+        if generation > self.newest_stored {
+            let what = format!("generation {generation} started, store holds {}", self.newest_stored);
+            self.violation(InvariantId::PersistBeforePromise, now, what);
+        }
+        let machines: BTreeSet<_> = world.slots.iter().map(|s| &s.host).collect();
+        if !rank_once(world) || machines.len() != world.slots.len() {
+            self.violation(InvariantId::RankOnce, now, format!("{:?}", world.slots));
+        }
+        if self.worlds.get(&generation).is_some_and(|w| w != world) {
+            self.violation(InvariantId::RankOnce, now, format!("two worlds for generation {generation}"));
+        }
+        self.worlds.insert(generation, world.clone());
+        self.started.insert(generation);
+        if self.started.len() as u64 > budget + 1 {
+            let what = format!("{} starts with a budget of {budget} restarts", self.started.len());
+            self.violation(InvariantId::BudgetKept, now, what);
+        }
+    }
+
+    /// A rank offered what it can restore.
+    pub fn offered(&mut self, generation: Generation, rank: Rank, offers: Vec<Offer>) {
+        self.offers.insert((generation, rank), offers);
+    }
+
+    /// A rank was told what to restore.
+    pub fn restored(&mut self, now: u64, generation: Generation, rank: Rank, step: Option<Step>) {
+        let first = *self.restored.entry(generation).or_insert(step);
+        let held = self.offers.get(&(generation, rank)).is_some_and(|o| o.iter().any(|o| Some(o.step) == step));
+        if first != step || (step.is_some() && !held) {
+            let what = format!("generation {generation} rank {rank}: told {step:?}, first {first:?}, offered {held}");
+            self.violation(InvariantId::OneRestoreStep, now, what);
+        }
+    }
+
+    /// A machine took its id over from another one: its own history does not count any more.
+    pub fn new_machine(&mut self, host: usize) {
+        self.newest_on_host.remove(&host);
+    }
+
+    /// Looks at all hosts: who trains?
+    pub fn look(&mut self, now: u64, hosts: &[Host]) {
+        let mut complete: BTreeMap<Generation, u32> = BTreeMap::new();
+        for (index, host) in hosts.iter().enumerate() {
+            let generations: BTreeSet<_> = host.crews.iter().filter(|c| c.alive()).map(|c| c.generation).collect();
+            if generations.len() > 1 {
+                self.violation(InvariantId::OneOwner, now, format!("host {index} runs {generations:?}"));
+            }
+            if !generations.is_empty() && !host.agent_or_guard_alive() {
+                self.violation(InvariantId::OneOwner, now, format!("host {index}: workers without an owner"));
+            }
+            for crew in host.crews.iter().filter(|c| c.able_to_train() && !host.frozen) {
+                *complete.entry(crew.generation).or_default() += crew.workers;
+            }
+        }
+        let training: Vec<_> = complete
+            .iter()
+            .filter(|(g, n)| self.worlds.get(g).is_some_and(|w| w.size() == **n))
+            .map(|(g, _)| *g)
+            .collect();
+        if training.len() > 1 {
+            self.violation(InvariantId::OneGenerationTrains, now, format!("generations {training:?} train"));
+        }
+    }
+}

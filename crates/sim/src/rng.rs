@@ -1,0 +1,37 @@
+//! The only source of randomness of a simulation: SplitMix64 (Steele, Lea, Flood 2014), seeded once.
+
+/// A small deterministic generator.
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// A generator for `seed`.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Rng(seed ^ 0x6a09_e667_f3bc_c909)
+    }
+
+    /// The next 64 random bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in `low..high`.
+    pub fn range(&mut self, low: u64, high: u64) -> u64 {
+        low + self.bits() % (high - low).max(1)
+    }
+
+    /// True with probability `percent`/100.
+    pub fn percent(&mut self, percent: u64) -> bool {
+        self.range(0, 100) < percent
+    }
+
+    /// One element.
+    pub fn pick<'a, T>(&mut self, items: &'a [T]) -> Option<&'a T> {
+        if items.is_empty() { None } else { items.get(usize::try_from(self.bits() % items.len() as u64).unwrap_or(0)) }
+    }
+}
