@@ -1,1 +1,16 @@
+//! everstep-checkpoint moves bytes. What a step is worth is decided in `core`; here tensors go into
+//! slots of shared memory, from there to durable storage, and back.
+//!
+//! ```text
+//!  tensors ──capture──> slot (arena) ──persist──> step-N/rank-R.safetensors + manifest.json
+//!     ^                   │                               │
+//!     └──────restore──────┴───────────────────────────────┘   every chunk verified on the way
+//! ```
 
+pub mod arena;
+pub mod board;
+pub mod capture;
+pub mod format;
+pub mod persist;
+pub mod restore;
+pub mod shm;

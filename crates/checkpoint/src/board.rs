@@ -1,0 +1,158 @@
+//! The step board: one page of atomics per worker. The worker writes it with plain stores (no system
+//! call in the training loop), its agent reads it; three words go the other way.
+
+use crate::shm::Mapping;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+const MAGIC: u64 = 0x6472_616f_6270_6574; // "tepboard"
+const BOARD_BYTES: u64 = 4096;
+const SECTION_AT: usize = 512;
+const SECTION_BYTES: usize = 64;
+
+macro_rules! words {
+    ($($(#[$doc:meta])* $name:ident = $index:expr),* $(,)?) => {
+        /// A word of the board. All are unsigned; times are nanoseconds.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Word { $($(#[$doc])* $name = $index),* }
+
+        impl Word {
+            /// The word with this name, for bindings.
+            #[must_use]
+            pub fn named(name: &str) -> Option<Word> {
+                match name { $(stringify!($name) => Some(Word::$name),)* _ => None }
+            }
+        }
+    };
+}
+
+words! {
+    /// Identifies the page.
+    Magic = 0,
+    /// Generation of the worker that writes.
+    Generation = 1,
+    /// 1 once the worker has attached (`import everstep`, first call).
+    Attached = 2,
+    /// 1 once `Step` means something.
+    StepKnown = 3,
+    /// Steps completed.
+    Step = 4,
+    /// Rises with every step, heartbeat and change of section.
+    Beats = 5,
+    /// Length of the last step.
+    StepNanos = 6,
+    /// Time of the last step spent computing (not waiting for other ranks).
+    ComputeNanos = 7,
+    /// Time of the last step spent waiting in collectives.
+    WaitNanos = 8,
+    /// 1 while in a collective.
+    CommBusy = 9,
+    /// Depth of sections; 0 is the training loop itself.
+    SectionDepth = 10,
+    /// Timeout of the innermost section in milliseconds; 0 for none.
+    SectionTimeout = 11,
+    /// Newest step sealed in memory, plus 1; 0 for none.
+    Sealed = 12,
+    /// Time that captures have blocked the loop, in total.
+    BlockingNanos = 13,
+    /// Time that the fence has waited, in total.
+    FenceNanos = 14,
+    /// Captures skipped because every slot was in use.
+    Skipped = 15,
+    /// Rises while the interpreter lock can be had.
+    InterpreterTicks = 16,
+    /// Rises when the main thread is seen at another place.
+    StackChanges = 17,
+    /// From the agent: stop at the end of the step; the signal's number.
+    StopRequested = 24,
+    /// From the agent: newest step known to be durable, plus 1.
+    Durable = 25,
+    /// From the agent: persist the snapshot of this step, plus 1.
+    PersistAt = 26,
+}
+
+/// One worker's page.
+#[derive(Debug)]
+pub struct Board {
+    map: Mapping,
+}
+
+impl Board {
+    /// Makes a fresh page for a new worker.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn create(path: &Path, generation: u64) -> io::Result<Self> {
+        let _ = std::fs::remove_file(path);
+        let board = Board { map: Mapping::create(path, BOARD_BYTES)? };
+        board.set(Word::Generation, generation);
+        board.set(Word::Magic, MAGIC);
+        Ok(board)
+    }
+
+    /// Opens an existing page.
+    ///
+    /// # Errors
+    /// Those of the file system; `InvalidData` when it is no step board.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let map = Mapping::open(path)?;
+        if map.len() as u64 != BOARD_BYTES || map.word(0).load(Ordering::Acquire) != MAGIC {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{} is no step board", path.display())));
+        }
+        Ok(Board { map })
+    }
+
+    /// Reads a word.
+    #[must_use]
+    pub fn get(&self, word: Word) -> u64 {
+        self.map.word(word as usize * 8).load(Ordering::Acquire)
+    }
+
+    /// Writes a word.
+    pub fn set(&self, word: Word, value: u64) {
+        self.map.word(word as usize * 8).store(value, Ordering::Release);
+    }
+
+    /// Adds to a word.
+    pub fn add(&self, word: Word, value: u64) {
+        self.map.word(word as usize * 8).fetch_add(value, Ordering::AcqRel);
+    }
+
+    /// Name of the innermost section; empty in the training loop.
+    #[must_use]
+    pub fn section(&self) -> String {
+        let bytes = self.map.bytes(SECTION_AT, SECTION_BYTES).unwrap_or_default();
+        let text: Vec<u8> = bytes.iter().copied().take_while(|b| *b != 0).collect();
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    /// Sets the name of the innermost section, cut to what fits.
+    pub fn set_section(&self, name: &str) {
+        let mut bytes = [0u8; SECTION_BYTES];
+        let n = name.len().min(SECTION_BYTES - 1);
+        bytes[..n].copy_from_slice(&name.as_bytes()[..n]);
+        let _ = self.map.write(SECTION_AT, &bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_end_writes_the_other_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("board");
+        let worker = Board::create(&path, 7).unwrap();
+        let agent = Board::open(&path).unwrap();
+        worker.set(Word::Step, 42);
+        worker.set_section(&"ü".repeat(60));
+        agent.set(Word::StopRequested, 15);
+        assert_eq!((agent.get(Word::Step), agent.get(Word::Generation)), (42, 7));
+        assert!(agent.section().starts_with("üü") && agent.section().len() <= 66);
+        assert_eq!(worker.get(Word::StopRequested), 15);
+        std::fs::write(&path, [0u8; 4096]).unwrap();
+        assert!(Board::open(&path).is_err());
+    }
+}

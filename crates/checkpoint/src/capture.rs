@@ -1,0 +1,149 @@
+//! Capture: tensors → slot, one copy, several threads, checksums while the bytes are in cache.
+//!
+//! Two phases (CheckFreq §4.1): what changes outside the optimizer is copied before `step()`
+//! returns; parameters and optimizer state are copied while the next iteration computes, and the
+//! next weight update waits for them ([`Capture::wait`], the fence).
+
+use crate::arena::{Label, REGION_AT, Slot};
+use crate::board::{Board, Word};
+use crate::format::digest::{CHUNK_BYTES, crc};
+use crate::format::shard::{Index, Tensor};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+/// Memory of one tensor: contiguous, on the host, and kept alive and unchanged until the capture is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    /// Address of the first byte.
+    pub address: usize,
+    /// Length in bytes.
+    pub bytes: usize,
+    /// Changes outside the optimizer: copied before [`start`] returns.
+    pub eager: bool,
+}
+
+/// A capture on its way.
+#[derive(Debug)]
+pub struct Capture {
+    thread: Option<JoinHandle<io::Result<()>>>,
+    step: u64,
+}
+
+/// What to capture.
+#[derive(Debug)]
+pub struct Plan {
+    /// The tensors, in the order of their bytes in the region.
+    pub tensors: Vec<Tensor>,
+    /// Their memory, in the same order.
+    pub sources: Vec<Source>,
+    /// Whose, and which step.
+    pub label: Label,
+    /// Keep the slot until it is on durable storage.
+    pub pin: bool,
+    /// Threads that copy.
+    pub threads: usize,
+}
+
+/// Starts to fill `slot`.
+///
+/// # Safety
+/// Every source must stay readable and, unless eager, unchanged until [`Capture::wait`] returns.
+///
+/// # Errors
+/// `StorageFull` when the state has outgrown the slot.
+pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> io::Result<Capture> {
+    let mut index = Index { tensors: plan.tensors, crcs: Vec::new() };
+    let index_bytes = serde_json::to_vec(&index).map_err(io::Error::other)?.len() + index.chunks() * 21;
+    if !slot.fits(index.bytes(), index_bytes as u64) {
+        return Err(io::Error::new(io::ErrorKind::StorageFull, "the state has outgrown its slot"));
+    }
+    slot.begin();
+    let mut at = 0;
+    let mut pieces = Vec::with_capacity(plan.sources.len());
+    for source in &plan.sources {
+        if source.eager {
+            // SAFETY: the caller promises that the source is readable.
+            unsafe { slot.map().write_from(REGION_AT + at, source.address as *const u8, source.bytes)? };
+        } else if source.bytes > 0 {
+            pieces.push((at, *source));
+        }
+        at += source.bytes;
+    }
+    let (label, pin, threads) = (plan.label, plan.pin, plan.threads.max(1));
+    let step = label.step;
+    let thread = std::thread::Builder::new().name("everstep-capture".into()).spawn(move || {
+        index.crcs = copy_chunks(&slot, at, &pieces, threads)?;
+        slot.seal(label, &index, pin)?;
+        if let Some(board) = board {
+            board.set(Word::Sealed, step + 1);
+        }
+        Ok(())
+    })?;
+    Ok(Capture { thread: Some(thread), step })
+}
+
+/// Copies the lazy pieces chunk by chunk and returns the checksum of every chunk.
+fn copy_chunks(slot: &Slot, bytes: usize, pieces: &[(usize, Source)], threads: usize) -> io::Result<Vec<u64>> {
+    let chunks = bytes.div_ceil(CHUNK_BYTES);
+    let next = AtomicUsize::new(0);
+    let work = || -> io::Result<Vec<(usize, u64)>> {
+        let mut done = Vec::new();
+        loop {
+            let chunk = next.fetch_add(1, Ordering::Relaxed);
+            if chunk >= chunks {
+                return Ok(done);
+            }
+            let (from, to) = (chunk * CHUNK_BYTES, ((chunk + 1) * CHUNK_BYTES).min(bytes));
+            let first = pieces.partition_point(|(at, s)| at + s.bytes <= from);
+            for (at, source) in pieces[first..].iter().take_while(|(at, _)| *at < to) {
+                let (start, end) = ((*at).max(from), (at + source.bytes).min(to));
+                // SAFETY: within the source (start >= at, end <= at + bytes), which the caller of `start` keeps readable.
+                unsafe {
+                    let address = (source.address + (start - at)) as *const u8;
+                    slot.map().write_from(REGION_AT + start, address, end - start)?;
+                }
+            }
+            let written = slot.map().bytes(REGION_AT + from, to - from).unwrap_or_default();
+            done.push((chunk, crc(written)));
+        }
+    };
+    let parts = std::thread::scope(|scope| {
+        let helpers: Vec<_> = (1..threads.min(chunks)).map(|_| scope.spawn(work)).collect();
+        let mut parts = vec![work()];
+        parts.extend(helpers.into_iter().map(|h| h.join().unwrap_or_else(|_| Err(io::Error::other("copy panicked")))));
+        parts
+    });
+    let mut all = Vec::with_capacity(chunks);
+    for part in parts {
+        all.extend(part?);
+    }
+    all.sort_unstable();
+    Ok(all.into_iter().map(|(_, crc)| crc).collect())
+}
+
+impl Capture {
+    /// The step being captured.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// True when nothing is left to wait for.
+    #[must_use]
+    pub fn done(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Waits until the slot is sealed.
+    ///
+    /// # Errors
+    /// Those of the capture; the slot then holds nothing.
+    pub fn wait(&mut self) -> io::Result<()> {
+        match self.thread.take() {
+            Some(thread) => thread.join().unwrap_or_else(|_| Err(io::Error::other("capture panicked"))),
+            None => Ok(()),
+        }
+    }
+}

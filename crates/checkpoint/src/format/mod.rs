@@ -1,0 +1,5 @@
+//! What the bytes mean: pure, no I/O.
+
+pub mod digest;
+pub mod manifest;
+pub mod shard;

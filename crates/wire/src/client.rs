@@ -1,0 +1,149 @@
+//! The agent's end of the held stream, and single requests for the command line.
+
+use crate::envelope::{ToAgent, ToCoordinator};
+use crate::limits::{CONNECT_TIMEOUT, FRAME_BYTES_MAX};
+use crate::token::Token;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, combinators::BoxBody};
+use hyper::body::Incoming;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Nobody listens there (yet).
+    #[error("{endpoint} does not answer: {source}")]
+    Unreachable {
+        /// where
+        endpoint: String,
+        /// what the system said
+        source: std::io::Error,
+    },
+    /// Something else listens there.
+    #[error("{endpoint} answers, but it is not an everstep coordinator; give --rdzv-endpoint another port")]
+    NotCoordinator {
+        /// where
+        endpoint: String,
+    },
+    /// The token does not fit.
+    #[error("{endpoint} refuses this token; use the token file of the coordinator that runs there")]
+    Unauthorized {
+        /// where
+        endpoint: String,
+    },
+}
+
+type Body = BoxBody<Bytes, std::convert::Infallible>;
+
+async fn request(endpoint: &str, request: Request<Body>) -> Result<Response<Incoming>, ConnectError> {
+    let unreachable = |source| ConnectError::Unreachable { endpoint: endpoint.into(), source };
+    let timed_out = || unreachable(std::io::ErrorKind::TimedOut.into());
+    let stream = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(endpoint))
+        .await
+        .map_err(|_| timed_out())?
+        .map_err(unreachable)?;
+    let _ = stream.set_nodelay(true);
+    let not_ours = |_| ConnectError::NotCoordinator { endpoint: endpoint.into() };
+    let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.map_err(not_ours)?;
+    tokio::spawn(connection);
+    let response = tokio::time::timeout(CONNECT_TIMEOUT, sender.send_request(request))
+        .await
+        .map_err(|_| ConnectError::NotCoordinator { endpoint: endpoint.into() })?
+        .map_err(not_ours)?;
+    match response.status() {
+        StatusCode::OK => Ok(response),
+        StatusCode::UNAUTHORIZED => Err(ConnectError::Unauthorized { endpoint: endpoint.into() }),
+        _ => Err(ConnectError::NotCoordinator { endpoint: endpoint.into() }),
+    }
+}
+
+fn build(endpoint: &str, method: &str, path: &str, token: &Token, body: Body) -> Result<Request<Body>, ConnectError> {
+    Request::builder()
+        .method(method)
+        .uri(format!("http://{endpoint}{path}"))
+        .header("authorization", format!("Bearer {}", token.reveal()))
+        .body(body)
+        .map_err(|_| ConnectError::NotCoordinator { endpoint: endpoint.into() })
+}
+
+/// Asks once and reads the whole answer.
+///
+/// # Errors
+/// [`ConnectError`].
+pub async fn ask(endpoint: &str, method: &str, path: &str, token: &Token) -> Result<Vec<u8>, ConnectError> {
+    let body = Full::new(Bytes::new()).boxed();
+    let response = request(endpoint, build(endpoint, method, path, token, body)?).await?;
+    let bytes = response.into_body().collect().await;
+    bytes.map(|b| b.to_bytes().to_vec()).map_err(|_| ConnectError::NotCoordinator { endpoint: endpoint.into() })
+}
+
+/// Opens the held stream. Lines sent into the first channel reach the coordinator; the second
+/// yields its lines and ends when the connection does.
+///
+/// # Errors
+/// [`ConnectError`].
+pub async fn attach(
+    endpoint: &str,
+    token: &Token,
+) -> Result<(mpsc::UnboundedSender<ToCoordinator>, mpsc::UnboundedReceiver<ToAgent>), ConnectError> {
+    let (lines_in, mut lines) = mpsc::unbounded_channel::<ToCoordinator>();
+    let (mut frames, body) = http_body_util::channel::Channel::<Bytes, std::convert::Infallible>::new(64);
+    tokio::spawn(async move {
+        while let Some(line) = lines.recv().await {
+            let Ok(mut bytes) = serde_json::to_vec(&line) else { continue };
+            bytes.push(b'\n');
+            if frames.send_data(bytes.into()).await.is_err() {
+                return;
+            }
+        }
+    });
+    let response = request(endpoint, build(endpoint, "POST", "/v1/attach", token, body.boxed())?).await?;
+    let (orders_in, orders) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let mut body = response.into_body();
+        let mut splitter = LineSplitter::default();
+        while let Some(Ok(frame)) = body.frame().await {
+            let Ok(data) = frame.into_data() else { continue };
+            for line in splitter.push(&data) {
+                let Ok(message) = serde_json::from_slice(&line) else { return };
+                if orders_in.send(message).is_err() {
+                    return;
+                }
+            }
+            if splitter.overflowed() {
+                return;
+            }
+        }
+    });
+    Ok((lines_in, orders))
+}
+
+/// Cuts a byte stream into lines, none longer than a frame.
+#[derive(Default)]
+pub struct LineSplitter {
+    rest: Vec<u8>,
+}
+
+impl LineSplitter {
+    /// Takes bytes, gives the lines that are complete now.
+    pub fn push(&mut self, data: &[u8]) -> Vec<Vec<u8>> {
+        self.rest.extend_from_slice(data);
+        let mut lines = Vec::new();
+        while let Some(end) = self.rest.iter().position(|b| *b == b'\n') {
+            let mut line: Vec<u8> = self.rest.drain(..=end).collect();
+            line.pop();
+            lines.push(line);
+        }
+        lines
+    }
+
+    /// A line without an end is longer than allowed.
+    #[must_use]
+    pub fn overflowed(&self) -> bool {
+        self.rest.len() > FRAME_BYTES_MAX
+    }
+}

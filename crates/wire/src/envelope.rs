@@ -1,0 +1,55 @@
+//! Lines on the held stream between an agent and the coordinator: one JSON object per line.
+
+use everstep_core::id::Epoch;
+use everstep_core::message::{Hello, Order, Report};
+use serde::{Deserialize, Serialize};
+
+/// Version of everything in this file.
+pub const VERSION: u32 = 1;
+
+/// What a worker is doing, for status; decisions do not rest on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Global rank.
+    pub rank: u32,
+    /// Process id on its node.
+    pub pid: u32,
+    /// Steps completed, if the worker reports them.
+    pub step: Option<u64>,
+    /// Median step time in milliseconds.
+    pub step_ms: Option<u64>,
+    /// Newest step sealed in memory.
+    pub sealed: Option<u64>,
+    /// What it is doing: `starting`, `step`, `section NAME`, `stopped`, `exited`.
+    pub doing: String,
+}
+
+/// From an agent.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum ToCoordinator {
+    /// First line on a connection.
+    Hello {
+        /// [`VERSION`] of the sender.
+        version: u32,
+        /// Who it is.
+        hello: Box<Hello>,
+    },
+    /// Something happened.
+    Report(Report),
+    /// Still here.
+    Ping(Vec<Progress>),
+}
+
+/// From the coordinator.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum ToAgent {
+    /// Something to do.
+    Order {
+        /// Life of the coordinator.
+        epoch: Epoch,
+        /// What.
+        order: Order,
+    },
+    /// Still here.
+    Ping,
+}

@@ -1,0 +1,22 @@
+//! Every limit on input, checked before anything is allocated.
+
+use std::time::Duration;
+
+/// Longest frame on a unix socket, and longest line on a held stream, in bytes.
+pub const FRAME_BYTES_MAX: usize = 1 << 20;
+/// Longest key of the process-group store, in bytes.
+pub const STORE_KEY_BYTES_MAX: u64 = 1 << 16;
+/// Longest value of the process-group store, in bytes.
+pub const STORE_VALUE_BYTES_MAX: u64 = 64 << 20;
+/// Most keys in one request to the process-group store.
+pub const STORE_KEYS_MAX: u64 = 1 << 16;
+/// Longest manifest of a checkpoint, in bytes.
+pub const MANIFEST_BYTES_MAX: u64 = 64 << 20;
+/// Longest header of a safetensors file, in bytes (the format's own limit).
+pub const HEADER_BYTES_MAX: u64 = 100_000_000;
+/// Longest side index of a slot, in bytes.
+pub const INDEX_BYTES_MAX: u64 = 256 << 20;
+/// Longest name of a job or node.
+pub const NAME_BYTES_MAX: usize = 63;
+/// A connection attempt is given up after this.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);

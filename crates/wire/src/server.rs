@@ -1,0 +1,121 @@
+//! The coordinator's end: held streams from agents, and questions from the command line.
+
+use crate::client::LineSplitter;
+use crate::envelope::{ToAgent, ToCoordinator};
+use crate::token::Token;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use futures_util::StreamExt;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
+
+/// What reaches the coordinator's driver.
+pub enum Inbound {
+    /// An agent opened a stream. Lines sent into `orders` reach it; dropping it closes the stream.
+    Attached {
+        /// to the agent
+        orders: mpsc::UnboundedSender<ToAgent>,
+        /// from the agent; ends when the connection does
+        lines: mpsc::UnboundedReceiver<ToCoordinator>,
+    },
+    /// Someone asks for the status of all jobs.
+    Status(oneshot::Sender<serde_json::Value>),
+    /// Someone asks for a job to stop.
+    Stop {
+        /// which
+        job: String,
+        /// answered with whether the job is known
+        done: oneshot::Sender<bool>,
+    },
+}
+
+#[derive(Clone)]
+struct Shared {
+    inbox: mpsc::UnboundedSender<Inbound>,
+    token: Token,
+}
+
+/// Serves until the process ends.
+///
+/// # Errors
+/// Those of the listener.
+pub async fn serve(listener: TcpListener, token: Token, inbox: mpsc::UnboundedSender<Inbound>) -> std::io::Result<()> {
+    let shared = Shared { inbox, token };
+    let router = Router::new()
+        .route("/v1/attach", post(attach))
+        .route("/v1/status", get(status))
+        .route("/v1/jobs/{job}/stop", post(stop))
+        .layer(middleware::from_fn_with_state(shared.clone(), authorize))
+        .with_state(shared);
+    axum::serve(listener, router).await
+}
+
+async fn authorize(State(shared): State<Shared>, request: Request, next: Next) -> Response {
+    let given = request.headers().get(header::AUTHORIZATION).and_then(|v| v.to_str().ok());
+    match given.and_then(|v| v.strip_prefix("Bearer ")) {
+        Some(token) if shared.token.matches(token) => next.run(request).await,
+        _ => (StatusCode::UNAUTHORIZED, "a token is needed: Authorization: Bearer …\n").into_response(),
+    }
+}
+
+async fn attach(State(shared): State<Shared>, request: Request) -> Response {
+    let (lines_in, lines) = mpsc::unbounded_channel();
+    let (orders, mut orders_out) = mpsc::unbounded_channel::<ToAgent>();
+    if shared.inbox.send(Inbound::Attached { orders, lines }).is_err() {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    }
+    tokio::spawn(async move {
+        let mut body = request.into_body().into_data_stream();
+        let mut splitter = LineSplitter::default();
+        while let Some(Ok(data)) = body.next().await {
+            for line in splitter.push(&data) {
+                let Ok(message) = serde_json::from_slice(&line) else { return };
+                if lines_in.send(message).is_err() {
+                    return;
+                }
+            }
+            if splitter.overflowed() {
+                return;
+            }
+        }
+    });
+    let stream = async_lines(move |cx| orders_out.poll_recv(cx));
+    Response::new(Body::from_stream(stream))
+}
+
+fn async_lines(
+    mut poll: impl FnMut(&mut std::task::Context<'_>) -> std::task::Poll<Option<ToAgent>> + Send + 'static,
+) -> impl futures_util::Stream<Item = Result<Bytes, std::io::Error>> + Send {
+    futures_util::stream::poll_fn(move |cx| {
+        poll(cx).map(|next| {
+            next.map(|order| {
+                let mut bytes = serde_json::to_vec(&order).map_err(std::io::Error::other)?;
+                bytes.push(b'\n');
+                Ok(bytes.into())
+            })
+        })
+    })
+}
+
+async fn status(State(shared): State<Shared>) -> Response {
+    let (answer, value) = oneshot::channel();
+    let _ = shared.inbox.send(Inbound::Status(answer));
+    match value.await {
+        Ok(value) => Json(value).into_response(),
+        Err(_) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+    }
+}
+
+async fn stop(State(shared): State<Shared>, Path(job): Path<String>) -> Response {
+    let (done, known) = oneshot::channel();
+    let _ = shared.inbox.send(Inbound::Stop { job, done });
+    match known.await {
+        Ok(true) => Json(serde_json::json!({"stopping": true})).into_response(),
+        _ => StatusCode::NOT_FOUND.into_response(),
+    }
+}
