@@ -4,7 +4,7 @@ use everstep_sim::fault::{Fault, FaultCounts};
 use everstep_sim::{Options, run};
 
 /// Seeds that once found a bug; they stay for ever.
-const REGRESSIONS: &[u64] = &[];
+const REGRESSIONS: &[u64] = &[904, 1092, 1874, 3868];
 
 fn seeds() -> u64 {
     std::env::var("EVERSTEP_SIM_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(600)

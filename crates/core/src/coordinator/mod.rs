@@ -42,6 +42,9 @@ pub struct Coordinator {
     next_write: PersistId,
     out: VecDeque<Command>,
     stepped_down: bool,
+    /// Latest time, and how far the caller's clock has jumped back so far.
+    latest: Time,
+    behind: Duration,
     /// The bug to exhibit, if any.
     #[cfg(feature = "planted")]
     pub planted: Option<crate::planted::Bug>,
@@ -59,6 +62,8 @@ impl Coordinator {
             next_write: PersistId(1),
             out: VecDeque::new(),
             stepped_down: false,
+            latest: now,
+            behind: Duration::ZERO,
             #[cfg(feature = "planted")]
             planted: None,
         };
@@ -76,6 +81,12 @@ impl Coordinator {
         if self.stepped_down {
             return;
         }
+        // A clock that jumps back must not put off what is due.
+        if now.after(self.behind) < self.latest {
+            self.behind = self.latest.since(now);
+        }
+        let now = now.after(self.behind);
+        self.latest = now;
         match event {
             Event::Joined { session, hello } => self.joined(now, session, *hello),
             Event::Lost { session } => self.lost(now, session),
@@ -101,7 +112,8 @@ impl Coordinator {
     /// must be the time of the latest event.
     #[must_use]
     pub fn deadline(&self, now: Time) -> Option<Time> {
-        self.jobs.values().filter_map(|j| j.deadline(now)).min()
+        let next = self.jobs.values().filter_map(|j| j.deadline(now.after(self.behind))).min()?;
+        Some(Time(now.0 + u64::try_from(next.since(now.after(self.behind)).as_millis()).unwrap_or(u64::MAX)))
     }
 
     /// All jobs, for status and tests.
