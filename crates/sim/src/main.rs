@@ -16,7 +16,10 @@ fn main() {
     for line in &outcome.trace {
         println!("{line}");
     }
-    eprintln!("seed {seed}: {} events, {} generations, faults {:?}", outcome.events, outcome.generations, outcome.faults);
+    eprintln!(
+        "seed {seed}: {} events, {} generations, faults {:?}",
+        outcome.events, outcome.generations, outcome.faults
+    );
     for v in &outcome.violations {
         eprintln!("VIOLATION {} at {:.3} s: {}", v.invariant, v.at as f64 / 1000.0, v.what);
     }

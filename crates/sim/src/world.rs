@@ -307,8 +307,13 @@ impl World {
             return;
         }
         self.processes[index].alive = false;
-        let open: Vec<Session> =
-            self.network.connections.iter().filter(|(_, c)| c.coordinator == index && c.agent_end).map(|(s, _)| *s).collect();
+        let open: Vec<Session> = self
+            .network
+            .connections
+            .iter()
+            .filter(|(_, c)| c.coordinator == index && c.agent_end)
+            .map(|(s, _)| *s)
+            .collect();
         for session in open {
             if let Some(c) = self.network.connections.get_mut(&session) {
                 c.coordinator_end = false;
@@ -471,7 +476,8 @@ impl World {
         let (host, life, other_open) = (c.host, c.life, c.coordinator_end);
         if other_open {
             // The coordinator hears of it when the path lets it, at the latest by silence.
-            let delay = if self.links[host].open(self.now) { self.rng.range(1, 1500) } else { self.spec.detect_timeout_ms };
+            let delay =
+                if self.links[host].open(self.now) { self.rng.range(1, 1500) } else { self.spec.detect_timeout_ms };
             self.at(delay, Happening::CoordinatorSeesEnd { session });
         }
         let h = &mut self.hosts[host];
@@ -641,10 +647,7 @@ impl World {
         *alive = false;
         let generation = crew.generation;
         let outcome = Exit::Signal(9);
-        self.agent(
-            host,
-            AgentEvent::WorkerExited { generation, local_rank, pid: 1, outcome, message: String::new() },
-        );
+        self.agent(host, AgentEvent::WorkerExited { generation, local_rank, pid: 1, outcome, message: String::new() });
     }
 
     fn restore(&mut self, host: usize, generation: Generation, step: Option<Step>, tiers: &[Tier]) {
@@ -661,7 +664,10 @@ impl World {
         for rank in first..first + workers {
             self.oracle.restored(now, generation, Rank(rank), step);
             let tier = tiers.get(rank as usize).copied();
-            let there = self.hosts[host].offers(Rank(rank), durable).iter().any(|o| Some(o.step) == step && Some(o.tier) == tier);
+            let there = self.hosts[host]
+                .offers(Rank(rank), durable)
+                .iter()
+                .any(|o| Some(o.step) == step && Some(o.tier) == tier);
             if step.is_some() && !there {
                 // Reading fails: the worker says so and exits.
                 self.worker_dies(host, rank - first);
@@ -760,7 +766,10 @@ impl World {
                 && !self.lost_is_due(*session)
                 && self.joined_on(*session, c.coordinator)
             {
-                found = Some(format!("node {} is attached on session {session} but counted as lost", self.hosts[c.host].node));
+                found = Some(format!(
+                    "node {} is attached on session {session} but counted as lost",
+                    self.hosts[c.host].node
+                ));
             }
         }
         if let Some(what) = found {
@@ -792,7 +801,10 @@ impl World {
             Phase::Training { .. } if job.record.world.slots.len() as u32 >= self.spec.nodes_min => {
                 let generation = job.record.generation;
                 let crews = self.hosts.iter().flat_map(|h| &h.crews);
-                let n: u32 = crews.filter(|c| c.generation == generation && c.able_to_train() && c.training).map(|c| c.workers).sum();
+                let n: u32 = crews
+                    .filter(|c| c.generation == generation && c.able_to_train() && c.training)
+                    .map(|c| c.workers)
+                    .sum();
                 (n != job.record.world.size()).then(|| format!("{n} of {} workers train", job.record.world.size()))
             }
             _ if budget_used => None,

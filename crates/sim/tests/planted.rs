@@ -9,7 +9,11 @@ fn every_planted_bug_is_found_within_200_seeds() {
     let mut missed = Vec::new();
     for bug in Bug::ALL {
         let found = (0..200).find_map(|seed| {
-            let outcome = run(&Options { planted: Some(bug), tight_budget: bug == Bug::BudgetResetOnRestart, ..Options::usual(seed) });
+            let outcome = run(&Options {
+                planted: Some(bug),
+                tight_budget: bug == Bug::BudgetResetOnRestart,
+                ..Options::usual(seed)
+            });
             outcome.violations.first().map(|v| (seed, v.invariant))
         });
         match found {

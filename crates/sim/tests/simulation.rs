@@ -24,10 +24,16 @@ fn no_seed_breaks_an_invariant() {
         for (fault, n) in outcome.faults {
             *counts.entry(fault).or_default() += n;
         }
-        bad.extend(outcome.violations.first().map(|v| format!("seed {seed}: {} at {} ms: {}", v.invariant, v.at, v.what)));
+        bad.extend(
+            outcome.violations.first().map(|v| format!("seed {seed}: {} at {} ms: {}", v.invariant, v.at, v.what)),
+        );
     }
     let total: u64 = counts.values().sum();
-    println!("simulation: {} seeds, {total} faults of {} kinds, {events} events, {generations} generations", all.len(), counts.len());
+    println!(
+        "simulation: {} seeds, {total} faults of {} kinds, {events} events, {generations} generations",
+        all.len(),
+        counts.len()
+    );
     println!("simulation faults: {counts:?}");
     assert!(bad.is_empty(), "{} of {} seeds; replay with make sim SEED=…\n{}", bad.len(), all.len(), bad.join("\n"));
     if seeds() >= 600 {

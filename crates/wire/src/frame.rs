@@ -12,7 +12,8 @@ use std::io::{self, Read, Write};
 pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     let body = serde_json::to_vec(message).map_err(io::Error::other)?;
     let length = u32::try_from(body.len()).ok().filter(|n| *n as usize <= FRAME_BYTES_MAX);
-    let length = length.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "message longer than a frame may be"))?;
+    let length =
+        length.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "message longer than a frame may be"))?;
     let mut frame = length.to_le_bytes().to_vec();
     frame.extend_from_slice(&body);
     Ok(frame)

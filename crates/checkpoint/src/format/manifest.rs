@@ -79,7 +79,8 @@ impl Manifest {
             return Err(ManifestError::Version(sealed.manifest.version));
         }
         let ranks: std::collections::BTreeSet<_> = sealed.manifest.shards.iter().map(|s| s.rank.0).collect();
-        if ranks.len() != sealed.manifest.world_size as usize || ranks.iter().any(|r| *r >= sealed.manifest.world_size) {
+        if ranks.len() != sealed.manifest.world_size as usize || ranks.iter().any(|r| *r >= sealed.manifest.world_size)
+        {
             return Err(ManifestError::Damaged("ranks are not complete".into()));
         }
         Ok(sealed.manifest)

@@ -1,0 +1,350 @@
+//! The agent's driver: receive, handle, execute. No policy lives here.
+
+pub mod connection;
+pub mod launch;
+mod sample;
+mod storage;
+mod workers;
+
+use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
+use crate::pgstore::PgStore;
+use connection::Target;
+use everstep_core::agent::command::Command;
+use everstep_core::agent::event::Event;
+use everstep_core::agent::{Agent, Config};
+use everstep_core::id::{Generation, Rank, Step};
+use everstep_core::time::Time;
+use everstep_wire::envelope::{ToAgent, ToCoordinator, VERSION};
+use everstep_wire::frame;
+use everstep_wire::worker::{Reply, Request};
+use launch::Template;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command as Process, Stdio};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::OwnedWriteHalf;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, oneshot};
+use workers::Crew;
+
+/// The guard gets this long to end itself.
+const GUARD_END: Duration = Duration::from_secs(3);
+
+/// Everything that reaches the driver.
+pub enum Input {
+    /// The stream to the coordinator is open.
+    Connected(mpsc::UnboundedSender<ToCoordinator>),
+    /// A line from the coordinator.
+    Line(ToAgent),
+    /// The stream ended.
+    Disconnected,
+    /// Nothing can be done; end with this code.
+    Fatal {
+        /// exit code
+        code: i32,
+        /// a sentence for the user
+        why: String,
+    },
+    /// The guard speaks; `None`: it is gone.
+    Guard(Option<GuardEvent>),
+    /// A worker asks.
+    Worker(Request, oneshot::Sender<Reply>),
+    /// A shard was written, or not.
+    Shard {
+        /// whose
+        local_rank: u32,
+        /// generation that captured it
+        generation: Generation,
+        /// its step
+        step: Step,
+        /// the user's directory
+        directory: String,
+        /// the file, or a sentence for the user
+        result: Result<everstep_core::message::ShardFile, String>,
+    },
+    /// A manifest was written, or not.
+    Published(Generation, Step, Result<(), String>),
+    /// A signal came.
+    Signal(i32),
+}
+
+/// How an agent ended.
+pub struct End {
+    /// Exit code of `everstep run`.
+    pub code: i32,
+    /// What happened.
+    pub why: String,
+}
+
+struct Driver {
+    core: Agent,
+    start: Instant,
+    template: Template,
+    host: String,
+    inbox: mpsc::UnboundedSender<Input>,
+    link: Option<mpsc::UnboundedSender<ToCoordinator>>,
+    guard: OwnedWriteHalf,
+    guard_outbox: Vec<u8>,
+    store: PgStore,
+    crew: Option<Crew>,
+    restores: BTreeMap<Rank, oneshot::Sender<Reply>>,
+    awaiting: Vec<(Step, oneshot::Sender<Reply>)>,
+    writing: BTreeSet<(u32, u64)>,
+    end: Option<End>,
+    progress: Vec<everstep_wire::envelope::Progress>,
+}
+
+/// Runs an agent until its job is over.
+///
+/// # Errors
+/// When the guard or the sockets cannot be set up.
+pub async fn run(mut config: Config, template: Template, target: Target) -> std::io::Result<End> {
+    let (inbox, mut inputs) = mpsc::unbounded_channel();
+    let (guard, mut guard_process) = start_guard(&inbox)?;
+    let store = PgStore::start(&config.host).await?;
+    config.store_port = store.port();
+    listen_to_workers(&template, &inbox)?;
+    listen_to_signals(&inbox)?;
+    let ladder = config.spec.ladder();
+    tokio::spawn(connection::run(target, inbox.clone()));
+    let host = config.host.clone();
+    let mut driver = Driver {
+        core: Agent::new(config, Time(0)),
+        start: Instant::now(),
+        template,
+        host,
+        inbox,
+        link: None,
+        guard,
+        guard_outbox: Vec::new(),
+        store,
+        crew: None,
+        restores: BTreeMap::new(),
+        awaiting: Vec::new(),
+        writing: BTreeSet::new(),
+        end: None,
+        progress: Vec::new(),
+    };
+    let mut ping = tokio::time::interval(ladder.ping);
+    let mut look = tokio::time::interval(ladder.ping.min(Duration::from_millis(100)));
+    loop {
+        let now = driver.now();
+        let deadline = driver.core.deadline(now).map_or(Duration::from_secs(3600), |at| at.since(now));
+        tokio::select! {
+            input = inputs.recv() => if let Some(input) = input { driver.input(input).await },
+            () = tokio::time::sleep(deadline) => driver.event(Event::Tick).await,
+            _ = ping.tick() => driver.ping(),
+            _ = look.tick() => driver.look().await,
+        }
+        if let Some(end) = driver.end.take() {
+            let _ = std::fs::remove_file(&driver.template.socket);
+            // The guard ends what is left, then itself.
+            let _ = driver.guard.shutdown().await;
+            let waited = tokio::task::spawn_blocking(move || guard_process.wait());
+            let _ = tokio::time::timeout(GUARD_END, waited).await;
+            return Ok(end);
+        }
+    }
+}
+
+fn start_guard(inbox: &mpsc::UnboundedSender<Input>) -> std::io::Result<(OwnedWriteHalf, Child)> {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+    let mut command = Process::new(std::env::current_exe()?);
+    command.arg("guard").stdin(Stdio::from(OwnedFd::from(theirs)));
+    let child = command.spawn()?;
+    ours.set_nonblocking(true)?;
+    let (mut reader, writer) = UnixStream::from_std(ours)?.into_split();
+    let inbox = inbox.clone();
+    tokio::spawn(async move {
+        let mut buffer = Vec::new();
+        loop {
+            while let Ok(Some(event)) = frame::take::<GuardEvent>(&mut buffer) {
+                let _ = inbox.send(Input::Guard(Some(event)));
+            }
+            if !matches!(reader.read_buf(&mut buffer).await, Ok(n) if n > 0) {
+                let _ = inbox.send(Input::Guard(None));
+                return;
+            }
+        }
+    });
+    Ok((writer, child))
+}
+
+fn listen_to_workers(template: &Template, inbox: &mpsc::UnboundedSender<Input>) -> std::io::Result<()> {
+    std::fs::create_dir_all(&template.memory)?;
+    let _ = std::fs::remove_file(&template.socket);
+    let listener = UnixListener::bind(&template.socket)?;
+    std::fs::set_permissions(&template.socket, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+    let inbox = inbox.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(talk(stream, inbox.clone()));
+        }
+    });
+    Ok(())
+}
+
+async fn talk(mut stream: UnixStream, inbox: mpsc::UnboundedSender<Input>) {
+    let mut buffer = Vec::new();
+    loop {
+        while let Ok(Some(request)) = frame::take::<Request>(&mut buffer) {
+            let (answer, reply) = oneshot::channel();
+            let _ = inbox.send(Input::Worker(request, answer));
+            let Ok(reply) = reply.await else { return };
+            let Ok(bytes) = frame::encode(&reply) else { return };
+            if stream.write_all(&bytes).await.is_err() {
+                return;
+            }
+        }
+        if !matches!(stream.read_buf(&mut buffer).await, Ok(n) if n > 0) {
+            return;
+        }
+    }
+}
+
+fn listen_to_signals(inbox: &mpsc::UnboundedSender<Input>) -> std::io::Result<()> {
+    for number in [1, 2, 3, 10, 12, 15, 18] {
+        let mut stream = signal(SignalKind::from_raw(number))?;
+        let inbox = inbox.clone();
+        tokio::spawn(async move {
+            while stream.recv().await.is_some() {
+                let _ = inbox.send(Input::Signal(number));
+            }
+        });
+    }
+    Ok(())
+}
+
+impl Driver {
+    fn now(&self) -> Time {
+        Time(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+
+    async fn input(&mut self, input: Input) {
+        match input {
+            Input::Connected(lines) => {
+                let hello = Box::new(self.core.hello());
+                let _ = lines.send(ToCoordinator::Hello { version: VERSION, hello });
+                self.link = Some(lines);
+                self.event(Event::Connected).await;
+            }
+            Input::Disconnected => {
+                self.link = None;
+                self.event(Event::Disconnected).await;
+            }
+            Input::Line(ToAgent::Ping) => {}
+            Input::Line(ToAgent::Order { epoch, order }) => self.event(Event::Order { epoch, order }).await,
+            Input::Fatal { code, why } => self.fatal(code, why).await,
+            Input::Guard(event) => self.guard_says(event).await,
+            Input::Worker(request, answer) => self.worker_asks(request, answer).await,
+            Input::Shard { local_rank, generation, step, directory, result } => {
+                self.writing.remove(&(local_rank, step.0));
+                match result {
+                    Ok(shard) => self.event(Event::ShardWritten { generation, step, directory, shard }).await,
+                    Err(why) => self.persist_failed(why),
+                }
+            }
+            Input::Published(generation, step, result) => match result {
+                Ok(()) => self.event(Event::Published { generation, step }).await,
+                Err(why) => self.persist_failed(why),
+            },
+            Input::Signal(signal) => self.event(Event::Signal { signal }).await,
+        }
+        self.flush_guard().await;
+    }
+
+    async fn fatal(&mut self, code: i32, why: String) {
+        // With workers running, a coordinator that cannot be had is only a reason to keep trying.
+        if self.crew.is_none() {
+            self.end = Some(End { code, why });
+        } else {
+            eprintln!("everstep: {why}");
+        }
+    }
+
+    fn persist_failed(&mut self, why: String) {
+        eprintln!("everstep: {why}");
+        for (_, answer) in self.awaiting.drain(..) {
+            let _ = answer.send(Reply::Refused { why: why.clone() });
+        }
+    }
+
+    fn ping(&mut self) {
+        if let Some(link) = &self.link {
+            let _ = link.send(ToCoordinator::Ping(self.progress.clone()));
+        }
+    }
+
+    /// Hands one event to the core and carries out what it asks for, until it asks for nothing more.
+    async fn event(&mut self, event: Event) {
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            self.core.handle(self.now(), event);
+            while let Some(command) = self.core.poll() {
+                events.extend(self.execute(command));
+            }
+        }
+        self.flush_guard().await;
+    }
+
+    fn execute(&mut self, command: Command) -> Option<Event> {
+        match command {
+            Command::Send(report) => {
+                self.announce(&report);
+                if let Some(link) = &self.link {
+                    let _ = link.send(ToCoordinator::Report(report));
+                }
+            }
+            Command::Spawn { generation, world, slot, restarts, max_restarts } => {
+                return self.spawn(generation, &world, &slot, restarts, max_restarts);
+            }
+            Command::Kill { generation, grace } => {
+                let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+                self.ask_guard(&GuardRequest::End { generation: generation.0, grace_ms });
+            }
+            Command::Forward { signal } => {
+                if let Some(crew) = &self.crew {
+                    crew.request_stop(signal);
+                }
+                self.ask_guard(&GuardRequest::Signal { signal });
+            }
+            Command::Restore { generation, step, tiers } => self.answer_restores(generation, step, &tiers),
+            Command::Publish { generation, step, directory, shards } => {
+                self.publish(generation, step, directory, shards);
+            }
+            Command::Durable { step, .. } => {
+                if let Some(crew) = &self.crew {
+                    crew.durable(step);
+                }
+                let (ready, waiting) = self.awaiting.drain(..).partition(|(s, _)| *s <= step);
+                self.awaiting = waiting;
+                let ready: Vec<(Step, oneshot::Sender<Reply>)> = ready;
+                for (_, answer) in ready {
+                    let _ = answer.send(Reply::Done);
+                }
+            }
+            Command::Exit { code, why, discard_memory } => {
+                if discard_memory {
+                    storage::discard(&self.template.job, &self.template.node);
+                }
+                self.end = Some(End { code, why });
+            }
+        }
+        None
+    }
+
+    fn ask_guard(&mut self, request: &GuardRequest) {
+        if let Ok(bytes) = frame::encode(request) {
+            self.guard_outbox.extend(bytes);
+        }
+    }
+
+    async fn flush_guard(&mut self) {
+        let bytes = std::mem::take(&mut self.guard_outbox);
+        if !bytes.is_empty() {
+            let _ = self.guard.write_all(&bytes).await;
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! What the step board and /proc show of a worker.
+
+use everstep_checkpoint::board::{Board, Word};
+use everstep_core::agent::watch::Observation;
+use everstep_wire::envelope::Progress;
+
+/// State letter and CPU time in milliseconds from `/proc/PID/stat`.
+fn process_state(pid: u32) -> Option<(char, u64)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(") ")?;
+    let fields: Vec<&str> = rest.split(' ').collect();
+    let state = fields.first()?.chars().next()?;
+    let ticks: u64 = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
+    Some((state, ticks * 1000 / per_second))
+}
+
+/// One look at a worker.
+pub fn observe(pid: u32, board: &Board) -> Observation {
+    let (state, cpu_ms) = process_state(pid).unwrap_or(('?', 0));
+    Observation {
+        step: (board.get(Word::StepKnown) == 1).then(|| board.get(Word::Step)),
+        beats: board.get(Word::Beats),
+        in_section: board.get(Word::SectionDepth) > 0,
+        section_timeout_ms: board.get(Word::SectionTimeout),
+        stopped: state == 'T',
+        cpu_ms,
+        interpreter_ticks: board.get(Word::InterpreterTicks),
+        stack_changes: board.get(Word::StackChanges),
+    }
+}
+
+/// The same for status.
+pub fn progress(rank: u32, pid: u32, board: &Board, seen: &Observation) -> Progress {
+    let doing = match () {
+        () if seen.stopped => "stopped".to_owned(),
+        () if seen.in_section => format!("section {}", board.section()),
+        () if seen.step.is_some() => "step".to_owned(),
+        () => "starting".to_owned(),
+    };
+    let step_ms = board.get(Word::StepNanos) / 1_000_000;
+    Progress {
+        rank,
+        pid,
+        step: seen.step,
+        step_ms: (step_ms > 0).then_some(step_ms),
+        sealed: board.get(Word::Sealed).checked_sub(1),
+        doing,
+    }
+}

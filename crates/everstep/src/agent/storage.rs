@@ -1,0 +1,119 @@
+//! The agent's side of checkpoints: room for slots, shards to durable storage, manifests, clean-up.
+
+use crate::places;
+use everstep_checkpoint::arena::{Slot, slot_paths};
+use everstep_checkpoint::persist;
+use everstep_core::id::Rank;
+use everstep_core::message::ShardFile;
+use everstep_wire::worker::Reply;
+use std::path::{Path, PathBuf};
+
+/// Memory is left to others at least this much.
+const HEADROOM_BYTES: u64 = 16 << 20;
+
+/// Where a worker's sealed slots are persisted to.
+#[derive(Clone, Debug)]
+pub struct Destination {
+    /// Global rank.
+    pub rank: Rank,
+    /// The user's directory.
+    pub directory: PathBuf,
+    /// Published checkpoints to keep.
+    pub keep: u32,
+}
+
+fn free_bytes(path: &Path) -> u64 {
+    rustix::fs::statvfs(path).map_or(0, |s| s.f_bavail * s.f_frsize)
+}
+
+fn reserve_in(directory: &Path, local_rank: u32, bytes: u64, slots: u32) -> std::io::Result<Vec<PathBuf>> {
+    std::fs::create_dir_all(directory)?;
+    let paths = slot_paths(directory, local_rank, slots);
+    let held = |p: &PathBuf| std::fs::metadata(p).map_or(0, |m| m.len());
+    let more: u64 = paths.iter().map(|p| bytes.saturating_sub(held(p))).sum();
+    if more + HEADROOM_BYTES > free_bytes(directory) && more > 0 {
+        return Err(std::io::ErrorKind::StorageFull.into());
+    }
+    for path in &paths {
+        Slot::reserve(path, bytes)?.map().populate()?;
+    }
+    Ok(paths)
+}
+
+/// Makes room for a worker's slots: in shared memory, else in a directory on disk (said in the reply).
+pub fn reserve(job: &str, node: &str, local_rank: u32, bytes: u64, slots: u32) -> Reply {
+    let memory = places::node_memory(job, node);
+    let texts = |paths: Vec<PathBuf>| paths.into_iter().map(|p| p.display().to_string()).collect();
+    let need = bytes * u64::from(slots) >> 20;
+    match reserve_in(&memory, local_rank, bytes, slots) {
+        Ok(paths) => Reply::Slots { paths: texts(paths), warning: None },
+        Err(short) => {
+            for path in slot_paths(&memory, local_rank, slots) {
+                let _ = std::fs::remove_file(path);
+            }
+            let spill = places::node_spill(job, node);
+            let shm = places::memory();
+            let free = free_bytes(shm.parent().unwrap_or(&shm)) >> 20;
+            match reserve_in(&spill, local_rank, bytes, slots) {
+                Ok(paths) => {
+                    let warning = format!(
+                        "{need} MiB of checkpoint slots do not fit into shared memory ({free} MiB free: {short}); using {} on disk, which is slower. In a container, start it with a larger --shm-size",
+                        spill.display()
+                    );
+                    Reply::Slots { paths: texts(paths), warning: Some(warning) }
+                }
+                Err(e) => Reply::Refused {
+                    why: format!(
+                        "{need} MiB of checkpoint slots fit neither into shared memory ({free} MiB free) nor into {} ({e}); free some space, or set EVERSTEP_SHM_DIR or EVERSTEP_STATE_DIR to a larger file system",
+                        spill.display()
+                    ),
+                },
+            }
+        }
+    }
+}
+
+/// Pinned, sealed slots of a worker: what waits to be persisted.
+pub fn pinned(job: &str, node: &str, local_rank: u32) -> Vec<(u64, PathBuf)> {
+    let mut found = Vec::new();
+    for directory in [places::node_memory(job, node), places::node_spill(job, node)] {
+        for path in slot_paths(&directory, local_rank, 8) {
+            let Ok(slot) = Slot::open(&path) else { continue };
+            if slot.pinned()
+                && let Ok((label, _)) = slot.inspect()
+            {
+                found.push((label.step, path));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Writes one slot out and releases it.
+///
+/// # Errors
+/// A sentence for the user.
+pub fn write_shard(path: &Path, to: &Destination, generation: u64, step: u64) -> Result<ShardFile, String> {
+    let slot = Slot::open(path).map_err(|e| format!("cannot open {}: {e}", path.display()))?;
+    let written = persist::write_shard(&slot, &to.directory, generation, step, to.rank);
+    slot.pin(false);
+    written.map_err(|e| {
+        format!(
+            "step {step} of rank {} could not be written to {}: {e}; training goes on, the previous checkpoint stays",
+            to.rank,
+            to.directory.display()
+        )
+    })
+}
+
+/// Removes a node's boards and arenas.
+pub fn discard(job: &str, node: &str) {
+    let memory = places::node_memory(job, node);
+    let _ = std::fs::remove_dir_all(&memory);
+    if let Some(parent) = memory.parent() {
+        // Only goes when this was the last node of the job on this machine.
+        let _ = std::fs::remove_dir(parent);
+    }
+    let _ = std::fs::remove_dir_all(places::node_spill(job, node));
+}

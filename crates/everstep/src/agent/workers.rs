@@ -1,0 +1,270 @@
+//! Workers as the driver sees them: launched through the guard, sampled, answered.
+
+use super::launch::{board_path, worker_logs};
+use super::storage::{self, Destination};
+use super::{Driver, End, Input, sample};
+use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
+use crate::pgstore::PgStore;
+use everstep_checkpoint::board::{Board, Word};
+use everstep_checkpoint::persist;
+use everstep_core::agent::event::Event;
+use everstep_core::coordinator::incident::describe;
+use everstep_core::id::{Generation, NodeId, Step};
+use everstep_core::message::{Outcome, Report, ShardFile, Slot, Tier, World};
+use everstep_wire::worker::{Reply, Request};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use tokio::sync::oneshot;
+
+/// Workers of one generation.
+pub struct Crew {
+    pub generation: Generation,
+    pub slot: Slot,
+    pub restarts: u32,
+    pub workers: BTreeMap<u32, Worker>,
+}
+
+/// One worker.
+pub struct Worker {
+    pub pid: u32,
+    pub board: Board,
+    pub destination: Option<Destination>,
+    pub error: Option<String>,
+}
+
+impl Crew {
+    /// Workers that ask `should_stop` learn it from their board.
+    pub fn request_stop(&self, signal: i32) {
+        for worker in self.workers.values() {
+            worker.board.set(Word::StopRequested, u64::from(signal.unsigned_abs()));
+        }
+    }
+
+    /// Tells workers what is on durable storage.
+    pub fn durable(&self, step: Step) {
+        for worker in self.workers.values() {
+            worker.board.set(Word::Durable, step.0 + 1);
+        }
+    }
+}
+
+/// What a worker said of its end: its error file (torch's format), else its last line on stderr.
+fn last_words(error_file: &Path, last_lines: &str, own: Option<&str>) -> String {
+    let from_file = || {
+        let json: serde_json::Value = serde_json::from_slice(&std::fs::read(error_file).ok()?).ok()?;
+        let message = &json["message"];
+        message["message"].as_str().or_else(|| message.as_str()).map(str::to_owned)
+    };
+    let last_line = || last_lines.lines().map(str::trim).rfind(|l| !l.is_empty()).map(str::to_owned);
+    let text = own.map(str::to_owned).or_else(from_file).or_else(last_line).unwrap_or_default();
+    text.lines().next().unwrap_or_default().chars().take(300).collect()
+}
+
+impl Driver {
+    pub(super) fn spawn(
+        &mut self,
+        generation: Generation,
+        world: &World,
+        slot: &Slot,
+        restarts: u32,
+        max: u32,
+    ) -> Option<Event> {
+        if generation.0 > 1 {
+            eprintln!(
+                "everstep: generation {generation}: {} ranks on {} nodes, restart {restarts}",
+                world.size(),
+                world.slots.len()
+            );
+        }
+        let mut crew = Crew { generation, slot: slot.clone(), restarts, workers: BTreeMap::new() };
+        for local in 0..slot.workers {
+            match Board::create(&board_path(&self.template.memory, local), generation.0) {
+                Ok(board) => {
+                    crew.workers.insert(local, Worker { pid: 0, board, destination: None, error: None });
+                }
+                Err(e) => {
+                    let message = format!("cannot write {}: {e}", self.template.memory.display());
+                    self.crew = Some(crew);
+                    return Some(Event::SpawnFailed { generation, local_rank: local, message });
+                }
+            }
+        }
+        for local in 0..slot.workers {
+            let launch = self.template.launch(generation, world, slot, restarts, max, local);
+            let _ = std::fs::remove_file(worker_logs(&self.template.logs, restarts, local).join("error.json"));
+            self.ask_guard(&GuardRequest::Launch(Box::new(launch)));
+        }
+        self.crew = Some(crew);
+        None
+    }
+
+    pub(super) async fn guard_says(&mut self, event: Option<GuardEvent>) {
+        match event {
+            Some(GuardEvent::Launched { generation, local_rank, pid }) => {
+                let crew = self.crew.as_mut().filter(|c| c.generation.0 == generation);
+                if let Some(worker) = crew.and_then(|c| c.workers.get_mut(&local_rank)) {
+                    worker.pid = pid;
+                }
+            }
+            Some(GuardEvent::NotLaunched { generation, local_rank, why }) => {
+                let generation = Generation(generation);
+                self.event(Event::SpawnFailed { generation, local_rank, message: why }).await;
+            }
+            Some(GuardEvent::Exited { generation, local_rank, pid, outcome, last_lines }) => {
+                // Its last steps must be known before its end is.
+                self.look_at(local_rank).await;
+                let crew = self.crew.as_mut().filter(|c| c.generation.0 == generation);
+                let worker = crew.and_then(|c| c.workers.get_mut(&local_rank).map(|w| (w, c.restarts)));
+                let message = match worker {
+                    Some((worker, restarts)) if outcome != Outcome::Code(0) => {
+                        worker.pid = 0;
+                        let file = worker_logs(&self.template.logs, restarts, local_rank).join("error.json");
+                        last_words(&file, &last_lines, worker.error.as_deref())
+                    }
+                    Some((worker, _)) => {
+                        worker.pid = 0;
+                        String::new()
+                    }
+                    None => String::new(),
+                };
+                let generation = Generation(generation);
+                self.event(Event::WorkerExited { generation, local_rank, pid, outcome, message }).await;
+            }
+            Some(GuardEvent::Gone { generation }) => {
+                self.crew = None;
+                self.writing.clear();
+                self.restores.clear();
+                self.awaiting.clear();
+                match PgStore::start(&self.host).await {
+                    Ok(store) => self.store = store,
+                    Err(e) => self.end = Some(End { code: 1, why: format!("cannot listen on {}: {e}", self.host) }),
+                }
+                let store_port = self.store.port();
+                self.event(Event::WorkersGone { generation: Generation(generation), store_port }).await;
+            }
+            None => {
+                // Without its guard this agent cannot keep its promises: end, and let the next one begin clean.
+                let why = "the guard process of this node was killed; start this node again".to_owned();
+                self.end = Some(End { code: 75, why });
+            }
+        }
+    }
+
+    /// One line on the console for what people want to know at once.
+    pub(super) fn announce(&self, report: &Report) {
+        if let Report::WorkerFailed { failure, .. } = report {
+            eprintln!("everstep: {}", describe(&NodeId(self.template.node.clone()), Some(failure)));
+        }
+    }
+
+    /// Looks at all workers.
+    pub(super) async fn look(&mut self) {
+        let locals: Vec<u32> = self.crew.iter().flat_map(|c| c.workers.keys().copied()).collect();
+        self.progress.clear();
+        for local in locals {
+            self.look_at(local).await;
+        }
+    }
+
+    async fn look_at(&mut self, local_rank: u32) {
+        let Some(crew) = &self.crew else { return };
+        let Some(worker) = crew.workers.get(&local_rank).filter(|w| w.pid != 0) else { return };
+        let seen = sample::observe(worker.pid, &worker.board);
+        let (generation, pid) = (crew.generation, worker.pid);
+        self.progress.push(sample::progress(crew.slot.first_rank.0 + local_rank, pid, &worker.board, &seen));
+        if let Some(to) = worker.destination.clone() {
+            self.persist_pinned(generation, local_rank, &to);
+        }
+        self.event(Event::Sample { generation, local_rank, pid, seen }).await;
+    }
+
+    fn persist_pinned(&mut self, generation: Generation, local_rank: u32, to: &Destination) {
+        for (step, path) in storage::pinned(&self.template.job, &self.template.node, local_rank) {
+            if !self.writing.insert((local_rank, step)) {
+                continue;
+            }
+            let (inbox, to) = (self.inbox.clone(), to.clone());
+            let directory = to.directory.display().to_string();
+            tokio::task::spawn_blocking(move || {
+                let result = storage::write_shard(&path, &to, generation.0, step);
+                let _ = inbox.send(Input::Shard { local_rank, generation, step: Step(step), directory, result });
+            });
+        }
+    }
+
+    pub(super) fn publish(&mut self, generation: Generation, step: Step, directory: String, shards: Vec<ShardFile>) {
+        let keep = self
+            .crew
+            .iter()
+            .flat_map(|c| c.workers.values())
+            .find_map(|w| w.destination.as_ref())
+            .map_or(2, |d| d.keep);
+        let inbox = self.inbox.clone();
+        tokio::task::spawn_blocking(move || {
+            let path = PathBuf::from(&directory);
+            let result = persist::publish(&path, generation.0, step.0, &shards)
+                .and_then(|()| persist::prune(&path, keep as usize, generation.0))
+                .map_err(|e| format!("checkpoint of step {step} could not be published in {directory}: {e}"));
+            let _ = inbox.send(Input::Published(generation, step, result));
+        });
+    }
+
+    pub(super) fn answer_restores(&mut self, generation: Generation, step: Option<Step>, tiers: &[Tier]) {
+        if self.crew.as_ref().is_none_or(|c| c.generation != generation) {
+            return;
+        }
+        for (rank, answer) in std::mem::take(&mut self.restores) {
+            let tier = tiers.get(rank.0 as usize).copied();
+            let _ = answer.send(Reply::Restore { step, tier });
+        }
+    }
+
+    pub(super) async fn worker_asks(&mut self, request: Request, answer: oneshot::Sender<Reply>) {
+        let current = self.crew.as_ref().map(|c| c.generation);
+        let from = match &request {
+            Request::Reserve { generation, .. }
+            | Request::Restore { generation, .. }
+            | Request::AwaitDurable { generation, .. }
+            | Request::Persist { generation, .. }
+            | Request::Error { generation, .. } => *generation,
+        };
+        if current != Some(from) {
+            let why = format!("generation {from} is over");
+            let _ = answer.send(Reply::Refused { why });
+            return;
+        }
+        match request {
+            Request::Reserve { local_rank, slot_bytes, slots, .. } => {
+                let (job, node) = (self.template.job.clone(), self.template.node.clone());
+                tokio::task::spawn_blocking(move || {
+                    let _ = answer.send(storage::reserve(&job, &node, local_rank, slot_bytes, slots));
+                });
+            }
+            Request::Restore { generation, rank, offers } => {
+                self.restores.insert(rank, answer);
+                self.event(Event::Offers { generation, rank, offers }).await;
+            }
+            Request::AwaitDurable { step, .. } => {
+                let known =
+                    self.crew.iter().flat_map(|c| c.workers.values()).any(|w| w.board.get(Word::Durable) > step.0);
+                if known {
+                    let _ = answer.send(Reply::Done);
+                } else {
+                    self.awaiting.push((step, answer));
+                }
+            }
+            Request::Persist { local_rank, rank, directory, keep, .. } => {
+                if let Some(worker) = self.crew.as_mut().and_then(|c| c.workers.get_mut(&local_rank)) {
+                    worker.destination = Some(Destination { rank, directory: directory.into(), keep });
+                }
+                let _ = answer.send(Reply::Done);
+            }
+            Request::Error { local_rank, message, .. } => {
+                if let Some(worker) = self.crew.as_mut().and_then(|c| c.workers.get_mut(&local_rank)) {
+                    worker.error = Some(message);
+                }
+                let _ = answer.send(Reply::Done);
+            }
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The command line: parsing and dispatch. Data goes to standard output, talk to standard error.
+
+mod doctor;
+mod logs;
+mod run;
+mod status;
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Exit code for a wrong command line.
+pub const USAGE: i32 = 2;
+
+/// A failure as the command line ends with it: a code and a sentence that says what to do.
+pub struct Failure {
+    pub code: i32,
+    pub why: String,
+}
+
+impl Failure {
+    fn usage(why: impl Into<String>) -> Self {
+        Failure { code: USAGE, why: why.into() }
+    }
+
+    fn config(why: impl Into<String>) -> Self {
+        Failure { code: 78, why: why.into() }
+    }
+}
+
+#[derive(Parser)]
+#[command(name = "everstep", version, about = "Keeps large PyTorch training runs stepping.", propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a training script on this node; takes torchrun's options.
+    Run(Box<run::Options>),
+    /// What all jobs of this user are doing.
+    Status(status::Options),
+    /// What the workers wrote.
+    Logs(logs::Options),
+    /// Check this machine: shared memory, limits, leftovers; print the timeouts.
+    Doctor(doctor::Options),
+    /// Run a coordinator (agents start one where none answers).
+    #[command(hide = true)]
+    Coordinator {
+        /// where to listen
+        #[arg(long)]
+        bind: String,
+        /// directory of the store
+        #[arg(long)]
+        store: PathBuf,
+    },
+    /// The process between an agent and its workers; started by agents only.
+    #[command(hide = true)]
+    Guard,
+}
+
+/// Runs the command line; returns the exit code.
+pub fn main() -> i32 {
+    let arguments = underscores_to_dashes(std::env::args().collect());
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(e) => {
+            let _ = e.print();
+            return if e.use_stderr() { USAGE } else { 0 };
+        }
+    };
+    let done = match cli.command {
+        Command::Run(options) => run::run(&options),
+        Command::Status(options) => status::run(&options),
+        Command::Logs(options) => logs::run(&options),
+        Command::Doctor(options) => doctor::run(&options),
+        Command::Coordinator { bind, store } => coordinator(&bind, &store),
+        Command::Guard => return crate::guard::run(),
+    };
+    match done {
+        Ok(code) => code,
+        Err(failure) => {
+            eprintln!("everstep: {}", failure.why);
+            failure.code
+        }
+    }
+}
+
+fn coordinator(bind: &str, store: &std::path::Path) -> Result<i32, Failure> {
+    let done = runtime()?.block_on(crate::coordinator::run(bind, store));
+    done.map(|()| 0).map_err(|e| Failure { code: e.code, why: e.why })
+}
+
+/// One thread: agents and coordinators wait, they do not compute.
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    built.map_err(|e| Failure { code: 1, why: format!("cannot start: {e}") })
+}
+
+/// torchrun takes `--nproc_per_node` as well as `--nproc-per-node`; what follows the script is its own.
+fn underscores_to_dashes(arguments: Vec<String>) -> Vec<String> {
+    let mut ours = true;
+    let mut value = false;
+    let convert = |(i, a): (usize, String)| {
+        if i < 2 || !ours {
+            return a;
+        }
+        if std::mem::take(&mut value) {
+            return a;
+        }
+        if !a.starts_with('-') || a == "--" {
+            ours = false;
+            return a;
+        }
+        let (name, rest) = a.split_once('=').map_or((a.as_str(), None), |(n, r)| (n, Some(r)));
+        let plain = name.replace('_', "-");
+        value = rest.is_none() && run::takes_value(&plain);
+        rest.map_or(plain.clone(), |r| format!("{plain}={r}"))
+    };
+    arguments.into_iter().enumerate().map(convert).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_spellings_are_taken_and_the_scripts_arguments_are_left_alone() {
+        let given =
+            ["everstep", "run", "--nproc_per_node", "2", "--rdzv_id=a_b", "--standalone", "train_me.py", "--my_flag"];
+        let got = underscores_to_dashes(given.map(str::to_owned).to_vec());
+        assert_eq!(got[2..], ["--nproc-per-node", "2", "--rdzv-id=a_b", "--standalone", "train_me.py", "--my_flag"]);
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}

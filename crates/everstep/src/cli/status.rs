@@ -1,0 +1,130 @@
+//! `everstep status`: what all jobs of this user are doing.
+
+use super::{Failure, runtime};
+use crate::places;
+use clap::Args;
+use everstep_wire::client::ask;
+use everstep_wire::token::Token;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Only this job
+    job: Option<String>,
+    /// Again every second, until interrupted
+    #[arg(long)]
+    watch: bool,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Directories of all stores that agents of this user have used.
+fn stores() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for job in std::fs::read_dir(places::state().join("jobs")).into_iter().flatten().flatten() {
+        for file in std::fs::read_dir(job.path()).into_iter().flatten().flatten() {
+            if file.path().extension().is_some_and(|e| e == "json")
+                && let Ok(bytes) = std::fs::read(file.path())
+                && let Ok(about) = serde_json::from_slice::<serde_json::Value>(&bytes)
+                && let Some(store) = about["store"].as_str()
+            {
+                found.push(PathBuf::from(store));
+            }
+        }
+    }
+    found.sort();
+    found.dedup();
+    found
+}
+
+async fn coordinator_status(store: &Path) -> Option<serde_json::Value> {
+    let about: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(crate::coordinator::endpoint_file(store)).ok()?).ok()?;
+    let token = Token::read(&store.join("token")).ok()?;
+    let answer = ask(about["endpoint"].as_str()?, "GET", "/v1/status", &token).await.ok()?;
+    serde_json::from_slice(&answer).ok()
+}
+
+/// Jobs of all coordinators that answer.
+async fn jobs(only: Option<&str>) -> Vec<serde_json::Value> {
+    let mut all = Vec::new();
+    for store in stores() {
+        let Some(status) = coordinator_status(&store).await else { continue };
+        for job in status["jobs"].as_array().into_iter().flatten() {
+            if only.is_none_or(|name| job["job"] == name) {
+                let mut job = job.clone();
+                job["coordinator"] =
+                    serde_json::json!({"endpoint": status["endpoint"], "pid": status["pid"], "epoch": status["epoch"]});
+                all.push(job);
+            }
+        }
+    }
+    all
+}
+
+fn show(job: &serde_json::Value) {
+    let number = |v: &serde_json::Value| v.as_u64().map_or("-".to_owned(), |n| n.to_string());
+    println!(
+        "{}  {}  generation {}  {} ranks  restarts {}/{}  durable step {}",
+        job["job"].as_str().unwrap_or("?"),
+        job["phase"].as_str().unwrap_or("?"),
+        number(&job["generation"]),
+        number(&job["world_size"]),
+        number(&job["restarts"]),
+        number(&job["max_restarts"]),
+        number(&job["durable_step"]),
+    );
+    if job["phase"] != "training" || !job["reason"].is_string() {
+        println!("  why      {}", job["reason"]);
+    }
+    println!(
+        "  coordinator {} pid {} epoch {}",
+        job["coordinator"]["endpoint"].as_str().unwrap_or("?"),
+        job["coordinator"]["pid"],
+        job["coordinator"]["epoch"]
+    );
+    for node in job["nodes"].as_array().into_iter().flatten() {
+        let state = if node["attached"] == true { "attached" } else { "lost a moment ago" };
+        println!(
+            "  node {:<12} {:<16} {state}",
+            node["node"].as_str().unwrap_or("?"),
+            node["host"].as_str().unwrap_or("?")
+        );
+    }
+    for w in job["workers"].as_array().into_iter().flatten() {
+        println!(
+            "  rank {:<4} pid {:<8} step {:<8} {:>6} ms  in memory {:<8} {}",
+            number(&w["rank"]),
+            number(&w["pid"]),
+            number(&w["step"]),
+            number(&w["step_ms"]),
+            number(&w["sealed"]),
+            w["doing"].as_str().unwrap_or("?"),
+        );
+    }
+}
+
+/// Prints the status once or for ever.
+pub fn run(o: &Options) -> Result<i32, Failure> {
+    let runtime = runtime()?;
+    loop {
+        let jobs = runtime.block_on(jobs(o.job.as_deref()));
+        if o.json {
+            println!("{}", serde_json::json!({"version": 1, "jobs": jobs}));
+        } else if jobs.is_empty() {
+            match &o.job {
+                Some(job) => eprintln!("job {job} is not running here; everstep logs {job} shows what it wrote"),
+                None => eprintln!("no job is running here; start one with everstep run SCRIPT"),
+            }
+        }
+        if !o.json {
+            jobs.iter().for_each(show);
+        }
+        if !o.watch {
+            return Ok(if jobs.is_empty() && o.job.is_some() { 69 } else { 0 });
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,330 @@
+//! The coordinator's driver: receive, handle, execute. No policy lives here.
+
+use crate::places;
+use crate::store::{Store, redb::RedbStore};
+use everstep_core::coordinator::Coordinator;
+use everstep_core::coordinator::command::{Command, Fact, Precondition};
+use everstep_core::coordinator::event::{Event, StoreFailure, Version};
+use everstep_core::coordinator::state::{JobRecord, Phase};
+use everstep_core::id::{Epoch, JobId, PersistId, Session};
+use everstep_core::message::Order;
+use everstep_core::time::Time;
+use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
+use everstep_wire::server::{Inbound, serve};
+use everstep_wire::token::Token;
+use rustix::fs::{FlockOperation, flock};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc as blocking;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc;
+
+/// A coordinator that nobody needs any more ends after this.
+const LINGER: Duration = Duration::from_secs(2);
+/// A coordinator that nobody has found yet ends after this.
+const UNUSED: Duration = Duration::from_secs(60);
+
+/// Why a coordinator could not start, and with which exit code.
+pub struct StartError {
+    /// Exit code.
+    pub code: i32,
+    /// A sentence for the user.
+    pub why: String,
+}
+
+/// File in the store's directory that says where the coordinator listens.
+pub fn endpoint_file(directory: &Path) -> PathBuf {
+    directory.join("endpoint.json")
+}
+
+/// File with the facts about all jobs of a store.
+pub fn events_file(directory: &Path) -> PathBuf {
+    directory.join("events.jsonl")
+}
+
+enum Input {
+    Server(Inbound),
+    Line(Session, Option<ToCoordinator>),
+    Persisted(PersistId, Result<Version, StoreFailure>),
+}
+
+struct Peer {
+    orders: mpsc::UnboundedSender<ToAgent>,
+    heard: Instant,
+    silence: Duration,
+    ping: Duration,
+    job: Option<String>,
+    progress: Vec<Progress>,
+}
+
+type StoreWrite = (PersistId, String, Vec<u8>, Precondition);
+
+struct Driver {
+    core: Coordinator,
+    epoch: Epoch,
+    base: (u64, Instant),
+    peers: BTreeMap<Session, Peer>,
+    sessions: u64,
+    waiting: BTreeMap<PersistId, Vec<(Session, Order)>>,
+    writer: blocking::Sender<StoreWrite>,
+    inbox: mpsc::UnboundedSender<Input>,
+    events: File,
+    idle_since: Instant,
+    used: bool,
+    endpoint: String,
+}
+
+/// Runs a coordinator on `bind` with its store in `directory` until nobody needs it.
+///
+/// # Errors
+/// [`StartError`] when it cannot start.
+pub async fn run(bind: &str, directory: &Path) -> Result<(), StartError> {
+    let fail = |why: String| StartError { code: 78, why };
+    std::fs::create_dir_all(directory).map_err(|e| fail(format!("cannot create {}: {e}", directory.display())))?;
+    let lock =
+        File::create(directory.join("lock")).map_err(|e| fail(format!("cannot lock {}: {e}", directory.display())))?;
+    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Ok(());
+    }
+    let token = Token::at(&directory.join("token")).map_err(|e| fail(format!("cannot use the token: {e}")))?;
+    let listener = tokio::net::TcpListener::bind(bind)
+        .await
+        .map_err(|e| fail(format!("cannot listen on {bind}: {e}; give --rdzv-endpoint another port")))?;
+    let endpoint = listener.local_addr().map_or(bind.to_owned(), |a| a.to_string());
+    let store = RedbStore::open(&directory.join("store.redb")).map_err(fail)?;
+    let epoch = take_epoch(&store).map_err(|e| fail(format!("cannot write the store: {e:?}")))?;
+    let records = load(&store).map_err(|e| fail(format!("cannot read the store: {e:?}")))?;
+    let events = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(events_file(directory))
+        .map_err(|e| fail(format!("cannot write {}: {e}", events_file(directory).display())))?;
+    let about = json!({"endpoint": endpoint, "pid": std::process::id(), "epoch": epoch.0});
+    places::write_whole(&endpoint_file(directory), about.to_string().as_bytes())
+        .map_err(|e| fail(format!("cannot write {}: {e}", directory.display())))?;
+
+    let (inbox, mut inputs) = mpsc::unbounded_channel();
+    let (server_inbox, mut from_server) = mpsc::unbounded_channel();
+    tokio::spawn(serve(listener, token, server_inbox));
+    let forward = inbox.clone();
+    tokio::spawn(async move {
+        while let Some(inbound) = from_server.recv().await {
+            let _ = forward.send(Input::Server(inbound));
+        }
+    });
+    let (writer, writes) = blocking::channel::<StoreWrite>();
+    let results = inbox.clone();
+    std::thread::spawn(move || {
+        while let Ok((id, key, value, when)) = writes.recv() {
+            let result = store.put(&key, &value, when);
+            let _ = results.send(Input::Persisted(id, result));
+        }
+    });
+    let start = (unix_millis(), Instant::now());
+    let now = Time(start.0);
+    let mut driver = Driver {
+        core: Coordinator::new(epoch, records, now),
+        epoch,
+        base: start,
+        peers: BTreeMap::new(),
+        sessions: 0,
+        waiting: BTreeMap::new(),
+        writer,
+        inbox,
+        events,
+        idle_since: Instant::now(),
+        used: false,
+        endpoint,
+    };
+    driver.event(Event::Tick);
+    let mut pulse = tokio::time::interval(Duration::from_millis(50));
+    loop {
+        let deadline =
+            driver.core.deadline(driver.now()).map_or(Duration::from_secs(3600), |at| at.since(driver.now()));
+        tokio::select! {
+            input = inputs.recv() => match input {
+                Some(input) => driver.input(input),
+                None => return Ok(()),
+            },
+            () = tokio::time::sleep(deadline) => driver.event(Event::Tick),
+            _ = pulse.tick() => {
+                if driver.pulse() {
+                    let _ = std::fs::remove_file(endpoint_file(directory));
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+fn unix_millis() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(0))
+}
+
+fn take_epoch(store: &RedbStore) -> Result<Epoch, StoreFailure> {
+    let version = store.get("epoch")?.map(|(_, v)| v);
+    store.put("epoch", b"", version.map_or(Precondition::Absent, Precondition::Version)).map(Epoch)
+}
+
+fn load(store: &RedbStore) -> Result<Vec<(JobRecord, Version)>, StoreFailure> {
+    let found = store.list("job/")?;
+    Ok(found.into_iter().filter_map(|(_, value, v)| Some((serde_json::from_slice(&value).ok()?, v))).collect())
+}
+
+impl Driver {
+    fn now(&self) -> Time {
+        Time(self.base.0 + u64::try_from(self.base.1.elapsed().as_millis()).unwrap_or(0))
+    }
+
+    fn input(&mut self, input: Input) {
+        match input {
+            Input::Server(Inbound::Attached { orders, mut lines }) => {
+                self.sessions += 1;
+                self.used = true;
+                let session = Session(self.sessions);
+                let second = Duration::from_secs(2);
+                let peer = Peer {
+                    orders,
+                    heard: Instant::now(),
+                    silence: second,
+                    ping: second / 8,
+                    job: None,
+                    progress: vec![],
+                };
+                self.peers.insert(session, peer);
+                let inbox = self.inbox.clone();
+                tokio::spawn(async move {
+                    while let Some(line) = lines.recv().await {
+                        let _ = inbox.send(Input::Line(session, Some(line)));
+                    }
+                    let _ = inbox.send(Input::Line(session, None));
+                });
+            }
+            Input::Server(Inbound::Status(answer)) => {
+                let _ = answer.send(self.status());
+            }
+            Input::Server(Inbound::Stop { job, done }) => {
+                let job = JobId(job);
+                let _ = done.send(self.core.jobs().contains_key(&job));
+                self.event(Event::StopJob { job, signal: 15 });
+            }
+            Input::Line(session, Some(line)) => self.line(session, line),
+            Input::Line(session, None) => self.close(session),
+            Input::Persisted(id, result) => {
+                let promises = self.waiting.remove(&id).unwrap_or_default();
+                if result.is_ok() {
+                    for (session, order) in promises {
+                        self.send(session, order);
+                    }
+                }
+                self.event(Event::Persisted { id, result });
+            }
+        }
+    }
+
+    fn line(&mut self, session: Session, line: ToCoordinator) {
+        let Some(peer) = self.peers.get_mut(&session) else { return };
+        peer.heard = Instant::now();
+        match line {
+            ToCoordinator::Hello { version, hello } if version == VERSION => {
+                let ladder = hello.spec.ladder();
+                (peer.silence, peer.ping) = (ladder.silence, ladder.ping);
+                peer.job = Some(hello.spec.job.0.clone());
+                self.event(Event::Joined { session, hello });
+            }
+            ToCoordinator::Hello { version, .. } => {
+                let why = format!(
+                    "this agent speaks version {version}, the coordinator {VERSION}; install one everstep version on all nodes"
+                );
+                self.send(session, Order::Refused { why, code: 78 });
+            }
+            ToCoordinator::Report(report) => self.event(Event::Report { session, report }),
+            ToCoordinator::Ping(progress) => peer.progress = progress,
+        }
+    }
+
+    fn close(&mut self, session: Session) {
+        if self.peers.remove(&session).is_some() {
+            self.event(Event::Lost { session });
+        }
+    }
+
+    fn send(&mut self, session: Session, order: Order) {
+        if let Some(peer) = self.peers.get(&session) {
+            let _ = peer.orders.send(ToAgent::Order { epoch: self.epoch, order });
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        let now = self.now();
+        self.core.handle(now, event);
+        while let Some(command) = self.core.poll() {
+            match command {
+                Command::Send { session, order, after: None } => self.send(session, order),
+                Command::Send { session, order, after: Some(id) } => {
+                    self.waiting.entry(id).or_default().push((session, order));
+                }
+                Command::Persist { id, key, value, precondition } => {
+                    let _ = self.writer.send((id, key, value, precondition));
+                }
+                Command::Record { job, fact } => self.record(&job, &fact),
+                Command::StepDown { why } => {
+                    eprintln!("everstep coordinator: {why}");
+                    std::process::exit(0);
+                }
+            }
+        }
+    }
+
+    fn record(&mut self, job: &JobId, fact: &Fact) {
+        let ts = unix_millis() as f64 / 1000.0;
+        let line = json!({"ts": ts, "job": job, "fact": fact});
+        let _ = writeln!(self.events, "{line}");
+    }
+
+    /// Pings, silences, and whether this coordinator is of no use any more.
+    fn pulse(&mut self) -> bool {
+        let now = Instant::now();
+        let silent: Vec<Session> =
+            self.peers.iter().filter(|(_, p)| now.duration_since(p.heard) > p.silence).map(|(s, _)| *s).collect();
+        for session in silent {
+            self.close(session);
+        }
+        for peer in self.peers.values() {
+            let _ = peer.orders.send(ToAgent::Ping);
+        }
+        if !self.core.idle() || !self.peers.is_empty() {
+            self.idle_since = now;
+        }
+        now.duration_since(self.idle_since) > if self.used { LINGER } else { UNUSED }
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let jobs: Vec<_> = self
+            .core
+            .jobs()
+            .iter()
+            .map(|(id, job)| {
+                let phase = match &job.phase {
+                    Phase::Forming { .. } => "forming",
+                    Phase::Training { .. } => "training",
+                    Phase::Stopping { .. } => "stopping",
+                    Phase::Over { .. } => "over",
+                };
+                let mine = self.peers.values().filter(|p| p.job.as_deref() == Some(id.0.as_str()));
+                let mut workers: Vec<&Progress> = mine.flat_map(|p| &p.progress).collect();
+                workers.sort_by_key(|w| w.rank);
+                let nodes: Vec<_> = job.nodes.values().map(|n| json!({"node": n.hello.node, "host": n.hello.host, "attached": n.session.is_some()})).collect();
+                json!({
+                    "job": id, "phase": phase, "reason": job.reason, "generation": job.record.generation,
+                    "world_size": job.record.world.size(), "restarts": job.record.restarts, "max_restarts": job.max_restarts(),
+                    "durable_step": job.record.durable, "nodes": nodes, "workers": workers,
+                })
+            })
+            .collect();
+        json!({"version": 1, "epoch": self.epoch, "pid": std::process::id(), "endpoint": self.endpoint, "jobs": jobs})
+    }
+}

@@ -1,0 +1,219 @@
+//! The guard: a small process of one thread of control between an agent and its workers.
+//!
+//! Why a process of its own: when an agent is killed, somebody must end the workers and everything
+//! they have started, data-loader processes and daemons in sessions of their own included. A
+//! parent-death signal covers no grandchild and is bound to the thread that spawned. The guard is
+//! the sub-reaper of all of them: whatever loses its parent becomes the guard's child and is found.
+//! When the socket to the agent closes, the guard ends them all and exits; until then it holds the
+//! node lock that it inherited, so the next agent on this node waits for exactly that.
+
+pub mod output;
+pub mod protocol;
+mod tree;
+
+use crate::guard::protocol::{Event, Launch, Request};
+use everstep_core::message::Outcome;
+use everstep_wire::frame;
+use output::{Pump, Sink};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open};
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long the last lines of a worker are waited for after its exit.
+const LAST_WORDS: Duration = Duration::from_millis(60);
+
+struct Worker {
+    generation: u64,
+    local_rank: u32,
+    pidfd: OwnedFd,
+    pumps: Vec<Pump>,
+}
+
+struct Ending {
+    generation: u64,
+    kill_at: Instant,
+}
+
+struct Guard {
+    agent: UnixStream,
+    inbox: Vec<u8>,
+    workers: BTreeMap<u32, Worker>,
+    ending: Option<Ending>,
+    agent_gone: bool,
+}
+
+/// Runs the guard on its standard input, a socket to the agent; returns when the agent is gone or says so.
+pub fn run() -> i32 {
+    let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+    let _ = rustix::process::setsid();
+    let Ok(socket) = std::io::stdin().as_fd().try_clone_to_owned() else { return 1 };
+    let agent = UnixStream::from(socket);
+    let _ = agent.set_nonblocking(true);
+    let mut guard = Guard { agent, inbox: Vec::new(), workers: BTreeMap::new(), ending: None, agent_gone: false };
+    loop {
+        guard.wait();
+        guard.receive();
+        guard.reap();
+        guard.progress();
+        if guard.agent_gone && tree::descendants().is_empty() {
+            return 0;
+        }
+    }
+}
+
+impl Guard {
+    /// Sleeps until the agent speaks, a worker ends, or a deadline passes.
+    fn wait(&self) {
+        let mut fds: Vec<PollFd<'_>> = Vec::new();
+        if !self.agent_gone {
+            fds.push(PollFd::new(&self.agent, PollFlags::IN));
+        }
+        fds.extend(self.workers.values().map(|w| PollFd::new(&w.pidfd, PollFlags::IN)));
+        let limit = if self.ending.is_some() || self.agent_gone { 5_000_000 } else { 1_000_000_000 };
+        let timeout = Timespec { tv_sec: limit / 1_000_000_000, tv_nsec: limit % 1_000_000_000 };
+        let _ = poll(&mut fds, Some(&timeout));
+    }
+
+    fn receive(&mut self) {
+        let mut bytes = [0u8; 65536];
+        loop {
+            match self.agent.read(&mut bytes) {
+                Ok(0) => {
+                    self.agent_gone = true;
+                    break;
+                }
+                Ok(n) => self.inbox.extend_from_slice(&bytes[..n]),
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(_) => {
+                    self.agent_gone = true;
+                    break;
+                }
+            }
+        }
+        while let Ok(Some(request)) = frame::take::<Request>(&mut self.inbox) {
+            match request {
+                Request::Launch(launch) => self.launch(*launch),
+                Request::Signal { signal } => self.signal(signal),
+                Request::End { generation, grace_ms } => {
+                    if grace_ms > 0 {
+                        self.signal(15);
+                    }
+                    let kill_at = Instant::now() + Duration::from_millis(grace_ms);
+                    self.ending = Some(Ending { generation, kill_at });
+                }
+            }
+        }
+    }
+
+    fn say(&mut self, event: &Event) {
+        if let Ok(bytes) = frame::encode(event) {
+            let _ = self.agent.set_nonblocking(false);
+            let _ = self.agent.write_all(&bytes);
+            let _ = self.agent.set_nonblocking(true);
+        }
+    }
+
+    fn signal(&self, signal: i32) {
+        let Some(signal) = Signal::from_named_raw(signal) else { return };
+        for pid in self.workers.keys() {
+            if let Some(pid) = Pid::from_raw(*pid as i32) {
+                let _ = rustix::process::kill_process_group(pid, signal);
+            }
+        }
+    }
+
+    fn launch(&mut self, launch: Launch) {
+        let (generation, local_rank) = (launch.generation, launch.local_rank);
+        match spawn(launch) {
+            Ok((pid, pidfd, pumps)) => {
+                self.workers.insert(pid, Worker { generation, local_rank, pidfd, pumps });
+                self.say(&Event::Launched { generation, local_rank, pid });
+            }
+            Err(why) => self.say(&Event::NotLaunched { generation, local_rank, why }),
+        }
+    }
+
+    /// Collects every child that has ended: workers, and orphans of workers that came to us.
+    fn reap(&mut self) {
+        while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+            let Some(worker) = self.workers.remove(&(pid.as_raw_nonzero().get() as u32)) else { continue };
+            let outcome = match (status.exit_status(), status.terminating_signal()) {
+                (Some(code), _) => Outcome::Code(code),
+                (None, Some(signal)) => Outcome::Signal(signal),
+                (None, None) => Outcome::Code(-1),
+            };
+            let deadline = Instant::now() + LAST_WORDS;
+            while outcome != Outcome::Code(0) && worker.pumps.iter().any(|p| !p.finished()) && Instant::now() < deadline
+            {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            let last_lines = worker.pumps.iter().map(Pump::last_lines).next_back().unwrap_or_default();
+            self.say(&Event::Exited {
+                generation: worker.generation,
+                local_rank: worker.local_rank,
+                pid: pid.as_raw_nonzero().get() as u32,
+                outcome,
+                last_lines,
+            });
+        }
+    }
+
+    fn progress(&mut self) {
+        if self.agent_gone {
+            tree::kill_all();
+            return;
+        }
+        let Some(ending) = &self.ending else { return };
+        let left = tree::descendants();
+        if left.is_empty() && self.workers.is_empty() {
+            let generation = ending.generation;
+            self.ending = None;
+            self.say(&Event::Gone { generation });
+        } else if Instant::now() >= ending.kill_at || self.workers.is_empty() {
+            // Workers gone but something they started is not: no reason to wait for it.
+            tree::kill_all();
+        }
+    }
+}
+
+fn spawn(launch: Launch) -> Result<(u32, OwnedFd, Vec<Pump>), String> {
+    let program = launch.argv.first().ok_or("nothing to run")?;
+    let mut command = Command::new(program);
+    command.args(&launch.argv[1..]).env_clear().envs(launch.env.iter().cloned());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.process_group(0);
+    let guard = std::process::id();
+    // SAFETY: only async-signal-safe calls between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The guard may have died before the signal was armed.
+            if rustix::process::getppid().is_none_or(|p| p.as_raw_nonzero().get() as u32 != guard) {
+                return Err(std::io::ErrorKind::BrokenPipe.into());
+            }
+            Ok(())
+        });
+    }
+    let mut child = command.spawn().map_err(|e| format!("cannot run {program}: {e}"))?;
+    let pid = child.id();
+    let target = Pid::from_raw(pid as i32).ok_or("no process id")?;
+    let pidfd = pidfd_open(target, PidfdFlags::empty()).map_err(|e| e.to_string())?;
+    let mut pumps = Vec::new();
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    if let Some(pipe) = stdout {
+        pumps.push(Pump::start(Box::new(pipe), Sink::new(&launch.stdout, &launch.prefix, false)));
+    }
+    if let Some(pipe) = stderr {
+        pumps.push(Pump::start(Box::new(pipe), Sink::new(&launch.stderr, &launch.prefix, true)));
+    }
+    // Reaped by `reap`, with all other children.
+    std::mem::forget(child);
+    Ok((pid, pidfd, pumps))
+}

@@ -1,0 +1,41 @@
+//! Everything that descends from this process, found in /proc: parents, and for orphans the
+//! sub-reaper, lead here.
+
+use rustix::process::{Pid, Signal};
+use std::collections::BTreeMap;
+
+/// Process ids of all living descendants (zombies do not count).
+pub fn descendants() -> Vec<i32> {
+    let mut children: BTreeMap<i32, Vec<(i32, bool)>> = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else { continue };
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        // The command's name is in brackets and may contain anything: count from the last bracket.
+        let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
+        let mut fields = rest.split(' ');
+        let zombie = fields.next() == Some("Z");
+        if let Some(parent) = fields.next().and_then(|p| p.parse().ok()) {
+            children.entry(parent).or_default().push((pid, zombie));
+        }
+    }
+    let mut found = Vec::new();
+    let mut open = vec![std::process::id() as i32];
+    while let Some(pid) = open.pop() {
+        for (child, zombie) in children.remove(&pid).unwrap_or_default() {
+            open.push(child);
+            if !zombie {
+                found.push(child);
+            }
+        }
+    }
+    found
+}
+
+/// Sends KILL to all descendants.
+pub fn kill_all() {
+    for pid in descendants() {
+        if let Some(pid) = Pid::from_raw(pid) {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! The everstep binary: every role is a subcommand.
+
+mod agent;
+mod cli;
+mod coordinator;
+mod guard;
+mod pgstore;
+mod places;
+mod store;
+
+fn main() {
+    std::process::exit(cli::main());
+}

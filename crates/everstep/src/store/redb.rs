@@ -1,0 +1,95 @@
+//! The embedded store: one redb file; every write is one transaction, synced before it returns.
+
+use super::Store;
+use everstep_core::coordinator::command::Precondition;
+use everstep_core::coordinator::event::{StoreFailure, Version};
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use std::path::Path;
+
+const TABLE: TableDefinition<'_, &str, (Version, &[u8])> = TableDefinition::new("everstep");
+
+/// See the module.
+pub struct RedbStore {
+    db: Database,
+}
+
+impl RedbStore {
+    /// Opens or creates the file.
+    ///
+    /// # Errors
+    /// A sentence with the path.
+    pub fn open(path: &Path) -> Result<Self, String> {
+        let say = |e: &dyn std::fmt::Display| format!("cannot open the store {}: {e}", path.display());
+        let db = Database::create(path).map_err(|e| say(&e))?;
+        let write = db.begin_write().map_err(|e| say(&e))?;
+        write.open_table(TABLE).map_err(|e| say(&e))?;
+        write.commit().map_err(|e| say(&e))?;
+        Ok(RedbStore { db })
+    }
+}
+
+fn unavailable<E>(_: E) -> StoreFailure {
+    StoreFailure::Unavailable
+}
+
+impl Store for RedbStore {
+    fn get(&self, key: &str) -> Result<Option<(Vec<u8>, Version)>, StoreFailure> {
+        let table = self.db.begin_read().map_err(unavailable)?.open_table(TABLE).map_err(unavailable)?;
+        let entry = table.get(key).map_err(unavailable)?;
+        Ok(entry.map(|e| (e.value().1.to_vec(), e.value().0)))
+    }
+
+    fn put(&self, key: &str, value: &[u8], when: Precondition) -> Result<Version, StoreFailure> {
+        let write = self.db.begin_write().map_err(unavailable)?;
+        let next = {
+            let mut table = write.open_table(TABLE).map_err(unavailable)?;
+            let version = table.get(key).map_err(unavailable)?.map(|e| e.value().0);
+            let holds = match when {
+                Precondition::Absent => version.is_none(),
+                Precondition::Version(v) => version == Some(v),
+            };
+            if !holds {
+                return Err(StoreFailure::Conflict);
+            }
+            let next = version.unwrap_or(0) + 1;
+            table.insert(key, (next, value)).map_err(unavailable)?;
+            next
+        };
+        write.commit().map_err(unavailable)?;
+        Ok(next)
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<(String, Vec<u8>, Version)>, StoreFailure> {
+        let table = self.db.begin_read().map_err(unavailable)?.open_table(TABLE).map_err(unavailable)?;
+        let mut found = Vec::new();
+        for entry in table.range(prefix..).map_err(unavailable)? {
+            let (key, value) = entry.map_err(unavailable)?;
+            if !key.value().starts_with(prefix) {
+                break;
+            }
+            found.push((key.value().to_owned(), value.value().1.to_vec(), value.value().0));
+        }
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_need_the_version_they_rest_on_and_survive() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store.redb");
+        let store = RedbStore::open(&path).unwrap();
+        assert_eq!(store.put("job/a", b"1", Precondition::Absent), Ok(1));
+        assert_eq!(store.put("job/a", b"2", Precondition::Absent), Err(StoreFailure::Conflict));
+        assert_eq!(store.put("job/a", b"2", Precondition::Version(1)), Ok(2));
+        assert_eq!(store.put("job/a", b"3", Precondition::Version(1)), Err(StoreFailure::Conflict));
+        store.put("kob", b"x", Precondition::Absent).unwrap();
+        drop(store);
+        let store = RedbStore::open(&path).unwrap();
+        assert_eq!(store.get("job/a"), Ok(Some((b"2".to_vec(), 2))));
+        assert_eq!(store.list("job/").unwrap(), vec![("job/a".into(), b"2".to_vec(), 2)]);
+    }
+}
