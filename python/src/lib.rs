@@ -1,1 +1,18 @@
+//! The native half of the Python package: what must be fast or shared with other processes.
+//! It decides nothing; every module works without an agent.
 
+mod board;
+mod error;
+mod shards;
+mod socket;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _internal(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    error::register(m)?;
+    board::register(m)?;
+    socket::register(m)?;
+    shards::register(m)
+}

@@ -64,8 +64,10 @@ words! {
     InterpreterTicks = 16,
     /// Rises when the main thread is seen at another place.
     StackChanges = 17,
-    /// From the agent: stop at the end of the step; the signal's number.
+    /// From the agent: the job is stopping; the signal's number.
     StopRequested = 24,
+    /// From the agent: stop at the end of this step, plus 1; 0 for as soon as possible.
+    StopAt = 27,
     /// From the agent: newest step known to be durable, plus 1.
     Durable = 25,
     /// From the agent: persist the snapshot of this step, plus 1.

@@ -190,6 +190,15 @@ pub enum Report {
     StopRequested {
         /// number of the signal
         signal: i32,
+        /// step at whose end all ranks can stop together; `None` when steps are not known
+        at: Option<Step>,
+    },
+    /// Time for a durable checkpoint.
+    PersistDue {
+        /// generation that asks
+        generation: Generation,
+        /// step that all ranks can still mark for it
+        at: Step,
     },
 }
 
@@ -268,6 +277,15 @@ pub enum Order {
         generation: Generation,
         /// number of the signal
         signal: i32,
+        /// stop at the end of this step; `None`: as soon as possible
+        at: Option<Step>,
+    },
+    /// Persist the snapshot of this step.
+    PersistAt {
+        /// the generation meant
+        generation: Generation,
+        /// the step
+        step: Step,
     },
     /// All ranks restore this step (`None`: nothing to restore, a fresh start).
     Restore {

@@ -602,7 +602,10 @@ impl World {
                 self.durable = self.durable.max(Some(step.0));
                 self.agent(host, AgentEvent::Published { generation, step });
             }
-            AgentCommand::Forward { .. } | AgentCommand::Durable { .. } => {}
+            AgentCommand::Forward { .. }
+            | AgentCommand::StopAt { .. }
+            | AgentCommand::PersistAt { .. }
+            | AgentCommand::Durable { .. } => {}
             AgentCommand::Exit { code, why, .. } => {
                 let h = &mut self.hosts[host];
                 h.agent = None;

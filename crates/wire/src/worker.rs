@@ -48,6 +48,11 @@ pub enum Request {
         /// published checkpoints that are kept
         keep: u32,
     },
+    /// Time for a durable checkpoint.
+    PersistDue {
+        /// who
+        generation: Generation,
+    },
     /// An exception left the training function.
     Error {
         /// who

@@ -35,6 +35,18 @@ pub enum Command {
         /// its number
         signal: i32,
     },
+    /// The job is stopping: workers that ask may go on to the end of this step.
+    StopAt {
+        /// number of the signal behind it
+        signal: i32,
+        /// the step; `None`: stop at once
+        step: Option<Step>,
+    },
+    /// Workers persist the snapshot of this step.
+    PersistAt {
+        /// the step
+        step: Step,
+    },
     /// Tell the workers which step to restore.
     Restore {
         /// their generation

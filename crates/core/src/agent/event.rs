@@ -85,6 +85,11 @@ pub enum Event {
         /// its step
         step: Step,
     },
+    /// A worker says that it is time for a durable checkpoint.
+    PersistDue {
+        /// its generation
+        generation: Generation,
+    },
     /// The agent process received a signal.
     Signal {
         /// its number

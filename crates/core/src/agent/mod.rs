@@ -219,7 +219,12 @@ impl Agent {
                 }
             }
             Order::Fence { generation } => self.fence(generation),
-            Order::Signal { generation, signal } => self.stop_workers(now, generation, signal),
+            Order::Signal { generation, signal, at } => self.stop_workers(now, generation, signal, at),
+            Order::PersistAt { generation, step } => {
+                if self.runs(generation) {
+                    self.out.push_back(Command::PersistAt { step });
+                }
+            }
             Order::Restore { generation, step, tiers } => {
                 if self.acknowledge(generation, |r| matches!(r, Report::Offers { .. })) {
                     self.out.push_back(Command::Restore { generation, step, tiers });
@@ -257,7 +262,8 @@ impl Agent {
         }
         self.signals += 1;
         if self.signals == 1 && self.connected && self.ever_welcome && self.over.is_none() {
-            self.send(Report::StopRequested { signal });
+            let at = self.step_ahead();
+            self.send(Report::StopRequested { signal, at });
             return;
         }
         let why = format!("stopped by signal {signal}");
@@ -265,7 +271,8 @@ impl Agent {
             Some(crew) if self.signals == 1 => {
                 let generation = crew.generation;
                 self.over.get_or_insert((128 + signal, why));
-                self.stop_workers(now, generation, signal);
+                let at = self.step_ahead();
+                self.stop_workers(now, generation, signal, at);
             }
             Some(crew) => {
                 let generation = crew.generation;

@@ -2,6 +2,7 @@
 
 use super::command::Command;
 use super::event::Event;
+use super::watch::Watch;
 use super::{Agent, Crew};
 use crate::id::{Generation, Rank, Step};
 use crate::message::{Cause, Failure, Outcome, Report, World};
@@ -9,15 +10,18 @@ use crate::time::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// Word from one rank to all others takes at most this long.
+const NEWS: Duration = Duration::from_secs(1);
+
 impl Crew {
     /// Some worker has completed a step that it did not restore.
     pub(super) fn progressed(&self) -> bool {
-        self.progressed || self.alive.values().any(super::watch::Watch::has_new_step)
+        self.progressed || self.alive.values().any(Watch::has_new_step)
     }
 
     /// Steps that every worker has completed; `None` when some worker does not report steps.
     pub(super) fn reached(&self) -> Option<Step> {
-        let alive = self.alive.values().map(super::watch::Watch::step);
+        let alive = self.alive.values().map(Watch::step);
         let steps: Option<Vec<u64>> = alive.chain(self.exited_at.values().copied()).collect();
         steps.and_then(|s| s.into_iter().min()).map(Step)
     }
@@ -31,7 +35,7 @@ impl Agent {
         self.crew = Some(Crew {
             generation,
             slot: slot.clone(),
-            alive: (0..slot.workers).map(|l| (l, super::watch::Watch::default())).collect(),
+            alive: (0..slot.workers).map(|l| (l, Watch::default())).collect(),
             exited_at: BTreeMap::new(),
             failure: None,
             killing: false,
@@ -75,7 +79,7 @@ impl Agent {
     }
 
     /// The job is stopping: pass the signal on, and end what is left after the shutdown grace.
-    pub(super) fn stop_workers(&mut self, now: Time, generation: Generation, signal: i32) {
+    pub(super) fn stop_workers(&mut self, now: Time, generation: Generation, signal: i32, at: Option<Step>) {
         let grace = self.config.shutdown_grace;
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else {
             self.report_stopped();
@@ -88,8 +92,18 @@ impl Agent {
         if crew.alive.is_empty() {
             self.kill(generation, Duration::ZERO);
         } else {
+            self.out.push_back(Command::StopAt { signal, step: at });
             self.out.push_back(Command::Forward { signal });
         }
+    }
+
+    /// A step that no rank will have passed when every rank has heard of it: ranks are at most one
+    /// step apart, and word reaches all within [`NEWS`].
+    pub(super) fn step_ahead(&self) -> Option<Step> {
+        let crew = self.crew.as_ref()?;
+        let step = crew.alive.values().filter_map(Watch::step).max()?;
+        let fastest = crew.alive.values().filter_map(Watch::median_step_ms).min()?.max(1);
+        Some(Step(step + 2 + u64::try_from(NEWS.as_millis()).unwrap_or(0) / fastest))
     }
 
     pub(super) fn worker_event(&mut self, now: Time, event: Event) {
@@ -111,6 +125,11 @@ impl Agent {
             }
             Event::ShardWritten { generation, step, directory, shard } if self.runs(generation) => {
                 self.send_surely(Report::ShardWritten { generation, step, directory, shard });
+            }
+            Event::PersistDue { generation } if self.runs(generation) => {
+                if let Some(at) = self.step_ahead() {
+                    self.send(Report::PersistDue { generation, at });
+                }
             }
             Event::Published { generation, step } if self.runs(generation) => {
                 self.send_surely(Report::Published { generation, step });
@@ -179,7 +198,7 @@ impl Agent {
             self.failed(generation, local_rank, pid, Cause::Hung { evidence, silence_ms }, String::new(), step);
             return;
         }
-        let all_stepped = crew.alive.values().all(super::watch::Watch::has_new_step);
+        let all_stepped = crew.alive.values().all(Watch::has_new_step);
         if all_stepped && !crew.first_step_sent && !crew.alive.is_empty() {
             crew.first_step_sent = true;
             if let Some(step) = crew.reached() {

@@ -12,7 +12,7 @@ mod membership;
 mod rendezvous;
 pub mod state;
 
-use crate::id::{Epoch, Generation, JobId, NodeId, PersistId, Session};
+use crate::id::{Epoch, Generation, JobId, NodeId, PersistId, Session, Step};
 use crate::message::{Hello, Order, Report};
 use crate::time::Time;
 use command::{Command, Fact, Precondition, Reason};
@@ -92,7 +92,7 @@ impl Coordinator {
             Event::Lost { session } => self.lost(now, session),
             Event::Report { session, report } => self.report(now, session, report),
             Event::Persisted { id, result } => self.persisted(now, id, result),
-            Event::StopJob { job, signal } => self.with(now, &job, |j, now, out| j.stop(now, signal, out)),
+            Event::StopJob { job, signal } => self.with(now, &job, |j, now, out| j.stop(now, signal, None, out)),
             Event::Superseded => self.step_down("a later coordinator has taken over".into()),
             Event::Tick => {
                 let ids: Vec<JobId> = self.jobs.keys().cloned().collect();
@@ -403,11 +403,11 @@ impl Job {
         self.changed(true);
     }
 
-    fn stop(&mut self, now: Time, signal: i32, out: &mut Vec<Command>) {
+    fn stop(&mut self, now: Time, signal: i32, at: Option<Step>, out: &mut Vec<Command>) {
         match self.phase {
             Phase::Training { .. } => {
                 let generation = self.record.generation;
-                let order = Order::Signal { generation, signal };
+                let order = Order::Signal { generation, signal, at };
                 out.extend(self.sessions().map(|(_, session)| Command::Send {
                     session,
                     order: order.clone(),
@@ -456,7 +456,14 @@ impl Job {
                     self.changed(false);
                 }
             }
-            Report::StopRequested { signal } => self.stop(now, signal, out),
+            Report::StopRequested { signal, at } => self.stop(now, signal, at, out),
+            Report::PersistDue { generation, at } => {
+                if generation == self.record.generation {
+                    let order = Order::PersistAt { generation, step: at };
+                    let send = |(_, session)| Command::Send { session, order: order.clone(), after: None };
+                    out.extend(self.sessions().map(send));
+                }
+            }
         }
     }
 
@@ -485,7 +492,7 @@ impl Job {
         }
     }
 
-    fn node_stopped(&mut self, generation: Generation, id: &NodeId, port: u16, reached: Option<crate::id::Step>) {
+    fn node_stopped(&mut self, generation: Generation, id: &NodeId, port: u16, reached: Option<Step>) {
         if generation < self.record.generation {
             return;
         }

@@ -143,6 +143,7 @@ impl Template {
         set("EVERSTEP_NODE", self.node.clone());
         set("EVERSTEP_GENERATION", generation.0.to_string());
         set("EVERSTEP_SOCKET", self.socket.display().to_string());
+        set("EVERSTEP_SPILL", crate::places::node_spill(&self.job, &self.node).display().to_string());
         set("EVERSTEP_BOARD", board_path(&self.memory, local).display().to_string());
         let default = |env: &mut BTreeMap<String, String>, name: &str, value: &str| {
             env.entry(name.into()).or_insert_with(|| value.into());

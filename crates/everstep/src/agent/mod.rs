@@ -304,11 +304,16 @@ impl Driver {
                 let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
                 self.ask_guard(&GuardRequest::End { generation: generation.0, grace_ms });
             }
-            Command::Forward { signal } => {
+            Command::Forward { signal } => self.ask_guard(&GuardRequest::Signal { signal }),
+            Command::StopAt { signal, step } => {
                 if let Some(crew) = &self.crew {
-                    crew.request_stop(signal);
+                    crew.request_stop(signal, step);
                 }
-                self.ask_guard(&GuardRequest::Signal { signal });
+            }
+            Command::PersistAt { step } => {
+                if let Some(crew) = &self.crew {
+                    crew.persist_at(step);
+                }
             }
             Command::Restore { generation, step, tiers } => self.answer_restores(generation, step, &tiers),
             Command::Publish { generation, step, directory, shards } => {

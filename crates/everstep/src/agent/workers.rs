@@ -34,9 +34,17 @@ pub struct Worker {
 
 impl Crew {
     /// Workers that ask `should_stop` learn it from their board.
-    pub fn request_stop(&self, signal: i32) {
+    pub fn request_stop(&self, signal: i32, at: Option<Step>) {
         for worker in self.workers.values() {
+            worker.board.set(Word::StopAt, at.map_or(0, |s| s.0 + 1));
             worker.board.set(Word::StopRequested, u64::from(signal.unsigned_abs()));
+        }
+    }
+
+    /// Workers mark their snapshot of this step for durable storage.
+    pub fn persist_at(&self, step: Step) {
+        for worker in self.workers.values() {
+            worker.board.set(Word::PersistAt, step.0 + 1);
         }
     }
 
@@ -226,6 +234,7 @@ impl Driver {
             | Request::Restore { generation, .. }
             | Request::AwaitDurable { generation, .. }
             | Request::Persist { generation, .. }
+            | Request::PersistDue { generation }
             | Request::Error { generation, .. } => *generation,
         };
         if current != Some(from) {
@@ -258,6 +267,10 @@ impl Driver {
                     worker.destination = Some(Destination { rank, directory: directory.into(), keep });
                 }
                 let _ = answer.send(Reply::Done);
+            }
+            Request::PersistDue { generation } => {
+                let _ = answer.send(Reply::Done);
+                self.event(Event::PersistDue { generation }).await;
             }
             Request::Error { local_rank, message, .. } => {
                 if let Some(worker) = self.crew.as_mut().and_then(|c| c.workers.get_mut(&local_rank)) {

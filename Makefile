@@ -1,0 +1,64 @@
+# Every entry point. `make demo` and `make test` set up everything on a fresh machine.
+SHELL := /bin/bash
+VENV := .venv
+PY := $(VENV)/bin/python
+export GLOO_SOCKET_IFNAME ?= lo
+
+.PHONY: help setup build demo test check figures figure soak sim fmt clean
+
+help:
+	@echo "make demo            the main job on real text, with real kills"
+	@echo "make test            everything that CI runs"
+	@echo "make figure NAME=x   one measured claim; make figures: all, into docs/figures.md"
+	@echo "make soak NAME=x     the same with the full counts"
+	@echo "make sim SEED=n      replay one simulated cluster exactly"
+	@echo "make check           formatting, lints, architecture; make fmt: format"
+
+# The virtual environment: torch and what tests need, from PyPI.
+$(VENV)/ready: python/requirements.txt
+	python3 -m venv $(VENV)
+	$(PY) -m pip install -q --upgrade pip
+	$(PY) -m pip install -q -r python/requirements.txt
+	touch $@
+
+setup: $(VENV)/ready build
+
+# The binary travels in the wheel as a script: one pip install brings all.
+build: $(VENV)/ready
+	cargo build -q --release -p everstep
+	mkdir -p python/everstep.data/scripts
+	install -m 755 target/release/everstep python/everstep.data/scripts/everstep
+	cd python && VIRTUAL_ENV=$(CURDIR)/$(VENV) ../$(VENV)/bin/maturin build -q --release -o ../target/wheels
+	$(PY) -m pip install -q --force-reinstall --no-deps target/wheels/everstep-*.whl
+
+demo: setup
+	$(PY) examples/gpt/demo.py
+
+check:
+	cargo fmt --check
+	cargo clippy -q --workspace --all-targets -- -D warnings
+
+test: check
+	cargo test -q --workspace --exclude everstep-python
+	cargo test -q -p everstep-sim --test simulation -- --nocapture
+	cargo test -q -p everstep-sim --features planted --test planted -- --nocapture
+	$(MAKE) setup
+	$(PY) -m pytest -q python/tests
+
+figure: setup
+	$(PY) figures/run.py $(NAME)
+
+soak: setup
+	$(PY) figures/run.py --soak $(NAME)
+
+figures: setup
+	$(PY) figures/run.py --all
+
+sim:
+	cargo run -q --release -p everstep-sim -- $(SEED)
+
+fmt:
+	cargo fmt
+
+clean:
+	rm -rf target $(VENV) python/everstep.data

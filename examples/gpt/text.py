@@ -1,0 +1,19 @@
+"""Real text that is on every machine: the source of Python's own standard library."""
+
+import sysconfig
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+def load(limit: int = 8 << 20) -> Tensor:
+    """The bytes of the standard library's modules, in a fixed order; (n,) uint8."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(p for p in root.rglob("*.py") if "site-packages" not in p.parts)
+    data = bytearray()
+    for file in files:
+        data += file.read_bytes()
+        if len(data) >= limit:
+            break
+    return torch.frombuffer(data[:limit], dtype=torch.uint8)

@@ -1,0 +1,45 @@
+"""everstep keeps large PyTorch training runs stepping.
+
+Under ``everstep run`` these calls talk to the node's agent; everywhere else they are cheap no-ops,
+except :class:`CheckpointManager`, which then writes to disk. torch is imported when first needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._internal import AgentError, CheckpointError, EverstepError, __version__
+from .worker import World, heartbeat, record, report_error, section, should_stop, world
+
+if TYPE_CHECKING:
+    from .checkpoint import CheckpointManager, Outcome
+    from .resumable import resumable
+
+__all__ = [
+    "AgentError",
+    "CheckpointError",
+    "CheckpointManager",
+    "EverstepError",
+    "Outcome",
+    "World",
+    "__version__",
+    "heartbeat",
+    "record",
+    "report_error",
+    "resumable",
+    "section",
+    "should_stop",
+    "world",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("CheckpointManager", "Outcome"):
+        from . import checkpoint
+
+        return getattr(checkpoint, name)
+    if name == "resumable":
+        from .resumable import resumable
+
+        return resumable
+    raise AttributeError(f"module 'everstep' has no attribute {name!r}")

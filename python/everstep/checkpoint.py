@@ -1,0 +1,290 @@
+"""Checkpoints of a training loop: every step in memory, now and then on durable storage."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from . import worker as _worker
+from ._internal import CheckpointError, list_checkpoints, open_shard
+from .resumable import Resumable
+from .state import State
+from .tiers import AgentTier, DiskTier, Snapshot
+
+Tier = Literal["local", "disk"]
+Every = int | timedelta | Literal["auto"]
+
+#: Durable checkpoints are this far apart unless the user says otherwise.
+PERSIST_AUTO = timedelta(minutes=30)
+#: Host state up to this size is copied before ``step()`` returns: the copy is shorter than what
+#: overlapping it would cost, and a kill then never loses a finished step.
+OVERLAP_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What :meth:`CheckpointManager.step` did and saw."""
+
+    should_stop: bool = False
+    world_changed: bool = False
+    saved: frozenset[Tier] = field(default_factory=frozenset)
+
+
+class CheckpointManager:
+    """Tiered checkpoints of Stateful objects; all ranks resume from one step.
+
+    Under ``everstep run`` each step's state goes into this node's memory, where it survives the
+    death of the worker and of the agent, and from there to ``directory`` when a persist is due.
+    Elsewhere only ``directory`` is written.
+
+    Args:
+        directory: where durable checkpoints live; all ranks must see the same one.
+        every: steps between memory snapshots.
+        persist: steps or time between durable checkpoints; ``"auto"`` is 30 minutes. The last step is
+            always made durable by :meth:`close`. 0 switches durable checkpoints off.
+        keep: durable checkpoints that stay (at least 2).
+        overlap: copy parameters while the next iteration computes (the next weight update waits for
+            the copy) instead of before :meth:`step` returns. ``"auto"`` overlaps large states only.
+        verify: always on in this version; kept for compatibility.
+        **state: modules, optimizers, and anything with ``state_dict`` and ``load_state_dict``.
+    """
+
+    def __init__(
+        self,
+        directory: str | PathLike[str],
+        *,
+        every: Every = "auto",
+        replicas: int = 1,
+        persist: Every = "auto",
+        keep: int = 2,
+        stall_budget: float = 0.01,
+        overlap: bool | Literal["auto"] = "auto",
+        verify: bool = True,
+        **state: Any,
+    ) -> None:
+        if not state:
+            raise TypeError("nothing to checkpoint: pass model=…, optimizer=…, data=…")
+        self.extra: dict[str, Any] = {}
+        self._state = State(state)
+        self._directory = Path(directory).absolute()
+        self._every = every if isinstance(every, int) else 1
+        self._persist = PERSIST_AUTO if persist == "auto" else persist
+        self._overlap = overlap
+        self._restored = False
+        self._closed = False
+        self._step: int | None = None
+        self._last_persist = time.monotonic()
+        self._worker = _worker.current()
+        self._prepare_directory()
+        durable = bool(self._persist)
+        agent = self._worker.agent
+        if agent is not None and self._worker.board is not None:
+            self._tier: AgentTier | DiskTier = AgentTier(agent, self._worker.board, self._directory, keep, durable)
+        else:
+            self._tier = DiskTier(self._directory, keep)
+        self._watch_forward(state)
+        for optimizer in self._state.optimizers:
+            optimizer.register_step_pre_hook(self._fence)
+
+    def _prepare_directory(self) -> None:
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise CheckpointError(f"cannot create the checkpoint directory {self._directory}: {e.strerror}; give another one") from e
+        if not os.access(self._directory, os.W_OK | os.X_OK):
+            raise CheckpointError(f"the checkpoint directory {self._directory} is read-only; give one that can be written")
+
+    def _watch_forward(self, state: dict[str, Any]) -> None:
+        """A forward pass uses the batch that came last (see :class:`Resumable`)."""
+        batches = [o for o in state.values() if isinstance(o, Resumable)]
+        if not batches:
+            return
+
+        def used(*_: Any) -> None:
+            for batch in batches:
+                batch.consumed()
+
+        for obj in state.values():
+            if isinstance(obj, nn.Module):
+                obj.register_forward_pre_hook(used)
+
+    def _fence(self, *_: Any) -> None:
+        """Before a weight update: the snapshot in flight must be complete, or it would be torn."""
+        began = time.perf_counter_ns()
+        self._tier.wait()
+        if self._worker.board is not None:
+            self._worker.board.add("FenceNanos", time.perf_counter_ns() - began)
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def restore(self, step: int | None = None) -> int:
+        """Loads the newest step that every rank can restore, from the nearest tier.
+
+        Returns the number of steps that the state has completed: the step to run next, 0 for a fresh
+        start. Call it once, before the loop, on all ranks.
+
+        Raises:
+            CheckpointError: when there are checkpoints but none can be read, or they are of another
+                model (the text shows what differs).
+        """
+        with _worker.section("restore"):
+            durable = self._durable_offers(step)
+            found = self._tier.choose(durable, step)
+            if found is None:
+                self._refuse_silent_restart(durable, step)
+                done = 0
+            else:
+                done, shard = found
+                self.extra = self._state.restore(shard)
+        self._restored = True
+        self._step = done
+        self._worker.restored(done)
+        return done
+
+    def _durable_offers(self, wanted: int | None) -> dict[int, str]:
+        """Durable checkpoints that this rank can read, all bytes verified; the newest two good ones."""
+        world = _worker.world()
+        offers: dict[int, str] = {}
+        self._unreadable: list[str] = []
+        for step, path, size, wrong in list_checkpoints(self._directory):
+            if wanted is not None and step != wanted:
+                continue
+            if wrong is None and size != world.world_size:
+                wrong = f"{path} was written by {size} ranks, this world has {world.world_size}"
+            if wrong is None:
+                try:
+                    open_shard(path, world.rank)
+                    offers[step] = path
+                except CheckpointError as e:
+                    wrong = str(e)
+            if wrong is not None:
+                self._unreadable.append(wrong)
+                warnings.warn(f"everstep: skipping a checkpoint: {wrong}", stacklevel=3)
+            if len(offers) == 2:
+                break
+        return offers
+
+    def _refuse_silent_restart(self, durable: dict[int, str], step: int | None) -> None:
+        """Starting from scratch beside checkpoints that cannot be read would bury them."""
+        if step is not None:
+            raise CheckpointError(f"step {step} cannot be restored on every rank from {self._directory}")
+        if self._unreadable and not durable:
+            raise CheckpointError(
+                f"no checkpoint in {self._directory} can be read, and starting over would bury them; repair or move "
+                f"them, or give another directory:\n  " + "\n  ".join(self._unreadable[:5])
+            )
+
+    def latest_step(self, tier: Tier | None = None) -> int | None:
+        """Newest step in ``tier`` (``"local"`` memory or ``"disk"``), as far as this rank can tell."""
+        steps: list[int] = []
+        if tier in (None, "local"):
+            steps += self._tier.held()
+        if tier in (None, "disk"):
+            steps += [s for s, _, _, wrong in list_checkpoints(self._directory) if wrong is None]
+        return max(steps, default=None)
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    def step(self, step: int, *, metrics: dict[str, float] | None = None, **extra: Any) -> Outcome:
+        """Call once at the end of each optimizer step, on all ranks.
+
+        Args:
+            step: number of optimizer steps completed (as :meth:`restore` returns it).
+            **extra: small values kept with this step; after a restore they are in :attr:`extra`.
+        """
+        if not self._restored:
+            self._restored = True
+        if self._step is not None and step <= self._step:
+            raise ValueError(f"step({step}) after step {self._step}: give the number of steps completed, which must rise")
+        self._step = step
+        pin = self._persist_now(step)
+        saved: set[Tier] = set()
+        if pin or (step % self._every == 0 and self._tier.in_memory):
+            if self._snapshot(step, extra, pin):
+                saved.add("local" if self._tier.in_memory else "disk")
+        if pin and saved:
+            saved.add("disk")
+        self._worker.stepped(step)
+        self._ask_for_persist()
+        return Outcome(should_stop=_worker.should_stop() if self._worker.handles_signals else False, saved=frozenset(saved))
+
+    def _persist_now(self, step: int) -> bool:
+        if isinstance(self._persist, int):
+            return self._persist > 0 and step % self._persist == 0
+        if self._tier.in_memory:
+            return self._tier.persist_at() == step + 1
+        return self._time_for_persist()
+
+    def _time_for_persist(self) -> bool:
+        if not isinstance(self._persist, timedelta):
+            return False
+        due = time.monotonic() - self._last_persist >= self._persist.total_seconds()
+        if due:
+            self._last_persist = time.monotonic()
+        return due
+
+    def _ask_for_persist(self) -> None:
+        """Time passes differently on each rank: rank 0 asks, the coordinator names the step."""
+        if self._tier.in_memory and _worker.world().rank == 0 and self._time_for_persist():
+            self._tier.persist_due()
+
+    def _snapshot(self, step: int, extra: dict[str, Any], pin: bool) -> bool:
+        began = time.perf_counter_ns()
+        items = self._state.collect(extra)
+        size = sum(i.tensor.numel() * i.tensor.element_size() for i in items)
+        lazy = size > OVERLAP_BYTES if self._overlap == "auto" else self._overlap
+        done = self._tier.capture(Snapshot(step, items, pin))
+        if not lazy:
+            self._tier.wait()
+        if self._worker.board is not None:
+            self._worker.board.add("BlockingNanos", time.perf_counter_ns() - began)
+            if not done:
+                self._worker.board.add("Skipped", 1)
+        return done
+
+    def steps(self, total: int) -> Iterator[int]:
+        """``for step in ckpt.steps(total): body``: restores, yields the steps still to run, calls
+        :meth:`step` after each, stops early when asked to, and makes the last step durable."""
+        self._worker.handle_signals()
+        done = self.restore()
+        while done < total:
+            yield done
+            done += 1
+            if self.step(done).should_stop:
+                break
+        self.close()
+
+    def save(self, step: int | None = None, *, block: bool = True, **extra: Any) -> None:
+        """Makes the state durable in :attr:`directory` now, on all ranks."""
+        step = self._step if step is None else step
+        if step is None:
+            raise ValueError("save() before any step: give the number of steps completed")
+        self._tier.wait()
+        if not self._snapshot(step, extra or self.extra, True):
+            raise CheckpointError("every slot is in use; try again after the running save")
+        self._tier.wait()
+        if block:
+            with _worker.section("checkpoint"):
+                self._tier.await_durable(step)
+
+    def wait(self) -> None:
+        """Waits for the snapshot in flight."""
+        self._tier.wait()
+
+    def close(self) -> None:
+        """Makes the last step durable (unless it is, or ``persist=0``). Doing it again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._tier.wait()
+        if self._persist and self._step and self._tier.durable() < self._step:
+            self.save(self._step)

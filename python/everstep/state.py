@@ -1,0 +1,210 @@
+"""Objects with ``state_dict``/``load_state_dict`` as named tensors and typed blobs, and back.
+
+Names: ``OBJECT.KEY`` for a module's tensors, ``OBJECT/PATH`` for tensors inside other objects,
+``__everstep__/OBJECT`` for everything else of an object (see :mod:`everstep.encoding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import encoding, rng
+from ._internal import CheckpointError, Shard
+
+DTYPES: dict[torch.dtype, str] = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+    torch.bool: "BOOL", torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+_BLOB = "__everstep__/"
+_RNG, _EXTRA = "rng", "extra"
+
+Entry = tuple[str, str, list[int], int]
+
+
+@dataclass
+class Item:
+    """One tensor of a snapshot. ``eager``: it changes outside the optimizer."""
+
+    name: str
+    tensor: Tensor
+    eager: bool
+
+    def entry(self) -> Entry:
+        """(name, dtype, shape, bytes)"""
+        t = self.tensor
+        if t.dtype not in DTYPES:
+            raise CheckpointError(f"{self.name} has dtype {t.dtype}, which safetensors cannot hold; convert it first")
+        return self.name, DTYPES[t.dtype], list(t.shape), t.numel() * t.element_size()
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The user's own module inside ``torch.compile`` and DDP wrappers."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if inner is None and isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            inner = module.module
+        if inner is None:
+            return module
+        module = inner
+
+
+class State:
+    """The objects of a checkpoint, by the names the user gave them."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        for name, obj in objects.items():
+            if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
+                hint = "wrap a batch function with everstep.resumable" if callable(obj) else "it is no Stateful"
+                raise TypeError(f"{name}= has no state_dict and load_state_dict: {hint}")
+        self.objects = {n: unwrap(o) if isinstance(o, nn.Module) else o for n, o in objects.items()}
+        self.optimizers = [o for o in self.objects.values() if isinstance(o, Optimizer)]
+
+    def _parameter_names(self) -> dict[int, str]:
+        names: dict[int, str] = {}
+        for obj in self.objects.values():
+            if isinstance(obj, nn.Module):
+                for name, parameter in obj.named_parameters():
+                    names.setdefault(id(parameter), name)
+        return names
+
+    def _optimized(self) -> set[int]:
+        groups = (g for o in self.optimizers for g in o.param_groups)
+        return {p.data_ptr() for g in groups for p in g["params"] if p.data_ptr()}
+
+    def module_items(self) -> list[Item]:
+        """Tensors of all modules; those that no optimizer updates are eager."""
+        optimized = self._optimized()
+        items = []
+        for name, obj in self.objects.items():
+            if isinstance(obj, nn.Module):
+                for key, value in obj.state_dict().items():
+                    if isinstance(value, Tensor):
+                        items.append(Item(f"{name}.{key}", value, value.data_ptr() not in optimized))
+        return items
+
+    def collect(self, extra: Mapping[str, Any]) -> list[Item]:
+        """Everything, as tensors in the order in which they are stored: large elements first."""
+        items = self.module_items()
+        blobs: dict[str, bytes] = {}
+        for name, obj in self.objects.items():
+            if isinstance(obj, nn.Module):
+                rest = {k: v for k, v in obj.state_dict().items() if not isinstance(v, Tensor)}
+                if rest:
+                    blobs[name] = encoding.encode(self._refer(rest, name, items, eager=True))
+            elif isinstance(obj, Optimizer):
+                blobs[name] = encoding.encode(self._optimizer(name, obj, items))
+            else:
+                blobs[name] = encoding.encode(self._refer(obj.state_dict(), name, items, eager=True))
+        blobs[_RNG] = encoding.encode(rng.get())
+        blobs[_EXTRA] = encoding.encode(dict(extra))
+        items.sort(key=lambda i: -i.tensor.element_size())
+        for name, blob in blobs.items():
+            items.append(Item(_BLOB + name, torch.frombuffer(bytearray(blob), dtype=torch.uint8), True))
+        return items
+
+    def _refer(self, value: Any, path: str, items: list[Item], *, eager: bool) -> Any:
+        """``value`` with every tensor replaced by a reference and put into ``items``."""
+        if isinstance(value, Tensor):
+            items.append(Item(path, value, eager))
+            return encoding.TensorRef(path)
+        if isinstance(value, Mapping):
+            return {k: self._refer(v, f"{path}/{k}", items, eager=eager) for k, v in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(self._refer(v, f"{path}/{i}", items, eager=eager) for i, v in enumerate(value))
+        return value
+
+    def _optimizer(self, name: str, optimizer: Optimizer, items: list[Item]) -> Any:
+        """Optimizer state by the names of its parameters, so that it does not depend on their order."""
+        names = self._parameter_names()
+        state = optimizer.state_dict()
+        order = [names.get(id(p), f"param_{i}") for i, p in enumerate(p for g in optimizer.param_groups for p in g["params"])]
+        by_name = {order[i]: values for i, values in state["state"].items()}
+        return {
+            "state": self._refer(by_name, name, items, eager=False),
+            "groups": [{**g, "params": [order[i] for i in g["params"]]} for g in state["param_groups"]],
+        }
+
+    # -- back ------------------------------------------------------------------------------------
+
+    def check(self, shard: Shard) -> None:
+        """Raises :class:`CheckpointError` with a diff when the checkpoint is of another model."""
+        stored = {e[0]: e for e in shard.entries()}
+        wanted = [i.entry() for i in self.module_items()]
+        lines = []
+        modules = [n for n, o in self.objects.items() if isinstance(o, nn.Module)]
+        for name, dtype, shape, _ in wanted:
+            if name not in stored:
+                lines.append(f"{name}: not in the checkpoint")
+            elif stored[name][2] != shape:
+                lines.append(f"{name}: shape {stored[name][2]} in the checkpoint, {shape} in the model")
+            elif stored[name][1] != dtype:
+                lines.append(f"{name}: {stored[name][1]} in the checkpoint, {dtype} in the model")
+        known = {e[0] for e in wanted}
+        lines += [f"{n}: only in the checkpoint" for n in stored if n not in known and n.split(".")[0] in modules and "/" not in n]
+        objects = {n.removeprefix(_BLOB) for n in stored if n.startswith(_BLOB)}
+        others = {n for n, o in self.objects.items() if not isinstance(o, nn.Module)}
+        lines += [f"{n}=: not in the checkpoint" for n in sorted(others - objects)]
+        if lines:
+            shown = "\n  ".join(lines[:10]) + (f"\n  and {len(lines) - 10} more" if len(lines) > 10 else "")
+            raise CheckpointError(
+                "the checkpoint is of another model; give the model it was made with, or another directory:\n  " + shown
+            )
+
+    def restore(self, shard: Shard) -> dict[str, Any]:
+        """Loads everything; returns the extra values saved with the step."""
+        self.check(shard)
+        entries = {e[0]: e for e in shard.entries()}
+
+        def fetch(name: str) -> Tensor:
+            _, dtype, shape, size = entries[name]
+            tensor = torch.empty(shape, dtype=_BY_NAME[dtype])
+            shard.copy_to([(name, tensor.data_ptr(), size)])
+            return tensor
+
+        with torch.no_grad():
+            self._restore_modules(shard, fetch)
+        for name, obj in self.objects.items():
+            blob = _BLOB + name
+            if blob not in entries:
+                continue
+            value = encoding.decode(shard.bytes(blob), fetch)
+            if isinstance(obj, Optimizer):
+                self._restore_optimizer(obj, value)
+            elif isinstance(obj, nn.Module):
+                obj.load_state_dict({**obj.state_dict(), **value})
+            else:
+                obj.load_state_dict(value)
+        extra = encoding.decode(shard.bytes(_BLOB + _EXTRA), fetch)
+        rng.put(encoding.decode(shard.bytes(_BLOB + _RNG), fetch))
+        return extra
+
+    def _restore_modules(self, shard: Shard, fetch: Any) -> None:
+        direct, rest = [], []
+        for item in self.module_items():
+            t = item.tensor
+            if t.is_contiguous() and t.device.type == "cpu":
+                direct.append((item.name, t.data_ptr(), t.numel() * t.element_size()))
+            else:
+                rest.append(item)
+        shard.copy_to(direct)
+        for item in rest:
+            item.tensor.copy_(fetch(item.name))
+
+    def _restore_optimizer(self, optimizer: Optimizer, value: Any) -> None:
+        names = self._parameter_names()
+        order = [names.get(id(p), f"param_{i}") for i, p in enumerate(p for g in optimizer.param_groups for p in g["params"])]
+        index = {name: i for i, name in enumerate(order)}
+        unknown = [n for n in value["state"] if n not in index]
+        if unknown:
+            raise CheckpointError(f"the checkpoint's optimizer has state for {unknown[0]}, this one has no such parameter")
+        groups = [{**g, "params": [index[n] for n in g["params"] if n in index]} for g in value["groups"]]
+        state = {index[n]: v for n, v in value["state"].items()}
+        optimizer.load_state_dict({"state": state, "param_groups": groups})

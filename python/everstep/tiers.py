@@ -1,0 +1,269 @@
+"""Where snapshots go: slots that the agent keeps in memory, or, without an agent, straight to disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import worker as _worker
+from ._internal import Agent, Arena, Board, CheckpointError, Shard, bytes_per_slot, open_shard, publish, reserve_slot
+from .state import Item
+
+#: One being written, two complete, and one that a persist may hold.
+SLOTS = 4
+#: Threads that copy; more than two gain nothing while the training threads compute.
+COPY_THREADS = 2
+
+
+@dataclass
+class Snapshot:
+    """One step's tensors, kept alive until the copy is done."""
+
+    step: int
+    items: list[Item]
+    pin: bool
+
+    def host(self) -> list[Item]:
+        """The same with every tensor contiguous and on the host."""
+        items = []
+        for item in self.items:
+            t = item.tensor.detach()
+            if t.device.type != "cpu" or not t.is_contiguous():
+                items.append(Item(item.name, t.cpu().contiguous(), True))
+            else:
+                items.append(Item(item.name, t, item.eager))
+        return items
+
+    def slot_bytes(self) -> int:
+        """Room with slack: blobs (random state, data position) change their length."""
+        region = sum(i.tensor.numel() * i.tensor.element_size() for i in self.items)
+        blobs = sum(i.tensor.numel() for i in self.items if i.name.startswith("__everstep__/"))
+        index = sum(len(i.name) + 160 for i in self.items) + region // (1 << 20) * 21
+        return bytes_per_slot(region + 2 * blobs + (256 << 10), 2 * index + (64 << 10))
+
+
+class _Slots:
+    """An arena and the snapshot that is being copied into it."""
+
+    def __init__(self) -> None:
+        self.arena: Arena | None = None
+        self.capacity = 0
+        self._alive: list[Item] | None = None
+
+    def capture(self, snapshot: Snapshot, board: Board | None) -> bool:
+        assert self.arena is not None
+        items = snapshot.host()
+        entries = [i.entry() for i in items]
+        sources = [(i.tensor.data_ptr(), e[3], i.eager) for i, e in zip(items, entries, strict=True)]
+        self._alive = items
+        return self.arena.capture(snapshot.step, entries, sources, snapshot.pin, COPY_THREADS, board)
+
+    def wait(self) -> None:
+        if self.arena is not None:
+            self.arena.wait()
+        self._alive = None
+
+
+class AgentTier:
+    """Slots of this node's agent; persisting is the agent's work."""
+
+    in_memory = True
+
+    def __init__(self, agent: Agent, board: Board, directory: Path, keep: int, durable: bool) -> None:
+        self._agent, self._board = agent, board
+        self._slots = _Slots()
+        self._durable = durable
+        world = _worker.world()
+        self._identity = (world.job, world.rank, world.world_size, world.generation)
+        if durable:
+            agent.persist_to(str(directory), keep)
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Slots that an earlier generation of this rank left in memory."""
+        path = os.environ.get("EVERSTEP_BOARD", "")
+        node = Path(path).parent
+        prefix = Path(path).name.removesuffix("board")
+        found = sorted(str(p) for p in node.glob(f"{prefix}slot-*"))
+        spill = os.environ.get("EVERSTEP_SPILL", "")
+        if not found and spill:
+            found = sorted(str(p) for p in Path(spill).glob(f"{prefix}slot-*"))
+        if found:
+            self._open(found)
+
+    def _open(self, paths: list[str]) -> None:
+        self._slots.arena = Arena(paths, *self._identity)
+        self._slots.capacity = min(Path(p).stat().st_size for p in paths)
+
+    def held(self) -> list[int]:
+        """Verified steps in memory, newest first."""
+        return self._slots.arena.held() if self._slots.arena else []
+
+    def choose(self, durable: dict[int, str], wanted: int | None) -> tuple[int, Shard] | None:
+        """Agrees with all ranks on a step and opens this rank's shard of it."""
+        memory = [s for s in self.held() if wanted in (None, s)]
+        offers = [(s, True) for s in memory] + [(s, False) for s in durable]
+        found = self._agent.restore(offers)
+        if found is None:
+            return None
+        step, tier = found
+        if tier == "local" and self._slots.arena is not None:
+            return step, self._slots.arena.shard(step)
+        return step, open_shard(durable[step], _worker.world().rank)
+
+    def capture(self, snapshot: Snapshot) -> bool:
+        """Starts to copy; False when every slot is in use."""
+        self._slots.wait()
+        need = snapshot.slot_bytes()
+        if self._slots.arena is None or self._slots.capacity < need - (256 << 10):
+            paths, warning = self._agent.reserve(need, SLOTS)
+            if warning:
+                warnings.warn(f"everstep: {warning}", stacklevel=4)
+            self._open(paths)
+            if self._slots.arena is not None:
+                self._slots.arena.populate()
+        return self._slots.capture(snapshot, self._board)
+
+    def wait(self) -> None:
+        """Until the snapshot in flight is sealed."""
+        self._slots.wait()
+
+    def persist_due(self) -> None:
+        """Asks for a durable checkpoint soon."""
+        self._agent.persist_due()
+
+    def persist_at(self) -> int:
+        """Step to persist plus 1, as the coordinator has announced it; 0 for none."""
+        return self._board.get("PersistAt")
+
+    def durable(self) -> int:
+        """Newest step known to be durable; 0 for none."""
+        return max(self._board.get("Durable") - 1, 0)
+
+    def await_durable(self, step: int) -> None:
+        """Until the step is on durable storage."""
+        self._agent.await_durable(step, None)
+
+
+class DiskTier:
+    """Without an agent: one slot to copy into, then files."""
+
+    in_memory = False
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self._directory, self._keep = directory, keep
+        self._slots = _Slots()
+        self._scratch: str | None = None
+        self._done = 0
+        self._pending: int | None = None
+
+    def held(self) -> list[int]:
+        """Nothing outlives the process in memory."""
+        return []
+
+    def choose(self, durable: dict[int, str], wanted: int | None) -> tuple[int, Shard] | None:
+        """The newest step that all ranks can read."""
+        steps = self._common(sorted(durable, reverse=True))
+        return (steps[0], open_shard(durable[steps[0]], _worker.world().rank)) if steps else None
+
+    def _common(self, steps: list[int]) -> list[int]:
+        import torch
+        import torch.distributed as dist
+
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+            return steps
+        mine = torch.full((2,), -1, dtype=torch.int64)
+        mine[: len(steps)] = torch.tensor(steps[:2], dtype=torch.int64)
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        every = [torch.empty_like(mine, device=device) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, mine.to(device))
+        return [s for s in steps if all(s in t.tolist() for t in every)]
+
+    def _barrier(self) -> None:
+        import torch.distributed as dist
+
+        if dist.is_available() and dist.is_initialized():
+            dist.barrier()
+
+    def capture(self, snapshot: Snapshot) -> bool:
+        """Copies, and writes in :meth:`wait`."""
+        need = snapshot.slot_bytes()
+        if self._slots.arena is None or self._slots.capacity < need - (256 << 10):
+            self._open(need)
+        done = self._slots.capture(snapshot, None)
+        self._pending = snapshot.step
+        return done
+
+    def _open(self, need: int) -> None:
+        self.discard()
+        memory = Path("/dev/shm")
+        fits = memory.is_dir() and shutil.disk_usage(memory).free > 2 * need
+        self._scratch = tempfile.mkdtemp(prefix="everstep-", dir=memory if fits else None)
+        path = os.path.join(self._scratch, "slot")
+        reserve_slot(path, need)
+        world = _worker.world()
+        self._slots.arena = Arena([path], "", world.rank, world.world_size, 0)
+        # The file lives on through its mapping and leaves nothing behind when the process ends.
+        self.discard()
+        self._slots.capacity = need
+
+    def discard(self) -> None:
+        """Removes the scratch directory."""
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+
+    def wait(self) -> None:
+        """Until the snapshot in flight is on disk and published."""
+        self._slots.wait()
+        step, self._pending = self._pending, None
+        if step is None or self._slots.arena is None:
+            return
+        world = _worker.world()
+        failure: Exception | None = None
+        try:
+            shard = self._slots.arena.write_shard(str(self._directory), step)
+            staging = self._directory / f"step-{step}.tmp-0"
+            (staging / f".rank-{world.rank}.json").write_text(shard)
+        except (CheckpointError, OSError) as e:
+            failure = e
+        self._barrier()
+        if failure is None and world.rank == 0:
+            try:
+                self._publish(step, world.world_size)
+            except (CheckpointError, OSError) as e:
+                failure = e
+        self._barrier()
+        if failure is not None:
+            raise CheckpointError(str(failure)) from failure
+        self._done = step
+
+    def _publish(self, step: int, world_size: int) -> None:
+        staging = self._directory / f"step-{step}.tmp-0"
+        notes = [staging / f".rank-{rank}.json" for rank in range(world_size)]
+        missing = [n.name for n in notes if not n.exists()]
+        if missing:
+            raise CheckpointError(f"step {step} was not written by every rank ({missing[0]} is missing); the previous checkpoint stays")
+        shards = [n.read_text() for n in notes]
+        for note in notes:
+            note.unlink()
+        publish(str(self._directory), 0, step, shards, self._keep)
+
+    def persist_due(self) -> None:
+        """Persisting is immediate here."""
+
+    def persist_at(self) -> int:
+        """Nobody announces steps here."""
+        return 0
+
+    def durable(self) -> int:
+        """Newest step written by this manager; 0 for none."""
+        return self._done
+
+    def await_durable(self, step: int) -> None:
+        """Already is when :meth:`wait` returns."""
+        self.wait()

@@ -1,0 +1,252 @@
+"""This process as a worker: its step board, its agent, and what it tells them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+from ._internal import Agent, AgentError, Board
+
+Scope = Literal["user", "process", "node", "fabric", "storage", "unknown"]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class World:
+    """Where this worker stands. Outside ``everstep run``: what the environment says, else one rank."""
+
+    job: str
+    generation: int
+    attempt: int
+    rank: int
+    world_size: int
+    local_rank: int
+    node: str
+    is_spare: bool = False
+
+
+def _number(name: str, default: int) -> int:
+    try:
+        return int(os.environ.get(name, default))
+    except ValueError:
+        return default
+
+
+def world() -> World:
+    """The world of this worker's generation."""
+    return World(
+        job=os.environ.get("EVERSTEP_JOB", ""),
+        generation=_number("EVERSTEP_GENERATION", 0),
+        attempt=_number("TORCHELASTIC_RESTART_COUNT", 0),
+        rank=_number("RANK", 0),
+        world_size=_number("WORLD_SIZE", 1),
+        local_rank=_number("LOCAL_RANK", 0),
+        node=os.environ.get("EVERSTEP_NODE", ""),
+    )
+
+
+class _Worker:
+    """The connections of this process; ``None`` where there is no agent."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.board: Board | None = None
+        self.sections: list[tuple[str, int]] = []
+        self.stop_signal = 0
+        self.handles_signals = False
+        self.step_began = time.perf_counter_ns()
+        self.cpu_began = time.process_time_ns()
+        self.lock = threading.Lock()
+        self._agent: Agent | None = None
+        path = os.environ.get("EVERSTEP_BOARD")
+        if path and os.environ.get("EVERSTEP_SOCKET"):
+            self._attach(path)
+
+    def _attach(self, path: str) -> None:
+        try:
+            board = Board(path)
+        except Exception:
+            return  # the page of a generation that is over: work as if there were no agent
+        if board.get("Generation") != world().generation:
+            return
+        self.board = board
+        board.set("Attached", 1)
+        main = threading.main_thread().ident
+        if main is not None:
+            board.start_pulse(main)
+
+    @property
+    def agent(self) -> Agent | None:
+        """A connection of its own, opened on first use."""
+        if self._agent is None and self.board is not None:
+            w = world()
+            self._agent = Agent(os.environ["EVERSTEP_SOCKET"], w.generation, w.rank, w.local_rank)
+        return self._agent
+
+    def stepped(self, step: int) -> None:
+        """Step ``step`` is complete (so many steps in all)."""
+        if self.board is None:
+            return
+        now, cpu = time.perf_counter_ns(), time.process_time_ns()
+        wall = now - self.step_began
+        # On CPU a rank that waits for others uses no CPU time of its own.
+        busy = min(wall, cpu - self.cpu_began)
+        self.board.stepped(step, wall, busy, wall - busy)
+        self.step_began, self.cpu_began = now, cpu
+
+    def restored(self, step: int) -> None:
+        """Training continues after ``step`` completed steps."""
+        if self.board is not None:
+            self.board.set("Step", step)
+            self.board.set("StepKnown", 1)
+            self.board.add("Beats", 1)
+        self.step_began, self.cpu_began = time.perf_counter_ns(), time.process_time_ns()
+
+    def handle_signals(self) -> None:
+        """TERM and USR1 set a flag instead of ending the process: the loop asks for it."""
+        if self.handles_signals or threading.current_thread() is not threading.main_thread():
+            return
+        self.handles_signals = True
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self.stop_signal = number
+
+
+_current: _Worker | None = None
+
+
+def current() -> _Worker:
+    """The worker of this process; a forked child (a data loader) is none."""
+    global _current
+    if _current is None:
+        _current = _Worker()
+    elif _current.pid != os.getpid():
+        _current.board = None
+    return _current
+
+
+def heartbeat(step: int | None = None, **metrics: float) -> None:
+    """Progress, not liveness: call it where the loop advances, never from a background thread.
+
+    ``step`` is the number of optimizer steps completed. ``metrics`` are kept for later use.
+    """
+    worker = current()
+    if worker.board is None:
+        return
+    if step is None:
+        worker.board.add("Beats", 1)
+    else:
+        worker.stepped(step)
+
+
+@contextmanager
+def section(name: str, *, timeout: timedelta | None = None) -> Iterator[None]:
+    """A block that is not a step: evaluation, a long save. No hang is declared inside, unless
+    ``timeout`` is given and passes."""
+    worker = current()
+    if worker.board is None:
+        yield
+        return
+    limit = int(timeout.total_seconds() * 1000) if timeout else 0
+    worker.sections.append((name, limit))
+    _show_section(worker)
+    try:
+        yield
+    finally:
+        worker.sections.pop()
+        _show_section(worker)
+
+
+def _show_section(worker: _Worker) -> None:
+    board = worker.board
+    if board is None:
+        return
+    name, limit = worker.sections[-1] if worker.sections else ("", 0)
+    board.set_section(name)
+    board.set("SectionTimeout", limit)
+    board.set("SectionDepth", len(worker.sections))
+    board.add("Beats", 1)
+
+
+def report_error(
+    exc: BaseException,
+    *,
+    scope: Scope = "unknown",
+    retryable: bool | None = None,
+    suspect_node: bool = False,
+) -> None:
+    """Tells the agent what the program knows of a failure, before the process ends."""
+    worker = current()
+    text = f"{type(exc).__name__}: {exc}".splitlines()
+    message = text[0] if text else type(exc).__name__
+    notes = [f"scope={scope}"] if scope != "unknown" else []
+    notes += [] if retryable is None else [f"retryable={retryable}"]
+    notes += ["suspect node"] if suspect_node else []
+    if notes:
+        message += f" ({', '.join(notes)})"
+    try:
+        if worker.agent is not None:
+            worker.agent.report_error(message[:1000])
+    except AgentError:
+        pass  # the process is about to end anyway, and its exit says the rest
+
+
+def record(fn: F) -> F:
+    """As ``torch.distributed.elastic.multiprocessing.errors.record`` (same error file), and also
+    tells the agent at once."""
+
+    @functools.wraps(fn)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except SystemExit as exit_:
+            if exit_.code not in (0, None):
+                report_error(exit_)
+            raise
+        except Exception as exc:
+            report_error(exc)
+            path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+            if path:
+                _write_error_file(path, exc)
+            raise
+
+    return wrapped  # type: ignore[return-value]
+
+
+def _write_error_file(path: str, exc: BaseException) -> None:
+    import json
+    import traceback
+
+    stack = "".join(traceback.format_exception(exc))
+    extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}
+    body = {"message": {"message": f"{type(exc).__name__}: {exc}", "extraInfo": extra}}
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(body, file)
+    except OSError:
+        pass  # a full disk must not hide the exception itself
+
+
+def should_stop() -> bool:
+    """True when the job is stopping and this step is the last one; the same step on all ranks."""
+    worker = current()
+    worker.handle_signals()
+    board = worker.board
+    if board is None:
+        return worker.stop_signal != 0
+    if board.get("StopRequested") == 0:
+        return False
+    at = board.get("StopAt")
+    return at == 0 or board.get("Step") + 1 >= at

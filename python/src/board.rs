@@ -1,0 +1,107 @@
+//! The step board as Python sees it, and the thread that shows whether the interpreter is alive.
+
+use crate::error::checkpoint;
+use everstep_checkpoint::board::{Board, Word};
+use pyo3::exceptions::PyKeyError;
+use pyo3::prelude::*;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often the interpreter is asked whether it is there.
+const PULSE: Duration = Duration::from_millis(200);
+/// Frames of the main thread that tell one place from another.
+const FRAMES: usize = 24;
+
+/// One worker's page of atomics.
+#[pyclass(name = "Board", frozen)]
+pub struct PyBoard {
+    pub(crate) board: Arc<Board>,
+}
+
+fn word(name: &str) -> PyResult<Word> {
+    Word::named(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))
+}
+
+#[pymethods]
+impl PyBoard {
+    #[new]
+    fn open(path: PathBuf) -> PyResult<Self> {
+        Ok(PyBoard { board: Arc::new(Board::open(&path).map_err(checkpoint)?) })
+    }
+
+    fn get(&self, name: &str) -> PyResult<u64> {
+        Ok(self.board.get(word(name)?))
+    }
+
+    fn set(&self, name: &str, value: u64) -> PyResult<()> {
+        self.board.set(word(name)?, value);
+        Ok(())
+    }
+
+    fn add(&self, name: &str, value: u64) -> PyResult<()> {
+        self.board.add(word(name)?, value);
+        Ok(())
+    }
+
+    fn set_section(&self, name: &str) {
+        self.board.set_section(name);
+    }
+
+    /// A step is complete: one call, no system call.
+    fn stepped(&self, step: u64, step_nanos: u64, compute_nanos: u64, wait_nanos: u64) {
+        let b = &self.board;
+        b.set(Word::StepNanos, step_nanos);
+        b.set(Word::ComputeNanos, compute_nanos);
+        b.set(Word::WaitNanos, wait_nanos);
+        b.set(Word::Step, step);
+        b.set(Word::StepKnown, 1);
+        b.add(Word::Beats, 1);
+    }
+
+    /// Starts the pulse: a native thread that takes the interpreter lock now and then. When it can
+    /// not have it, or the main thread never moves, the words stand still and the agent sees it.
+    fn start_pulse(&self, main_thread: u64) -> PyResult<()> {
+        let board = self.board.clone();
+        let pulse = move || {
+            let mut last = 0;
+            loop {
+                std::thread::sleep(PULSE);
+                let place = Python::try_attach(|py| main_thread_place(py, main_thread));
+                let Some(place) = place else { return };
+                board.add(Word::InterpreterTicks, 1);
+                if place != last {
+                    last = place;
+                    board.add(Word::StackChanges, 1);
+                }
+            }
+        };
+        std::thread::Builder::new().name("everstep-pulse".into()).spawn(pulse).map_err(checkpoint)?;
+        Ok(())
+    }
+}
+
+/// A number for where the main thread is: files' code objects and lines, outermost frames included.
+fn main_thread_place(py: Python<'_>, main_thread: u64) -> u64 {
+    let place = || -> PyResult<u64> {
+        let frames = py.import("sys")?.call_method0("_current_frames")?;
+        let mut frame = frames.get_item(main_thread)?;
+        let mut hasher = DefaultHasher::new();
+        for _ in 0..FRAMES {
+            (frame.getattr("f_code")?.as_ptr() as usize).hash(&mut hasher);
+            frame.getattr("f_lineno")?.extract::<Option<u64>>()?.hash(&mut hasher);
+            frame = frame.getattr("f_back")?;
+            if frame.is_none() {
+                break;
+            }
+        }
+        Ok(hasher.finish())
+    };
+    place().unwrap_or(0)
+}
+
+/// Adds the class to the module.
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyBoard>()
+}
