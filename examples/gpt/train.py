@@ -40,6 +40,11 @@ def main() -> None:
     model = GPT(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     ddp = DistributedDataParallel(model)
+    # DDP regroups its gradients after the first backward pass, and another grouping sums in another
+    # order. Let it do so before the first step: then a restarted run sums like the one it continues.
+    blank = torch.zeros(1, config.context, dtype=torch.long, device=device)
+    ddp(blank, blank).backward()
+    optimizer.zero_grad(set_to_none=True)
     torch.manual_seed(args.seed * 1000 + rank)  # from here on each rank draws its own batches and dropout
     data = text.load()
 

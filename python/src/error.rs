@@ -4,7 +4,12 @@ use pyo3::create_exception;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-create_exception!(everstep, EverstepError, PyRuntimeError, "Something everstep could not do; the text says what to do.");
+create_exception!(
+    everstep,
+    EverstepError,
+    PyRuntimeError,
+    "Something everstep could not do; the text says what to do."
+);
 create_exception!(everstep, CheckpointError, EverstepError, "A checkpoint cannot be written or read.");
 create_exception!(everstep, AgentError, EverstepError, "The agent of this node refused or does not answer.");
 

@@ -103,7 +103,12 @@ impl PyArena {
         let rank = Rank(u32::try_from(self.label.rank).map_err(checkpoint)?);
         let generation = self.label.generation;
         let shard = py.detach(|| persist::write_shard(slot, &directory, generation, step, rank));
-        let shard = shard.map_err(|e| checkpoint(format!("cannot write the checkpoint to {}: {e}; the previous checkpoint stays", directory.display())))?;
+        let shard = shard.map_err(|e| {
+            checkpoint(format!(
+                "cannot write the checkpoint to {}: {e}; the previous checkpoint stays",
+                directory.display()
+            ))
+        })?;
         serde_json::to_string(&shard).map_err(checkpoint)
     }
 }
@@ -154,7 +159,8 @@ impl PyShard {
         let places = self.shard.index().offsets();
         py.detach(|| {
             for (name, address, bytes) in &targets {
-                let (offset, tensor) = places.get(name.as_str()).ok_or_else(|| format!("{name} is not in the checkpoint"))?;
+                let (offset, tensor) =
+                    places.get(name.as_str()).ok_or_else(|| format!("{name} is not in the checkpoint"))?;
                 if tensor.bytes != *bytes as u64 {
                     return Err(format!("{name} has {} bytes in the checkpoint, {bytes} in the model", tensor.bytes));
                 }
@@ -170,8 +176,12 @@ impl PyShard {
     /// Bytes of one tensor.
     fn bytes(&self, name: &str) -> PyResult<Vec<u8>> {
         let places = self.shard.index().offsets();
-        let (offset, tensor) = places.get(name).ok_or_else(|| checkpoint(format!("{name} is not in the checkpoint")))?;
-        self.shard.bytes(*offset, tensor.bytes).map(<[u8]>::to_vec).ok_or_else(|| checkpoint("tensor lies outside the shard"))
+        let (offset, tensor) =
+            places.get(name).ok_or_else(|| checkpoint(format!("{name} is not in the checkpoint")))?;
+        self.shard
+            .bytes(*offset, tensor.bytes)
+            .map(<[u8]>::to_vec)
+            .ok_or_else(|| checkpoint("tensor lies outside the shard"))
     }
 }
 
@@ -207,20 +217,33 @@ fn list_checkpoints(directory: PathBuf) -> PyResult<Vec<(u64, String, Option<u32
 fn open_shard(py: Python<'_>, checkpoint_directory: PathBuf, rank: u32) -> PyResult<PyShard> {
     let manifest = persist::read_manifest(&checkpoint_directory).map_err(checkpoint)?;
     let entry = manifest.shards.iter().find(|s| s.rank == Rank(rank));
-    let entry = entry.ok_or_else(|| checkpoint(format!("{} has no shard of rank {rank}", checkpoint_directory.display())))?;
+    let entry =
+        entry.ok_or_else(|| checkpoint(format!("{} has no shard of rank {rank}", checkpoint_directory.display())))?;
     let shard = py.detach(|| Shard::from_file(&checkpoint_directory, entry)).map_err(checkpoint)?;
     Ok(PyShard { shard })
 }
 
 /// Makes a checkpoint visible (without an agent); shards as JSON from `write_shard`.
 #[pyfunction]
-fn publish(py: Python<'_>, directory: PathBuf, generation: u64, step: u64, shards: Vec<String>, keep: usize) -> PyResult<()> {
+fn publish(
+    py: Python<'_>,
+    directory: PathBuf,
+    generation: u64,
+    step: u64,
+    shards: Vec<String>,
+    keep: usize,
+) -> PyResult<()> {
     let shards = shards.iter().map(|s| serde_json::from_str(s)).collect::<Result<Vec<_>, _>>().map_err(checkpoint)?;
     let done = py.detach(|| {
         persist::publish(&directory, generation, step, &shards)?;
         persist::prune(&directory, keep, generation)
     });
-    done.map_err(|e| checkpoint(format!("cannot publish the checkpoint in {}: {e}; the previous checkpoint stays", directory.display())))
+    done.map_err(|e| {
+        checkpoint(format!(
+            "cannot publish the checkpoint in {}: {e}; the previous checkpoint stays",
+            directory.display()
+        ))
+    })
 }
 
 /// Adds classes and functions to the module.

@@ -64,7 +64,8 @@ impl PyAgent {
 
     /// Offers steps as (step, is_memory); returns the step that all ranks restore and where from.
     fn restore(&self, py: Python<'_>, offers: Vec<(u64, bool)>) -> PyResult<Option<(u64, &'static str)>> {
-        let offer = |(step, memory)| Offer { step: Step(step), tier: if memory { Tier::Memory } else { Tier::Durable } };
+        let offer =
+            |(step, memory)| Offer { step: Step(step), tier: if memory { Tier::Memory } else { Tier::Durable } };
         let offers = offers.into_iter().map(offer).collect();
         let request = Request::Restore { generation: self.generation, rank: self.rank, offers };
         match self.ask(py, &request, None)? {

@@ -19,7 +19,9 @@ use everstep_wire::frame;
 use everstep_wire::worker::{Reply, Request};
 use launch::Template;
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::OwnedFd;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command as Process, Stdio};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -100,9 +102,9 @@ struct Driver {
 ///
 /// # Errors
 /// When the guard or the sockets cannot be set up.
-pub async fn run(mut config: Config, template: Template, target: Target) -> std::io::Result<End> {
+pub async fn run(mut config: Config, template: Template, target: Target, lock: &File) -> std::io::Result<End> {
     let (inbox, mut inputs) = mpsc::unbounded_channel();
-    let (guard, mut guard_process) = start_guard(&inbox)?;
+    let (guard, mut guard_process) = start_guard(&inbox, lock)?;
     let store = PgStore::start(&config.host).await?;
     config.store_port = store.port();
     listen_to_workers(&template, &inbox)?;
@@ -149,10 +151,16 @@ pub async fn run(mut config: Config, template: Template, target: Target) -> std:
     }
 }
 
-fn start_guard(inbox: &mpsc::UnboundedSender<Input>) -> std::io::Result<(OwnedWriteHalf, Child)> {
+/// Starts the guard; it alone inherits the node lock, which is free when the last worker is gone.
+fn start_guard(inbox: &mpsc::UnboundedSender<Input>, lock: &File) -> std::io::Result<(OwnedWriteHalf, Child)> {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
     let mut command = Process::new(std::env::current_exe()?);
-    command.arg("guard").stdin(Stdio::from(OwnedFd::from(theirs)));
+    let inherited = lock.try_clone()?;
+    command.arg("guard").arg(inherited.as_raw_fd().to_string()).stdin(Stdio::from(OwnedFd::from(theirs)));
+    // SAFETY: one system call between fork and exec; the descriptor is open in the child, too.
+    unsafe {
+        command.pre_exec(move || rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).map_err(Into::into));
+    }
     let child = command.spawn()?;
     ours.set_nonblocking(true)?;
     let (mut reader, writer) = UnixStream::from_std(ours)?.into_split();

@@ -56,7 +56,10 @@ enum Command {
     },
     /// The process between an agent and its workers; started by agents only.
     #[command(hide = true)]
-    Guard,
+    Guard {
+        /// descriptor of the node lock
+        lock: i32,
+    },
 }
 
 /// Runs the command line; returns the exit code.
@@ -75,7 +78,7 @@ pub fn main() -> i32 {
         Command::Logs(options) => logs::run(&options),
         Command::Doctor(options) => doctor::run(&options),
         Command::Coordinator { bind, store } => coordinator(&bind, &store),
-        Command::Guard => return crate::guard::run(),
+        Command::Guard { lock } => return crate::guard::run(lock),
     };
     match done {
         Ok(code) => code,

@@ -265,8 +265,6 @@ fn lock_node(job: &str, node: &str, wait: Duration) -> Result<Option<File>, Fail
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    // The guard inherits it: the lock is free when the last worker is gone.
-    let _ = rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty());
     Ok(Some(file))
 }
 
@@ -346,7 +344,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let argv = argv(o)?;
     let meet = rendezvous(o, nodes_max)?;
     spec.job = JobId(meet.job.clone());
-    let (node, _lock) = node_id(o, &meet.job, nodes_max)?;
+    let (node, lock) = node_id(o, &meet.job, nodes_max)?;
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| u64::try_from(d.as_nanos()).unwrap_or(1));
     let run_id = if o.rdzv_id == "none" { meet.job.clone() } else { o.rdzv_id.clone() };
     let logs = o
@@ -402,7 +400,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
             Failure::config(format!("cannot use the store {}: {e}; give another --store", store.display()))
         })?;
     }
-    let end = runtime()?.block_on(crate::agent::run(config, template, target));
+    let end = runtime()?.block_on(crate::agent::run(config, template, target, &lock));
     let end = end.map_err(|e| Failure { code: 1, why: format!("cannot run an agent here: {e}") })?;
     if end.code != 0 {
         eprintln!("everstep: {}", end.why);

@@ -48,8 +48,12 @@ struct Guard {
     agent_gone: bool,
 }
 
-/// Runs the guard on its standard input, a socket to the agent; returns when the agent is gone or says so.
-pub fn run() -> i32 {
+/// Runs the guard on its standard input, a socket to the agent, holding the node `lock`; returns when the agent is gone or says so.
+pub fn run(lock: i32) -> i32 {
+    // SAFETY: the agent passed this descriptor on; it stays open for the life of this process.
+    let lock = unsafe { std::os::fd::BorrowedFd::borrow_raw(lock) };
+    // Workers must not inherit the node lock: what they leave behind would hold it.
+    let _ = rustix::io::fcntl_setfd(lock, rustix::io::FdFlags::CLOEXEC);
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let _ = rustix::process::setsid();
     let Ok(socket) = std::io::stdin().as_fd().try_clone_to_owned() else { return 1 };

@@ -1,0 +1,231 @@
+"""Several nodes of one job on this machine, for the demo, the figures and the tests: start them, break
+them, and read what the coordinator wrote down."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+EVERSTEP = Path(sys.executable).parent / "everstep"
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def processes() -> dict[int, tuple[int, str]]:
+    """All processes: pid → (parent, state)."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                rest = (entry / "stat").read_text().rsplit(") ", 1)[1].split()
+                found[int(entry.name)] = (int(rest[1]), rest[0])
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Living processes below ``pid``."""
+    table = processes()
+    found, frontier = [], [pid]
+    while frontier:
+        parent = frontier.pop()
+        children = [p for p, (up, state) in table.items() if up == parent and state != "Z"]
+        found += children
+        frontier += children
+    return found
+
+
+def marked(job: str) -> list[int]:
+    """Living processes that carry the job's name in their environment: workers and all they started."""
+    needle = f"EVERSTEP_JOB={job}".encode()
+    found = []
+    for pid, (_, state) in processes().items():
+        with contextlib.suppress(OSError):
+            if state != "Z" and needle in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+class Cluster:
+    """One job on ``nodes`` agents of this machine, each with ``workers`` ranks."""
+
+    def __init__(self, job: str, command: list[str], *, nodes: int = 1, workers: int = 2, options: list[str] | None = None) -> None:
+        self.job, self.command, self.nodes, self.workers = job, command, nodes, workers
+        self.options = options or []
+        self.home = Path(tempfile.mkdtemp(prefix="everstep-harness-"))
+        self.port = free_port()
+        self.agents: dict[int, subprocess.Popen[bytes]] = {}
+        self.env = {**os.environ, "EVERSTEP_STATE_DIR": str(self.home / "state"), "GLOO_SOCKET_IFNAME": "lo"}
+        self.env.setdefault("VIRTUAL_ENV", sys.prefix)
+
+    @property
+    def memory(self) -> Path:
+        """Shared memory of the job."""
+        root = self.env.get("EVERSTEP_SHM_DIR", "/dev/shm")
+        return Path(root) / f"everstep-{os.getuid()}" / self.job
+
+    @property
+    def store(self) -> Path:
+        """Directory of the coordinator's store."""
+        if self.nodes == 1:
+            return self.home / "state" / "jobs" / self.job / "store"
+        return self.home / "state" / "coordinators" / f"127.0.0.1_{self.port}"
+
+    def start(self, node: int = 0) -> None:
+        """Starts the agent of a node, as a scheduler would."""
+        meet = ["--standalone"] if self.nodes == 1 else ["--nnodes", str(self.nodes), "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--node-rank", str(node)]
+        line = [str(EVERSTEP), "run", "--name", self.job, *meet, "--nproc-per-node", str(self.workers), *self.options, *self.command]
+        log = (self.home / f"node-{node}.log").open("ab")
+        self.agents[node] = subprocess.Popen(line, env=self.env, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+
+    def start_all(self) -> Cluster:
+        """Starts every node."""
+        for node in range(self.nodes):
+            self.start(node)
+        return self
+
+    def output(self) -> str:
+        """What the agents and their workers printed."""
+        return "".join(p.read_text(errors="replace") for p in sorted(self.home.glob("node-*.log")))
+
+    # -- looking ------------------------------------------------------------------------------------
+
+    def facts(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """What the coordinator wrote down: ``{"ts", "kind", …}``, oldest first."""
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for line in (self.store / "events.jsonl").read_text().splitlines():
+                with contextlib.suppress(ValueError):
+                    event = json.loads(line)
+                    ((name, body),) = event["fact"].items()
+                    if kind in (None, name):
+                        found.append({"ts": event["ts"], "kind": name, **body})
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """The job's status; empty when no coordinator answers."""
+        line = [str(EVERSTEP), "status", "--json", self.job]
+        out = subprocess.run(line, env=self.env, capture_output=True, check=False).stdout
+        jobs = json.loads(out)["jobs"] if out else []
+        return jobs[0] if jobs else {}
+
+    def workers_now(self) -> dict[int, dict[str, Any]]:
+        """Living workers by rank."""
+        return {w["rank"]: w for w in self.status().get("workers", [])}
+
+    def step(self) -> int:
+        """Steps completed by every rank."""
+        workers = self.workers_now()
+        steps = [w["step"] or 0 for w in workers.values()]
+        return min(steps) if len(steps) == self.nodes * self.workers else 0
+
+    def wait_for(self, what: Callable[[], Any], timeout: float = 90, why: str = "") -> Any:
+        """Waits until ``what()`` is true; says what the agents printed when it never is."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            value = what()
+            if value:
+                return value
+            if all(a.poll() is not None for a in self.agents.values()):
+                value = what()
+                if value:
+                    return value
+                raise RuntimeError(f"the job ended while waiting for {why or what}:\n{self.output()[-3000:]}")
+            time.sleep(0.02)
+        raise TimeoutError(f"waited {timeout} s for {why or what}:\n{self.output()[-3000:]}\n{self.facts()[-6:]}")
+
+    def wait_step(self, step: int, timeout: float = 120) -> None:
+        """Waits until every rank has completed ``step`` steps."""
+        self.wait_for(lambda: self.step() >= step, timeout, f"step {step}")
+
+    def wait(self, timeout: float = 300) -> list[int]:
+        """Waits for all agents; their exit codes by node."""
+        deadline = time.monotonic() + timeout
+        for agent in self.agents.values():
+            try:
+                agent.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired as e:
+                raise TimeoutError(f"still running after {timeout} s:\n{self.output()[-3000:]}\n{self.facts()[-8:]}") from e
+        return [self.agents[n].returncode for n in sorted(self.agents)]
+
+    # -- breaking -----------------------------------------------------------------------------------
+
+    def kill_worker(self, rank: int, number: signal.Signals = signal.SIGKILL) -> float:
+        """Sends a signal to a worker; returns when (Unix time)."""
+        pid = self.wait_for(lambda: self.workers_now().get(rank, {}).get("pid"), why=f"rank {rank}")
+        at = time.time()
+        os.kill(pid, number)
+        return at
+
+    def coordinator_pid(self) -> int:
+        """The coordinator's process id."""
+        return int(json.loads((self.store / "endpoint.json").read_text())["pid"])
+
+    def kill_coordinator(self) -> float:
+        """Kills the coordinator; returns when."""
+        pid, at = self.coordinator_pid(), time.time()
+        os.kill(pid, signal.SIGKILL)
+        return at
+
+    def kill_node(self, node: int) -> float:
+        """A machine is lost: agent, guard, workers and all memory at once; returns when."""
+        agent = self.agents[node]
+        coordinator = self.coordinator_pid()
+        doomed = [agent.pid, *(p for p in descendants(agent.pid) if p != coordinator)]
+        at = time.time()
+        for pid in doomed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        agent.wait()
+        shutil.rmtree(self.memory / str(node), ignore_errors=True)
+        return at
+
+    # -- leaving ------------------------------------------------------------------------------------
+
+    def leaks(self) -> list[str]:
+        """What is left of a job that is over: processes, arenas, ports."""
+        time.sleep(0.3)
+        left = [f"process {pid}" for pid in marked(self.job)]
+        if self.memory.exists():
+            left += [f"arena {p}" for p in self.memory.rglob("*") if p.is_file()]
+        return left
+
+    def close(self) -> None:
+        """Ends whatever is left and removes the harness's files."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            os.kill(self.coordinator_pid(), signal.SIGKILL)
+        for agent in self.agents.values():
+            if agent.poll() is None:
+                agent.kill()
+                agent.wait()
+        deadline = time.monotonic() + 5
+        while marked(self.job) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        shutil.rmtree(self.memory, ignore_errors=True)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def cluster(job: str, command: list[str], **kwargs: Any) -> Iterator[Cluster]:
+    """A cluster that is gone at the end of the block, come what may."""
+    c = Cluster(job, command, **kwargs)
+    try:
+        yield c
+    finally:
+        c.close()

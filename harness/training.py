@@ -1,0 +1,31 @@
+"""What runs of the example leave behind, and whether two of them are the same to the last bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+def losses(out: Path, rank: int) -> dict[int, set[str]]:
+    """Every loss ever computed for each step (hexadecimal floats): one value if re-runs agree."""
+    found: dict[int, set[str]] = {}
+    for line in (out / f"losses-{rank}.jsonl").read_text().splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # the line a kill cut short
+        found.setdefault(row["step"], set()).add(row["loss"])
+    return found
+
+
+def differences(reference: Path, other: Path, ranks: int, steps: int) -> list[str]:
+    """Where two runs differ; empty when losses and final parameters are bit-identical."""
+    wrong = []
+    for rank in range(ranks):
+        a, b = losses(reference, rank), losses(other, rank)
+        wrong += [f"rank {rank} step {s}: {a.get(s)} and {b.get(s)}" for s in range(steps) if a.get(s) != b.get(s)]
+        finals = [d / f"final-{rank}.txt" for d in (reference, other)]
+        texts = [f.read_text() if f.exists() else "missing" for f in finals]
+        if texts[0] != texts[1] or texts[0] == "missing":
+            wrong.append(f"rank {rank} final parameters: {texts[0][:16]} and {texts[1][:16]}")
+    return wrong
