@@ -197,9 +197,12 @@ fn bytes_per_slot(region: u64, index: u64) -> u64 {
     slot_bytes(region, index)
 }
 
+/// One published checkpoint, see [`list_checkpoints`].
+type Row = (u64, String, Option<u32>, Option<String>);
+
 /// Published checkpoints, newest first: (step, directory, world size or None, what is wrong or None).
 #[pyfunction]
-fn list_checkpoints(directory: PathBuf) -> PyResult<Vec<(u64, String, Option<u32>, Option<String>)>> {
+fn list_checkpoints(directory: PathBuf) -> PyResult<Vec<Row>> {
     let found = persist::list(&directory)
         .map_err(|e| checkpoint(format!("cannot read the checkpoint directory {}: {e}", directory.display())))?;
     let row = |(step, path, manifest): (u64, PathBuf, Result<_, String>)| {

@@ -109,11 +109,14 @@ pub fn read_manifest(checkpoint: &Path) -> Result<Manifest, String> {
     Manifest::from_bytes(&bytes).map_err(|e| format!("{}: {e}", path.display()))
 }
 
+/// A published checkpoint: its step, its directory, its manifest or what is wrong with it.
+pub type Found = (u64, PathBuf, Result<Manifest, String>);
+
 /// Published checkpoints, newest first; damaged ones with the reason.
 ///
 /// # Errors
 /// Those of reading the directory; a missing directory holds none.
-pub fn list(directory: &Path) -> io::Result<Vec<(u64, PathBuf, Result<Manifest, String>)>> {
+pub fn list(directory: &Path) -> io::Result<Vec<Found>> {
     let entries = match fs::read_dir(directory) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other?,
@@ -130,7 +133,7 @@ pub fn list(directory: &Path) -> io::Result<Vec<(u64, PathBuf, Result<Manifest, 
             found.push((step, entry.path(), manifest));
         }
     }
-    found.sort_by(|a, b| b.0.cmp(&a.0));
+    found.sort_by_key(|f: &Found| std::cmp::Reverse(f.0));
     Ok(found)
 }
 

@@ -11,9 +11,11 @@
 #![forbid(unsafe_code)]
 
 pub mod control;
+mod coordinators;
 pub mod fault;
 pub mod host;
 pub mod inject;
+mod machines;
 pub mod network;
 pub mod oracle;
 pub mod rng;

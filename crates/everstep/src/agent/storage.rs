@@ -44,7 +44,7 @@ fn reserve_in(directory: &Path, local_rank: u32, bytes: u64, slots: u32) -> std:
 pub fn reserve(job: &str, node: &str, local_rank: u32, bytes: u64, slots: u32) -> Reply {
     let memory = places::node_memory(job, node);
     let texts = |paths: Vec<PathBuf>| paths.into_iter().map(|p| p.display().to_string()).collect();
-    let need = bytes * u64::from(slots) >> 20;
+    let need = (bytes * u64::from(slots)) >> 20;
     match reserve_in(&memory, local_rank, bytes, slots) {
         Ok(paths) => Reply::Slots { paths: texts(paths), warning: None },
         Err(short) => {

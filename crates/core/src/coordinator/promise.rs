@@ -1,0 +1,106 @@
+//! Persist before you promise: what changes is written, and what rests on it is said when that write
+//! has returned. A failed write is tried again, with all its promises; a conflict ends this life.
+
+use super::command::{Command, Precondition};
+use super::event::{StoreFailure, Version};
+use super::state::{self, Job, Phase};
+use super::{Coordinator, job_key};
+use crate::id::{JobId, NodeId, PersistId, Session};
+use crate::message::Order;
+use crate::time::Time;
+use std::time::Duration;
+
+/// Longest pause between two tries to write to the store.
+const STORE_RETRY_MAX: Duration = Duration::from_secs(5);
+
+impl Coordinator {
+    pub(super) fn persisted(&mut self, now: Time, id: PersistId, result: Result<Version, StoreFailure>) {
+        let Some(job_id) = self.writes.remove(&id) else { return };
+        let Some(job) = self.jobs.get_mut(&job_id) else { return };
+        if job.write.in_flight != Some(id) {
+            return;
+        }
+        job.write.in_flight = None;
+        match result {
+            Ok(version) => {
+                job.version = Some(version);
+                job.write.retry = None;
+                job.write.announces = false;
+            }
+            Err(StoreFailure::Unavailable) => {
+                let first = job.record.spec.ladder().store_retry;
+                let pause = job.write.last_pause.map_or(first, |p| (p * 2).min(STORE_RETRY_MAX));
+                job.write.last_pause = Some(pause);
+                job.write.retry = Some((now.after(pause), pause));
+            }
+            Err(StoreFailure::Conflict) => {
+                return self.step_down(format!("another coordinator has written {}", job_key(&job_id)));
+            }
+        }
+        if result.is_ok() {
+            job.write.last_pause = None;
+        }
+        self.with(now, &job_id, |_, _, _| {});
+    }
+
+    pub(super) fn write(&mut self, now: Time, id: &JobId, early: bool) {
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        let due = job.write.retry.is_none_or(|(at, _)| now >= at);
+        if !job.write_pending() || job.write.in_flight.is_some() || !due {
+            return;
+        }
+        let write_id = self.next_write;
+        self.next_write = write_id.next();
+        let announces = job.write.announce_next || job.write.announces;
+        let last_pause = job.write.last_pause;
+        job.write = state::Write { in_flight: Some(write_id), announces, last_pause, ..state::Write::default() };
+        let value = serde_json::to_vec(&job.record).unwrap_or_default();
+        let precondition = job.version.map_or(Precondition::Absent, Precondition::Version);
+        self.writes.insert(write_id, id.clone());
+        self.out.push_back(Command::Persist { id: write_id, key: job_key(id), value, precondition });
+        if announces {
+            let after = Some(write_id).filter(|_| !early);
+            let sends: Vec<Command> = job
+                .announcements()
+                .into_iter()
+                .map(|(session, order)| Command::Send { session, order, after })
+                .collect();
+            self.out.extend(sends);
+        }
+    }
+}
+
+impl Job {
+    pub(super) fn write_pending(&self) -> bool {
+        self.write.dirty || self.write.retry.is_some() || self.write.in_flight.is_some()
+    }
+
+    /// The record changed; `announce` says that a promise rests on it.
+    pub(super) fn changed(&mut self, announce: bool) {
+        self.write.dirty = true;
+        self.write.announce_next |= announce;
+    }
+
+    /// The order that starts the current generation.
+    pub(crate) fn start_order(&self) -> Order {
+        Order::Start {
+            generation: self.record.generation,
+            world: self.record.world.clone(),
+            restarts: self.record.restarts,
+            max_restarts: self.max_restarts(),
+        }
+    }
+
+    fn announcements(&self) -> Vec<(Session, Order)> {
+        match &self.phase {
+            Phase::Training { .. } => {
+                let members = |(id, s): (&NodeId, Session)| self.record.world.slot(id).map(|_| (s, self.start_order()));
+                self.sessions().filter_map(members).collect()
+            }
+            Phase::Over { code, why } => {
+                self.sessions().map(|(_, s)| (s, Order::End { code: *code, why: why.clone() })).collect()
+            }
+            Phase::Forming { .. } | Phase::Stopping { .. } => Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The arrows between crates, checked over `cargo metadata`: what is not listed here must not exist.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+fn metadata() -> serde_json::Value {
+    let out = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--offline", "--no-deps"])
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+        .output()
+        .expect("cargo runs");
+    serde_json::from_slice(&out.stdout).expect("cargo metadata is JSON")
+}
+
+/// Normal (not dev, not build) dependencies by package: name and whether it is optional.
+fn dependencies() -> BTreeMap<String, BTreeSet<(String, bool)>> {
+    let metadata = metadata();
+    let packages = metadata["packages"].as_array().expect("packages").iter();
+    packages
+        .map(|p| {
+            let deps = p["dependencies"].as_array().expect("dependencies").iter().filter(|d| d["kind"].is_null());
+            let pairs = deps.map(|d| (d["name"].as_str().expect("name").to_owned(), d["optional"] == true));
+            (p["name"].as_str().expect("name").to_owned(), pairs.collect())
+        })
+        .collect()
+}
+
+#[test]
+fn crates_use_only_what_the_arrows_allow() {
+    let allowed: BTreeMap<&str, &[&str]> = BTreeMap::from([
+        ("everstep-core", &[] as &[&str]),
+        ("everstep-wire", &["everstep-core"]),
+        ("everstep-checkpoint", &["everstep-core", "everstep-wire"]),
+        ("everstep-sim", &["everstep-core", "everstep-checkpoint"]),
+        ("everstep", &["everstep-core", "everstep-wire", "everstep-checkpoint", "everstep-sim"]),
+        ("everstep-python", &["everstep-core", "everstep-wire", "everstep-checkpoint"]),
+    ]);
+    for (name, dependencies) in dependencies() {
+        let allowed = allowed.get(name.as_str()).unwrap_or_else(|| panic!("{name} has no place in the picture"));
+        for (dependency, _) in dependencies.iter().filter(|(d, _)| d.starts_with("everstep")) {
+            assert!(allowed.contains(&dependency.as_str()), "{name} must not use {dependency}");
+        }
+    }
+}
+
+#[test]
+fn the_core_is_pure_and_the_training_process_has_no_server() {
+    let all = dependencies();
+    let core: Vec<_> = all["everstep-core"].iter().map(|(n, _)| n.as_str()).collect();
+    assert_eq!(core, ["serde", "serde_json", "thiserror"], "the core decides; it needs nothing else");
+    // The server stack is optional in wire, and the Python package does not ask for it.
+    for server in ["tokio", "axum", "hyper", "hyper-util"] {
+        assert!(all["everstep-wire"].contains(&(server.into(), true)), "{server} must be optional in wire");
+        for package in ["everstep-checkpoint", "everstep-python", "everstep-sim"] {
+            assert!(all[package].iter().all(|(n, _)| n != server), "{package} must not use {server}");
+        }
+    }
+}
+
+#[test]
+fn no_source_file_is_longer_than_the_wall() {
+    let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let mut open = vec![
+        root.join("crates"),
+        root.join("python"),
+        root.join("harness"),
+        root.join("figures"),
+        root.join("examples"),
+    ];
+    let mut long = Vec::new();
+    while let Some(path) = open.pop() {
+        for entry in std::fs::read_dir(&path).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() && !path.ends_with("target") && !path.ends_with(".venv") {
+                open.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs" || e == "py") {
+                let lines = std::fs::read_to_string(&path).map_or(0, |t| t.lines().count());
+                if lines > 500 {
+                    long.push(format!("{} has {lines} lines", path.display()));
+                }
+            }
+        }
+    }
+    assert!(long.is_empty(), "one responsibility each: {long:?}");
+}

@@ -1,0 +1,252 @@
+//! What happens to coordinators, their store, and the sessions to them.
+
+use crate::control::{Effect, Process};
+use crate::world::{Happening, World};
+use everstep_core::agent::event::Event as AgentEvent;
+use everstep_core::coordinator::Coordinator;
+use everstep_core::coordinator::command::Precondition;
+use everstep_core::coordinator::event::{Event, StoreFailure, Version};
+use everstep_core::coordinator::state::JobRecord;
+use everstep_core::id::{Epoch, PersistId, Session};
+use everstep_core::message::{Hello, Order, Report};
+use everstep_core::time::Time;
+use std::collections::BTreeMap;
+
+impl World {
+    pub(crate) fn start_coordinator(&mut self, beside: bool) {
+        if !beside && self.processes.iter().any(|p| p.alive) {
+            return;
+        }
+        let version = self.store.entries.get("epoch").map(|(_, v)| *v);
+        let when = version.map_or(Precondition::Absent, Precondition::Version);
+        let Ok(epoch) = self.store.put(self.now, "epoch", Vec::new(), when) else {
+            return self.at(500, Happening::StartCoordinator);
+        };
+        for index in (0..self.processes.len()).filter(|i| self.processes[*i].alive).collect::<Vec<_>>() {
+            let delay = self.rng.range(1, 2000);
+            self.at(delay, Happening::Superseded { index });
+        }
+        let clock_offset = i64::try_from(self.rng.range(0, 20_000)).unwrap_or(0) - 10_000;
+        let epoch = Epoch(epoch);
+        let now = self.clock(clock_offset);
+        #[allow(unused_mut)]
+        let mut core = Coordinator::new(epoch, self.store.records(), now);
+        #[cfg(feature = "planted")]
+        {
+            core.planted = self.options.planted;
+        }
+        let waiting = BTreeMap::new();
+        self.processes.push(Process {
+            core,
+            epoch,
+            alive: true,
+            clock_offset,
+            waiting,
+            crash_at_persist: None,
+            wake_at: None,
+        });
+        let index = self.processes.len() - 1;
+        self.coordinator(index, Event::Tick);
+    }
+
+    pub(crate) fn clock(&self, offset: i64) -> Time {
+        Time((self.now + 100_000_000).saturating_add_signed(offset))
+    }
+
+    pub(crate) fn kill_coordinator(&mut self, index: usize) {
+        if !self.processes[index].alive {
+            return;
+        }
+        self.processes[index].alive = false;
+        let open: Vec<Session> = self
+            .network
+            .connections
+            .iter()
+            .filter(|(_, c)| c.coordinator == index && c.agent_end)
+            .map(|(s, _)| *s)
+            .collect();
+        for session in open {
+            if let Some(c) = self.network.connections.get_mut(&session) {
+                c.coordinator_end = false;
+            }
+            let delay = self.rng.range(1, 20);
+            self.at(delay, Happening::AgentSeesEnd { session });
+        }
+        let delay = self.rng.range(100, 2000);
+        self.at(delay, Happening::StartCoordinator);
+    }
+
+    pub(crate) fn coordinator(&mut self, index: usize, event: Event) {
+        let Some(process) = self.processes.get_mut(index).filter(|p| p.alive) else { return };
+        let now = Time((self.now + 100_000_000).saturating_add_signed(process.clock_offset));
+        process.core.handle(now, event);
+        let effects = process.drain();
+        let epoch = process.epoch;
+        for effect in effects {
+            match effect {
+                Effect::Send(session, order) => self.send_order(session, epoch, order),
+                Effect::Write(id, key, value, when) => {
+                    match self.processes[index].crash_at_persist.take() {
+                        Some(true) => return self.kill_coordinator(index),
+                        Some(false) => {
+                            self.apply(index, id, &key, value, when);
+                            return self.kill_coordinator(index);
+                        }
+                        None => {}
+                    }
+                    let delay = self.rng.range(1, 25);
+                    self.at(delay, Happening::Apply { index, id, key, value, when });
+                }
+                Effect::StepDown => {
+                    self.kill_coordinator(index);
+                }
+            }
+        }
+        let process = &mut self.processes[index];
+        if let Some(deadline) = process.core.deadline(now) {
+            let wait = deadline.since(now).as_millis();
+            let at = self.now + u64::try_from(wait).unwrap_or(1).max(1);
+            if process.wake_at.is_none_or(|w| at < w || w <= self.now) {
+                process.wake_at = Some(at);
+                self.at(at - self.now, Happening::CoordinatorTick { index });
+            }
+        }
+    }
+
+    pub(crate) fn apply(&mut self, index: usize, id: PersistId, key: &str, value: Vec<u8>, when: Precondition) {
+        // A write on its way reaches the store even if its writer has died meanwhile.
+        let record: Option<JobRecord> = serde_json::from_slice(&value).ok();
+        let result = self.store.put(self.now, key, value, when);
+        if let (Ok(_), Some(record)) = (&result, record) {
+            self.oracle.stored(self.now, record.generation);
+        }
+        let delay = self.rng.range(1, 10);
+        self.at(delay, Happening::Persisted { index, id, result });
+    }
+
+    pub(crate) fn persisted(&mut self, index: usize, id: PersistId, result: Result<Version, StoreFailure>) {
+        if !self.processes[index].alive {
+            return;
+        }
+        let promises = self.processes[index].waiting.remove(&id).unwrap_or_default();
+        if result.is_ok() {
+            let epoch = self.processes[index].epoch;
+            for (session, order) in promises {
+                self.send_order(session, epoch, order);
+            }
+        }
+        self.coordinator(index, Event::Persisted { id, result });
+    }
+
+    pub(crate) fn connect(&mut self, host: usize, life: u64) {
+        let h = &self.hosts[host];
+        if h.life != life || h.agent.is_none() || h.session.is_some() {
+            return;
+        }
+        let living: Vec<usize> = (0..self.processes.len()).filter(|i| self.processes[*i].alive).collect();
+        let target = self.rng.pick(&living).copied();
+        let Some(index) = target.filter(|_| self.links[host].open(self.now) && !self.hosts[host].frozen) else {
+            let delay = self.rng.range(200, 400);
+            return self.at(delay, Happening::Connect { host, life });
+        };
+        let session = self.network.open(host, life, index);
+        self.hosts[host].session = Some(session);
+        let hello = self.hosts[host].agent.as_ref().map(|a| Box::new(a.hello()));
+        self.transmit(session, true, |_| Happening::ToCoordinator { session, hello, report: None });
+        self.agent(host, AgentEvent::Connected);
+    }
+
+    /// Sends one message in one direction, with whatever the link does to it.
+    pub(crate) fn transmit(&mut self, session: Session, to_coordinator: bool, make: impl FnOnce(bool) -> Happening) {
+        let Some(c) = self.network.connections.get(&session).cloned() else { return };
+        let link = &mut self.links[c.host];
+        let blocked = if to_coordinator { link.to_blocked_until } else { link.from_blocked_until };
+        let silence = self.spec.detect_timeout_ms;
+        let direction = usize::from(to_coordinator);
+        let lost = std::mem::take(&mut link.drop_next) || blocked > self.now + silence;
+        let reorder = std::mem::take(&mut link.reorder_next);
+        let slow = if self.now < link.slow.1 { link.slow.0 } else { 0 };
+        if lost {
+            self.at(silence, Happening::CoordinatorSeesEnd { session });
+            return self.at(silence + 5, Happening::AgentSeesEnd { session });
+        }
+        let mut arrival = blocked.max(self.now) + self.rng.range(1, 15) + slow;
+        if reorder {
+            arrival += 300;
+        } else {
+            arrival = arrival.max(c.next_arrival[direction]);
+            if let Some(c) = self.network.connections.get_mut(&session) {
+                c.next_arrival[direction] = arrival;
+            }
+        }
+        self.at(arrival - self.now, make(false));
+    }
+
+    pub(crate) fn send_order(&mut self, session: Session, epoch: Epoch, order: Order) {
+        let Some(c) = self.network.connections.get(&session).filter(|c| c.coordinator_end) else { return };
+        if std::mem::take(&mut self.links[c.host].duplicate_order) {
+            let again = order.clone();
+            self.transmit(session, false, |_| Happening::ToAgent { session, epoch, order: again });
+        }
+        self.transmit(session, false, |_| Happening::ToAgent { session, epoch, order });
+    }
+
+    pub(crate) fn coordinator_receives(&mut self, session: Session, hello: Option<Box<Hello>>, report: Option<Report>) {
+        let Some(c) = self.network.connections.get(&session).filter(|c| c.coordinator_end) else { return };
+        let index = c.coordinator;
+        if let Some(hello) = hello {
+            self.coordinator(index, Event::Joined { session, hello });
+        }
+        if let Some(report) = report {
+            self.coordinator(index, Event::Report { session, report });
+        }
+    }
+
+    pub(crate) fn agent_receives(&mut self, session: Session, epoch: Epoch, order: Order) {
+        let Some(c) = self.network.connections.get(&session).filter(|c| c.agent_end) else { return };
+        let (host, life) = (c.host, c.life);
+        if self.hosts[host].frozen {
+            return self.at(500, Happening::ToAgent { session, epoch, order });
+        }
+        if self.hosts[host].life == life {
+            let refused = matches!(order, Order::Refused { .. });
+            self.agent(host, AgentEvent::Order { epoch, order });
+            if refused {
+                self.agent_sees_end(session);
+            }
+        }
+    }
+
+    pub(crate) fn agent_sees_end(&mut self, session: Session) {
+        let Some(c) = self.network.connections.get_mut(&session) else { return };
+        if !std::mem::take(&mut c.agent_end) {
+            return;
+        }
+        let (host, life, other_open) = (c.host, c.life, c.coordinator_end);
+        if other_open {
+            // The coordinator hears of it when the path lets it, at the latest by silence.
+            let delay =
+                if self.links[host].open(self.now) { self.rng.range(1, 1500) } else { self.spec.detect_timeout_ms };
+            self.at(delay, Happening::CoordinatorSeesEnd { session });
+        }
+        let h = &mut self.hosts[host];
+        if h.life == life && h.session == Some(session) {
+            h.session = None;
+            self.agent(host, AgentEvent::Disconnected);
+            let delay = self.rng.range(20, 300);
+            self.at(delay, Happening::Connect { host, life });
+        }
+    }
+
+    pub(crate) fn coordinator_sees_end(&mut self, session: Session) {
+        let Some(c) = self.network.connections.get_mut(&session) else { return };
+        if !std::mem::take(&mut c.coordinator_end) {
+            return;
+        }
+        let (index, other_open) = (c.coordinator, c.agent_end);
+        if other_open {
+            self.at(20, Happening::AgentSeesEnd { session });
+        }
+        self.coordinator(index, Event::Lost { session });
+    }
+}

@@ -1,0 +1,263 @@
+//! What happens on machines: agents, workers, and a second of training after the other.
+
+use crate::host::Crew;
+use crate::world::{Happening, World};
+use everstep_core::agent::command::Command as AgentCommand;
+use everstep_core::agent::event::Event as AgentEvent;
+use everstep_core::agent::watch::Observation;
+use everstep_core::agent::{Agent, Config};
+use everstep_core::id::{Generation, Incarnation, Rank, Session, Step};
+use everstep_core::message::{Outcome as Exit, ShardFile, Tier};
+use everstep_core::time::Time;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+impl World {
+    pub(crate) fn start_agent(&mut self, host: usize) {
+        let h = &mut self.hosts[host];
+        if !h.up || h.frozen || h.agent.is_some() || h.exited.is_some() {
+            return;
+        }
+        if h.guard_ending || h.crews.iter().any(Crew::alive) {
+            // The node lock is still held by the guard of the previous life.
+            return self.at(200, Happening::StartAgent { host });
+        }
+        h.life += 1;
+        h.next_port += 1;
+        let config = Config {
+            node: h.node.clone(),
+            incarnation: Incarnation(self.now * 100 + host as u64 + 1),
+            spec: self.spec.clone(),
+            host: format!("host{host}"),
+            workers: 2,
+            store_port: h.next_port,
+            shutdown_grace: Duration::from_secs(30),
+        };
+        #[allow(unused_mut)]
+        let mut agent = Agent::new(config, Time(self.now));
+        #[cfg(feature = "planted")]
+        {
+            agent.planted = self.options.planted;
+        }
+        h.agent = Some(agent);
+        h.session = None;
+        let life = h.life;
+        self.at(5, Happening::Connect { host, life });
+    }
+
+    pub(crate) fn agent(&mut self, host: usize, event: AgentEvent) {
+        let now = Time(self.now);
+        let Some(agent) = self.hosts[host].agent.as_mut() else { return };
+        agent.handle(now, event);
+        let mut commands = Vec::new();
+        while let Some(command) = agent.poll() {
+            commands.push(command);
+        }
+        let deadline = agent.deadline(now);
+        let life = self.hosts[host].life;
+        for command in commands {
+            self.execute(host, command);
+        }
+        if let Some(deadline) = deadline {
+            let at = deadline.0.max(self.now + 1);
+            let h = &mut self.hosts[host];
+            if h.wake_at.is_none_or(|w| at < w || w <= self.now) {
+                h.wake_at = Some(at);
+                self.at(at - self.now, Happening::AgentTick { host, life });
+            }
+        }
+    }
+
+    pub(crate) fn execute(&mut self, host: usize, command: AgentCommand) {
+        let slow = if self.now < self.hosts[host].slow_until { 8 } else { 1 };
+        match command {
+            AgentCommand::Send(report) => {
+                let Some(session) = self.hosts[host].session else { return };
+                if std::mem::take(&mut self.links[host].duplicate_next) {
+                    let report = Some(report.clone());
+                    self.transmit(session, true, |_| Happening::ToCoordinator { session, hello: None, report });
+                }
+                let report = Some(report);
+                self.transmit(session, true, |_| Happening::ToCoordinator { session, hello: None, report });
+            }
+            AgentCommand::Spawn { generation, world, slot, .. } => {
+                self.oracle.spawned(self.now, host, generation, &world, self.budget);
+                let ready_at = self.now + self.rng.range(1500, 4000) * slow;
+                let living = (0..slot.workers).map(|l| (l, true)).collect();
+                let workers = slot.workers;
+                self.hosts[host].crews.push(Crew {
+                    generation,
+                    slot,
+                    workers,
+                    living,
+                    hung: Vec::new(),
+                    ready_at,
+                    offered: false,
+                    training: false,
+                    step: 0,
+                    beats: 0,
+                });
+                if self.hosts[host].crash_loop > 0 {
+                    self.hosts[host].crash_loop -= 1;
+                    self.worker_dies(host, 0);
+                }
+            }
+            AgentCommand::Kill { generation, grace } => {
+                let grace = u64::try_from(grace.as_millis()).unwrap_or(0);
+                let delay = self.rng.range(1, 40 + grace) * slow;
+                self.at(delay, Happening::Killed { host, generation });
+            }
+            AgentCommand::Restore { generation, step, tiers } => self.restore(host, generation, step, &tiers),
+            AgentCommand::Publish { generation, step, .. } => {
+                self.durable = self.durable.max(Some(step.0));
+                self.agent(host, AgentEvent::Published { generation, step });
+            }
+            AgentCommand::Forward { .. }
+            | AgentCommand::StopAt { .. }
+            | AgentCommand::PersistAt { .. }
+            | AgentCommand::Durable { .. } => {}
+            AgentCommand::Exit { code, why, .. } => {
+                let h = &mut self.hosts[host];
+                h.agent = None;
+                let session = h.session.take();
+                let again = code != 0 && h.restart && matches!(code, 69 | 75 | 78);
+                if again {
+                    let delay = self.rng.range(1000, 20_000);
+                    self.at(delay, Happening::StartAgent { host });
+                } else {
+                    self.hosts[host].exited = Some((code, why));
+                }
+                if let Some(session) = session {
+                    self.close_agent_end(session);
+                }
+            }
+        }
+    }
+
+    /// The agent's end of a session closes because its process ended.
+    pub(crate) fn close_agent_end(&mut self, session: Session) {
+        let Some(c) = self.network.connections.get_mut(&session) else { return };
+        c.agent_end = false;
+        let host = c.host;
+        let delay = if self.links[host].open(self.now) { self.rng.range(1, 30) } else { self.spec.detect_timeout_ms };
+        self.at(delay, Happening::CoordinatorSeesEnd { session });
+    }
+
+    pub(crate) fn killed(&mut self, host: usize, generation: Generation) {
+        if self.hosts[host].agent.is_none() {
+            return;
+        }
+        let h = &mut self.hosts[host];
+        h.crews.retain(|c| c.generation != generation);
+        h.next_port += 1;
+        let store_port = h.next_port;
+        self.agent(host, AgentEvent::WorkersGone { generation, store_port });
+    }
+
+    pub(crate) fn worker_dies(&mut self, host: usize, local_rank: u32) {
+        let Some(crew) = self.hosts[host].crews.last_mut() else { return };
+        let Some(alive) = crew.living.get_mut(&local_rank).filter(|a| **a) else { return };
+        *alive = false;
+        let generation = crew.generation;
+        let outcome = Exit::Signal(9);
+        self.agent(host, AgentEvent::WorkerExited { generation, local_rank, pid: 1, outcome, message: String::new() });
+    }
+
+    pub(crate) fn restore(&mut self, host: usize, generation: Generation, step: Option<Step>, tiers: &[Tier]) {
+        let now = self.now;
+        let durable = self.durable;
+        let h = &mut self.hosts[host];
+        let Some(crew) = h.crews.iter_mut().find(|c| c.generation == generation) else { return };
+        if crew.training {
+            return;
+        }
+        crew.training = true;
+        crew.step = step.map_or(0, |s| s.0);
+        let (first, workers) = (crew.slot.first_rank.0, crew.workers);
+        for rank in first..first + workers {
+            self.oracle.restored(now, generation, Rank(rank), step);
+            let tier = tiers.get(rank as usize).copied();
+            let there = self.hosts[host]
+                .offers(Rank(rank), durable)
+                .iter()
+                .any(|o| Some(o.step) == step && Some(o.tier) == tier);
+            if step.is_some() && !there {
+                // Reading fails: the worker says so and exits.
+                self.worker_dies(host, rank - first);
+            }
+        }
+    }
+
+    /// One second of training on every host.
+    pub(crate) fn workload(&mut self) {
+        let mut present: BTreeMap<Generation, u32> = BTreeMap::new();
+        let mut broken: BTreeSet<Generation> = BTreeSet::new();
+        for host in self.hosts.iter().filter(|h| h.up && !h.frozen) {
+            for crew in &host.crews {
+                if crew.able_to_train() && crew.training {
+                    *present.entry(crew.generation).or_default() += crew.workers;
+                } else if crew.living.values().any(|a| !*a) {
+                    broken.insert(crew.generation);
+                }
+            }
+        }
+        let complete: BTreeSet<Generation> = present
+            .iter()
+            .filter(|(g, n)| self.oracle.worlds.get(g).is_some_and(|w| w.size() == **n))
+            .map(|(g, _)| *g)
+            .collect();
+        for host in 0..self.hosts.len() {
+            if self.hosts[host].up && !self.hosts[host].frozen {
+                self.work_on(host, &complete, &broken);
+            }
+        }
+    }
+
+    pub(crate) fn work_on(&mut self, host: usize, complete: &BTreeSet<Generation>, broken: &BTreeSet<Generation>) {
+        let now = self.now;
+        let durable = self.durable;
+        let Some(crew) = self.hosts[host].crews.last_mut() else { return };
+        let (generation, first, workers) = (crew.generation, crew.slot.first_rank.0, crew.workers);
+        if !crew.training && now >= crew.ready_at && !crew.offered {
+            crew.offered = true;
+            for rank in (first..first + workers).map(Rank) {
+                let offers = self.hosts[host].offers(rank, durable);
+                self.oracle.offered(generation, rank, offers.clone());
+                self.agent(host, AgentEvent::Offers { generation, rank, offers });
+            }
+            return;
+        }
+        if complete.contains(&generation) {
+            crew.step += 5;
+            crew.beats += 5;
+            let step = crew.step;
+            for rank in (first..first + workers).map(Rank) {
+                self.hosts[host].seal(rank, step);
+                if (step / 5).is_multiple_of(60) {
+                    let shard = ShardFile { rank, file: format!("{rank}"), bytes: 1, crc: String::new() };
+                    let directory = String::new();
+                    self.agent(host, AgentEvent::ShardWritten { generation, step: Step(step), directory, shard });
+                }
+            }
+        } else if broken.contains(&generation) && self.rng.percent(30) {
+            // A peer is gone: the collective fails here, too.
+            let local = u32::from(self.rng.percent(50));
+            return self.worker_dies(host, local);
+        }
+        let Some(crew) = self.hosts[host].crews.last().cloned() else { return };
+        for (local_rank, alive) in &crew.living {
+            let seen = Observation {
+                step: crew.training.then_some(crew.step),
+                beats: crew.beats,
+                stopped: crew.hung.contains(local_rank),
+                cpu_ms: crew.beats * 100,
+                interpreter_ticks: now,
+                stack_changes: now,
+                ..Observation::default()
+            };
+            if *alive {
+                self.agent(host, AgentEvent::Sample { generation, local_rank: *local_rank, pid: 1, seen });
+            }
+        }
+    }
+}
