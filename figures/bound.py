@@ -1,0 +1,39 @@
+"""One bound of a figure: a measured value against what must hold."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+_OPERATORS = {"<=": operator.le, ">=": operator.ge, "=": operator.eq}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """``control``: the same measurement with the mechanism off or a fault planted; it must read short."""
+
+    part: str
+    value: float
+    unit: str
+    op: str
+    limit: float
+    control: bool = False
+    samples: tuple[Any, ...] = ()
+
+    @property
+    def met(self) -> bool:
+        """The value is within the bound."""
+        return bool(_OPERATORS[self.op](self.value, self.limit))
+
+    @property
+    def good(self) -> bool:
+        """As it should be: met, or for a control arm, short."""
+        return self.met != self.control
+
+    def line(self, name: str) -> str:
+        """The line that is printed."""
+        word = "control" if self.control else "figure"
+        note = " (a control arm must read short)" if self.control else ""
+        verdict = "ok" if self.met else "short"
+        return f"{word} {name}.{self.part}: {self.value:g} {self.unit} (must {self.op} {self.limit:g}): {verdict}{note}"

@@ -1,0 +1,76 @@
+"""`make figure NAME=…`: measures one claim, prints one line per bound, keeps samples, machine and commit."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from figures.bound import Bound  # noqa: E402
+
+FIGURES = ["simulation", "demo", "kill-random", "hang", "coordinator-restart", "clean-restart"]
+
+
+def commit() -> str:
+    """The commit, marked when the tree differs from it."""
+    ask = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    return subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+def machine() -> dict[str, object]:
+    """What the numbers were measured on."""
+    return {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version(), "load": os.getloadavg()}
+
+
+def measure(name: str, soak: bool) -> list[Bound]:
+    """Runs one figure and writes its file."""
+    began = time.time()
+    bounds: list[Bound] = []
+    for bound in importlib.import_module(f"figures.{name.replace('-', '_')}").measure(soak):
+        bounds.append(bound)
+        print(bound.line(name), flush=True)
+    out = ROOT / "target" / "figures" / f"{name}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{**b.__dict__, "met": b.met, "line": b.line(name)} for b in bounds]
+    record = {"name": name, "soak": soak, "commit": commit(), "machine": machine(), "seconds": time.time() - began, "bounds": rows}
+    out.write_text(json.dumps(record, indent=1, default=str))
+    return bounds
+
+
+def write_page() -> None:
+    """docs/figures.md from the newest measurement of each figure."""
+    lines = ["# Figures", "", "Each line is printed by `make figure NAME=…` on a 2-core machine; a control arm must read short.", ""]
+    for name in FIGURES:
+        path = ROOT / "target" / "figures" / f"{name}.json"
+        if path.exists():
+            record = json.loads(path.read_text())
+            lines += [f"## {name}", "", f"commit {record['commit']}, {record['seconds']:.0f} s", "", "```"]
+            lines += [b["line"] for b in record["bounds"]]
+            lines += ["```", ""]
+    (ROOT / "docs" / "figures.md").write_text("\n".join(lines))
+
+
+def main() -> int:
+    p = argparse.ArgumentParser()
+    p.add_argument("name", nargs="?", choices=FIGURES)
+    p.add_argument("--all", action="store_true")
+    p.add_argument("--soak", action="store_true")
+    args = p.parse_args()
+    if not args.name and not args.all:
+        p.error(f"name one of {', '.join(FIGURES)}: make figure NAME=demo")
+    bounds = [b for name in (FIGURES if args.all else [args.name]) for b in measure(name, args.soak)]
+    if args.all:
+        write_page()
+    return 0 if bounds and all(b.good for b in bounds) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

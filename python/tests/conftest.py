@@ -1,0 +1,51 @@
+"""Fixtures: real launches of the installed wheel, each in a state directory of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+EVERSTEP = str(Path(sys.executable).parent / "everstep")
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """An environment in which nothing of other tests is seen."""
+    return {
+        **os.environ,
+        "EVERSTEP_STATE_DIR": str(tmp_path / "state"),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "VIRTUAL_ENV": sys.prefix,
+    }
+
+
+@pytest.fixture
+def everstep(env: dict[str, str], tmp_path: Path) -> Iterator[Run]:
+    """Runs the command line; arguments after a script's text are its own."""
+
+    def run(*arguments: str, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
+        line = [EVERSTEP, *arguments]
+        return subprocess.run(line, env={**env, **more}, cwd=tmp_path, capture_output=True, text=True, timeout=timeout, check=False)
+
+    yield run
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], str]:
+    """Writes a script and returns its path."""
+
+    def write(text: str, name: str = "script.py") -> str:
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write

@@ -1,0 +1,115 @@
+"""Bad input ends in one clear sentence that says what to do, with the right exit code, and loses nothing."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+
+import pytest
+from conftest import EVERSTEP
+
+
+def _says(done, code: int, *words: str) -> None:
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr and "panicked" not in done.stderr, done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) <= 12, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["run", "missing.py"], 2, ["missing.py does not exist", "check the path"]),
+        (["run", "--nnodes", "4:2", "x.py"], 2, ["--nnodes 2:4"]),
+        (["run", "--nnodes", "two", "x.py"], 2, ["2:4"]),
+        (["run", "--nnodes", "0", "x.py"], 2, ["--nnodes 1 or more"]),
+        (["run", "--nnodes", "2", "{script}"], 2, ["--rdzv-endpoint HOST:PORT"]),
+        (["run", "--nproc-per-node", "none", "{script}"], 2, ["no number of workers"]),
+        (["run", "--nproc-per-node", "0", "{script}"], 2, ["give 1 or more"]),
+        (["run", "--redirects", "9", "{script}"], 2, ["0, 1, 2, 3"]),
+        (["run", "--detect-timeout", "soon", "{script}"], 2, ["2s or 500ms"]),
+        (["run", "--detect-timeout", "1ms", "{script}"], 2, ["200 ms or more"]),
+        (["run", "-m", "--no-python", "x"], 2, ["cannot be used together"]),
+        (["run", "--name", "a/b", "{script}"], 2, ["letters, digits"]),
+        (["run", "--nnodes", "2", "--rdzv-endpoint", "no.such.host.invalid:1", "{script}"], 69, ["not a known host"]),
+        (["run", "--nnodes", "2", "--rdzv-endpoint", "10.99.99.99:29400", "{script}"], 78, ["no TLS", "--insecure"]),
+        (["run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:x", "{script}"], 2, ["port between 1 and 65535"]),
+        (["run", "--log-dir", "/proc/nowhere", "{script}"], 78, ["--log-dir"]),
+        (["run", "--frobnicate", "{script}"], 2, ["--frobnicate"]),
+        (["run"], 2, ["SCRIPT"]),
+        (["status", "nobody"], 69, ["not running here"]),
+        (["logs", "nobody"], 1, ["no logs of job nobody"]),
+    ],
+)
+def test_command_lines(everstep, script, arguments, code, words):
+    path = script("print('ran')")
+    done = everstep(*[a.replace("{script}", path) for a in arguments])
+    _says(done, code, *words)
+    assert "ran" not in done.stdout
+
+
+def test_port_in_use_by_something_else(everstep, script):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        done = everstep("run", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{s.getsockname()[1]}", script("print(1)"), timeout=60)
+    _says(done, 78, "not an everstep coordinator", "another port")
+
+
+def test_unreachable_coordinator(everstep, script, tmp_path):
+    # A host of TEST-NET that is not this machine's: nothing may be started for it, nobody answers.
+    token = tmp_path / "token"
+    token.write_text("secret")
+    token.chmod(0o600)
+    arguments = ["--insecure", "--token-file", str(token), "--local-addr", "127.0.0.1", "--detect-timeout", "200ms"]
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    # Bound but not listening on another loopback host name is refused at once; the agent may not host there.
+    done = everstep("run", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", *arguments, "--join-timeout", "1s", script("print(1)"), timeout=90)
+    _says(done, 75, "1 of 2 nodes joined", "--nnodes MIN:MAX")
+
+
+def test_token_that_others_can_read(everstep, script, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("secret")
+    token.chmod(0o644)
+    done = everstep("run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:29499", "--token-file", str(token), script("print(1)"))
+    _says(done, 78, "chmod 600")
+
+
+def test_two_agents_with_one_id(env, everstep, script, tmp_path):
+    up = tmp_path / "up"
+    path = script(f"open({str(up)!r}, 'w').write('x'); import time; time.sleep(60)")
+    first = subprocess.Popen([EVERSTEP, "run", "--standalone", "--name", "twice", path], env=env)
+    try:
+        while not up.exists():
+            time.sleep(0.05)
+        _says(everstep("run", "--standalone", "--name", "twice", path), 78, "already in use", "--node-rank")
+        assert first.poll() is None
+    finally:
+        first.terminate()
+        first.wait(20)
+
+
+def test_two_machines_with_one_id(env, everstep, script, tmp_path):
+    """As above, but the lock of the first machine is not seen: the coordinator refuses the second."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{s.getsockname()[1]}"
+    store = str(tmp_path / "store")
+    common = ["--nnodes", "2", "--rdzv-endpoint", endpoint, "--node-rank", "0", "--store", store, "--rdzv-id", "same"]
+    path = script("import time; time.sleep(60)")
+    first = subprocess.Popen([EVERSTEP, "run", *common, path], env=env)
+    try:
+        while not (tmp_path / "store" / "endpoint.json").exists():
+            time.sleep(0.05)
+        time.sleep(0.5)
+        elsewhere = {"EVERSTEP_STATE_DIR": str(tmp_path / "state2"), "EVERSTEP_SHM_DIR": str(tmp_path / "shm2")}
+        _says(everstep("run", *common, path, **elsewhere), 78, "already in use", "--node-rank")
+        assert first.poll() is None
+    finally:
+        first.terminate()
+        first.wait(20)

@@ -1,0 +1,132 @@
+"""The launcher: environment, exit codes, signals, logs, orphans."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from conftest import EVERSTEP
+
+from harness.cluster import marked
+
+SHOW = "import json, os, sys; print(json.dumps(dict(os.environ))); print(json.dumps(sys.argv[1:]))"
+
+
+def test_every_variable_of_torchrun_is_there(everstep, script):
+    done = everstep("run", "--standalone", "--nproc_per_node=2", "--max-restarts", "4", "--tee", "3", script(SHOW), "--x_y", "1")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("]:", 1)[1] for line in done.stdout.splitlines() if line.startswith("[default1]:")]
+    env, arguments = json.loads(rows[0]), json.loads(rows[1])
+    assert arguments == ["--x_y", "1"]
+    wanted = {
+        "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
+        "ROLE_RANK": "1", "ROLE_WORLD_SIZE": "2", "ROLE_NAME": "default", "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "4", "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }  # fmt: skip
+    assert {k: env.get(k) for k in wanted} == wanted
+    for name in ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"):
+        assert env[name]
+
+
+def test_module_program_and_redirects(everstep, script, tmp_path):
+    assert everstep("run", "--standalone", "-m", "this").stdout.startswith("The Zen of Python")
+    assert everstep("run", "--standalone", "--no-python", "echo", "${local_rank}", "x").stdout == "0 x\n"
+    done = everstep("run", "--standalone", "--redirects", "3", "--log-dir", "logs", script("print('hidden')"))
+    assert done.stdout == ""
+    assert [p.read_text() for p in (tmp_path / "logs").rglob("stdout.log")] == ["hidden\n"]
+
+
+def test_a_failure_is_short_names_its_cause_first_and_exits_with_one(everstep, script):
+    text = "import os\nif os.environ['RANK'] == '1': raise ValueError('bad learning rate')\nimport time; time.sleep(60)"
+    done = everstep("run", "--standalone", "--nproc-per-node", "2", "--redirects", "3", script(text))
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert len(lines) <= 12 and "ValueError: bad learning rate" in lines[0] and "rank 1" in lines[0]
+    shown = everstep("logs", "--first-cause")
+    assert "ValueError: bad learning rate" in shown.stdout.splitlines()[0]
+
+
+def test_max_restarts_is_honoured_exactly(everstep, script, tmp_path):
+    text = f"open({str(tmp_path / 'tries')!r}, 'a').write('x'); raise SystemExit(5)"
+    assert everstep("run", "--standalone", "--max-restarts", "2", script(text)).returncode == 1
+    assert (tmp_path / "tries").read_text() == "xxx"
+
+
+def _start(env, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([EVERSTEP, "run", *arguments], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _until(what, timeout: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not what():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def test_workers_and_all_they_started_die_with_their_agent(env, script, tmp_path):
+    text = f"""
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(300)"])
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open({str(tmp_path / "daemon")!r}, "w").write("up")
+        time.sleep(300)
+    os._exit(0)
+open({str(tmp_path / "worker")!r}, "w").write("up")
+time.sleep(300)
+"""
+    agent = _start(env, "--standalone", "--name", "orphans", script(text))
+    _until(lambda: (tmp_path / "daemon").exists() and (tmp_path / "worker").exists() and len(marked("orphans")) >= 3)
+    agent.kill()
+    began = time.monotonic()
+    _until(lambda: not marked("orphans"), 5)
+    assert time.monotonic() - began < 2.0
+
+
+def test_term_reaches_the_workers_and_ends_with_its_code(env, script, tmp_path):
+    text = f"""
+import signal, sys, time
+def bye(*_):
+    open({str(tmp_path / "bye")!r}, "w").write("term"); sys.exit(0)
+signal.signal(signal.SIGTERM, bye)
+signal.signal(signal.SIGUSR1, lambda *_: open({str(tmp_path / "usr1")!r}, "w").write("usr1"))
+open({str(tmp_path / "ready")!r}, "w").write("up")
+while True: time.sleep(0.05)
+"""
+    agent = _start(env, "--standalone", script(text))
+    _until(lambda: (tmp_path / "ready").exists())
+    agent.send_signal(signal.SIGUSR1)
+    _until(lambda: (tmp_path / "usr1").exists())
+    assert agent.poll() is None
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(20) == 143
+    assert (tmp_path / "bye").read_text() == "term"
+
+
+def test_status_and_doctor_answer_in_json(env, everstep, script, tmp_path):
+    text = f"open({str(tmp_path / 'up')!r}, 'w').write('x'); import time; time.sleep(60)"
+    agent = _start(env, "--standalone", "--name", "seen", script(text))
+    try:
+        _until(lambda: (tmp_path / "up").exists())
+        (job,) = json.loads(everstep("status", "--json").stdout)["jobs"]
+        assert (job["job"], job["phase"], job["world_size"]) == ("seen", "training", 1)
+        assert json.loads(everstep("doctor", "--json").stdout)["shm"]["total"] > 0
+    finally:
+        agent.terminate()
+        agent.wait(20)
+
+
+def test_doctor_removes_what_dead_jobs_left(env, everstep, tmp_path):
+    left = tmp_path / "shm" / f"everstep-{os.getuid()}" / "gone" / "0"
+    left.mkdir(parents=True)
+    (left / "local-0-slot-0").write_bytes(b"x" * 4096)
+    found = json.loads(everstep("doctor", "--json", EVERSTEP_SHM_DIR=str(tmp_path / "shm")).stdout)
+    assert [Path(a["path"]).name for a in found["leftovers"]] == ["0"]
+    everstep("doctor", "--clean", EVERSTEP_SHM_DIR=str(tmp_path / "shm"))
+    assert not left.exists()
