@@ -41,9 +41,9 @@ def _restoring(c: Cluster, rank: int) -> bool:
 def _kill(c: Cluster, how: str, rng: random.Random) -> str:
     rank = rng.randrange(WORKERS)
     if how == "random":
-        c.wait_for(lambda: len(c.workers_now()) == WORKERS, why="workers")
+        c.worker_pid(rank)
         time.sleep(rng.uniform(0.0, 6.0))
-    pid = c.wait_for(lambda: c.workers_now().get(rank, {}).get("pid"), why=f"rank {rank}")
+    pid = c.worker_pid(rank)
     if how != "random":
         look = _capturing if how == "capture" else _restoring
         deadline = time.monotonic() + 20
@@ -75,8 +75,8 @@ def _disturb(c: Cluster, kills: int, rng: random.Random) -> list[str]:
 def measure(soak: bool) -> Iterator[Bound]:
     kills = 60 if soak else 11
     models = {
-        "gpt": ["examples/gpt/train.py", "--steps", "500", "--batch", "2", "--persist", "100", "--out"],
-        "convnet": ["figures/convnet.py", "--overlap", "--steps", "2500", "--out"],
+        "gpt": ["examples/gpt/train.py", "--steps", "700", "--batch", "2", "--persist", "100", "--out"],
+        "convnet": ["figures/convnet.py", "--overlap", "--steps", "3000", "--out"],
     }
     rng = random.Random(SEED)
     print(f"seed {SEED}")

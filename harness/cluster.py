@@ -166,9 +166,24 @@ class Cluster:
 
     # -- breaking -----------------------------------------------------------------------------------
 
+    def worker_pid(self, rank: int) -> int:
+        """Process id of a rank in the newest generation (status may still show the one before)."""
+
+        def newest() -> int | None:
+            pid = self.workers_now().get(rank, {}).get("pid")
+            started = self.facts("GenerationStarted")
+            if not pid or not started:
+                return None
+            with contextlib.suppress(OSError):
+                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                return pid if f"EVERSTEP_GENERATION={started[-1]['generation']}".encode() in environ else None
+            return None
+
+        return int(self.wait_for(newest, why=f"rank {rank}"))
+
     def kill_worker(self, rank: int, number: signal.Signals = signal.SIGKILL) -> float:
         """Sends a signal to a worker; returns when (Unix time)."""
-        pid = self.wait_for(lambda: self.workers_now().get(rank, {}).get("pid"), why=f"rank {rank}")
+        pid = self.worker_pid(rank)
         at = time.time()
         os.kill(pid, number)
         return at

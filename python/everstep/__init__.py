@@ -13,7 +13,7 @@ from .worker import World, heartbeat, record, report_error, section, should_stop
 
 if TYPE_CHECKING:
     from .checkpoint import CheckpointManager, Outcome
-    from .resumable import resumable
+    from .batches import resumable
 
 __all__ = [
     "AgentError",
@@ -39,7 +39,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(checkpoint, name)
     if name == "resumable":
-        from .resumable import resumable
+        from .batches import resumable
 
         return resumable
     raise AttributeError(f"module 'everstep' has no attribute {name!r}")

@@ -16,7 +16,7 @@ from torch import nn
 
 from . import worker as _worker
 from ._internal import CheckpointError, list_checkpoints, open_shard
-from .resumable import Resumable
+from .batches import Resumable
 from .state import State
 from .tiers import AgentTier, DiskTier, Snapshot
 

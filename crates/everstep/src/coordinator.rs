@@ -81,7 +81,7 @@ struct Driver {
 ///
 /// # Errors
 /// [`StartError`] when it cannot start.
-pub async fn run(bind: &str, directory: &Path) -> Result<(), StartError> {
+pub async fn run(bind: &str, directory: &Path, token_file: Option<&Path>) -> Result<(), StartError> {
     let fail = |why: String| StartError { code: 78, why };
     std::fs::create_dir_all(directory).map_err(|e| fail(format!("cannot create {}: {e}", directory.display())))?;
     let lock =
@@ -89,7 +89,11 @@ pub async fn run(bind: &str, directory: &Path) -> Result<(), StartError> {
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
         return Ok(());
     }
-    let token = Token::at(&directory.join("token")).map_err(|e| fail(format!("cannot use the token: {e}")))?;
+    let token = match token_file {
+        Some(path) => Token::read(path),
+        None => Token::at(&directory.join("token")),
+    };
+    let token = token.map_err(|e| fail(format!("cannot use the token: {e}")))?;
     let listener = tokio::net::TcpListener::bind(bind)
         .await
         .map_err(|e| fail(format!("cannot listen on {bind}: {e}; give --rdzv-endpoint another port")))?;
@@ -102,7 +106,8 @@ pub async fn run(bind: &str, directory: &Path) -> Result<(), StartError> {
         .append(true)
         .open(events_file(directory))
         .map_err(|e| fail(format!("cannot write {}: {e}", events_file(directory).display())))?;
-    let about = json!({"endpoint": endpoint, "pid": std::process::id(), "epoch": epoch.0});
+    let token_file = token_file.map_or_else(|| directory.join("token"), Path::to_path_buf);
+    let about = json!({"endpoint": endpoint, "pid": std::process::id(), "epoch": epoch.0, "token_file": token_file});
     places::write_whole(&endpoint_file(directory), about.to_string().as_bytes())
         .map_err(|e| fail(format!("cannot write {}: {e}", directory.display())))?;
 

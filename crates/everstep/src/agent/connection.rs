@@ -128,6 +128,9 @@ fn start(bind: &str, target: &Target) -> std::io::Result<Child> {
     let log = OpenOptions::new().create(true).append(true).open(target.store.join("coordinator.log"))?;
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("coordinator").arg("--bind").arg(bind).arg("--store").arg(&target.store);
+    if let Some(path) = &target.token_file {
+        command.arg("--token-file").arg(path);
+    }
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     // SAFETY: setsid is async-signal-safe. A session of its own: it outlives the agent and its terminal.
     unsafe {

@@ -53,6 +53,9 @@ enum Command {
         /// directory of the store
         #[arg(long)]
         store: PathBuf,
+        /// the token, if not the store's own
+        #[arg(long)]
+        token_file: Option<PathBuf>,
     },
     /// The process between an agent and its workers; started by agents only.
     #[command(hide = true)]
@@ -77,7 +80,7 @@ pub fn main() -> i32 {
         Command::Status(options) => status::run(&options),
         Command::Logs(options) => logs::run(&options),
         Command::Doctor(options) => doctor::run(&options),
-        Command::Coordinator { bind, store } => coordinator(&bind, &store),
+        Command::Coordinator { bind, store, token_file } => coordinator(&bind, &store, token_file.as_deref()),
         Command::Guard { lock } => return crate::guard::run(lock),
     };
     match done {
@@ -89,8 +92,8 @@ pub fn main() -> i32 {
     }
 }
 
-fn coordinator(bind: &str, store: &std::path::Path) -> Result<i32, Failure> {
-    let done = runtime()?.block_on(crate::coordinator::run(bind, store));
+fn coordinator(bind: &str, store: &std::path::Path, token_file: Option<&std::path::Path>) -> Result<i32, Failure> {
+    let done = runtime()?.block_on(crate::coordinator::run(bind, store, token_file));
     done.map(|()| 0).map_err(|e| Failure { code: e.code, why: e.why })
 }
 

@@ -42,7 +42,7 @@ fn stores() -> Vec<PathBuf> {
 async fn coordinator_status(store: &Path) -> Option<serde_json::Value> {
     let about: serde_json::Value =
         serde_json::from_slice(&std::fs::read(crate::coordinator::endpoint_file(store)).ok()?).ok()?;
-    let token = Token::read(&store.join("token")).ok()?;
+    let token = Token::read(about["token_file"].as_str()?.as_ref()).ok()?;
     let answer = ask(about["endpoint"].as_str()?, "GET", "/v1/status", &token).await.ok()?;
     serde_json::from_slice(&answer).ok()
 }

@@ -1,0 +1,249 @@
+"""CheckpointManager: bit-exact resume, with and without an agent; damage is found, nothing is lost."""
+
+from __future__ import annotations
+
+import random
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import everstep as es
+
+
+def _model(width: int = 8) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Dropout(0.3), nn.Linear(width, 1))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+@es.resumable
+def _batch(kind: str = "train") -> torch.Tensor:
+    return torch.randn(6, 4) + random.random()
+
+
+def _train(directory: Path, total: int, prefetch: bool, overlap: bool) -> list[float]:
+    model, optimizer = _model()
+    torch.manual_seed(1)
+    random.seed(1)
+    batch = es.resumable(_batch.fn)
+    ckpt = es.CheckpointManager(directory, persist=3, overlap=overlap, model=model, optimizer=optimizer, data=batch)
+    losses = []
+    n = ckpt.restore()
+    x = batch() if prefetch else None
+    while n < total:
+        x = x if prefetch else batch()
+        loss = model(x).square().mean()
+        if prefetch:
+            x = batch()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        n += 1
+        ckpt.step(n, last=loss.item())
+    ckpt.wait()
+    return losses
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, prefetch, overlap):
+    whole = _train(tmp_path / "whole", 12, prefetch, overlap)
+    assert whole == _train(tmp_path / "again", 12, prefetch, overlap), "two undisturbed runs must agree first"
+    first = _train(tmp_path / "cut", 7, prefetch, overlap)  # the last durable step is 6
+    rest = _train(tmp_path / "cut", 12, prefetch, overlap)
+    assert first == whole[:7] and rest == whole[6:]
+
+
+def test_extra_values_come_back(tmp_path):
+    _train(tmp_path, 6, False, False)
+    model, optimizer = _model()
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, data=es.resumable(_batch.fn))
+    assert ckpt.restore() == 6 and isinstance(ckpt.extra["last"], float)
+    assert ckpt.latest_step("disk") == 6
+
+
+def test_another_model_shows_what_differs(tmp_path):
+    _train(tmp_path, 3, False, False)
+    model, optimizer = _model(width=9)
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, data=es.resumable(_batch.fn))
+    with pytest.raises(es.CheckpointError, match=r"model\.0\.weight: shape \[8, 4\] in the checkpoint, \[9, 4\] in the model"):
+        ckpt.restore()
+    other = nn.Linear(4, 8).double()
+    with pytest.raises(es.CheckpointError, match="another model"):
+        es.CheckpointManager(tmp_path, model=other).restore()
+
+
+def _damage(path: Path, where: int, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[where % len(data)] ^= 1 << bit
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("what", ["flip-shard", "cut-shard", "flip-manifest", "cut-manifest", "no-shard"])
+def test_damage_is_found_and_the_older_checkpoint_is_used(tmp_path, what):
+    _train(tmp_path, 7, False, False)  # steps 3 and 6 are durable
+    newest = tmp_path / "step-6"
+    target = newest / ("manifest.json" if "manifest" in what else "rank-0.safetensors")
+    if what.startswith("flip"):
+        _damage(target, 12345, 3)
+    elif what.startswith("cut"):
+        target.write_bytes(target.read_bytes()[:-7])
+    else:
+        target.unlink()
+    model, optimizer = _model()
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, data=es.resumable(_batch.fn))
+    with pytest.warns(UserWarning, match="skipping a checkpoint"):
+        assert ckpt.restore() == 3
+
+
+def test_only_unreadable_checkpoints_are_never_buried(tmp_path):
+    _train(tmp_path, 7, False, False)
+    for step in (3, 6):
+        _damage(tmp_path / f"step-{step}" / "rank-0.safetensors", 999, 1)
+    model, optimizer = _model()
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, data=es.resumable(_batch.fn))
+    with pytest.warns(UserWarning), pytest.raises(es.CheckpointError, match="starting over would bury them"):
+        ckpt.restore()
+    assert (tmp_path / "step-6").exists()
+
+
+def test_every_kind_of_damage_to_a_small_shard(tmp_path):
+    """Every byte of header and manifest, and a thousand bits of the rest: all are noticed."""
+    _train(tmp_path, 3, False, False)
+    checkpoint = tmp_path / "step-3"
+    rng = random.Random(5)
+    flips = 0
+    for name in ("manifest.json", "rank-0.safetensors"):
+        good = (checkpoint / name).read_bytes()
+        head = struct.unpack("<Q", good[:8])[0] + 8 if name.startswith("rank") else len(good)
+        places = [*range(0, head, 7), *(rng.randrange(len(good)) for _ in range(500))]
+        for place in places:
+            bad = bytearray(good)
+            bad[place] ^= 1 << rng.randrange(8)
+            (checkpoint / name).write_bytes(bad)
+            flips += 1
+            listed = es._internal.list_checkpoints(str(tmp_path))
+            if listed[0][3] is None:
+                with pytest.raises(es.CheckpointError):
+                    es._internal.open_shard(str(checkpoint), 0)
+        (checkpoint / name).write_bytes(good)
+    es._internal.open_shard(str(checkpoint), 0)
+    print(f"corruption: {flips} flips, 0 undetected")
+
+
+def test_a_shard_is_a_standard_safetensors_file(tmp_path):
+    from safetensors.torch import load_file
+
+    _train(tmp_path, 3, False, False)
+    tensors = load_file(tmp_path / "step-3" / "rank-0.safetensors")
+    assert tensors["model.0.weight"].shape == (8, 4)
+
+
+def test_read_only_and_impossible_directories(tmp_path):
+    model, optimizer = _model()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(es.CheckpointError, match="give another one"):
+        es.CheckpointManager(tmp_path / "file" / "sub", model=model, optimizer=optimizer)
+    with pytest.raises(es.CheckpointError, match=r"read-only|give another one"):
+        es.CheckpointManager("/proc/1", model=model, optimizer=optimizer)
+
+
+def test_no_state_and_wrong_state_are_refused():
+    with pytest.raises(TypeError, match="pass model="):
+        es.CheckpointManager("x")
+    with pytest.raises(TypeError, match=r"everstep\.resumable"):
+        es.CheckpointManager("x", data=lambda: 1)
+
+
+def test_a_full_disk_loses_nothing(tmp_path):
+    mount = tmp_path / "small"
+    mount.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(mount)], capture_output=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        _train(mount, 3, False, False)
+        model = nn.Linear(400, 400)
+        ckpt = es.CheckpointManager(mount, persist=1, model=model)
+        with pytest.raises(es.CheckpointError, match=r"cannot write the checkpoint .*the previous checkpoint stays"):
+            ckpt.step(10)
+        assert [row[0] for row in es._internal.list_checkpoints(str(mount)) if row[3] is None] == [3]
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_calls_are_no_ops_outside(tmp_path):
+    code = "import everstep as e, sys; e.heartbeat(3); e.should_stop(); print(e.world().world_size, 'torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out == "1 False\n"
+
+
+SCRIPT = """
+import sys, torch, everstep
+from torch import nn
+model = nn.Linear({width}, {width})
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+ckpt = everstep.CheckpointManager({out!r}, persist={persist}, model=model, optimizer=opt)
+for step in ckpt.steps(6):
+    opt.zero_grad(); model(torch.ones(2, {width})).sum().backward(); opt.step()
+    if step == 3 and everstep.world().attempt == 0: {at_three}
+    print("step", step, flush=True)
+"""
+
+
+def _script(script, tmp_path, *, width: int = 8, persist: int = 0, at_three: str = "pass") -> str:
+    return script(SCRIPT.format(width=width, out=str(tmp_path / "out"), persist=persist, at_three=at_three))
+
+
+def test_a_damaged_arena_falls_back_to_the_step_before(everstep, script, tmp_path):
+    damage = """
+        from pathlib import Path; import os
+        newest = max(Path(os.environ["EVERSTEP_BOARD"]).parent.glob("local-0-slot-*"), key=lambda p: int.from_bytes(p.open("rb").read(56)[48:], "little"))
+        data = bytearray(newest.read_bytes()); data[4096 + 10] ^= 4; newest.write_bytes(data)
+        os.kill(os.getpid(), 9)
+"""
+    at_three = "\n" + "\n".join(line for line in damage.splitlines() if line)
+    done = everstep("run", "--standalone", "--max-restarts", "2", _script(script, tmp_path, at_three=at_three))
+    assert done.returncode == 0, done.stderr
+    # Step 3 was sealed (2 completed before it in another slot): its slot is damaged, so step 2 runs again.
+    assert done.stdout.split() == "step 0 step 1 step 2 step 2 step 3 step 4 step 5".split(), done.stdout
+
+
+def test_shared_memory_too_small_falls_back_to_a_directory(everstep, script, tmp_path):
+    small = tmp_path / "shm"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(small)], capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        path = _script(script, tmp_path, width=2000, at_three="import os; os.kill(os.getpid(), 9)")
+        done = everstep("run", "--standalone", "--max-restarts", "1", path, EVERSTEP_SHM_DIR=str(small))
+        assert done.returncode == 0, done.stderr
+        assert "do not fit into shared memory" in done.stderr and "--shm-size" in done.stderr
+        assert done.stdout.split() == "step 0 step 1 step 2 step 3 step 4 step 5".split(), done.stdout
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_stop_makes_the_last_step_durable(env, script, tmp_path):
+    import signal
+    import time
+
+    from conftest import EVERSTEP
+
+    text = SCRIPT.format(width=8, out=str(tmp_path / "out"), persist=1000, at_three="pass").replace("steps(6)", "steps(100000)")
+    text = text.replace('print("step", step, flush=True)', "import time; time.sleep(0.02)")
+    run = subprocess.Popen([EVERSTEP, "run", "--standalone", "--nproc-per-node", "2", script(text)], env=env)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "out").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(2.0)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(40) == 143
+    ((step, _, world, wrong),) = es._internal.list_checkpoints(str(tmp_path / "out"))
+    assert step > 5 and world == 2 and wrong is None
