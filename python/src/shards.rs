@@ -103,6 +103,7 @@ impl PyArena {
         let rank = Rank(u32::try_from(self.label.rank).map_err(checkpoint)?);
         let generation = self.label.generation;
         let shard = py.detach(|| persist::write_shard(slot, &directory, generation, step, rank));
+        slot.pin(false);
         let shard = shard.map_err(|e| {
             checkpoint(format!(
                 "cannot write the checkpoint to {}: {e}; the previous checkpoint stays",
@@ -124,12 +125,16 @@ impl PyArena {
         Some((label.step, index))
     }
 
-    /// An unpinned slot: an empty one, else the one with the oldest step, never the newest.
+    /// An unpinned slot: an empty one, else the one with the oldest step, never the newest (unless
+    /// there is only one: what it held is on disk already).
     fn free_slot(&self) -> Option<Arc<Slot>> {
         let label = |s: &Arc<Slot>| s.inspect().ok().filter(|(l, _)| self.fits(l)).map(|(l, _)| (l.generation, l.step));
         let newest = self.slots.iter().filter_map(label).max();
         let usable = self.slots.iter().filter(|s| !s.pinned());
-        let mut usable: Vec<_> = usable.map(|s| (label(s), s)).filter(|(l, _)| l.is_none() || *l != newest).collect();
+        let mut usable: Vec<_> = usable
+            .map(|s| (label(s), s))
+            .filter(|(l, _)| l.is_none() || *l != newest || self.slots.len() == 1)
+            .collect();
         usable.sort_by_key(|(l, _)| *l);
         usable.first().map(|(_, s)| Arc::clone(s))
     }

@@ -32,7 +32,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 def everstep(env: dict[str, str], tmp_path: Path) -> Iterator[Run]:
     """Runs the command line; arguments after a script's text are its own."""
 
-    def run(*arguments: str, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, timeout: float = 60, **more: str) -> subprocess.CompletedProcess[str]:
         line = [EVERSTEP, *arguments]
         return subprocess.run(line, env={**env, **more}, cwd=tmp_path, capture_output=True, text=True, timeout=timeout, check=False)
 

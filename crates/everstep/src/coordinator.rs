@@ -66,6 +66,8 @@ struct Driver {
     core: Coordinator,
     epoch: Epoch,
     base: (u64, Instant),
+    /// Time of the latest event that the core has handled.
+    latest: Time,
     peers: BTreeMap<Session, Peer>,
     sessions: u64,
     waiting: BTreeMap<PersistId, Vec<(Session, Order)>>,
@@ -134,6 +136,7 @@ pub async fn run(bind: &str, directory: &Path, token_file: Option<&Path>) -> Res
         core: Coordinator::new(epoch, records, now),
         epoch,
         base: start,
+        latest: now,
         peers: BTreeMap::new(),
         sessions: 0,
         waiting: BTreeMap::new(),
@@ -147,8 +150,9 @@ pub async fn run(bind: &str, directory: &Path, token_file: Option<&Path>) -> Res
     driver.event(Event::Tick);
     let mut pulse = tokio::time::interval(Duration::from_millis(50));
     loop {
-        let deadline =
-            driver.core.deadline(driver.now()).map_or(Duration::from_secs(3600), |at| at.since(driver.now()));
+        // Seen from the latest event, not from now: what fell due meanwhile must not be passed over.
+        let deadline = driver.core.deadline(driver.latest);
+        let deadline = deadline.map_or(Duration::from_secs(3600), |at| at.since(driver.now()));
         tokio::select! {
             input = inputs.recv() => match input {
                 Some(input) => driver.input(input),
@@ -264,8 +268,8 @@ impl Driver {
     }
 
     fn event(&mut self, event: Event) {
-        let now = self.now();
-        self.core.handle(now, event);
+        self.latest = self.now();
+        self.core.handle(self.latest, event);
         while let Some(command) = self.core.poll() {
             match command {
                 Command::Send { session, order, after: None } => self.send(session, order),

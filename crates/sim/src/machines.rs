@@ -31,6 +31,7 @@ impl World {
             host: format!("host{host}"),
             workers: 2,
             store_port: h.next_port,
+            named: true,
             shutdown_grace: Duration::from_secs(30),
         };
         #[allow(unused_mut)]

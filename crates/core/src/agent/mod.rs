@@ -41,6 +41,8 @@ pub struct Config {
     pub workers: u32,
     /// Port of the first process-group store.
     pub store_port: u16,
+    /// The job has a name under which it can be started again.
+    pub named: bool,
     /// Time that workers get between TERM and KILL when the job stops (`--shutdown-timeout`).
     pub shutdown_grace: Duration,
 }
@@ -327,8 +329,9 @@ impl Agent {
     fn exit(&mut self) {
         if let Some((code, why)) = self.over.clone() {
             self.exited = true;
-            // Done is done; in every other case the newest state is worth keeping for the next try.
-            self.out.push_back(Command::Exit { code, why, discard_memory: code == 0 });
+            // Done is done, and nobody finds a job without a name again; else the newest state is worth keeping.
+            let discard_memory = code == 0 || !self.config.named;
+            self.out.push_back(Command::Exit { code, why, discard_memory });
         }
     }
 }

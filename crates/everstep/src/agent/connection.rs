@@ -2,7 +2,9 @@
 
 use crate::agent::Input;
 use crate::coordinator::endpoint_file;
+use everstep_core::message::Order;
 use everstep_wire::client::{ConnectError, attach};
+use everstep_wire::envelope::ToAgent;
 use everstep_wire::token::Token;
 use std::fs::OpenOptions;
 use std::os::unix::process::CommandExt;
@@ -78,9 +80,15 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
                 last_endpoint = endpoint;
                 let _ = inbox.send(Input::Connected(lines));
                 while let Ok(Some(line)) = tokio::time::timeout(target.silence, orders.recv()).await {
+                    // A refused connection is of no use; the next one may be accepted.
+                    let refused = matches!(&line, ToAgent::Order { order: Order::Refused { .. }, .. });
                     let _ = inbox.send(Input::Line(line));
+                    if refused {
+                        break;
+                    }
                 }
                 let _ = inbox.send(Input::Disconnected);
+                tokio::time::sleep(RETRY).await;
                 continue;
             }
             Some(Err(e @ (ConnectError::NotCoordinator { .. } | ConnectError::Unauthorized { .. }))) => {

@@ -83,6 +83,8 @@ pub struct End {
 struct Driver {
     core: Agent,
     start: Instant,
+    /// Time of the latest event that the core has handled.
+    latest: Time,
     template: Template,
     host: String,
     inbox: mpsc::UnboundedSender<Input>,
@@ -115,6 +117,7 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
     let mut driver = Driver {
         core: Agent::new(config, Time(0)),
         start: Instant::now(),
+        latest: Time(0),
         template,
         host,
         inbox,
@@ -132,8 +135,9 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
     let mut ping = tokio::time::interval(ladder.ping);
     let mut look = tokio::time::interval(ladder.ping.min(Duration::from_millis(100)));
     loop {
-        let now = driver.now();
-        let deadline = driver.core.deadline(now).map_or(Duration::from_secs(3600), |at| at.since(now));
+        // Seen from the latest event, not from now: what fell due meanwhile must not be passed over.
+        let deadline = driver.core.deadline(driver.latest);
+        let deadline = deadline.map_or(Duration::from_secs(3600), |at| at.since(driver.now()));
         tokio::select! {
             input = inputs.recv() => if let Some(input) = input { driver.input(input).await },
             () = tokio::time::sleep(deadline) => driver.event(Event::Tick).await,
@@ -289,7 +293,8 @@ impl Driver {
     async fn event(&mut self, event: Event) {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
-            self.core.handle(self.now(), event);
+            self.latest = self.now();
+            self.core.handle(self.latest, event);
             while let Some(command) = self.core.poll() {
                 events.extend(self.execute(command));
             }
@@ -339,7 +344,7 @@ impl Driver {
                 }
             }
             Command::Exit { code, why, discard_memory } => {
-                if discard_memory {
+                if discard_memory || !storage::holds_slots(&self.template.job, &self.template.node) {
                     storage::discard(&self.template.job, &self.template.node);
                 }
                 self.end = Some(End { code, why });

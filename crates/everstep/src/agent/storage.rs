@@ -107,6 +107,13 @@ pub fn write_shard(path: &Path, to: &Destination, generation: u64, step: u64) ->
     })
 }
 
+/// True when a worker of this node has left slots behind.
+pub fn holds_slots(job: &str, node: &str) -> bool {
+    let directories = [places::node_memory(job, node), places::node_spill(job, node)];
+    let mut entries = directories.iter().filter_map(|d| std::fs::read_dir(d).ok()).flatten().flatten();
+    entries.any(|e| e.file_name().to_string_lossy().contains("-slot-"))
+}
+
 /// Removes a node's boards and arenas.
 pub fn discard(job: &str, node: &str) {
     let memory = places::node_memory(job, node);

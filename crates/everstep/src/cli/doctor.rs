@@ -41,6 +41,16 @@ fn leftovers() -> Vec<(PathBuf, u64)> {
     found
 }
 
+/// Sockets that nobody listens on any more.
+fn remove_dead_sockets() {
+    for entry in std::fs::read_dir(places::memory()).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.extension().is_some_and(|e| e == "sock") && std::os::unix::net::UnixStream::connect(&path).is_err() {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
 /// Prints the findings; exit code 1 when something needs attention.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     let memory = places::memory();
@@ -62,6 +72,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         findings.push(format!("{} arenas of jobs that do not run hold {} MiB; they resume a job started again under its name; to remove them: everstep doctor --clean", left.len(), held >> 20));
     }
     if o.clean {
+        remove_dead_sockets();
         for (path, _) in &left {
             std::fs::remove_dir_all(path)
                 .map_err(|e| Failure { code: 1, why: format!("cannot remove {}: {e}", path.display()) })?;

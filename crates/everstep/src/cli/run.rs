@@ -392,6 +392,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         host: meet.host,
         workers,
         store_port: 0,
+        named: o.name.is_some() || o.rdzv_id != "none",
         shutdown_grace: Duration::from_secs(o.shutdown_timeout),
     };
     if target.may_host {
