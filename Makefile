@@ -39,7 +39,8 @@ check:
 	cargo clippy -q --workspace --all-targets -- -D warnings
 
 test: check
-	cargo test -q --workspace --exclude everstep-python
+	cargo test -q --workspace --exclude everstep-python --exclude everstep-sim
+	cargo test -q -p everstep-checkpoint --test damage -- --nocapture
 	cargo test -q -p everstep-sim --test simulation -- --nocapture
 	cargo test -q -p everstep-sim --features planted --test planted -- --nocapture
 	$(MAKE) setup

@@ -1,0 +1,155 @@
+//! Corruption and crash states: every flip is noticed, every crash leaves the previous checkpoint whole.
+
+use everstep_checkpoint::arena::{Label, REGION_AT, Slot, State, job_hash, slot_bytes};
+use everstep_checkpoint::capture::{Plan, Source, start};
+use everstep_checkpoint::format::manifest::{MANIFEST_FILE, Manifest};
+use everstep_checkpoint::format::shard::Tensor;
+use everstep_checkpoint::persist;
+use everstep_checkpoint::restore::Shard;
+use everstep_core::id::Rank;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+fn tensors() -> (Vec<Tensor>, Vec<Vec<u8>>) {
+    let sizes = [("a", 70_000usize), ("b", 12), ("c", 1_500_000), ("d", 0)];
+    let data: Vec<Vec<u8>> = sizes.iter().map(|(_, n)| (0..*n).map(|i| (i * 31 % 251) as u8).collect()).collect();
+    let tensor = |(name, n): &(&str, usize)| Tensor {
+        name: (*name).into(),
+        dtype: "U8".into(),
+        shape: vec![*n as u64],
+        bytes: *n as u64,
+    };
+    (sizes.iter().map(tensor).collect(), data)
+}
+
+fn captured(path: &Path, step: u64) -> Arc<Slot> {
+    let (tensors, data) = tensors();
+    let slot = Arc::new(Slot::reserve(path, slot_bytes(2 << 20, 64 << 10)).unwrap());
+    let source = |(i, d): (usize, &Vec<u8>)| Source { address: d.as_ptr() as usize, bytes: d.len(), eager: i % 2 == 1 };
+    let sources = data.iter().enumerate().map(source).collect();
+    let label = Label { job: job_hash("j"), rank: 0, world_size: 1, generation: 1, step };
+    let plan = Plan { tensors, sources, label, pin: true, threads: 2 };
+    // SAFETY: `data` lives and stays unchanged until `wait` has returned.
+    unsafe { start(slot.clone(), plan, None) }.unwrap().wait().unwrap();
+    slot
+}
+
+#[test]
+fn what_was_captured_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let slot = captured(&dir.path().join("slot"), 5);
+    let (shard, label) = Shard::from_slot(slot).unwrap();
+    let (_, data) = tensors();
+    assert_eq!(label.step, 5);
+    let offsets = shard.index().offsets();
+    for (name, expected) in ["a", "b", "c", "d"].iter().zip(&data) {
+        let (offset, tensor) = offsets[name];
+        assert_eq!(shard.bytes(offset, tensor.bytes).unwrap(), expected.as_slice(), "{name}");
+    }
+}
+
+#[test]
+fn every_flip_in_a_slot_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("slot");
+    drop(captured(&path, 5));
+    let good = fs::read(&path).unwrap();
+    let region: usize = tensors().1.iter().map(Vec::len).sum();
+    let index_at = REGION_AT + region.next_multiple_of(4096);
+    let index_bytes = u64::from_le_bytes(good[64..72].try_into().unwrap()) as usize;
+    // The words that are summed, the sum, every bit of the index, and every 997th byte of the region.
+    let exact = (24..104).chain(index_at..index_at + index_bytes).flat_map(|b| (0..8).map(move |bit| (b, bit)));
+    let sampled = (REGION_AT..REGION_AT + region).step_by(997).map(|b| (b, b % 8));
+    let (mut flips, mut missed) = (0u32, Vec::new());
+    for (byte, bit) in exact.chain(sampled) {
+        let slot = Slot::open(&path).unwrap();
+        slot.map().write(0, &good[..4096]).unwrap();
+        slot.map().write(byte, &[good[byte] ^ (1 << bit)]).unwrap();
+        flips += 1;
+        if slot.verify().is_ok() {
+            missed.push((byte, bit));
+        } else {
+            assert_ne!(slot.state(), State::Sealed, "a damaged slot must not be offered again");
+        }
+        slot.map().write(byte, &[good[byte]]).unwrap();
+    }
+    println!("corruption: {flips} flips in a slot, {} undetected", missed.len());
+    assert!(missed.is_empty(), "{missed:?}");
+}
+
+#[test]
+fn a_crash_while_capturing_leaves_the_other_slots() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (captured(&dir.path().join("a"), 5), captured(&dir.path().join("b"), 6));
+    b.begin(); // and then the process died
+    assert!(a.verify().is_ok());
+    assert_eq!((b.state(), b.verify().is_err()), (State::Writing, true));
+}
+
+/// The newest step that a reader accepts, everything verified.
+fn readable(directory: &Path) -> Option<u64> {
+    persist::list(directory).unwrap().into_iter().find_map(|(step, path, manifest)| {
+        let manifest: Manifest = manifest.ok()?;
+        manifest.shards.iter().all(|s| Shard::from_file(&path, s).is_ok()).then_some(step)
+    })
+}
+
+#[test]
+fn a_crash_at_any_point_of_a_commit_leaves_the_previous_checkpoint_or_the_new_one() {
+    let scratch = tempfile::tempdir().unwrap();
+    let out = scratch.path().join("out");
+    let commit = |step: u64| {
+        let slot = captured(&scratch.path().join(format!("slot-{step}")), step);
+        let shard = persist::write_shard(&slot, &out, 1, step, Rank(0)).unwrap();
+        persist::publish(&out, 1, step, &[shard]).unwrap();
+    };
+    commit(3);
+    commit(6);
+    let new = out.join("step-6");
+    let (manifest, shard) =
+        (fs::read(new.join(MANIFEST_FILE)).unwrap(), fs::read(new.join("rank-0.safetensors")).unwrap());
+    fs::remove_dir_all(&new).unwrap();
+    let mut states = 0;
+    let mut state = |visible: bool, manifest: Option<&[u8]>, shard: Option<&[u8]>, expected: u64| {
+        let at = if visible { out.join("step-6") } else { out.join("step-6.tmp-1") };
+        fs::create_dir_all(&at).unwrap();
+        manifest.inspect(|m| fs::write(at.join(MANIFEST_FILE), m).unwrap());
+        shard.inspect(|s| fs::write(at.join("rank-0.safetensors"), s).unwrap());
+        assert_eq!(readable(&out), Some(expected), "visible {visible}, manifest {:?}", manifest.map(<[u8]>::len));
+        fs::remove_dir_all(&at).unwrap();
+        states += 1;
+    };
+    for cut in (0..shard.len()).step_by(9973) {
+        state(false, None, Some(&shard[..cut]), 3);
+        // A file system that reorders: the rename is there, the bytes are not.
+        state(true, Some(&manifest), Some(&shard[..cut]), 3);
+    }
+    for cut in 0..manifest.len() - 1 {
+        state(false, Some(&manifest[..cut]), Some(&shard), 3);
+        state(true, Some(&manifest[..cut]), Some(&shard), 3);
+    }
+    state(true, None, Some(&shard), 3);
+    state(true, Some(&manifest), None, 3);
+    state(false, Some(&manifest), Some(&shard), 3);
+    state(true, Some(&manifest), Some(&shard), 6);
+    println!("crash states: {states} tried, previous or new checkpoint every time");
+}
+
+#[test]
+fn publishing_twice_and_pruning_keep_what_is_needed() {
+    let scratch = tempfile::tempdir().unwrap();
+    let out = scratch.path().join("out");
+    for (generation, step) in [(1, 2), (1, 4), (2, 4), (2, 6), (2, 8)] {
+        let slot = captured(&scratch.path().join("slot"), step);
+        let shard = persist::write_shard(&slot, &out, generation, step, Rank(0)).unwrap();
+        persist::publish(&out, generation, step, std::slice::from_ref(&shard)).unwrap();
+        persist::publish(&out, generation, step, &[shard]).unwrap();
+    }
+    fs::create_dir(out.join("step-9.tmp-1")).unwrap();
+    fs::create_dir(out.join("step-9.tmp-2")).unwrap();
+    persist::prune(&out, 0, 2).unwrap();
+    let steps: Vec<u64> = persist::list(&out).unwrap().into_iter().map(|(s, _, _)| s).collect();
+    assert_eq!(steps, [8, 6], "two versions stay whatever is asked");
+    assert!(!out.join("step-9.tmp-1").exists() && out.join("step-9.tmp-2").exists());
+}
