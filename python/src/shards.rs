@@ -5,7 +5,7 @@ use crate::board::PyBoard;
 use crate::error::checkpoint;
 use everstep_checkpoint::arena::{Label, Slot, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{self, Capture, Plan, Source};
-use everstep_checkpoint::format::shard::{Index, Tensor, differences};
+use everstep_checkpoint::format::shard::{Index, Tensor};
 use everstep_checkpoint::persist;
 use everstep_checkpoint::restore::Shard;
 use everstep_core::id::Rank;
@@ -152,11 +152,6 @@ impl PyShard {
     fn entries(&self) -> Vec<Entry> {
         let tensors = &self.shard.index().tensors;
         tensors.iter().map(|t| (t.name.clone(), t.dtype.clone(), t.shape.clone(), t.bytes)).collect()
-    }
-
-    /// What differs from the given entries.
-    fn differences(&self, entries: Vec<Entry>) -> Vec<String> {
-        differences(&self.shard.index().tensors, &tensors(entries))
     }
 
     /// Copies tensors to (name, address, bytes), interpreter released.

@@ -1,5 +1,7 @@
 //! Corruption and crash states: every flip is noticed, every crash leaves the previous checkpoint whole.
 
+#![allow(clippy::unwrap_used, reason = "a test may end where it stands")]
+
 use everstep_checkpoint::arena::{Label, REGION_AT, Slot, State, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Plan, Source, start};
 use everstep_checkpoint::format::manifest::{MANIFEST_FILE, Manifest};

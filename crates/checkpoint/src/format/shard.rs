@@ -110,25 +110,3 @@ pub fn parse_safetensors_header(json: &[u8]) -> Result<(Index, BTreeMap<String, 
     }
     Ok((Index { tensors, crcs: Vec::new() }, metadata))
 }
-
-/// What differs between a stored shard and the state it should go into; empty when they fit.
-#[must_use]
-pub fn differences(stored: &[Tensor], wanted: &[Tensor]) -> Vec<String> {
-    let by_name = |ts: &[Tensor]| ts.iter().map(|t| (t.name.clone(), t.clone())).collect::<BTreeMap<_, _>>();
-    let (stored, wanted) = (by_name(stored), by_name(wanted));
-    let mut lines = Vec::new();
-    for (name, t) in &wanted {
-        match stored.get(name) {
-            None => lines.push(format!("{name}: not in the checkpoint")),
-            Some(s) if s.shape != t.shape => {
-                lines.push(format!("{name}: shape {:?} in the checkpoint, {:?} in the model", s.shape, t.shape));
-            }
-            Some(s) if s.dtype != t.dtype => {
-                lines.push(format!("{name}: {} in the checkpoint, {} in the model", s.dtype, t.dtype));
-            }
-            Some(_) => {}
-        }
-    }
-    lines.extend(stored.keys().filter(|n| !wanted.contains_key(*n)).map(|n| format!("{n}: only in the checkpoint")));
-    lines
-}
