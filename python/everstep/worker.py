@@ -105,6 +105,7 @@ class _Worker:
     def restored(self, step: int) -> None:
         """Training continues after ``step`` completed steps."""
         if self.board is not None:
+            self.board.set("Restored", step)
             self.board.set("Step", step)
             self.board.set("StepKnown", 1)
             self.board.add("Beats", 1)

@@ -247,3 +247,22 @@ def test_stop_makes_the_last_step_durable(env, script, tmp_path):
     assert run.wait(40) == 143
     ((step, _, world, wrong),) = es._internal.list_checkpoints(str(tmp_path / "out"))
     assert step > 5 and world == 2 and wrong is None
+
+
+def test_the_next_agent_adopts_what_a_killed_one_left_in_memory(env, everstep, script, tmp_path):
+    import time
+
+    from conftest import EVERSTEP
+
+    path = _script(script, tmp_path, at_three="open('held', 'w').write('x'); import time; time.sleep(60)")
+    line = [EVERSTEP, "run", "--standalone", "--name", "adopt", path]
+    first = subprocess.Popen(line, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "held").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    first.kill()
+    assert first.communicate()[0].split() == "step 0 step 1 step 2".split()
+    path = _script(script, tmp_path)
+    done = everstep("run", "--standalone", "--name", "adopt", path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == "step 3 step 4 step 5".split(), done.stdout

@@ -64,6 +64,8 @@ words! {
     InterpreterTicks = 16,
     /// Rises when the main thread is seen at another place.
     StackChanges = 17,
+    /// Step that was restored (0 for a fresh start); steps beyond it are new.
+    Restored = 18,
     /// From the agent: the job is stopping; the signal's number.
     StopRequested = 24,
     /// From the agent: stop at the end of this step, plus 1; 0 for as soon as possible.

@@ -26,6 +26,8 @@ pub struct Crew {
     pub training: bool,
     /// Steps completed.
     pub step: u64,
+    /// Step it was told to restore.
+    pub restored: u64,
     /// Counts observations.
     pub beats: u64,
 }

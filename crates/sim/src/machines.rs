@@ -96,6 +96,7 @@ impl World {
                     offered: false,
                     training: false,
                     step: 0,
+                    restored: 0,
                     beats: 0,
                 });
                 if self.hosts[host].crash_loop > 0 {
@@ -174,6 +175,7 @@ impl World {
         }
         crew.training = true;
         crew.step = step.map_or(0, |s| s.0);
+        crew.restored = crew.step;
         let (first, workers) = (crew.slot.first_rank.0, crew.workers);
         for rank in first..first + workers {
             self.oracle.restored(now, generation, Rank(rank), step);
@@ -249,6 +251,7 @@ impl World {
         for (local_rank, alive) in &crew.living {
             let seen = Observation {
                 step: crew.training.then_some(crew.step),
+                restored: crew.restored,
                 beats: crew.beats,
                 stopped: crew.hung.contains(local_rank),
                 cpu_ms: crew.beats * 100,

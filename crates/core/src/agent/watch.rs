@@ -18,6 +18,8 @@ const IDLE_PERCENT: u128 = 2;
 pub struct Observation {
     /// Steps completed; `None` when the worker does not report steps (yet).
     pub step: Option<u64>,
+    /// Step that the worker restored; 0 for a fresh start.
+    pub restored: u64,
     /// Rises with every step, heartbeat and change of section.
     pub beats: u64,
     /// Inside a section (checkpoint, evaluation, restore, …).
@@ -45,7 +47,6 @@ pub struct Watch {
     stopped_since: Option<Time>,
     step_at: Option<Time>,
     durations: VecDeque<u64>,
-    first_step: Option<u64>,
     reported: bool,
 }
 
@@ -67,7 +68,7 @@ impl Watch {
     /// True when the worker has completed a step that it did not restore.
     #[must_use]
     pub fn has_new_step(&self) -> bool {
-        matches!((self.first_step, self.step()), (Some(first), Some(now)) if now > first)
+        self.last.is_some_and(|o| o.step.is_some_and(|step| step > o.restored))
     }
 
     /// Takes one observation; returns the evidence and the silence when the worker is hung (once).
@@ -76,13 +77,9 @@ impl Watch {
             self.last = Some(seen);
             (self.progress_at, self.tick_at, self.stack_at) = (now, now, now);
             self.cpu_at_progress = seen.cpu_ms;
-            self.first_step = seen.step;
             self.stopped_since = seen.stopped.then_some(now);
             return None;
         };
-        if self.first_step.is_none() {
-            self.first_step = seen.step;
-        }
         if seen.step != last.step && last.step.is_some() {
             let steps = seen.step.unwrap_or(0).saturating_sub(last.step.unwrap_or(0)).max(1);
             if let Some(at) = self.step_at {
@@ -201,6 +198,16 @@ mod tests {
     fn a_section_and_a_short_wait_are_left_alone() {
         assert_eq!(run(600, |_, s| Observation { in_section: true, ..s }), None);
         assert_eq!(run(25, |_, s| Observation { interpreter_ticks: s.interpreter_ticks + 1, ..s }), None);
+    }
+
+    #[test]
+    fn steps_that_nobody_saw_begin_are_new_all_the_same() {
+        let mut watch = Watch::default();
+        let seen = Observation { step: Some(7), restored: 4, ..Observation::default() };
+        watch.observe(Time(0), seen, &ladder());
+        assert!(watch.has_new_step());
+        watch.observe(Time(100), Observation { step: Some(4), ..seen }, &ladder());
+        assert!(!watch.has_new_step());
     }
 
     #[test]

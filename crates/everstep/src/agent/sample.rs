@@ -20,6 +20,7 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
     let (state, cpu_ms) = process_state(pid).unwrap_or(('?', 0));
     Observation {
         step: (board.get(Word::StepKnown) == 1).then(|| board.get(Word::Step)),
+        restored: board.get(Word::Restored),
         beats: board.get(Word::Beats),
         in_section: board.get(Word::SectionDepth) > 0,
         section_timeout_ms: board.get(Word::SectionTimeout),

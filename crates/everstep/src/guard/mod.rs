@@ -25,6 +25,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// How long what dead workers have written is waited for before the guard ends.
+const DRAIN: Duration = Duration::from_secs(1);
 /// How long the last lines of a worker are waited for after its exit.
 const LAST_WORDS: Duration = Duration::from_millis(60);
 
@@ -44,6 +46,8 @@ struct Guard {
     agent: UnixStream,
     inbox: Vec<u8>,
     workers: BTreeMap<u32, Worker>,
+    /// Streams of workers that have ended.
+    draining: Vec<Pump>,
     ending: Option<Ending>,
     agent_gone: bool,
 }
@@ -59,13 +63,21 @@ pub fn run(lock: i32) -> i32 {
     let Ok(socket) = std::io::stdin().as_fd().try_clone_to_owned() else { return 1 };
     let agent = UnixStream::from(socket);
     let _ = agent.set_nonblocking(true);
-    let mut guard = Guard { agent, inbox: Vec::new(), workers: BTreeMap::new(), ending: None, agent_gone: false };
+    let mut guard = Guard {
+        agent,
+        inbox: Vec::new(),
+        workers: BTreeMap::new(),
+        draining: Vec::new(),
+        ending: None,
+        agent_gone: false,
+    };
     loop {
         guard.wait();
         guard.receive();
         guard.reap();
         guard.progress();
         if guard.agent_gone && tree::descendants().is_empty() {
+            guard.drain();
             return 0;
         }
     }
@@ -166,6 +178,19 @@ impl Guard {
                 outcome,
                 last_lines,
             });
+            self.draining.retain(|p| !p.finished());
+            self.draining.extend(worker.pumps);
+        }
+    }
+
+    /// Nothing that a worker wrote is lost with the guard.
+    fn drain(&mut self) {
+        let pumps = self.workers.values().flat_map(|w| &w.pumps).chain(&self.draining);
+        let deadline = Instant::now() + DRAIN;
+        for pump in pumps {
+            while !pump.finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(2));
+            }
         }
     }
 
