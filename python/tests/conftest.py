@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,14 +20,17 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    """An environment in which nothing of other tests is seen."""
-    return {
+def env(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An environment in which nothing of other tests is seen, in shared memory neither."""
+    memory = tempfile.mkdtemp(prefix="everstep-test-", dir="/dev/shm")
+    yield {
         **os.environ,
         "EVERSTEP_STATE_DIR": str(tmp_path / "state"),
+        "EVERSTEP_SHM_DIR": memory,
         "GLOO_SOCKET_IFNAME": "lo",
         "VIRTUAL_ENV": sys.prefix,
     }
+    shutil.rmtree(memory, ignore_errors=True)
 
 
 @pytest.fixture
