@@ -8,6 +8,7 @@ import time
 
 import pytest
 from conftest import EVERSTEP
+from hosts import namespaces
 
 
 def _says(done, code: int, *words: str) -> None:
@@ -58,27 +59,14 @@ def test_port_in_use_by_something_else(everstep, script):
     _says(done, 78, "not an everstep coordinator", "another port")
 
 
-def _namespaces() -> bool:
-    """Two hosts of our own, 10.77.9.1 and 10.77.9.2; False without the right to make them."""
-    commands = """netns add evs1; netns add evs2; link add evsa netns evs1 type veth peer name evsb netns evs2;
-        -n evs1 addr add 10.77.9.1/24 dev evsa; -n evs2 addr add 10.77.9.2/24 dev evsb; -n evs1 link set evsa up;
-        -n evs2 link set evsb up; -n evs1 link set lo up; -n evs2 link set lo up"""
-    return all(subprocess.run(["ip", *c.split()], capture_output=True, check=False).returncode == 0 for c in commands.split(";"))
-
-
 def test_unreachable_coordinator(env, script, tmp_path):
     token = tmp_path / "token"
     token.write_text("secret")
     token.chmod(0o600)
-    try:
-        if not _namespaces():
-            pytest.skip("needs the right to make network namespaces")
+    with namespaces():
         arguments = ["--insecure", "--token-file", str(token), "--nnodes", "2", "--rdzv-endpoint", "10.77.9.2:29400", "--detect-timeout", "200ms"]
         line = ["ip", "netns", "exec", "evs1", EVERSTEP, "run", *arguments, script("print(1)")]
         _says(subprocess.run(line, env=env, capture_output=True, text=True, timeout=90, check=False), 69, "no coordinator answered", "--rdzv-endpoint")
-    finally:
-        for name in ("evs1", "evs2"):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
 def test_too_few_nodes_asks_to_be_requeued(everstep, script):

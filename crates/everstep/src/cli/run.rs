@@ -66,7 +66,7 @@ pub struct Options {
     /// Seconds between TERM and KILL when the job stops
     #[arg(long, env = "PET_SHUTDOWN_TIMEOUT", default_value_t = 30)]
     shutdown_timeout: u64,
-    /// Directory of the coordinator's store; put it on shared storage to survive the loss of its node
+    /// Directory of the coordinator's store, on the node that --rdzv-endpoint names
     #[arg(long, env = "EVERSTEP_STORE")]
     store: Option<PathBuf>,
     /// The one knob for all timeouts, for example 2s or 500ms
@@ -238,13 +238,7 @@ fn rendezvous(o: &Options, nodes_max: u32) -> Result<Rendezvous, Failure> {
     let own = own.ok_or_else(|| {
         Failure::config(format!("no route to {host}; give --local-addr, the address other nodes reach this one by"))
     })?;
-    Ok(Rendezvous {
-        endpoint: format!("{host}:{port}"),
-        may_host: is_local(&host) || o.store.is_some(),
-        host: own,
-        job,
-        store,
-    })
+    Ok(Rendezvous { endpoint: format!("{host}:{port}"), may_host: is_local(&host), host: own, job, store })
 }
 
 /// Takes the lock of a node id; held by the agent and, after it, by its guard.

@@ -1,0 +1,34 @@
+"""Two nodes on two hosts with addresses of their own, and what happens when the path between them is cut."""
+
+from __future__ import annotations
+
+import subprocess
+
+from conftest import EVERSTEP
+from hosts import namespaces
+
+SUM = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+t = torch.tensor([float(dist.get_rank() + 1)]); dist.all_reduce(t)
+print("rank", dist.get_rank(), "of", dist.get_world_size(), "sum", t.item(), "master", os.environ["MASTER_ADDR"], flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_two_hosts_form_one_world(env, script, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("secret")
+    token.chmod(0o600)
+    options = ["--insecure", "--token-file", str(token), "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", "10.77.9.1:29400"]
+    path = script(SUM)
+    with namespaces():
+        nodes = []
+        for rank, (name, device) in enumerate([("evs1", "evsa"), ("evs2", "evsb")]):
+            line = ["ip", "netns", "exec", name, EVERSTEP, "run", *options, "--node-rank", str(rank), path]
+            own = {**env, "GLOO_SOCKET_IFNAME": device}
+            nodes.append(subprocess.Popen(line, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        outputs = [n.communicate(timeout=90)[0] for n in nodes]
+    assert [n.returncode for n in nodes] == [0, 0], outputs
+    for rank in range(4):
+        assert f"rank {rank} of 4 sum 10.0 master 10.77.9.1" in outputs[rank // 2]
