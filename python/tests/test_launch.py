@@ -33,6 +33,12 @@ def test_every_variable_of_torchrun_is_there(everstep, script):
         assert env[name]
 
 
+def test_defaults_come_from_torchruns_variables(everstep, script):
+    text = "import os; print(os.environ['WORLD_SIZE'], os.environ['TORCHELASTIC_MAX_RESTARTS'])"
+    done = everstep("run", script(text), PET_STANDALONE="1", PET_NPROC_PER_NODE="2", PET_MAX_RESTARTS="5", PET_NO_PYTHON="0")
+    assert done.returncode == 0 and done.stdout.split() == ["2", "5"] * 2, done.stderr
+
+
 def test_module_program_and_redirects(everstep, script, tmp_path):
     assert everstep("run", "--standalone", "-m", "this").stdout.startswith("The Zen of Python")
     assert everstep("run", "--standalone", "--no-python", "echo", "${local_rank}", "x").stdout == "0 x\n"

@@ -5,6 +5,7 @@ use crate::agent::connection::Target;
 use crate::agent::launch::{Std, Template};
 use crate::places;
 use clap::Args;
+use clap::builder::FalseyValueParser;
 use everstep_core::agent::Config;
 use everstep_core::id::{Incarnation, JobId, NodeId};
 use everstep_core::spec::{JobSpec, RESTARTS_PER_DAY, RestartBudget};
@@ -34,7 +35,7 @@ pub struct Options {
     #[arg(long, env = "PET_RDZV_ID", default_value = "none")]
     rdzv_id: String,
     /// One node: meet on loopback
-    #[arg(long, env = "PET_STANDALONE")]
+    #[arg(long, env = "PET_STANDALONE", value_parser = FalseyValueParser::new())]
     standalone: bool,
     /// Restarts of the whole job; without it, 10 a day once a step was completed
     #[arg(long, env = "PET_MAX_RESTARTS")]
@@ -43,10 +44,10 @@ pub struct Options {
     #[arg(long, env = "PET_NODE_RANK")]
     node_rank: Option<String>,
     /// Run the script as a Python module
-    #[arg(short = 'm', long, env = "PET_MODULE")]
+    #[arg(short = 'm', long, env = "PET_MODULE", value_parser = FalseyValueParser::new())]
     module: bool,
     /// Run the script as a program of its own
-    #[arg(long, env = "PET_NO_PYTHON")]
+    #[arg(long, env = "PET_NO_PYTHON", value_parser = FalseyValueParser::new())]
     no_python: bool,
     /// Directory for logs
     #[arg(long, env = "PET_LOG_DIR")]
@@ -76,7 +77,7 @@ pub struct Options {
     #[arg(long, env = "EVERSTEP_JOIN_TIMEOUT", default_value = "600s", value_parser = duration)]
     join_timeout: Duration,
     /// Allow addresses other than loopback without TLS; needs --token-file
-    #[arg(long, env = "EVERSTEP_INSECURE")]
+    #[arg(long, env = "EVERSTEP_INSECURE", value_parser = FalseyValueParser::new())]
     insecure: bool,
     /// File with the coordinator's token (mode 0600)
     #[arg(long, env = "EVERSTEP_TOKEN_FILE")]
