@@ -1,13 +1,16 @@
-"""Two hosts of our own on this machine, in network namespaces: 10.77.9.1 (evs1) and 10.77.9.2 (evs2)."""
+"""Two hosts of our own on this machine, in network namespaces: 10.77.9.1 and 10.77.9.2."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
+#: Of this process alone: other test runs on the machine have theirs.
+NAMES = (f"evs{os.getpid()}a", f"evs{os.getpid()}b")
 _SETUP = """netns add evs1; netns add evs2; link add evsa netns evs1 type veth peer name evsb netns evs2;
     -n evs1 addr add 10.77.9.1/24 dev evsa; -n evs2 addr add 10.77.9.2/24 dev evsb; -n evs1 link set evsa up;
     -n evs2 link set evsb up; -n evs1 link set lo up; -n evs2 link set lo up"""
@@ -18,9 +21,9 @@ def namespaces() -> Iterator[None]:
     """The hosts for the length of the block; the test is skipped where they cannot be made."""
     try:
         for command in _SETUP.split(";"):
-            if subprocess.run(["ip", *command.split()], capture_output=True, check=False).returncode != 0:
+            if subprocess.run(["ip", *command.replace("evs1", NAMES[0]).replace("evs2", NAMES[1]).split()], capture_output=True, check=False).returncode != 0:
                 pytest.skip("needs iproute2 and the right to make network namespaces")
         yield
     finally:
-        for name in ("evs1", "evs2"):
+        for name in NAMES:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)

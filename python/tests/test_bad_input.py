@@ -8,7 +8,7 @@ import time
 
 import pytest
 from conftest import EVERSTEP
-from hosts import namespaces
+from hosts import NAMES, namespaces
 
 
 def _says(done, code: int, *words: str) -> None:
@@ -65,7 +65,7 @@ def test_unreachable_coordinator(env, script, tmp_path):
     token.chmod(0o600)
     with namespaces():
         arguments = ["--insecure", "--token-file", str(token), "--nnodes", "2", "--rdzv-endpoint", "10.77.9.2:29400", "--detect-timeout", "200ms"]
-        line = ["ip", "netns", "exec", "evs1", EVERSTEP, "run", *arguments, script("print(1)")]
+        line = ["ip", "netns", "exec", NAMES[0], EVERSTEP, "run", *arguments, script("print(1)")]
         _says(subprocess.run(line, env=env, capture_output=True, text=True, timeout=90, check=False), 69, "no coordinator answered", "--rdzv-endpoint")
 
 

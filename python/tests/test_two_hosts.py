@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 from conftest import EVERSTEP
-from hosts import namespaces
+from hosts import NAMES, namespaces
 
 SUM = """
 import os, torch, torch.distributed as dist
@@ -24,7 +24,7 @@ def test_two_hosts_form_one_world(env, script, tmp_path):
     path = script(SUM)
     with namespaces():
         nodes = []
-        for rank, (name, device) in enumerate([("evs1", "evsa"), ("evs2", "evsb")]):
+        for rank, (name, device) in enumerate(zip(NAMES, ("evsa", "evsb"), strict=True)):
             line = ["ip", "netns", "exec", name, EVERSTEP, "run", *options, "--node-rank", str(rank), path]
             own = {**env, "GLOO_SOCKET_IFNAME": device}
             nodes.append(subprocess.Popen(line, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
