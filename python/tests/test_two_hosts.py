@@ -11,7 +11,8 @@ SUM = """
 import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 t = torch.tensor([float(dist.get_rank() + 1)]); dist.all_reduce(t)
-print("rank", dist.get_rank(), "of", dist.get_world_size(), "sum", t.item(), "master", os.environ["MASTER_ADDR"], flush=True)
+line = f"rank {dist.get_rank()} of {dist.get_world_size()} sum {t.item()} master {os.environ['MASTER_ADDR']}"
+os.write(1, (line + "\\n").encode())  # in one piece: another rank writes to the same console
 dist.destroy_process_group()
 """
 
