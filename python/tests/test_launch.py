@@ -34,7 +34,7 @@ def test_every_variable_of_torchrun_is_there(everstep, script):
 
 
 def test_defaults_come_from_torchruns_variables(everstep, script):
-    text = "import os; print(os.environ['WORLD_SIZE'], os.environ['TORCHELASTIC_MAX_RESTARTS'])"
+    text = "import os; os.write(1, f\"{os.environ['WORLD_SIZE']} {os.environ['TORCHELASTIC_MAX_RESTARTS']}\\n\".encode())"
     done = everstep("run", script(text), PET_STANDALONE="1", PET_NPROC_PER_NODE="2", PET_MAX_RESTARTS="5", PET_NO_PYTHON="0")
     assert done.returncode == 0 and done.stdout.split() == ["2", "5"] * 2, done.stderr
 
