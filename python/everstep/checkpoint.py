@@ -15,7 +15,7 @@ from typing import Any, Literal
 from torch import nn
 
 from . import worker as _worker
-from ._internal import CheckpointError, list_checkpoints, open_shard
+from ._internal import CheckpointError, Shard, list_checkpoints, open_shard
 from .batches import Resumable
 from .state import State
 from .tiers import AgentTier, DiskTier, Snapshot
@@ -79,7 +79,6 @@ class CheckpointManager:
         self._every = every if isinstance(every, int) else 1
         self._persist = PERSIST_AUTO if persist == "auto" else persist
         self._overlap = overlap
-        self._restored = False
         self._closed = False
         self._step: int | None = None
         self._last_persist = time.monotonic()
@@ -145,15 +144,14 @@ class CheckpointManager:
             else:
                 done, shard = found
                 self.extra = self._state.restore(shard)
-        self._restored = True
         self._step = done
         self._worker.restored(done)
         return done
 
-    def _durable_offers(self, wanted: int | None) -> dict[int, str]:
-        """Durable checkpoints that this rank can read, all bytes verified; the newest two good ones."""
+    def _durable_offers(self, wanted: int | None) -> dict[int, Shard]:
+        """This rank's shards of the newest two good durable checkpoints, all bytes verified once."""
         world = _worker.world()
-        offers: dict[int, str] = {}
+        offers: dict[int, Shard] = {}
         self._unreadable: list[str] = []
         for step, path, size, wrong in list_checkpoints(self._directory):
             if wanted is not None and step != wanted:
@@ -162,8 +160,7 @@ class CheckpointManager:
                 wrong = f"{path} was written by {size} ranks, this world has {world.world_size}"
             if wrong is None:
                 try:
-                    open_shard(path, world.rank)
-                    offers[step] = path
+                    offers[step] = open_shard(path, world.rank)
                 except CheckpointError as e:
                     wrong = str(e)
             if wrong is not None:
@@ -173,7 +170,7 @@ class CheckpointManager:
                 break
         return offers
 
-    def _refuse_silent_restart(self, durable: dict[int, str], step: int | None) -> None:
+    def _refuse_silent_restart(self, durable: dict[int, Shard], step: int | None) -> None:
         """Starting from scratch beside checkpoints that cannot be read would bury them."""
         if step is not None:
             raise CheckpointError(f"step {step} cannot be restored on every rank from {self._directory}")
@@ -201,8 +198,6 @@ class CheckpointManager:
             step: number of optimizer steps completed (as :meth:`restore` returns it).
             **extra: small values kept with this step; after a restore they are in :attr:`extra`.
         """
-        if not self._restored:
-            self._restored = True
         if self._step is not None and step <= self._step:
             raise ValueError(f"step({step}) after step {self._step}: give the number of steps completed, which must rise")
         self._step = step

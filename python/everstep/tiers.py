@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import worker as _worker
-from ._internal import Agent, Arena, Board, CheckpointError, Shard, bytes_per_slot, open_shard, publish, reserve_slot
+from ._internal import Agent, Arena, Board, CheckpointError, Shard, bytes_per_slot, publish, reserve_slot
 from .state import Item
 
 #: One being written, two complete, and one that a persist may hold.
@@ -103,7 +103,7 @@ class AgentTier:
         """Verified steps in memory, newest first."""
         return self._slots.arena.held() if self._slots.arena else []
 
-    def choose(self, durable: dict[int, str], wanted: int | None) -> tuple[int, Shard] | None:
+    def choose(self, durable: dict[int, Shard], wanted: int | None) -> tuple[int, Shard] | None:
         """Agrees with all ranks on a step and opens this rank's shard of it."""
         memory = [s for s in self.held() if wanted in (None, s)]
         offers = [(s, True) for s in memory] + [(s, False) for s in durable]
@@ -113,7 +113,7 @@ class AgentTier:
         step, tier = found
         if tier == "local" and self._slots.arena is not None:
             return step, self._slots.arena.shard(step)
-        return step, open_shard(durable[step], _worker.world().rank)
+        return step, durable[step]
 
     def capture(self, snapshot: Snapshot) -> bool:
         """Starts to copy; False when every slot is in use."""
@@ -165,10 +165,10 @@ class DiskTier:
         """Nothing outlives the process in memory."""
         return []
 
-    def choose(self, durable: dict[int, str], wanted: int | None) -> tuple[int, Shard] | None:
+    def choose(self, durable: dict[int, Shard], wanted: int | None) -> tuple[int, Shard] | None:
         """The newest step that all ranks can read."""
         steps = self._common(sorted(durable, reverse=True))
-        return (steps[0], open_shard(durable[steps[0]], _worker.world().rank)) if steps else None
+        return (steps[0], durable[steps[0]]) if steps else None
 
     def _common(self, steps: list[int]) -> list[int]:
         import torch

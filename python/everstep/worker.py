@@ -64,7 +64,6 @@ class _Worker:
         self.handles_signals = False
         self.step_began = time.perf_counter_ns()
         self.cpu_began = time.process_time_ns()
-        self.lock = threading.Lock()
         self._agent: Agent | None = None
         path = os.environ.get("EVERSTEP_BOARD")
         if path and os.environ.get("EVERSTEP_SOCKET"):

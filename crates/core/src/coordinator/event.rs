@@ -1,6 +1,6 @@
 //! Everything that can happen to the coordinator: a closed list.
 
-use crate::id::{JobId, NodeId, PersistId, Session};
+use crate::id::{JobId, PersistId, Session};
 use crate::message::{Hello, Report};
 
 /// Version of a key in the store; rises with every write.
@@ -55,13 +55,4 @@ pub enum Event {
     Superseded,
     /// The deadline passed.
     Tick,
-}
-
-/// A node as events name it, for logs.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Member {
-    /// The job.
-    pub job: JobId,
-    /// The node.
-    pub node: NodeId,
 }

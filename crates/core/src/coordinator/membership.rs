@@ -180,7 +180,7 @@ impl Job {
             }
             Phase::Stopping { deadline, signal, .. } if now >= *deadline => {
                 let signal = *signal;
-                self.phase = Phase::Over { code: 128 + signal, why: format!("stopped by signal {signal}") };
+                self.phase = Phase::stopped_by(signal);
             }
             _ => {}
         }

@@ -329,7 +329,7 @@ impl Job {
                 self.phase = Phase::Stopping { done: BTreeSet::new(), deadline, signal };
             }
             Phase::Forming { .. } => {
-                self.phase = Phase::Over { code: 128 + signal, why: format!("stopped by signal {signal}") };
+                self.phase = Phase::stopped_by(signal);
             }
             Phase::Stopping { .. } | Phase::Over { .. } => {}
         }
@@ -399,7 +399,7 @@ impl Job {
         done.insert(node.clone());
         if self.record.world.slots.iter().all(|s| done.contains(&s.node)) {
             let signal = *signal;
-            self.phase = Phase::Over { code: 128 + signal, why: format!("stopped by signal {signal}") };
+            self.phase = Phase::stopped_by(signal);
         }
     }
 

@@ -26,6 +26,7 @@ impl Coordinator {
                 job.version = Some(version);
                 job.write.retry = None;
                 job.write.announces = false;
+                job.write.last_pause = None;
             }
             Err(StoreFailure::Unavailable) => {
                 let first = job.record.spec.ladder().store_retry;
@@ -36,9 +37,6 @@ impl Coordinator {
             Err(StoreFailure::Conflict) => {
                 return self.step_down(format!("another coordinator has written {}", job_key(&job_id)));
             }
-        }
-        if result.is_ok() {
-            job.write.last_pause = None;
         }
         self.with(now, &job_id, |_, _, _| {});
     }

@@ -103,6 +103,14 @@ pub enum Phase {
     },
 }
 
+impl Phase {
+    /// The end of a job that was asked to stop.
+    #[must_use]
+    pub fn stopped_by(signal: i32) -> Self {
+        Phase::Over { code: 128 + signal, why: format!("stopped by signal {signal}") }
+    }
+}
+
 /// The world that may still be training while the next one forms.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OldWorld {
