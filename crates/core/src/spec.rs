@@ -9,8 +9,8 @@ use std::time::Duration;
 pub enum RestartBudget {
     /// `--max-restarts N` was given: exactly N for the whole job, as the user said.
     Exactly(u32),
-    /// Not given: a failure before the first optimizer step fails as under torchrun, later ones
-    /// restart at most this often within 24 hours.
+    /// Not given: a worker's failure before the first optimizer step fails as under torchrun; later ones,
+    /// and the loss of a node at any time, restart at most this often within 24 hours.
     PerDayAfterFirstStep(u32),
 }
 

@@ -24,7 +24,8 @@ impl Job {
         }
     }
 
-    fn budget_allows(&self, now: Time) -> Result<(), String> {
+    /// Whether one more restart is allowed after a failure of the `script`, or of the machine under it.
+    fn budget_allows(&self, now: Time, script: bool) -> Result<(), String> {
         match self.record.spec.restarts {
             RestartBudget::Exactly(n) if self.record.restarts >= n => Err(if n == 0 {
                 "--max-restarts 0 allows no restart".into()
@@ -32,7 +33,8 @@ impl Job {
                 format!("all {n} restarts of --max-restarts are used")
             }),
             RestartBudget::Exactly(_) => Ok(()),
-            RestartBudget::PerDayAfterFirstStep(_) if !self.record.progressed => {
+            // A lost node says nothing about the script, and its agent may have died before it told of a step.
+            RestartBudget::PerDayAfterFirstStep(_) if script && !self.record.progressed => {
                 Err("no optimizer step was completed, so a restart would fail the same way (give --max-restarts N to restart all the same)".into())
             }
             RestartBudget::PerDayAfterFirstStep(n) => {
@@ -50,7 +52,7 @@ impl Job {
         if failure.as_ref().is_some_and(|f| f.progressed) {
             self.record.progressed = true;
         }
-        let refusal = self.budget_allows(now).err();
+        let refusal = self.budget_allows(now, failure.is_some()).err();
         let action = match (&refusal, &failure) {
             (Some(_), _) => Action::Fail,
             (None, Some(_)) => Action::Restart,

@@ -1,0 +1,101 @@
+//! From a failure to an action, seen from outside: events in, commands out.
+#![allow(clippy::unwrap_used)]
+
+use everstep_core::coordinator::Coordinator;
+use everstep_core::coordinator::command::Command;
+use everstep_core::coordinator::event::Event;
+use everstep_core::coordinator::state::Phase;
+use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session};
+use everstep_core::message::{Cause, Failure, Hello, Order, Outcome, Report};
+use everstep_core::spec::{JobSpec, RestartBudget};
+use everstep_core::time::Time;
+
+/// A coordinator, its store (which always succeeds) and a clock.
+struct Scene {
+    core: Coordinator,
+    now: u64,
+    version: u64,
+    sent: Vec<Order>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Scene { core: Coordinator::new(Epoch(1), vec![], Time(0)), now: 0, version: 0, sent: vec![] }
+    }
+
+    fn event(&mut self, event: Event) {
+        self.now += 10;
+        let mut next = Some(event);
+        while let Some(event) = next.take() {
+            self.core.handle(Time(self.now), event);
+            while let Some(command) = self.core.poll() {
+                match command {
+                    Command::Send { order, .. } => self.sent.push(order),
+                    Command::Persist { id, .. } => {
+                        self.version += 1;
+                        next = Some(Event::Persisted { id, result: Ok(self.version) });
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn join(&mut self, session: u64, incarnation: u64) {
+        let hello = Hello {
+            node: NodeId("0".into()),
+            incarnation: Incarnation(incarnation),
+            spec: JobSpec {
+                job: JobId("j".into()),
+                nodes_min: 1,
+                nodes_max: 1,
+                node_unit: 1,
+                restarts: RestartBudget::PerDayAfterFirstStep(10),
+                detect_timeout_ms: 2000,
+                join_timeout_ms: 600_000,
+            },
+            host: "h".into(),
+            workers: 1,
+            store_port: 1,
+            seen: Generation(0),
+            running: None,
+        };
+        self.event(Event::Joined { session: Session(session), hello: Box::new(hello) });
+    }
+
+    fn started(&self) -> Vec<u64> {
+        let start = |o: &Order| if let Order::Start { generation, .. } = o { Some(generation.0) } else { None };
+        self.sent.iter().filter_map(start).collect()
+    }
+}
+
+/// An agent that is killed between its worker's first step and its own next look at the board.
+#[test]
+fn a_node_lost_before_it_told_of_a_step_is_replaced() {
+    let mut scene = Scene::new();
+    scene.join(1, 1);
+    assert_eq!(scene.started(), [1]);
+    scene.event(Event::Lost { session: Session(1) });
+    scene.join(2, 2);
+    assert_eq!(scene.started(), [1, 2], "{:?}", scene.core.jobs());
+}
+
+#[test]
+fn a_script_that_fails_before_its_first_step_is_not_tried_again() {
+    let mut scene = Scene::new();
+    scene.join(1, 1);
+    let failure = Failure {
+        rank: Rank(0),
+        local_rank: 0,
+        pid: 7,
+        cause: Cause::Exited(Outcome::Code(1)),
+        message: "ValueError: no".into(),
+        step: None,
+        progressed: false,
+    };
+    let report = Report::WorkerFailed { generation: Generation(1), failure };
+    scene.event(Event::Report { session: Session(1), report });
+    assert_eq!(scene.started(), [1]);
+    let job = scene.core.jobs().values().next().unwrap();
+    assert!(matches!(&job.phase, Phase::Over { code: 1, why } if why.contains("ValueError: no")), "{:?}", job.phase);
+}
