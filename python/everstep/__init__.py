@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._internal import AgentError, CheckpointError, EverstepError, __version__
+from .plan import BatchPlan, batch_plan
 from .worker import World, heartbeat, record, report_error, section, should_stop, world
 
 if TYPE_CHECKING:
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgentError",
+    "BatchPlan",
     "CheckpointError",
     "CheckpointManager",
     "EverstepError",
     "Outcome",
     "World",
     "__version__",
+    "batch_plan",
     "heartbeat",
     "record",
     "report_error",

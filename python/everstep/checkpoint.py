@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from os import PathLike
@@ -17,7 +17,9 @@ from torch import nn
 from . import worker as _worker
 from ._internal import CheckpointError, Shard, list_checkpoints, open_shard
 from .batches import Resumable
-from .state import State
+from .micro import MicroBatches
+from .plan import BatchPlan, batch_plan
+from .state import Layout, State, is_replicated
 from .tiers import AgentTier, DiskTier, Snapshot
 
 Tier = Literal["local", "disk"]
@@ -54,6 +56,8 @@ class CheckpointManager:
         keep: durable checkpoints that stay (at least 2).
         overlap: copy parameters while the next iteration computes (the next weight update waits for
             the copy) instead of before :meth:`step` returns. ``"auto"`` overlaps large states only.
+        replicated: every rank holds the same modules and optimizer state, so that any rank can restore
+            any other's and the number of ranks may change. ``"auto"``: when a module is in DDP.
         verify: always on in this version; kept for compatibility.
         **state: modules, optimizers, and anything with ``state_dict`` and ``load_state_dict``.
     """
@@ -68,13 +72,16 @@ class CheckpointManager:
         keep: int = 2,
         stall_budget: float = 0.01,
         overlap: bool | Literal["auto"] = "auto",
+        replicated: bool | Literal["auto"] = "auto",
         verify: bool = True,
         **state: Any,
     ) -> None:
         if not state:
             raise TypeError("nothing to checkpoint: pass model=…, optimizer=…, data=…")
         self.extra: dict[str, Any] = {}
-        self._state = State(state)
+        same = is_replicated(state) if replicated == "auto" else replicated
+        world = _worker.world()
+        self._state = State(state, Layout(world.rank, world.world_size, same))
         self._directory = Path(directory).absolute()
         self._every = every if isinstance(every, int) else 1
         self._persist = PERSIST_AUTO if persist == "auto" else persist
@@ -87,9 +94,10 @@ class CheckpointManager:
         durable = bool(self._persist)
         agent = self._worker.agent
         if agent is not None and self._worker.board is not None:
-            self._tier: AgentTier | DiskTier = AgentTier(agent, self._worker.board, self._directory, keep, durable)
+            self._tier: AgentTier | DiskTier = AgentTier(agent, self._worker.board, self._directory, keep, durable, same)
         else:
             self._tier = DiskTier(self._directory, keep)
+        self._micro = MicroBatches(state)
         self._watch_forward(state)
         for optimizer in self._state.optimizers:
             optimizer.register_step_pre_hook(self._fence)
@@ -156,11 +164,14 @@ class CheckpointManager:
         for step, path, size, wrong in list_checkpoints(self._directory):
             if wanted is not None and step != wanted:
                 continue
-            if wrong is None and size != world.world_size:
-                wrong = f"{path} was written by {size} ranks, this world has {world.world_size}"
+            if wrong is None and size != world.world_size and not self._state.layout.replicated:
+                wrong = (
+                    f"{path} was written by {size} ranks, this world has {world.world_size}; run with as many, or, if all "
+                    "ranks hold the same state, pass the DDP module or replicated=True"
+                )
             if wrong is None:
                 try:
-                    offers[step] = open_shard(path, world.rank)
+                    offers[step] = open_shard(path, world.rank % (size or 1))
                 except CheckpointError as e:
                     wrong = str(e)
             if wrong is not None:
@@ -201,7 +212,8 @@ class CheckpointManager:
         if self._step is not None and step <= self._step:
             raise ValueError(f"step({step}) after step {self._step}: give the number of steps completed, which must rise")
         self._step = step
-        pin = self._persist_now(step)
+        hold = self._tier.hold_at() == step + 1
+        pin = hold or self._persist_now(step)
         saved: set[Tier] = set()
         if pin or (step % self._every == 0 and self._tier.in_memory):
             if self._snapshot(step, extra, pin):
@@ -209,8 +221,18 @@ class CheckpointManager:
         if pin and saved:
             saved.add("disk")
         self._worker.stepped(step)
+        if hold:
+            self._hold(step)
         self._ask_for_persist()
         return Outcome(should_stop=_worker.should_stop() if self._worker.handles_signals else False, saved=frozenset(saved))
+
+    def _hold(self, step: int) -> None:
+        """The world changes after this step: what comes next runs in the next one. Ends with this process,
+        unless the coordinator thinks better of it."""
+        with _worker.section("regroup"):
+            self._tier.wait()
+            while self._tier.hold_at() == step + 1 and not _worker.should_stop():
+                time.sleep(0.002)
 
     def _persist_now(self, step: int) -> bool:
         if isinstance(self._persist, int):
@@ -257,6 +279,22 @@ class CheckpointManager:
             if self.step(done).should_stop:
                 break
         self.close()
+
+    def micro_batches(self, loader: Iterable[Any], *, global_batch: int, micro_batch: int) -> Iterator[Any]:
+        """This rank's micro-batches of one step: ``for batch in ckpt.micro_batches(loader, …): loss(batch).backward()``.
+
+        The global batch has ``global_batch`` samples on any number of ranks; ranks may have different
+        numbers of micro-batches. After the loop the gradients are those of the mean loss over the global
+        batch (each micro-batch's loss being its mean), also under DDP. The loader makes batches of
+        ``micro_batch`` with an :class:`everstep.data.ElasticDistributedSampler`, or anything else that each
+        rank may draw from at its own pace.
+        """
+        return self._micro.of_step(loader, batch_plan(global_batch, micro_batch))
+
+    @property
+    def plan(self) -> BatchPlan | None:
+        """This rank's part of the global batch, once :meth:`micro_batches` was used."""
+        return self._micro.plan
 
     def save(self, step: int | None = None, *, block: bool = True, **extra: Any) -> None:
         """Makes the state durable in :attr:`directory` now, on all ranks."""

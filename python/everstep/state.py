@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from . import encoding, rng
 from ._internal import CheckpointError, Shard
+from .batches import Resumable
 
 DTYPES: dict[torch.dtype, str] = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -24,7 +25,7 @@ DTYPES: dict[torch.dtype, str] = {
 }  # fmt: skip
 _BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 _BLOB = "__everstep__/"
-_RNG, _EXTRA = "rng", "extra"
+_RNG, _EXTRA, _LAYOUT = "rng", "extra", "layout"
 
 Entry = tuple[str, str, list[int], int]
 
@@ -56,10 +57,36 @@ def unwrap(module: nn.Module) -> nn.Module:
         module = inner
 
 
+def is_replicated(objects: Mapping[str, Any]) -> bool:
+    """True when every rank holds the same: one of the modules is in DDP, and no tensor is a shard of a larger one."""
+    modules = [o for o in objects.values() if isinstance(o, nn.Module)]
+    if any(hasattr(p, "device_mesh") for m in modules for p in m.parameters()):
+        return False
+    while modules:
+        module = modules.pop()
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            return True
+        inner = getattr(module, "_orig_mod", None)
+        if inner is not None:
+            modules.append(inner)
+    return False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Whose state a shard is."""
+
+    rank: int
+    world_size: int
+    replicated: bool
+
+
 class State:
     """The objects of a checkpoint, by the names the user gave them."""
 
-    def __init__(self, objects: Mapping[str, Any]) -> None:
+    def __init__(self, objects: Mapping[str, Any], layout: Layout) -> None:
+        self.layout = layout
+        self._layout_blob = encoding.encode(vars(layout))
         for name, obj in objects.items():
             if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
                 hint = "wrap a batch function with everstep.resumable" if callable(obj) else "it is no Stateful"
@@ -105,6 +132,7 @@ class State:
                 blobs[name] = encoding.encode(self._refer(obj.state_dict(), name, items, eager=True))
         blobs[_RNG] = encoding.encode(rng.get())
         blobs[_EXTRA] = encoding.encode(dict(extra))
+        blobs[_LAYOUT] = self._layout_blob
         items.sort(key=lambda i: -i.tensor.element_size())
         for name, blob in blobs.items():
             items.append(Item(_BLOB + name, torch.frombuffer(bytearray(blob), dtype=torch.uint8), True))
@@ -169,11 +197,13 @@ class State:
             shard.copy_to([(name, tensor.data_ptr(), size)])
             return tensor
 
+        own = self._check_layout(shard, entries)
         with torch.no_grad():
             self._restore_modules(shard, fetch)
         for name, obj in self.objects.items():
             blob = _BLOB + name
-            if blob not in entries:
+            # What random batches were in hand is each rank's own.
+            if blob not in entries or (isinstance(obj, Resumable) and not own):
                 continue
             value = encoding.decode(shard.bytes(blob), fetch)
             if isinstance(obj, Optimizer):
@@ -184,7 +214,23 @@ class State:
                 obj.load_state_dict(value)
         extra = encoding.decode(shard.bytes(_BLOB + _EXTRA), fetch)
         rng.put(encoding.decode(shard.bytes(_BLOB + _RNG), fetch))
+        if not own:
+            rng.diverge(self.layout.rank)
         return extra
+
+    def _check_layout(self, shard: Shard, entries: Mapping[str, Entry]) -> bool:
+        """True when the shard is this very rank's; raises when it is another's that cannot stand for it."""
+        if _BLOB + _LAYOUT not in entries:
+            return True
+        saved = Layout(**encoding.decode(shard.bytes(_BLOB + _LAYOUT), lambda name: None))
+        if (saved.rank, saved.world_size) == (self.layout.rank, self.layout.world_size):
+            return True
+        if saved.replicated and self.layout.replicated:
+            return saved.rank == self.layout.rank
+        raise CheckpointError(
+            f"this shard is of rank {saved.rank} of {saved.world_size}, this is rank {self.layout.rank} of {self.layout.world_size}: "
+            "run with as many ranks as wrote it, or, if all ranks hold the same state, pass the DDP module or replicated=True"
+        )
 
     def _restore_modules(self, shard: Shard, fetch: Any) -> None:
         direct, rest = [], []

@@ -73,12 +73,12 @@ class AgentTier:
 
     in_memory = True
 
-    def __init__(self, agent: Agent, board: Board, directory: Path, keep: int, durable: bool) -> None:
+    def __init__(self, agent: Agent, board: Board, directory: Path, keep: int, durable: bool, any_rank: bool) -> None:
         self._agent, self._board = agent, board
         self._slots = _Slots()
         self._durable = durable
         world = _worker.world()
-        self._identity = (world.job, world.rank, world.world_size, world.generation)
+        self._identity = (world.job, world.rank, world.world_size, world.generation, any_rank)
         if durable:
             agent.persist_to(str(directory), keep)
         self._adopt()
@@ -101,12 +101,15 @@ class AgentTier:
 
     def held(self) -> list[int]:
         """Verified steps in memory, newest first."""
+        return [step for step, _ in self._held()]
+
+    def _held(self) -> list[tuple[int, int]]:
         return self._slots.arena.held() if self._slots.arena else []
 
     def choose(self, durable: dict[int, Shard], wanted: int | None) -> tuple[int, Shard] | None:
         """Agrees with all ranks on a step and opens this rank's shard of it."""
-        memory = [s for s in self.held() if wanted in (None, s)]
-        offers = [(s, True) for s in memory] + [(s, False) for s in durable]
+        memory = [(s, True, generation) for s, generation in self._held() if wanted in (None, s)]
+        offers = memory + [(s, False, 0) for s in durable]
         found = self._agent.restore(offers)
         if found is None:
             return None
@@ -139,6 +142,10 @@ class AgentTier:
     def persist_at(self) -> int:
         """Step to persist plus 1, as the coordinator has announced it; 0 for none."""
         return self._board.get("PersistAt")
+
+    def hold_at(self) -> int:
+        """Step to wait at plus 1, because the world is about to change; 0 for none."""
+        return self._board.get("HoldAt") if self._durable else 0
 
     def durable(self) -> int:
         """Newest step known to be durable; 0 for none."""
@@ -258,6 +265,10 @@ class DiskTier:
 
     def persist_at(self) -> int:
         """Nobody announces steps here."""
+        return 0
+
+    def hold_at(self) -> int:
+        """The world does not change here."""
         return 0
 
     def durable(self) -> int:

@@ -48,7 +48,7 @@ def world() -> World:
         attempt=_number("TORCHELASTIC_RESTART_COUNT", 0),
         rank=_number("RANK", 0),
         world_size=_number("WORLD_SIZE", 1),
-        local_rank=_number("LOCAL_RANK", 0),
+        local_rank=_number("EVERSTEP_LOCAL_RANK", _number("LOCAL_RANK", 0)),
         node=os.environ.get("EVERSTEP_NODE", ""),
     )
 
@@ -62,6 +62,11 @@ class _Worker:
         self.sections: list[tuple[str, int]] = []
         self.stop_signal = 0
         self.handles_signals = False
+        #: The script tells its steps itself.
+        self.told = False
+        #: When the last gradient of this rank was complete, and when the update began (see zero.py).
+        self.gradients_at = 0
+        self.update_at = 0
         self.step_began = time.perf_counter_ns()
         self.cpu_began = time.process_time_ns()
         self._agent: Agent | None = None
@@ -94,12 +99,33 @@ class _Worker:
         """Step ``step`` is complete (so many steps in all)."""
         if self.board is None:
             return
-        now, cpu = time.perf_counter_ns(), time.process_time_ns()
+        if not self.told:
+            self._tells()
+        self._note(step)
+
+    def _tells(self) -> None:
+        self.told = True
+        self.board.set("ZeroLine", 0)  # type: ignore[union-attr]
+
+    def seen(self, step: int) -> None:
+        """The same, for a step that was seen from outside; counts as long as the script tells nothing itself."""
+        if self.board is not None and not self.told:
+            self._note(step)
+
+    def _note(self, step: int) -> None:
+        now = time.perf_counter_ns()
         wall = now - self.step_began
-        # On CPU a rank that waits for others uses no CPU time of its own.
-        busy = min(wall, cpu - self.cpu_began)
-        self.board.stepped(step, wall, busy, wall - busy)
-        self.step_began, self.cpu_began = now, cpu
+        gradients, self.gradients_at = self.gradients_at, 0
+        if gradients > self.step_began:
+            # From the last gradient of its own to the update, a rank waits for the others' gradients.
+            wait = max(self.update_at - gradients, 0)
+        else:
+            # On CPU a rank that waits for others uses no CPU time of its own.
+            cpu = time.process_time_ns()
+            wait = max(wall - (cpu - self.cpu_began), 0)
+            self.cpu_began = cpu
+        self.board.stepped(step, wall, wall - wait, wait)  # type: ignore[union-attr]
+        self.step_began = now
 
     def restored(self, step: int) -> None:
         """Training continues after ``step`` completed steps."""
@@ -108,6 +134,8 @@ class _Worker:
             self.board.set("Step", step)
             self.board.set("StepKnown", 1)
             self.board.add("Beats", 1)
+        if self.board is not None:
+            self._tells()
         self.step_began, self.cpu_began = time.perf_counter_ns(), time.process_time_ns()
 
     def handle_signals(self) -> None:
@@ -115,6 +143,8 @@ class _Worker:
         if self.handles_signals or threading.current_thread() is not threading.main_thread():
             return
         self.handles_signals = True
+        if self.board is not None and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self.board.set("FlagsStop", 1)
         for number in (signal.SIGTERM, signal.SIGUSR1):
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, self._on_signal)

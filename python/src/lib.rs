@@ -3,6 +3,7 @@
 
 mod board;
 mod error;
+mod order;
 mod shards;
 mod socket;
 
@@ -13,6 +14,7 @@ fn _internal(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::register(m)?;
     board::register(m)?;
+    order::register(m)?;
     socket::register(m)?;
     shards::register(m)
 }

@@ -25,16 +25,26 @@ fn tensors(entries: Vec<Entry>) -> Vec<Tensor> {
 pub struct PyArena {
     slots: Vec<Arc<Slot>>,
     label: Label,
+    /// All ranks hold the same state: a slot of another rank will do.
+    any_rank: bool,
     running: Mutex<Option<Capture>>,
 }
 
 #[pymethods]
 impl PyArena {
     #[new]
-    fn open(paths: Vec<PathBuf>, job: &str, rank: u64, world_size: u64, generation: u64) -> PyResult<Self> {
+    #[pyo3(signature = (paths, job, rank, world_size, generation, any_rank=false))]
+    fn open(
+        paths: Vec<PathBuf>,
+        job: &str,
+        rank: u64,
+        world_size: u64,
+        generation: u64,
+        any_rank: bool,
+    ) -> PyResult<Self> {
         let slots = paths.iter().map(|p| Slot::open(p).map(Arc::new)).collect::<Result<_, _>>().map_err(checkpoint)?;
         let label = Label { job: job_hash(job), rank, world_size, generation, step: 0 };
-        Ok(PyArena { slots, label, running: Mutex::new(None) })
+        Ok(PyArena { slots, label, any_rank, running: Mutex::new(None) })
     }
 
     /// Maps all pages now, so that the first captures do not pay for it.
@@ -42,19 +52,23 @@ impl PyArena {
         py.detach(|| self.slots.iter().for_each(|s| drop(s.map().populate())));
     }
 
-    /// Steps that this rank could restore, newest first, all bytes verified.
-    fn held(&self, py: Python<'_>) -> Vec<u64> {
+    /// Steps that this rank could restore with the generations that captured them, newest first, all bytes verified.
+    fn held(&self, py: Python<'_>) -> Vec<(u64, u64)> {
         py.detach(|| {
-            let mut steps: Vec<u64> = self.slots.iter().filter_map(|s| self.mine(s)).map(|(step, _)| step).collect();
-            steps.sort_unstable_by(|a, b| b.cmp(a));
-            steps.dedup();
-            steps
+            let mut held: Vec<(u64, u64)> =
+                self.slots.iter().filter_map(|s| self.mine(s)).map(|(held, _)| held).collect();
+            held.sort_unstable_by(|a, b| b.cmp(a));
+            held.dedup_by_key(|(step, _)| *step);
+            held
         })
     }
 
     /// Opens the slot that holds `step`.
     fn shard(&self, py: Python<'_>, step: u64) -> PyResult<PyShard> {
-        let slot = self.slots.iter().find(|s| s.inspect().is_ok_and(|(l, _)| l.step == step && self.fits(&l)));
+        let generation = |s: &&Arc<Slot>| {
+            s.inspect().ok().filter(|(l, _)| l.step == step && self.fits(l)).map(|(l, _)| l.generation)
+        };
+        let slot = self.slots.iter().filter(|s| generation(s).is_some()).max_by_key(generation);
         let slot = slot.ok_or_else(|| checkpoint(format!("step {step} is not in memory any more")))?;
         let (shard, _) = py.detach(|| Shard::from_slot(slot.clone())).map_err(checkpoint)?;
         Ok(PyShard { shard })
@@ -98,7 +112,10 @@ impl PyArena {
 
     /// Writes the slot that holds `step` as this rank's shard (without an agent).
     fn write_shard(&self, py: Python<'_>, directory: PathBuf, step: u64) -> PyResult<String> {
-        let slot = self.slots.iter().find(|s| s.inspect().is_ok_and(|(l, _)| l.step == step && self.fits(&l)));
+        let generation = |s: &&Arc<Slot>| {
+            s.inspect().ok().filter(|(l, _)| l.step == step && self.fits(l)).map(|(l, _)| l.generation)
+        };
+        let slot = self.slots.iter().filter(|s| generation(s).is_some()).max_by_key(generation);
         let slot = slot.ok_or_else(|| checkpoint(format!("step {step} was not captured")))?;
         let rank = Rank(u32::try_from(self.label.rank).map_err(checkpoint)?);
         let generation = self.label.generation;
@@ -116,13 +133,14 @@ impl PyArena {
 
 impl PyArena {
     fn fits(&self, label: &Label) -> bool {
-        label.job == self.label.job && label.rank == self.label.rank && label.world_size == self.label.world_size
+        let same = label.rank == self.label.rank && label.world_size == self.label.world_size;
+        label.job == self.label.job && (same || self.any_rank)
     }
 
-    fn mine(&self, slot: &Slot) -> Option<(u64, Index)> {
+    fn mine(&self, slot: &Slot) -> Option<((u64, u64), Index)> {
         slot.inspect().ok().filter(|(l, _)| self.fits(l))?;
         let (label, index) = slot.verify().ok()?;
-        Some((label.step, index))
+        Some(((label.step, label.generation), index))
     }
 
     /// An unpinned slot: an empty one, else the one with the oldest step, never the newest (unless

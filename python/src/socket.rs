@@ -63,9 +63,12 @@ impl PyAgent {
     }
 
     /// Offers steps as (step, is_memory); returns the step that all ranks restore and where from.
-    fn restore(&self, py: Python<'_>, offers: Vec<(u64, bool)>) -> PyResult<Option<(u64, &'static str)>> {
-        let offer =
-            |(step, memory)| Offer { step: Step(step), tier: if memory { Tier::Memory } else { Tier::Durable } };
+    fn restore(&self, py: Python<'_>, offers: Vec<(u64, bool, u64)>) -> PyResult<Option<(u64, &'static str)>> {
+        let offer = |(step, memory, generation)| Offer {
+            step: Step(step),
+            tier: if memory { Tier::Memory } else { Tier::Durable },
+            generation: Generation(generation),
+        };
         let offers = offers.into_iter().map(offer).collect();
         let request = Request::Restore { generation: self.generation, rank: self.rank, offers };
         match self.ask(py, &request, None)? {

@@ -11,9 +11,9 @@ import pytest
 
 #: Of this process alone: other test runs on the machine have theirs.
 NAMES = (f"evs{os.getpid()}a", f"evs{os.getpid()}b")
-_SETUP = """netns add evs1; netns add evs2; link add evsa netns evs1 type veth peer name evsb netns evs2;
-    -n evs1 addr add 10.77.9.1/24 dev evsa; -n evs2 addr add 10.77.9.2/24 dev evsb; -n evs1 link set evsa up;
-    -n evs2 link set evsb up; -n evs1 link set lo up; -n evs2 link set lo up"""
+_SETUP = """netns add {0}; netns add {1}; link add evsa netns {0} type veth peer name evsb netns {1};
+    -n {0} addr add 10.77.9.1/24 dev evsa; -n {1} addr add 10.77.9.2/24 dev evsb; -n {0} link set evsa up;
+    -n {1} link set evsb up; -n {0} link set lo up; -n {1} link set lo up"""
 
 
 @contextlib.contextmanager
@@ -21,7 +21,7 @@ def namespaces() -> Iterator[None]:
     """The hosts for the length of the block; the test is skipped where they cannot be made."""
     try:
         for command in _SETUP.split(";"):
-            if subprocess.run(["ip", *command.replace("evs1", NAMES[0]).replace("evs2", NAMES[1]).split()], capture_output=True, check=False).returncode != 0:
+            if subprocess.run(["ip", *command.format(*NAMES).split()], capture_output=True, check=False).returncode != 0:
                 pytest.skip("needs iproute2 and the right to make network namespaces")
         yield
     finally:

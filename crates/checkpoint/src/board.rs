@@ -66,6 +66,14 @@ words! {
     StackChanges = 17,
     /// Step that was restored (0 for a fresh start); steps beyond it are new.
     Restored = 18,
+    /// 1 once the script is known to set variables that are read when torch is imported.
+    WarmUnsafe = 19,
+    /// 1 when steps are seen from outside: the script itself tells nothing.
+    ZeroLine = 20,
+    /// 1 when TERM only sets a flag in the worker.
+    FlagsStop = 21,
+    /// From the agent: wait at the end of this step, plus 1, for the next world; 0: go on.
+    HoldAt = 28,
     /// From the agent: the job is stopping; the signal's number.
     StopRequested = 24,
     /// From the agent: stop at the end of this step, plus 1; 0 for as soon as possible.

@@ -27,6 +27,8 @@ pub enum InvariantId {
     LiveNodeIsMember,
     /// INV-09: all ranks of a generation restore the same step, and each of them has offered it.
     OneRestoreStep,
+    /// INV-10: taking in nodes that wait loses no step.
+    GrowingLosesNothing,
 }
 
 impl InvariantId {

@@ -15,6 +15,7 @@ pub mod coordinator;
 pub mod id;
 pub mod invariant;
 pub mod message;
+pub mod order;
 #[cfg(feature = "planted")]
 pub mod planted;
 pub mod spec;

@@ -113,6 +113,8 @@ pub struct Offer {
     pub step: Step,
     /// Where it lies.
     pub tier: Tier,
+    /// Generation that captured it; 0 on durable storage.
+    pub generation: Generation,
 }
 
 /// One rank's file of a durable checkpoint.
@@ -193,6 +195,13 @@ pub enum Report {
         /// step at whose end all ranks can stop together; `None` when steps are not known
         at: Option<Step>,
     },
+    /// A step that no rank will have passed, as asked for.
+    StepProposed {
+        /// generation that runs
+        generation: Generation,
+        /// the step; `None` when the workers report no steps
+        step: Option<Step>,
+    },
     /// Time for a durable checkpoint.
     PersistDue {
         /// generation that asks
@@ -236,8 +245,44 @@ impl World {
     /// The part of `node`, if it is in this world.
     #[must_use]
     pub fn slot(&self, node: &NodeId) -> Option<&Slot> {
-        self.slots.iter().find(|s| &s.node == node)
+        self.index(node).and_then(|i| self.slots.get(i))
     }
+
+    fn index(&self, node: &NodeId) -> Option<usize> {
+        self.slots.binary_search_by(|s| s.node.cmp(node)).ok()
+    }
+
+    /// Everything that `node` needs to start its workers, if it is in this world.
+    #[must_use]
+    pub fn place(&self, node: &NodeId, size: u32) -> Option<Place> {
+        let index = self.index(node)?;
+        let leader = self.slots.first()?;
+        Some(Place {
+            slot: self.slots.get(index)?.clone(),
+            group_rank: u32::try_from(index).unwrap_or(u32::MAX),
+            group_world_size: u32::try_from(self.slots.len()).unwrap_or(u32::MAX),
+            world_size: size,
+            leader_host: leader.host.clone(),
+            leader_port: leader.store_port,
+        })
+    }
+}
+
+/// One node's place in a world. Of constant size: a world of N nodes costs N short messages, not N copies of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// The node's own part.
+    pub slot: Slot,
+    /// Position of the node, `0..group_world_size`.
+    pub group_rank: u32,
+    /// Number of nodes.
+    pub group_world_size: u32,
+    /// Number of ranks.
+    pub world_size: u32,
+    /// Host of the first node, which serves the process-group store.
+    pub leader_host: String,
+    /// Its port.
+    pub leader_port: u16,
 }
 
 /// From the coordinator to an agent. All orders carry the epoch of their sender in the envelope.
@@ -259,8 +304,8 @@ pub enum Order {
     Start {
         /// the generation
         generation: Generation,
-        /// everybody's part
-        world: World,
+        /// this node's part
+        place: Place,
         /// restarts used so far (`TORCHELASTIC_RESTART_COUNT`)
         restarts: u32,
         /// restarts allowed (`TORCHELASTIC_MAX_RESTARTS`)
@@ -287,13 +332,25 @@ pub enum Order {
         /// the step
         step: Step,
     },
+    /// The world is about to change: name a step that no rank will have passed.
+    ProposeStep {
+        /// the generation meant
+        generation: Generation,
+    },
+    /// Persist the snapshot of this step, and wait there for the next world.
+    HoldAt {
+        /// the generation meant
+        generation: Generation,
+        /// the step; `None`: go on, the world stays as it is
+        step: Option<Step>,
+    },
     /// All ranks restore this step (`None`: nothing to restore, a fresh start).
     Restore {
         /// the generation meant
         generation: Generation,
-        /// the step, and per rank of this world the tier to read it from
+        /// the step
         step: Option<Step>,
-        /// tier by rank; empty when `step` is `None`
+        /// the tier to read it from, for each rank of the node that is told; empty when `step` is `None`
         tiers: Vec<Tier>,
     },
     /// All shards of a step are written: write the manifest and make the checkpoint visible.

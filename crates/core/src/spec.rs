@@ -28,6 +28,9 @@ pub struct JobSpec {
     pub nodes_max: u32,
     /// Worlds have a multiple of this many nodes.
     pub node_unit: u32,
+    /// Nodes beyond the most that are kept ready.
+    #[serde(default)]
+    pub spares: u32,
     /// Restart budget, job-wide.
     pub restarts: RestartBudget,
     /// The one knob for all timeouts, in milliseconds.
@@ -142,6 +145,7 @@ mod tests {
             nodes_min: min,
             nodes_max: max,
             node_unit: 1,
+            spares: 0,
             restarts: RestartBudget::Exactly(3),
             detect_timeout_ms: 2000,
             join_timeout_ms: 600_000,

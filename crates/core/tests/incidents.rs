@@ -50,6 +50,7 @@ impl Scene {
                 nodes_min: 1,
                 nodes_max: 1,
                 node_unit: 1,
+                spares: 0,
                 restarts: RestartBudget::PerDayAfterFirstStep(10),
                 detect_timeout_ms: 2000,
                 join_timeout_ms: 600_000,

@@ -6,6 +6,7 @@ mod coordinator;
 mod guard;
 mod pgstore;
 mod places;
+mod preload;
 mod store;
 
 fn main() {

@@ -1,10 +1,11 @@
 //! The process-group store, served outside the ranks: torch's TCPStore protocol.
 //!
-//! Each generation has a store of its own on a port of its own, so a restart never sees a key of an
+//! Each generation has a store of its own, so a restart never sees a key of an
 //! earlier one, and no rank hosts a store whose death would end the job.
 //! Protocol as spoken by the client in torch 2.6 to 2.15 (`torch/csrc/distributed/c10d/TCPStore.cpp`):
 //! one byte of query type, then strings as 64-bit length and bytes, integers as 64 bits, all little endian.
 
+use crate::agent::connection::Target;
 use everstep_wire::limits::{STORE_KEY_BYTES_MAX, STORE_KEYS_MAX, STORE_VALUE_BYTES_MAX};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -53,41 +54,113 @@ impl Shared {
     }
 }
 
-/// A store for one generation. Dropping it closes the port and every connection.
+/// What a listener does with those who come.
+#[derive(Default)]
+struct Gate {
+    /// The keys of the running generation; `None` between two: whoever comes is sent away and tries again.
+    keys: Option<Arc<Shared>>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+/// The process-group store of this node. Dropping it closes the port and every connection.
+///
+/// With a port of the system's choice, every generation has a port of its own. With a port that the
+/// user has fixed (`--master-port`) the listener stays, the keys change, and whoever speaks HTTP/2
+/// there is let through to the coordinator: nodes need to know one port only.
 pub struct PgStore {
+    host: String,
     port: u16,
+    fixed: bool,
+    gate: Arc<Mutex<Gate>>,
     server: JoinHandle<()>,
 }
 
 impl Drop for PgStore {
     fn drop(&mut self) {
         self.server.abort();
+        self.close();
     }
 }
 
+fn locked(gate: &Mutex<Gate>) -> std::sync::MutexGuard<'_, Gate> {
+    gate.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 impl PgStore {
-    /// Listens on `host` at a free port.
+    /// Listens on `host`, at a free port or at `port`; then also for the coordinator that `control` leads to.
     ///
     /// # Errors
     /// Those of binding.
-    pub async fn start(host: &str) -> io::Result<Self> {
-        let listener = TcpListener::bind((host, 0)).await?;
-        let port = listener.local_addr().map(|a: SocketAddr| a.port())?;
-        let server = tokio::spawn(async move {
-            let shared = Arc::new(Shared::default());
-            let mut clients = tokio::task::JoinSet::new();
-            while let Ok((stream, _)) = listener.accept().await {
-                clients.spawn(serve(stream, shared.clone()));
-                while clients.try_join_next().is_some() {}
-            }
-        });
-        Ok(PgStore { port, server })
+    pub async fn start(host: &str, port: u16, control: Option<Target>) -> io::Result<Self> {
+        let listener = TcpListener::bind((host, port)).await?;
+        let bound = listener.local_addr().map(|a: SocketAddr| a.port())?;
+        let gate = Arc::new(Mutex::new(Gate::default()));
+        let server = tokio::spawn(accept(listener, gate.clone(), control));
+        Ok(PgStore { host: host.to_owned(), port: bound, fixed: port > 0, gate, server })
+    }
+
+    /// A generation is over: its keys and connections go, and the next one finds nothing of it.
+    ///
+    /// # Errors
+    /// Those of binding.
+    pub async fn renew(&mut self) -> io::Result<()> {
+        self.close();
+        if !self.fixed {
+            *self = PgStore::start(&self.host.clone(), 0, None).await?;
+        }
+        Ok(())
+    }
+
+    /// A generation begins: its ranks are served.
+    pub fn open(&self) {
+        let mut gate = locked(&self.gate);
+        gate.keys.get_or_insert_default();
+    }
+
+    fn close(&self) {
+        let mut gate = locked(&self.gate);
+        gate.keys = None;
+        gate.clients.drain(..).for_each(|c| c.abort());
     }
 
     /// Its port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
+    }
+}
+
+async fn accept(listener: TcpListener, gate: Arc<Mutex<Gate>>, control: Option<Target>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let (gate, control) = (gate.clone(), control.clone());
+        tokio::spawn(async move {
+            if let Some(control) = &control
+                && is_http(&stream).await
+            {
+                return let_through(stream, control).await;
+            }
+            let mut gate = locked(&gate);
+            if let Some(keys) = gate.keys.clone() {
+                gate.clients.retain(|c| !c.is_finished());
+                gate.clients.push(tokio::spawn(serve(stream, keys)));
+            }
+        });
+    }
+}
+
+/// The first byte of an HTTP/2 connection is a `P`; that of a TCPStore client is 0.
+async fn is_http(stream: &TcpStream) -> bool {
+    let mut first = [0u8; 1];
+    matches!(stream.peek(&mut first).await, Ok(1)) && first[0] == b'P'
+}
+
+async fn let_through(mut stream: TcpStream, control: &Target) {
+    let Some(endpoint) = control.endpoint_now() else { return };
+    if let Ok(mut coordinator) = TcpStream::connect(endpoint).await {
+        let _ = stream.set_nodelay(true);
+        let _ = coordinator.set_nodelay(true);
+        // Ends with either side; both then open a new connection.
+        let _ = tokio::io::copy_bidirectional(&mut stream, &mut coordinator).await;
     }
 }
 

@@ -1,7 +1,7 @@
 //! The coordinators and their store, as the simulator drives them.
 
 use everstep_core::coordinator::Coordinator;
-use everstep_core::coordinator::command::{Command, Precondition};
+use everstep_core::coordinator::command::{Command, Fact, Precondition};
 use everstep_core::coordinator::event::{StoreFailure, Version};
 use everstep_core::coordinator::state::JobRecord;
 use everstep_core::id::{Epoch, PersistId, Session};
@@ -72,6 +72,8 @@ pub enum Effect {
     Send(Session, Order),
     /// Start a write.
     Write(PersistId, String, Vec<u8>, Precondition),
+    /// Something worth remembering.
+    Record(Fact),
     /// End.
     StepDown,
 }
@@ -89,7 +91,7 @@ impl Process {
                 Command::Persist { id, key, value, precondition } => {
                     effects.push(Effect::Write(id, key, value, precondition));
                 }
-                Command::Record { .. } => {}
+                Command::Record { fact, .. } => effects.push(Effect::Record(fact)),
                 Command::StepDown { .. } => effects.push(Effect::StepDown),
             }
         }

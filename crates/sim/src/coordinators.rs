@@ -97,6 +97,7 @@ impl World {
                     let delay = self.rng.range(1, 25);
                     self.at(delay, Happening::Apply { index, id, key, value, when });
                 }
+                Effect::Record(fact) => self.oracle.recorded(self.now, &fact),
                 Effect::StepDown => {
                     self.kill_coordinator(index);
                 }

@@ -1,7 +1,7 @@
 //! Machines: an agent (the real state machine), worker processes, and what memory holds.
 
 use everstep_core::agent::Agent;
-use everstep_core::id::{Generation, NodeId, Rank, Session, Step};
+use everstep_core::id::{Generation, NodeId, Session, Step};
 use everstep_core::message::{Offer, Slot, Tier};
 use std::collections::BTreeMap;
 
@@ -30,6 +30,8 @@ pub struct Crew {
     pub restored: u64,
     /// Counts observations.
     pub beats: u64,
+    /// Waits at this step for the next world.
+    pub hold_at: Option<u64>,
 }
 
 impl Crew {
@@ -67,8 +69,8 @@ pub struct Host {
     pub session: Option<Session>,
     /// Next port for a process-group store.
     pub next_port: u16,
-    /// Memory tier: sealed steps by rank.
-    pub memory: BTreeMap<Rank, Vec<u64>>,
+    /// Memory tier: sealed steps by local rank. Ranks hold the same state, so a rank may restore another's.
+    pub memory: BTreeMap<u32, Vec<(Generation, u64)>>,
     /// Starts that will crash at once.
     pub crash_loop: u32,
     /// Everything takes longer until then.
@@ -110,21 +112,22 @@ impl Host {
         self.up && (self.agent.is_some() || self.guard_ending)
     }
 
-    /// What a rank could restore here.
+    /// What the rank with this local rank could restore here.
     #[must_use]
-    pub fn offers(&self, rank: Rank, durable: Option<u64>) -> Vec<Offer> {
-        let memory = self.memory.get(&rank).into_iter().flatten();
-        let mut offers: Vec<Offer> = memory.map(|s| Offer { step: Step(*s), tier: Tier::Memory }).collect();
-        offers.extend(durable.map(|s| Offer { step: Step(s), tier: Tier::Durable }));
+    pub fn offers(&self, local: u32, durable: Option<u64>) -> Vec<Offer> {
+        let memory = self.memory.get(&local).into_iter().flatten();
+        let mut offers: Vec<Offer> =
+            memory.map(|(g, s)| Offer { step: Step(*s), tier: Tier::Memory, generation: *g }).collect();
+        offers.extend(durable.map(|s| Offer { step: Step(s), tier: Tier::Durable, generation: Generation(0) }));
         offers.sort_by(|a, b| b.cmp(a));
         offers
     }
 
     /// A step is sealed in memory: the two newest stay.
-    pub fn seal(&mut self, rank: Rank, step: u64) {
-        let held = self.memory.entry(rank).or_default();
-        held.retain(|s| *s < step);
-        held.push(step);
+    pub fn seal(&mut self, local: u32, generation: Generation, step: u64) {
+        let held = self.memory.entry(local).or_default();
+        held.retain(|(_, s)| *s != step);
+        held.push((generation, step));
         let surplus = held.len().saturating_sub(2);
         held.drain(..surplus);
     }

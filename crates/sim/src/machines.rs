@@ -33,6 +33,7 @@ impl World {
             store_port: h.next_port,
             named: true,
             shutdown_grace: Duration::from_secs(30),
+            stop_signals: Vec::new(),
         };
         #[allow(unused_mut)]
         let mut agent = Agent::new(config, Time(self.now));
@@ -81,8 +82,9 @@ impl World {
                 let report = Some(report);
                 self.transmit(session, true, |_| Happening::ToCoordinator { session, hello: None, report });
             }
-            AgentCommand::Spawn { generation, world, slot, .. } => {
-                self.oracle.spawned(self.now, host, generation, &world, self.budget);
+            AgentCommand::Spawn { generation, place, .. } => {
+                self.oracle.spawned(self.now, host, generation, &place, self.budget);
+                let slot = place.slot;
                 let ready_at = self.now + self.rng.range(1500, 4000) * slow;
                 let living = (0..slot.workers).map(|l| (l, true)).collect();
                 let workers = slot.workers;
@@ -98,6 +100,7 @@ impl World {
                     step: 0,
                     restored: 0,
                     beats: 0,
+                    hold_at: None,
                 });
                 if self.hosts[host].crash_loop > 0 {
                     self.hosts[host].crash_loop -= 1;
@@ -110,6 +113,11 @@ impl World {
                 self.at(delay, Happening::Killed { host, generation });
             }
             AgentCommand::Restore { generation, step, tiers } => self.restore(host, generation, step, &tiers),
+            AgentCommand::HoldAt { step } => {
+                if let Some(crew) = self.hosts[host].crews.last_mut() {
+                    crew.hold_at = step.map(|s| s.0);
+                }
+            }
             AgentCommand::Publish { generation, step, .. } => {
                 self.durable = self.durable.max(Some(step.0));
                 self.agent(host, AgentEvent::Published { generation, step });
@@ -117,6 +125,7 @@ impl World {
             AgentCommand::Forward { .. }
             | AgentCommand::StopAt { .. }
             | AgentCommand::PersistAt { .. }
+            | AgentCommand::Warm
             | AgentCommand::Durable { .. } => {}
             AgentCommand::Exit { code, why, .. } => {
                 let h = &mut self.hosts[host];
@@ -179,9 +188,9 @@ impl World {
         let (first, workers) = (crew.slot.first_rank.0, crew.workers);
         for rank in first..first + workers {
             self.oracle.restored(now, generation, Rank(rank), step);
-            let tier = tiers.get(rank as usize).copied();
+            let tier = tiers.get((rank - first) as usize).copied();
             let there = self.hosts[host]
-                .offers(Rank(rank), durable)
+                .offers(rank - first, durable)
                 .iter()
                 .any(|o| Some(o.step) == step && Some(o.tier) == tier);
             if step.is_some() && !there {
@@ -206,7 +215,7 @@ impl World {
         }
         let complete: BTreeSet<Generation> = present
             .iter()
-            .filter(|(g, n)| self.oracle.worlds.get(g).is_some_and(|w| w.size() == **n))
+            .filter(|(g, n)| self.oracle.worlds.get(g).is_some_and(|w| w.size == **n))
             .map(|(g, _)| *g)
             .collect();
         for host in 0..self.hosts.len() {
@@ -223,20 +232,24 @@ impl World {
         let (generation, first, workers) = (crew.generation, crew.slot.first_rank.0, crew.workers);
         if !crew.training && now >= crew.ready_at && !crew.offered {
             crew.offered = true;
-            for rank in (first..first + workers).map(Rank) {
-                let offers = self.hosts[host].offers(rank, durable);
+            for local in 0..workers {
+                let rank = Rank(first + local);
+                let offers = self.hosts[host].offers(local, durable);
                 self.oracle.offered(generation, rank, offers.clone());
                 self.agent(host, AgentEvent::Offers { generation, rank, offers });
             }
             return;
         }
         if complete.contains(&generation) {
-            crew.step += 5;
             crew.beats += 5;
+            let holds = crew.hold_at.filter(|at| *at <= crew.step + 5);
+            let arrives = holds.is_some_and(|at| at > crew.step);
+            crew.step = holds.unwrap_or(crew.step + 5).max(crew.step);
             let step = crew.step;
-            for rank in (first..first + workers).map(Rank) {
-                self.hosts[host].seal(rank, step);
-                if (step / 5).is_multiple_of(60) {
+            for local in 0..workers {
+                let rank = Rank(first + local);
+                self.hosts[host].seal(local, generation, step);
+                if arrives || (step / 5).is_multiple_of(60) {
                     let shard = ShardFile { rank, file: format!("{rank}"), bytes: 1, crc: String::new() };
                     let directory = String::new();
                     self.agent(host, AgentEvent::ShardWritten { generation, step: Step(step), directory, shard });

@@ -1,9 +1,10 @@
 //! Knows what must never happen, and watches for it after every event.
 
 use crate::host::Host;
+use everstep_core::coordinator::command::Fact;
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::invariant::{InvariantId, rank_once};
-use everstep_core::message::{Offer, World};
+use everstep_core::message::{Offer, Place, World};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A broken invariant.
@@ -17,11 +18,25 @@ pub struct Violation {
     pub what: String,
 }
 
+/// What agents were told of a world.
+#[derive(Clone, Debug, Default)]
+pub struct Told {
+    /// Number of ranks.
+    pub size: u32,
+    /// Number of nodes.
+    pub nodes: u32,
+    leader: (String, u16),
+    world: World,
+}
+
 /// What the oracle remembers.
 #[derive(Debug, Default)]
 pub struct Oracle {
-    /// Worlds by generation, as agents were told.
-    pub worlds: BTreeMap<Generation, World>,
+    /// Worlds by generation, as far as agents were told of them.
+    pub worlds: BTreeMap<Generation, Told>,
+    /// Worlds formed anew although nothing had failed.
+    pub regrouped: u64,
+    growing: bool,
     /// Generations whose workers were started anywhere.
     pub started: BTreeSet<Generation>,
     newest_on_host: BTreeMap<usize, Generation>,
@@ -37,6 +52,25 @@ impl Oracle {
         self.violations.push(Violation { invariant, at, what });
     }
 
+    /// A coordinator wrote something down.
+    pub fn recorded(&mut self, now: u64, fact: &Fact) {
+        match fact {
+            Fact::Growing { .. } => {
+                self.regrouped += 1;
+                self.growing = true;
+            }
+            Fact::LeftOut { .. } => self.regrouped += 1,
+            Fact::IncidentOpened { .. } | Fact::NodeLost { .. } | Fact::CoordinatorStarted { .. } => {
+                self.growing = false
+            }
+            Fact::Restored { generation, steps_lost, .. } if std::mem::take(&mut self.growing) && *steps_lost > 0 => {
+                let what = format!("generation {generation} grew and lost {steps_lost} steps");
+                self.violation(InvariantId::GrowingLosesNothing, now, what);
+            }
+            _ => {}
+        }
+    }
+
     /// The store took a record with this generation.
     pub fn stored(&mut self, now: u64, generation: Generation) {
         if generation < self.newest_stored {
@@ -47,7 +81,7 @@ impl Oracle {
     }
 
     /// A host starts workers.
-    pub fn spawned(&mut self, now: u64, host: usize, generation: Generation, world: &World, budget: u64) {
+    pub fn spawned(&mut self, now: u64, host: usize, generation: Generation, place: &Place, budget: u64) {
         let newest = self.newest_on_host.get(&host).copied().unwrap_or_default();
         if generation <= newest {
             let what = format!("host {host} started generation {generation} after {newest}");
@@ -58,16 +92,27 @@ impl Oracle {
             let what = format!("generation {generation} started, store holds {}", self.newest_stored);
             self.violation(InvariantId::PersistBeforePromise, now, what);
         }
-        let machines: BTreeSet<_> = world.slots.iter().map(|s| &s.host).collect();
-        if !rank_once(world) || machines.len() != world.slots.len() {
-            self.violation(InvariantId::RankOnce, now, format!("{:?}", world.slots));
+        let leader = (place.leader_host.clone(), place.leader_port);
+        let told = self.worlds.entry(generation).or_insert_with(|| Told {
+            size: place.world_size,
+            nodes: place.group_world_size,
+            leader: leader.clone(),
+            world: World::default(),
+        });
+        let same = told.size == place.world_size && told.nodes == place.group_world_size && told.leader == leader;
+        told.world.slots.retain(|s| *s != place.slot);
+        told.world.slots.push(place.slot.clone());
+        told.world.slots.sort_by_key(|s| s.first_rank);
+        let machines: BTreeSet<_> = told.world.slots.iter().map(|s| &s.host).collect();
+        let ranks: Vec<_> = told.world.slots.iter().map(|s| (s.first_rank.0, s.first_rank.0 + s.workers)).collect();
+        let apart = ranks.windows(2).all(|w| w[0].1 <= w[1].0) && ranks.iter().all(|(_, end)| *end <= told.size);
+        let whole = told.world.slots.len() < told.nodes as usize || rank_once(&told.world);
+        if !same || !apart || !whole || machines.len() != told.world.slots.len() {
+            let what = format!("generation {generation}: {place:?} beside {:?}", told.world.slots);
+            self.violation(InvariantId::RankOnce, now, what);
         }
-        if self.worlds.get(&generation).is_some_and(|w| w != world) {
-            self.violation(InvariantId::RankOnce, now, format!("two worlds for generation {generation}"));
-        }
-        self.worlds.insert(generation, world.clone());
         self.started.insert(generation);
-        if self.started.len() as u64 > budget + 1 {
+        if self.started.len() as u64 > budget + 1 + self.regrouped {
             let what = format!("{} starts with a budget of {budget} restarts", self.started.len());
             self.violation(InvariantId::BudgetKept, now, what);
         }
@@ -110,7 +155,7 @@ impl Oracle {
         }
         let training: Vec<_> = complete
             .iter()
-            .filter(|(g, n)| self.worlds.get(g).is_some_and(|w| w.size() == **n))
+            .filter(|(g, n)| self.worlds.get(g).is_some_and(|w| w.size == **n))
             .map(|(g, _)| *g)
             .collect();
         if training.len() > 1 {

@@ -153,6 +153,7 @@ impl World {
             nodes_min: min,
             nodes_max: max,
             node_unit: 1,
+            spares: 0,
             restarts: RestartBudget::Exactly(u32::try_from(budget).unwrap_or(u32::MAX)),
             detect_timeout_ms: 2000,
             join_timeout_ms: 20 * 60_000,
@@ -309,7 +310,14 @@ impl World {
                     .filter(|c| c.generation == generation && c.able_to_train() && c.training)
                     .map(|c| c.workers)
                     .sum();
-                (n != job.record.world.size()).then(|| format!("{n} of {} workers train", job.record.world.size()))
+                let size = job.record.world.size();
+                let nodes = u32::try_from(job.record.world.slots.len()).unwrap_or(u32::MAX);
+                let may_grow = job.unable.is_empty() && job.growth_after.0 < self.now;
+                match () {
+                    () if n != size => Some(format!("{n} of {size} workers train")),
+                    () if nodes < full && may_grow => Some(format!("{nodes} nodes train, {full} could")),
+                    () => None,
+                }
             }
             _ if budget_used => None,
             phase => Some(format!("{phase:?}, reason {:?}, {full} nodes could train", job.reason)),

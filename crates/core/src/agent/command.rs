@@ -1,7 +1,7 @@
 //! Everything an agent may ask of its node: a closed list.
 
 use crate::id::{Generation, Step};
-use crate::message::{Report, ShardFile, Slot, Tier, World};
+use crate::message::{Place, Report, ShardFile, Tier};
 use std::time::Duration;
 
 /// An output of [`super::Agent::poll`].
@@ -13,10 +13,8 @@ pub enum Command {
     Spawn {
         /// their generation
         generation: Generation,
-        /// everybody's part
-        world: World,
-        /// this node's part
-        slot: Slot,
+        /// this node's part in the world
+        place: Place,
         /// restarts used so far
         restarts: u32,
         /// restarts allowed
@@ -47,13 +45,20 @@ pub enum Command {
         /// the step
         step: Step,
     },
+    /// Workers wait at the end of this step for the next world; `None`: they go on.
+    HoldAt {
+        /// the step
+        step: Option<Step>,
+    },
+    /// Have a process with torch imported ready for the next start.
+    Warm,
     /// Tell the workers which step to restore.
     Restore {
         /// their generation
         generation: Generation,
         /// the step
         step: Option<Step>,
-        /// tier by rank
+        /// tier by local rank
         tiers: Vec<Tier>,
     },
     /// Write a manifest and make a checkpoint visible; answer with `Published`.

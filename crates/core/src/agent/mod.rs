@@ -9,7 +9,7 @@ pub mod watch;
 mod workers;
 
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Step};
-use crate::message::{Failure, Hello, Order, Report, Running, Slot, World};
+use crate::message::{Failure, Hello, Order, Place, Report, Running, Slot};
 use crate::spec::JobSpec;
 use crate::time::Time;
 use command::Command;
@@ -45,6 +45,8 @@ pub struct Config {
     pub named: bool,
     /// Time that workers get between TERM and KILL when the job stops (`--shutdown-timeout`).
     pub shutdown_grace: Duration,
+    /// Signals that stop the job although they would else be passed on to the workers (`--signals-to-handle`).
+    pub stop_signals: Vec<i32>,
 }
 
 /// The workers of one generation.
@@ -76,11 +78,15 @@ pub struct Agent {
     seen: Generation,
     crew: Option<Crew>,
     /// A start that waits for older workers to be gone.
-    queued: Option<(Generation, World, u32, u32)>,
+    queued: Option<(Generation, Place, u32, u32)>,
     connected: bool,
     /// Since when there is no coordinator.
     alone_since: Time,
     ever_welcome: bool,
+    /// Workers were asked to hold at a step.
+    holding: bool,
+    /// A warm process was asked for.
+    warmed: bool,
     refused_since: Option<Time>,
     last_reached: Option<Step>,
     signals: u32,
@@ -105,6 +111,8 @@ impl Agent {
             connected: false,
             alone_since: now,
             ever_welcome: false,
+            holding: false,
+            warmed: false,
             refused_since: None,
             last_reached: None,
             signals: 0,
@@ -152,6 +160,8 @@ impl Agent {
             Event::Disconnected => {
                 if self.connected {
                     self.alone_since = now;
+                    // Whoever asked to hold is gone; the next coordinator asks again.
+                    self.hold(None);
                 }
                 self.connected = false;
             }
@@ -195,6 +205,9 @@ impl Agent {
         self.epoch = epoch;
         match order {
             Order::Welcome { .. } => {
+                if !self.ever_welcome && self.crew.is_none() && self.config.spec.spares > 0 {
+                    self.warm();
+                }
                 self.ever_welcome = true;
                 self.refused_since = None;
                 let again: Vec<Report> = self.crew.iter().flat_map(|c| c.unacknowledged.clone()).collect();
@@ -207,17 +220,17 @@ impl Agent {
                     self.end(code, why);
                 }
             }
-            Order::Start { generation, world, restarts, max_restarts } => {
+            Order::Start { generation, place, restarts, max_restarts } => {
                 let stale = generation <= self.seen && !crate::is_planted!(self, MissingGenerationCheck);
                 if stale || self.over.is_some() {
                     return;
                 }
                 if let Some(crew) = &self.crew {
                     let old = crew.generation;
-                    self.queued = Some((generation, world, restarts, max_restarts));
+                    self.queued = Some((generation, place, restarts, max_restarts));
                     self.kill(old, self.config.spec.ladder().fence_grace);
                 } else {
-                    self.start(generation, world, restarts, max_restarts);
+                    self.start(generation, place, restarts, max_restarts);
                 }
             }
             Order::Fence { generation } => self.fence(generation),
@@ -225,6 +238,17 @@ impl Agent {
             Order::PersistAt { generation, step } => {
                 if self.runs(generation) {
                     self.out.push_back(Command::PersistAt { step });
+                }
+            }
+            Order::ProposeStep { generation } => {
+                if self.runs(generation) {
+                    let step = self.step_ahead();
+                    self.send(Report::StepProposed { generation, step });
+                }
+            }
+            Order::HoldAt { generation, step } => {
+                if self.runs(generation) {
+                    self.hold(step);
                 }
             }
             Order::Restore { generation, step, tiers } => {
@@ -247,6 +271,20 @@ impl Agent {
         }
     }
 
+    fn hold(&mut self, step: Option<Step>) {
+        if step.is_some() || self.holding {
+            self.holding = step.is_some();
+            self.out.push_back(Command::HoldAt { step });
+        }
+    }
+
+    /// Once: later restarts find the process there.
+    fn warm(&mut self) {
+        if !std::mem::replace(&mut self.warmed, true) {
+            self.out.push_back(Command::Warm);
+        }
+    }
+
     fn runs(&self, generation: Generation) -> bool {
         self.crew.as_ref().is_some_and(|c| c.generation == generation)
     }
@@ -258,7 +296,7 @@ impl Agent {
     }
 
     fn signal(&mut self, now: Time, signal: i32) {
-        if matches!(signal, SIGUSR1 | SIGUSR2 | SIGCONT) {
+        if matches!(signal, SIGUSR1 | SIGUSR2 | SIGCONT) && !self.config.stop_signals.contains(&signal) {
             self.out.push_back(Command::Forward { signal });
             return;
         }

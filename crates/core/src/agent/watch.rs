@@ -34,6 +34,10 @@ pub struct Observation {
     pub interpreter_ticks: u64,
     /// Rises when the main thread is seen on another line of Python.
     pub stack_changes: u64,
+    /// TERM only sets a flag in this process: it gains nothing from time between TERM and KILL.
+    pub flags_stop: bool,
+    /// Steps are seen from outside: the script tells nothing of its evaluations and saves.
+    pub from_outside: bool,
 }
 
 /// What has been learned of one worker.
@@ -47,6 +51,8 @@ pub struct Watch {
     stopped_since: Option<Time>,
     step_at: Option<Time>,
     durations: VecDeque<u64>,
+    /// Longest silence that ended well.
+    longest: Duration,
     reported: bool,
 }
 
@@ -63,6 +69,12 @@ impl Watch {
         let mut sorted: Vec<u64> = self.durations.iter().copied().collect();
         sorted.sort_unstable();
         sorted.get(sorted.len() / 2).copied()
+    }
+
+    /// True when TERM only sets a flag in the worker.
+    #[must_use]
+    pub fn flags_stop(&self) -> bool {
+        self.last.is_some_and(|o| o.flags_stop)
     }
 
     /// True when the worker has completed a step that it did not restore.
@@ -92,6 +104,7 @@ impl Watch {
             self.step_at = Some(now);
         }
         if seen.beats != last.beats || seen.step != last.step {
+            self.longest = self.longest.max(now.since(self.progress_at));
             self.progress_at = now;
             self.cpu_at_progress = seen.cpu_ms;
         }
@@ -129,14 +142,22 @@ impl Watch {
         }
         let cpu = u128::from(seen.cpu_ms.saturating_sub(self.cpu_at_progress)) * 100;
         let busy = cpu >= BUSY_PERCENT * silence.as_millis();
-        if busy && seen.interpreter_ticks > 0 && now.since(self.tick_at) >= threshold {
+        // A script that is only seen from outside does not say that it evaluates or saves, and both can
+        // take long in one call: only a much longer silence than any before speaks against it.
+        let (stuck, idle_for) = if seen.from_outside {
+            let long = (ladder.step_silence * 15).max(median * 30).max(self.longest * 2);
+            (long, (ladder.step_silence * 150).max(self.longest * 3))
+        } else {
+            (threshold, (ladder.step_silence * 15).max(median * 30))
+        };
+        if busy && seen.interpreter_ticks > 0 && now.since(self.tick_at) >= stuck {
             return Some((HangEvidence::InterpreterHeld, silence));
         }
-        if busy && seen.stack_changes > 0 && now.since(self.stack_at) >= threshold {
+        if busy && seen.stack_changes > 0 && now.since(self.stack_at) >= stuck {
             return Some((HangEvidence::Spinning, silence));
         }
         let idle = cpu <= IDLE_PERCENT * silence.as_millis();
-        (idle && silence >= (ladder.step_silence * 15).max(median * 30)).then_some((HangEvidence::NoCpu, silence))
+        (idle && silence >= idle_for).then_some((HangEvidence::NoCpu, silence))
     }
 }
 

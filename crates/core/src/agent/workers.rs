@@ -5,7 +5,7 @@ use super::event::Event;
 use super::watch::Watch;
 use super::{Agent, Crew};
 use crate::id::{Generation, Rank, Step};
-use crate::message::{Cause, Failure, Outcome, Report, World};
+use crate::message::{Cause, Failure, Outcome, Place, Report};
 use crate::time::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,9 +28,12 @@ impl Crew {
 }
 
 impl Agent {
-    pub(super) fn start(&mut self, generation: Generation, world: World, restarts: u32, max_restarts: u32) {
-        let mine = world.slot(&self.config.node).filter(|s| s.incarnation == self.config.incarnation);
-        let Some(slot) = mine.cloned() else { return };
+    pub(super) fn start(&mut self, generation: Generation, place: Place, restarts: u32, max_restarts: u32) {
+        let slot = place.slot.clone();
+        if slot.node != self.config.node || slot.incarnation != self.config.incarnation {
+            return;
+        }
+        self.holding = false;
         self.seen = self.seen.max(generation);
         self.crew = Some(Crew {
             generation,
@@ -45,7 +48,7 @@ impl Agent {
             first_step_sent: false,
             unacknowledged: Vec::new(),
         });
-        self.out.push_back(Command::Spawn { generation, world, slot, restarts, max_restarts });
+        self.out.push_back(Command::Spawn { generation, place, restarts, max_restarts });
     }
 
     pub(super) fn fence(&mut self, generation: Generation) {
@@ -74,6 +77,8 @@ impl Agent {
     pub(super) fn kill(&mut self, generation: Generation, grace: Duration) {
         if let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation && !c.killing) {
             crew.killing = true;
+            let flags = !crew.alive.is_empty() && crew.alive.values().all(Watch::flags_stop);
+            let grace = if flags { Duration::ZERO } else { grace };
             self.out.push_back(Command::Kill { generation, grace });
         }
     }
@@ -204,6 +209,7 @@ impl Agent {
             if let Some(step) = crew.reached() {
                 self.send(Report::FirstStep { generation, step });
             }
+            self.warm();
         }
     }
 
@@ -216,8 +222,8 @@ impl Agent {
         self.report_stopped();
         if self.over.is_some() {
             self.exit();
-        } else if let Some((g, world, restarts, max_restarts)) = self.queued.take() {
-            self.start(g, world, restarts, max_restarts);
+        } else if let Some((g, place, restarts, max_restarts)) = self.queued.take() {
+            self.start(g, place, restarts, max_restarts);
         }
     }
 }

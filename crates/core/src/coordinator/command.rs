@@ -139,6 +139,20 @@ pub enum Fact {
         /// restarts used so far
         restarts: u32,
     },
+    /// Nodes that wait are being taken in.
+    Growing {
+        /// the generation that ends for it
+        generation: Generation,
+        /// the nodes
+        nodes: Vec<NodeId>,
+    },
+    /// Nodes cannot read the job's state, so it goes on without them.
+    LeftOut {
+        /// the generation that ends for it
+        generation: Generation,
+        /// the nodes
+        nodes: Vec<NodeId>,
+    },
     /// The restore step of a generation was decided.
     Restored {
         /// the generation

@@ -1,8 +1,8 @@
 //! From a failure to an action: restart where we are, wait for a node, or give up.
 
 use super::command::{Action, Command, Fact};
-use super::state::{Job, Phase, RECENT};
-use crate::id::NodeId;
+use super::state::{Job, Node, Phase, RECENT};
+use crate::id::{Generation, NodeId};
 use crate::message::{Cause, Failure, Order, Outcome};
 use crate::spec::RestartBudget;
 use crate::time::Time;
@@ -79,19 +79,32 @@ impl Job {
         let surplus = self.record.recent.len().saturating_sub(RECENT);
         self.record.recent.drain(..surplus);
         self.open_incident = Some(incident);
+        self.newcomers = false;
         self.fence(now, out);
-        self.phase = Phase::Forming { since: now, last_join: now };
+        self.phase = Phase::Forming { since: now, last_join: None };
     }
 
     /// Tells every node to end the workers of the current generation.
     pub(super) fn fence(&mut self, now: Time, out: &mut Vec<Command>) {
         let generation = self.record.generation;
         for node in self.nodes.values_mut().filter(|n| !n.clean) {
-            node.fenced_at = Some(now);
-            if let Some(session) = node.session {
-                out.push(Command::Send { session, order: Order::Fence { generation }, after: None });
-            }
+            fence(node, generation, now, out);
         }
+    }
+
+    /// The same for one node.
+    pub(super) fn fence_node(&mut self, id: &NodeId, now: Time, out: &mut Vec<Command>) {
+        let generation = self.record.generation;
+        if let Some(node) = self.nodes.get_mut(id).filter(|n| !n.clean) {
+            fence(node, generation, now, out);
+        }
+    }
+}
+
+fn fence(node: &mut Node, generation: Generation, now: Time, out: &mut Vec<Command>) {
+    node.fenced_at = Some(now);
+    if let Some(session) = node.session {
+        out.push(Command::Send { session, order: Order::Fence { generation }, after: None });
     }
 }
 

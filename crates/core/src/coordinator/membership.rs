@@ -45,23 +45,34 @@ impl Job {
         });
         let clean = hello.running.is_none();
         let (running, seen, incarnation) = (hello.running.clone(), hello.seen, hello.incarnation);
-        self.nodes.insert(id.clone(), Node { session: Some(session), lost_at: None, hello, clean, fenced_at: None });
+        self.nodes.insert(
+            id.clone(),
+            Node { session: Some(session), lost_at: None, hello, clean, joined_at: now, fenced_at: None },
+        );
+        // A later life of the node may find what the earlier one could not.
+        self.unable.remove(&id);
         self.confirm(&id);
         if seen > self.record.generation {
             // The store was read before another coordinator's last write (or was lost): those numbers are
             // burned. Form anew; if that other write exists, ours meets a conflict and this life ends.
             self.record.generation = seen;
             if matches!(self.phase, Phase::Training { .. }) {
-                self.phase = Phase::Forming { since: now, last_join: now };
+                self.fence(now, out);
+                self.phase = Phase::Forming { since: now, last_join: Some(now) };
             }
         }
         let generation = self.record.generation;
         let member = self.is_member(&id, incarnation);
-        self.record.progressed |= running.as_ref().is_some_and(|r| r.progressed);
+        let progressed = running.as_ref().filter(|r| r.progressed);
+        self.record.progressed |= progressed.is_some();
+        // A coordinator that has just started was not told of the first step.
+        self.stepped |= progressed.is_some_and(|r| r.generation == generation);
         match &mut self.phase {
             Phase::Forming { last_join, .. } => {
-                *last_join = now;
-                self.fence(now, out);
+                if let Some(at) = last_join {
+                    *at = now;
+                }
+                self.fence_node(&id, now, out);
             }
             Phase::Training { finished, .. } if self.record.world.slot(&id).is_some() => {
                 if !member {
@@ -76,8 +87,9 @@ impl Job {
                 } else if seen < generation {
                     // Promised, but never arrived. While the promise itself is still to be written, the
                     // write that succeeds in the end makes it to all.
-                    if let Some(after) = self.write.promise() {
-                        let order = self.start_order();
+                    if let Some(after) = self.write.promise()
+                        && let Some(order) = self.start_order(&id, self.record.world.size())
+                    {
                         out.push(Command::Send { session, order, after });
                     }
                     self.set_unclean(&id);
@@ -205,13 +217,15 @@ impl Job {
                 let fences = self.nodes.values().filter(|n| !n.clean).filter_map(|n| n.fenced_at);
                 let mut next = vec![
                     since.after(Duration::from_millis(self.record.spec.join_timeout_ms)),
-                    last_join.after(ladder.last_call),
                     since.after(ladder.orphan + ladder.silence * 2),
                 ];
+                next.extend(last_join.map(|at| at.after(ladder.last_call)));
                 next.extend(fences.map(|at| at.after(FENCE_PATIENCE)));
                 next
             }
-            Phase::Training { reattach_until, .. } => reattach_until.iter().copied().collect(),
+            Phase::Training { reattach_until, .. } => {
+                reattach_until.iter().copied().chain(self.growth_deadline()).collect()
+            }
             Phase::Stopping { deadline, .. } => vec![*deadline],
             Phase::Over { .. } => Vec::new(),
         };

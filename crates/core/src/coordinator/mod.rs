@@ -7,6 +7,7 @@
 pub mod command;
 pub mod durability;
 pub mod event;
+pub mod growth;
 pub mod incident;
 mod membership;
 mod promise;
@@ -185,7 +186,7 @@ impl Coordinator {
         let Some((id, node)) = self.by_session.get(&session).cloned() else { return };
         self.with(now, &id, |job, now, out| {
             if job.nodes.get(&node).is_some_and(|n| n.session == Some(session)) {
-                job.report(now, session, &node, report, out);
+                job.report(now, &node, report, out);
             }
         });
     }
@@ -211,6 +212,7 @@ impl Coordinator {
         #[cfg(not(feature = "planted"))]
         let left_out = false;
         job.try_form(now, left_out, &mut out);
+        job.consider_growth(now, &mut out);
         self.out.extend(out);
         let early = crate::is_planted!(self, SendBeforePersist);
         #[cfg(feature = "planted")]
@@ -261,6 +263,12 @@ impl Job {
             }
             return;
         };
+        if self.old.members.is_empty() && self.nodes.len() < self.record.spec.nodes_min as usize {
+            // The common case while a large world gathers, told without a look at every node.
+            let have = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
+            self.reason = Reason::WaitingForNodes { have, need: self.record.spec.nodes_min };
+            return;
+        }
         let waiting = self.fencing(now);
         if !waiting.is_empty() {
             self.reason = Reason::Fencing { waiting };
@@ -273,16 +281,19 @@ impl Job {
         let candidates: Vec<&Hello> = self
             .nodes
             .iter()
-            .filter(|(id, n)| n.session.is_some() && n.clean && !(leave_out && self.left_out.contains(*id)))
+            .filter(|(id, n)| n.session.is_some() && n.clean && !self.unable.contains_key(*id))
+            .filter(|(id, _)| !(leave_out && self.left_out.contains(*id)))
             .map(|(_, n)| &n.hello)
             .collect();
-        match rendezvous::form(&self.record.spec, &candidates, &self.record.world, last_join, now) {
+        // Who holds the job's memory comes first; others are taken in later, at a step boundary.
+        let keep_together = self.record.checkpointed && !self.newcomers;
+        match rendezvous::form(&self.record.spec, &candidates, &self.record.world, keep_together, last_join, now) {
             Err((reason, _)) => self.reason = reason,
-            Ok(world) => self.begin(world, out),
+            Ok(world) => self.begin(now, world, out),
         }
     }
 
-    fn begin(&mut self, world: crate::message::World, out: &mut Vec<Command>) {
+    fn begin(&mut self, now: Time, world: crate::message::World, out: &mut Vec<Command>) {
         for id in self.nodes.keys() {
             if world.slot(id).is_none() {
                 self.left_out.insert(id.clone());
@@ -297,10 +308,13 @@ impl Job {
         for slot in &world.slots {
             self.set_unclean(&slot.node);
         }
-        self.high_water = self.high_water.max(self.reached.take());
+        self.high_water = self.reached.take().or(self.high_water);
         self.record.world = world;
         self.durability = Durability::default();
         self.stepped = false;
+        self.trained_since = now;
+        self.newcomers = false;
+        self.growth = None;
         self.phase = Phase::Training { finished: BTreeSet::new(), reattach_until: None };
         self.reason = Reason::Training;
         out.push(Command::Record {
@@ -335,7 +349,7 @@ impl Job {
         }
     }
 
-    fn report(&mut self, now: Time, session: Session, node: &NodeId, report: Report, out: &mut Vec<Command>) {
+    fn report(&mut self, now: Time, node: &NodeId, report: Report, out: &mut Vec<Command>) {
         match report {
             Report::WorkerFailed { generation, failure } => {
                 if generation == self.record.generation && matches!(self.phase, Phase::Training { .. }) {
@@ -358,7 +372,7 @@ impl Job {
                     }
                 }
             }
-            Report::Offers { generation, rank, offers } => self.offers(session, generation, rank, offers, out),
+            Report::Offers { generation, rank, offers } => self.offers(now, node, generation, rank, offers, out),
             Report::ShardWritten { generation, step, directory, shard } => {
                 self.shard_written(generation, step, directory, shard, out);
             }
@@ -366,8 +380,12 @@ impl Job {
                 if self.published(generation, step, out) {
                     self.changed(false);
                 }
+                if generation == self.record.generation {
+                    self.grow_from(now, step, out);
+                }
             }
             Report::StopRequested { signal, at } => self.stop(now, signal, at, out),
+            Report::StepProposed { generation, step } => self.step_proposed(now, generation, step, out),
             Report::PersistDue { generation, at } => {
                 if generation == self.record.generation {
                     let order = Order::PersistAt { generation, step: at };

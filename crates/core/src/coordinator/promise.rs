@@ -79,20 +79,21 @@ impl Job {
         self.write.announce_next |= announce;
     }
 
-    /// The order that starts the current generation.
-    pub(crate) fn start_order(&self) -> Order {
-        Order::Start {
+    /// The order that starts the current generation on `node`, if it takes part.
+    pub(crate) fn start_order(&self, node: &NodeId, size: u32) -> Option<Order> {
+        Some(Order::Start {
             generation: self.record.generation,
-            world: self.record.world.clone(),
+            place: self.record.world.place(node, size)?,
             restarts: self.record.restarts,
             max_restarts: self.max_restarts(),
-        }
+        })
     }
 
     fn announcements(&self) -> Vec<(Session, Order)> {
         match &self.phase {
             Phase::Training { .. } => {
-                let members = |(id, s): (&NodeId, Session)| self.record.world.slot(id).map(|_| (s, self.start_order()));
+                let size = self.record.world.size();
+                let members = |(id, s): (&NodeId, Session)| Some((s, self.start_order(id, size)?));
                 self.sessions().filter_map(members).collect()
             }
             Phase::Over { code, why } => {

@@ -9,8 +9,9 @@ use crate::time::Time;
 /// Forms a world from the nodes that are attached and have no old workers, or says why not.
 ///
 /// Nodes of the previous world come first (they hold the memory checkpoints), then lower ids; the
-/// chosen ones are ordered by node id. With fewer nodes than the maximum, the world forms when
-/// nobody has joined for the last-call time.
+/// chosen ones are ordered by node id. `keep_together`: only nodes of the previous world, if they are
+/// enough. With fewer nodes than the maximum, the world forms when nobody has joined for the
+/// last-call time, or at once when there is no `last_join` to wait after.
 ///
 /// # Errors
 /// The reason to keep waiting, and when waiting can end by itself.
@@ -18,15 +19,25 @@ pub fn form(
     spec: &JobSpec,
     candidates: &[&Hello],
     previous: &World,
-    last_join: Time,
+    keep_together: bool,
+    last_join: Option<Time>,
     now: Time,
 ) -> Result<World, (Reason, Option<Time>)> {
     let have = u32::try_from(candidates.len()).unwrap_or(u32::MAX);
-    let usable = have.min(spec.nodes_max) / spec.node_unit * spec.node_unit;
+    let fit = |have: u32| have.min(spec.nodes_max) / spec.node_unit * spec.node_unit;
+    let usable = match candidates.iter().filter(|h| keep_together && previous.slot(&h.node).is_some()).count() {
+        0 => fit(have),
+        members => match fit(u32::try_from(members).unwrap_or(u32::MAX)) {
+            enough if enough >= spec.nodes_min && enough > 0 => enough,
+            _ => fit(have),
+        },
+    };
     if usable < spec.nodes_min || usable == 0 {
         return Err((Reason::WaitingForNodes { have, need: spec.nodes_min.max(spec.node_unit) }, None));
     }
-    if usable < spec.nodes_max {
+    if usable < spec.nodes_max
+        && let Some(last_join) = last_join
+    {
         let last_call = last_join.after(spec.ladder().last_call);
         if now < last_call {
             return Err((Reason::LastCall { have, want: spec.nodes_max }, Some(last_call)));
@@ -70,6 +81,7 @@ mod tests {
             nodes_min: min,
             nodes_max: max,
             node_unit: unit,
+            spares: 0,
             restarts: RestartBudget::Exactly(0),
             detect_timeout_ms: 2000,
             join_timeout_ms: 1000,
@@ -93,8 +105,9 @@ mod tests {
     fn the_previous_world_is_preferred_and_rank_zero_is_stable() {
         let hellos: Vec<_> = (0..4).map(|n| hello(n, 2)).collect();
         let refs: Vec<_> = hellos.iter().collect();
-        let previous = form(&spec(2, 2, 1), &[&hellos[2], &hellos[3]], &World::default(), Time(0), Time(0)).unwrap();
-        let world = form(&spec(2, 2, 1), &refs, &previous, Time(0), Time(0)).unwrap();
+        let previous =
+            form(&spec(2, 2, 1), &[&hellos[2], &hellos[3]], &World::default(), false, Some(Time(0)), Time(0)).unwrap();
+        let world = form(&spec(2, 2, 1), &refs, &previous, false, Some(Time(0)), Time(0)).unwrap();
         assert_eq!(world.slots[0].node.0, "2");
         assert_eq!(world.slots[1].first_rank, Rank(2));
     }
@@ -105,10 +118,23 @@ mod tests {
         let refs: Vec<_> = hellos.iter().collect();
         let s = spec(2, 4, 1);
         assert!(matches!(
-            form(&s, &refs, &World::default(), Time(0), Time(10)),
+            form(&s, &refs, &World::default(), false, Some(Time(0)), Time(10)),
             Err((Reason::LastCall { .. }, Some(_)))
         ));
-        assert_eq!(form(&s, &refs, &World::default(), Time(0), Time(2000)).unwrap().size(), 3);
+        assert_eq!(form(&s, &refs, &World::default(), false, Some(Time(0)), Time(2000)).unwrap().size(), 3);
+        assert_eq!(form(&s, &refs, &World::default(), false, None, Time(0)).unwrap().size(), 3);
+    }
+
+    #[test]
+    fn who_holds_the_memory_stays_together() {
+        let hellos: Vec<_> = (0..4).map(|n| hello(n, 1)).collect();
+        let refs: Vec<_> = hellos.iter().collect();
+        let s = spec(2, 4, 1);
+        let previous = form(&s, &refs[1..], &World::default(), false, None, Time(0)).unwrap();
+        assert_eq!(form(&s, &refs, &previous, true, None, Time(0)).unwrap().size(), 3);
+        assert_eq!(form(&s, &refs, &previous, false, None, Time(0)).unwrap().size(), 4);
+        let fixed = spec(4, 4, 1);
+        assert_eq!(form(&fixed, &refs, &previous, true, None, Time(0)).unwrap().size(), 4);
     }
 
     proptest! {
@@ -118,7 +144,7 @@ mod tests {
             let hellos: Vec<_> = nodes.iter().map(|(n, w)| hello(*n, *w)).collect();
             let refs: Vec<_> = hellos.iter().collect();
             let s = spec(min, max, unit.min(max));
-            if let Ok(world) = form(&s, &refs, &World::default(), Time(0), Time(1 << 40)) {
+            if let Ok(world) = form(&s, &refs, &World::default(), false, Some(Time(0)), Time(1 << 40)) {
                 let n = u32::try_from(world.slots.len()).unwrap();
                 prop_assert!(rank_once(&world));
                 prop_assert!(n >= min && n <= max && n % s.node_unit == 0);

@@ -3,8 +3,9 @@
 
 use super::command::Reason;
 use super::event::Version;
+use super::growth::Growth;
 use crate::id::{Generation, Incarnation, NodeId, PersistId, Rank, Session, Step};
-use crate::message::{Hello, Offer, Order, ShardFile, World};
+use crate::message::{Hello, Offer, ShardFile, Tier, World};
 use crate::spec::JobSpec;
 use crate::time::Time;
 use serde::{Deserialize, Serialize};
@@ -28,13 +29,20 @@ pub struct JobRecord {
     pub recent: Vec<Time>,
     /// Some worker has completed an optimizer step.
     pub progressed: bool,
+    /// Some worker has asked what to restore: its memory is worth keeping together.
+    #[serde(default)]
+    pub checkpointed: bool,
+    /// What the latest generations (at most [`RECENT`]) restored: a snapshot that an earlier one took of a
+    /// later step is of a past that did not happen.
+    #[serde(default)]
+    pub restored: Vec<(Generation, Step)>,
     /// Incidents opened so far.
     pub incidents: u64,
     /// Newest published durable checkpoint.
     pub durable: Option<Step>,
 }
 
-/// How many restart times a record keeps.
+/// How many restart times and restored steps a record keeps.
 pub const RECENT: usize = 64;
 
 /// Where a job stands, as far as the store needs to know.
@@ -64,6 +72,8 @@ pub struct Node {
     pub hello: Hello,
     /// No worker of an older generation is alive there.
     pub clean: bool,
+    /// When it joined.
+    pub joined_at: Time,
     /// When it was told to end workers; after a while nobody waits for it any more.
     pub fenced_at: Option<Time>,
 }
@@ -75,8 +85,8 @@ pub enum Phase {
     Forming {
         /// since when
         since: Time,
-        /// when the last node joined
-        last_join: Time,
+        /// when the last node joined; `None` when it is known who is there: nobody else is waited for
+        last_join: Option<Time>,
     },
     /// Workers run.
     Training {
@@ -157,7 +167,7 @@ pub struct Durability {
     /// What each rank could restore.
     pub offers: BTreeMap<Rank, Vec<Offer>>,
     /// The decision, kept for ranks that ask again.
-    pub decision: Option<Order>,
+    pub decision: Option<(Option<Step>, Vec<Tier>)>,
     /// Written shards by step.
     pub written: BTreeMap<Step, (String, BTreeMap<Rank, ShardFile>)>,
 }
@@ -189,6 +199,16 @@ pub struct Job {
     pub open_incident: Option<u64>,
     /// First step of the current generation was reported.
     pub stepped: bool,
+    /// When the current generation began.
+    pub trained_since: Time,
+    /// An attempt to take in nodes that wait.
+    pub growth: Option<Growth>,
+    /// No attempt before this.
+    pub growth_after: Time,
+    /// The next world is formed in order to take in nodes that wait.
+    pub newcomers: bool,
+    /// Nodes that could not read the job's state; true: because nothing was durable yet.
+    pub unable: BTreeMap<NodeId, bool>,
     /// Nodes left out of a world (only used by the planted bug of that name).
     pub left_out: BTreeSet<NodeId>,
 }
@@ -205,6 +225,8 @@ impl Job {
             restarts: 0,
             recent: Vec::new(),
             progressed: false,
+            checkpointed: false,
+            restored: Vec::new(),
             incidents: 0,
             durable: None,
         };
@@ -216,7 +238,7 @@ impl Job {
     pub fn from_record(record: JobRecord, version: Option<Version>, now: Time) -> Self {
         let reattach_until = Some(now.after(record.spec.ladder().reattach));
         let phase = match &record.stage {
-            Stage::Forming => Phase::Forming { since: now, last_join: now },
+            Stage::Forming => Phase::Forming { since: now, last_join: Some(now) },
             Stage::Training => Phase::Training { finished: BTreeSet::new(), reattach_until },
             Stage::Ended { code, why } => Phase::Over { code: *code, why: why.clone() },
         };
@@ -237,6 +259,11 @@ impl Job {
             reached: None,
             open_incident: None,
             stepped: false,
+            trained_since: now,
+            growth: None,
+            growth_after: Time(0),
+            newcomers: false,
+            unable: BTreeMap::new(),
             left_out: BTreeSet::new(),
         }
     }
@@ -244,6 +271,13 @@ impl Job {
     /// Connections of all attached nodes.
     pub fn sessions(&self) -> impl Iterator<Item = (&NodeId, Session)> {
         self.nodes.iter().filter_map(|(id, n)| n.session.map(|s| (id, s)))
+    }
+
+    /// True when the job still has the past that `offer` was taken from.
+    #[must_use]
+    pub fn is_of_this_past(&self, offer: &Offer) -> bool {
+        offer.tier != Tier::Memory
+            || self.record.restored.iter().all(|(g, s)| *g <= offer.generation || offer.step <= *s)
     }
 
     /// True when `node`, in this life, is part of the current world.

@@ -1,40 +1,20 @@
-//! From a slot in a world to command lines and environments: everything torchrun exports, and ours.
+//! From a place in a world to command lines and environments: everything torchrun exports, and ours.
 
-use crate::guard::protocol::{Launch, Output};
+use super::macros::substitute;
+use super::streams::{Streams, Who};
+use crate::guard::protocol::{Launch, Warm};
 use everstep_core::id::Generation;
-use everstep_core::message::{Slot, World};
+use everstep_core::message::Place;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Where a stream of the workers goes, as `-r` and `-t` say it: 0 none, 1 out, 2 err, 3 both, per local rank.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Std {
-    all: u8,
-    ranks: BTreeMap<u32, u8>,
-}
-
-impl Std {
-    /// Parses `3` or `0:3,1:1`.
-    ///
-    /// # Errors
-    /// A sentence for the user.
-    pub fn parse(option: &str, text: &str) -> Result<Self, String> {
-        let bad = || format!("{option} {text:?} is neither 0, 1, 2, 3 nor a list like 0:3,1:1");
-        let value = |t: &str| t.trim().parse::<u8>().ok().filter(|v| *v <= 3).ok_or_else(bad);
-        if !text.contains(':') {
-            return Ok(Std { all: value(text)?, ranks: BTreeMap::new() });
-        }
-        let mut ranks = BTreeMap::new();
-        for part in text.split(',') {
-            let (rank, to) = part.split_once(':').ok_or_else(bad)?;
-            ranks.insert(rank.trim().parse().map_err(|_| bad())?, value(to)?);
-        }
-        Ok(Std { all: 0, ranks })
-    }
-
-    fn of(&self, local_rank: u32) -> u8 {
-        self.ranks.get(&local_rank).copied().unwrap_or(self.all)
-    }
+/// A Python entry point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// A file, as in `python FILE`.
+    Script,
+    /// A module, as in `python -m MODULE`.
+    Module,
 }
 
 /// What all workers of a node have in common.
@@ -42,29 +22,32 @@ impl Std {
 pub struct Template {
     /// Program and arguments; `${local_rank}` in an argument is replaced.
     pub argv: Vec<String>,
+    /// How a process with torch imported can run the same; `None`: it must not.
+    pub warm: Option<Entry>,
+    /// Directory that is put on Python's path, so that scripts that do not import everstep are watched, too.
+    pub preload: Option<PathBuf>,
     /// `--rdzv-id`, exported as `TORCHELASTIC_RUN_ID`.
     pub run_id: String,
     /// Job name.
     pub job: String,
     /// Node id.
     pub node: String,
-    /// Directory with `attempt_K/LOCAL_RANK/`.
-    pub logs: PathBuf,
-    /// `-r`.
-    pub redirects: Std,
-    /// `-t`.
-    pub tee: Std,
+    /// Where output goes.
+    pub streams: Streams,
     /// `--role`.
     pub role: String,
     /// The agent's socket.
     pub socket: PathBuf,
     /// Directory of boards and arenas.
     pub memory: PathBuf,
-}
-
-/// Directory of one worker's logs.
-pub fn worker_logs(logs: &Path, restarts: u32, local_rank: u32) -> PathBuf {
-    logs.join(format!("attempt_{restarts}")).join(local_rank.to_string())
+    /// `--max-restarts` was given: `TORCHELASTIC_MAX_RESTARTS` says it; else 0, torchrun's default.
+    pub max_restarts_given: bool,
+    /// `--signals-to-handle`.
+    pub signals_to_handle: String,
+    /// `--virtual-local-rank`.
+    pub virtual_local_rank: bool,
+    /// `--numa-binding`.
+    pub numa_binding: Option<String>,
 }
 
 /// The step board of a worker.
@@ -72,88 +55,140 @@ pub fn board_path(memory: &Path, local_rank: u32) -> PathBuf {
     memory.join(format!("local-{local_rank}-board"))
 }
 
+/// One start of a node's workers.
+pub struct Start<'a> {
+    /// The generation.
+    pub generation: Generation,
+    /// This node's part.
+    pub place: &'a Place,
+    /// Restarts used so far.
+    pub restarts: u32,
+    /// Restarts allowed.
+    pub max_restarts: u32,
+}
+
 impl Template {
     /// The launch of one worker.
-    pub fn launch(
-        &self,
-        generation: Generation,
-        world: &World,
-        slot: &Slot,
-        restarts: u32,
-        max: u32,
-        local: u32,
-    ) -> Launch {
-        let directory = worker_logs(&self.logs, restarts, local);
-        let stream = |bit: u8, name: &str| {
-            let (redirect, tee) = (self.redirects.of(local) & bit != 0, self.tee.of(local) & bit != 0);
-            Output {
-                file: directory.join(name).display().to_string(),
-                asked: redirect || tee,
-                console: tee || !redirect,
-                prefixed: tee,
-            }
+    ///
+    /// # Errors
+    /// A sentence: this worker cannot be given what the options ask for.
+    pub fn launch(&self, start: &Start<'_>, local: u32) -> Result<Launch, String> {
+        let rank = start.place.slot.first_rank.0 + local;
+        let local_text = local.to_string();
+        let mut argv = self.argv.iter();
+        let program = argv.next().cloned().unwrap_or_default();
+        let arguments = argv.map(|a| substitute(a, &[("local_rank", local_text.as_str())]));
+        let argv: Vec<String> = std::iter::once(program).chain(arguments).collect();
+        let warm = self.warm.map(|entry| Warm {
+            module: entry == Entry::Module,
+            argv: argv.iter().skip(if entry == Entry::Module { 3 } else { 2 }).cloned().collect(),
+        });
+        let cpus = match &self.numa_binding {
+            Some(mode) => super::numa::cpus(Path::new("/"), mode, local)?,
+            None => Vec::new(),
         };
-        let argv = self.argv.iter().map(|a| a.replace("${local_rank}", &local.to_string())).collect();
-        Launch {
-            generation: generation.0,
+        Ok(Launch {
+            generation: start.generation.0,
             local_rank: local,
             argv,
-            env: self.environment(generation, world, slot, restarts, max, local).into_iter().collect(),
-            stdout: stream(1, "stdout.log"),
-            stderr: stream(2, "stderr.log"),
-            prefix: format!("[{}{local}]:", self.role),
-        }
+            warm,
+            env: self.environment(start, local)?.into_iter().collect(),
+            cpus,
+            stdout: self.streams.output(start.restarts, local, false),
+            stderr: self.streams.output(start.restarts, local, true),
+            prefix: self.streams.prefix(&Who { role: &self.role, rank, local_rank: local }),
+        })
     }
 
-    fn environment(
-        &self,
-        generation: Generation,
-        world: &World,
-        slot: &Slot,
-        restarts: u32,
-        max: u32,
-        local: u32,
-    ) -> BTreeMap<String, String> {
+    /// The environment that all workers share, and a process that waits to become one.
+    pub fn common_environment(&self) -> BTreeMap<String, String> {
         let mut env: BTreeMap<String, String> = std::env::vars().collect();
         for name in ["EVERSTEP_TOKEN_FILE", "EVERSTEP_TOKEN"] {
             env.remove(name);
         }
-        let leader = world.slots.first().unwrap_or(slot);
-        let group = world.slots.iter().position(|s| s.node == slot.node).unwrap_or(0);
-        let rank = slot.first_rank.0 + local;
-        let error_file = worker_logs(&self.logs, restarts, local).join("error.json");
+        env
+    }
+
+    fn environment(&self, start: &Start<'_>, local: u32) -> Result<BTreeMap<String, String>, String> {
+        let mut env = self.common_environment();
+        let (place, slot) = (start.place, &start.place.slot);
+        let rank = (slot.first_rank.0 + local).to_string();
+        let max_restarts = if self.max_restarts_given { start.max_restarts } else { 0 };
         let mut set = |name: &str, value: String| env.insert(name.into(), value);
-        set("RANK", rank.to_string());
-        set("LOCAL_RANK", local.to_string());
-        set("WORLD_SIZE", world.size().to_string());
+        set("RANK", rank.clone());
+        set("LOCAL_RANK", if self.virtual_local_rank { "0".into() } else { local.to_string() });
+        set("WORLD_SIZE", place.world_size.to_string());
         set("LOCAL_WORLD_SIZE", slot.workers.to_string());
-        set("GROUP_RANK", group.to_string());
-        set("GROUP_WORLD_SIZE", world.slots.len().to_string());
-        set("ROLE_RANK", rank.to_string());
-        set("ROLE_WORLD_SIZE", world.size().to_string());
+        set("GROUP_RANK", place.group_rank.to_string());
+        set("GROUP_WORLD_SIZE", place.group_world_size.to_string());
+        set("ROLE_RANK", rank);
+        set("ROLE_WORLD_SIZE", place.world_size.to_string());
         set("ROLE_NAME", self.role.clone());
-        set("MASTER_ADDR", leader.host.clone());
-        set("MASTER_PORT", leader.store_port.to_string());
-        set("TORCHELASTIC_RESTART_COUNT", restarts.to_string());
-        set("TORCHELASTIC_MAX_RESTARTS", max.to_string());
+        set("MASTER_ADDR", place.leader_host.clone());
+        set("MASTER_PORT", place.leader_port.to_string());
+        set("TORCHELASTIC_RESTART_COUNT", start.restarts.to_string());
+        set("TORCHELASTIC_MAX_RESTARTS", max_restarts.to_string());
         set("TORCHELASTIC_RUN_ID", self.run_id.clone());
         set("TORCHELASTIC_USE_AGENT_STORE", "True".into());
-        set("TORCHELASTIC_ERROR_FILE", error_file.display().to_string());
+        set("TORCHELASTIC_ERROR_FILE", self.streams.error_file(start.restarts, local));
+        set("TORCHELASTIC_SIGNALS_TO_HANDLE", self.signals_to_handle.clone());
         set("EVERSTEP_JOB", self.job.clone());
         set("EVERSTEP_NODE", self.node.clone());
-        set("EVERSTEP_GENERATION", generation.0.to_string());
+        set("EVERSTEP_GENERATION", start.generation.0.to_string());
+        set("EVERSTEP_LOCAL_RANK", local.to_string());
         set("EVERSTEP_SOCKET", self.socket.display().to_string());
         set("EVERSTEP_SPILL", crate::places::node_spill(&self.job, &self.node).display().to_string());
         set("EVERSTEP_BOARD", board_path(&self.memory, local).display().to_string());
-        let default = |env: &mut BTreeMap<String, String>, name: &str, value: &str| {
-            env.entry(name.into()).or_insert_with(|| value.into());
-        };
-        default(&mut env, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
-        if slot.workers > 1 {
-            default(&mut env, "OMP_NUM_THREADS", "1");
+        self.set_defaults(&mut env, slot.workers);
+        if self.virtual_local_rank {
+            virtual_device(&mut env, local)?;
         }
-        env
+        if let Some(preload) = &self.preload {
+            put_on_path(&mut env, preload);
+        }
+        Ok(env)
     }
+
+    /// What torchrun sets unless the user has.
+    pub fn set_defaults(&self, env: &mut BTreeMap<String, String>, workers: u32) {
+        env.entry("TORCH_NCCL_ASYNC_ERROR_HANDLING".into()).or_insert_with(|| "1".into());
+        if workers > 1 {
+            env.entry("OMP_NUM_THREADS".into()).or_insert_with(|| "1".into());
+        }
+    }
+}
+
+/// Puts the preload first on Python's path; it takes itself off again (see `preload/sitecustomize.py`).
+fn put_on_path(env: &mut BTreeMap<String, String>, preload: &Path) {
+    let own = preload.display().to_string();
+    let path = match env.get("PYTHONPATH") {
+        Some(users) if !users.is_empty() => format!("{own}:{users}"),
+        _ => own.clone(),
+    };
+    env.insert("PYTHONPATH".into(), path);
+    env.insert("EVERSTEP_PRELOAD".into(), own);
+}
+
+/// `--virtual-local-rank`: the worker sees its own device only (`local_elastic_agent._set_local_rank_env`).
+fn virtual_device(env: &mut BTreeMap<String, String>, local: u32) -> Result<(), String> {
+    let given = |name: &str| env.get(name).filter(|v| !v.is_empty()).cloned();
+    let (source, list) = match given("HIP_VISIBLE_DEVICES") {
+        Some(list) => ("HIP_VISIBLE_DEVICES", Some(list)),
+        None => ("CUDA_VISIBLE_DEVICES", env.get("CUDA_VISIBLE_DEVICES").cloned()),
+    };
+    let device = match list {
+        Some(list) => {
+            let devices: Vec<&str> = list.split(',').map(str::trim).collect();
+            let own = devices.get(local as usize).map(|d| (*d).to_owned());
+            own.ok_or_else(|| format!("local rank {local} exceeds the devices in {source}={list}"))?
+        }
+        None => local.to_string(),
+    };
+    if source == "HIP_VISIBLE_DEVICES" {
+        env.insert("HIP_VISIBLE_DEVICES".into(), device.clone());
+    }
+    env.insert("CUDA_VISIBLE_DEVICES".into(), device);
+    Ok(())
 }
 
 #[cfg(test)]
@@ -161,10 +196,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn redirects_are_parsed_as_torchrun_does() {
-        assert_eq!(Std::parse("-r", "3").unwrap().of(7), 3);
-        let some = Std::parse("-r", "0:3,12:1").unwrap();
-        assert_eq!((some.of(0), some.of(12), some.of(1)), (3, 1, 0));
-        assert!(Std::parse("-r", "4").is_err() && Std::parse("-r", "0:x").is_err());
+    fn a_virtual_rank_sees_its_own_device() {
+        let mut env = BTreeMap::from([("CUDA_VISIBLE_DEVICES".to_owned(), "4,7".to_owned())]);
+        virtual_device(&mut env, 1).unwrap();
+        assert_eq!(env["CUDA_VISIBLE_DEVICES"], "7");
+        assert!(virtual_device(&mut env, 1).is_err());
+    }
+
+    #[test]
+    fn the_users_python_path_is_kept_behind_ours() {
+        let mut env = BTreeMap::from([("PYTHONPATH".to_owned(), "/a:/b".to_owned())]);
+        put_on_path(&mut env, Path::new("/p"));
+        assert_eq!(env["PYTHONPATH"], "/p:/a:/b");
     }
 }

@@ -2,8 +2,11 @@
 
 pub mod connection;
 pub mod launch;
+mod macros;
+mod numa;
 mod sample;
 mod storage;
+pub mod streams;
 mod workers;
 
 use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
@@ -17,10 +20,10 @@ use everstep_core::time::Time;
 use everstep_wire::envelope::{ToAgent, ToCoordinator, VERSION};
 use everstep_wire::frame;
 use everstep_wire::worker::{Reply, Request};
-use launch::Template;
+use launch::{Start, Template};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command as Process, Stdio};
 use std::time::{Duration, Instant};
@@ -86,7 +89,6 @@ struct Driver {
     /// Time of the latest event that the core has handled.
     latest: Time,
     template: Template,
-    host: String,
     inbox: mpsc::UnboundedSender<Input>,
     link: Option<mpsc::UnboundedSender<ToCoordinator>>,
     guard: OwnedWriteHalf,
@@ -98,6 +100,8 @@ struct Driver {
     writing: BTreeSet<(u32, u64)>,
     end: Option<End>,
     progress: Vec<everstep_wire::envelope::Progress>,
+    /// Workers that this node runs.
+    workers: u32,
 }
 
 /// Runs an agent until its job is over.
@@ -107,19 +111,21 @@ struct Driver {
 pub async fn run(mut config: Config, template: Template, target: Target, lock: &File) -> std::io::Result<End> {
     let (inbox, mut inputs) = mpsc::unbounded_channel();
     let (guard, mut guard_process) = start_guard(&inbox, lock)?;
-    let store = PgStore::start(&config.host).await?;
+    let control = (config.store_port > 0).then(|| target.clone());
+    let store = PgStore::start(&config.host, config.store_port, control).await?;
     config.store_port = store.port();
     listen_to_workers(&template, &inbox)?;
     listen_to_signals(&inbox)?;
-    let ladder = config.spec.ladder();
+    let (ladder, workers) = (config.spec.ladder(), config.workers);
+    if let Some(preload) = &template.preload {
+        crate::preload::write(preload)?;
+    }
     tokio::spawn(connection::run(target, inbox.clone()));
-    let host = config.host.clone();
     let mut driver = Driver {
         core: Agent::new(config, Time(0)),
         start: Instant::now(),
         latest: Time(0),
         template,
-        host,
         inbox,
         link: None,
         guard,
@@ -131,6 +137,7 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
         writing: BTreeSet::new(),
         end: None,
         progress: Vec::new(),
+        workers,
     };
     let mut ping = tokio::time::interval(ladder.ping);
     let mut look = tokio::time::interval(ladder.ping.min(Duration::from_millis(100)));
@@ -160,10 +167,16 @@ fn start_guard(inbox: &mpsc::UnboundedSender<Input>, lock: &File) -> std::io::Re
     let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
     let mut command = Process::new(std::env::current_exe()?);
     let inherited = lock.try_clone()?;
-    command.arg("guard").arg(inherited.as_raw_fd().to_string()).stdin(Stdio::from(OwnedFd::from(theirs)));
+    // The workers' standard input is ours, as under torchrun.
+    let input = std::io::stdin().as_fd().try_clone_to_owned()?;
+    command.arg("guard").arg(inherited.as_raw_fd().to_string()).arg(input.as_raw_fd().to_string());
+    command.stdin(Stdio::from(OwnedFd::from(theirs)));
     // SAFETY: one system call between fork and exec; the descriptor is open in the child, too.
     unsafe {
-        command.pre_exec(move || rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).map_err(Into::into));
+        command.pre_exec(move || {
+            rustix::io::fcntl_setfd(&input, rustix::io::FdFlags::empty())?;
+            rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).map_err(Into::into)
+        });
     }
     let child = command.spawn()?;
     ours.set_nonblocking(true)?;
@@ -310,8 +323,14 @@ impl Driver {
                     let _ = link.send(ToCoordinator::Report(report));
                 }
             }
-            Command::Spawn { generation, world, slot, restarts, max_restarts } => {
-                return self.spawn(generation, &world, &slot, restarts, max_restarts);
+            Command::Spawn { generation, place, restarts, max_restarts } => {
+                return self.spawn(&Start { generation, place: &place, restarts, max_restarts });
+            }
+            Command::Warm => self.warm_up(),
+            Command::HoldAt { step } => {
+                if let Some(crew) = &self.crew {
+                    crew.hold_at(step);
+                }
             }
             Command::Kill { generation, grace } => {
                 let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);

@@ -28,6 +28,8 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
         cpu_ms,
         interpreter_ticks: board.get(Word::InterpreterTicks),
         stack_changes: board.get(Word::StackChanges),
+        flags_stop: board.get(Word::FlagsStop) == 1,
+        from_outside: board.get(Word::ZeroLine) == 1,
     }
 }
 

@@ -1,16 +1,15 @@
 //! Workers as the driver sees them: launched through the guard, sampled, answered.
 
-use super::launch::{board_path, worker_logs};
+use super::launch::{Start, board_path};
 use super::storage::{self, Destination};
 use super::{Driver, End, Input, sample};
-use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
-use crate::pgstore::PgStore;
+use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest, Template as GuardTemplate};
 use everstep_checkpoint::board::{Board, Word};
 use everstep_checkpoint::persist;
 use everstep_core::agent::event::Event;
 use everstep_core::coordinator::incident::describe;
 use everstep_core::id::{Generation, NodeId, Step};
-use everstep_core::message::{Outcome, Report, ShardFile, Slot, Tier, World};
+use everstep_core::message::{Outcome, Report, ShardFile, Slot, Tier};
 use everstep_wire::worker::{Reply, Request};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -48,6 +47,16 @@ impl Crew {
         }
     }
 
+    /// Workers persist the snapshot of this step, and wait there for the next world; `None`: they go on.
+    pub fn hold_at(&self, step: Option<Step>) {
+        for worker in self.workers.values() {
+            if let Some(step) = step {
+                worker.board.set(Word::PersistAt, step.0 + 1);
+            }
+            worker.board.set(Word::HoldAt, step.map_or(0, |s| s.0 + 1));
+        }
+    }
+
     /// Tells workers what is on durable storage.
     pub fn durable(&self, step: Step) {
         for worker in self.workers.values() {
@@ -69,41 +78,59 @@ fn last_words(error_file: &Path, last_lines: &str, own: Option<&str>) -> String 
 }
 
 impl Driver {
-    pub(super) fn spawn(
-        &mut self,
-        generation: Generation,
-        world: &World,
-        slot: &Slot,
-        restarts: u32,
-        max: u32,
-    ) -> Option<Event> {
+    pub(super) fn spawn(&mut self, start: &Start<'_>) -> Option<Event> {
+        let (generation, restarts, slot) = (start.generation, start.restarts, &start.place.slot);
         if generation.0 > 1 {
             eprintln!(
                 "everstep: generation {generation}: {} ranks on {} nodes, restart {restarts}",
-                world.size(),
-                world.slots.len()
+                start.place.world_size, start.place.group_world_size
             );
         }
+        self.store.open();
         let mut crew = Crew { generation, slot: slot.clone(), restarts, workers: BTreeMap::new() };
+        let mut launches = Vec::new();
+        let mut failure = None;
+        if let Err(e) = self.template.streams.prepare(restarts, slot.workers) {
+            failure = Some((0, format!("cannot write logs to {}: {e}", self.template.streams.logs.display())));
+        }
         for local in 0..slot.workers {
             match Board::create(&board_path(&self.template.memory, local), generation.0) {
                 Ok(board) => {
                     crew.workers.insert(local, Worker { pid: 0, board, destination: None, error: None });
                 }
-                Err(e) => {
-                    let message = format!("cannot write {}: {e}", self.template.memory.display());
-                    self.crew = Some(crew);
-                    return Some(Event::SpawnFailed { generation, local_rank: local, message });
-                }
+                Err(e) => failure = Some((local, format!("cannot write {}: {e}", self.template.memory.display()))),
+            }
+            match self.template.launch(start, local) {
+                Ok(launch) => launches.push(launch),
+                Err(why) => failure = Some((local, why)),
             }
         }
-        for local in 0..slot.workers {
-            let launch = self.template.launch(generation, world, slot, restarts, max, local);
-            let _ = std::fs::remove_file(worker_logs(&self.template.logs, restarts, local).join("error.json"));
+        self.crew = Some(crew);
+        if let Some((local_rank, message)) = failure {
+            return Some(Event::SpawnFailed { generation, local_rank, message });
+        }
+        for launch in launches {
             self.ask_guard(&GuardRequest::Launch(Box::new(launch)));
         }
-        self.crew = Some(crew);
         None
+    }
+
+    /// Has a process with torch imported made ready, unless it would not do what a new one does.
+    pub(super) fn warm_up(&mut self) {
+        let Some((entry, preload)) = self.template.warm.zip(self.template.preload.as_ref()) else { return };
+        let changed = self.crew.iter().flat_map(|c| c.workers.values()).any(|w| w.board.get(Word::WarmUnsafe) != 0);
+        if changed {
+            eprintln!(
+                "everstep: restarts will start Python anew: the script sets variables that are read when torch is imported ({entry:?})"
+            );
+            return;
+        }
+        let python = self.template.argv.first().cloned().unwrap_or_default();
+        let program = crate::preload::template(preload);
+        let mut env = self.template.common_environment();
+        self.template.set_defaults(&mut env, self.workers);
+        let argv = vec![python, "-u".into(), program.display().to_string()];
+        self.ask_guard(&GuardRequest::Warm(GuardTemplate { argv, env: env.into_iter().collect() }));
     }
 
     pub(super) async fn guard_says(&mut self, event: Option<GuardEvent>) {
@@ -113,6 +140,10 @@ impl Driver {
                 if let Some(worker) = crew.and_then(|c| c.workers.get_mut(&local_rank)) {
                     worker.pid = pid;
                 }
+            }
+            Some(GuardEvent::Warmed { why_not: None }) => {}
+            Some(GuardEvent::Warmed { why_not: Some(why) }) => {
+                eprintln!("everstep: restarts will start Python anew: {why}");
             }
             Some(GuardEvent::NotLaunched { generation, local_rank, why }) => {
                 let generation = Generation(generation);
@@ -126,7 +157,7 @@ impl Driver {
                 let message = match worker {
                     Some((worker, restarts)) if outcome != Outcome::Code(0) => {
                         worker.pid = 0;
-                        let file = worker_logs(&self.template.logs, restarts, local_rank).join("error.json");
+                        let file = PathBuf::from(self.template.streams.error_file(restarts, local_rank));
                         last_words(&file, &last_lines, worker.error.as_deref())
                     }
                     Some((worker, _)) => {
@@ -143,9 +174,8 @@ impl Driver {
                 self.writing.clear();
                 self.restores.clear();
                 self.awaiting.clear();
-                match PgStore::start(&self.host).await {
-                    Ok(store) => self.store = store,
-                    Err(e) => self.end = Some(End { code: 1, why: format!("cannot listen on {}: {e}", self.host) }),
+                if let Err(e) = self.store.renew().await {
+                    self.end = Some(End { code: 1, why: format!("no port for the process group's store: {e}") });
                 }
                 let store_port = self.store.port();
                 self.event(Event::WorkersGone { generation: Generation(generation), store_port }).await;
@@ -221,8 +251,9 @@ impl Driver {
         if self.crew.as_ref().is_none_or(|c| c.generation != generation) {
             return;
         }
+        let first = self.crew.as_ref().map_or(0, |c| c.slot.first_rank.0);
         for (rank, answer) in std::mem::take(&mut self.restores) {
-            let tier = tiers.get(rank.0 as usize).copied();
+            let tier = tiers.get(rank.0.saturating_sub(first) as usize).copied();
             let _ = answer.send(Reply::Restore { step, tier });
         }
     }

@@ -1,5 +1,6 @@
 //! The command line: parsing and dispatch. Data goes to standard output, talk to standard error.
 
+mod completion;
 mod doctor;
 mod logs;
 mod run;
@@ -24,6 +25,11 @@ impl Failure {
 
     fn config(why: impl Into<String>) -> Self {
         Failure { code: 78, why: why.into() }
+    }
+
+    fn end(self) -> i32 {
+        eprintln!("everstep: {}", self.why);
+        self.code
     }
 }
 
@@ -62,12 +68,20 @@ enum Command {
     Guard {
         /// descriptor of the node lock
         lock: i32,
+        /// descriptor of the workers' standard input
+        input: i32,
     },
 }
 
 /// Runs the command line; returns the exit code.
 pub fn main() -> i32 {
-    let arguments = underscores_to_dashes(std::env::args().collect());
+    let mut arguments: Vec<String> = std::env::args().collect();
+    if arguments.get(1).is_some_and(|a| a == "run") {
+        match run::uniform(&arguments.split_off(2)) {
+            Ok(rest) => arguments.extend(rest),
+            Err(failure) => return failure.end(),
+        }
+    }
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(e) => {
@@ -81,15 +95,9 @@ pub fn main() -> i32 {
         Command::Logs(options) => logs::run(&options),
         Command::Doctor(options) => doctor::run(&options),
         Command::Coordinator { bind, store, token_file } => coordinator(&bind, &store, token_file.as_deref()),
-        Command::Guard { lock } => return crate::guard::run(lock),
+        Command::Guard { lock, input } => return crate::guard::run(lock, input),
     };
-    match done {
-        Ok(code) => code,
-        Err(failure) => {
-            eprintln!("everstep: {}", failure.why);
-            failure.code
-        }
-    }
+    done.unwrap_or_else(Failure::end)
 }
 
 fn coordinator(bind: &str, store: &std::path::Path, token_file: Option<&std::path::Path>) -> Result<i32, Failure> {
@@ -103,40 +111,9 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     built.map_err(|e| Failure { code: 1, why: format!("cannot start: {e}") })
 }
 
-/// torchrun takes `--nproc_per_node` as well as `--nproc-per-node`; what follows the script is its own.
-fn underscores_to_dashes(arguments: Vec<String>) -> Vec<String> {
-    let mut ours = true;
-    let mut value = false;
-    let convert = |(i, a): (usize, String)| {
-        if i < 2 || !ours {
-            return a;
-        }
-        if std::mem::take(&mut value) {
-            return a;
-        }
-        if !a.starts_with('-') || a == "--" {
-            ours = false;
-            return a;
-        }
-        let (name, rest) = a.split_once('=').map_or((a.as_str(), None), |(n, r)| (n, Some(r)));
-        let plain = name.replace('_', "-");
-        value = rest.is_none() && run::takes_value(&plain);
-        rest.map_or(plain.clone(), |r| format!("{plain}={r}"))
-    };
-    arguments.into_iter().enumerate().map(convert).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn both_spellings_are_taken_and_the_scripts_arguments_are_left_alone() {
-        let given =
-            ["everstep", "run", "--nproc_per_node", "2", "--rdzv_id=a_b", "--standalone", "train_me.py", "--my_flag"];
-        let got = underscores_to_dashes(given.map(str::to_owned).to_vec());
-        assert_eq!(got[2..], ["--nproc-per-node", "2", "--rdzv-id=a_b", "--standalone", "train_me.py", "--my_flag"]);
-    }
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -10,6 +10,7 @@
 pub mod output;
 pub mod protocol;
 mod tree;
+mod warm;
 
 use crate::guard::protocol::{Event, Launch, Request};
 use everstep_core::message::Outcome;
@@ -19,11 +20,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use warm::Warmed;
 
 /// How long what dead workers have written is waited for before the guard ends.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -50,14 +52,22 @@ struct Guard {
     draining: Vec<Pump>,
     ending: Option<Ending>,
     agent_gone: bool,
+    /// A process with torch imported.
+    warmed: Option<Warmed>,
+    /// Standard input of the workers: that of `everstep run`.
+    input: OwnedFd,
 }
 
-/// Runs the guard on its standard input, a socket to the agent, holding the node `lock`; returns when the agent is gone or says so.
-pub fn run(lock: i32) -> i32 {
+/// Runs the guard on its standard input, a socket to the agent, holding the node `lock`; workers get
+/// `input` as their standard input. Returns when the agent is gone or says so.
+pub fn run(lock: i32, input: i32) -> i32 {
     // SAFETY: the agent passed this descriptor on; it stays open for the life of this process.
     let lock = unsafe { std::os::fd::BorrowedFd::borrow_raw(lock) };
     // Workers must not inherit the node lock: what they leave behind would hold it.
     let _ = rustix::io::fcntl_setfd(lock, rustix::io::FdFlags::CLOEXEC);
+    // SAFETY: as above.
+    let input = unsafe { std::os::fd::BorrowedFd::borrow_raw(input) };
+    let Ok(input) = rustix::io::fcntl_dupfd_cloexec(input, 3) else { return 1 };
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let _ = rustix::process::setsid();
     let Ok(socket) = std::io::stdin().as_fd().try_clone_to_owned() else { return 1 };
@@ -70,13 +80,16 @@ pub fn run(lock: i32) -> i32 {
         draining: Vec::new(),
         ending: None,
         agent_gone: false,
+        warmed: None,
+        input,
     };
     loop {
         guard.wait();
         guard.receive();
         guard.reap();
+        guard.hear_template();
         guard.progress();
-        if guard.agent_gone && tree::descendants().is_empty() {
+        if guard.agent_gone && tree::descendants(None).is_empty() {
             guard.drain();
             return 0;
         }
@@ -91,6 +104,8 @@ impl Guard {
             fds.push(PollFd::new(&self.agent, PollFlags::IN));
         }
         fds.extend(self.workers.values().map(|w| PollFd::new(&w.pidfd, PollFlags::IN)));
+        let warming = self.warmed.as_ref().filter(|w| !w.ready).map(Warmed::socket);
+        fds.extend(warming.map(|s| PollFd::from_borrowed_fd(s, PollFlags::IN)));
         let limit = if self.ending.is_some() || self.agent_gone { 5_000_000 } else { 1_000_000_000 };
         let timeout = Timespec { tv_sec: limit / 1_000_000_000, tv_nsec: limit % 1_000_000_000 };
         let _ = poll(&mut fds, Some(&timeout));
@@ -116,6 +131,11 @@ impl Guard {
         while let Ok(Some(request)) = frame::take::<Request>(&mut self.inbox) {
             match request {
                 Request::Launch(launch) => self.launch(*launch),
+                Request::Warm(template) => match Warmed::start(&template) {
+                    Ok(warmed) => self.warmed = Some(warmed),
+                    Err(why) => self.say(&Event::Warmed { why_not: Some(why) }),
+                },
+                Request::Cool => self.warmed = None,
                 Request::Signal { signal } => self.signal(signal),
                 Request::End { generation, grace_ms } => {
                     if grace_ms > 0 {
@@ -145,9 +165,41 @@ impl Guard {
         }
     }
 
+    /// The template has spoken for the first time, or has gone.
+    fn hear_template(&mut self) {
+        let Some(warmed) = self.warmed.as_mut().filter(|w| !w.ready) else { return };
+        let mut fds = [PollFd::from_borrowed_fd(warmed.socket(), PollFlags::IN)];
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if !matches!(poll(&mut fds, Some(&none)), Ok(n) if n > 0) {
+            return;
+        }
+        let why_not = warmed.hear().err();
+        if why_not.is_some() {
+            self.warmed = None;
+        }
+        self.say(&Event::Warmed { why_not });
+    }
+
+    /// Forks from the process that has torch imported, if there is one and the launch allows it.
+    fn launch_warm(&mut self, launch: &Launch) -> Option<Started> {
+        let warmed = self.warmed.as_mut().filter(|w| w.ready && launch.warm.is_some())?;
+        let start = || -> std::io::Result<_> { Ok((std::io::pipe()?, std::io::pipe()?)) };
+        let ((out, out_end), (err, err_end)) = start().ok()?;
+        match warmed.fork(launch, [self.input.as_fd(), out_end.as_fd(), err_end.as_fd()]) {
+            Ok(pid) => watch(pid, Box::new(out), Box::new(err), launch).ok(),
+            Err(why) => {
+                // Whatever it has forked meanwhile is no worker of ours.
+                self.warmed = None;
+                self.say(&Event::Warmed { why_not: Some(why) });
+                None
+            }
+        }
+    }
+
     fn launch(&mut self, launch: Launch) {
         let (generation, local_rank) = (launch.generation, launch.local_rank);
-        match spawn(launch) {
+        let started = self.launch_warm(&launch).map_or_else(|| spawn(&launch, self.input.as_fd()), Ok);
+        match started {
             Ok((pid, pidfd, pumps)) => {
                 self.workers.insert(pid, Worker { generation, local_rank, pidfd, pumps });
                 self.say(&Event::Launched { generation, local_rank, pid });
@@ -196,53 +248,71 @@ impl Guard {
 
     fn progress(&mut self) {
         if self.agent_gone {
-            tree::kill_all();
+            self.warmed = None;
+            tree::kill_all(None);
             return;
         }
+        let spared = self.warmed.as_ref().map(Warmed::pid);
         let Some(ending) = &self.ending else { return };
-        let left = tree::descendants();
+        let left = tree::descendants(spared);
         if left.is_empty() && self.workers.is_empty() {
             let generation = ending.generation;
             self.ending = None;
             self.say(&Event::Gone { generation });
         } else if Instant::now() >= ending.kill_at || self.workers.is_empty() {
             // Workers gone but something they started is not: no reason to wait for it.
-            tree::kill_all();
+            tree::kill_all(spared);
         }
     }
 }
 
-fn spawn(launch: Launch) -> Result<(u32, OwnedFd, Vec<Pump>), String> {
+type Started = (u32, OwnedFd, Vec<Pump>);
+
+/// Between fork and exec: this process ends when the guard does.
+fn die_with(guard: u32) -> std::io::Result<()> {
+    rustix::process::setsid()?;
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    // The guard may have died before the signal was armed.
+    if rustix::process::getppid().is_none_or(|p| p.as_raw_nonzero().get() as u32 != guard) {
+        return Err(std::io::ErrorKind::BrokenPipe.into());
+    }
+    Ok(())
+}
+
+/// Starts a worker as a new process, in a session of its own (as torchrun does).
+fn spawn(launch: &Launch, input: BorrowedFd<'_>) -> Result<Started, String> {
     let program = launch.argv.first().ok_or("nothing to run")?;
     let mut command = Command::new(program);
     command.args(&launch.argv[1..]).env_clear().envs(launch.env.iter().cloned());
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.process_group(0);
+    let input = input.try_clone_to_owned().map_err(|e| e.to_string())?;
+    command.stdin(Stdio::from(input)).stdout(Stdio::piped()).stderr(Stdio::piped());
     let guard = std::process::id();
+    let mut cpus = rustix::thread::CpuSet::new();
+    launch.cpus.iter().for_each(|c| cpus.set(*c as usize));
+    let bind = !launch.cpus.is_empty();
     // SAFETY: only async-signal-safe calls between fork and exec.
     unsafe {
         command.pre_exec(move || {
-            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-            // The guard may have died before the signal was armed.
-            if rustix::process::getppid().is_none_or(|p| p.as_raw_nonzero().get() as u32 != guard) {
-                return Err(std::io::ErrorKind::BrokenPipe.into());
+            die_with(guard)?;
+            if bind {
+                rustix::thread::sched_setaffinity(None, &cpus)?;
             }
             Ok(())
         });
     }
     let mut child = command.spawn().map_err(|e| format!("cannot run {program}: {e}"))?;
-    let pid = child.id();
-    let target = Pid::from_raw(pid as i32).ok_or("no process id")?;
-    let pidfd = pidfd_open(target, PidfdFlags::empty()).map_err(|e| e.to_string())?;
-    let mut pumps = Vec::new();
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    if let Some(pipe) = stdout {
-        pumps.push(Pump::start(Box::new(pipe), Sink::new(&launch.stdout, &launch.prefix, false)));
-    }
-    if let Some(pipe) = stderr {
-        pumps.push(Pump::start(Box::new(pipe), Sink::new(&launch.stderr, &launch.prefix, true)));
-    }
+    let (out, err) = (child.stdout.take().ok_or("no pipe")?, child.stderr.take().ok_or("no pipe")?);
+    let started = watch(child.id(), Box::new(out), Box::new(err), launch);
     // Reaped by `reap`, with all other children.
     std::mem::forget(child);
-    Ok((pid, pidfd, pumps))
+    started
+}
+
+/// Watches a worker's end, and moves what it writes.
+fn watch(pid: u32, out: Box<dyn Read + Send>, err: Box<dyn Read + Send>, launch: &Launch) -> Result<Started, String> {
+    let target = Pid::from_raw(pid as i32).ok_or("no process id")?;
+    let pidfd = pidfd_open(target, PidfdFlags::empty()).map_err(|e| e.to_string())?;
+    let out = Pump::start(out, Sink::new(&launch.stdout, &launch.prefix, false));
+    let err = Pump::start(err, Sink::new(&launch.stderr, &launch.prefix, true));
+    Ok((pid, pidfd, vec![out, err]))
 }

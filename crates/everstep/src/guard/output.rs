@@ -20,6 +20,7 @@ pub struct Sink {
     prefix: String,
     is_stderr: bool,
     line: Vec<u8>,
+    filtered: Option<File>,
 }
 
 impl Sink {
@@ -29,7 +30,9 @@ impl Sink {
             let _ = std::fs::create_dir_all(parent);
         }
         let file = OpenOptions::new().create(true).append(true).open(&output.file).ok();
-        Sink { file, bytes: 0, output: output.clone(), prefix: prefix.into(), is_stderr, line: Vec::new() }
+        let append = |path: &String| OpenOptions::new().create(true).append(true).open(path).ok();
+        let filtered = output.filtered.as_ref().and_then(append);
+        Sink { file, bytes: 0, output: output.clone(), prefix: prefix.into(), is_stderr, line: Vec::new(), filtered }
     }
 
     fn console(&self, bytes: &[u8]) {
@@ -39,6 +42,18 @@ impl Sink {
             let mut out = std::io::stdout().lock();
             out.write_all(bytes).and_then(|()| out.flush())
         };
+    }
+
+    /// One whole line, in one piece: ranks share the console and the filtered file.
+    fn show(&mut self, line: &[u8]) {
+        let whole = [self.prefix.as_bytes(), line].concat();
+        self.console(&whole);
+        if let Some(file) = &mut self.filtered {
+            let text = String::from_utf8_lossy(line);
+            if self.output.needles.iter().any(|n| text.contains(n.as_str())) {
+                let _ = file.write_all(&whole);
+            }
+        }
     }
 
     fn take(&mut self, bytes: &[u8]) {
@@ -60,14 +75,15 @@ impl Sink {
         while let Some(end) = self.line.iter().position(|b| *b == b'\n') {
             let rest = self.line.split_off(end + 1);
             let line = std::mem::replace(&mut self.line, rest);
-            self.console(&[self.prefix.as_bytes(), &line].concat());
+            self.show(&line);
         }
     }
 
     fn finish(&mut self) {
         if self.output.prefixed && self.output.console && !self.line.is_empty() {
-            let line = std::mem::take(&mut self.line);
-            self.console(&[self.prefix.as_bytes(), &line, b"\n"].concat());
+            let mut line = std::mem::take(&mut self.line);
+            line.push(b'\n');
+            self.show(&line);
         }
     }
 }

@@ -12,14 +12,36 @@ pub struct Launch {
     pub local_rank: u32,
     /// Program and arguments.
     pub argv: Vec<String>,
+    /// How a process that has torch imported runs the same; `None`: only a new process can.
+    pub warm: Option<Warm>,
     /// The whole environment.
     pub env: Vec<(String, String)>,
+    /// Processors that it may use; empty: all.
+    pub cpus: Vec<u32>,
     /// Where standard output goes.
     pub stdout: Output,
     /// Where standard error goes.
     pub stderr: Output,
     /// Prefix of teed lines.
     pub prefix: String,
+}
+
+/// A Python entry point.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Warm {
+    /// A module, as in `python -m`; else a file.
+    pub module: bool,
+    /// The file or module, and its arguments.
+    pub argv: Vec<String>,
+}
+
+/// A process that imports torch and then waits to become a worker.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Template {
+    /// The interpreter and the program.
+    pub argv: Vec<String>,
+    /// Its environment.
+    pub env: Vec<(String, String)>,
 }
 
 /// Where one stream of a worker goes.
@@ -33,6 +55,10 @@ pub struct Output {
     pub console: bool,
     /// Whole lines with the prefix on the console, instead of the bytes as they come.
     pub prefixed: bool,
+    /// Lines with one of `needles` also go there, with the prefix.
+    pub filtered: Option<String>,
+    /// What makes a line interesting.
+    pub needles: Vec<String>,
 }
 
 /// From the agent.
@@ -40,6 +66,10 @@ pub struct Output {
 pub enum Request {
     /// Start a worker.
     Launch(Box<Launch>),
+    /// Have a process with torch imported ready.
+    Warm(Template),
+    /// The one there is, if any, must not be used: why.
+    Cool,
     /// Pass a signal to every worker's process group.
     Signal {
         /// its number
@@ -87,6 +117,11 @@ pub enum Event {
         outcome: Outcome,
         /// end of its standard error
         last_lines: String,
+    },
+    /// A process with torch imported is ready, or cannot be had: why.
+    Warmed {
+        /// `None`: ready
+        why_not: Option<String>,
     },
     /// Nothing is left of what was to be ended.
     Gone {

@@ -4,8 +4,8 @@
 use rustix::process::{Pid, Signal};
 use std::collections::BTreeMap;
 
-/// Process ids of all living descendants (zombies do not count).
-pub fn descendants() -> Vec<i32> {
+/// Process ids of all living descendants (zombies do not count), except the process `spared`.
+pub fn descendants(spared: Option<u32>) -> Vec<i32> {
     let mut children: BTreeMap<i32, Vec<(i32, bool)>> = BTreeMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else { continue };
@@ -23,7 +23,7 @@ pub fn descendants() -> Vec<i32> {
     while let Some(pid) = open.pop() {
         for (child, zombie) in children.remove(&pid).unwrap_or_default() {
             open.push(child);
-            if !zombie {
+            if !zombie && spared.is_none_or(|s| s as i32 != child) {
                 found.push(child);
             }
         }
@@ -31,9 +31,9 @@ pub fn descendants() -> Vec<i32> {
     found
 }
 
-/// Sends KILL to all descendants.
-pub fn kill_all() {
-    for pid in descendants() {
+/// Sends KILL to all descendants, except the process `spared`.
+pub fn kill_all(spared: Option<u32>) {
+    for pid in descendants(spared) {
         if let Some(pid) = Pid::from_raw(pid) {
             let _ = rustix::process::kill_process(pid, Signal::KILL);
         }

@@ -1,0 +1,86 @@
+//! Which program the workers are: the interpreter, its options, and the user's own arguments.
+
+use super::{Failure, Options};
+use crate::agent::launch::Entry;
+use std::path::Path;
+
+/// Runs a script as `torch.distributed.run.run_script_path` does, with its exceptions in the error file.
+const RUN_PATH: &str = "import runpy, sys; from torch.distributed.elastic.multiprocessing.errors import record; \
+sys.argv = sys.argv[1:]; record(lambda: runpy.run_path(sys.argv[0], run_name='__main__'))()";
+
+/// What a worker runs.
+pub struct Program {
+    /// Program and arguments; macros are still in them.
+    pub argv: Vec<String>,
+    /// How a process that has torch imported already can run the same; `None` when it cannot.
+    pub warm: Option<Entry>,
+}
+
+/// The interpreter: `PYTHON_EXEC`, else the one this binary was installed with, else that of the
+/// active environment, else the path's.
+fn python() -> String {
+    let beside = || Some(std::env::current_exe().ok()?.parent()?.join("python").display().to_string());
+    let active = || std::env::var("VIRTUAL_ENV").ok().map(|v| format!("{v}/bin/python"));
+    let found = |p: &String| Path::new(p).is_file();
+    let given = std::env::var("PYTHON_EXEC").ok().filter(|p| !p.is_empty());
+    given.or_else(|| beside().filter(found)).or_else(|| active().filter(found)).unwrap_or_else(|| "python3".into())
+}
+
+/// The program that the options ask for.
+///
+/// # Errors
+/// A script that does not exist, or options that contradict each other.
+pub fn program(o: &Options) -> Result<Program, Failure> {
+    let script = o.script.first().ok_or_else(|| Failure::usage("no script to run"))?;
+    if o.module && o.no_python {
+        return Err(Failure::usage("-m and --no-python cannot be used together; drop one of them"));
+    }
+    if o.run_path && (o.module || o.no_python) {
+        return Err(Failure::usage("--run-path runs a file; it cannot be used with -m or --no-python"));
+    }
+    if !o.no_python && !o.module && !Path::new(script).exists() {
+        return Err(Failure::usage(format!("script {script} does not exist; check the path, or use -m for a module")));
+    }
+    let (mut argv, warm) = match (o.no_python, o.run_path, o.module) {
+        (true, ..) => (Vec::new(), None),
+        (_, true, _) => (vec![python(), "-u".into(), "-c".into(), RUN_PATH.into()], None),
+        (_, _, true) => (vec![python(), "-u".into(), "-m".into()], Some(Entry::Module)),
+        _ => (vec![python(), "-u".into()], Some(Entry::Script)),
+    };
+    argv.extend(o.script.iter().cloned());
+    Ok(Program { argv, warm })
+}
+
+/// Number of workers that `--nproc-per-node` asks for.
+///
+/// # Errors
+/// No number and none of the known words, or a device this machine does not have.
+pub fn workers(text: &str) -> Result<u32, Failure> {
+    let cpus = || rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
+    let gpus = || {
+        let named = |e: std::fs::DirEntry| e.file_name().to_str()?.strip_prefix("nvidia")?.parse::<u32>().ok();
+        let count = std::fs::read_dir("/dev").into_iter().flatten().flatten().filter_map(named).count();
+        match std::env::var("CUDA_VISIBLE_DEVICES") {
+            Ok(list) if count > 0 => list.split(',').filter(|d| !d.trim().is_empty()).count().min(count),
+            _ => count,
+        }
+    };
+    let gpus = || u32::try_from(gpus()).unwrap_or(0);
+    match text {
+        "cpu" => Ok(cpus()),
+        "gpu" | "auto" => match (gpus(), text) {
+            (0, "gpu") => {
+                Err(Failure::usage("--nproc-per-node gpu, but this machine has no GPU; give a number or cpu"))
+            }
+            (0, _) => Ok(cpus()),
+            (n, _) => Ok(n),
+        },
+        "xpu" => Err(Failure::usage("--nproc-per-node xpu, but this machine has no XPU; give a number or cpu")),
+        number => match number.parse() {
+            Ok(n) if (1..=4096).contains(&n) => Ok(n),
+            _ => Err(Failure::usage(format!(
+                "--nproc-per-node {number:?} is no number of workers; give 1 or more, cpu, gpu or auto"
+            ))),
+        },
+    }
+}

@@ -1,0 +1,207 @@
+//! Where the nodes of a job meet, in torchrun's two styles: `static` (an address and a port of the
+//! process group's store, node ranks given) and rendezvous (an endpoint of the coordinator).
+
+use super::{Failure, Options};
+use crate::places;
+use std::net::ToSocketAddrs;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// torchrun's port for the c10d rendezvous.
+const RENDEZVOUS_PORT: u16 = 29400;
+/// torchrun's port for the static rendezvous.
+const MASTER_PORT: u16 = 29500;
+
+/// How this node finds the others.
+#[derive(Debug)]
+pub struct Meet {
+    /// `HOST:PORT` of the coordinator; port 0: look into the store's directory.
+    pub endpoint: String,
+    /// What other nodes reach this one by.
+    pub host: String,
+    /// This node starts the coordinator when none answers.
+    pub may_host: bool,
+    /// Job name.
+    pub job: String,
+    /// Directory of the coordinator's store.
+    pub store: PathBuf,
+    /// `TORCHELASTIC_RUN_ID`.
+    pub run_id: String,
+    /// Port of this node's process-group store that the user has fixed. The coordinator is then
+    /// reached through the same port.
+    pub master_port: Option<u16>,
+    /// Fixed node id (`--rdzv-backend static`).
+    pub node: Option<String>,
+}
+
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// True when `host` is an address of this machine: a socket can be bound to it.
+fn is_local(host: &str) -> bool {
+    let addresses = (host, 0).to_socket_addrs().into_iter().flatten();
+    addresses.into_iter().any(|a| std::net::UdpSocket::bind(a).is_ok())
+}
+
+/// The address that this machine uses to reach `host`.
+fn own_address(host: &str, port: u16) -> Option<String> {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect((host, port)).ok()?;
+    socket.local_addr().ok().map(|a| a.ip().to_string())
+}
+
+fn split(option: &str, endpoint: &str, default: u16) -> Result<(String, u16), Failure> {
+    let Some((host, port)) = endpoint.rsplit_once(':') else { return Ok((endpoint.to_owned(), default)) };
+    let port = port.parse::<u16>().ok().filter(|p| *p > 0);
+    let bad = || Failure::usage(format!("{option} {endpoint} has no port between 1 and 65535"));
+    Ok((host.to_owned(), port.ok_or_else(bad)?))
+}
+
+/// Refuses what is unknown or not encrypted.
+fn check_reachable(o: &Options, option: &str, host: &str, port: u16) -> Result<(), Failure> {
+    if !(host, port).to_socket_addrs().is_ok_and(|mut a| a.next().is_some()) {
+        return Err(Failure {
+            code: 69,
+            why: format!("{option} {host} is not a known host; check the name, or give an address"),
+        });
+    }
+    if is_loopback(host) {
+        return Ok(());
+    }
+    if !o.insecure {
+        return Err(Failure::config(format!(
+            "{host} is not loopback and there is no TLS yet; to go on all the same, put one token on all nodes and say so:\n  install -m 600 /dev/null TOKEN && head -c 24 /dev/urandom | od -An -tx1 | tr -d ' \\n' > TOKEN\n  everstep run --insecure --token-file TOKEN …"
+        )));
+    }
+    if o.token_file.is_none() {
+        return Err(Failure::config("--insecure needs --token-file, the same token in a 0600 file on all nodes"));
+    }
+    eprintln!("everstep: INSECURE: the control plane on {host}:{port} is not encrypted");
+    Ok(())
+}
+
+fn own_host(o: &Options, host: &str, port: u16) -> Result<String, Failure> {
+    let found = || if is_loopback(host) { Some("127.0.0.1".into()) } else { own_address(host, port) };
+    o.local_addr.clone().or_else(found).ok_or_else(|| {
+        Failure::config(format!("no route to {host}; give --local-addr, the address other nodes reach this one by"))
+    })
+}
+
+fn checked_job(name: String) -> Result<String, Failure> {
+    places::check_name("job name", &name).map_err(Failure::usage)?;
+    Ok(name)
+}
+
+/// From the options to a meeting place.
+///
+/// # Errors
+/// Options that contradict each other, or a place that cannot be used.
+pub fn meet(o: &Options, nodes_max: u32) -> Result<Meet, Failure> {
+    match o.rdzv_backend.as_deref() {
+        None | Some("static" | "c10d" | "everstep") => {}
+        Some("etcd" | "etcd-v2") => {
+            return Err(Failure::usage(
+                "--rdzv-backend etcd is not needed: give --rdzv-backend c10d and --rdzv-endpoint HOST:PORT of one of the nodes, which then keeps the state",
+            ));
+        }
+        Some(other) => {
+            return Err(Failure::usage(format!(
+                "--rdzv-backend {other} is not known; take static, c10d or everstep (plug-ins of torchrun need torchrun)"
+            )));
+        }
+    }
+    let master_given = o.master_addr.is_some() || o.master_port.is_some() || o.node_rank.is_some();
+    let is_static = o.rdzv_backend.as_deref() == Some("static")
+        || (o.rdzv_backend.is_none()
+            && o.rdzv_endpoint.is_empty()
+            && (o.master_port.is_some() || (nodes_max > 1 && master_given)));
+    // As torchrun: one node for which no place was given meets itself.
+    let place_given = !o.rdzv_endpoint.is_empty() || o.master_port.is_some();
+    if o.standalone || (nodes_max == 1 && !place_given) {
+        if nodes_max > 1 {
+            return Err(Failure::usage("--standalone runs one node; for more give --rdzv-endpoint HOST:PORT instead"));
+        }
+        return alone(o, None);
+    }
+    if is_static {
+        return fixed(o, nodes_max);
+    }
+    if o.rdzv_endpoint.is_empty() {
+        return Err(Failure::usage(format!(
+            "--nnodes {} needs --rdzv-endpoint HOST:PORT, the same on all nodes (or --master-addr, --master-port and each node's --node-rank)",
+            o.nnodes
+        )));
+    }
+    if nodes_max == 1 && o.rdzv_endpoint.ends_with(":0") {
+        return alone(o, None);
+    }
+    let (host, port) = split("--rdzv-endpoint", &o.rdzv_endpoint, RENDEZVOUS_PORT)?;
+    check_reachable(o, "--rdzv-endpoint", &host, port)?;
+    let store = o.store.clone().unwrap_or_else(|| {
+        places::state().join("coordinators").join(format!("{}_{port}", host.replace([':', '/'], "_")))
+    });
+    let is_host = match o.conf()?.iter().find(|(k, _)| *k == "is_host") {
+        Some((_, value)) => matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "t" | "yes" | "y"),
+        None => is_local(&host),
+    };
+    Ok(Meet {
+        endpoint: format!("{host}:{port}"),
+        host: own_host(o, &host, port)?,
+        may_host: is_host,
+        job: checked_job(o.job_name().unwrap_or_else(|| format!("port-{port}")))?,
+        store,
+        run_id: o.rdzv_id.clone(),
+        master_port: None,
+        node: None,
+    })
+}
+
+/// One node that meets nobody.
+fn alone(o: &Options, master: Option<(String, u16)>) -> Result<Meet, Failure> {
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos());
+    let job = o.job_name().unwrap_or_else(|| format!("job-{}-{}", std::process::id(), nanos % 1_000_000));
+    let job = checked_job(job)?;
+    let store = o.store.clone().unwrap_or_else(|| places::job(&job).join("store"));
+    let (host, master_port) = master.map_or((None, None), |(h, p)| (Some(h), Some(p)));
+    let host = host.or_else(|| o.local_addr.clone()).unwrap_or_else(|| "127.0.0.1".into());
+    let run_id = if master_port.is_some() { o.rdzv_id.clone() } else { job.clone() };
+    Ok(Meet { endpoint: "127.0.0.1:0".into(), host, may_host: true, job, store, run_id, master_port, node: None })
+}
+
+/// `--master-addr` and `--master-port`: node 0 serves its store there, and lets the others through to the coordinator.
+fn fixed(o: &Options, nodes_max: u32) -> Result<Meet, Failure> {
+    let (host, port) = if o.rdzv_endpoint.is_empty() {
+        (o.master_addr.clone().unwrap_or_else(|| "127.0.0.1".into()), o.master_port.unwrap_or(MASTER_PORT))
+    } else {
+        split("--rdzv-endpoint", &o.rdzv_endpoint, MASTER_PORT)?
+    };
+    if port == 0 {
+        return Err(Failure::usage("--master-port 0 is no port; give one that is free on node 0"));
+    }
+    if nodes_max == 1 {
+        return alone(o, Some((host, port)));
+    }
+    check_reachable(o, "--master-addr", &host, port)?;
+    let rank = o.node_rank.clone().or_else(|| std::env::var("SLURM_NODEID").ok()).filter(|n| !n.is_empty());
+    let rank = rank.unwrap_or_else(|| "0".into());
+    if !rank.parse::<u32>().is_ok_and(|r| r < nodes_max) {
+        return Err(Failure::usage(format!(
+            "--node-rank {rank} does not fit --nnodes {}; give each node its own rank from 0 to {}",
+            o.nnodes,
+            nodes_max - 1
+        )));
+    }
+    let first = rank == "0";
+    let store = o.store.clone().unwrap_or_else(|| places::state().join("coordinators").join(format!("static_{port}")));
+    Ok(Meet {
+        endpoint: if first { "127.0.0.1:0".into() } else { format!("{host}:{port}") },
+        host: if first { host.clone() } else { own_host(o, &host, port)? },
+        may_host: first,
+        job: checked_job(o.job_name().unwrap_or_else(|| format!("port-{port}")))?,
+        store,
+        run_id: o.rdzv_id.clone(),
+        master_port: first.then_some(port),
+        node: Some(rank),
+    })
+}

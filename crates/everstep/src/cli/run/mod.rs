@@ -1,0 +1,155 @@
+//! `everstep run`: from torchrun's options to an agent.
+
+mod command;
+mod meet;
+mod node;
+mod options;
+mod spelling;
+
+pub use options::Options;
+pub use spelling::uniform;
+
+use super::{Failure, runtime};
+use crate::agent::connection::Target;
+use crate::agent::launch::Template;
+use crate::agent::streams::{Console, Std, Streams};
+use crate::places;
+use everstep_core::agent::Config;
+use everstep_core::id::{Incarnation, JobId, NodeId};
+use everstep_core::spec::{JobSpec, RESTARTS_PER_DAY, RestartBudget};
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Runs an agent; the exit code is the job's.
+pub fn run(o: &Options) -> Result<i32, Failure> {
+    if let Some(shell) = &o.print_completion {
+        return super::completion::print(shell);
+    }
+    let done = start(o);
+    if o.exit_codes == "torchrun" {
+        // torchrun knows 0, 1, and 2 for a command line that it cannot read.
+        return done.map(|code| i32::from(code != 0)).map_err(|f| Failure { code: f.code.min(2), ..f });
+    }
+    done
+}
+
+fn start(o: &Options) -> Result<i32, Failure> {
+    let (nodes_min, nodes_max) = o.nodes()?;
+    let restarts = o.max_restarts.map_or(RestartBudget::PerDayAfterFirstStep(RESTARTS_PER_DAY), RestartBudget::Exactly);
+    let mut spec = JobSpec {
+        job: JobId(String::new()),
+        nodes_min,
+        nodes_max,
+        node_unit: o.node_unit,
+        spares: o.spares,
+        restarts,
+        detect_timeout_ms: u64::try_from(o.detect_timeout.as_millis()).unwrap_or(u64::MAX),
+        join_timeout_ms: u64::try_from(o.join_timeout()?.as_millis()).unwrap_or(u64::MAX),
+    };
+    spec.validate().map_err(|e| Failure::usage(e.to_string()))?;
+    let workers = command::workers(&o.nproc_per_node)?;
+    let stop_signals = o.stop_signals()?;
+    let streams = streams(o)?;
+    if let Some(plugin) = &o.logs_specs {
+        return Err(Failure::usage(format!(
+            "--logs-specs {plugin} is a plug-in written in Python; run it with torchrun --rdzv-backend everstep --logs-specs {plugin}"
+        )));
+    }
+    let program = command::program(o)?;
+    let meet = meet::meet(o, nodes_max)?;
+    spec.job = JobId(meet.job.clone());
+    let (node, lock) = node::node_id(o, &meet, nodes_max)?;
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| u64::try_from(d.as_nanos()).unwrap_or(1));
+    let folder = format!("{}_{:08x}", meet.run_id.replace('/', "-"), nanos as u32);
+    let kept = places::job(&meet.job).join("logs").join(&folder);
+    let no_logs = o.log_dir.as_deref() == Some(Path::new("/dev/null"));
+    let logs = if no_logs { kept.clone() } else { o.log_dir.as_ref().map_or(kept.clone(), |d| d.join(&folder)) };
+    for directory in [&logs, &kept] {
+        std::fs::create_dir_all(directory).map_err(|e| {
+            Failure::config(format!("cannot write logs to {}: {e}; give another --log-dir", directory.display()))
+        })?;
+    }
+    let memory = places::node_memory(&meet.job, &node);
+    std::fs::create_dir_all(&memory).map_err(|e| {
+        Failure::config(format!(
+            "cannot use {}: {e}; set EVERSTEP_SHM_DIR to a directory you can write",
+            memory.display()
+        ))
+    })?;
+    let about = serde_json::json!({"job": meet.job, "node": node, "pid": std::process::id(), "logs": logs, "kept": kept, "store": meet.store, "endpoint": meet.endpoint, "memory": memory, "token_file": o.token_file});
+    let _ =
+        places::write_whole(&places::job(&meet.job).join(format!("node-{node}.json")), about.to_string().as_bytes());
+    let short = everstep_checkpoint::arena::job_hash(&format!("{}/{node}", meet.job));
+    let template = Template {
+        argv: program.argv,
+        warm: program.warm.filter(|_| !o.no_warm && o.numa_binding.is_none()),
+        preload: (!o.no_preload).then(|| places::job(&meet.job).join("preload")),
+        run_id: meet.run_id,
+        job: meet.job.clone(),
+        node: node.clone(),
+        streams: Streams { logs: logs.clone(), kept: kept.clone(), no_logs, ..streams },
+        role: o.role.clone(),
+        socket: places::memory().join(format!("{:08x}.sock", short as u32)),
+        memory,
+        max_restarts_given: o.max_restarts.is_some(),
+        signals_to_handle: o.signals_to_handle.clone(),
+        virtual_local_rank: o.virtual_local_rank,
+        numa_binding: o.numa_binding.clone(),
+    };
+    let target = Target {
+        endpoint: meet.endpoint,
+        store: meet.store,
+        token_file: o.token_file.clone(),
+        may_host: meet.may_host,
+        silence: spec.ladder().silence,
+    };
+    let config = Config {
+        node: NodeId(node),
+        incarnation: Incarnation(nanos),
+        spec,
+        host: meet.host,
+        workers,
+        store_port: meet.master_port.unwrap_or(0),
+        named: o.job_name().is_some(),
+        shutdown_grace: Duration::from_secs(shutdown_timeout(o)),
+        stop_signals,
+    };
+    if target.may_host {
+        let store = &target.store;
+        std::fs::create_dir_all(store).map_err(|e| {
+            Failure::config(format!("cannot use the store {}: {e}; give another --store", store.display()))
+        })?;
+    }
+    let end = runtime()?.block_on(crate::agent::run(config, template, target, &lock));
+    let end = end.map_err(|e| Failure { code: 1, why: format!("cannot run an agent here: {e}") })?;
+    if end.code != 0 {
+        eprintln!("everstep: {}", end.why);
+        eprintln!(
+            "everstep: job {} ended with exit code {}; logs in {}; see: everstep logs {} --first-cause",
+            meet.job,
+            end.code,
+            logs.display(),
+            meet.job
+        );
+    }
+    Ok(end.code)
+}
+
+/// Where the workers' output goes, as far as the options say.
+fn streams(o: &Options) -> Result<Streams, Failure> {
+    let template = Some(o.log_line_prefix_template.clone()).filter(|t| !t.is_empty());
+    let template = template.or_else(|| std::env::var("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE").ok());
+    Ok(Streams {
+        redirects: Std::parse("--redirects", &o.redirects).map_err(Failure::usage)?,
+        tee: Std::parse("--tee", &o.tee).map_err(Failure::usage)?,
+        console: Console { ranks: o.console_ranks()?, prefix: template },
+        stdout_filters: options::comma_list(&o.duplicate_stdout_filters),
+        stderr_filters: options::comma_list(&o.duplicate_stderr_filters),
+        ..Streams::default()
+    })
+}
+
+fn shutdown_timeout(o: &Options) -> u64 {
+    let from_environment = || std::env::var("TORCH_ELASTIC_SHUTDOWN_TIMEOUT").ok()?.parse().ok();
+    o.shutdown_timeout.or_else(from_environment).unwrap_or(30)
+}

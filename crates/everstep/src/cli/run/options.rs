@@ -1,0 +1,261 @@
+//! Every option of `everstep run`: torchrun's (torch 2.15, `torch/distributed/run.py`), then ours.
+
+use crate::cli::Failure;
+use clap::Args;
+use clap::builder::FalseyValueParser;
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Number of nodes, N or MIN:MAX
+    #[arg(long, env = "PET_NNODES", default_value = "1:1")]
+    pub nnodes: String,
+    /// Workers per node: a number, cpu, gpu or auto
+    #[arg(long, env = "PET_NPROC_PER_NODE", default_value = "1")]
+    pub nproc_per_node: String,
+    /// How nodes meet: static (--master-addr, --master-port), c10d or everstep (--rdzv-endpoint)
+    #[arg(long, env = "PET_RDZV_BACKEND")]
+    pub rdzv_backend: Option<String>,
+    /// HOST:PORT where the nodes meet; the agent on HOST starts the coordinator
+    #[arg(long, env = "PET_RDZV_ENDPOINT", default_value = "")]
+    pub rdzv_endpoint: String,
+    /// Id of the job, the same on all nodes
+    #[arg(long, env = "PET_RDZV_ID", default_value = "none")]
+    pub rdzv_id: String,
+    /// More about the rendezvous, key=value,…: join_timeout and is_host are used, the rest follows --detect-timeout
+    #[arg(long, env = "PET_RDZV_CONF", default_value = "")]
+    pub rdzv_conf: String,
+    /// One node: meet on loopback
+    #[arg(long, env = "PET_STANDALONE", value_parser = FalseyValueParser::new())]
+    pub standalone: bool,
+    /// Restarts of the whole job; without it, 10 a day once a step was completed
+    #[arg(long, env = "PET_MAX_RESTARTS")]
+    pub max_restarts: Option<u32>,
+    /// Taken as torchrun does and not needed: nothing is polled
+    #[arg(long, env = "PET_MONITOR_INTERVAL", default_value_t = 0.1)]
+    pub monitor_interval: f64,
+    /// Taken as torchrun does and not needed: workers are processes of their own
+    #[arg(long, env = "PET_START_METHOD", default_value = "spawn", value_parser = ["spawn", "fork", "forkserver"])]
+    pub start_method: String,
+    /// Taken as torchrun does: events are in `everstep status` and events.jsonl
+    #[arg(long, env = "PET_EVENT_LOG_HANDLER", default_value = "null")]
+    pub event_log_handler: String,
+    /// Role of the workers, for logs
+    #[arg(long, env = "PET_ROLE", default_value = "default")]
+    pub role: String,
+    /// Run the script as a Python module
+    #[arg(short = 'm', long, env = "PET_MODULE", value_parser = FalseyValueParser::new())]
+    pub module: bool,
+    /// Run the script as a program of its own
+    #[arg(long, env = "PET_NO_PYTHON", value_parser = FalseyValueParser::new())]
+    pub no_python: bool,
+    /// Run the script with runpy.run_path, its exceptions recorded in the error file
+    #[arg(long, env = "PET_RUN_PATH", value_parser = FalseyValueParser::new())]
+    pub run_path: bool,
+    /// Directory for logs
+    #[arg(long, env = "PET_LOG_DIR")]
+    pub log_dir: Option<PathBuf>,
+    /// Streams that go to files only: 0 none, 1 out, 2 err, 3 both, or per local rank 0:3,1:1
+    #[arg(short = 'r', long, env = "PET_REDIRECTS", default_value = "0")]
+    pub redirects: String,
+    /// Streams that go to files and, with a prefix, to the console
+    #[arg(short = 't', long, env = "PET_TEE", default_value = "0")]
+    pub tee: String,
+    /// Prefix of teed lines; ${role_name}, ${rank}, ${local_rank} and ${hostname} are replaced
+    #[arg(long, env = "PET_LOG_LINE_PREFIX_TEMPLATE", default_value = "")]
+    pub log_line_prefix_template: String,
+    /// Only these local ranks reach the console, for example 0,1
+    #[arg(long, env = "PET_LOCAL_RANKS_FILTER", default_value = "")]
+    pub local_ranks_filter: String,
+    /// Teed lines on stdout with one of these also go to filtered_stdout.log; ,, is a comma
+    #[arg(long, env = "PET_DUPLICATE_STDOUT_FILTERS", default_value = "")]
+    pub duplicate_stdout_filters: String,
+    /// The same for stderr and filtered_stderr.log
+    #[arg(long, env = "PET_DUPLICATE_STDERR_FILTERS", default_value = "")]
+    pub duplicate_stderr_filters: String,
+    /// Id of this node (with --rdzv-backend static: its rank); without it a stable one is kept on disk
+    #[arg(long, env = "PET_NODE_RANK")]
+    pub node_rank: Option<String>,
+    /// Address of node 0, 127.0.0.1 if not given (--rdzv-backend static)
+    #[arg(long, env = "PET_MASTER_ADDR")]
+    pub master_addr: Option<String>,
+    /// Port on node 0 of the process group's store (--rdzv-backend static); 29500 when it is needed and not given
+    #[arg(long, env = "PET_MASTER_PORT")]
+    pub master_port: Option<u16>,
+    /// Host that other nodes reach this one by
+    #[arg(long, env = "PET_LOCAL_ADDR")]
+    pub local_addr: Option<String>,
+    /// A log plug-in for torchrun, written in Python; see torchrun --rdzv-backend everstep
+    #[arg(long)]
+    pub logs_specs: Option<String>,
+    /// Bind each worker to the processors near its accelerator
+    #[arg(long, value_parser = ["node", "socket", "exclusive", "core-complex"])]
+    pub numa_binding: Option<String>,
+    /// Signals that stop the whole job; USR1, USR2 and CONT are otherwise passed on to the workers
+    #[arg(long, env = "PET_SIGNALS_TO_HANDLE", default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT")]
+    pub signals_to_handle: String,
+    /// Seconds between TERM and KILL when the job stops; 30, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT
+    #[arg(long, env = "PET_SHUTDOWN_TIMEOUT")]
+    pub shutdown_timeout: Option<u64>,
+    /// Each worker sees its own accelerator as device 0, and LOCAL_RANK=0
+    #[arg(long, env = "PET_VIRTUAL_LOCAL_RANK", value_parser = FalseyValueParser::new())]
+    pub virtual_local_rank: bool,
+    /// Print a completion script for this shell and end
+    #[arg(long, value_parser = ["bash", "zsh", "fish", "tcsh"], exclusive = true)]
+    pub print_completion: Option<String>,
+
+    /// Worlds have a multiple of this many nodes
+    #[arg(long, env = "EVERSTEP_NODE_UNIT", default_value_t = 1)]
+    pub node_unit: u32,
+    /// Nodes beyond MAX that are kept ready: torch imported, nothing more
+    #[arg(long, env = "EVERSTEP_SPARES", default_value_t = 0)]
+    pub spares: u32,
+    /// Directory of the coordinator's store, on the node that --rdzv-endpoint names
+    #[arg(long, env = "EVERSTEP_STORE")]
+    pub store: Option<PathBuf>,
+    /// The one knob for all timeouts, for example 2s or 500ms
+    #[arg(long, env = "EVERSTEP_DETECT_TIMEOUT", default_value = "2s", value_parser = duration)]
+    pub detect_timeout: Duration,
+    /// How long a world that lacks nodes waits for them
+    #[arg(long, env = "EVERSTEP_JOIN_TIMEOUT", value_parser = duration)]
+    pub join_timeout: Option<Duration>,
+    /// Allow addresses other than loopback without TLS; needs --token-file
+    #[arg(long, env = "EVERSTEP_INSECURE", value_parser = FalseyValueParser::new())]
+    pub insecure: bool,
+    /// File with the coordinator's token (mode 0600)
+    #[arg(long, env = "EVERSTEP_TOKEN_FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Name of the job; a job started again under its name finds its memory checkpoints
+    #[arg(long, env = "EVERSTEP_NAME")]
+    pub name: Option<String>,
+    /// everstep's exit codes, or torchrun's plain 0 and 1
+    #[arg(long, env = "EVERSTEP_EXIT_CODES", default_value = "everstep", value_parser = ["everstep", "torchrun"])]
+    pub exit_codes: String,
+    /// Do not watch scripts that do not import everstep
+    #[arg(long, env = "EVERSTEP_NO_PRELOAD", value_parser = FalseyValueParser::new())]
+    pub no_preload: bool,
+    /// Do not keep a process with torch imported for restarts
+    #[arg(long, env = "EVERSTEP_NO_WARM", value_parser = FalseyValueParser::new())]
+    pub no_warm: bool,
+    /// The script and its arguments
+    #[arg(
+        required_unless_present = "print_completion",
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "SCRIPT"
+    )]
+    pub script: Vec<String>,
+}
+
+/// `2s`, `500ms` or seconds.
+fn duration(text: &str) -> Result<Duration, String> {
+    let bad = || format!("{text:?} is no duration; write it like 2s or 500ms");
+    let (number, scale) = if let Some(n) = text.strip_suffix("ms") {
+        (n, 0.001)
+    } else if let Some(n) = text.strip_suffix('s') {
+        (n, 1.0)
+    } else {
+        (text, 1.0)
+    };
+    let seconds = number.parse::<f64>().map_err(|_| bad())? * scale;
+    if seconds > 0.0 && seconds < 1e6 { Ok(Duration::from_secs_f64(seconds)) } else { Err(bad()) }
+}
+
+impl Options {
+    /// `--nnodes` as (MIN, MAX).
+    pub fn nodes(&self) -> Result<(u32, u32), Failure> {
+        let bad =
+            || Failure::usage(format!("--nnodes {:?} is neither a number nor MIN:MAX, like 2 or 2:4", self.nnodes));
+        let (min, max) = self.nnodes.split_once(':').unwrap_or((&self.nnodes, &self.nnodes));
+        Ok((min.parse().map_err(|_| bad())?, max.parse().map_err(|_| bad())?))
+    }
+
+    /// The name under which the job can be found again, if it was given one.
+    pub fn job_name(&self) -> Option<String> {
+        // An id may be any text; a job's name becomes part of paths.
+        let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' };
+        let given = !self.standalone && self.rdzv_id != "none" && !self.rdzv_id.is_empty();
+        let id = || self.rdzv_id.chars().map(plain).take(63).collect::<String>().trim_start_matches('.').to_owned();
+        self.name.clone().or_else(|| given.then(id))
+    }
+
+    /// `--rdzv-conf` as pairs.
+    pub fn conf(&self) -> Result<Vec<(&str, &str)>, Failure> {
+        let parts = self.rdzv_conf.split(',').map(str::trim).filter(|p| !p.is_empty());
+        let pair = |p| {
+            let bad = || Failure::usage(format!("--rdzv-conf {:?} is not a list of key=value", self.rdzv_conf));
+            str::split_once(p, '=')
+                .map(|(k, v)| (k.trim(), v.trim()))
+                .filter(|(k, v)| !k.is_empty() && !v.is_empty())
+                .ok_or_else(bad)
+        };
+        parts.map(pair).collect()
+    }
+
+    /// How long a world that lacks nodes waits for them.
+    pub fn join_timeout(&self) -> Result<Duration, Failure> {
+        let seconds =
+            match self.conf()?.iter().find(|(k, _)| *k == "join_timeout") {
+                Some((_, value)) => value.parse::<f64>().ok().filter(|s| *s > 0.0 && *s < 1e6).ok_or_else(|| {
+                    Failure::usage(format!("--rdzv-conf join_timeout={value} is no number of seconds"))
+                })?,
+                None => 600.0,
+            };
+        Ok(self.join_timeout.unwrap_or(Duration::from_secs_f64(seconds)))
+    }
+
+    /// `--local-ranks-filter` as a list; empty: all.
+    pub fn console_ranks(&self) -> Result<Vec<u32>, Failure> {
+        if self.local_ranks_filter.is_empty() {
+            return Ok(Vec::new());
+        }
+        let bad = |_| {
+            Failure::usage(format!(
+                "--local-ranks-filter {:?} is not a list of numbers like 0,1,2",
+                self.local_ranks_filter
+            ))
+        };
+        self.local_ranks_filter.split(',').map(|r| r.trim().parse().map_err(bad)).collect()
+    }
+
+    /// `--signals-to-handle` as numbers.
+    pub fn stop_signals(&self) -> Result<Vec<i32>, Failure> {
+        let names = self.signals_to_handle.split(',').map(str::trim).filter(|s| !s.is_empty());
+        let number = |name: &str| {
+            let known = [("HUP", 1), ("INT", 2), ("QUIT", 3), ("USR1", 10), ("USR2", 12), ("TERM", 15), ("CONT", 18)];
+            let short = name.strip_prefix("SIG").unwrap_or(name);
+            known.iter().find(|(n, _)| *n == short).map(|(_, number)| *number).ok_or_else(|| {
+                Failure::usage(format!(
+                    "--signals-to-handle: {name} cannot be handled; take SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 or SIGCONT"
+                ))
+            })
+        };
+        names.map(number).collect()
+    }
+}
+
+/// A list with commas between its parts, where `,,` stands for a comma.
+pub fn comma_list(text: &str) -> Vec<String> {
+    let escaped = text.replace(",,", "\u{0}");
+    let parts = escaped.split(',').map(|p| p.replace('\u{0}', ","));
+    parts.filter(|p| !p.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_may_contain_commas() {
+        assert_eq!(comma_list("a,b,,c,d"), ["a", "b,c", "d"]);
+        assert!(comma_list("").is_empty());
+    }
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("2"), Ok(Duration::from_secs(2)));
+        assert!(duration("soon").is_err() && duration("-1s").is_err());
+    }
+}

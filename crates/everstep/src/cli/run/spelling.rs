@@ -1,0 +1,149 @@
+//! The command line as people write it, made uniform before it is parsed: `_` for `-`, shortened
+//! option names (argparse takes them, so torchrun does), and the script's own arguments left alone.
+
+use super::{Failure, Options};
+use clap::{Args, Command};
+
+/// The torch version whose torchrun options are known here.
+pub const TORCH: &str = "2.15";
+/// Options of `everstep run` that torchrun does not have: a shortened name never means one of these.
+const OURS: &[&str] = &[
+    "node-unit",
+    "spares",
+    "store",
+    "detect-timeout",
+    "join-timeout",
+    "insecure",
+    "token-file",
+    "name",
+    "exit-codes",
+    "no-preload",
+    "no-warm",
+];
+
+struct Known {
+    /// Long name and whether a value follows.
+    long: Vec<(String, bool)>,
+    short: Vec<(char, bool)>,
+}
+
+fn known() -> Known {
+    let command = Options::augment_args(Command::new("run"));
+    let takes = |a: &clap::Arg| a.get_action().takes_values();
+    let mut long: Vec<(String, bool)> =
+        command.get_arguments().filter_map(|a| Some((a.get_long()?.to_owned(), takes(a)))).collect();
+    long.push(("help".into(), false));
+    let mut short: Vec<(char, bool)> =
+        command.get_arguments().filter_map(|a| Some((a.get_short()?, takes(a)))).collect();
+    short.push(('h', false));
+    Known { long, short }
+}
+
+impl Known {
+    /// The option that `name` means: exactly, or as the beginning of only one of torchrun's names.
+    fn resolve(&self, name: &str) -> Result<(String, bool), Failure> {
+        let plain = name.replace('_', "-");
+        if let Some(found) = self.long.iter().find(|(n, _)| *n == plain) {
+            return Ok(found.clone());
+        }
+        let begins: Vec<&(String, bool)> =
+            self.long.iter().filter(|(n, _)| n.starts_with(&plain) && !OURS.contains(&n.as_str())).collect();
+        match begins[..] {
+            [one] => Ok(one.clone()),
+            [] => {
+                let near = |(n, _): &&(String, bool)| (strsim::jaro_winkler(n, &plain) * 1000.0) as u32;
+                let nearest = self.long.iter().max_by_key(near).map_or("", |(n, _)| n);
+                Err(Failure::usage(format!(
+                    "unknown option --{name}; did you mean --{nearest}? (options are torchrun's, torch {TORCH}, and ours: everstep run --help)"
+                )))
+            }
+            _ => {
+                let names: Vec<String> = begins.iter().map(|(n, _)| format!("--{n}")).collect();
+                Err(Failure::usage(format!("--{name} can mean {}; write it out", names.join(" or "))))
+            }
+        }
+    }
+}
+
+/// Arguments after `everstep run`, ready to be parsed.
+///
+/// # Errors
+/// An unknown option is named together with the nearest known one.
+pub fn uniform(arguments: &[String]) -> Result<Vec<String>, Failure> {
+    let known = known();
+    let mut result = Vec::new();
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let script: Option<&String> = if argument == "--" {
+            rest.next()
+        } else if let Some(name) = argument.strip_prefix("--") {
+            let (name, given) = name.split_once('=').map_or((name, None), |(n, v)| (n, Some(v)));
+            let (name, takes_value) = known.resolve(name)?;
+            match given {
+                // `--flag=x` is refused by the parser, in its own words.
+                Some(value) => result.push(format!("--{name}={value}")),
+                None => {
+                    result.push(format!("--{name}"));
+                    if takes_value {
+                        result.extend(rest.next().cloned());
+                    }
+                }
+            }
+            continue;
+        } else if let Some(letters) = argument.strip_prefix('-').filter(|l| !l.is_empty()) {
+            let first = letters.chars().next().unwrap_or_default();
+            let Some((_, takes_value)) = known.short.iter().find(|(s, _)| *s == first) else {
+                return Err(Failure::usage(format!(
+                    "unknown option {argument}; everstep run --help lists all (torchrun's, torch {TORCH}, and ours)"
+                )));
+            };
+            result.push(argument.clone());
+            if *takes_value && letters.len() == 1 {
+                result.extend(rest.next().cloned());
+            }
+            continue;
+        } else {
+            Some(argument)
+        };
+        if let Some(script) = script {
+            result.push("--".into());
+            result.push(script.clone());
+            result.extend(rest.by_ref().cloned());
+        }
+    }
+    Ok(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(given: &str) -> Result<String, String> {
+        let given: Vec<String> = given.split(' ').map(str::to_owned).collect();
+        uniform(&given).map(|a| a.join(" ")).map_err(|f| f.why)
+    }
+
+    #[test]
+    fn both_spellings_are_taken_and_the_scripts_arguments_are_left_alone() {
+        let got = of("--nproc_per_node 2 --rdzv_id=a_b --standalone train_me.py --my_flag --nnodes").unwrap();
+        assert_eq!(got, "--nproc-per-node 2 --rdzv-id=a_b --standalone -- train_me.py --my_flag --nnodes");
+        assert_eq!(of("-t 3 -m pkg.train -x").unwrap(), "-t 3 -m -- pkg.train -x");
+        assert_eq!(of("-- train.py -- a").unwrap(), "-- train.py -- a");
+    }
+
+    #[test]
+    fn shortened_names_mean_what_they_mean_to_torchrun() {
+        assert_eq!(
+            of("--nproc 2 --master_p=1 --node 1 t.py").unwrap(),
+            "--nproc-per-node 2 --master-port=1 --node-rank 1 -- t.py"
+        );
+        assert!(of("--no 2 t.py").unwrap_err().contains("--node-rank"));
+    }
+
+    #[test]
+    fn an_unknown_option_is_named_with_the_nearest() {
+        let why = of("--nproc-per-nod3 2 t.py").unwrap_err();
+        assert!(why.contains("--nproc-per-nod3") && why.contains("--nproc-per-node") && why.contains("2.15"), "{why}");
+        assert!(of("-q t.py").unwrap_err().contains("-q"));
+    }
+}

@@ -1,0 +1,102 @@
+//! A process with torch imported, from which workers are forked when a job restarts.
+//!
+//! It is a child of the guard and no worker: it survives the generations and dies with the guard.
+//! When it does not answer in time it is killed, and workers are started as new processes.
+
+use super::protocol::{Launch, Template};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// A fork takes milliseconds; a template that has not answered by then is not used again.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest answer.
+const ANSWER_BYTES_MAX: usize = 4096;
+
+/// The process.
+pub struct Warmed {
+    child: Child,
+    socket: UnixStream,
+    /// It has said that it is ready.
+    pub ready: bool,
+}
+
+impl Drop for Warmed {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+    }
+}
+
+impl Warmed {
+    /// Starts to warm a process up.
+    pub fn start(template: &Template) -> Result<Self, String> {
+        let (ours, theirs) = UnixStream::pair().map_err(|e| e.to_string())?;
+        let program = template.argv.first().ok_or("nothing to run")?;
+        let mut command = Command::new(program);
+        command.args(&template.argv[1..]).env_clear().envs(template.env.iter().cloned());
+        command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::null());
+        let guard = std::process::id();
+        // SAFETY: only async-signal-safe calls between fork and exec.
+        unsafe { command.pre_exec(move || super::die_with(guard)) };
+        let child = command.spawn().map_err(|e| format!("cannot run {program}: {e}"))?;
+        ours.set_read_timeout(Some(PATIENCE)).map_err(|e| e.to_string())?;
+        ours.set_write_timeout(Some(PATIENCE)).map_err(|e| e.to_string())?;
+        Ok(Warmed { child, socket: ours, ready: false })
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// To be waited on until it is ready.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn answer(&mut self) -> Result<serde_json::Value, String> {
+        let mut length = [0u8; 4];
+        self.socket.read_exact(&mut length).map_err(|e| e.to_string())?;
+        let length = u32::from_le_bytes(length) as usize;
+        if length > ANSWER_BYTES_MAX {
+            return Err("it answers nonsense".into());
+        }
+        let mut body = vec![0; length];
+        self.socket.read_exact(&mut body).map_err(|e| e.to_string())?;
+        serde_json::from_slice(&body).map_err(|e| e.to_string())
+    }
+
+    /// Reads its first word. `Err`: it cannot be used, and why.
+    pub fn hear(&mut self) -> Result<(), String> {
+        let word = self.answer().map_err(|_| "torch cannot be imported by the interpreter that runs the workers")?;
+        match word["why_not"].as_str() {
+            None => {
+                self.ready = true;
+                Ok(())
+            }
+            Some(why) => Err(why.to_owned()),
+        }
+    }
+
+    /// Forks a worker with these standard streams; returns its process id.
+    pub fn fork(&mut self, launch: &Launch, streams: [BorrowedFd<'_>; 3]) -> Result<u32, String> {
+        let warm = launch.warm.as_ref().ok_or("not this one")?;
+        let request =
+            serde_json::json!({"module": warm.module, "argv": warm.argv, "env": launch.env, "cpus": launch.cpus});
+        let body = request.to_string().into_bytes();
+        let length = u32::try_from(body.len()).map_err(|e| e.to_string())?.to_le_bytes();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&streams));
+        sendmsg(&self.socket, &[IoSlice::new(&length)], &mut ancillary, SendFlags::NOSIGNAL)
+            .map_err(|e| e.to_string())?;
+        self.socket.write_all(&body).map_err(|e| e.to_string())?;
+        let pid = self.answer()?["pid"].as_u64().ok_or("it names no process")?;
+        u32::try_from(pid).map_err(|e| e.to_string())
+    }
+}

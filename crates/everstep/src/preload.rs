@@ -1,0 +1,23 @@
+//! The Python that travels in the binary: what a worker's interpreter finds first on its path.
+
+use std::path::Path;
+
+/// Name of the program that imports torch and forks workers.
+const TEMPLATE: &str = "template.py";
+const TEMPLATE_DIRECTORY: &str = "warm";
+
+/// Writes the files.
+///
+/// # Errors
+/// Those of the file system.
+pub fn write(directory: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(directory.join(TEMPLATE_DIRECTORY))?;
+    let site = include_str!("preload/sitecustomize.py");
+    crate::places::write_whole(&directory.join("sitecustomize.py"), site.as_bytes())?;
+    crate::places::write_whole(&template(directory), include_str!("preload/template.py").as_bytes())
+}
+
+/// The template program. Not beside `sitecustomize.py`: nothing else may be importable from there.
+pub fn template(directory: &Path) -> std::path::PathBuf {
+    directory.join(TEMPLATE_DIRECTORY).join(TEMPLATE)
+}

@@ -1,0 +1,191 @@
+"""A process that has torch imported and becomes a worker by forking: a restart does not pay for imports.
+
+Started by the guard with a socket as standard input. Forks only while it has one thread and has
+not touched a GPU. Each request is JSON with three descriptors: the worker's standard streams.
+"""
+
+import array
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import types
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _import_torch():
+    """torch, and what a first step would import on the way."""
+    import importlib
+
+    import torch
+
+    for name in ("torch.nn.parallel.distributed", "torch.utils.data", "torch.distributed.elastic.multiprocessing.errors", "torch._dynamo"):
+        try:
+            importlib.import_module(name)
+        except Exception:
+            pass  # not in this build of torch: the worker imports what it needs
+    try:
+        import everstep.checkpoint
+        import everstep.data
+        import everstep.zero  # noqa: F401
+    except ImportError:
+        pass
+    if torch.cuda.is_initialized():
+        return "importing torch has initialised the GPU"
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        return f"importing torch has started {threads - 1} threads"
+    return None
+
+
+def _say(sock, **what):
+    data = json.dumps(what).encode()
+    sock.sendall(struct.pack("<I", len(data)) + data)
+
+
+def _receive(sock):
+    """One request and its three descriptors; None when the guard is gone."""
+    size = struct.calcsize("3i")
+    head, ancillary, _, _ = sock.recvmsg(4, socket.CMSG_SPACE(size))
+    if len(head) < 4:
+        return None
+    fds = array.array("i")
+    for _, kind, data in ancillary:
+        if kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    (length,) = struct.unpack("<I", head)
+    body = b""
+    while len(body) < length:
+        more = sock.recv(length - len(body))
+        if not more:
+            return None
+        body += more
+    return json.loads(body), list(fds)
+
+
+def _become(sock, guard, request, fds):
+    """The rest of a worker's start, in the worker."""
+    os.setsid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Our parent ends at once; then the guard is the parent of this process, and its end must be ours.
+    while os.getppid() != guard:
+        if os.getppid() == 1:
+            os._exit(1)
+        os.sched_yield()
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != guard:
+        os._exit(1)
+    for target, fd in enumerate(fds):
+        os.dup2(fd, target)
+    for fd in fds:
+        if fd > 2:
+            os.close(fd)
+    _say(sock, pid=os.getpid())
+    sock.close()
+    if request["cpus"]:
+        os.sched_setaffinity(0, request["cpus"])
+    os.environ.clear()
+    os.environ.update(dict(request["env"]))
+    own = os.environ.pop("EVERSTEP_PRELOAD", None)
+    if own is not None:
+        users = [p for p in os.environ.get("PYTHONPATH", "").split(":") if p and p != own]
+        if users:
+            os.environ["PYTHONPATH"] = ":".join(users)
+        else:
+            os.environ.pop("PYTHONPATH", None)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # as a new process would: not the state of the template
+    gc.enable()
+    if own is not None and "everstep.zero" in sys.modules:
+        sys.modules["everstep.zero"].install(warm_safe=True)
+
+
+def _main_module(path):
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=__builtins__, __file__=path, __spec__=None, __cached__=None)
+    sys.modules["__main__"] = main
+    return main
+
+
+def _run(request):
+    """As the interpreter runs a file or a module."""
+    sys.argv = list(request["argv"])
+    if request["module"]:
+        import runpy
+
+        if not getattr(sys.flags, "safe_path", False):
+            sys.path.insert(0, os.getcwd())
+        _main_module(None)
+        runpy._run_module_as_main(sys.argv[0])
+        return
+    path = sys.argv[0]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    main = _main_module(path)
+    from importlib.machinery import SourceFileLoader
+
+    main.__loader__ = SourceFileLoader("__main__", path)
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    exec(code, main.__dict__)
+
+
+def _serve():
+    sock = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    guard = os.getppid()
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]
+    why_not = _import_torch()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    _say(sock, ready=why_not is None, why_not=why_not)
+    if why_not is not None:
+        return None
+    while True:
+        received = _receive(sock)
+        if received is None:
+            return None
+        request, fds = received
+        middle = os.fork()
+        if middle:
+            os.waitpid(middle, 0)
+            for fd in fds:
+                os.close(fd)
+            continue
+        if os.fork():
+            os._exit(0)
+        _become(sock, guard, request, fds)
+        return request
+
+
+def _start():
+    request = _serve()
+    if request is None:
+        os._exit(0)
+    try:
+        _run(request)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        # Without the frames of this file: people look for their own. A module has runpy's two first.
+        trace = error.__traceback__.tb_next
+        for _ in range(1):
+            trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+        error.__traceback__ = trace
+        sys.excepthook(type(error), error, trace)
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        raise SystemExit(1) from None
+
+
+_start()

@@ -1,0 +1,204 @@
+"""A sampler for any number of ranks: one global cursor, moved by committed steps."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator, Sized
+from typing import Any
+
+from torch.utils.data import BatchSampler, Sampler
+
+from ..plan import BatchPlan
+from ..worker import world
+from .augment import SampleId
+from .cursor import Cursor
+
+#: Positions computed at a time.
+CHUNK = 4096
+
+
+class ElasticDistributedSampler(Sampler[int]):
+    """Every sample of an epoch exactly once, whatever the number of ranks was on the way.
+
+    Use it where ``DistributedSampler`` stood, give it to :class:`everstep.CheckpointManager`
+    (``data=sampler``), and loop ``for epoch in range(n): sampler.set_epoch(epoch); for batch in loader``:
+    epochs that are finished yield nothing, the one in progress goes on. Step ``k`` of a world of W ranks with
+    B samples each takes the next W·B positions; the end of an epoch is neither padded nor dropped, what is
+    over flows into the next one.
+
+    Args:
+        dataset: anything with a length.
+        shuffle: False keeps the dataset's order.
+        seed: the same on all ranks.
+        drop_last: a last round that not every rank can take part in is left to the next epoch; else it is
+            filled up from there.
+        num_replicas, rank: default to this worker's world.
+        fingerprint: what tells this dataset from another of the same length, if anything does.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        fingerprint: str = "",
+    ) -> None:
+        w = world()
+        self.rank = w.rank if rank is None else rank
+        self.num_replicas = w.world_size if num_replicas is None else num_replicas
+        if not 0 <= self.rank < self.num_replicas:
+            raise ValueError(f"rank {self.rank} is not one of {self.num_replicas} ranks: give rank from 0 to {self.num_replicas - 1}")
+        self.seed, self.drop_last = seed, drop_last
+        #: Yield :class:`SampleId` instead of int (see :class:`Reproducible`).
+        self.tagged = False
+        self._cursor = Cursor(len(dataset), seed=seed, shuffle=shuffle, fingerprint=fingerprint)
+        self._loop_epoch: int | None = None
+        self._pass: _Pass | None = None
+
+    # -- epochs ---------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next committed sample is of."""
+        self._commit()
+        return self._cursor.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch that the next loop over the loader is for. One that is finished will yield nothing."""
+        self._commit()
+        self._pass = None
+        behind = epoch * self._cursor.samples - self._cursor.at
+        # A remainder that one round takes flows on; more means that the loop was left early.
+        if behind > self.num_replicas * self._batch:
+            self._cursor.jump(epoch * self._cursor.samples)
+        self._loop_epoch = epoch
+
+    _batch = 1
+
+    def _end(self) -> int:
+        """Where the loop's epoch ends, counted through all epochs."""
+        epoch = self._cursor.epoch if self._loop_epoch is None else self._loop_epoch
+        return (epoch + 1) * self._cursor.samples
+
+    def __len__(self) -> int:
+        """Samples that this rank will yield in the next loop."""
+        self._commit()
+        left = max(self._end() - self._cursor.at, 0)
+        return left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
+
+    # -- iteration ------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[int]:
+        self._commit()
+        if self._plan is not None:
+            self._pass = None
+            return self._planned(self._plan, self._cursor.at)
+        self._pass = _Pass(self._cursor.at, len(self), self.num_replicas)
+        self._pass.find_loader(sys._getframe(1))
+        self._batch = max(self._pass.batch, 1)
+        return self._strided(self._pass)
+
+    def _strided(self, this: _Pass) -> Iterator[int]:
+        first = this.start + self.rank
+        for chunk in range(0, this.length, CHUNK):
+            count = min(CHUNK, this.length - chunk)
+            for sample in self._samples(first + chunk * self.num_replicas, count, self.num_replicas):
+                this.drawn += 1
+                yield sample
+
+    def _samples(self, at: int, count: int, stride: int) -> Iterator[int]:
+        """Samples at global positions, across the ends of epochs."""
+        n = self._cursor.samples
+        while count > 0:
+            epoch, first = divmod(at, n)
+            here = min(count, -(-(n - first) // stride))
+            samples = self._cursor.order(epoch).samples(first, here, stride)
+            yield from (SampleId.of(s, epoch, self.seed) for s in samples) if self.tagged else samples
+            at += here * stride
+            count -= here
+
+    # -- by plan (CheckpointManager.micro_batches) ----------------------------------------------------
+
+    _plan: BatchPlan | None = None
+
+    def follow(self, plan: BatchPlan) -> None:
+        """From the next loop on, yield this rank's part of each global batch, without an end."""
+        self._commit()
+        self._plan = plan
+
+    def _planned(self, plan: BatchPlan, at: int) -> Iterator[int]:
+        own = plan.micro_steps * plan.micro_batch_size
+        while True:
+            yield from self._samples(at + plan.first_sample, own, 1)
+            at += plan.global_batch_size
+
+    def advance(self, samples: int) -> None:
+        """A step has used the next ``samples`` of all ranks together."""
+        self._cursor.advance(self._cursor.at + samples)
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        """Batches that the loop has been given count as used; those that were only fetched do not."""
+        if self._pass is not None:
+            self._cursor.advance(self._pass.position())
+
+    @property
+    def finished(self) -> dict[int, str]:
+        """Hash of each finished epoch; equals :func:`epoch_hash` when every sample was used exactly once."""
+        self._commit()
+        return dict(self._cursor.finished)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the batches handed out so far: the same on all ranks."""
+        self._commit()
+        return self._cursor.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from there with this world's ranks.
+
+        Raises:
+            CheckpointError: the state is of another dataset, seed or order.
+        """
+        self._pass = None
+        self._cursor.load_state_dict(state_dict)
+
+
+class _Pass:
+    """One loop: where it began, and how much of it was handed out."""
+
+    def __init__(self, start: int, length: int, ranks: int) -> None:
+        self.start, self.length, self._ranks = start, length, ranks
+        self.drawn = 0
+        self.batch = 0
+        self._loader: weakref.ref[Any] | None = None
+
+    def find_loader(self, frame: Any) -> None:
+        """Who iterates? A data loader draws ahead and counts the batches that it has really handed out
+        (``_num_yielded`` of torch's and torchdata's loader iterators); nobody else can know."""
+        for _ in range(12):
+            if frame is None:
+                return
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, BatchSampler):
+                self.batch = owner.batch_size
+            elif self.batch and hasattr(owner, "_num_yielded") and hasattr(owner, "_sampler_iter"):
+                self._loader = weakref.ref(owner)
+                return
+            frame = frame.f_back
+
+    def position(self) -> int:
+        """Global samples committed."""
+        loader = self._loader() if self._loader is not None else None
+        if loader is not None:
+            self.handed = min(loader._num_yielded * self.batch, self.length)
+        elif self._loader is None:
+            self.handed = self.drawn
+        return self.start + self.handed * self._ranks
+
+    handed = 0
