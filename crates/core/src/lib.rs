@@ -12,12 +12,14 @@
 
 pub mod agent;
 pub mod coordinator;
+pub mod goodput;
 pub mod id;
 pub mod invariant;
 pub mod message;
 pub mod order;
 #[cfg(feature = "planted")]
 pub mod planted;
+pub mod slow;
 pub mod spec;
 pub mod time;
 

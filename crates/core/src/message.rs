@@ -371,6 +371,11 @@ pub enum Order {
         /// its step
         step: Step,
     },
+    /// Something for people to read on this node's console.
+    Notice {
+        /// a sentence
+        what: String,
+    },
     /// The job is over: stop what is left, clean up and exit.
     End {
         /// exit code of `everstep run`

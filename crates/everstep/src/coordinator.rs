@@ -6,8 +6,9 @@ use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::state::{JobRecord, Phase};
-use everstep_core::id::{Epoch, JobId, PersistId, Session};
+use everstep_core::id::{Epoch, Generation, JobId, PersistId, Session};
 use everstep_core::message::Order;
+use everstep_core::slow::SlowWatch;
 use everstep_core::time::Time;
 use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
 use everstep_wire::server::{Inbound, serve};
@@ -22,6 +23,8 @@ use std::sync::mpsc as blocking;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 
+/// How often the ledger learns how far a job is.
+const PROGRESS: Duration = Duration::from_secs(5);
 /// A coordinator that nobody needs any more ends after this.
 const LINGER: Duration = Duration::from_secs(2);
 /// A coordinator that nobody has found yet ends after this.
@@ -51,6 +54,14 @@ enum Input {
     Persisted(PersistId, Result<Version, StoreFailure>),
 }
 
+/// How the ranks of one generation keep up.
+#[derive(Default)]
+struct Pace {
+    generation: Generation,
+    slow: SlowWatch,
+    written: Option<Instant>,
+}
+
 struct Peer {
     orders: mpsc::UnboundedSender<ToAgent>,
     heard: Instant,
@@ -77,6 +88,7 @@ struct Driver {
     idle_since: Instant,
     used: bool,
     endpoint: String,
+    paces: BTreeMap<JobId, Pace>,
 }
 
 /// Runs a coordinator on `bind` with its store in `directory` until nobody needs it.
@@ -146,6 +158,7 @@ pub async fn run(bind: &str, directory: &Path, token_file: Option<&Path>) -> Res
         idle_since: Instant::now(),
         used: false,
         endpoint,
+        paces: BTreeMap::new(),
     };
     driver.event(Event::Tick);
     let mut pulse = tokio::time::interval(Duration::from_millis(50));
@@ -251,8 +264,54 @@ impl Driver {
                 self.send(session, Order::Refused { why, code: 78 });
             }
             ToCoordinator::Report(report) => self.event(Event::Report { session, report }),
-            ToCoordinator::Ping(progress) => peer.progress = progress,
+            ToCoordinator::Ping(progress) => {
+                peer.progress = progress;
+                if let Some(job) = peer.job.clone() {
+                    self.progressed(session, &JobId(job));
+                }
+            }
         }
+    }
+
+    /// Compares ranks, and writes down now and then how far they are.
+    fn progressed(&mut self, session: Session, id: &JobId) {
+        let Some(job) = self.core.jobs().get(id) else { return };
+        let generation = job.record.generation;
+        let pace = self.paces.entry(id.clone()).or_default();
+        if pace.generation != generation {
+            *pace = Pace { generation, ..Pace::default() };
+        }
+        for p in self.peers.get(&session).iter().flat_map(|p| &p.progress) {
+            if let (Some(step), Some(own)) = (p.step, p.own_us) {
+                pace.slow.saw(p.rank, step, own);
+            }
+        }
+        let changes = pace.slow.changes();
+        if pace.written.is_none_or(|at| at.elapsed() >= PROGRESS) {
+            pace.written = Some(Instant::now());
+            self.record_progress(id);
+        }
+        for change in changes {
+            self.event(Event::Slow { job: id.clone(), change });
+        }
+    }
+
+    /// How far all ranks of a job are, for the ledger.
+    fn record_progress(&mut self, id: &JobId) {
+        let Some(job) = self.core.jobs().get(id) else { return };
+        let ranks = job.record.world.size();
+        let workers: Vec<&Progress> =
+            self.peers.values().filter(|p| p.job.as_deref() == Some(id.0.as_str())).flat_map(|p| &p.progress).collect();
+        let step = workers.iter().filter_map(|w| w.step).min();
+        let mut micros: Vec<u64> = workers.iter().filter_map(|w| w.step_us).collect();
+        micros.sort_unstable();
+        let (Some(step), Some(step_us)) = (step, micros.get(micros.len() / 2)) else { return };
+        if workers.len() < ranks as usize {
+            return;
+        }
+        let fact = json!({"Progress": {"generation": job.record.generation, "step": step, "step_us": step_us}});
+        let line = json!({"ts": unix_millis() as f64 / 1000.0, "job": id, "fact": fact});
+        let _ = writeln!(self.events, "{line}");
     }
 
     fn close(&mut self, session: Session) {
@@ -289,6 +348,9 @@ impl Driver {
     }
 
     fn record(&mut self, job: &JobId, fact: &Fact) {
+        if matches!(fact, Fact::IncidentOpened { .. } | Fact::Growing { .. } | Fact::Ended { .. }) {
+            self.record_progress(job);
+        }
         let ts = unix_millis() as f64 / 1000.0;
         let line = json!({"ts": ts, "job": job, "fact": fact});
         let _ = writeln!(self.events, "{line}");
@@ -330,7 +392,7 @@ impl Driver {
                 json!({
                     "job": id, "phase": phase, "reason": job.reason, "generation": job.record.generation,
                     "world_size": job.record.world.size(), "restarts": job.record.restarts, "max_restarts": job.max_restarts(),
-                    "durable_step": job.record.durable, "nodes": nodes, "workers": workers,
+                    "durable_step": job.record.durable, "slow": self.paces.get(id).map(|p| p.slow.slow()), "nodes": nodes, "workers": workers,
                 })
             })
             .collect();

@@ -126,6 +126,7 @@ impl World {
             | AgentCommand::StopAt { .. }
             | AgentCommand::PersistAt { .. }
             | AgentCommand::Warm
+            | AgentCommand::Say { .. }
             | AgentCommand::Durable { .. } => {}
             AgentCommand::Exit { code, why, .. } => {
                 let h = &mut self.hosts[host];

@@ -18,6 +18,12 @@ pub struct Progress {
     pub step: Option<u64>,
     /// Median step time in milliseconds.
     pub step_ms: Option<u64>,
+    /// Length of the last step in microseconds.
+    #[serde(default)]
+    pub step_us: Option<u64>,
+    /// The part of it that this rank did not spend waiting for others.
+    #[serde(default)]
+    pub own_us: Option<u64>,
     /// Newest step sealed in memory.
     pub sealed: Option<u64>,
     /// What it is doing: `starting`, `step`, `section NAME`, `stopped`, `exited`.

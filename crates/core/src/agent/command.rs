@@ -50,6 +50,11 @@ pub enum Command {
         /// the step
         step: Option<Step>,
     },
+    /// Show people a sentence.
+    Say {
+        /// the sentence
+        what: String,
+    },
     /// Have a process with torch imported ready for the next start.
     Warm,
     /// Tell the workers which step to restore.

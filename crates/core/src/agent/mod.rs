@@ -240,6 +240,7 @@ impl Agent {
                     self.out.push_back(Command::PersistAt { step });
                 }
             }
+            Order::Notice { what } => self.out.push_back(Command::Say { what }),
             Order::ProposeStep { generation } => {
                 if self.runs(generation) {
                     let step = self.step_ahead();

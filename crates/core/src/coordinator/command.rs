@@ -1,6 +1,6 @@
 //! Everything the coordinator may ask of the world: a closed list.
 
-use crate::id::{Generation, JobId, NodeId, PersistId, Session, Step};
+use crate::id::{Generation, JobId, NodeId, PersistId, Rank, Session, Step};
 use crate::message::{Failure, Order, Tier};
 use serde::{Deserialize, Serialize};
 
@@ -172,6 +172,17 @@ pub enum Fact {
         step: Step,
         /// incident that this ends, if any
         incident: Option<u64>,
+    },
+    /// A rank's own work takes longer than the others', who wait for it; or no longer does.
+    SlowRank {
+        /// which
+        rank: Rank,
+        /// on which node
+        node: NodeId,
+        /// its own work per step, in percent of the others'
+        percent: u64,
+        /// slow, or well again
+        slow: bool,
     },
     /// A durable checkpoint became visible.
     Published {

@@ -2,6 +2,7 @@
 
 use crate::id::{JobId, PersistId, Session};
 use crate::message::{Hello, Report};
+use crate::slow::Change;
 
 /// Version of a key in the store; rises with every write.
 pub type Version = u64;
@@ -50,6 +51,13 @@ pub enum Event {
         job: JobId,
         /// signal to pass to the workers
         signal: i32,
+    },
+    /// A rank of the current generation became slow, or well again.
+    Slow {
+        /// which job
+        job: JobId,
+        /// which rank, and how slow
+        change: Change,
     },
     /// The store shows that a later coordinator has started (watch on the epoch's key).
     Superseded,

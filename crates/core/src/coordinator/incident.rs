@@ -2,8 +2,9 @@
 
 use super::command::{Action, Command, Fact};
 use super::state::{Job, Node, Phase, RECENT};
-use crate::id::{Generation, NodeId};
-use crate::message::{Cause, Failure, Order, Outcome};
+use crate::id::{Generation, NodeId, Rank};
+use crate::message::{Cause, Failure, Order, Outcome, Slot};
+use crate::slow::Change;
 use crate::spec::RestartBudget;
 use crate::time::Time;
 use std::time::Duration;
@@ -82,6 +83,26 @@ impl Job {
         self.newcomers = false;
         self.fence(now, out);
         self.phase = Phase::Forming { since: now, last_join: None };
+    }
+
+    /// A rank holds the others up, or no longer does. Only said: what to do about it is not decided here.
+    pub(super) fn slow(&mut self, change: Change, out: &mut Vec<Command>) {
+        let rank = Rank(change.rank);
+        let own = |s: &&Slot| (s.first_rank.0..s.first_rank.0 + s.workers).contains(&rank.0);
+        let Some(node) = self.record.world.slots.iter().find(own).map(|s| s.node.clone()) else { return };
+        let fact = Fact::SlowRank { rank, node: node.clone(), percent: change.percent, slow: change.slow };
+        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        let what = if change.slow {
+            let times = change.percent as f64 / 100.0;
+            format!(
+                "rank {rank} on node {node} is slow: its own work per step takes {times:.1} times as long as the other ranks', who wait for it"
+            )
+        } else {
+            format!("rank {rank} on node {node} keeps up again")
+        };
+        if let Some(session) = self.leader() {
+            out.push(Command::Send { session, order: Order::Notice { what }, after: None });
+        }
     }
 
     /// Tells every node to end the workers of the current generation.

@@ -93,6 +93,7 @@ impl Coordinator {
             Event::Report { session, report } => self.report(now, session, report),
             Event::Persisted { id, result } => self.persisted(now, id, result),
             Event::StopJob { job, signal } => self.with(now, &job, |j, now, out| j.stop(now, signal, None, out)),
+            Event::Slow { job, change } => self.with(now, &job, |j, _, out| j.slow(change, out)),
             Event::Superseded => self.step_down("a later coordinator has taken over".into()),
             Event::Tick => {
                 let ids: Vec<JobId> = self.jobs.keys().cloned().collect();

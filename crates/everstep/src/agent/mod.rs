@@ -99,7 +99,8 @@ struct Driver {
     awaiting: Vec<(Step, oneshot::Sender<Reply>)>,
     writing: BTreeSet<(u32, u64)>,
     end: Option<End>,
-    progress: Vec<everstep_wire::envelope::Progress>,
+    /// What each worker did last, also those that have exited.
+    progress: BTreeMap<u32, everstep_wire::envelope::Progress>,
     /// Workers that this node runs.
     workers: u32,
 }
@@ -136,7 +137,7 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
         awaiting: Vec::new(),
         writing: BTreeSet::new(),
         end: None,
-        progress: Vec::new(),
+        progress: BTreeMap::new(),
         workers,
     };
     let mut ping = tokio::time::interval(ladder.ping);
@@ -296,9 +297,9 @@ impl Driver {
         }
     }
 
-    fn ping(&mut self) {
+    fn ping(&self) {
         if let Some(link) = &self.link {
-            let _ = link.send(ToCoordinator::Ping(self.progress.clone()));
+            let _ = link.send(ToCoordinator::Ping(self.progress.values().cloned().collect()));
         }
     }
 
@@ -326,6 +327,7 @@ impl Driver {
             Command::Spawn { generation, place, restarts, max_restarts } => {
                 return self.spawn(&Start { generation, place: &place, restarts, max_restarts });
             }
+            Command::Say { what } => eprintln!("everstep: {what}"),
             Command::Warm => self.warm_up(),
             Command::HoldAt { step } => {
                 if let Some(crew) = &self.crew {

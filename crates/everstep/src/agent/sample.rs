@@ -41,12 +41,15 @@ pub fn progress(rank: u32, pid: u32, board: &Board, seen: &Observation) -> Progr
         () if seen.step.is_some() => "step".to_owned(),
         () => "starting".to_owned(),
     };
+    let micros = |word| Some(board.get(word) / 1000).filter(|us| *us > 0);
     let step_ms = board.get(Word::StepNanos) / 1_000_000;
     Progress {
         rank,
         pid,
         step: seen.step,
         step_ms: (step_ms > 0).then_some(step_ms),
+        step_us: micros(Word::StepNanos),
+        own_us: micros(Word::ComputeNanos),
         sealed: board.get(Word::Sealed).checked_sub(1),
         doing,
     }

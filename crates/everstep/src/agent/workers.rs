@@ -87,6 +87,7 @@ impl Driver {
             );
         }
         self.store.open();
+        self.progress.clear();
         let mut crew = Crew { generation, slot: slot.clone(), restarts, workers: BTreeMap::new() };
         let mut launches = Vec::new();
         let mut failure = None;
@@ -152,6 +153,7 @@ impl Driver {
             Some(GuardEvent::Exited { generation, local_rank, pid, outcome, last_lines }) => {
                 // Its last steps must be known before its end is.
                 self.look_at(local_rank).await;
+                self.ping();
                 let crew = self.crew.as_mut().filter(|c| c.generation.0 == generation);
                 let worker = crew.and_then(|c| c.workers.get_mut(&local_rank).map(|w| (w, c.restarts)));
                 let message = match worker {
@@ -198,7 +200,6 @@ impl Driver {
     /// Looks at all workers.
     pub(super) async fn look(&mut self) {
         let locals: Vec<u32> = self.crew.iter().flat_map(|c| c.workers.keys().copied()).collect();
-        self.progress.clear();
         for local in locals {
             self.look_at(local).await;
         }
@@ -209,7 +210,8 @@ impl Driver {
         let Some(worker) = crew.workers.get(&local_rank).filter(|w| w.pid != 0) else { return };
         let seen = sample::observe(worker.pid, &worker.board);
         let (generation, pid) = (crew.generation, worker.pid);
-        self.progress.push(sample::progress(crew.slot.first_rank.0 + local_rank, pid, &worker.board, &seen));
+        let rank = crew.slot.first_rank.0 + local_rank;
+        self.progress.insert(local_rank, sample::progress(rank, pid, &worker.board, &seen));
         if let Some(to) = worker.destination.clone() {
             self.persist_pinned(generation, local_rank, &to);
         }

@@ -2,6 +2,7 @@
 
 mod completion;
 mod doctor;
+mod goodput;
 mod logs;
 mod run;
 mod status;
@@ -48,6 +49,8 @@ enum Command {
     Status(status::Options),
     /// What the workers wrote.
     Logs(logs::Options),
+    /// Which share of the held time went into new steps.
+    Goodput(goodput::Options),
     /// Check this machine: shared memory, limits, leftovers; print the timeouts.
     Doctor(doctor::Options),
     /// Run a coordinator (agents start one where none answers).
@@ -93,6 +96,7 @@ pub fn main() -> i32 {
         Command::Run(options) => run::run(&options),
         Command::Status(options) => status::run(&options),
         Command::Logs(options) => logs::run(&options),
+        Command::Goodput(options) => goodput::run(&options),
         Command::Doctor(options) => doctor::run(&options),
         Command::Coordinator { bind, store, token_file } => coordinator(&bind, &store, token_file.as_deref()),
         Command::Guard { lock, input } => return crate::guard::run(lock, input),

@@ -93,6 +93,9 @@ fn show(job: &serde_json::Value) {
             node["host"].as_str().unwrap_or("?")
         );
     }
+    for (rank, percent) in job["slow"].as_object().into_iter().flatten() {
+        println!("  slow     rank {rank}: its own work takes {percent} % of the other ranks'");
+    }
     for w in job["workers"].as_array().into_iter().flatten() {
         println!(
             "  rank {:<4} pid {:<8} step {:<8} {:>6} ms  in memory {:<8} {}",

@@ -5,6 +5,7 @@ not touched a GPU. Each request is JSON with three descriptors: the worker's sta
 """
 
 import array
+import atexit
 import ctypes
 import gc
 import json
@@ -101,6 +102,8 @@ def _become(sock, guard, request, fds):
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # as a new process would: not the state of the template
     gc.enable()
+    # Frozen objects are not collected when the interpreter ends, and libraries complain of leaks.
+    atexit.register(gc.unfreeze)
     if own is not None and "everstep.zero" in sys.modules:
         sys.modules["everstep.zero"].install(warm_safe=True)
 
