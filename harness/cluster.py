@@ -65,9 +65,10 @@ def marked(job: str) -> list[int]:
 class Cluster:
     """One job on ``nodes`` agents of this machine, each with ``workers`` ranks."""
 
-    def __init__(self, job: str, command: list[str], *, nodes: int = 1, workers: int = 2, options: list[str] | None = None) -> None:
+    def __init__(self, job: str, command: list[str], *, nodes: int = 1, workers: int = 2, options: list[str] | None = None, elastic: str | None = None) -> None:
         self.job, self.command, self.nodes, self.workers = job, command, nodes, workers
         self.options = options or []
+        self.elastic = elastic
         self.home = Path(tempfile.mkdtemp(prefix="everstep-harness-"))
         self.port = free_port()
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
@@ -89,7 +90,7 @@ class Cluster:
 
     def start(self, node: int = 0) -> None:
         """Starts the agent of a node, as a scheduler would."""
-        meet = ["--standalone"] if self.nodes == 1 else ["--nnodes", str(self.nodes), "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--node-rank", str(node)]
+        meet = ["--standalone"] if self.nodes == 1 else ["--nnodes", self.elastic or str(self.nodes), "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--node-rank", str(node)]
         line = [str(EVERSTEP), "run", "--name", self.job, *meet, "--nproc-per-node", str(self.workers), *self.options, *self.command]
         log = (self.home / f"node-{node}.log").open("ab")
         self.agents[node] = subprocess.Popen(line, env=self.env, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)

@@ -14,6 +14,7 @@ from .worker import World, heartbeat, record, report_error, section, should_stop
 
 if TYPE_CHECKING:
     from .checkpoint import CheckpointManager, Outcome
+    from . import data
     from .batches import resumable
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "World",
     "__version__",
     "batch_plan",
+    "data",
     "heartbeat",
     "record",
     "report_error",
@@ -41,6 +43,10 @@ def __getattr__(name: str) -> Any:
         from . import checkpoint
 
         return getattr(checkpoint, name)
+    if name == "data":
+        import importlib
+
+        return importlib.import_module(".data", __name__)
     if name == "resumable":
         from .batches import resumable
 

@@ -371,6 +371,8 @@ pub enum Order {
         /// its step
         step: Step,
     },
+    /// There is no place in the world for this node now, but there may be one soon: be ready.
+    StandBy,
     /// Something for people to read on this node's console.
     Notice {
         /// a sentence

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -20,6 +21,9 @@ use tokio::task::JoinHandle;
 const MAGIC: u32 = 0x3C85_F7CE;
 const STOP_WAITING: u8 = 0;
 const WAIT_CANCELED: u8 = 1;
+
+/// How often a store that is to end looks whether it may.
+const DRAIN_LOOK: Duration = Duration::from_millis(5);
 
 #[derive(Default)]
 struct Keys {
@@ -60,6 +64,8 @@ struct Gate {
     /// The keys of the running generation; `None` between two: whoever comes is sent away and tries again.
     keys: Option<Arc<Shared>>,
     clients: Vec<JoinHandle<()>>,
+    /// Connections between other nodes and the coordinator.
+    through: usize,
 }
 
 /// The process-group store of this node. Dropping it closes the port and every connection.
@@ -123,6 +129,13 @@ impl PgStore {
         gate.clients.drain(..).for_each(|c| c.abort());
     }
 
+    /// Waits until no other node needs the way to the coordinator that leads through here.
+    pub async fn drained(&self) {
+        while locked(&self.gate).through > 0 {
+            tokio::time::sleep(DRAIN_LOOK).await;
+        }
+    }
+
     /// Its port.
     #[must_use]
     pub fn port(&self) -> u16 {
@@ -137,7 +150,10 @@ async fn accept(listener: TcpListener, gate: Arc<Mutex<Gate>>, control: Option<T
             if let Some(control) = &control
                 && is_http(&stream).await
             {
-                return let_through(stream, control).await;
+                locked(&gate).through += 1;
+                let_through(stream, control).await;
+                locked(&gate).through -= 1;
+                return;
             }
             let mut gate = locked(&gate);
             if let Some(keys) = gate.keys.clone() {

@@ -24,6 +24,9 @@ pub struct Progress {
     /// The part of it that this rank did not spend waiting for others.
     #[serde(default)]
     pub own_us: Option<u64>,
+    /// A process with torch imported is ready to take its place.
+    #[serde(default)]
+    pub warm: bool,
     /// Newest step sealed in memory.
     pub sealed: Option<u64>,
     /// What it is doing: `starting`, `step`, `section NAME`, `stopped`, `exited`.

@@ -205,9 +205,6 @@ impl Agent {
         self.epoch = epoch;
         match order {
             Order::Welcome { .. } => {
-                if !self.ever_welcome && self.crew.is_none() && self.config.spec.spares > 0 {
-                    self.warm();
-                }
                 self.ever_welcome = true;
                 self.refused_since = None;
                 let again: Vec<Report> = self.crew.iter().flat_map(|c| c.unacknowledged.clone()).collect();
@@ -240,6 +237,7 @@ impl Agent {
                     self.out.push_back(Command::PersistAt { step });
                 }
             }
+            Order::StandBy => self.warm(),
             Order::Notice { what } => self.out.push_back(Command::Say { what }),
             Order::ProposeStep { generation } => {
                 if self.runs(generation) {

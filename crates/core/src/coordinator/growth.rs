@@ -34,6 +34,15 @@ impl Job {
             .filter(move |(id, n)| ready(n) && !self.unable.contains_key(*id) && self.record.world.slot(id).is_none())
     }
 
+    /// Nodes that wait have torch imported: as many as `--spares` says, or all while the world could be larger.
+    pub(super) fn stand_by(&self, out: &mut Vec<Command>) {
+        let spec = &self.record.spec;
+        let full = self.record.world.slots.len() >= spec.nodes_max as usize;
+        let ready = if full { spec.spares as usize } else { usize::MAX };
+        let sessions = self.waiting().take(ready).filter_map(|(_, n)| n.session);
+        out.extend(sessions.map(|session| Command::Send { session, order: Order::StandBy, after: None }));
+    }
+
     /// When the waiting nodes may be taken in, if they make a larger world.
     fn ripe(&self) -> Option<Time> {
         let members = self.record.world.slots.len();

@@ -98,7 +98,9 @@ impl Job {
                 }
             }
             Phase::Training { .. } | Phase::Stopping { .. } => {
-                if !clean {
+                if clean {
+                    self.stand_by(out);
+                } else {
                     out.push(Command::Send { session, order: Order::Fence { generation }, after: None });
                 }
             }

@@ -309,6 +309,7 @@ impl Job {
         for slot in &world.slots {
             self.set_unclean(&slot.node);
         }
+        let left_out = self.nodes.len() > world.slots.len();
         self.high_water = self.reached.take().or(self.high_water);
         self.record.world = world;
         self.durability = Durability::default();
@@ -327,6 +328,9 @@ impl Job {
             },
         });
         self.changed(true);
+        if left_out {
+            self.stand_by(out);
+        }
     }
 
     fn stop(&mut self, now: Time, signal: i32, at: Option<Step>, out: &mut Vec<Command>) {

@@ -63,6 +63,11 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
     loop {
         let token = match target.token() {
             Ok(token) => token,
+            // The node that makes it may be a moment later than this one.
+            Err(e) if target.token_file.is_none() && e.kind() == std::io::ErrorKind::NotFound => {
+                tokio::time::sleep(RETRY).await;
+                continue;
+            }
             Err(e) => {
                 let why = format!("no token for the coordinator: {e}; copy its token file here and give --token-file");
                 let _ = inbox.send(Input::Fatal { code: 78, why });

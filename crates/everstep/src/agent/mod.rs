@@ -17,7 +17,7 @@ use everstep_core::agent::event::Event;
 use everstep_core::agent::{Agent, Config};
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::time::Time;
-use everstep_wire::envelope::{ToAgent, ToCoordinator, VERSION};
+use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
 use everstep_wire::frame;
 use everstep_wire::worker::{Reply, Request};
 use launch::{Start, Template};
@@ -81,6 +81,9 @@ pub struct End {
     pub code: i32,
     /// What happened.
     pub why: String,
+    /// Error file of the worker that failed first on this node, and how that worker ended (torch's way:
+    /// a signal is negative).
+    pub first_error: Option<(std::path::PathBuf, i32)>,
 }
 
 struct Driver {
@@ -100,9 +103,14 @@ struct Driver {
     writing: BTreeSet<(u32, u64)>,
     end: Option<End>,
     /// What each worker did last, also those that have exited.
-    progress: BTreeMap<u32, everstep_wire::envelope::Progress>,
+    progress: BTreeMap<u32, Progress>,
     /// Workers that this node runs.
     workers: u32,
+    /// It has started some.
+    started: bool,
+    first_error: Option<(std::path::PathBuf, i32)>,
+    /// A process with torch imported is ready.
+    warm: bool,
 }
 
 /// Runs an agent until its job is over.
@@ -139,6 +147,9 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
         end: None,
         progress: BTreeMap::new(),
         workers,
+        started: false,
+        first_error: None,
+        warm: false,
     };
     let mut ping = tokio::time::interval(ladder.ping);
     let mut look = tokio::time::interval(ladder.ping.min(Duration::from_millis(100)));
@@ -154,6 +165,8 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
         }
         if let Some(end) = driver.end.take() {
             let _ = std::fs::remove_file(&driver.template.socket);
+            // The others learn of the end through this node.
+            let _ = tokio::time::timeout(GUARD_END, driver.store.drained()).await;
             // The guard ends what is left, then itself.
             let _ = driver.guard.shutdown().await;
             let waited = tokio::task::spawn_blocking(move || guard_process.wait());
@@ -284,7 +297,7 @@ impl Driver {
     async fn fatal(&mut self, code: i32, why: String) {
         // With workers running, a coordinator that cannot be had is only a reason to keep trying.
         if self.crew.is_none() {
-            self.end = Some(End { code, why });
+            self.end = Some(End { code, why, first_error: None });
         } else {
             eprintln!("everstep: {why}");
         }
@@ -299,7 +312,9 @@ impl Driver {
 
     fn ping(&self) {
         if let Some(link) = &self.link {
-            let _ = link.send(ToCoordinator::Ping(self.progress.values().cloned().collect()));
+            let warm = self.warm;
+            let progress = self.progress.values().map(|p| Progress { warm, ..p.clone() });
+            let _ = link.send(ToCoordinator::Ping(progress.collect()));
         }
     }
 
@@ -368,7 +383,8 @@ impl Driver {
                 if discard_memory || !storage::holds_slots(&self.template.job, &self.template.node) {
                     storage::discard(&self.template.job, &self.template.node);
                 }
-                self.end = Some(End { code, why });
+                let first_error = self.first_error.take();
+                self.end = Some(End { code, why, first_error });
             }
         }
         None

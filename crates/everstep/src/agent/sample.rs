@@ -48,6 +48,7 @@ pub fn progress(rank: u32, pid: u32, board: &Board, seen: &Observation) -> Progr
         pid,
         step: seen.step,
         step_ms: (step_ms > 0).then_some(step_ms),
+        warm: false,
         step_us: micros(Word::StepNanos),
         own_us: micros(Word::ComputeNanos),
         sealed: board.get(Word::Sealed).checked_sub(1),

@@ -80,7 +80,7 @@ fn last_words(error_file: &Path, last_lines: &str, own: Option<&str>) -> String 
 impl Driver {
     pub(super) fn spawn(&mut self, start: &Start<'_>) -> Option<Event> {
         let (generation, restarts, slot) = (start.generation, start.restarts, &start.place.slot);
-        if generation.0 > 1 {
+        if std::mem::replace(&mut self.started, true) {
             eprintln!(
                 "everstep: generation {generation}: {} ranks on {} nodes, restart {restarts}",
                 start.place.world_size, start.place.group_world_size
@@ -142,8 +142,9 @@ impl Driver {
                     worker.pid = pid;
                 }
             }
-            Some(GuardEvent::Warmed { why_not: None }) => {}
+            Some(GuardEvent::Warmed { why_not: None }) => self.warm = true,
             Some(GuardEvent::Warmed { why_not: Some(why) }) => {
+                self.warm = false;
                 eprintln!("everstep: restarts will start Python anew: {why}");
             }
             Some(GuardEvent::NotLaunched { generation, local_rank, why }) => {
@@ -160,6 +161,18 @@ impl Driver {
                     Some((worker, restarts)) if outcome != Outcome::Code(0) => {
                         worker.pid = 0;
                         let file = PathBuf::from(self.template.streams.error_file(restarts, local_rank));
+                        let code = match outcome {
+                            Outcome::Code(code) => code,
+                            Outcome::Signal(signal) => -signal,
+                        };
+                        // The latest attempt counts; in it, who failed first.
+                        if self
+                            .first_error
+                            .as_ref()
+                            .is_none_or(|(p, _)| p.ancestors().nth(2) != file.ancestors().nth(2))
+                        {
+                            self.first_error = Some((file.clone(), code));
+                        }
                         last_words(&file, &last_lines, worker.error.as_deref())
                     }
                     Some((worker, _)) => {
@@ -177,7 +190,8 @@ impl Driver {
                 self.restores.clear();
                 self.awaiting.clear();
                 if let Err(e) = self.store.renew().await {
-                    self.end = Some(End { code: 1, why: format!("no port for the process group's store: {e}") });
+                    let why = format!("no port for the process group's store: {e}");
+                    self.end = Some(End { code: 1, why, first_error: None });
                 }
                 let store_port = self.store.port();
                 self.event(Event::WorkersGone { generation: Generation(generation), store_port }).await;
@@ -185,7 +199,7 @@ impl Driver {
             None => {
                 // Without its guard this agent cannot keep its promises: end, and let the next one begin clean.
                 let why = "the guard process of this node was killed; start this node again".to_owned();
-                self.end = Some(End { code: 75, why });
+                self.end = Some(End { code: 75, why, first_error: None });
             }
         }
     }

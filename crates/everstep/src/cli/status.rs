@@ -98,13 +98,14 @@ fn show(job: &serde_json::Value) {
     }
     for w in job["workers"].as_array().into_iter().flatten() {
         println!(
-            "  rank {:<4} pid {:<8} step {:<8} {:>6} ms  in memory {:<8} {}",
+            "  rank {:<4} pid {:<8} step {:<8} {:>6} ms  in memory {:<8} {}{}",
             number(&w["rank"]),
             number(&w["pid"]),
             number(&w["step"]),
             number(&w["step_ms"]),
             number(&w["sealed"]),
             w["doing"].as_str().unwrap_or("?"),
+            if w["warm"] == true { ", restarts warm" } else { "" },
         );
     }
 }

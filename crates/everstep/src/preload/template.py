@@ -38,6 +38,11 @@ def _import_torch():
         pass
     if torch.cuda.is_initialized():
         return "importing torch has initialised the GPU"
+    # Libraries that know of forks (OpenBLAS) end their threads before one: what is left after a fork is not safe.
+    trial = os.fork()
+    if not trial:
+        os._exit(0)
+    os.waitpid(trial, 0)
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"importing torch has started {threads - 1} threads"

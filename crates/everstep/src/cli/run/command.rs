@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Runs a script as `torch.distributed.run.run_script_path` does, with its exceptions in the error file.
 const RUN_PATH: &str = "import runpy, sys; from torch.distributed.elastic.multiprocessing.errors import record; \
-sys.argv = sys.argv[1:]; record(lambda: runpy.run_path(sys.argv[0], run_name='__main__'))()";
+sys.argv = sys.argv[1:]; sys.path[0] = __import__('os').path.dirname(sys.executable); record(lambda: runpy.run_path(sys.argv[0], run_name='__main__'))()";
 
 /// What a worker runs.
 pub struct Program {
@@ -22,6 +22,13 @@ fn python() -> String {
     let beside = || Some(std::env::current_exe().ok()?.parent()?.join("python").display().to_string());
     let active = || std::env::var("VIRTUAL_ENV").ok().map(|v| format!("{v}/bin/python"));
     let found = |p: &String| Path::new(p).is_file();
+    // The very name by which torchrun, installed beside us, calls it.
+    let torchruns = || {
+        let script = std::fs::read(std::env::current_exe().ok()?.parent()?.join("torchrun")).ok()?;
+        let first = script.split(|b| *b == b'\n').next()?.strip_prefix(b"#!")?;
+        String::from_utf8(first.to_vec()).ok().map(|p| p.trim().to_owned())
+    };
+    let beside = || torchruns().filter(found).or_else(beside);
     let given = std::env::var("PYTHON_EXEC").ok().filter(|p| !p.is_empty());
     given.or_else(|| beside().filter(found)).or_else(|| active().filter(found)).unwrap_or_else(|| "python3".into())
 }

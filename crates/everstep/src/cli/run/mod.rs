@@ -123,6 +123,9 @@ fn start(o: &Options) -> Result<i32, Failure> {
     let end = runtime()?.block_on(crate::agent::run(config, template, target, &lock));
     let end = end.map_err(|e| Failure { code: 1, why: format!("cannot run an agent here: {e}") })?;
     if end.code != 0 {
+        if let Some((file, code)) = &end.first_error {
+            copy_error(file, *code);
+        }
         eprintln!("everstep: {}", end.why);
         eprintln!(
             "everstep: job {} ended with exit code {}; logs in {}; see: everstep logs {} --first-cause",
@@ -147,6 +150,22 @@ fn streams(o: &Options) -> Result<Streams, Failure> {
         stderr_filters: options::comma_list(&o.duplicate_stderr_filters),
         ..Streams::default()
     })
+}
+
+/// As torchrun: who started us finds the first worker's error in the file that it named
+/// (`ErrorHandler.dump_error_file`).
+fn copy_error(from: &Path, code: i32) {
+    let Some(to) = std::env::var_os("TORCHELASTIC_ERROR_FILE").filter(|p| !p.is_empty()) else { return };
+    let Some(mut error) = std::fs::read(from).ok().and_then(|b| serde_json::from_slice::<serde_json::Value>(&b).ok())
+    else {
+        return;
+    };
+    if error["message"].is_object() {
+        error["message"]["errorCode"] = code.into();
+    }
+    if let Err(e) = std::fs::write(&to, error.to_string()) {
+        eprintln!("everstep: cannot write {}: {e}", to.display());
+    }
 }
 
 fn shutdown_timeout(o: &Options) -> u64 {

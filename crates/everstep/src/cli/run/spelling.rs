@@ -97,9 +97,16 @@ pub fn uniform(arguments: &[String]) -> Result<Vec<String>, Failure> {
                     "unknown option {argument}; everstep run --help lists all (torchrun's, torch {TORCH}, and ours)"
                 )));
             };
-            result.push(argument.clone());
-            if *takes_value && letters.len() == 1 {
-                result.extend(rest.next().cloned());
+            result.push(format!("-{first}"));
+            let attached = letters.strip_prefix(first).unwrap_or_default();
+            let attached = attached.strip_prefix('=').unwrap_or(attached);
+            match (*takes_value, attached.is_empty()) {
+                (true, true) => result.extend(rest.next().cloned()),
+                (true, false) => result.push(attached.to_owned()),
+                (false, true) => {}
+                (false, false) => {
+                    return Err(Failure::usage(format!("-{first} takes no value, and {argument} gives it one")));
+                }
             }
             continue;
         } else {
@@ -128,6 +135,7 @@ mod tests {
         let got = of("--nproc_per_node 2 --rdzv_id=a_b --standalone train_me.py --my_flag --nnodes").unwrap();
         assert_eq!(got, "--nproc-per-node 2 --rdzv-id=a_b --standalone -- train_me.py --my_flag --nnodes");
         assert_eq!(of("-t 3 -m pkg.train -x").unwrap(), "-t 3 -m -- pkg.train -x");
+        assert_eq!(of("-r1 -t=2 t.py").unwrap(), "-r 1 -t 2 -- t.py");
         assert_eq!(of("-- train.py -- a").unwrap(), "-- train.py -- a");
     }
 

@@ -1,0 +1,18 @@
+"""Command lines of torchrun, against what torchrun 2.15 did with them (`make soak NAME=torchrun-conformance` records it)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from figures.conformance.cases import CASES
+from figures.conformance.compare import DOCUMENTED, differences, run
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "torchrun-2.15.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_a_command_line_means_what_it_means_to_torchrun(case):
+    found = differences(case, GOLDEN[case.name], run(case, "everstep"))
+    assert found <= set(DOCUMENTED), found - set(DOCUMENTED)
