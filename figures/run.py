@@ -16,7 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from figures.bound import Bound  # noqa: E402
 
-FIGURES = ["simulation", "demo", "kill-random", "hang", "coordinator-restart", "clean-restart"]
+FIGURES = [
+    "simulation", "demo", "kill-random", "hang", "coordinator-restart", "clean-restart",
+    "torchrun-conformance", "zero-line", "shrink-grow", "restart-vs-torchrun", "overhead", "launcher-footprint",
+    "rendezvous-scale", "sampler", "lines-changed",
+]  # fmt: skip
 
 
 def commit() -> str:

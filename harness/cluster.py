@@ -51,6 +51,13 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def born(pid: int) -> float:
+    """When a process began (Unix time, to a hundredth)."""
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()[19])
+    up = float(Path("/proc/uptime").read_text().split()[0])
+    return time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
+
+
 def marked(job: str) -> list[int]:
     """Living processes that carry the job's name in their environment: workers and all they started."""
     needle = f"EVERSTEP_JOB={job}".encode()
@@ -176,8 +183,7 @@ class Cluster:
             if not pid or not started:
                 return None
             with contextlib.suppress(OSError):
-                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                return pid if f"EVERSTEP_GENERATION={started[-1]['generation']}".encode() in environ else None
+                return pid if born(pid) > started[-1]["ts"] - 0.02 else None
             return None
 
         return int(self.wait_for(newest, why=f"rank {rank}"))

@@ -72,7 +72,7 @@ def run(case: Case, launcher: str) -> dict[str, Any]:
             _wait_for_notes(tmp / "notes", 2)
             nodes[0].send_signal(signal.SIGTERM)
         codes = [n.wait(120) for n in nodes]
-        return _reduce(case, tmp, codes, port)
+        return _reduce(case, tmp, codes, port, env)
 
 
 def _wait_for_notes(notes: Path, count: int) -> None:
@@ -82,9 +82,9 @@ def _wait_for_notes(notes: Path, count: int) -> None:
     time.sleep(0.3)
 
 
-def _reduce(case: Case, tmp: Path, codes: list[int], port: int) -> dict[str, Any]:
+def _reduce(case: Case, tmp: Path, codes: list[int], port: int, given: dict[str, str]) -> dict[str, Any]:
     def plain(text: str) -> str:
-        text = text.replace(str(tmp), "TMP").replace(str(ROOT), "ROOT").replace(str(port), "PORT")
+        text = text.replace(f"<{socket.gethostname()}>", "<HOST>").replace(str(tmp), "TMP").replace(str(ROOT), "ROOT").replace(str(port), "PORT")
         # The folder of a run ends in something random.
         text = re.sub(r"(logs\d?|/torchelastic_\w+|jobs/[^/]+/logs)/([^/]*)_\w{8}/", r"\1/\2_X/", text)
         # So does a random id: a UUID, or a job name.
@@ -93,7 +93,10 @@ def _reduce(case: Case, tmp: Path, codes: list[int], port: int) -> dict[str, Any
     workers = {}
     for note in sorted((tmp / "notes").glob("*.json")):
         seen = json.loads(note.read_text())
-        environment = {k: plain(v) for k, v in seen.pop("environment").items()}
+        # What the launcher has left alone says nothing of it.
+        environment = {k: plain(v) for k, v in seen.pop("environment").items() if given.get(k) != v or k in RANK_VARIABLES}
+        if environment.get("MASTER_ADDR") in (socket.getfqdn(), socket.gethostname()):
+            environment["MASTER_ADDR"] = "HOST"
         seen["rank variables"] = {k: v for k, v in environment.items() if k in RANK_VARIABLES}
         for name in RANK_VARIABLES | {"PYTHONUNBUFFERED", "EVERSTEP_STATE_DIR", "EVERSTEP_SHM_DIR", "_", "SHLVL", "OLDPWD"}:
             environment.pop(name, None)

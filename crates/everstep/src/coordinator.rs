@@ -65,6 +65,7 @@ struct Pace {
 struct Peer {
     orders: mpsc::UnboundedSender<ToAgent>,
     heard: Instant,
+    pinged: Instant,
     silence: Duration,
     ping: Duration,
     job: Option<String>,
@@ -211,6 +212,7 @@ impl Driver {
                 let peer = Peer {
                     orders,
                     heard: Instant::now(),
+                    pinged: Instant::now(),
                     silence: second,
                     ping: second / 8,
                     job: None,
@@ -364,7 +366,8 @@ impl Driver {
         for session in silent {
             self.close(session);
         }
-        for peer in self.peers.values() {
+        for peer in self.peers.values_mut().filter(|p| now.duration_since(p.pinged) >= p.ping) {
+            peer.pinged = now;
             let _ = peer.orders.send(ToAgent::Ping);
         }
         if !self.core.idle() || !self.peers.is_empty() {

@@ -19,6 +19,7 @@ mod machines;
 pub mod network;
 pub mod oracle;
 pub mod rng;
+pub mod scale;
 pub mod trace;
 pub mod world;
 

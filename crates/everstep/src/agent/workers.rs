@@ -130,6 +130,9 @@ impl Driver {
         let program = crate::preload::template(preload);
         let mut env = self.template.common_environment();
         self.template.set_defaults(&mut env, self.workers);
+        // What carries the job's name is the job's, also to those who look from outside.
+        env.insert("EVERSTEP_JOB".into(), self.template.job.clone());
+        env.insert("EVERSTEP_NODE".into(), self.template.node.clone());
         let argv = vec![python, "-u".into(), program.display().to_string()];
         self.ask_guard(&GuardRequest::Warm(GuardTemplate { argv, env: env.into_iter().collect() }));
     }
