@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import statistics
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,25 +34,33 @@ def _loop(*options: str) -> float:
 
 
 def _system_calls() -> float:
-    """System calls of the training thread per step, while it steps."""
+    """System calls of the training thread in three seconds of stepping, per step."""
     with tempfile.TemporaryDirectory() as scratch:
-        steps = 2_000_000
+        steps = 20_000_000
         line = [EVERSTEP, "run", "--standalone", LOOP, str(steps), "--mark", "1.5"]
-        run = subprocess.Popen(line, cwd=ROOT, env={**os.environ, "EVERSTEP_STATE_DIR": scratch}, stdout=subprocess.PIPE, text=True)
+        env = {**os.environ, "EVERSTEP_STATE_DIR": scratch}
+        run = subprocess.Popen(line, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
         assert run.stdout is not None
         try:
             pid = re.match(r"pid (\d+)", run.stdout.readline())
             assert pid
             time.sleep(3.5)
+
+            def step() -> int:
+                out = subprocess.run([EVERSTEP, "status", "--json"], env=env, capture_output=True, check=True).stdout
+                return int(json.loads(out)["jobs"][0]["workers"][0]["step"])
+
             trace = Path(scratch) / "trace"
             # Only the training thread (its id is the process's), not the pulse beside it.
+            before = step()
             strace = subprocess.Popen(["strace", "-o", str(trace), "-p", pid.group(1)], stderr=subprocess.DEVNULL)
             time.sleep(3)
             strace.terminate()
             strace.wait()
+            stepped = step() - before
             calls = [x for x in trace.read_text().splitlines() if "(" in x and not x.startswith(("---", "+++"))]
-            # At some 5 µs a step, three seconds are several hundred thousand steps.
-            return len(calls) / (3 / 10e-6)
+            print(f"strace: {len(calls)} calls in {stepped} steps: {Counter(x.split('(')[0] for x in calls).most_common(4)}")
+            return len(calls) / stepped
         finally:
             for p in [*descendants(run.pid), run.pid]:
                 try:

@@ -7,6 +7,7 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from figures.bound import Bound
 
@@ -18,66 +19,53 @@ class _Numbers:
     def __len__(self) -> int:
         return self.n
 
-    def __getitem__(self, index: int) -> int:
-        return int(index)
+    def __getitem__(self, index: Any) -> tuple[int, int]:
+        return index.epoch, int(index)
 
 
 def _epochs(rng: random.Random, workers: int) -> tuple[Counter[tuple[int, int]], int, int]:
     """Runs epochs with kills and changes of the world; returns how often each (epoch, sample) was used in
     committed steps, the number of samples, and of epochs."""
-    from everstep.data import ElasticDistributedSampler, Reproducible
-    from torch.utils.data import DataLoader
-
     n, batch, epochs = rng.choice([1, 2, 5, 64, 97, 300]), rng.choice([1, 3, 8]), 3
     kills, state = rng.randrange(6), None
     used: Counter[tuple[int, int]] = Counter()
-    data = _Numbers(n)
     while True:
-        size = rng.randrange(1, 7)
-        samplers = [ElasticDistributedSampler(data, seed=7, num_replicas=size, rank=r) for r in range(size)]
-        for s in samplers:
-            Reproducible(data, s)  # tags the samples with their epochs
+        life = _Life(_Numbers(n), rng.randrange(1, 7), batch, workers, state)
+        finished = life.run(epochs, rng.randrange(1, 30) if kills else 1 << 30, used)
+        kills, state = kills - 1, life.committed
+        if finished:
+            return used, n, epochs
+
+
+class _Life:
+    """A world from its start to its end or its kill: one sampler and loader per rank."""
+
+    def __init__(self, data: _Numbers, size: int, batch: int, workers: int, state: dict[str, Any] | None) -> None:
+        from everstep.data import ElasticDistributedSampler
+        from torch.utils.data import DataLoader
+
+        self.samplers = [ElasticDistributedSampler(data, seed=7, num_replicas=size, rank=r) for r in range(size)]
+        for s in self.samplers:
+            s.tagged = True  # the samples know their epochs
             if state is not None:
                 s.load_state_dict(state)
-        loaders = [DataLoader(data, batch_size=batch, sampler=s, num_workers=workers, collate_fn=list) for s in samplers]
-        tagged = [[] for _ in samplers]
-        for s, seen in zip(samplers, tagged, strict=True):
-            draw = s._samples
-            s._samples = lambda at, count, stride, draw=draw, seen=seen: (seen.append(x) or x for x in draw(at, count, stride))
-        left = rng.randrange(1, 30) if kills else 1 << 30
-        kills -= 1
-        if _pass(samplers, loaders, tagged, epochs, left, used, lambda s: None) is None:
-            return used, n, epochs
-        state = _pass.state if _pass.state is not None else state  # type: ignore[attr-defined]
+        self.loaders = [DataLoader(data, batch_size=batch, sampler=s, num_workers=workers, collate_fn=list) for s in self.samplers]
+        self.committed = state
 
-
-def _pass(samplers, loaders, tagged, epochs, left, used, _):  # type: ignore[no-untyped-def]
-    """One life of a world; ``None`` when all epochs are done, else it was killed."""
-    _pass.state = None
-    taken = [0] * len(samplers)
-    for epoch in range(epochs):
-        for s in samplers:
-            s.set_epoch(epoch)
-        loops = [iter(x) for x in loaders]
-        for seen in tagged:
-            seen.clear()
-        taken = [0] * len(samplers)
-        while True:
-            try:
-                batches = [next(x) for x in loops]
-            except StopIteration:
-                break
-            left -= 1
-            if left == 0:
-                return False  # killed before this step was committed
-            _pass.state = samplers[0].state_dict()
-            for rank, b in enumerate(batches):
-                for value in b:
-                    sample = tagged[rank][taken[rank]]
-                    taken[rank] += 1
-                    assert int(sample) == value
-                    used[(sample.epoch, int(sample))] += 1
-    return None
+    def run(self, epochs: int, steps: int, used: Counter[tuple[int, int]]) -> bool:
+        """True when all epochs are done, False when it was killed before committing its ``steps``-th step."""
+        for epoch in range(epochs):
+            for s in self.samplers:
+                s.set_epoch(epoch)
+            for batches in zip(*self.loaders, strict=True):
+                steps -= 1
+                if steps == 0:
+                    return False
+                states = [s.state_dict() for s in self.samplers]
+                assert all(s == states[0] for s in states), "ranks disagree on the position"
+                self.committed = states[0]
+                used.update(sample for b in batches for sample in b)
+        return True
 
 
 def measure(soak: bool) -> Iterator[Bound]:

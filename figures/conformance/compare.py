@@ -133,7 +133,7 @@ def _error(path: Path) -> Any:
         message["extraInfo"]["timestamp"] = "T"
         stack = message["extraInfo"].pop("py_callstack")
         # torchrun's own frames differ from launcher to launcher; the user's do not.
-        message["extraInfo"]["own frames"] = [x.strip() for x in stack.splitlines() if "probe.py" in x or x.startswith("ValueError")]
+        message["extraInfo"]["own frames"] = [x.strip().replace(str(ROOT), "ROOT") for x in stack.splitlines() if "probe.py" in x or x.startswith("ValueError")]
     return data
 
 

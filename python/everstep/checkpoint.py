@@ -153,6 +153,8 @@ class CheckpointManager:
                 done, shard = found
                 self.extra = self._state.restore(shard)
         self._step = done
+        for optimizer in self._state.optimizers:
+            _worker.watch_gradients(optimizer)
         self._worker.restored(done)
         return done
 

@@ -57,7 +57,6 @@ class _Worker:
     """The connections of this process; ``None`` where there is no agent."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.board: Board | None = None
         self.sections: list[tuple[str, int]] = []
         self.stop_signal = 0
@@ -67,8 +66,8 @@ class _Worker:
         #: When the last gradient of this rank was complete, and when the update began (see zero.py).
         self.gradients_at = 0
         self.update_at = 0
+        self.watches_gradients = False
         self.step_began = time.perf_counter_ns()
-        self.cpu_began = time.process_time_ns()
         self._agent: Agent | None = None
         path = os.environ.get("EVERSTEP_BOARD")
         if path and os.environ.get("EVERSTEP_SOCKET"):
@@ -115,15 +114,9 @@ class _Worker:
     def _note(self, step: int) -> None:
         now = time.perf_counter_ns()
         wall = now - self.step_began
+        # From the last gradient of its own to the update, a rank waits for the others' gradients.
         gradients, self.gradients_at = self.gradients_at, 0
-        if gradients > self.step_began:
-            # From the last gradient of its own to the update, a rank waits for the others' gradients.
-            wait = max(self.update_at - gradients, 0)
-        else:
-            # On CPU a rank that waits for others uses no CPU time of its own.
-            cpu = time.process_time_ns()
-            wait = max(wall - (cpu - self.cpu_began), 0)
-            self.cpu_began = cpu
+        wait = max(self.update_at - gradients, 0) if gradients > self.step_began else 0
         self.board.stepped(step, wall, wall - wait, wait)  # type: ignore[union-attr]
         self.step_began = now
 
@@ -136,7 +129,7 @@ class _Worker:
             self.board.add("Beats", 1)
         if self.board is not None:
             self._tells()
-        self.step_began, self.cpu_began = time.perf_counter_ns(), time.process_time_ns()
+        self.step_began = time.perf_counter_ns()
 
     def handle_signals(self) -> None:
         """TERM and USR1 set a flag instead of ending the process: the loop asks for it."""
@@ -157,13 +150,44 @@ _current: _Worker | None = None
 
 
 def current() -> _Worker:
-    """The worker of this process; a forked child (a data loader) is none."""
+    """The worker of this process."""
     global _current
     if _current is None:
         _current = _Worker()
-    elif _current.pid != os.getpid():
-        _current.board = None
     return _current
+
+
+def _forked() -> None:
+    """A forked child (a data loader) is no worker."""
+    if _current is not None:
+        _current.board = None
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def watch_gradients(optimizer: Any) -> None:
+    """A backward pass ends with the gradient of the first parameter; what follows until the update is
+    waiting for other ranks. Seen by one hook on one parameter."""
+    import torch.distributed as dist
+
+    worker = current()
+    if worker.watches_gradients or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return
+
+    def complete(_: Any) -> None:
+        worker.gradients_at = time.perf_counter_ns()
+
+    def before_update(*_: Any) -> None:
+        worker.update_at = time.perf_counter_ns()
+
+    try:
+        first = next(p for g in optimizer.param_groups for p in g["params"] if p.requires_grad)
+        first.register_post_accumulate_grad_hook(complete)
+        optimizer.register_step_pre_hook(before_update)
+        worker.watches_gradients = True
+    except (StopIteration, RuntimeError, AttributeError):
+        pass  # nothing to hang it on: all of the step counts as this rank's own
 
 
 def heartbeat(step: int | None = None, **metrics: float) -> None:

@@ -8,7 +8,6 @@ believed instead.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from . import worker as _worker
@@ -22,10 +21,6 @@ class _Watcher:
         self.step = 0
         self.watched = False
 
-    def before(self, optimizer: Any, *_: Any) -> None:
-        worker = _worker.current()
-        worker.update_at = time.perf_counter_ns()
-
     def after(self, optimizer: Any, *_: Any) -> None:
         worker = _worker.current()
         if worker.board is None:
@@ -37,24 +32,7 @@ class _Watcher:
             worker.seen(count)
         if not self.watched:
             self.watched = True
-            _watch_gradients(optimizer, worker)
-
-
-def _watch_gradients(optimizer: Any, worker: Any) -> None:
-    """A backward pass ends with the gradient of the first parameter; what follows is waiting for other ranks."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return
-
-    def complete(_: Any) -> None:
-        worker.gradients_at = time.perf_counter_ns()
-
-    try:
-        first = next(p for g in optimizer.param_groups for p in g["params"] if p.requires_grad)
-        first.register_post_accumulate_grad_hook(complete)
-    except (StopIteration, RuntimeError, AttributeError):
-        pass  # nothing to hang it on: the time of the process says how busy it was
+            _worker.watch_gradients(optimizer)
 
 
 def install(*, warm_safe: bool) -> None:
@@ -62,11 +40,10 @@ def install(*, warm_safe: bool) -> None:
     worker = _worker.current()
     if worker.board is None:
         return
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+    from torch.optim.optimizer import register_optimizer_step_post_hook
 
     if not warm_safe:
         worker.board.set("WarmUnsafe", 1)
     worker.board.set("ZeroLine", 1)
     watcher = _Watcher()
-    register_optimizer_step_pre_hook(watcher.before)
     register_optimizer_step_post_hook(watcher.after)

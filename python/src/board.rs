@@ -65,9 +65,15 @@ impl PyBoard {
     fn start_pulse(&self, main_thread: u64) -> PyResult<()> {
         let board = self.board.clone();
         let pulse = move || {
-            let mut last = 0;
+            let (mut last, mut beats) = (0, 0);
             loop {
                 std::thread::sleep(PULSE);
+                // A worker that steps is alive: it is not made to hand the interpreter over for that.
+                if std::mem::replace(&mut beats, board.get(Word::Beats)) != beats {
+                    board.add(Word::InterpreterTicks, 1);
+                    board.add(Word::StackChanges, 1);
+                    continue;
+                }
                 let place = Python::try_attach(|py| main_thread_place(py, main_thread));
                 let Some(place) = place else { return };
                 board.add(Word::InterpreterTicks, 1);

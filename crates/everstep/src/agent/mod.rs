@@ -1,6 +1,7 @@
 //! The agent's driver: receive, handle, execute. No policy lives here.
 
 pub mod connection;
+pub mod external;
 pub mod launch;
 mod macros;
 mod numa;

@@ -66,6 +66,9 @@ enum Command {
         #[arg(long)]
         token_file: Option<PathBuf>,
     },
+    /// Takes part in a rendezvous for torchrun (--rdzv-backend everstep); started by its plug-in only.
+    #[command(hide = true)]
+    Rendezvous(Box<run::Options>),
     /// The process between an agent and its workers; started by agents only.
     #[command(hide = true)]
     Guard {
@@ -79,7 +82,7 @@ enum Command {
 /// Runs the command line; returns the exit code.
 pub fn main() -> i32 {
     let mut arguments: Vec<String> = std::env::args().collect();
-    if arguments.get(1).is_some_and(|a| a == "run") {
+    if arguments.get(1).is_some_and(|a| a == "run" || a == "rendezvous") {
         match run::uniform(&arguments.split_off(2)) {
             Ok(rest) => arguments.extend(rest),
             Err(failure) => return failure.end(),
@@ -94,6 +97,7 @@ pub fn main() -> i32 {
     };
     let done = match cli.command {
         Command::Run(options) => run::run(&options),
+        Command::Rendezvous(options) => run::rendezvous(&options),
         Command::Status(options) => status::run(&options),
         Command::Logs(options) => logs::run(&options),
         Command::Goodput(options) => goodput::run(&options),

@@ -52,7 +52,7 @@ pub fn program(o: &Options) -> Result<Program, Failure> {
         (true, ..) => (Vec::new(), None),
         (_, true, _) => (vec![python(), "-u".into(), "-c".into(), RUN_PATH.into()], None),
         (_, _, true) => (vec![python(), "-u".into(), "-m".into()], Some(Entry::Module)),
-        _ => (vec![python(), "-u".into()], Some(Entry::Script)),
+        _ => (vec![python(), "-u".into()], Some(Entry::Script).filter(|_| Path::new(script).is_file())),
     };
     argv.extend(o.script.iter().cloned());
     Ok(Program { argv, warm })

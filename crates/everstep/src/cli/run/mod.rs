@@ -33,10 +33,11 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     done
 }
 
-fn start(o: &Options) -> Result<i32, Failure> {
+/// What the nodes of a job must agree on; the job's name comes with the meeting place.
+fn spec(o: &Options) -> Result<JobSpec, Failure> {
     let (nodes_min, nodes_max) = o.nodes()?;
     let restarts = o.max_restarts.map_or(RestartBudget::PerDayAfterFirstStep(RESTARTS_PER_DAY), RestartBudget::Exactly);
-    let mut spec = JobSpec {
+    let spec = JobSpec {
         job: JobId(String::new()),
         nodes_min,
         nodes_max,
@@ -47,6 +48,54 @@ fn start(o: &Options) -> Result<i32, Failure> {
         join_timeout_ms: u64::try_from(o.join_timeout()?.as_millis()).unwrap_or(u64::MAX),
     };
     spec.validate().map_err(|e| Failure::usage(e.to_string()))?;
+    Ok(spec)
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| u64::try_from(d.as_nanos()).unwrap_or(1))
+}
+
+/// How to reach the coordinator; the directory of its store is there when this node may start it.
+fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Failure> {
+    let store = &meet.store;
+    if meet.may_host {
+        std::fs::create_dir_all(store).map_err(|e| {
+            Failure::config(format!("cannot use the store {}: {e}; give another --store", store.display()))
+        })?;
+    }
+    Ok(Target {
+        endpoint: meet.endpoint.clone(),
+        store: store.clone(),
+        token_file: o.token_file.clone(),
+        may_host: meet.may_host,
+        silence: spec.ladder().silence,
+    })
+}
+
+/// Takes part in a rendezvous for an agent of torchrun, which runs the workers (`everstep.torchrun`).
+pub fn rendezvous(o: &Options) -> Result<i32, Failure> {
+    let mut spec = spec(o)?;
+    let meet = meet::meet(o, spec.nodes_max)?;
+    spec.job = JobId(meet.job.clone());
+    let (node, _lock) = node::node_id(o, &meet, spec.nodes_max)?;
+    let target = target(o, &meet, &spec)?;
+    let config = Config {
+        node: NodeId(node),
+        incarnation: Incarnation(now()),
+        spec,
+        host: meet.host,
+        workers: 1,
+        store_port: 0,
+        named: true,
+        shutdown_grace: Duration::ZERO,
+        stop_signals: Vec::new(),
+    };
+    let end = runtime()?.block_on(crate::agent::external::run(config, target));
+    end.map_err(|e| Failure { code: 1, why: format!("cannot take part in the rendezvous: {e}") })
+}
+
+fn start(o: &Options) -> Result<i32, Failure> {
+    let mut spec = spec(o)?;
     let workers = command::workers(&o.nproc_per_node)?;
     let stop_signals = o.stop_signals()?;
     let streams = streams(o)?;
@@ -56,10 +105,11 @@ fn start(o: &Options) -> Result<i32, Failure> {
         )));
     }
     let program = command::program(o)?;
-    let meet = meet::meet(o, nodes_max)?;
+    let meet = meet::meet(o, spec.nodes_max)?;
     spec.job = JobId(meet.job.clone());
-    let (node, lock) = node::node_id(o, &meet, nodes_max)?;
-    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| u64::try_from(d.as_nanos()).unwrap_or(1));
+    let (node, lock) = node::node_id(o, &meet, spec.nodes_max)?;
+    let nanos = now();
+    let target = target(o, &meet, &spec)?;
     let folder = format!("{}_{:08x}", meet.run_id.replace('/', "-"), nanos as u32);
     let kept = places::job(&meet.job).join("logs").join(&folder);
     let no_logs = o.log_dir.as_deref() == Some(Path::new("/dev/null"));
@@ -96,13 +146,6 @@ fn start(o: &Options) -> Result<i32, Failure> {
         virtual_local_rank: o.virtual_local_rank,
         numa_binding: o.numa_binding.clone(),
     };
-    let target = Target {
-        endpoint: meet.endpoint,
-        store: meet.store,
-        token_file: o.token_file.clone(),
-        may_host: meet.may_host,
-        silence: spec.ladder().silence,
-    };
     let config = Config {
         node: NodeId(node),
         incarnation: Incarnation(nanos),
@@ -114,12 +157,6 @@ fn start(o: &Options) -> Result<i32, Failure> {
         shutdown_grace: Duration::from_secs(shutdown_timeout(o)),
         stop_signals,
     };
-    if target.may_host {
-        let store = &target.store;
-        std::fs::create_dir_all(store).map_err(|e| {
-            Failure::config(format!("cannot use the store {}: {e}; give another --store", store.display()))
-        })?;
-    }
     let end = runtime()?.block_on(crate::agent::run(config, template, target, &lock));
     let end = end.map_err(|e| Failure { code: 1, why: format!("cannot run an agent here: {e}") })?;
     if end.code != 0 {

@@ -1,0 +1,179 @@
+//! An agent whose workers are somebody else's: torchrun's own agent runs them, and only its rendezvous
+//! is ours (entry point `torchrun.handlers`, `python/everstep/torchrun.py`).
+//!
+//! Lines on standard input: `next` (whatever ran before is gone; wanted: a place in a world), `done`,
+//! `failed`. JSON lines on standard output: a place, `{"waiting": true}` when the world is to form anew,
+//! or `{"end": code, "why": …}`. The same state machine decides as in every agent.
+
+use super::Input;
+use super::connection::{self, Target};
+use crate::pgstore::PgStore;
+use everstep_core::agent::command::Command;
+use everstep_core::agent::event::Event;
+use everstep_core::agent::{Agent, Config};
+use everstep_core::id::Generation;
+use everstep_core::message::Outcome;
+use everstep_core::time::Time;
+use everstep_wire::envelope::{ToAgent, ToCoordinator, VERSION};
+use serde_json::json;
+use std::time::{Duration, Instant};
+use tokio::io::AsyncBufReadExt;
+use tokio::sync::mpsc;
+
+struct External {
+    core: Agent,
+    start: Instant,
+    latest: Time,
+    link: Option<mpsc::UnboundedSender<ToCoordinator>>,
+    store: PgStore,
+    /// The generation whose workers torchrun's agent runs.
+    running: Option<Generation>,
+    /// They are to be ended before anything else happens.
+    to_end: Option<Generation>,
+    /// torchrun's agent has ended them, and will not ask again.
+    finished: bool,
+    end: Option<i32>,
+}
+
+/// Takes part until the job is over or torchrun's agent has gone.
+///
+/// # Errors
+/// When the process group's store cannot listen.
+pub async fn run(mut config: Config, target: Target) -> std::io::Result<i32> {
+    let (inbox, mut inputs) = mpsc::unbounded_channel();
+    let store = PgStore::start(&config.host, 0, None).await?;
+    config.store_port = store.port();
+    let ladder = config.spec.ladder();
+    tokio::spawn(connection::run(target, inbox));
+    let mut lines = tokio::io::BufReader::new(tokio::io::stdin()).lines();
+    let mut ping = tokio::time::interval(ladder.ping);
+    let mut external = External {
+        core: Agent::new(config, Time(0)),
+        start: Instant::now(),
+        latest: Time(0),
+        link: None,
+        store,
+        running: None,
+        to_end: None,
+        finished: false,
+        end: None,
+    };
+    while external.end.is_none() {
+        let deadline = external.core.deadline(external.latest);
+        let deadline = deadline.map_or(Duration::from_secs(3600), |at| at.since(external.now()));
+        tokio::select! {
+            input = inputs.recv() => external.input(input).await,
+            line = lines.next_line() => match line? {
+                Some(line) => external.line(&line).await,
+                // torchrun's agent has gone without a word: its node is lost.
+                None => return Ok(1),
+            },
+            () = tokio::time::sleep(deadline) => external.event(Event::Tick).await,
+            _ = ping.tick() => if let Some(link) = &external.link {
+                let _ = link.send(ToCoordinator::Ping(Vec::new()));
+            },
+        }
+    }
+    Ok(external.end.unwrap_or(1))
+}
+
+fn say(what: &serde_json::Value) {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{what}").and_then(|()| out.flush());
+}
+
+impl External {
+    fn now(&self) -> Time {
+        Time(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+
+    async fn input(&mut self, input: Option<Input>) {
+        match input {
+            Some(Input::Connected(lines)) => {
+                let hello = Box::new(self.core.hello());
+                let _ = lines.send(ToCoordinator::Hello { version: VERSION, hello });
+                self.link = Some(lines);
+                self.event(Event::Connected).await;
+            }
+            Some(Input::Disconnected) => {
+                self.link = None;
+                self.event(Event::Disconnected).await;
+            }
+            Some(Input::Line(ToAgent::Order { epoch, order })) => self.event(Event::Order { epoch, order }).await,
+            Some(Input::Fatal { code, why }) => self.over(code, &why),
+            _ => {}
+        }
+    }
+
+    fn over(&mut self, code: i32, why: &str) {
+        say(&json!({"end": code, "why": why}));
+        self.end = Some(code);
+    }
+
+    async fn line(&mut self, line: &str) {
+        match line {
+            "done" | "failed" => {
+                self.finished = true;
+                self.exited(Outcome::Code(i32::from(line == "failed"))).await;
+            }
+            _ => {
+                // Asked for a new world while the old one runs: its workers have failed here.
+                if self.running.is_some() && self.to_end.is_none() {
+                    self.exited(Outcome::Code(1)).await;
+                }
+                self.gone().await;
+            }
+        }
+    }
+
+    async fn exited(&mut self, outcome: Outcome) {
+        let Some(generation) = self.running else { return };
+        let message = "its torchrun agent says so".to_owned();
+        self.event(Event::WorkerExited { generation, local_rank: 0, pid: 0, outcome, message }).await;
+    }
+
+    /// What was to be ended is gone: torchrun's agent asks for the next world only then.
+    async fn gone(&mut self) {
+        let Some(generation) = self.to_end.take() else { return };
+        self.running = None;
+        if let Err(e) = self.store.renew().await {
+            return self.over(1, &format!("no port for the process group's store: {e}"));
+        }
+        let store_port = self.store.port();
+        self.event(Event::WorkersGone { generation, store_port }).await;
+    }
+
+    async fn event(&mut self, event: Event) {
+        self.latest = self.now();
+        self.core.handle(self.latest, event);
+        let mut gone = false;
+        while let Some(command) = self.core.poll() {
+            match command {
+                Command::Send(report) => {
+                    if let Some(link) = &self.link {
+                        let _ = link.send(ToCoordinator::Report(report));
+                    }
+                }
+                Command::Spawn { generation, place, .. } => {
+                    self.running = Some(generation);
+                    self.store.open();
+                    say(
+                        &json!({"generation": generation, "rank": place.group_rank, "world_size": place.group_world_size,
+                        "host": place.leader_host, "port": place.leader_port}),
+                    );
+                }
+                Command::Kill { generation, .. } => {
+                    self.to_end = Some(generation);
+                    gone = self.finished;
+                    say(&json!({"waiting": true}));
+                }
+                Command::Exit { code, why, .. } => self.over(code, &why),
+                _ => {}
+            }
+        }
+        if gone {
+            Box::pin(self.gone()).await;
+        }
+    }
+}
