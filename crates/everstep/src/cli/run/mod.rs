@@ -90,7 +90,10 @@ pub fn rendezvous(o: &Options) -> Result<i32, Failure> {
         shutdown_grace: Duration::ZERO,
         stop_signals: Vec::new(),
     };
-    let end = runtime()?.block_on(crate::agent::external::run(config, target));
+    let runtime = runtime()?;
+    let end = runtime.block_on(crate::agent::external::run(config, target));
+    // A read of standard input may be waiting for ever.
+    runtime.shutdown_background();
     end.map_err(|e| Failure { code: 1, why: format!("cannot take part in the rendezvous: {e}") })
 }
 
