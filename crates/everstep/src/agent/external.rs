@@ -30,8 +30,8 @@ struct External {
     running: Option<Generation>,
     /// They are to be ended before anything else happens.
     to_end: Option<Generation>,
-    /// torchrun's agent has ended them, and will not ask again.
-    finished: bool,
+    /// torchrun's agent has ended them: it wants the next place, or none any more.
+    stopped: bool,
     end: Option<i32>,
 }
 
@@ -55,7 +55,7 @@ pub async fn run(mut config: Config, target: Target) -> std::io::Result<i32> {
         store,
         running: None,
         to_end: None,
-        finished: false,
+        stopped: true,
         end: None,
     };
     while external.end.is_none() {
@@ -114,10 +114,11 @@ impl External {
     async fn line(&mut self, line: &str) {
         match line {
             "done" | "failed" => {
-                self.finished = true;
+                self.stopped = true;
                 self.exited(Outcome::Code(i32::from(line == "failed"))).await;
             }
             _ => {
+                self.stopped = true;
                 // Asked for a new world while the old one runs: its workers have failed here.
                 if self.running.is_some() && self.to_end.is_none() {
                     self.exited(Outcome::Code(1)).await;
@@ -157,6 +158,7 @@ impl External {
                 }
                 Command::Spawn { generation, place, .. } => {
                     self.running = Some(generation);
+                    self.stopped = false;
                     self.store.open();
                     say(
                         &json!({"generation": generation, "rank": place.group_rank, "world_size": place.group_world_size,
@@ -165,7 +167,7 @@ impl External {
                 }
                 Command::Kill { generation, .. } => {
                     self.to_end = Some(generation);
-                    gone = self.finished;
+                    gone = self.stopped;
                     say(&json!({"waiting": true}));
                 }
                 Command::Exit { code, why, .. } => self.over(code, &why),
