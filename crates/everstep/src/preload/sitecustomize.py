@@ -66,10 +66,10 @@ class _WhenTorchComes:
 if "EVERSTEP_PRELOAD" in os.environ:
     _leave_path()
     # Another sitecustomize, the one that would have been found without us.
-    del sys.modules["sitecustomize"]
+    _own = sys.modules.pop("sitecustomize")
     try:
         import sitecustomize  # noqa: F401
     except ImportError:
-        sys.modules["sitecustomize"] = sys
+        sys.modules["sitecustomize"] = _own
     if "EVERSTEP_BOARD" in os.environ:
         sys.meta_path.insert(0, _WhenTorchComes())
