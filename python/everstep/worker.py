@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import os
 import signal
@@ -17,6 +18,8 @@ from ._internal import Agent, AgentError, Board
 
 Scope = Literal["user", "process", "node", "fabric", "storage", "unknown"]
 F = TypeVar("F", bound=Callable[..., Any])
+#: The agent's question for stacks: SIGRTMIN + 6 of glibc.
+_STACKS_SIGNAL = 40
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,22 @@ class _Worker:
             return
         self.board = board
         board.set("Attached", 1)
+        self._offer_stacks(board)
         main = threading.main_thread().ident
         if main is not None:
             board.start_pulse(main)
+
+    def _offer_stacks(self, board: Board) -> None:
+        """A hung worker's agent asks where its threads are; the answer needs neither interpreter nor lock."""
+        path = os.environ.get("EVERSTEP_STACKS")
+        if not path:
+            return
+        try:
+            self._stacks = open(path, "w")  # noqa: SIM115 - open as long as the process lives
+            faulthandler.register(_STACKS_SIGNAL, file=self._stacks, all_threads=True, chain=False)
+        except (OSError, ValueError, RuntimeError):
+            return  # no such directory, or no such signal: then without stacks
+        board.set("Stacks", 1)
 
     @property
     def agent(self) -> Agent | None:

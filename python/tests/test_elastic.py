@@ -121,3 +121,20 @@ def test_goodput_counts_new_steps_over_held_time(env, tmp_path):
     assert job["new_steps"] == 100 and job["repeated_steps"] == 0 and 0.1 < job["goodput"] < 1
     missing = subprocess.run([EVERSTEP, "goodput", "nobody"], env=env, capture_output=True, text=True)
     assert missing.returncode == 1 and "no records of job nobody" in missing.stderr
+
+
+def test_a_hung_worker_says_where_it_hangs(env, tmp_path):
+    script = tmp_path / "h.py"
+    script.write_text(
+        "import time, everstep\n"
+        "def stuck_here():\n"
+        "    while True: pass\n"
+        "for i in range(1, 200):\n"
+        "    everstep.heartbeat(i); time.sleep(0.02)\n"
+        "stuck_here()\n"
+    )
+    line = [EVERSTEP, "run", "--standalone", "--name", "stuck", "--max-restarts", "0", "--detect-timeout", "1s", str(script)]
+    done = subprocess.run(line, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "hung" in done.stderr, done.stderr
+    said = subprocess.run([EVERSTEP, "logs", "stuck", "--first-cause"], env=env, capture_output=True, text=True, check=True).stdout
+    assert "stuck_here" in said and "stacks" in said, said

@@ -72,6 +72,8 @@ words! {
     ZeroLine = 20,
     /// 1 when TERM only sets a flag in the worker.
     FlagsStop = 21,
+    /// 1 once the worker writes down its stacks when it is asked to.
+    Stacks = 22,
     /// From the agent: wait at the end of this step, plus 1, for the next world; 0: go on.
     HoldAt = 28,
     /// From the agent: the job is stopping; the signal's number.

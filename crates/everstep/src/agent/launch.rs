@@ -136,6 +136,8 @@ impl Template {
         set("EVERSTEP_NODE", self.node.clone());
         set("EVERSTEP_GENERATION", start.generation.0.to_string());
         set("EVERSTEP_LOCAL_RANK", local.to_string());
+        let stacks = self.streams.stacks(start.restarts, local);
+        set("EVERSTEP_STACKS", stacks.display().to_string());
         set("EVERSTEP_SOCKET", self.socket.display().to_string());
         set("EVERSTEP_SPILL", crate::places::node_spill(&self.job, &self.node).display().to_string());
         set("EVERSTEP_BOARD", board_path(&self.memory, local).display().to_string());

@@ -5,6 +5,9 @@ use crate::guard::protocol::Output;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+/// Name of the file with the stacks of a hung worker.
+pub const STACKS_FILE: &str = "stacks.txt";
+
 /// A stream choice per local rank, as `-r` and `-t` say it: 0 none, 1 out, 2 err, 3 both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Std {
@@ -88,6 +91,11 @@ impl Streams {
             return String::new();
         }
         attempt(&self.logs, restarts).join(local_rank.to_string()).join("error.json").display().to_string()
+    }
+
+    /// Where a worker writes the stacks of its threads when it is asked to.
+    pub fn stacks(&self, restarts: u32, local_rank: u32) -> PathBuf {
+        attempt(&self.kept, restarts).join(local_rank.to_string()).join(STACKS_FILE)
     }
 
     /// Prefix of a worker's teed lines.

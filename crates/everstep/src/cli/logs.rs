@@ -1,6 +1,7 @@
 //! `everstep logs`: what the workers of a job wrote on this machine.
 
 use super::Failure;
+use crate::agent::streams::STACKS_FILE;
 use crate::places;
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -39,6 +40,14 @@ fn agents(job: &str) -> Vec<serde_json::Value> {
     files.filter_map(|p| serde_json::from_slice(&std::fs::read(p).ok()?).ok()).collect()
 }
 
+/// Where the logs of a node's workers are: what the user asked for, and what is kept anyway.
+fn roots(agent: &serde_json::Value) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> =
+        ["logs", "kept"].iter().filter_map(|k| agent[*k].as_str().map(PathBuf::from)).collect();
+    found.dedup();
+    found
+}
+
 fn first_cause(job: &str, agents: &[serde_json::Value]) -> Option<()> {
     let store = agents.first()?["store"].as_str()?;
     let events = std::fs::read_to_string(crate::coordinator::events_file(Path::new(store))).ok()?;
@@ -53,17 +62,22 @@ fn first_cause(job: &str, agents: &[serde_json::Value]) -> Option<()> {
     );
     println!("incident {}, generation {}, at {}", opened["incident"], opened["generation"], incident["ts"]);
     let failure = failure?;
-    let logs = PathBuf::from(agents.iter().find(|a| a["node"] == node)?["logs"].as_str()?);
-    let attempts = entries(&logs);
+    let roots = roots(agents.iter().find(|a| a["node"] == node)?);
     let restarts = facts.iter().rev().find_map(|f| {
         Some(&f["fact"]["GenerationStarted"]).filter(|g| g["generation"] == opened["generation"])?["restarts"].as_u64()
     });
-    let attempt = restarts.map(|r| logs.join(format!("attempt_{r}"))).or(attempts.last().cloned())?;
-    let stderr = attempt.join(failure.local_rank.to_string()).join("stderr.log");
-    let text = std::fs::read_to_string(&stderr).ok()?;
+    let worker = format!("attempt_{}/{}", restarts.unwrap_or(0), failure.local_rank);
+    let found = |name: &str| roots.iter().map(|r| r.join(&worker).join(name)).find(|p| p.is_file());
+    // A hang is explained by where it hangs, everything else by what was said last.
+    let stacks = found(STACKS_FILE).filter(|p| std::fs::metadata(p).is_ok_and(|m| m.len() > 0));
+    let (path, first, count) = match &stacks {
+        Some(path) => (path.clone(), "stacks of its threads", 40),
+        None => (found("stderr.log")?, "last lines", 8),
+    };
+    let text = std::fs::read_to_string(&path).ok()?;
     let lines: Vec<&str> = text.lines().collect();
-    println!("last lines of {}:", stderr.display());
-    for line in &lines[lines.len().saturating_sub(8)..] {
+    println!("{first}, {}:", path.display());
+    for line in &lines[lines.len().saturating_sub(count)..] {
         println!("  {line}");
     }
     Some(())
@@ -87,8 +101,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         return Ok(0);
     }
     for agent in &agents {
-        let logs = PathBuf::from(agent["logs"].as_str().unwrap_or_default());
-        for attempt in entries(&logs) {
+        for attempt in roots(agent).iter().flat_map(|r| entries(r)) {
             for worker in entries(&attempt) {
                 let local = worker.file_name().and_then(|n| n.to_str()).unwrap_or("?").to_owned();
                 if o.rank.is_some_and(|r| r.to_string() != local) {
