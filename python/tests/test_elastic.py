@@ -138,3 +138,18 @@ def test_a_hung_worker_says_where_it_hangs(env, tmp_path):
     assert done.returncode == 1 and "hung" in done.stderr, done.stderr
     said = subprocess.run([EVERSTEP, "logs", "stuck", "--first-cause"], env=env, capture_output=True, text=True, check=True).stdout
     assert "stuck_here" in said and "stacks" in said, said
+
+
+def test_torchrun_meets_through_everstep(env, tmp_path):
+    port, root = free_port(), Path(__file__).resolve().parent.parent.parent
+    torchrun = str(Path(EVERSTEP).parent / "torchrun")
+    line = [torchrun, "--nnodes", "2", "--rdzv-backend", "everstep", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "meet"]
+    line += ["--local-addr", "127.0.0.1", "--max-restarts", "1", PLAIN, "--steps", "200", "--out", str(tmp_path)]
+    nodes = [subprocess.Popen(line, env=env, cwd=root, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    log = tmp_path / "log-1"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and len(log.read_text().splitlines()) > 40) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(int(log.read_text().split()[4]), signal.SIGKILL)
+    assert [n.wait(90) for n in nodes] == [0, 0], [n.stderr.read()[-2000:] for n in nodes]
+    assert log.read_text().count("start ") == 2
