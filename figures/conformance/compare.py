@@ -93,6 +93,8 @@ def _reduce(case: Case, tmp: Path, codes: list[int], port: int, given: dict[str,
     workers = {}
     for note in sorted((tmp / "notes").glob("*.json")):
         seen = json.loads(note.read_text())
+        # By which of its names the interpreter is called depends on how pip was.
+        seen["executable"] = re.sub(r"python[\d.]*$", "python", seen["executable"])
         # What the launcher has left alone says nothing of it.
         environment = {k: plain(v) for k, v in seen.pop("environment").items() if given.get(k) != v or k in RANK_VARIABLES}
         if environment.get("MASTER_ADDR") in (socket.getfqdn(), socket.gethostname()):
