@@ -89,7 +89,7 @@ def test_a_world_shrinks_and_grows_with_nothing_lost():
             c.start(1)
             c.wait_for(lambda: c.facts("Growing"), 60, "growth")
             assert [a.wait(120) for a in c.agents.values()] == [0, 0, 0], c.output()[-3000:]
-            assert [f["world_size"] for f in c.facts("GenerationStarted")] == [3, 2, 3]
+            assert [f["world_size"] for f in c.facts("GenerationStarted")] == [3, 2, 3], (c.facts("IncidentOpened"), c.output()[-5000:])
             assert [f["steps_lost"] for f in c.facts("Restored")] == [0, 0, 0]
         assert elastic.unaccounted(out, 300) == 0
 

@@ -6,8 +6,9 @@
 
 use crate::arena::{Label, REGION_AT, Slot};
 use crate::board::{Board, Word};
-use crate::format::digest::{CHUNK_BYTES, crc};
+use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::{Index, Tensor};
+use crate::fused::Running;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -66,7 +67,8 @@ pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> i
         if source.eager {
             // SAFETY: the caller promises that the source is readable.
             unsafe { slot.map().write_from(REGION_AT + at, source.address as *const u8, source.bytes)? };
-        } else if source.bytes > 0 {
+        }
+        if source.bytes > 0 {
             pieces.push((at, *source));
         }
         at += source.bytes;
@@ -84,7 +86,7 @@ pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> i
     Ok(Capture { thread: Some(thread), step })
 }
 
-/// Copies the lazy pieces chunk by chunk and returns the checksum of every chunk.
+/// Copies the lazy pieces chunk by chunk, each byte read once, and returns the checksum of every chunk.
 fn copy_chunks(slot: &Slot, bytes: usize, pieces: &[(usize, Source)], threads: usize) -> io::Result<Vec<u64>> {
     let chunks = bytes.div_ceil(CHUNK_BYTES);
     let next = AtomicUsize::new(0);
@@ -97,16 +99,20 @@ fn copy_chunks(slot: &Slot, bytes: usize, pieces: &[(usize, Source)], threads: u
             }
             let (from, to) = (chunk * CHUNK_BYTES, ((chunk + 1) * CHUNK_BYTES).min(bytes));
             let first = pieces.partition_point(|(at, s)| at + s.bytes <= from);
+            let mut sum = Running::default();
             for (at, source) in pieces[first..].iter().take_while(|(at, _)| *at < to) {
                 let (start, end) = ((*at).max(from), (at + source.bytes).min(to));
+                if source.eager {
+                    sum.read(slot.map().bytes(REGION_AT + start, end - start).unwrap_or_default());
+                    continue;
+                }
                 // SAFETY: within the source (start >= at, end <= at + bytes), which the caller of `start` keeps readable.
                 unsafe {
                     let address = (source.address + (start - at)) as *const u8;
-                    slot.map().write_from(REGION_AT + start, address, end - start)?;
+                    slot.map().sum_from(REGION_AT + start, address, end - start, &mut sum)?;
                 }
             }
-            let written = slot.map().bytes(REGION_AT + from, to - from).unwrap_or_default();
-            done.push((chunk, crc(written)));
+            done.push((chunk, sum.value()));
         }
     };
     let parts = std::thread::scope(|scope| {

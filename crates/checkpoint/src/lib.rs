@@ -10,6 +10,7 @@
 pub mod arena;
 pub mod board;
 pub mod capture;
+pub mod fused;
 pub mod format;
 pub mod persist;
 pub mod restore;

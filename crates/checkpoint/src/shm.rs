@@ -1,5 +1,6 @@
 //! Mapped files: the only home of `unsafe` for shared memory.
 
+use crate::fused::Running;
 use memmap2::{MmapOptions, MmapRaw};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -110,6 +111,34 @@ impl Mapping {
         unsafe { self.write_from(offset, bytes.as_ptr(), bytes.len()) }
     }
 
+    /// As [`Mapping::write_from`], with a checksum over what is copied, in one pass.
+    ///
+    /// # Safety
+    /// As [`Mapping::write_from`]; nobody else writes there meanwhile.
+    ///
+    /// # Errors
+    /// `InvalidInput` when they do not fit.
+    pub unsafe fn sum_from(&self, offset: usize, source: *const u8, len: usize, sum: &mut Running) -> io::Result<()> {
+        self.check(offset, len)?;
+        // SAFETY: the target is in bounds (checked), the rest is the caller's promise.
+        unsafe { sum.copy(self.map.as_mut_ptr().add(offset), source, len) };
+        Ok(())
+    }
+
+    /// The address of `len` bytes that a system call is to fill.
+    ///
+    /// # Errors
+    /// `InvalidInput` when they do not fit.
+    pub fn target(&self, offset: usize, len: usize) -> io::Result<*mut u8> {
+        self.check(offset, len)?;
+        Ok(self.map.as_mut_ptr().wrapping_add(offset))
+    }
+
+    fn check(&self, offset: usize, len: usize) -> io::Result<()> {
+        let fits = offset.checked_add(len).is_some_and(|end| end <= self.len());
+        fits.then_some(()).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "does not fit into the mapping"))
+    }
+
     /// Copies `len` bytes from `source`.
     ///
     /// # Safety
@@ -118,8 +147,7 @@ impl Mapping {
     /// # Errors
     /// `InvalidInput` when they do not fit.
     pub unsafe fn write_from(&self, offset: usize, source: *const u8, len: usize) -> io::Result<()> {
-        let end = offset.checked_add(len).filter(|e| *e <= self.len());
-        end.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "does not fit into the mapping"))?;
+        self.check(offset, len)?;
         // SAFETY: the target is in bounds (checked), the source is the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(source, self.map.as_mut_ptr().add(offset), len) };
         Ok(())

@@ -17,10 +17,12 @@ pub mod id;
 pub mod invariant;
 pub mod message;
 pub mod order;
+pub mod placement;
 #[cfg(feature = "planted")]
 pub mod planted;
 pub mod slow;
 pub mod spec;
+pub mod survival;
 pub mod time;
 
 /// True when the named bug is switched on. Always false outside the simulator's planted-bug runs.

@@ -1,0 +1,116 @@
+//! Who keeps whose replicas: Gemini's Algorithm 1 (§4), over nodes ordered so that a group does not share a failure
+//! domain.
+
+use std::collections::BTreeMap;
+
+/// How copies are laid out over nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// Groups of k; what is left joins the last group, which then is a ring. Groups only, when k divides the nodes.
+    Mixed,
+    /// One ring: each node's copies lie on the k−1 nodes before it.
+    Ring,
+}
+
+/// Groups of consecutive positions `0..nodes` for `k` copies of each (its own included), with each group's ends.
+#[must_use]
+pub fn groups(nodes: usize, k: usize, scheme: Scheme) -> Vec<(usize, usize)> {
+    let k = k.clamp(1, nodes.max(1));
+    let count = if scheme == Scheme::Ring { 1 } else { nodes / k };
+    (0..count).map(|g| (g * k, if g + 1 == count { nodes } else { (g + 1) * k })).collect()
+}
+
+/// For each node in `0..nodes`, the nodes that keep its replicas: k−1 of them, or all others when there are fewer.
+#[must_use]
+pub fn holders(nodes: usize, k: usize, scheme: Scheme) -> Vec<Vec<usize>> {
+    let copies = k.clamp(1, nodes.max(1)) - 1;
+    let mut found = Vec::with_capacity(nodes);
+    for (start, end) in groups(nodes, k, scheme) {
+        let size = end - start;
+        // In a group of k, the k−1 to the left in a circle are all the others.
+        found.extend((0..size).map(|i| (1..=copies).map(|back| start + (i + size - back % size) % size).collect()));
+    }
+    found
+}
+
+/// Positions `0..domains.len()` in an order in which neighbours lie in different failure domains as far as there are
+/// enough of them: one of the largest domain left, then one of the next largest, and so on. Without domains: as they are.
+#[must_use]
+pub fn spread(domains: &[&str]) -> Vec<usize> {
+    let mut by_domain: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (i, domain) in domains.iter().enumerate() {
+        by_domain.entry(domain).or_default().push(i);
+    }
+    if by_domain.len() <= 1 {
+        return (0..domains.len()).collect();
+    }
+    // Round by round through the domains, the largest first: neighbours differ until one domain is all that is left.
+    let mut columns: Vec<Vec<usize>> = by_domain.into_values().collect();
+    columns.sort_by_key(|c| (std::cmp::Reverse(c.len()), c.first().copied()));
+    let rounds = columns.first().map_or(0, Vec::len);
+    (0..rounds).flat_map(|r| columns.iter().filter_map(move |c| c.get(r).copied())).collect()
+}
+
+/// For each of the nodes, given with their failure domains, who keeps its replicas.
+#[must_use]
+pub fn place(domains: &[&str], replicas: usize) -> Vec<Vec<usize>> {
+    let order = spread(domains);
+    let by_position = holders(order.len(), replicas + 1, Scheme::Mixed);
+    let mut found = vec![Vec::new(); order.len()];
+    for (position, node) in order.iter().enumerate() {
+        if let (Some(place), Some(holders)) = (found.get_mut(*node), by_position.get(position)) {
+            *place = holders.iter().filter_map(|h| order.get(*h).copied()).collect();
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_papers_examples() {
+        assert_eq!(holders(4, 2, Scheme::Mixed), vec![vec![1], vec![0], vec![3], vec![2]]);
+        // Five nodes, two copies: a pair, and three in a ring.
+        assert_eq!(holders(5, 2, Scheme::Mixed), vec![vec![1], vec![0], vec![4], vec![2], vec![3]]);
+        assert_eq!(holders(1, 2, Scheme::Mixed), vec![Vec::<usize>::new()]);
+        assert_eq!(holders(2, 3, Scheme::Mixed), vec![vec![1], vec![0]]);
+        assert!(holders(0, 2, Scheme::Mixed).is_empty());
+    }
+
+    #[test]
+    fn a_group_does_not_share_a_domain_where_that_is_possible() {
+        assert_eq!(place(&["a", "a", "b", "b"], 1), vec![vec![2], vec![3], vec![0], vec![1]]);
+        assert_eq!(place(&["", "", "", ""], 1), vec![vec![1], vec![0], vec![3], vec![2]]);
+    }
+
+    proptest! {
+        #[test]
+        fn everybody_has_k_copies_on_different_nodes_and_keeps_as_many(
+            domains in prop::collection::vec(0u8..5, 1..40), replicas in 0usize..5,
+        ) {
+            let names: Vec<String> = domains.iter().map(u8::to_string).collect();
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let found = place(&names, replicas);
+            let copies = replicas.min(names.len() - 1);
+            let mut kept = vec![0; names.len()];
+            for (node, holders) in found.iter().enumerate() {
+                let distinct: std::collections::BTreeSet<_> = holders.iter().collect();
+                prop_assert!(holders.len() == copies && distinct.len() == copies && !holders.contains(&node));
+                holders.iter().for_each(|h| kept[*h] += 1);
+            }
+            prop_assert!(kept.iter().all(|n| *n == copies));
+        }
+
+        #[test]
+        fn even_domains_are_never_shared(sizes in 1usize..6, domains in 2usize..6) {
+            let names: Vec<String> = (0..sizes * domains).map(|i| (i / sizes).to_string()).collect();
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            for (node, holders) in place(&names, domains - 1).iter().enumerate() {
+                prop_assert!(holders.iter().all(|h| names[*h] != names[node]));
+            }
+        }
+    }
+}
