@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import functools
 import os
@@ -20,6 +21,8 @@ Scope = Literal["user", "process", "node", "fabric", "storage", "unknown"]
 F = TypeVar("F", bound=Callable[..., Any])
 #: The agent's question for stacks: SIGRTMIN + 6 of glibc.
 _STACKS_SIGNAL = 40
+#: Taking down a process may last this long (freed memory, communicators, exporters).
+_EXIT_TIMEOUT = timedelta(seconds=60)
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,21 @@ class _Worker:
         main = threading.main_thread().ident
         if main is not None:
             board.start_pulse(main)
+        self._mark_exit()
+
+    def _mark_exit(self) -> None:
+        """While the interpreter takes itself down it answers to nobody, which is no hang yet."""
+        pid = os.getpid()
+
+        def leaving() -> None:
+            if os.getpid() == pid:
+                self.sections.append(("exit", int(_EXIT_TIMEOUT.total_seconds() * 1000)))
+                _show_section(self)
+
+        try:
+            threading._register_atexit(leaving)  # type: ignore[attr-defined] # before anything is torn down
+        except (AttributeError, RuntimeError):
+            atexit.register(leaving)
 
     def _offer_stacks(self, board: Board) -> None:
         """A hung worker's agent asks where its threads are; the answer needs neither interpreter nor lock."""

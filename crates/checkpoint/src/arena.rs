@@ -1,8 +1,9 @@
 //! The arena: per worker a few slots on tmpfs, each holding one captured step. Slots survive the
 //! death of the worker and of the agent.
 //!
-//! Slot protocol: FREE → WRITING → SEALED (→ DURABLE). One writer; sealing is one release store
-//! after everything else is in place. A crash while WRITING leaves the other slots untouched.
+//! Slot protocol: FREE → WRITING → SEALED (→ REPLICATED(n) → DURABLE, which are notes for people). One writer; sealing
+//! is one release store after everything else is in place. A crash while WRITING leaves the other slots untouched.
+//! State and pins share a word, so that nobody can begin to write what somebody else has just pinned.
 //!
 //! ```text
 //!  0        4096                      index_at            end
@@ -15,17 +16,18 @@
 use crate::format::digest::{CHUNK_BYTES, crc};
 use crate::format::shard::Index;
 use crate::shm::Mapping;
+use everstep_core::message::Purpose;
 use everstep_wire::limits::INDEX_BYTES_MAX;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 const MAGIC: u64 = 0x3174_6f6c_7370_6574; // "tepslot1"
 /// Where the region begins.
 pub const REGION_AT: usize = 4096;
 
 const STATE: usize = 1;
-const PINS: usize = 2;
 const FIRST_SUMMED: usize = 3;
 const JOB: usize = 3;
 const RANK: usize = 4;
@@ -36,7 +38,26 @@ const INDEX_BYTES: usize = 8;
 const INDEX_CRC: usize = 9;
 const REGION_BYTES: usize = 10;
 const WORLD: usize = 11;
-const SUM: usize = 12;
+const PURPOSE: usize = 12;
+const SHARED: usize = 13;
+const SUM: usize = 14;
+const SEALED_AT: usize = 15;
+const REPLICAS: usize = 16;
+const DURABLE: usize = 17;
+
+const WRITING: u64 = 1;
+const SEALED: u64 = 2;
+const QUARANTINED: u64 = 3;
+const STATE_MASK: u64 = 0xff;
+
+/// Who still needs a sealed slot; such a slot is not written again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pin {
+    /// It goes to durable storage.
+    Persist = 1 << 8,
+    /// It goes to other nodes, or is the version that all nodes hold.
+    Replicate = 1 << 9,
+}
 
 /// State of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +85,21 @@ pub struct Label {
     pub generation: u64,
     /// State after this many steps.
     pub step: u64,
+    /// Why it goes to durable storage, if it does.
+    pub purpose: Purpose,
+    /// Every rank holds the same, so that it can stand for any rank's.
+    pub shared: bool,
+}
+
+/// What became of a sealed slot, for people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Notes {
+    /// When it was sealed, in seconds since 1970.
+    pub sealed_at: u64,
+    /// Copies that other nodes have.
+    pub replicas: u64,
+    /// It is on durable storage, too.
+    pub durable: bool,
 }
 
 /// Why a slot cannot be read.
@@ -103,18 +139,18 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Makes room for a slot, keeping what an equally large one already holds.
+    /// Makes room for a slot of at least `bytes`, keeping what it already holds.
     ///
     /// # Errors
     /// Those of the file system; `StorageFull` when memory is short.
     pub fn reserve(path: &Path, bytes: u64) -> io::Result<Self> {
-        if std::fs::metadata(path).is_ok_and(|m| m.len() != bytes) {
-            std::fs::remove_file(path)?;
-        }
-        match Mapping::create(path, bytes) {
+        let held = std::fs::metadata(path).map_or(0, |m| m.len());
+        match Mapping::create(path, bytes.max(held)) {
             Ok(map) => Ok(Slot { map, path: path.into() }),
             Err(e) => {
-                let _ = std::fs::remove_file(path);
+                if held == 0 {
+                    let _ = std::fs::remove_file(path);
+                }
                 Err(e)
             }
         }
@@ -158,31 +194,75 @@ impl Slot {
         if self.get(0) != MAGIC {
             return State::Free;
         }
-        match self.get(STATE) {
-            1 => State::Writing,
-            2 => State::Sealed,
-            3 => State::Quarantined,
+        match self.get(STATE) & STATE_MASK {
+            WRITING => State::Writing,
+            SEALED => State::Sealed,
+            QUARANTINED => State::Quarantined,
             _ => State::Free,
         }
     }
 
-    /// Somebody (persist) still reads this slot.
+    /// Somebody still needs this slot.
     #[must_use]
     pub fn pinned(&self) -> bool {
-        self.get(0) == MAGIC && self.get(PINS) != 0
+        self.get(0) == MAGIC && self.get(STATE) & !STATE_MASK != 0
     }
 
-    /// Pins or releases.
-    pub fn pin(&self, pinned: bool) {
-        self.set(PINS, u64::from(pinned));
+    /// This need is there.
+    #[must_use]
+    pub fn pinned_for(&self, pin: Pin) -> bool {
+        self.get(0) == MAGIC && self.get(STATE) & pin as u64 != 0
     }
 
-    /// Begins to write: what the slot held is gone.
-    pub fn begin(&self) {
-        self.set(STATE, 1);
-        self.set(0, MAGIC);
+    /// Pins a sealed slot; false when it is not sealed (any more). Who pins must look at the label after that.
+    #[must_use]
+    pub fn pin(&self, pin: Pin) -> bool {
+        let word = self.map.word(STATE * 8);
+        let sealed = |w: u64| (w & STATE_MASK == SEALED).then_some(w | pin as u64);
+        self.get(0) == MAGIC && word.fetch_update(Ordering::AcqRel, Ordering::Acquire, sealed).is_ok()
+    }
+
+    /// Takes a pin away.
+    pub fn release(&self, pin: Pin) {
+        self.map.word(STATE * 8).fetch_and(!(pin as u64), Ordering::AcqRel);
+    }
+
+    /// Begins to write: what the slot held is gone. False when it is pinned.
+    #[must_use]
+    pub fn begin(&self) -> bool {
+        let word = self.map.word(STATE * 8);
+        if self.get(0) == MAGIC {
+            let free = |w: u64| (w & !STATE_MASK == 0).then_some(WRITING);
+            if word.fetch_update(Ordering::AcqRel, Ordering::Acquire, free).is_err() {
+                return false;
+            }
+        } else {
+            word.store(WRITING, Ordering::Release);
+            self.set(0, MAGIC);
+        }
         self.set(SUM, 0);
-        self.set(PINS, 0);
+        true
+    }
+
+    /// Notes for people.
+    #[must_use]
+    pub fn notes(&self) -> Notes {
+        Notes { sealed_at: self.get(SEALED_AT), replicas: self.get(REPLICAS), durable: self.get(DURABLE) != 0 }
+    }
+
+    /// Notes how many copies other nodes have.
+    pub fn note_replicas(&self, replicas: u64) {
+        self.set(REPLICAS, replicas);
+    }
+
+    /// Notes that it is on durable storage.
+    pub fn note_durable(&self) {
+        self.set(DURABLE, 1);
+    }
+
+    /// Found damaged: never read again.
+    pub fn quarantine(&self) {
+        self.set(STATE, QUARANTINED);
     }
 
     /// Bytes that a region may have beside an index of `index_bytes`.
@@ -195,27 +275,45 @@ impl Slot {
     ///
     /// # Errors
     /// When the index does not fit.
-    pub fn seal(&self, label: Label, index: &Index, pin: bool) -> io::Result<()> {
-        let json = serde_json::to_vec(index).map_err(io::Error::other)?;
-        let at = REGION_AT as u64 + index.bytes().next_multiple_of(4096);
-        self.map.write(usize::try_from(at).map_err(io::Error::other)?, &json)?;
+    pub fn seal(&self, label: Label, index: &Index, pin: Option<Pin>) -> io::Result<()> {
+        self.describe(label, &serde_json::to_vec(index).map_err(io::Error::other)?, index.bytes())?;
+        self.finish(pin);
+        Ok(())
+    }
+
+    /// Writes down what the region of a slot holds or will hold, without sealing it.
+    ///
+    /// # Errors
+    /// When the index does not fit.
+    pub fn describe(&self, label: Label, index: &[u8], region: u64) -> io::Result<()> {
+        let at = REGION_AT as u64 + region.next_multiple_of(4096);
+        self.map.write(usize::try_from(at).map_err(io::Error::other)?, index)?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         for (word, value) in [
             (JOB, label.job),
             (RANK, label.rank),
             (WORLD, label.world_size),
             (GENERATION, label.generation),
             (STEP, label.step),
+            (PURPOSE, label.purpose as u64),
+            (SHARED, u64::from(label.shared)),
             (INDEX_AT, at),
-            (INDEX_BYTES, json.len() as u64),
-            (INDEX_CRC, crc(&json)),
-            (REGION_BYTES, index.bytes()),
+            (INDEX_BYTES, index.len() as u64),
+            (INDEX_CRC, crc(index)),
+            (REGION_BYTES, region),
+            (SEALED_AT, now),
+            (REPLICAS, 0),
+            (DURABLE, 0),
         ] {
             self.set(word, value);
         }
         self.set(SUM, self.sum());
-        self.set(PINS, u64::from(pin));
-        self.set(STATE, 2);
         Ok(())
+    }
+
+    /// The seal, after everything else is in place.
+    pub fn finish(&self, pin: Option<Pin>) {
+        self.set(STATE, SEALED | pin.map_or(0, |p| p as u64));
     }
 
     fn sum(&self) -> u64 {
@@ -230,6 +328,39 @@ impl Slot {
         if self.state() != State::Sealed {
             return Err(SlotError::NotSealed);
         }
+        let (label, json) = self.described()?;
+        let index = self.parse(json)?;
+        Ok((label, index))
+    }
+
+    /// The label alone, verified: cheap, whatever the number of tensors.
+    #[must_use]
+    pub fn label(&self) -> Option<Label> {
+        (self.state() == State::Sealed && self.get(SUM) == self.sum()).then(|| self.raw_label())
+    }
+
+    fn raw_label(&self) -> Label {
+        let purpose = match self.get(PURPOSE) {
+            1 => Purpose::Epoch,
+            2 => Purpose::User,
+            _ => Purpose::Recovery,
+        };
+        Label {
+            job: self.get(JOB),
+            rank: self.get(RANK),
+            world_size: self.get(WORLD),
+            generation: self.get(GENERATION),
+            step: self.get(STEP),
+            purpose,
+            shared: self.get(SHARED) != 0,
+        }
+    }
+
+    /// Label and index bytes of a slot that was described, verified against the superblock.
+    ///
+    /// # Errors
+    /// [`SlotError::Damaged`].
+    pub fn described(&self) -> Result<(Label, &[u8]), SlotError> {
         let damaged = |what: &str| SlotError::Damaged(what.into());
         if self.get(SUM) != self.sum() {
             return Err(damaged("superblock"));
@@ -243,18 +374,18 @@ impl Slot {
         if crc(json) != self.get(INDEX_CRC) {
             return Err(damaged("index"));
         }
+        Ok((self.raw_label(), json))
+    }
+
+    fn parse(&self, json: &[u8]) -> Result<Index, SlotError> {
+        let damaged = |what: &str| SlotError::Damaged(what.into());
         let index: Index = serde_json::from_slice(json).map_err(|e| damaged(&e.to_string()))?;
-        if index.bytes() != self.get(REGION_BYTES) || index.crcs.len() != index.chunks() {
+        let bytes = index.checked_bytes().ok_or_else(|| damaged("region length"))?;
+        let fits = (REGION_AT as u64).checked_add(bytes).is_some_and(|end| end <= self.map.len() as u64);
+        if bytes != self.get(REGION_BYTES) || !fits || index.crcs.len() != index.chunks() {
             return Err(damaged("region length"));
         }
-        let label = Label {
-            job: self.get(JOB),
-            rank: self.get(RANK),
-            world_size: self.get(WORLD),
-            generation: self.get(GENERATION),
-            step: self.get(STEP),
-        };
-        Ok((label, index))
+        Ok(index)
     }
 
     /// Verifies everything, region included. A damaged slot is quarantined.
@@ -274,7 +405,7 @@ impl Slot {
             Ok((label, index))
         });
         if matches!(found, Err(SlotError::Damaged(_))) {
-            self.set(STATE, 3);
+            self.quarantine();
         }
         found
     }

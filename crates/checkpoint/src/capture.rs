@@ -4,7 +4,7 @@
 //! returns; parameters and optimizer state are copied while the next iteration computes, and the
 //! next weight update waits for them ([`Capture::wait`], the fence).
 
-use crate::arena::{Label, REGION_AT, Slot};
+use crate::arena::{Label, Pin, REGION_AT, Slot};
 use crate::board::{Board, Word};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::{Index, Tensor};
@@ -42,7 +42,7 @@ pub struct Plan {
     /// Whose, and which step.
     pub label: Label,
     /// Keep the slot until it is on durable storage.
-    pub pin: bool,
+    pub persist: bool,
     /// Threads that copy.
     pub threads: usize,
 }
@@ -53,14 +53,16 @@ pub struct Plan {
 /// Every source must stay readable and, unless eager, unchanged until [`Capture::wait`] returns.
 ///
 /// # Errors
-/// `StorageFull` when the state has outgrown the slot.
+/// `StorageFull` when the state has outgrown the slot; `ResourceBusy` when somebody has just pinned it.
 pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> io::Result<Capture> {
     let mut index = Index { tensors: plan.tensors, crcs: Vec::new() };
     let index_bytes = serde_json::to_vec(&index).map_err(io::Error::other)?.len() + index.chunks() * 21;
     if !slot.fits(index.bytes(), index_bytes as u64) {
         return Err(io::Error::new(io::ErrorKind::StorageFull, "the state has outgrown its slot"));
     }
-    slot.begin();
+    if !slot.begin() {
+        return Err(io::ErrorKind::ResourceBusy.into());
+    }
     let mut at = 0;
     let mut pieces = Vec::with_capacity(plan.sources.len());
     for source in &plan.sources {
@@ -73,11 +75,11 @@ pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> i
         }
         at += source.bytes;
     }
-    let (label, pin, threads) = (plan.label, plan.pin, plan.threads.max(1));
+    let (label, persist, threads) = (plan.label, plan.persist, plan.threads.max(1));
     let step = label.step;
     let thread = std::thread::Builder::new().name("everstep-capture".into()).spawn(move || {
         index.crcs = copy_chunks(&slot, at, &pieces, threads)?;
-        slot.seal(label, &index, pin)?;
+        slot.seal(label, &index, persist.then_some(Pin::Persist))?;
         if let Some(board) = board {
             board.set(Word::Sealed, step + 1);
         }

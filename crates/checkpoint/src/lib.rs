@@ -10,8 +10,10 @@
 pub mod arena;
 pub mod board;
 pub mod capture;
+pub mod direct;
 pub mod fused;
 pub mod format;
 pub mod persist;
 pub mod restore;
+pub mod retain;
 pub mod shm;

@@ -8,8 +8,11 @@
 //! ```
 
 use crate::arena::{REGION_AT, Slot};
+use crate::direct::{ALIGN, Throttle, write_file};
 use crate::format::digest::{combine_chunks, crc};
 use crate::format::manifest::{MANIFEST_FILE, Manifest, VERSION};
+use crate::format::shard::{CHUNKS_KEY, chunks_to_text};
+use crate::retain::{Candidate, Policy, surplus};
 use everstep_core::id::Rank;
 use everstep_core::message::ShardFile;
 use everstep_wire::limits::MANIFEST_BYTES_MAX;
@@ -18,6 +21,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Directory of a published checkpoint.
 #[must_use]
@@ -33,11 +37,18 @@ fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Writes a sealed slot as one rank's shard; the slot must be pinned.
+/// Writes a sealed slot as one rank's shard, past the page cache; the slot must be pinned.
 ///
 /// # Errors
 /// Those of the file system; `InvalidData` when the slot does not hold `step` any more.
-pub fn write_shard(slot: &Slot, directory: &Path, generation: u64, step: u64, rank: Rank) -> io::Result<ShardFile> {
+pub fn write_shard(
+    slot: &Slot,
+    directory: &Path,
+    generation: u64,
+    step: u64,
+    rank: Rank,
+    throttle: &Throttle,
+) -> io::Result<ShardFile> {
     let stale = || io::Error::new(io::ErrorKind::InvalidData, format!("the slot does not hold step {step} any more"));
     let (label, index) = slot.inspect().map_err(io::Error::other)?;
     if label.step != step {
@@ -50,19 +61,22 @@ pub fn write_shard(slot: &Slot, directory: &Path, generation: u64, step: u64, ra
         ("step".to_owned(), step.to_string()),
         ("rank".to_owned(), rank.to_string()),
         ("world_size".to_owned(), label.world_size.to_string()),
+        (CHUNKS_KEY.to_owned(), chunks_to_text(&index.crcs)),
     ]);
     let header = index.safetensors_header(&metadata).map_err(io::Error::other)?;
-    let name = format!("rank-{rank}.safetensors");
-    let mut file = File::create(target.join(&name))?;
-    file.write_all(&header)?;
+    let mut head = memmap2::MmapMut::map_anon(header.len())?;
+    head.copy_from_slice(&header);
     let region = usize::try_from(index.bytes()).map_err(io::Error::other)?;
-    file.write_all(slot.map().bytes(REGION_AT, region).ok_or_else(stale)?)?;
-    file.sync_all()?;
+    let name = format!("rank-{rank}.safetensors");
+    // The index begins on the next page, so whole pages can be written and the last one cut.
+    let body = slot.map().bytes(REGION_AT, region.next_multiple_of(ALIGN)).ok_or_else(stale)?;
+    write_file(&target.join(&name), &head, body, region, throttle)?;
     if slot.inspect().ok().map(|(l, _)| l) != Some(label) {
         return Err(stale());
     }
     let sum = combine_chunks(crc(&header), &index.crcs, index.bytes());
-    Ok(ShardFile { rank, file: name, bytes: header.len() as u64 + index.bytes(), crc: format!("{sum:016x}") })
+    let bytes = header.len() as u64 + index.bytes();
+    Ok(ShardFile { rank, file: name, bytes, crc: format!("{sum:016x}"), purpose: label.purpose })
 }
 
 /// Makes a checkpoint visible. Doing it again changes nothing.
@@ -75,9 +89,10 @@ pub fn publish(directory: &Path, generation: u64, step: u64, shards: &[ShardFile
         version: VERSION,
         step,
         world_size: u32::try_from(shards.len()).map_err(io::Error::other)?,
+        saved_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
         shards: shards.to_vec(),
     };
-    if !from.exists() && read_manifest(&to).is_ok_and(|m| m == manifest) {
+    if !from.exists() && read_manifest(&to).is_ok_and(|m| m.step == step && m.shards == manifest.shards) {
         return Ok(());
     }
     let mut file = File::create(from.join(MANIFEST_FILE))?;
@@ -137,25 +152,37 @@ pub fn list(directory: &Path) -> io::Result<Vec<Found>> {
     Ok(found)
 }
 
-/// Deletes published checkpoints beyond the `keep` newest good ones (at least two stay), and what
-/// generations before `generation` left unpublished. The manifest goes first, so that half a
-/// deletion never looks like a checkpoint.
+/// Deletes published checkpoints that `policy` does not keep, and what generations before
+/// `generation` left unpublished. The manifest goes first, so that half a deletion never looks like a checkpoint.
+/// Returns the steps that went.
 ///
 /// # Errors
 /// Those of the file system.
-pub fn prune(directory: &Path, keep: usize, generation: u64) -> io::Result<()> {
-    let good: Vec<_> = list(directory)?.into_iter().filter(|(_, _, m)| m.is_ok()).collect();
-    for (_, path, _) in good.into_iter().skip(keep.max(2)) {
+pub fn prune(directory: &Path, policy: Policy, generation: u64) -> io::Result<Vec<u64>> {
+    let good: Vec<(Candidate, PathBuf)> = list(directory)?
+        .into_iter()
+        .filter_map(|(step, path, m)| {
+            let m = m.ok()?;
+            Some((Candidate { step, saved_at: m.saved_at, purpose: m.purpose() }, path))
+        })
+        .collect();
+    let go = surplus(policy, &good.iter().map(|(c, _)| *c).collect::<Vec<_>>());
+    for (_, path) in good.iter().filter(|(c, _)| go.contains(&c.step)) {
         fs::remove_file(path.join(MANIFEST_FILE))?;
+        // What follows may be lost half-way, the missing manifest may not.
+        sync_directory(path)?;
         fs::remove_dir_all(path)?;
     }
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let name = entry.file_name();
-        let writer = name.to_str().and_then(|n| n.strip_prefix("step-")?.split_once(".tmp-")?.1.parse::<u64>().ok());
-        if writer.is_some_and(|g| g < generation) {
+        let Some(rest) = name.to_str().and_then(|n| n.strip_prefix("step-")) else { continue };
+        let writer = rest.split_once(".tmp-").and_then(|(_, g)| g.parse::<u64>().ok());
+        // A deletion that a crash cut short leaves shards without a manifest.
+        let emptied = rest.parse::<u64>().is_ok() && !entry.path().join(MANIFEST_FILE).exists();
+        if emptied || writer.is_some_and(|g| g < generation) {
             fs::remove_dir_all(entry.path())?;
         }
     }
-    Ok(())
+    Ok(go)
 }

@@ -1,19 +1,25 @@
-//! Restore: from a slot or a shard file into tensors, verified before the first byte is handed out.
+//! Restore: from a slot or a shard file into tensors. Every chunk is verified in the pass that copies it; a damaged one is
+//! named, so that it can be fetched from elsewhere.
 
-use crate::arena::{Label, REGION_AT, Slot};
-use crate::format::digest::crc;
-use crate::format::shard::{Index, parse_safetensors_header};
+use crate::arena::{Label, REGION_AT, Slot, SlotError};
+use crate::direct::{ALIGN, Source};
+use crate::format::digest::{CHUNK_BYTES, combine_chunks, crc};
+use crate::format::shard::{CHUNKS_KEY, Index, chunks_from_text, parse_safetensors_header};
+use crate::fused::Running;
 use everstep_core::message::ShardFile;
 use everstep_wire::limits::HEADER_BYTES_MAX;
-use memmap2::Mmap;
-use std::fs::File;
+use memmap2::MmapMut;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Chunks that one thread takes at a time: one request to a file.
+const CHUNKS_AT_ONCE: usize = 8;
 
 /// Why a shard cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// The file cannot be opened.
+    /// The file cannot be read.
     #[error("cannot read {path}: {source}")]
     Unreadable {
         /// the file
@@ -29,28 +35,58 @@ pub enum RestoreError {
         /// what is wrong
         what: String,
     },
+    /// Some chunks of the region are not what was written.
+    #[error("{path} is damaged: {} chunks of 1 MiB, the first is number {}", chunks.len(), chunks.first().unwrap_or(&0))]
+    Chunks {
+        /// the file
+        path: String,
+        /// which
+        chunks: Vec<usize>,
+    },
 }
 
-/// A verified shard in memory or in a mapped file.
-#[derive(Debug)]
-pub enum Shard {
-    /// In a slot.
-    Slot(Arc<Slot>, Index),
-    /// In a file; the region starts at the offset.
-    File(Mmap, Index, usize),
+/// Memory that a part of the region is copied to.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Where the part begins in the region.
+    pub offset: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// Address of the first byte.
+    pub address: usize,
+}
+
+enum Bytes {
+    Slot(Arc<Slot>),
+    /// The region begins at the offset, which is aligned.
+    File(Source, u64),
+}
+
+/// A shard whose index is verified; its chunks are when they are read.
+pub struct Shard {
+    bytes: Bytes,
+    index: Index,
+    path: String,
+}
+
+impl std::fmt::Debug for Shard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shard").field("path", &self.path).finish_non_exhaustive()
+    }
 }
 
 impl Shard {
-    /// Opens and verifies a slot.
+    /// Opens a slot.
     ///
     /// # Errors
-    /// As [`Slot::verify`].
-    pub fn from_slot(slot: Arc<Slot>) -> Result<(Self, Label), crate::arena::SlotError> {
-        let (label, index) = slot.verify()?;
-        Ok((Shard::Slot(slot, index), label))
+    /// As [`Slot::inspect`].
+    pub fn from_slot(slot: Arc<Slot>) -> Result<(Self, Label), SlotError> {
+        let (label, index) = slot.inspect()?;
+        let path = slot.path().display().to_string();
+        Ok((Shard { bytes: Bytes::Slot(slot), index, path }, label))
     }
 
-    /// Opens a shard file and verifies it against its manifest's entry.
+    /// Opens a shard file; its header, which has the checksums of the chunks, is verified against the manifest's entry.
     ///
     /// # Errors
     /// [`RestoreError`].
@@ -62,42 +98,181 @@ impl Shard {
         if entry.file.contains('/') || entry.file.starts_with('.') {
             return Err(damaged("its manifest names a file outside the checkpoint"));
         }
-        let file = File::open(&path).map_err(unreadable)?;
-        let length = file.metadata().map_err(unreadable)?.len();
+        let length = std::fs::metadata(&path).map_err(unreadable)?.len();
         if length != entry.bytes {
             return Err(damaged(&format!("{length} bytes long, {} were written", entry.bytes)));
         }
-        // SAFETY: a published checkpoint is never written again; the checksum is verified on this very mapping.
-        let map = unsafe { Mmap::map(&file) }.map_err(unreadable)?;
-        if format!("{:016x}", crc(&map)) != entry.crc {
-            return Err(damaged("its checksum differs"));
+        let source = Source::open(&path).map_err(unreadable)?;
+        let mut page = MmapMut::map_anon(ALIGN).map_err(unreadable)?;
+        let got = source.read(&mut page, 0).map_err(unreadable)?;
+        let head = page.first_chunk::<8>().filter(|_| got >= 8).map(|h| u64::from_le_bytes(*h));
+        let head = head.ok_or_else(|| damaged("too short"))?;
+        let region_at = head.checked_add(8).filter(|n| head <= HEADER_BYTES_MAX && *n <= length);
+        let region_at = region_at.filter(|n| n.is_multiple_of(ALIGN as u64)).ok_or_else(|| damaged("header length"))?;
+        let header_bytes = usize::try_from(region_at).map_err(|_| damaged("header length"))?;
+        let mut header = MmapMut::map_anon(header_bytes).map_err(unreadable)?;
+        if source.read(&mut header, 0).map_err(unreadable)? != header_bytes {
+            return Err(damaged("too short"));
         }
-        let head = map.first_chunk::<8>().map(|h| u64::from_le_bytes(*h)).ok_or_else(|| damaged("too short"))?;
-        let end = usize::try_from(head).ok().filter(|_| head <= HEADER_BYTES_MAX).map(|n| n + 8);
-        let json = end.and_then(|end| map.get(8..end)).ok_or_else(|| damaged("header length"))?;
-        let (index, _) = parse_safetensors_header(json).map_err(|e| damaged(&e))?;
-        let at = 8 + json.len();
-        if at as u64 + index.bytes() != length {
-            return Err(damaged("tensors do not fill the file"));
+        let json = header.get(8..).unwrap_or_default();
+        let (mut index, metadata) = parse_safetensors_header(json).map_err(|e| damaged(&e))?;
+        let crcs = metadata.get(CHUNKS_KEY).and_then(|text| chunks_from_text(text));
+        index.crcs = crcs.ok_or_else(|| damaged("no checksums in its header"))?;
+        let region = index.checked_bytes().filter(|b| b.checked_add(region_at) == Some(length));
+        let region = region.ok_or_else(|| damaged("tensors do not fill the file"))?;
+        let whole = (index.crcs.len() == index.chunks()).then(|| combine_chunks(crc(&header), &index.crcs, region));
+        if whole.map(|w| format!("{w:016x}")).as_deref() != Some(entry.crc.as_str()) {
+            return Err(damaged("its header differs from what the manifest says"));
         }
-        Ok(Shard::File(map, index, at))
+        Ok(Shard { bytes: Bytes::File(source, region_at), index, path: name })
     }
 
     /// What it holds.
     #[must_use]
     pub fn index(&self) -> &Index {
-        match self {
-            Shard::Slot(_, index) | Shard::File(_, index, _) => index,
-        }
+        &self.index
     }
 
-    /// Bytes of the region.
+    /// The file.
     #[must_use]
-    pub fn bytes(&self, offset: u64, len: u64) -> Option<&[u8]> {
-        let (offset, len) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
-        match self {
-            Shard::Slot(slot, _) => slot.map().bytes(REGION_AT + offset, len),
-            Shard::File(map, _, at) => map.get(at + offset..at + offset + len),
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Reads the whole region, keeping nothing.
+    ///
+    /// # Errors
+    /// As [`Shard::load`].
+    pub fn verify(&self, threads: usize) -> Result<(), RestoreError> {
+        // SAFETY: there are no targets.
+        unsafe { self.load(&[], threads, true) }
+    }
+
+    /// One part of the region, verified.
+    ///
+    /// # Errors
+    /// As [`Shard::load`], and when the part lies outside.
+    pub fn fetch(&self, offset: u64, bytes: u64) -> Result<Vec<u8>, RestoreError> {
+        let outside = || RestoreError::Damaged { path: self.path.clone(), what: "a tensor lies outside".into() };
+        let end = offset.checked_add(bytes).filter(|e| *e <= self.index.bytes()).ok_or_else(outside)?;
+        let mut found = vec![0u8; usize::try_from(bytes).map_err(|_| outside())?];
+        let target = Target { offset, bytes, address: found.as_mut_ptr() as usize };
+        let chunk = CHUNK_BYTES as u64;
+        let first = usize::try_from(offset / chunk).map_err(|_| outside())?;
+        let last = usize::try_from(end.div_ceil(chunk)).map_err(|_| outside())?;
+        // SAFETY: the vector has room for exactly this.
+        unsafe { self.load_chunks(first..last, &[target], 1, true)? };
+        Ok(found)
+    }
+
+    /// Copies parts of the region to where they belong. Chunks that hold no part are verified all the same.
+    /// What the targets hold after an error is of no use.
+    ///
+    /// # Safety
+    /// Every target must be writable for its length, and nobody else may use it meanwhile.
+    ///
+    /// # Errors
+    /// [`RestoreError::Chunks`] with all damaged chunks; those of the file system.
+    pub unsafe fn load(&self, targets: &[Target], threads: usize, verify: bool) -> Result<(), RestoreError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.load_chunks(0..self.index.chunks(), targets, threads, verify) }
+    }
+
+    unsafe fn load_chunks(
+        &self,
+        range: std::ops::Range<usize>,
+        targets: &[Target],
+        threads: usize,
+        verify: bool,
+    ) -> Result<(), RestoreError> {
+        let mut targets: Vec<Target> = targets.iter().copied().filter(|t| t.bytes > 0).collect();
+        targets.sort_unstable_by_key(|t| t.offset);
+        let next = AtomicUsize::new(range.start);
+        let work = || -> std::io::Result<Vec<usize>> {
+            let mut bad = Vec::new();
+            let mut scratch = match self.bytes {
+                Bytes::Slot(_) => None,
+                Bytes::File(..) => Some(MmapMut::map_anon(CHUNKS_AT_ONCE * CHUNK_BYTES)?),
+            };
+            loop {
+                let first = next.fetch_add(CHUNKS_AT_ONCE, Ordering::Relaxed);
+                let last = (first + CHUNKS_AT_ONCE).min(range.end);
+                if first >= last {
+                    return Ok(bad);
+                }
+                let data = self.read(first, last, scratch.as_deref_mut())?;
+                for (i, chunk) in data.chunks(CHUNK_BYTES).enumerate() {
+                    // SAFETY: the caller's promise; each part of a target lies in one chunk only.
+                    let sum = unsafe { deliver(chunk, ((first + i) * CHUNK_BYTES) as u64, &targets, verify) };
+                    if verify && self.index.crcs.get(first + i) != Some(&sum) {
+                        bad.push(first + i);
+                    }
+                }
+                let complete = data.len().div_ceil(CHUNK_BYTES);
+                bad.extend(first + complete..last);
+            }
+        };
+        let parts = std::thread::scope(|scope| {
+            let others = threads.min(range.len().div_ceil(CHUNKS_AT_ONCE)).saturating_sub(1);
+            let helpers: Vec<_> = (0..others).map(|_| scope.spawn(work)).collect();
+            let mut parts = vec![work()];
+            let panicked = |_| Err(std::io::Error::other("a reader panicked"));
+            parts.extend(helpers.into_iter().map(|h| h.join().unwrap_or_else(panicked)));
+            parts
+        });
+        let mut chunks = Vec::new();
+        for part in parts {
+            chunks.extend(part.map_err(|source| RestoreError::Unreadable { path: self.path.clone(), source })?);
+        }
+        chunks.sort_unstable();
+        if chunks.is_empty() { Ok(()) } else { Err(RestoreError::Chunks { path: self.path.clone(), chunks }) }
+    }
+
+    /// The bytes of some chunks, as far as there are any.
+    fn read<'a>(&'a self, first: usize, last: usize, scratch: Option<&'a mut [u8]>) -> std::io::Result<&'a [u8]> {
+        let region = usize::try_from(self.index.bytes()).map_err(std::io::Error::other)?;
+        let (from, to) = (first * CHUNK_BYTES, (last * CHUNK_BYTES).min(region));
+        match (&self.bytes, scratch) {
+            (Bytes::Slot(slot), _) => Ok(slot.map().bytes(REGION_AT + from, to - from).unwrap_or_default()),
+            (Bytes::File(source, at), Some(scratch)) => {
+                let room = scratch.get_mut(..(to - from).next_multiple_of(ALIGN)).unwrap_or_default();
+                let got = source.read(room, at + from as u64)?.min(to - from);
+                Ok(room.get(..got).unwrap_or_default())
+            }
+            (Bytes::File(..), None) => Ok(&[]),
         }
     }
+}
+
+/// Copies what the targets want of one chunk and sums all of it.
+///
+/// # Safety
+/// As [`Shard::load`].
+unsafe fn deliver(chunk: &[u8], begins: u64, targets: &[Target], verify: bool) -> u64 {
+    let ends = begins + chunk.len() as u64;
+    let mut sum = Running::default();
+    let mut at = begins;
+    let part = |from: u64, to: u64| chunk.get((from - begins) as usize..(to - begins) as usize).unwrap_or_default();
+    let first = targets.partition_point(|t| t.offset + t.bytes <= begins);
+    for target in targets.iter().skip(first).take_while(|t| t.offset < ends) {
+        let (from, to) = (target.offset.max(at), (target.offset + target.bytes).min(ends));
+        if verify && from > at {
+            sum.read(part(at, from));
+        }
+        let bytes = part(from, to);
+        let address = (target.address as u64 + (from - target.offset)) as *mut u8;
+        // SAFETY: within the target: from >= its offset, to <= its end.
+        unsafe {
+            if verify {
+                sum.copy(address, bytes.as_ptr(), bytes.len());
+            } else {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), address, bytes.len());
+            }
+        }
+        at = to;
+    }
+    if verify && at < ends {
+        sum.read(part(at, ends));
+    }
+    sum.value()
 }

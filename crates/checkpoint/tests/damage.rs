@@ -2,13 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may end where it stands")]
 
-use everstep_checkpoint::arena::{Label, REGION_AT, Slot, State, job_hash, slot_bytes};
+use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Plan, Source, start};
+use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::manifest::{MANIFEST_FILE, Manifest};
 use everstep_checkpoint::format::shard::Tensor;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::restore::Shard;
+use everstep_checkpoint::retain::Policy;
 use everstep_core::id::Rank;
+use everstep_core::message::Purpose;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -30,8 +33,8 @@ fn captured(path: &Path, step: u64) -> Arc<Slot> {
     let slot = Arc::new(Slot::reserve(path, slot_bytes(2 << 20, 64 << 10)).unwrap());
     let source = |(i, d): (usize, &Vec<u8>)| Source { address: d.as_ptr() as usize, bytes: d.len(), eager: i % 2 == 1 };
     let sources = data.iter().enumerate().map(source).collect();
-    let label = Label { job: job_hash("j"), rank: 0, world_size: 1, generation: 1, step };
-    let plan = Plan { tensors, sources, label, pin: true, threads: 2 };
+    let label = Label { job: job_hash("j"), rank: 0, world_size: 1, generation: 1, step, purpose: Purpose::Recovery, shared: false };
+    let plan = Plan { tensors, sources, label, persist: true, threads: 2 };
     // SAFETY: `data` lives and stays unchanged until `wait` has returned.
     unsafe { start(slot.clone(), plan, None) }.unwrap().wait().unwrap();
     slot
@@ -47,7 +50,7 @@ fn what_was_captured_comes_back() {
     let offsets = shard.index().offsets();
     for (name, expected) in ["a", "b", "c", "d"].iter().zip(&data) {
         let (offset, tensor) = offsets[name];
-        assert_eq!(shard.bytes(offset, tensor.bytes).unwrap(), expected.as_slice(), "{name}");
+        assert_eq!(shard.fetch(offset, tensor.bytes).unwrap(), expected.as_slice(), "{name}");
     }
 }
 
@@ -61,7 +64,7 @@ fn every_flip_in_a_slot_is_noticed() {
     let index_at = REGION_AT + region.next_multiple_of(4096);
     let index_bytes = u64::from_le_bytes(good[64..72].try_into().unwrap()) as usize;
     // The words that are summed, the sum, every bit of the index, and every 997th byte of the region.
-    let exact = (24..104).chain(index_at..index_at + index_bytes).flat_map(|b| (0..8).map(move |bit| (b, bit)));
+    let exact = (24..120).chain(index_at..index_at + index_bytes).flat_map(|b| (0..8).map(move |bit| (b, bit)));
     let sampled = (REGION_AT..REGION_AT + region).step_by(997).map(|b| (b, b % 8));
     let (mut flips, mut missed) = (0u32, Vec::new());
     for (byte, bit) in exact.chain(sampled) {
@@ -84,7 +87,8 @@ fn every_flip_in_a_slot_is_noticed() {
 fn a_crash_while_capturing_leaves_the_other_slots() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (captured(&dir.path().join("a"), 5), captured(&dir.path().join("b"), 6));
-    b.begin(); // and then the process died
+    b.release(Pin::Persist);
+    assert!(b.begin()); // and then the process died
     assert!(a.verify().is_ok());
     assert_eq!((b.state(), b.verify().is_err()), (State::Writing, true));
 }
@@ -93,7 +97,7 @@ fn a_crash_while_capturing_leaves_the_other_slots() {
 fn readable(directory: &Path) -> Option<u64> {
     persist::list(directory).unwrap().into_iter().find_map(|(step, path, manifest)| {
         let manifest: Manifest = manifest.ok()?;
-        manifest.shards.iter().all(|s| Shard::from_file(&path, s).is_ok()).then_some(step)
+        manifest.shards.iter().all(|s| Shard::from_file(&path, s).is_ok_and(|s| s.verify(2).is_ok())).then_some(step)
     })
 }
 
@@ -103,7 +107,7 @@ fn a_crash_at_any_point_of_a_commit_leaves_the_previous_checkpoint_or_the_new_on
     let out = scratch.path().join("out");
     let commit = |step: u64| {
         let slot = captured(&scratch.path().join(format!("slot-{step}")), step);
-        let shard = persist::write_shard(&slot, &out, 1, step, Rank(0)).unwrap();
+        let shard = persist::write_shard(&slot, &out, 1, step, Rank(0), &Throttle::new(0)).unwrap();
         persist::publish(&out, 1, step, &[shard]).unwrap();
     };
     commit(3);
@@ -143,14 +147,18 @@ fn publishing_twice_and_pruning_keep_what_is_needed() {
     let scratch = tempfile::tempdir().unwrap();
     let out = scratch.path().join("out");
     for (generation, step) in [(1, 2), (1, 4), (2, 4), (2, 6), (2, 8)] {
-        let slot = captured(&scratch.path().join("slot"), step);
-        let shard = persist::write_shard(&slot, &out, generation, step, Rank(0)).unwrap();
+        let path = scratch.path().join("slot");
+        if let Ok(slot) = Slot::open(&path) {
+            slot.release(Pin::Persist);
+        }
+        let slot = captured(&path, step);
+        let shard = persist::write_shard(&slot, &out, generation, step, Rank(0), &Throttle::new(0)).unwrap();
         persist::publish(&out, generation, step, std::slice::from_ref(&shard)).unwrap();
         persist::publish(&out, generation, step, &[shard]).unwrap();
     }
     fs::create_dir(out.join("step-9.tmp-1")).unwrap();
     fs::create_dir(out.join("step-9.tmp-2")).unwrap();
-    persist::prune(&out, 0, 2).unwrap();
+    persist::prune(&out, Policy { last: 0, every: None, epochs: false }, 2).unwrap();
     let steps: Vec<u64> = persist::list(&out).unwrap().into_iter().map(|(s, _, _)| s).collect();
     assert_eq!(steps, [8, 6], "two versions stay whatever is asked");
     assert!(!out.join("step-9.tmp-1").exists() && out.join("step-9.tmp-2").exists());

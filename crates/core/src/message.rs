@@ -117,6 +117,26 @@ pub struct Offer {
     pub generation: Generation,
 }
 
+/// Why a durable checkpoint was written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Purpose {
+    /// To come back from failures: managed, replaced by newer ones.
+    #[default]
+    Recovery,
+    /// The end of an epoch.
+    Epoch,
+    /// The user asked for it: it is the user's.
+    User,
+}
+
+impl Purpose {
+    #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+    fn is_recovery(&self) -> bool {
+        *self == Purpose::Recovery
+    }
+}
+
 /// One rank's file of a durable checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardFile {
@@ -128,6 +148,9 @@ pub struct ShardFile {
     pub bytes: u64,
     /// CRC-64/NVME of the whole file, as hexadecimal.
     pub crc: String,
+    /// Why it was written.
+    #[serde(default, skip_serializing_if = "Purpose::is_recovery")]
+    pub purpose: Purpose,
 }
 
 /// From an agent to the coordinator.

@@ -1,7 +1,7 @@
 //! The manifest: the one file whose presence makes a durable checkpoint exist.
 
 use super::digest::crc;
-use everstep_core::message::ShardFile;
+use everstep_core::message::{Purpose, ShardFile};
 use everstep_wire::limits::MANIFEST_BYTES_MAX;
 use serde::{Deserialize, Serialize};
 
@@ -20,8 +20,16 @@ pub struct Manifest {
     pub step: u64,
     /// Number of ranks.
     pub world_size: u32,
+    /// When it was published, in seconds since 1970.
+    #[serde(default, skip_serializing_if = "is_unknown")]
+    pub saved_at: u64,
     /// One file per rank.
     pub shards: Vec<ShardFile>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_unknown(saved_at: &u64) -> bool {
+    *saved_at == 0
 }
 
 #[derive(Serialize, Deserialize)]
@@ -50,6 +58,18 @@ pub enum ManifestError {
 }
 
 impl Manifest {
+    /// Why it was written.
+    #[must_use]
+    pub fn purpose(&self) -> Purpose {
+        self.shards.iter().map(|s| s.purpose).max().unwrap_or_default()
+    }
+
+    /// Length of all shards in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.shards.iter().map(|s| s.bytes).sum()
+    }
+
     /// The bytes to write.
     ///
     /// # Errors

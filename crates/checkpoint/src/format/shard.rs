@@ -4,6 +4,11 @@ use super::digest::CHUNK_BYTES;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// Metadata key of a shard file: checksums of the chunks, see [`chunks_to_text`].
+pub const CHUNKS_KEY: &str = "everstep.chunks";
+/// Regions begin on a multiple of this, in files as in memory.
+const REGION_ALIGN: usize = 4096;
+
 /// One tensor of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tensor {
@@ -33,6 +38,12 @@ impl Index {
         self.tensors.iter().map(|t| t.bytes).sum()
     }
 
+    /// The same for an index from elsewhere: `None` when the lengths do not add up to any.
+    #[must_use]
+    pub fn checked_bytes(&self) -> Option<u64> {
+        self.tensors.iter().try_fold(0u64, |sum, t| sum.checked_add(t.bytes))
+    }
+
     /// Number of chunks of the region.
     #[must_use]
     pub fn chunks(&self) -> usize {
@@ -51,7 +62,7 @@ impl Index {
         self.tensors.iter().map(place).collect()
     }
 
-    /// The safetensors header for this region: length, JSON padded with spaces to 8 bytes.
+    /// The safetensors header for this region: length, JSON padded with spaces up to a page.
     ///
     /// # Errors
     /// When a name cannot be written as JSON.
@@ -65,11 +76,29 @@ impl Index {
             at += t.bytes;
         }
         let mut json = serde_json::to_vec(&map)?;
-        json.resize(json.len().next_multiple_of(8), b' ');
+        // The region begins on a page of the file, as it does in memory.
+        json.resize((8 + json.len()).next_multiple_of(REGION_ALIGN) - 8, b' ');
         let mut header = (json.len() as u64).to_le_bytes().to_vec();
         header.extend_from_slice(&json);
         Ok(header)
     }
+}
+
+/// Checksums of the chunks as text: sixteen hexadecimal digits each.
+#[must_use]
+pub fn chunks_to_text(crcs: &[u64]) -> String {
+    use std::fmt::Write;
+    crcs.iter().fold(String::with_capacity(crcs.len() * 16), |mut text, crc| {
+        let _ = write!(text, "{crc:016x}");
+        text
+    })
+}
+
+/// The checksums back; `None` when the text is none of [`chunks_to_text`].
+#[must_use]
+pub fn chunks_from_text(text: &str) -> Option<Vec<u64>> {
+    let digits = text.as_bytes().chunks(16);
+    digits.map(|d| u64::from_str_radix(std::str::from_utf8(d).ok().filter(|d| d.len() == 16)?, 16).ok()).collect()
 }
 
 impl Tensor {
