@@ -18,6 +18,7 @@ use crate::format::shard::Index;
 use crate::shm::Mapping;
 use everstep_core::message::Purpose;
 use everstep_wire::limits::INDEX_BYTES_MAX;
+use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -73,7 +74,7 @@ pub enum State {
 }
 
 /// What a sealed slot says of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Label {
     /// [`job_hash`] of the job's name.
     pub job: u64,
@@ -337,6 +338,12 @@ impl Slot {
     #[must_use]
     pub fn label(&self) -> Option<Label> {
         (self.state() == State::Sealed && self.get(SUM) == self.sum()).then(|| self.raw_label())
+    }
+
+    /// Length of the region of a described slot; only as good as its superblock.
+    #[must_use]
+    pub fn region_bytes(&self) -> u64 {
+        self.get(REGION_BYTES)
     }
 
     fn raw_label(&self) -> Label {

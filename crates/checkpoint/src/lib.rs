@@ -14,6 +14,7 @@ pub mod direct;
 pub mod fused;
 pub mod format;
 pub mod persist;
+pub mod replicate;
 pub mod restore;
 pub mod retain;
 pub mod shm;

@@ -1,0 +1,275 @@
+//! The side that keeps replicas: answers other agents' streams, one thread each.
+
+use super::protocol::{Answer, Ask, DAMAGED, EXTENT_HEADER, SILENCE, VERSION, Want};
+use super::upload::Upload;
+use crate::arena::{Label, REGION_AT, Slot, slot_bytes};
+use crate::format::digest::CHUNK_BYTES;
+use everstep_wire::frame;
+use everstep_wire::limits::INDEX_BYTES_MAX;
+use everstep_wire::token::Token;
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Other programs keep at least this much memory.
+const HEADROOM_BYTES: u64 = 64 << 20;
+/// Slots per shard that is kept for another node: one complete, one on its way.
+const SLOTS: usize = 2;
+
+/// One node's replicas, in the same directories as its own slots.
+#[derive(Debug)]
+pub struct Holder {
+    directories: Vec<PathBuf>,
+    token: Token,
+    job: u64,
+    /// Uploads of older generations are refused.
+    floor: AtomicU64,
+    uploads: Mutex<BTreeMap<(u64, u64), Arc<Upload>>>,
+}
+
+/// A sealed slot of this node.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// Whose, and which step.
+    pub label: Label,
+    /// Where.
+    pub path: PathBuf,
+    /// It is another node's.
+    pub replica: bool,
+}
+
+/// All sealed slots in `directories` that belong to `job`, labels verified.
+#[must_use]
+pub fn held(directories: &[PathBuf], job: u64) -> Vec<Held> {
+    let entries = directories.iter().filter_map(|d| std::fs::read_dir(d).ok()).flatten().flatten();
+    let mut found: Vec<Held> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name().to_str()?.to_owned();
+            let label = Slot::open(&entry.path()).ok().filter(|_| name.contains("-slot-"))?.label()?;
+            let replica = name.starts_with("peer-");
+            (label.job == job).then(|| Held { label, path: entry.path(), replica })
+        })
+        .collect();
+    found.sort_by_key(|h| (h.label.rank, h.label.generation, h.label.step));
+    found
+}
+
+impl Holder {
+    /// A holder whose new slots go into the first of `directories`.
+    #[must_use]
+    pub fn new(directories: Vec<PathBuf>, token: Token, job: u64) -> Self {
+        Holder { directories, token, job, floor: AtomicU64::new(0), uploads: Mutex::default() }
+    }
+
+    /// All sealed slots of this node.
+    #[must_use]
+    pub fn held(&self) -> Vec<Held> {
+        held(&self.directories, self.job)
+    }
+
+    /// From now on only `generation` and later ones may store anything; what is on its way from older ones ends.
+    pub fn raise_floor(&self, generation: u64) {
+        self.floor.fetch_max(generation, Ordering::AcqRel);
+        if let Ok(mut uploads) = self.uploads.lock() {
+            uploads.retain(|_, u| {
+                let stays = u.label.generation >= generation;
+                if !stays {
+                    u.cancel();
+                }
+                stays
+            });
+        }
+    }
+
+    /// Removes replicas of ranks that are not in `keep` (rank and world size).
+    pub fn keep_only(&self, keep: &[(u64, u64)]) {
+        for held in self.held().into_iter().filter(|h| h.replica) {
+            if !keep.contains(&(held.label.rank, held.label.world_size)) {
+                let _ = std::fs::remove_file(held.path);
+            }
+        }
+    }
+
+    /// Accepts streams until the listener fails.
+    pub fn serve(self: &Arc<Self>, listener: &TcpListener) {
+        for stream in listener.incoming().flatten() {
+            let holder = Arc::clone(self);
+            let named = std::thread::Builder::new().name("everstep-holder".into());
+            // Without a thread the stream is closed, and the other side tries again later.
+            let _ = named.spawn(move || drop(holder.talk(stream)));
+        }
+    }
+
+    fn talk(&self, mut tcp: TcpStream) -> io::Result<()> {
+        tcp.set_nodelay(true)?;
+        tcp.set_read_timeout(Some(SILENCE))?;
+        tcp.set_write_timeout(Some(SILENCE))?;
+        let Ask::Hello { version, token, job } = frame::read(&mut tcp)? else { return Ok(()) };
+        if version != VERSION || job != self.job || !self.token.matches(&token) {
+            let why = "another job, another secret or another version".to_owned();
+            return frame::write(&mut tcp, &Answer::Refused { why });
+        }
+        frame::write(&mut tcp, &Answer::Done)?;
+        // Between steps a stream may be silent for long; it ends when the other side goes.
+        tcp.set_read_timeout(None)?;
+        let (mut upload, mut found): (Option<Arc<Upload>>, Option<Slot>) = (None, None);
+        loop {
+            let answer = match frame::read::<Ask>(&mut tcp)? {
+                Ask::Hello { .. } => Answer::Done,
+                Ask::Begin { label, region, index } => match self.begin(label, region, index, &mut tcp)? {
+                    Ok(None) => Answer::Done,
+                    Ok(Some(begun)) => {
+                        begun.attach(&tcp);
+                        Answer::Missing(upload.insert(begun).missing())
+                    }
+                    Err(why) => Answer::Refused { why },
+                },
+                Ask::Join { label } => {
+                    upload = self.uploads.lock().ok().and_then(|all| {
+                        all.get(&(label.rank, label.world_size)).filter(|u| u.label == label).cloned()
+                    });
+                    match &upload {
+                        Some(upload) => {
+                            upload.attach(&tcp);
+                            Answer::Done
+                        }
+                        None => Answer::Refused { why: "nobody has begun this".into() },
+                    }
+                }
+                Ask::Data => {
+                    let Some(upload) = &upload else { return Ok(()) };
+                    tcp.set_read_timeout(Some(SILENCE))?;
+                    extents(upload, &mut tcp)?;
+                    tcp.set_read_timeout(None)?;
+                    Answer::Done
+                }
+                Ask::Seal => match &upload {
+                    Some(upload) if upload.seal() => {
+                        let key = (upload.label.rank, upload.label.world_size);
+                        if let Ok(mut all) = self.uploads.lock() {
+                            all.remove(&key);
+                        }
+                        Answer::Done
+                    }
+                    Some(upload) => Answer::Missing(upload.missing()),
+                    None => Answer::Refused { why: "nobody has begun this".into() },
+                },
+                Ask::Find(want) => {
+                    found = self.find(want);
+                    let described = found.as_ref().and_then(|s| s.described().ok());
+                    match described {
+                        Some((label, index)) => {
+                            let region = found.as_ref().map_or(0, Slot::region_bytes);
+                            let answer = Answer::Found { label, region, index: index.len() as u64 };
+                            frame::write(&mut tcp, &answer)?;
+                            tcp.write_all(index)?;
+                            continue;
+                        }
+                        None => Answer::NotHere,
+                    }
+                }
+                Ask::Read { first, count } => {
+                    let Some(slot) = &found else { return Ok(()) };
+                    let Some(bytes) = chunks(slot, first, count) else { return Ok(()) };
+                    tcp.write_all(bytes)?;
+                    continue;
+                }
+            };
+            frame::write(&mut tcp, &answer)?;
+        }
+    }
+
+    fn find(&self, want: Want) -> Option<Slot> {
+        let held = self.held().into_iter().find(|h| want.is(&h.label))?;
+        Slot::open(&held.path).ok()
+    }
+
+    /// Finds or makes the slot for an upload; `None` when it is here already. The outer result is the stream's, the inner one the answer.
+    fn begin(
+        &self,
+        label: Label,
+        region: u64,
+        index: u64,
+        tcp: &mut TcpStream,
+    ) -> io::Result<Result<Option<Arc<Upload>>, String>> {
+        if index > INDEX_BYTES_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "index over the limit"));
+        }
+        let mut json = vec![0; usize::try_from(index).map_err(io::Error::other)?];
+        tcp.read_exact(&mut json)?;
+        if label.job != self.job || label.generation < self.floor.load(Ordering::Acquire) {
+            return Ok(Err(format!("generation {} is over", label.generation)));
+        }
+        Ok(self.open(label, region, &json))
+    }
+
+    fn open(&self, label: Label, region: u64, json: &[u8]) -> Result<Option<Arc<Upload>>, String> {
+        let mut uploads = self.uploads.lock().map_err(|e| e.to_string())?;
+        let key = (label.rank, label.world_size);
+        // A new attempt takes over from one whose stream is gone.
+        if let Some(old) = uploads.remove(&key) {
+            old.cancel();
+        }
+        let directory = self.directories.first().ok_or("no memory on this node")?;
+        let path = |i| directory.join(format!("peer-{}-of-{}-slot-{i}", label.rank, label.world_size));
+        let slots: Vec<(PathBuf, Option<Slot>)> =
+            (0..SLOTS).map(path).map(|p| (p.clone(), Slot::open(&p).ok())).collect();
+        let labelled = |s: &Option<Slot>| s.as_ref().and_then(Slot::label);
+        if slots.iter().any(|(_, s)| labelled(s) == Some(label)) {
+            return Ok(None);
+        }
+        let resumable = |s: &Option<Slot>| {
+            let described = s.as_ref().filter(|s| s.state() == crate::arena::State::Writing).and_then(|s| s.described().ok());
+            described.is_some_and(|(l, _)| l == label)
+        };
+        let age = |l: Label| (l.generation, l.step);
+        let chosen = slots.iter().find(|(_, s)| resumable(s)).or_else(|| {
+            // Empty before old before new: the newest complete version stays.
+            slots.iter().min_by_key(|(_, s)| labelled(s).map(age))
+        });
+        let (path, _) = chosen.ok_or("no slot")?;
+        let need = slot_bytes(region, json.len() as u64 + 4096);
+        let more = need.saturating_sub(std::fs::metadata(path).map_or(0, |m| m.len()));
+        let free = rustix::fs::statvfs(directory).map_or(0, |s| s.f_bavail * s.f_frsize);
+        if more > 0 && more.saturating_add(HEADROOM_BYTES) > free {
+            let (need, free) = (need >> 20, free >> 20);
+            return Err(format!("a replica of {need} MiB does not fit into this node's shared memory ({free} MiB free)"));
+        }
+        let slot = Slot::reserve(path, need).map_err(|e| e.to_string())?;
+        if more > 0 {
+            slot.map().populate().map_err(|e| e.to_string())?;
+        }
+        let upload = Arc::new(Upload::begin(slot, label, json)?);
+        uploads.insert(key, Arc::clone(&upload));
+        Ok(Some(upload))
+    }
+}
+
+fn extents(upload: &Upload, tcp: &mut TcpStream) -> io::Result<()> {
+    loop {
+        let mut header = [0; EXTENT_HEADER];
+        tcp.read_exact(&mut header)?;
+        let (offset, len) = header.split_at(8);
+        let offset = u64::from_le_bytes(offset.try_into().map_err(io::Error::other)?);
+        let len = u32::from_le_bytes(len.try_into().map_err(io::Error::other)?) as usize;
+        if len == 0 {
+            return Ok(());
+        }
+        if len > CHUNK_BYTES {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "extent too long"));
+        }
+        let damaged = upload.receive(offset, len, tcp)?;
+        tcp.write_all(&(if damaged { offset | DAMAGED } else { offset }).to_le_bytes())?;
+    }
+}
+
+fn chunks(slot: &Slot, first: u64, count: u64) -> Option<&[u8]> {
+    let chunk = CHUNK_BYTES as u64;
+    let from = first.checked_mul(chunk)?;
+    let to = first.checked_add(count)?.checked_mul(chunk)?.min(slot.region_bytes());
+    let (from, to) = (usize::try_from(from).ok()?, usize::try_from(to).ok()?);
+    slot.map().bytes(REGION_AT + from, to.checked_sub(from)?)
+}

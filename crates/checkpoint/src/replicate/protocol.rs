@@ -1,0 +1,190 @@
+//! What two agents say on a replica stream: frames of JSON for questions and answers, raw bytes for data.
+//!
+//! Data towards a holder comes as extents: offset (u64), length (u32), both little endian, then the bytes; each is answered by
+//! its offset (u64), with [`DAMAGED`] set when it completed a chunk whose checksum differs. Length 0 ends the data.
+
+use crate::arena::Label;
+use everstep_wire::frame;
+use everstep_wire::limits::CONNECT_TIMEOUT;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+/// Version of everything in this file.
+pub const VERSION: u32 = 1;
+/// In an answer to an extent: its chunk has another checksum than the index says; send the chunk again.
+pub const DAMAGED: u64 = 1 << 63;
+/// A silent peer is given up after this.
+pub const SILENCE: Duration = Duration::from_secs(10);
+/// Bytes of the header of an extent.
+pub const EXTENT_HEADER: usize = 12;
+
+/// A question.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ask {
+    /// First on every stream.
+    Hello {
+        /// [`VERSION`] of the sender
+        version: u32,
+        /// the job's secret
+        token: String,
+        /// [`crate::arena::job_hash`] of the job's name
+        job: u64,
+    },
+    /// A slot is to be stored; so many bytes of index follow at once. Answer: [`Answer::Missing`],
+    /// or [`Answer::Done`] when it is here already.
+    Begin {
+        /// whose, and which step
+        label: Label,
+        /// length of the region
+        region: u64,
+        /// length of the index (JSON)
+        index: u64,
+    },
+    /// This stream, too, brings data of a slot that another stream began. Answer: [`Answer::Done`].
+    Join {
+        /// whose, and which step
+        label: Label,
+    },
+    /// Extents follow, up to one of length 0. Answer after the last: [`Answer::Done`].
+    Data,
+    /// The slot of this stream is complete. Answer: [`Answer::Done`], or [`Answer::Missing`] when it is not.
+    Seal,
+    /// Is this step here? Answer: [`Answer::Found`], then the index, or [`Answer::NotHere`].
+    Find(Want),
+    /// Chunks of what was found last on this stream. The bytes follow without an answer.
+    Read {
+        /// number of the first chunk
+        first: u64,
+        /// how many
+        count: u64,
+    },
+}
+
+/// A shard that somebody looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Want {
+    /// Rank that captured it.
+    pub rank: u64,
+    /// Number of ranks then.
+    pub world_size: u64,
+    /// Generation that captured it.
+    pub generation: u64,
+    /// The step.
+    pub step: u64,
+}
+
+impl Want {
+    /// True when a slot with this label is what is wanted.
+    #[must_use]
+    pub fn is(&self, label: &Label) -> bool {
+        (label.rank, label.world_size, label.generation, label.step)
+            == (self.rank, self.world_size, self.generation, self.step)
+    }
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// Done.
+    Done,
+    /// Runs of chunks that are not here yet: (first, count).
+    Missing(Vec<(u64, u64)>),
+    /// It is here; so many bytes of index follow at once.
+    Found {
+        /// its label
+        label: Label,
+        /// length of the region
+        region: u64,
+        /// length of the index (JSON)
+        index: u64,
+    },
+    /// It is not here.
+    NotHere,
+    /// Not possible.
+    Refused {
+        /// a sentence
+        why: String,
+    },
+}
+
+/// Another agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// `HOST:PORT` of its replica streams.
+    pub address: String,
+    /// The job's secret.
+    pub token: String,
+    /// [`crate::arena::job_hash`] of the job's name.
+    pub job: u64,
+}
+
+/// A stream to another agent that has been introduced.
+#[derive(Debug)]
+pub struct Stream {
+    /// The connection.
+    pub tcp: TcpStream,
+}
+
+impl Stream {
+    /// Connects and introduces itself.
+    ///
+    /// # Errors
+    /// Those of the network; `PermissionDenied` when the other side refuses.
+    pub fn open(peer: &Peer) -> io::Result<Self> {
+        let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{} has no address", peer.address));
+        for address in peer.address.to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
+                Ok(tcp) => {
+                    tcp.set_nodelay(true)?;
+                    tcp.set_read_timeout(Some(SILENCE))?;
+                    tcp.set_write_timeout(Some(SILENCE))?;
+                    let mut stream = Stream { tcp };
+                    let hello = Ask::Hello { version: VERSION, token: peer.token.clone(), job: peer.job };
+                    stream.expect_done(&hello)?;
+                    return Ok(stream);
+                }
+                Err(e) => last = e,
+            }
+        }
+        Err(last)
+    }
+
+    /// Asks, and waits for the answer.
+    ///
+    /// # Errors
+    /// Those of the network; `PermissionDenied` for [`Answer::Refused`].
+    pub fn ask(&mut self, ask: &Ask) -> io::Result<Answer> {
+        frame::write(&mut self.tcp, ask)?;
+        self.answer()
+    }
+
+    /// Waits for an answer.
+    ///
+    /// # Errors
+    /// As [`Stream::ask`].
+    pub fn answer(&mut self) -> io::Result<Answer> {
+        match frame::read(&mut self.tcp)? {
+            Answer::Refused { why } => Err(io::Error::new(io::ErrorKind::PermissionDenied, why)),
+            answer => Ok(answer),
+        }
+    }
+
+    /// Asks for something that can only be done or not.
+    ///
+    /// # Errors
+    /// As [`Stream::ask`], and for any other answer.
+    pub fn expect_done(&mut self, ask: &Ask) -> io::Result<()> {
+        match self.ask(ask)? {
+            Answer::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// The other side says something that makes no sense here.
+#[must_use]
+pub fn unexpected(answer: &Answer) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("unexpected answer {answer:?}"))
+}

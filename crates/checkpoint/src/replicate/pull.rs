@@ -1,0 +1,214 @@
+//! The side that fetches: a shard from several holders at once, every chunk verified; what one holder has damaged comes
+//! from the next.
+
+use super::protocol::{Answer, Ask, Peer, Stream, Want, unexpected};
+use crate::arena::{Label, REGION_AT, Slot};
+use crate::format::digest::CHUNK_BYTES;
+use crate::format::shard::Index;
+use crate::fused::Running;
+use everstep_wire::limits::INDEX_BYTES_MAX;
+use std::collections::{BTreeSet, VecDeque};
+use std::io::{self, Read};
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// Chunks per question.
+const RUN: u64 = 8;
+/// Bytes that are received and summed while they are in the cache.
+const PIECE_BYTES: usize = 256 << 10;
+/// Until a run that somebody else is fetching may have come back.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A shard that some holder has, and a stream to it.
+#[derive(Debug)]
+pub struct Found {
+    stream: Stream,
+    /// Its label.
+    pub label: Label,
+    /// Length of its region.
+    pub region: u64,
+    /// Its index as it came (JSON).
+    pub json: Vec<u8>,
+    /// The same, read.
+    pub index: Index,
+}
+
+/// Asks one holder for a shard.
+///
+/// # Errors
+/// Those of the network; `NotFound` when it has no such shard; `InvalidData` when its index makes no sense.
+pub fn find(peer: &Peer, want: Want) -> io::Result<Found> {
+    let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+    let mut stream = Stream::open(peer)?;
+    let (label, region, length) = match stream.ask(&Ask::Find(want))? {
+        Answer::Found { label, region, index } => (label, region, index),
+        Answer::NotHere => return Err(io::ErrorKind::NotFound.into()),
+        other => return Err(unexpected(&other)),
+    };
+    if length > INDEX_BYTES_MAX || !want.is(&label) {
+        return Err(invalid("another shard than asked for, or an index over the limit".into()));
+    }
+    let mut json = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+    stream.tcp.read_exact(&mut json)?;
+    let index: Index = serde_json::from_slice(&json).map_err(|e| invalid(e.to_string()))?;
+    if index.checked_bytes() != Some(region) || index.crcs.len() != index.chunks() {
+        return Err(invalid("the index does not fit its region".into()));
+    }
+    Ok(Found { stream, label, region, json, index })
+}
+
+struct Work<'a> {
+    slot: &'a Slot,
+    index: &'a Index,
+    region: u64,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// Runs of chunks, and who has already failed to bring them.
+    left: VecDeque<(u64, u64, BTreeSet<usize>)>,
+    /// Runs that somebody is fetching: they may come back.
+    taken: usize,
+}
+
+enum Next {
+    Run(u64, u64, BTreeSet<usize>),
+    Wait,
+    Nothing,
+}
+
+/// Fills `slot` from all of `sources`, which must have found the same shard, and seals it. `streams` per source.
+///
+/// # Errors
+/// `InvalidData` when some chunk is good nowhere; the slot is then not sealed. Those of the network when nobody answers
+/// any more.
+pub fn fill(slot: &Slot, sources: Vec<Found>, peers: &[Peer], want: Want, streams: usize) -> io::Result<()> {
+    let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+    let first = sources.first().ok_or(io::ErrorKind::NotFound)?;
+    let (label, region, json, index) = (first.label, first.region, first.json.clone(), first.index.clone());
+    if !slot.fits(region, json.len() as u64) {
+        return Err(io::ErrorKind::StorageFull.into());
+    }
+    if !slot.begin() {
+        return Err(io::ErrorKind::ResourceBusy.into());
+    }
+    slot.describe(label, &json, region)?;
+    let all = 0..index.chunks() as u64;
+    let runs = all.clone().step_by(RUN as usize).map(|a| (a, RUN.min(all.end - a), BTreeSet::new())).collect();
+    let work = Work { slot, index: &index, region, queue: Mutex::new(Queue { left: runs, taken: 0 }) };
+    // Holders of other bytes (a rank's own random state, say) are of no use beside the first.
+    let mut lines: Vec<(usize, Stream)> = Vec::new();
+    for (i, source) in sources.into_iter().enumerate() {
+        if source.index == index {
+            for _ in 1..streams {
+                lines.extend(peers.get(i).and_then(|p| find(p, want).ok()).map(|f| (i, f.stream)));
+            }
+            lines.push((i, source.stream));
+        }
+    }
+    let count = lines.iter().map(|(i, _)| *i).collect::<BTreeSet<_>>().len();
+    let trouble = std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> =
+            lines.into_iter().map(|(i, stream)| scope.spawn(move || work.fetch(i, stream, count))).collect();
+        threads.into_iter().filter_map(|t| t.join().ok().and_then(Result::err)).last()
+    });
+    let queue = work.queue.lock().map_err(|_| invalid("a reader panicked"))?;
+    if queue.left.is_empty() && queue.taken == 0 {
+        slot.finish(None);
+        return Ok(());
+    }
+    Err(trouble.unwrap_or_else(|| invalid("a chunk is damaged wherever it is held")))
+}
+
+impl Work<'_> {
+    fn next(&self, source: usize) -> io::Result<Next> {
+        let mut queue = self.queue.lock().map_err(|_| io::ErrorKind::Other)?;
+        let mine = queue.left.iter().position(|(_, _, failed)| !failed.contains(&source));
+        if let Some((first, count, failed)) = mine.and_then(|i| queue.left.remove(i)) {
+            queue.taken += 1;
+            return Ok(Next::Run(first, count, failed));
+        }
+        Ok(if queue.taken > 0 { Next::Wait } else { Next::Nothing })
+    }
+
+    /// A run was fetched, but for these parts of it.
+    fn done(&self, source: usize, mut failed: BTreeSet<usize>, back: Vec<(u64, u64)>) {
+        let Ok(mut queue) = self.queue.lock() else { return };
+        failed.insert(source);
+        queue.taken -= 1;
+        queue.left.extend(back.into_iter().map(|(a, n)| (a, n, failed.clone())));
+    }
+
+    fn fetch(&self, source: usize, mut stream: Stream, sources: usize) -> io::Result<()> {
+        loop {
+            let (first, count, failed) = match self.next(source)? {
+                Next::Run(first, count, failed) => (first, count, failed),
+                Next::Wait => {
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+                Next::Nothing => return Ok(()),
+            };
+            match self.read(&mut stream, first, count) {
+                Ok(bad) => self.done(source, failed, bad.into_iter().map(|c| (c, 1)).collect()),
+                Err(e) => {
+                    self.done(source, failed, vec![(first, count)]);
+                    return if sources > 1 { Ok(()) } else { Err(e) };
+                }
+            }
+        }
+    }
+
+    /// Reads a run into the slot; returns the chunks that are damaged.
+    fn read(&self, stream: &mut Stream, first: u64, count: u64) -> io::Result<Vec<u64>> {
+        everstep_wire::frame::write(&mut stream.tcp, &Ask::Read { first, count })?;
+        let mut bad = Vec::new();
+        for chunk in first..first + count {
+            let from = chunk as usize * CHUNK_BYTES;
+            let to = (from + CHUNK_BYTES).min(usize::try_from(self.region).map_err(io::Error::other)?);
+            let mut sum = Running::default();
+            let mut at = from;
+            while at < to {
+                let n = PIECE_BYTES.min(to - at);
+                let target = self.slot.map().target(REGION_AT + at, n)?;
+                // SAFETY: n bytes of this mapping; the slot is being written, and this run is this thread's alone.
+                let piece = unsafe { std::slice::from_raw_parts_mut(target, n) };
+                stream.tcp.read_exact(piece)?;
+                sum.read(piece);
+                at += n;
+            }
+            if self.index.crcs.get(chunk as usize) != Some(&sum.value()) {
+                bad.push(chunk);
+            }
+        }
+        Ok(bad)
+    }
+}
+
+/// Brings single chunks of a sealed slot back from a holder. Returns how many were healed.
+///
+/// # Errors
+/// Those of the network; `NotFound` when the holder has no such shard or other bytes.
+pub fn heal(slot: &Slot, peer: &Peer, want: Want, chunks: &[usize]) -> io::Result<Vec<usize>> {
+    let mut found = find(peer, want)?;
+    let (_, own) = slot.described().map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
+    if own != found.json.as_slice() {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    let mut healed = Vec::new();
+    for chunk in chunks.iter().filter(|c| **c < found.index.chunks()) {
+        everstep_wire::frame::write(&mut found.stream.tcp, &Ask::Read { first: *chunk as u64, count: 1 })?;
+        let from = chunk * CHUNK_BYTES;
+        let mut bytes = vec![0; CHUNK_BYTES.min(usize::try_from(found.region).map_err(io::Error::other)? - from)];
+        found.stream.tcp.read_exact(&mut bytes)?;
+        let mut sum = Running::default();
+        sum.read(&bytes);
+        if found.index.crcs.get(*chunk) == Some(&sum.value()) {
+            slot.map().write(REGION_AT + from, &bytes)?;
+            healed.push(*chunk);
+        }
+    }
+    Ok(healed)
+}

@@ -1,0 +1,210 @@
+//! The side that sends: a pinned slot to one peer, over a few streams, never more than a fixed budget under way.
+
+use super::protocol::{Answer, Ask, DAMAGED, EXTENT_HEADER, Peer, Stream, unexpected};
+use crate::arena::{Label, REGION_AT, Slot};
+use crate::format::digest::CHUNK_BYTES;
+use everstep_wire::frame;
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A chunk that arrives damaged is sent again so many times.
+const ATTEMPTS: u32 = 3;
+
+/// When bytes may go. Called before each extent, by several threads.
+pub trait Gate: Sync {
+    /// Waits until `bytes` may be sent, and says how many of them; 0 to give up. Others may send less at a time.
+    fn pass(&self, bytes: usize) -> usize;
+}
+
+/// Sends as fast as the network takes it.
+#[derive(Debug)]
+pub struct Open;
+
+impl Gate for Open {
+    fn pass(&self, bytes: usize) -> usize {
+        bytes
+    }
+}
+
+/// How much may be under way: `buffers` extents of at most `extent` bytes per stream, not answered yet (Gemini §5.2: a
+/// budget S in b sub-buffers).
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    /// Bytes of an extent, at most those of a chunk.
+    pub extent: usize,
+    /// Extents under way per stream.
+    pub buffers: usize,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Window { extent: CHUNK_BYTES, buffers: 4 }
+    }
+}
+
+/// Streams to one peer, kept from step to step.
+#[derive(Debug)]
+pub struct Link {
+    peer: Peer,
+    streams: Vec<Stream>,
+    wanted: usize,
+    /// Bytes sent so far.
+    pub sent: AtomicU64,
+}
+
+struct Job<'a> {
+    slot: &'a Slot,
+    region: usize,
+    window: Window,
+    gate: &'a dyn Gate,
+    /// Chunks still to be sent, with the number of attempts so far.
+    left: Mutex<VecDeque<(u64, u32)>>,
+    sent: &'a AtomicU64,
+}
+
+impl Link {
+    /// A link that will use so many streams. Opens them when they are needed.
+    #[must_use]
+    pub fn new(peer: Peer, streams: usize) -> Self {
+        Link { peer, streams: Vec::new(), wanted: streams.max(1), sent: AtomicU64::new(0) }
+    }
+
+    /// The peer.
+    #[must_use]
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// Brings the peer a sealed copy of a slot; what it has already is not sent. The slot must be pinned.
+    ///
+    /// # Errors
+    /// Those of the network; `PermissionDenied` with the peer's reason; `Interrupted` when the gate gave up;
+    /// `InvalidData` when the slot does not hold what it says.
+    pub fn push(&mut self, slot: &Slot, window: Window, gate: &dyn Gate) -> io::Result<()> {
+        let done = self.attempt(slot, window, gate);
+        if done.is_err() {
+            // In whatever state the streams are: the next attempt begins with new ones.
+            self.streams.clear();
+        }
+        done
+    }
+
+    fn attempt(&mut self, slot: &Slot, window: Window, gate: &dyn Gate) -> io::Result<()> {
+        let damaged = |e: crate::arena::SlotError| io::Error::new(io::ErrorKind::InvalidData, e.to_string());
+        let (label, index) = slot.described().map_err(damaged)?;
+        let region = slot.region_bytes();
+        if self.streams.is_empty() {
+            self.streams.push(Stream::open(&self.peer)?);
+        }
+        let Some(first) = self.streams.first_mut() else { return Ok(()) };
+        frame::write(&mut first.tcp, &Ask::Begin { label, region, index: index.len() as u64 })?;
+        first.tcp.write_all(index)?;
+        let missing = match first.answer()? {
+            Answer::Missing(runs) => runs,
+            Answer::Done => return Ok(()),
+            other => return Err(unexpected(&other)),
+        };
+        let chunks: VecDeque<(u64, u32)> = missing.iter().flat_map(|(a, n)| *a..*a + *n).map(|c| (c, 0)).collect();
+        let streams = self.wanted.min(chunks.len().div_ceil(2)).max(1);
+        while self.streams.len() < streams {
+            self.streams.push(Stream::open(&self.peer)?);
+        }
+        let job = Job {
+            slot,
+            region: usize::try_from(region).map_err(io::Error::other)?,
+            window: Window { extent: window.extent.clamp(4096, CHUNK_BYTES), buffers: window.buffers.max(1) },
+            gate,
+            left: Mutex::new(chunks),
+            sent: &self.sent,
+        };
+        std::thread::scope(|scope| {
+            let job = &job;
+            let mut used = self.streams.iter_mut().take(streams);
+            let own = used.next();
+            let helpers: Vec<_> = used.map(|stream| scope.spawn(move || job.help(stream, label))).collect();
+            let mut done = own.map_or(Ok(()), |stream| job.send(stream));
+            for helper in helpers {
+                done = done.and(helper.join().unwrap_or_else(|_| Err(io::Error::other("a sender panicked"))));
+            }
+            done
+        })?;
+        match self.streams.first_mut().map(|s| s.ask(&Ask::Seal)) {
+            Some(Ok(Answer::Done)) | None => Ok(()),
+            Some(Ok(other)) => Err(unexpected(&other)),
+            Some(Err(e)) => Err(e),
+        }
+    }
+}
+
+impl Job<'_> {
+    fn help(&self, stream: &mut Stream, label: Label) -> io::Result<()> {
+        stream.expect_done(&Ask::Join { label })?;
+        self.send(stream)
+    }
+
+    fn next(&self) -> Option<(u64, u32)> {
+        self.left.lock().ok()?.pop_front()
+    }
+
+    fn send(&self, stream: &mut Stream) -> io::Result<()> {
+        frame::write(&mut stream.tcp, &Ask::Data)?;
+        let mut open: VecDeque<(u64, u32)> = VecDeque::new();
+        loop {
+            while let Some((chunk, attempts)) = self.next() {
+                let (from, to) = (chunk as usize * CHUNK_BYTES, self.region.min((chunk as usize + 1) * CHUNK_BYTES));
+                let mut at = from;
+                while at < to {
+                    let n = self.gate.pass(self.window.extent.min(to - at));
+                    if n == 0 {
+                        return Err(io::ErrorKind::Interrupted.into());
+                    }
+                    while open.len() >= self.window.buffers {
+                        self.take_answer(stream, &mut open)?;
+                    }
+                    let bytes = self.slot.map().bytes(REGION_AT + at, n).ok_or(io::ErrorKind::InvalidData)?;
+                    let mut header = [0; EXTENT_HEADER];
+                    header[..8].copy_from_slice(&(at as u64).to_le_bytes());
+                    header[8..].copy_from_slice(&u32::try_from(n).map_err(io::Error::other)?.to_le_bytes());
+                    stream.tcp.write_all(&header)?;
+                    stream.tcp.write_all(bytes)?;
+                    self.sent.fetch_add(n as u64, Ordering::Relaxed);
+                    open.push_back((at as u64, attempts));
+                    at += n;
+                }
+            }
+            // What comes back damaged is another stream's or this one's to send again.
+            while !open.is_empty() {
+                self.take_answer(stream, &mut open)?;
+            }
+            if self.left.lock().map_err(|e| io::Error::other(e.to_string()))?.is_empty() {
+                break;
+            }
+        }
+        stream.tcp.write_all(&[0; EXTENT_HEADER])?;
+        match stream.answer()? {
+            Answer::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn take_answer(&self, stream: &mut Stream, open: &mut VecDeque<(u64, u32)>) -> io::Result<()> {
+        let mut answer = [0; 8];
+        stream.tcp.read_exact(&mut answer)?;
+        let answer = u64::from_le_bytes(answer);
+        let Some((offset, attempts)) = open.pop_front() else { return Ok(()) };
+        if answer & !DAMAGED != offset {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "answer to an extent that was not sent"));
+        }
+        if answer & DAMAGED != 0 {
+            if attempts + 1 >= ATTEMPTS {
+                let why = format!("a chunk at {offset} arrives damaged again and again, or is damaged here");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+            }
+            let chunk = offset / CHUNK_BYTES as u64;
+            self.left.lock().map_err(|e| io::Error::other(e.to_string()))?.push_back((chunk, attempts + 1));
+        }
+        Ok(())
+    }
+}

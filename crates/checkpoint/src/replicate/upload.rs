@@ -1,0 +1,172 @@
+//! A slot that arrives from another node: which chunks are there, verified as they come.
+
+use crate::arena::{Label, REGION_AT, Slot, State};
+use crate::format::digest::CHUNK_BYTES;
+use crate::format::shard::Index;
+use crate::fused::Running;
+use std::io::{self, Read};
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Mutex, RwLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Bytes that are received and summed while they are in the cache.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Upload {
+    /// Whose, and which step.
+    pub label: Label,
+    slot: Slot,
+    index: Index,
+    region: usize,
+    /// Chunks that are there and verified.
+    done: Vec<AtomicBool>,
+    /// Chunks on their way: bytes so far and their checksum. Each chunk comes on one stream, in order.
+    partial: Vec<Mutex<(usize, Running)>>,
+    /// Nobody wants it any more.
+    cancelled: AtomicBool,
+    /// Connections that bring it.
+    streams: Mutex<Vec<TcpStream>>,
+    /// Held by whoever writes into the slot.
+    writing: RwLock<()>,
+}
+
+impl Upload {
+    /// Begins to fill `slot`, or goes on with what an earlier attempt has left in it.
+    ///
+    /// # Errors
+    /// A sentence: the index is damaged or does not fit, the slot is needed.
+    pub fn begin(slot: Slot, label: Label, index_json: &[u8]) -> Result<Self, String> {
+        let index: Index = serde_json::from_slice(index_json).map_err(|e| format!("index: {e}"))?;
+        let region = index.checked_bytes().filter(|b| *b < 1 << 62).ok_or("index: lengths do not add up")?;
+        if index.crcs.len() != index.chunks() {
+            return Err("index: not one checksum per chunk".into());
+        }
+        if !slot.fits(region, index_json.len() as u64) {
+            return Err("the shard is larger than its slot".into());
+        }
+        let known = slot.state() == State::Writing
+            && slot.described().is_ok_and(|(l, json)| l == label && json == index_json);
+        if !known {
+            if !slot.begin() {
+                return Err("the slot is still needed".into());
+            }
+            slot.describe(label, index_json, region).map_err(|e| e.to_string())?;
+        }
+        let chunks = index.chunks();
+        let upload = Upload {
+            label,
+            slot,
+            region: usize::try_from(region).map_err(|e| e.to_string())?,
+            done: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
+            partial: (0..chunks).map(|_| Mutex::new((0, Running::default()))).collect(),
+            index,
+            cancelled: AtomicBool::new(false),
+            streams: Mutex::default(),
+            writing: RwLock::default(),
+        };
+        if known {
+            upload.recognise();
+        }
+        Ok(upload)
+    }
+
+    /// One more connection brings parts of it.
+    pub fn attach(&self, stream: &TcpStream) {
+        if let (Ok(mut streams), Ok(stream)) = (self.streams.lock(), stream.try_clone()) {
+            streams.push(stream);
+        }
+    }
+
+    /// Ends it: when this returns, nobody writes into the slot any more.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Release);
+        for stream in self.streams.lock().iter().flat_map(|s| s.iter()) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        drop(self.writing.write());
+    }
+
+    /// Chunks that an interrupted attempt has brought are told by their checksums.
+    fn recognise(&self) {
+        for (chunk, done) in self.done.iter().enumerate() {
+            let (from, len) = self.place(chunk);
+            let mut sum = Running::default();
+            sum.read(self.slot.map().bytes(REGION_AT + from, len).unwrap_or_default());
+            done.store(self.index.crcs.get(chunk) == Some(&sum.value()), Ordering::Release);
+        }
+    }
+
+    fn place(&self, chunk: usize) -> (usize, usize) {
+        let from = chunk * CHUNK_BYTES;
+        (from, CHUNK_BYTES.min(self.region - from))
+    }
+
+    /// Runs of chunks that are not there: (first, count).
+    pub fn missing(&self) -> Vec<(u64, u64)> {
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        for (chunk, done) in self.done.iter().enumerate() {
+            if done.load(Ordering::Acquire) {
+                continue;
+            }
+            match runs.last_mut() {
+                Some((first, count)) if *first + *count == chunk as u64 => *count += 1,
+                _ => runs.push((chunk as u64, 1)),
+            }
+        }
+        runs
+    }
+
+    /// Takes one extent off the stream. True when it completed a chunk that is damaged.
+    ///
+    /// # Errors
+    /// Those of the stream; `InvalidData` for an extent that is not the next of its chunk.
+    pub fn receive(&self, offset: u64, len: usize, from: &mut impl Read) -> io::Result<bool> {
+        let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+        let _writing = self.writing.read().map_err(|_| wrong("an earlier extent failed"))?;
+        if self.cancelled.load(Ordering::Acquire) {
+            return Err(wrong("this upload is over"));
+        }
+        let offset = usize::try_from(offset).map_err(|_| wrong("extent outside the region"))?;
+        let chunk = offset / CHUNK_BYTES;
+        let partial = self.partial.get(chunk).ok_or_else(|| wrong("extent outside the region"))?;
+        let mut partial = partial.lock().map_err(|_| wrong("an earlier extent failed"))?;
+        let (begins, chunk_len) = self.place(chunk);
+        if offset == begins {
+            *partial = (0, Running::default());
+        }
+        if offset != begins + partial.0 || len == 0 || partial.0 + len > chunk_len {
+            return Err(wrong("extent is not the next one of its chunk"));
+        }
+        let mut at = offset;
+        while at < offset + len {
+            let n = PIECE_BYTES.min(offset + len - at);
+            let target = self.slot.map().target(REGION_AT + at, n)?;
+            // SAFETY: n bytes of this mapping; the slot is being written by this upload only, and a chunk by one stream
+            // at a time (its lock is held).
+            let piece = unsafe { std::slice::from_raw_parts_mut(target, n) };
+            from.read_exact(piece)?;
+            partial.1.read(piece);
+            at += n;
+        }
+        partial.0 += len;
+        if partial.0 < chunk_len {
+            return Ok(false);
+        }
+        let good = self.index.crcs.get(chunk) == Some(&partial.1.value());
+        if let Some(done) = self.done.get(chunk) {
+            done.store(good, Ordering::Release);
+        }
+        Ok(!good)
+    }
+
+    /// Seals the slot if all chunks are there.
+    pub fn seal(&self) -> bool {
+        let complete = self.done.iter().all(|d| d.load(Ordering::Acquire)) && !self.cancelled.load(Ordering::Acquire);
+        if complete && self.slot.state() == State::Writing {
+            self.slot.finish(None);
+        }
+        complete
+    }
+}

@@ -1,0 +1,151 @@
+//! Replicas over real sockets: pushed, resumed, pulled, healed.
+
+#![allow(clippy::unwrap_used, reason = "a test may end where it stands")]
+
+use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, slot_bytes};
+use everstep_checkpoint::capture::{Plan, Source, start};
+use everstep_checkpoint::format::shard::Tensor;
+use everstep_checkpoint::replicate::holder::Holder;
+use everstep_checkpoint::replicate::protocol::{Peer, Want};
+use everstep_checkpoint::replicate::pull::{fill, find, heal};
+use everstep_checkpoint::replicate::push::{Gate, Link, Open, Window};
+use everstep_checkpoint::restore::Shard;
+use everstep_core::message::Purpose;
+use everstep_wire::token::Token;
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const BYTES: usize = 9_500_000;
+
+fn captured(path: &Path, rank: u64, step: u64, generation: u64) -> Arc<Slot> {
+    let data: Vec<u8> = (0..BYTES).map(|i| (i as u64 * 2_654_435_761 + step * 7 + rank >> 11) as u8).collect();
+    let slot = Arc::new(Slot::reserve(path, slot_bytes(BYTES as u64, 64 << 10)).unwrap());
+    slot.release(Pin::Replicate);
+    let tensors =
+        vec![Tensor { name: "w".into(), dtype: "U8".into(), shape: vec![BYTES as u64], bytes: BYTES as u64 }];
+    let sources = vec![Source { address: data.as_ptr() as usize, bytes: BYTES, eager: false }];
+    let label = Label { job: job_hash("j"), rank, world_size: 4, generation, step, purpose: Purpose::Recovery, shared: false };
+    let plan = Plan { tensors, sources, label, persist: false, threads: 2 };
+    // SAFETY: `data` lives and stays unchanged until `wait` has returned.
+    unsafe { start(slot.clone(), plan, None) }.unwrap().wait().unwrap();
+    assert!(slot.pin(Pin::Replicate));
+    slot
+}
+
+fn holder(directory: &Path) -> (Arc<Holder>, Peer) {
+    let holder = Arc::new(Holder::new(vec![directory.into()], Token::from_text("secret"), job_hash("j")));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let serving = Arc::clone(&holder);
+    std::thread::spawn(move || serving.serve(&listener));
+    (holder, Peer { address, token: "secret".into(), job: job_hash("j") })
+}
+
+fn want(rank: u64, step: u64, generation: u64) -> Want {
+    Want { rank, world_size: 4, generation, step }
+}
+
+struct After(AtomicUsize);
+
+impl Gate for After {
+    fn pass(&self, bytes: usize) -> usize {
+        let left = self.0.load(Ordering::Relaxed);
+        self.0.store(left.saturating_sub(1), Ordering::Relaxed);
+        if left == 0 { 0 } else { bytes }
+    }
+}
+
+#[test]
+fn what_is_pushed_comes_back_from_two_holders_and_two_steps_stay() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (a, b) = (scratch.path().join("a"), scratch.path().join("b"));
+    std::fs::create_dir_all(&a).unwrap();
+    std::fs::create_dir_all(&b).unwrap();
+    let ((holder_a, peer_a), (holder_b, peer_b)) = (holder(&a), holder(&b));
+    let (mut to_a, mut to_b) = (Link::new(peer_a.clone(), 2), Link::new(peer_b.clone(), 2));
+    for step in 1..=5 {
+        let slot = captured(&scratch.path().join("slot"), 3, step, 1);
+        to_a.push(&slot, Window::default(), &Open).unwrap();
+        to_b.push(&slot, Window { extent: 100_000, buffers: 2 }, &Open).unwrap();
+    }
+    for holder in [&holder_a, &holder_b] {
+        let steps: Vec<u64> = holder.held().iter().map(|h| h.label.step).collect();
+        assert_eq!(steps, [4, 5]);
+    }
+    let peers = [peer_a.clone(), peer_b];
+    let found = || peers.iter().map(|p| find(p, want(3, 5, 1)).unwrap()).collect::<Vec<_>>();
+    let back = Slot::reserve(&scratch.path().join("back"), slot_bytes(BYTES as u64, 64 << 10)).unwrap();
+    fill(&back, found(), &peers, want(3, 5, 1), 2).unwrap();
+    let original = std::fs::read(scratch.path().join("slot")).unwrap();
+    let copy = std::fs::read(scratch.path().join("back")).unwrap();
+    assert_eq!(original[REGION_AT..REGION_AT + BYTES], copy[REGION_AT..REGION_AT + BYTES]);
+    assert!(find(&peers[0], want(3, 3, 1)).is_err() && find(&peers[0], want(3, 5, 2)).is_err());
+
+    // Rot in one holder: the other one brings what is damaged. In both: nothing is sealed.
+    let rot = |holder: &Holder, at: usize| {
+        let path = holder.held().iter().find(|h| h.label.step == 5).unwrap().path.clone();
+        let slot = Slot::open(&path).unwrap();
+        let byte = slot.map().read(REGION_AT + at, 1).unwrap()[0];
+        slot.map().write(REGION_AT + at, &[byte ^ 4]).unwrap();
+    };
+    rot(&holder_a, 5_000_000);
+    fill(&back, found(), &peers, want(3, 5, 1), 1).unwrap();
+    assert!(back.verify().is_ok());
+    rot(&holder_b, 5_000_001);
+    assert!(fill(&back, found(), &peers, want(3, 5, 1), 1).is_err());
+    assert_eq!(back.state(), State::Writing);
+    // A damaged chunk of one's own is healed from a holder that has it good.
+    rot(&holder_b, 5_000_001);
+    let own = Arc::new(Slot::open(&scratch.path().join("slot")).unwrap());
+    own.map().write(REGION_AT + 7_000_000, &[1, 2, 3]).unwrap();
+    let shard = Shard::from_slot(own.clone()).unwrap().0;
+    assert!(shard.verify(2).is_err());
+    assert_eq!(heal(&own, &peers[1], want(3, 5, 1), &[6]).unwrap(), [6]);
+    assert!(shard.verify(2).is_ok());
+}
+
+#[test]
+fn an_interrupted_push_goes_on_where_it_stopped_and_a_stale_one_is_refused() {
+    let scratch = tempfile::tempdir().unwrap();
+    let kept = scratch.path().join("kept");
+    std::fs::create_dir_all(&kept).unwrap();
+    let (holder, peer) = holder(&kept);
+    let slot = captured(&scratch.path().join("slot"), 0, 7, 2);
+    let mut link = Link::new(peer.clone(), 1);
+    let stopped = link.push(&slot, Window::default(), &After(AtomicUsize::new(6)));
+    assert!(stopped.is_err() && holder.held().is_empty());
+    let before = link.sent.load(Ordering::Relaxed);
+    // Not even a new holder process has to begin anew: the chunks are told by their checksums.
+    let (holder, peer) = self::holder(&kept);
+    let mut link = Link::new(peer.clone(), 2);
+    link.push(&slot, Window::default(), &Open).unwrap();
+    let after = link.sent.load(Ordering::Relaxed);
+    // What was under way when the stream was closed may be lost; what was answered is not sent again.
+    assert!(before >= 5 << 20 && after <= (BYTES - (2 << 20)) as u64, "{before} {after}");
+    assert_eq!(holder.held().len(), 1);
+    assert!(Slot::open(&holder.held()[0].path).unwrap().verify().is_ok());
+    // Once more: nothing is sent.
+    link.push(&slot, Window::default(), &Open).unwrap();
+    assert_eq!(link.sent.load(Ordering::Relaxed), after);
+    holder.raise_floor(3);
+    let late = captured(&scratch.path().join("slot"), 0, 8, 2);
+    assert!(Link::new(peer.clone(), 1).push(&late, Window::default(), &Open).is_err());
+    assert!(Link::new(Peer { token: "guess".into(), ..peer }, 1).push(&late, Window::default(), &Open).is_err());
+    holder.keep_only(&[]);
+    assert!(holder.held().is_empty());
+}
+
+#[test]
+fn a_sender_whose_slot_is_damaged_is_told() {
+    let scratch = tempfile::tempdir().unwrap();
+    let kept = scratch.path().join("kept");
+    std::fs::create_dir_all(&kept).unwrap();
+    let (holder, peer) = holder(&kept);
+    let slot = captured(&scratch.path().join("slot"), 0, 7, 2);
+    slot.map().write(REGION_AT + 3_000_000, &[9, 9, 9]).unwrap();
+    let refused = Link::new(peer, 2).push(&slot, Window::default(), &Open).unwrap_err();
+    assert!(refused.to_string().contains("damaged"), "{refused}");
+    assert!(holder.held().is_empty());
+}
