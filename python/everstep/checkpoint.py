@@ -15,12 +15,12 @@ from typing import Any, Literal
 from torch import nn
 
 from . import worker as _worker
-from ._internal import CheckpointError, Shard, list_checkpoints, open_shard
+from ._internal import CheckpointError, DamagedError, Shard, list_checkpoints, open_shard
 from .batches import Resumable
 from .micro import MicroBatches
 from .plan import BatchPlan, batch_plan
 from .state import Layout, State, is_replicated
-from .tiers import AgentTier, DiskTier, Snapshot
+from .tiers import EPOCH, RECOVERY, USER, AgentTier, DiskTier, HealingShard, Keep, Snapshot
 
 Tier = Literal["local", "disk"]
 Every = int | timedelta | Literal["auto"]
@@ -53,7 +53,12 @@ class CheckpointManager:
         every: steps between memory snapshots.
         persist: steps or time between durable checkpoints; ``"auto"`` is 30 minutes. The last step is
             always made durable by :meth:`close`. 0 switches durable checkpoints off.
-        keep: durable checkpoints that stay (at least 2).
+        replicas: copies of each step in other nodes' memory. Ranks that hold the same state (DDP) are copies of each
+            other already, and a single node has nobody to send to.
+        keep: the newest durable checkpoints that stay (at least 2).
+        keep_every: the first one of every such span stays, too.
+        keep_epochs: make a durable checkpoint when an epoch ends (anything in ``state`` with an ``epoch``), and keep it.
+        persist_bandwidth: bytes per second and rank that go to ``directory`` at most; 0 is no limit.
         overlap: copy parameters while the next iteration computes (the next weight update waits for
             the copy) instead of before :meth:`step` returns. ``"auto"`` overlaps large states only.
         replicated: every rank holds the same modules and optimizer state, so that any rank can restore
@@ -70,6 +75,9 @@ class CheckpointManager:
         replicas: int = 1,
         persist: Every = "auto",
         keep: int = 2,
+        keep_every: timedelta | None = None,
+        keep_epochs: bool = True,
+        persist_bandwidth: int = 0,
         stall_budget: float = 0.01,
         overlap: bool | Literal["auto"] = "auto",
         replicated: bool | Literal["auto"] = "auto",
@@ -92,11 +100,17 @@ class CheckpointManager:
         self._worker = _worker.current()
         self._prepare_directory()
         durable = bool(self._persist)
+        rules = Keep(keep, keep_every, keep_epochs)
         agent = self._worker.agent
         if agent is not None and self._worker.board is not None:
-            self._tier: AgentTier | DiskTier = AgentTier(agent, self._worker.board, self._directory, keep, durable, same)
+            self._tier: AgentTier | DiskTier = AgentTier(
+                agent, self._worker.board, self._directory, rules, durable, same, replicas, persist_bandwidth
+            )
         else:
-            self._tier = DiskTier(self._directory, keep)
+            self._tier = DiskTier(self._directory, rules)
+        self._epochs = keep_epochs and durable
+        self._epoch_sources = [o for o in state.values() if isinstance(getattr(o, "epoch", None), int)]
+        self._epoch: list[int] | None = None
         self._micro = MicroBatches(state)
         self._watch_forward(state)
         for optimizer in self._state.optimizers:
@@ -151,15 +165,27 @@ class CheckpointManager:
                 done = 0
             else:
                 done, shard = found
-                self.extra = self._state.restore(shard)
+                self.extra = self._load(done, shard)
         self._step = done
         for optimizer in self._state.optimizers:
             _worker.watch_gradients(optimizer)
         self._worker.restored(done)
         return done
 
+    def _load(self, step: int, shard: Shard | HealingShard) -> dict[str, Any]:
+        try:
+            return self._state.restore(shard)
+        except DamagedError as e:
+            self._tier.failed(step)
+            raise CheckpointError(str(e.args[0])) from e
+        except CheckpointError as e:
+            if isinstance(e.__cause__, DamagedError):
+                self._tier.failed(step)
+            raise
+
     def _durable_offers(self, wanted: int | None) -> dict[int, Shard]:
-        """This rank's shards of the newest two good durable checkpoints, all bytes verified once."""
+        """This rank's shards of the newest two good durable checkpoints. With an agent, their bytes are verified when they
+        are read: another step or another node can stand in. Without one they are verified before anybody relies on them."""
         world = _worker.world()
         offers: dict[int, Shard] = {}
         self._unreadable: list[str] = []
@@ -173,9 +199,12 @@ class CheckpointManager:
                 )
             if wrong is None:
                 try:
-                    offers[step] = open_shard(path, world.rank % (size or 1))
+                    shard = open_shard(path, world.rank % (size or 1))
+                    if not self._tier.in_memory:
+                        shard.verify()
+                    offers[step] = shard
                 except CheckpointError as e:
-                    wrong = str(e)
+                    wrong = str(e.args[0])
             if wrong is not None:
                 self._unreadable.append(wrong)
                 warnings.warn(f"everstep: skipping a checkpoint: {wrong}", stacklevel=3)
@@ -215,13 +244,13 @@ class CheckpointManager:
             raise ValueError(f"step({step}) after step {self._step}: give the number of steps completed, which must rise")
         self._step = step
         hold = self._tier.hold_at() == step + 1
-        pin = hold or self._persist_now(step)
+        persist = self._persist_why(step, hold)
         saved: set[Tier] = set()
-        if pin or (step % self._every == 0 and self._tier.in_memory):
-            if self._snapshot(step, extra, pin):
-                saved.add("local" if self._tier.in_memory else "disk")
-        if pin and saved:
-            saved.add("disk")
+        due = step % self._every == 0 and self._tier.in_memory
+        if (persist is not None or due or hold) and self._snapshot(step, extra, persist):
+            saved.add("local" if self._tier.in_memory else "disk")
+            if persist is not None:
+                saved.add("disk")
         self._worker.stepped(step)
         if hold:
             self._hold(step)
@@ -235,6 +264,13 @@ class CheckpointManager:
             self._tier.wait()
             while self._tier.hold_at() == step + 1 and not _worker.should_stop():
                 time.sleep(0.002)
+
+    def _persist_why(self, step: int, hold: bool) -> int | None:
+        """Why this step goes to durable storage; ``None``: it does not. The same on all ranks."""
+        before, self._epoch = self._epoch, [o.epoch for o in self._epoch_sources]
+        if self._epochs and before is not None and before != self._epoch:
+            return EPOCH
+        return RECOVERY if self._persist_now(step) or (hold and bool(self._persist)) else None
 
     def _persist_now(self, step: int) -> bool:
         if isinstance(self._persist, int):
@@ -256,12 +292,12 @@ class CheckpointManager:
         if self._tier.in_memory and _worker.world().rank == 0 and self._time_for_persist():
             self._tier.persist_due()
 
-    def _snapshot(self, step: int, extra: dict[str, Any], pin: bool) -> bool:
+    def _snapshot(self, step: int, extra: dict[str, Any], persist: int | None) -> bool:
         began = time.perf_counter_ns()
         items = self._state.collect(extra)
         size = sum(i.tensor.numel() * i.tensor.element_size() for i in items)
         lazy = size > OVERLAP_BYTES if self._overlap == "auto" else self._overlap
-        done = self._tier.capture(Snapshot(step, items, pin))
+        done = self._tier.capture(Snapshot(step, items, persist))
         if not lazy:
             self._tier.wait()
         if self._worker.board is not None:
@@ -299,12 +335,15 @@ class CheckpointManager:
         return self._micro.plan
 
     def save(self, step: int | None = None, *, block: bool = True, **extra: Any) -> None:
-        """Makes the state durable in :attr:`directory` now, on all ranks."""
+        """Makes the state durable in the directory now, on all ranks. This checkpoint is yours: it is never removed."""
+        self._save(step, block, extra, USER)
+
+    def _save(self, step: int | None, block: bool, extra: dict[str, Any], why: int) -> None:
         step = self._step if step is None else step
         if step is None:
             raise ValueError("save() before any step: give the number of steps completed")
         self._tier.wait()
-        if not self._snapshot(step, extra or self.extra, True):
+        if not self._snapshot(step, extra or self.extra, why):
             raise CheckpointError("every slot is in use; try again after the running save")
         self._tier.wait()
         if block:
@@ -322,4 +361,4 @@ class CheckpointManager:
         self._closed = True
         self._tier.wait()
         if self._persist and self._step and self._tier.durable() < self._step:
-            self.save(self._step)
+            self._save(self._step, True, {}, RECOVERY)

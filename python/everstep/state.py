@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,10 @@ from . import encoding, rng
 from ._internal import CheckpointError, Shard
 from .batches import Resumable
 
+if TYPE_CHECKING:
+    from ._internal import Entry
+    from .tiers import HealingShard
+
 DTYPES: dict[torch.dtype, str] = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
@@ -26,8 +30,6 @@ DTYPES: dict[torch.dtype, str] = {
 _BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 _BLOB = "__everstep__/"
 _RNG, _EXTRA, _LAYOUT = "rng", "extra", "layout"
-
-Entry = tuple[str, str, list[int], int]
 
 
 @dataclass
@@ -81,6 +83,28 @@ class Layout:
     replicated: bool
 
 
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor (FSDP2, tensor parallel), the same memory; any other tensor as it is."""
+    part = getattr(tensor, "_local_tensor", None)
+    return tensor if part is None else part
+
+
+def _like(value: Any, parameter: Tensor) -> Any:
+    """A part of a state that is sharded as its parameter is, as the sharded tensor that the optimizer had."""
+    part = getattr(parameter, "_local_tensor", None)
+    if part is None or not isinstance(value, Tensor) or value.shape != part.shape:
+        return value
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+    return DTensor.from_local(value, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+
+
+def _in_place(tensor: Tensor) -> bool:
+    """The bytes can be copied straight to where they belong."""
+    return tensor.is_contiguous() and tensor.device.type == "cpu"
+
+
 class State:
     """The objects of a checkpoint, by the names the user gave them."""
 
@@ -104,7 +128,7 @@ class State:
 
     def _optimized(self) -> set[int]:
         groups = (g for o in self.optimizers for g in o.param_groups)
-        return {p.data_ptr() for g in groups for p in g["params"] if p.data_ptr()}
+        return {q.data_ptr() for g in groups for p in g["params"] if (q := local(p)).data_ptr()}
 
     def module_items(self) -> list[Item]:
         """Tensors of all modules; those that no optimizer updates are eager."""
@@ -114,7 +138,8 @@ class State:
             if isinstance(obj, nn.Module):
                 for key, value in obj.state_dict().items():
                     if isinstance(value, Tensor):
-                        items.append(Item(f"{name}.{key}", value, value.data_ptr() not in optimized))
+                        own = local(value)
+                        items.append(Item(f"{name}.{key}", own, own.data_ptr() not in optimized))
         return items
 
     def collect(self, extra: Mapping[str, Any]) -> list[Item]:
@@ -141,7 +166,7 @@ class State:
     def _refer(self, value: Any, path: str, items: list[Item], *, eager: bool) -> Any:
         """``value`` with every tensor replaced by a reference and put into ``items``."""
         if isinstance(value, Tensor):
-            items.append(Item(path, value, eager))
+            items.append(Item(path, local(value), eager))
             return encoding.TensorRef(path)
         if isinstance(value, Mapping):
             return {k: self._refer(v, f"{path}/{k}", items, eager=eager) for k, v in value.items()}
@@ -162,7 +187,7 @@ class State:
 
     # -- back ------------------------------------------------------------------------------------
 
-    def check(self, shard: Shard) -> None:
+    def check(self, shard: Shard | HealingShard) -> None:
         """Raises :class:`CheckpointError` with a diff when the checkpoint is of another model."""
         stored = {e[0]: e for e in shard.entries()}
         wanted = [i.entry() for i in self.module_items()]
@@ -186,39 +211,46 @@ class State:
                 "the checkpoint is of another model; give the model it was made with, or another directory:\n  " + shown
             )
 
-    def restore(self, shard: Shard) -> dict[str, Any]:
+    def restore(self, shard: Shard | HealingShard) -> dict[str, Any]:
         """Loads everything; returns the extra values saved with the step."""
         self.check(shard)
         entries = {e[0]: e for e in shard.entries()}
+        # First room for all tensors, then one pass over the shard fills and verifies it, then the objects take them.
+        targets: dict[str, Tensor] = {}
 
-        def fetch(name: str) -> Tensor:
-            _, dtype, shape, size = entries[name]
-            tensor = torch.empty(shape, dtype=_BY_NAME[dtype])
-            shard.copy_to([(name, tensor.data_ptr(), size)])
-            return tensor
+        def room(name: str) -> Tensor:
+            _, dtype, shape, _ = entries[name]
+            return targets.setdefault(name, torch.empty(shape, dtype=_BY_NAME[dtype]))
 
         own = self._check_layout(shard, entries)
-        with torch.no_grad():
-            self._restore_modules(shard, fetch)
+        values = {}
         for name, obj in self.objects.items():
             blob = _BLOB + name
             # What random batches were in hand is each rank's own.
-            if blob not in entries or (isinstance(obj, Resumable) and not own):
-                continue
-            value = encoding.decode(shard.bytes(blob), fetch)
+            if blob in entries and (own or not isinstance(obj, Resumable)):
+                values[name] = encoding.decode(shard.bytes(blob), room)
+        extra = encoding.decode(shard.bytes(_BLOB + _EXTRA), room)
+        random = encoding.decode(shard.bytes(_BLOB + _RNG), room)
+        with torch.no_grad():
+            aside = [(i, room(i.name)) for i in self.module_items() if not _in_place(i.tensor)]
+            targets.update({i.name: i.tensor for i in self.module_items() if _in_place(i.tensor)})
+            shard.copy_to([(name, t.data_ptr(), entries[name][3]) for name, t in targets.items()])
+            for item, tensor in aside:
+                item.tensor.copy_(tensor)
+        for name, value in values.items():
+            obj = self.objects[name]
             if isinstance(obj, Optimizer):
                 self._restore_optimizer(obj, value)
             elif isinstance(obj, nn.Module):
                 obj.load_state_dict({**obj.state_dict(), **value})
             else:
                 obj.load_state_dict(value)
-        extra = encoding.decode(shard.bytes(_BLOB + _EXTRA), fetch)
-        rng.put(encoding.decode(shard.bytes(_BLOB + _RNG), fetch))
+        rng.put(random)
         if not own:
             rng.diverge(self.layout.rank)
         return extra
 
-    def _check_layout(self, shard: Shard, entries: Mapping[str, Entry]) -> bool:
+    def _check_layout(self, shard: Shard | HealingShard, entries: Mapping[str, Entry]) -> bool:
         """True when the shard is this very rank's; raises when it is another's that cannot stand for it."""
         if _BLOB + _LAYOUT not in entries:
             return True
@@ -232,18 +264,6 @@ class State:
             "run with as many ranks as wrote it, or, if all ranks hold the same state, pass the DDP module or replicated=True"
         )
 
-    def _restore_modules(self, shard: Shard, fetch: Any) -> None:
-        direct, rest = [], []
-        for item in self.module_items():
-            t = item.tensor
-            if t.is_contiguous() and t.device.type == "cpu":
-                direct.append((item.name, t.data_ptr(), t.numel() * t.element_size()))
-            else:
-                rest.append(item)
-        shard.copy_to(direct)
-        for item in rest:
-            item.tensor.copy_(fetch(item.name))
-
     def _restore_optimizer(self, optimizer: Optimizer, value: Any) -> None:
         names = self._parameter_names()
         order = [names.get(id(p), f"param_{i}") for i, p in enumerate(p for g in optimizer.param_groups for p in g["params"])]
@@ -252,5 +272,6 @@ class State:
         if unknown:
             raise CheckpointError(f"the checkpoint's optimizer has state for {unknown[0]}, this one has no such parameter")
         groups = [{**g, "params": [index[n] for n in g["params"] if n in index]} for g in value["groups"]]
-        state = {index[n]: v for n, v in value["state"].items()}
+        parameters = [p for g in optimizer.param_groups for p in g["params"]]
+        state = {index[n]: {k: _like(x, parameters[index[n]]) for k, x in v.items()} for n, v in value["state"].items()}
         optimizer.load_state_dict({"state": state, "param_groups": groups})

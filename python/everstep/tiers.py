@@ -5,16 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 import warnings
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import worker as _worker
-from ._internal import Agent, Arena, Board, CheckpointError, Shard, bytes_per_slot, publish, reserve_slot
+from ._internal import Agent, AgentError, Arena, Board, CheckpointError, DamagedError, Shard, bytes_per_slot, open_slot, publish, reserve_slot
 from .state import Item
+
+if TYPE_CHECKING:
+    from ._internal import Entry
 
 #: One being written, two complete, and one that a persist may hold.
 SLOTS = 4
+#: Why a snapshot goes to durable storage (see ``Purpose`` in the core).
+RECOVERY, EPOCH, USER = range(3)
 #: Threads that copy; more than two gain nothing while the training threads compute.
 COPY_THREADS = 2
 
@@ -25,7 +33,8 @@ class Snapshot:
 
     step: int
     items: list[Item]
-    pin: bool
+    #: Why it goes to durable storage; ``None``: it does not.
+    persist: int | None
 
     def host(self) -> list[Item]:
         """The same with every tensor contiguous and on the host."""
@@ -46,6 +55,53 @@ class Snapshot:
         return bytes_per_slot(region + 2 * blobs + (256 << 10), 2 * index + (64 << 10))
 
 
+@dataclass(frozen=True)
+class Keep:
+    """Which durable checkpoints stay."""
+
+    last: int
+    every: timedelta | None
+    epochs: bool
+
+    def arguments(self) -> tuple[int, int, bool]:
+        """As the native half takes them."""
+        return self.last, int(self.every.total_seconds()) if self.every else 0, self.epochs
+
+
+class HealingShard:
+    """A shard whose damaged parts the agent brings back from a copy."""
+
+    def __init__(self, shard: Shard, agent: Agent) -> None:
+        self._shard, self._agent = shard, agent
+
+    def entries(self) -> list[Entry]:
+        """As :meth:`Shard.entries`."""
+        return self._shard.entries()
+
+    def copy_to(self, targets: list[tuple[str, int, int]]) -> None:
+        """As :meth:`Shard.copy_to`."""
+        try:
+            self._shard.copy_to(targets, COPY_THREADS)
+        except DamagedError as e:
+            self._heal(e)
+            self._shard.copy_to(targets, COPY_THREADS)
+
+    def bytes(self, name: str) -> bytes:
+        """As :meth:`Shard.bytes`."""
+        try:
+            return self._shard.bytes(name)
+        except DamagedError as e:
+            self._heal(e)
+            return self._shard.bytes(name)
+
+    def _heal(self, damage: DamagedError) -> None:
+        text, chunks = damage.args
+        try:
+            self._agent.heal(self._shard.path, chunks)
+        except AgentError as e:
+            raise CheckpointError(f"{text}; {e}") from damage
+
+
 class _Slots:
     """An arena and the snapshot that is being copied into it."""
 
@@ -60,7 +116,7 @@ class _Slots:
         entries = [i.entry() for i in items]
         sources = [(i.tensor.data_ptr(), e[3], i.eager) for i, e in zip(items, entries, strict=True)]
         self._alive = items
-        return self.arena.capture(snapshot.step, entries, sources, snapshot.pin, COPY_THREADS, board)
+        return self.arena.capture(snapshot.step, entries, sources, snapshot.persist, COPY_THREADS, board)
 
     def wait(self) -> None:
         if self.arena is not None:
@@ -73,14 +129,17 @@ class AgentTier:
 
     in_memory = True
 
-    def __init__(self, agent: Agent, board: Board, directory: Path, keep: int, durable: bool, any_rank: bool) -> None:
+    def __init__(
+        self, agent: Agent, board: Board, directory: Path, keep: Keep, durable: bool, any_rank: bool, replicas: int, bandwidth: int
+    ) -> None:
         self._agent, self._board = agent, board
         self._slots = _Slots()
-        self._durable = durable
+        self._durable, self._any_rank = durable, any_rank
         world = _worker.world()
         self._identity = (world.job, world.rank, world.world_size, world.generation, any_rank)
         if durable:
-            agent.persist_to(str(directory), keep)
+            agent.persist_to(str(directory), *keep.arguments(), bandwidth)
+        agent.replicate(replicas, any_rank)
         self._adopt()
 
     def _adopt(self) -> None:
@@ -106,17 +165,26 @@ class AgentTier:
     def _held(self) -> list[tuple[int, int]]:
         return self._slots.arena.held() if self._slots.arena else []
 
-    def choose(self, durable: dict[int, Shard], wanted: int | None) -> tuple[int, Shard] | None:
+    def choose(self, durable: dict[int, Shard], wanted: int | None) -> tuple[int, Shard | HealingShard] | None:
         """Agrees with all ranks on a step and opens this rank's shard of it."""
         memory = [(s, True, generation) for s, generation in self._held() if wanted in (None, s)]
         offers = memory + [(s, False, 0) for s in durable]
-        found = self._agent.restore(offers)
+        found = self._agent.restore(offers, self._any_rank)
         if found is None:
             return None
-        step, tier = found
-        if tier == "local" and self._slots.arena is not None:
-            return step, self._slots.arena.shard(step)
+        step, self._tier, path = found
+        if path is not None:
+            # The agent's slots may be others than those that were there before.
+            self._slots.arena = None
+            return step, HealingShard(open_slot(path), self._agent)
+        if self._tier == "local" and self._slots.arena is not None:
+            return step, HealingShard(self._slots.arena.shard(step), self._agent)
         return step, durable[step]
+
+    def failed(self, step: int) -> None:
+        """The step that was chosen cannot be read: the world forms anew, without this process."""
+        self._agent.restore_failed(step, self._tier)
+        time.sleep(30)
 
     def capture(self, snapshot: Snapshot) -> bool:
         """Starts to copy; False when every slot is in use."""
@@ -145,7 +213,7 @@ class AgentTier:
 
     def hold_at(self) -> int:
         """Step to wait at plus 1, because the world is about to change; 0 for none."""
-        return self._board.get("HoldAt") if self._durable else 0
+        return self._board.get("HoldAt")
 
     def durable(self) -> int:
         """Newest step known to be durable; 0 for none."""
@@ -161,7 +229,7 @@ class DiskTier:
 
     in_memory = False
 
-    def __init__(self, directory: Path, keep: int) -> None:
+    def __init__(self, directory: Path, keep: Keep) -> None:
         self._directory, self._keep = directory, keep
         self._slots = _Slots()
         self._scratch: str | None = None
@@ -172,10 +240,13 @@ class DiskTier:
         """Nothing outlives the process in memory."""
         return []
 
-    def choose(self, durable: dict[int, Shard], wanted: int | None) -> tuple[int, Shard] | None:
+    def choose(self, durable: dict[int, Shard], wanted: int | None) -> tuple[int, Shard | HealingShard] | None:
         """The newest step that all ranks can read."""
         steps = self._common(sorted(durable, reverse=True))
         return (steps[0], durable[steps[0]]) if steps else None
+
+    def failed(self, step: int) -> None:
+        """Everything was verified before it was chosen: nobody else can help."""
 
     def _common(self, steps: list[int]) -> list[int]:
         import torch
@@ -258,7 +329,7 @@ class DiskTier:
         shards = [n.read_text() for n in notes]
         for note in notes:
             note.unlink()
-        publish(str(self._directory), 0, step, shards, self._keep)
+        publish(str(self._directory), 0, step, shards, *self._keep.arguments())
 
     def persist_due(self) -> None:
         """Persisting is immediate here."""

@@ -1,5 +1,6 @@
 //! One Python exception tree for the errors of the native half.
 
+use everstep_checkpoint::restore::RestoreError;
 use pyo3::create_exception;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -11,16 +12,31 @@ create_exception!(
     "Something everstep could not do; the text says what to do."
 );
 create_exception!(everstep, CheckpointError, EverstepError, "A checkpoint cannot be written or read.");
+create_exception!(
+    everstep,
+    DamagedError,
+    CheckpointError,
+    "Parts of a shard are not what was written; args: text, numbers of the chunks."
+);
 create_exception!(everstep, AgentError, EverstepError, "The agent of this node refused or does not answer.");
 
 /// Adds the exceptions to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("EverstepError", m.py().get_type::<EverstepError>())?;
     m.add("CheckpointError", m.py().get_type::<CheckpointError>())?;
+    m.add("DamagedError", m.py().get_type::<DamagedError>())?;
     m.add("AgentError", m.py().get_type::<AgentError>())
 }
 
 /// A checkpoint error from anything that can be said.
 pub fn checkpoint(e: impl std::fmt::Display) -> PyErr {
     CheckpointError::new_err(e.to_string())
+}
+
+/// A shard cannot be read.
+pub fn restore(e: RestoreError) -> PyErr {
+    match e {
+        RestoreError::Chunks { ref chunks, .. } => DamagedError::new_err((e.to_string(), chunks.clone())),
+        other => checkpoint(other),
+    }
 }

@@ -2,16 +2,20 @@
 //! half keeps them alive.
 
 use crate::board::PyBoard;
-use crate::error::checkpoint;
-use everstep_checkpoint::arena::{Label, Slot, job_hash, slot_bytes};
+use crate::error::{checkpoint, restore};
+use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{self, Capture, Plan, Source};
-use everstep_checkpoint::format::shard::{Index, Tensor};
+use everstep_checkpoint::direct::Throttle;
+use everstep_checkpoint::format::shard::Tensor;
 use everstep_checkpoint::persist;
-use everstep_checkpoint::restore::Shard;
+use everstep_checkpoint::restore::{Shard, Target};
+use everstep_checkpoint::retain::Policy;
 use everstep_core::id::Rank;
+use everstep_core::message::Purpose;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// (name, dtype, shape, bytes)
 type Entry = (String, String, Vec<u64>, u64);
@@ -43,7 +47,8 @@ impl PyArena {
         any_rank: bool,
     ) -> PyResult<Self> {
         let slots = paths.iter().map(|p| Slot::open(p).map(Arc::new)).collect::<Result<_, _>>().map_err(checkpoint)?;
-        let label = Label { job: job_hash(job), rank, world_size, generation, step: 0 };
+        let purpose = Purpose::Recovery;
+        let label = Label { job: job_hash(job), rank, world_size, generation, step: 0, purpose, shared: any_rank };
         Ok(PyArena { slots, label, any_rank, running: Mutex::new(None) })
     }
 
@@ -52,11 +57,13 @@ impl PyArena {
         py.detach(|| self.slots.iter().for_each(|s| drop(s.map().populate())));
     }
 
-    /// Steps that this rank could restore with the generations that captured them, newest first, all bytes verified.
+    /// Steps that this rank could restore with the generations that captured them, newest first. Labels and indexes are
+    /// verified; the bytes are when they are read.
     fn held(&self, py: Python<'_>) -> Vec<(u64, u64)> {
         py.detach(|| {
+            let label = |s: &Arc<Slot>| s.inspect().ok().map(|(l, _)| l).filter(|l| self.fits(l));
             let mut held: Vec<(u64, u64)> =
-                self.slots.iter().filter_map(|s| self.mine(s)).map(|(held, _)| held).collect();
+                self.slots.iter().filter_map(label).map(|l| (l.step, l.generation)).collect();
             held.sort_unstable_by(|a, b| b.cmp(a));
             held.dedup_by_key(|(step, _)| *step);
             held
@@ -64,17 +71,13 @@ impl PyArena {
     }
 
     /// Opens the slot that holds `step`.
-    fn shard(&self, py: Python<'_>, step: u64) -> PyResult<PyShard> {
-        let generation = |s: &&Arc<Slot>| {
-            s.inspect().ok().filter(|(l, _)| l.step == step && self.fits(l)).map(|(l, _)| l.generation)
-        };
-        let slot = self.slots.iter().filter(|s| generation(s).is_some()).max_by_key(generation);
-        let slot = slot.ok_or_else(|| checkpoint(format!("step {step} is not in memory any more")))?;
-        let (shard, _) = py.detach(|| Shard::from_slot(slot.clone())).map_err(checkpoint)?;
-        Ok(PyShard { shard })
+    fn shard(&self, step: u64) -> PyResult<PyShard> {
+        let slot = self.holding(step).ok_or_else(|| checkpoint(format!("step {step} is not in memory any more")))?;
+        PyShard::of(slot.clone())
     }
 
     /// Starts to capture a step. Returns False when every slot is in use (the step is then skipped).
+    /// `persist`: it goes to durable storage; 0 to come back from failures, 1 for an epoch's end, 2 for the user.
     /// `sources` are (address, bytes, eager) in the order of `entries`.
     #[allow(clippy::too_many_arguments)]
     fn capture(
@@ -83,18 +86,27 @@ impl PyArena {
         step: u64,
         entries: Vec<Entry>,
         sources: Vec<(usize, usize, bool)>,
-        pin: bool,
+        persist: Option<u64>,
         threads: usize,
         board: Option<&PyBoard>,
     ) -> PyResult<bool> {
         self.wait(py)?;
         let Some(slot) = self.free_slot() else { return Ok(false) };
         let sources = sources.into_iter().map(|(address, bytes, eager)| Source { address, bytes, eager }).collect();
-        let label = Label { step, ..self.label };
-        let plan = Plan { tensors: tensors(entries), sources, label, pin, threads };
+        let purpose = match persist {
+            Some(1) => Purpose::Epoch,
+            Some(2) => Purpose::User,
+            _ => Purpose::Recovery,
+        };
+        let label = Label { step, purpose, ..self.label };
+        let plan = Plan { tensors: tensors(entries), sources, label, persist: persist.is_some(), threads };
         let board = board.map(|b| b.board.clone());
         // SAFETY: the Python half keeps the tensors alive and holds the next weight update back until `wait`.
-        let started = py.detach(|| unsafe { capture::start(slot, plan, board) }).map_err(checkpoint)?;
+        let started = match py.detach(|| unsafe { capture::start(slot, plan, board) }) {
+            // The agent has just pinned it.
+            Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => return Ok(false),
+            started => started.map_err(checkpoint)?,
+        };
         if let Ok(mut running) = self.running.lock() {
             *running = Some(started);
         }
@@ -112,15 +124,11 @@ impl PyArena {
 
     /// Writes the slot that holds `step` as this rank's shard (without an agent).
     fn write_shard(&self, py: Python<'_>, directory: PathBuf, step: u64) -> PyResult<String> {
-        let generation = |s: &&Arc<Slot>| {
-            s.inspect().ok().filter(|(l, _)| l.step == step && self.fits(l)).map(|(l, _)| l.generation)
-        };
-        let slot = self.slots.iter().filter(|s| generation(s).is_some()).max_by_key(generation);
-        let slot = slot.ok_or_else(|| checkpoint(format!("step {step} was not captured")))?;
+        let slot = self.holding(step).ok_or_else(|| checkpoint(format!("step {step} was not captured")))?;
         let rank = Rank(u32::try_from(self.label.rank).map_err(checkpoint)?);
         let generation = self.label.generation;
-        let shard = py.detach(|| persist::write_shard(slot, &directory, generation, step, rank));
-        slot.pin(false);
+        let shard = py.detach(|| persist::write_shard(slot, &directory, generation, step, rank, &Throttle::new(0)));
+        slot.release(Pin::Persist);
         let shard = shard.map_err(|e| {
             checkpoint(format!(
                 "cannot write the checkpoint to {}: {e}; the previous checkpoint stays",
@@ -137,16 +145,17 @@ impl PyArena {
         label.job == self.label.job && (same || self.any_rank)
     }
 
-    fn mine(&self, slot: &Slot) -> Option<((u64, u64), Index)> {
-        slot.inspect().ok().filter(|(l, _)| self.fits(l))?;
-        let (label, index) = slot.verify().ok()?;
-        Some(((label.step, label.generation), index))
+    /// The slot with `step`; of several, that of the latest generation.
+    fn holding(&self, step: u64) -> Option<&Arc<Slot>> {
+        let label = |s: &Arc<Slot>| s.label().filter(|l| l.step == step && self.fits(l));
+        let found = self.slots.iter().filter_map(|s| Some((label(s)?.generation, s)));
+        found.max_by_key(|(generation, _)| *generation).map(|(_, s)| s)
     }
 
     /// An unpinned slot: an empty one, else the one with the oldest step, never the newest (unless
     /// there is only one: what it held is on disk already).
     fn free_slot(&self) -> Option<Arc<Slot>> {
-        let label = |s: &Arc<Slot>| s.inspect().ok().filter(|(l, _)| self.fits(l)).map(|(l, _)| (l.generation, l.step));
+        let label = |s: &Arc<Slot>| s.label().filter(|l| self.fits(l)).map(|l| (l.generation, l.step));
         let newest = self.slots.iter().filter_map(label).max();
         let usable = self.slots.iter().filter(|s| !s.pinned());
         let mut usable: Vec<_> = usable
@@ -158,37 +167,60 @@ impl PyArena {
     }
 }
 
-/// A verified shard.
+/// A shard; every chunk is verified when it is read.
 #[pyclass(name = "Shard", frozen)]
 pub struct PyShard {
     shard: Shard,
 }
 
+impl PyShard {
+    fn of(slot: Arc<Slot>) -> PyResult<Self> {
+        Ok(PyShard { shard: Shard::from_slot(slot).map_err(checkpoint)?.0 })
+    }
+}
+
 #[pymethods]
 impl PyShard {
+    /// The file that it is in.
+    #[getter]
+    fn path(&self) -> &str {
+        self.shard.path()
+    }
+
     /// Names, dtypes, shapes and lengths, in the order of the bytes.
     fn entries(&self) -> Vec<Entry> {
         let tensors = &self.shard.index().tensors;
         tensors.iter().map(|t| (t.name.clone(), t.dtype.clone(), t.shape.clone(), t.bytes)).collect()
     }
 
-    /// Copies tensors to (name, address, bytes), interpreter released.
-    fn copy_to(&self, py: Python<'_>, targets: Vec<(String, usize, usize)>) -> PyResult<()> {
+    /// Copies tensors to (name, address, bytes) in one pass over the whole shard, interpreter released. With
+    /// `verify=False` the bytes are taken as they are.
+    #[pyo3(signature = (targets, threads=2, verify=true))]
+    fn copy_to(
+        &self,
+        py: Python<'_>,
+        targets: Vec<(String, usize, usize)>,
+        threads: usize,
+        verify: bool,
+    ) -> PyResult<()> {
         let places = self.shard.index().offsets();
-        py.detach(|| {
-            for (name, address, bytes) in &targets {
-                let (offset, tensor) =
-                    places.get(name.as_str()).ok_or_else(|| format!("{name} is not in the checkpoint"))?;
-                if tensor.bytes != *bytes as u64 {
-                    return Err(format!("{name} has {} bytes in the checkpoint, {bytes} in the model", tensor.bytes));
-                }
-                let from = self.shard.bytes(*offset, tensor.bytes).ok_or("tensor lies outside the shard")?;
-                // SAFETY: the Python half passes a live, contiguous tensor of exactly this many bytes.
-                unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), *address as *mut u8, *bytes) };
+        let target = |(name, address, bytes): &(String, usize, usize)| {
+            let (offset, tensor) =
+                places.get(name.as_str()).ok_or_else(|| format!("{name} is not in the checkpoint"))?;
+            if tensor.bytes != *bytes as u64 {
+                return Err(format!("{name} has {} bytes in the checkpoint, {bytes} in the model", tensor.bytes));
             }
-            Ok(())
-        })
-        .map_err(|e: String| checkpoint(e))
+            Ok(Target { offset: *offset, bytes: tensor.bytes, address: *address })
+        };
+        let targets = targets.iter().map(target).collect::<Result<Vec<_>, String>>().map_err(checkpoint)?;
+        // SAFETY: the Python half passes live, contiguous tensors of exactly these lengths.
+        py.detach(|| unsafe { self.shard.load(&targets, threads, verify) }).map_err(restore)
+    }
+
+    /// Verifies every byte.
+    #[pyo3(signature = (threads=2))]
+    fn verify(&self, py: Python<'_>, threads: usize) -> PyResult<()> {
+        py.detach(|| self.shard.verify(threads)).map_err(restore)
     }
 
     /// Bytes of one tensor.
@@ -196,11 +228,14 @@ impl PyShard {
         let places = self.shard.index().offsets();
         let (offset, tensor) =
             places.get(name).ok_or_else(|| checkpoint(format!("{name} is not in the checkpoint")))?;
-        self.shard
-            .bytes(*offset, tensor.bytes)
-            .map(<[u8]>::to_vec)
-            .ok_or_else(|| checkpoint("tensor lies outside the shard"))
+        self.shard.fetch(*offset, tensor.bytes).map_err(restore)
     }
+}
+
+/// Opens a slot by its file.
+#[pyfunction]
+fn open_slot(path: PathBuf) -> PyResult<PyShard> {
+    PyShard::of(Arc::new(Slot::open(&path).map_err(checkpoint)?))
 }
 
 /// Makes a slot file without an agent.
@@ -233,14 +268,14 @@ fn list_checkpoints(directory: PathBuf) -> PyResult<Vec<Row>> {
     Ok(found.into_iter().map(row).collect())
 }
 
-/// Opens one rank's shard of a published checkpoint, all bytes verified.
+/// Opens one rank's shard of a published checkpoint, its header verified.
 #[pyfunction]
 fn open_shard(py: Python<'_>, checkpoint_directory: PathBuf, rank: u32) -> PyResult<PyShard> {
     let manifest = persist::read_manifest(&checkpoint_directory).map_err(checkpoint)?;
     let entry = manifest.shards.iter().find(|s| s.rank == Rank(rank));
     let entry =
         entry.ok_or_else(|| checkpoint(format!("{} has no shard of rank {rank}", checkpoint_directory.display())))?;
-    let shard = py.detach(|| Shard::from_file(&checkpoint_directory, entry)).map_err(checkpoint)?;
+    let shard = py.detach(|| Shard::from_file(&checkpoint_directory, entry)).map_err(restore)?;
     Ok(PyShard { shard })
 }
 
@@ -253,13 +288,16 @@ fn publish(
     step: u64,
     shards: Vec<String>,
     keep: usize,
+    keep_every: u64,
+    keep_epochs: bool,
 ) -> PyResult<()> {
     let shards = shards.iter().map(|s| serde_json::from_str(s)).collect::<Result<Vec<_>, _>>().map_err(checkpoint)?;
     let done = py.detach(|| {
         persist::publish(&directory, generation, step, &shards)?;
-        persist::prune(&directory, keep, generation)
+        let every = (keep_every > 0).then(|| Duration::from_secs(keep_every));
+        persist::prune(&directory, Policy { last: keep, every, epochs: keep_epochs }, generation)
     });
-    done.map_err(|e| {
+    done.map(drop).map_err(|e| {
         checkpoint(format!(
             "cannot publish the checkpoint in {}: {e}; the previous checkpoint stays",
             directory.display()
@@ -275,5 +313,6 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(bytes_per_slot, m)?)?;
     m.add_function(wrap_pyfunction!(list_checkpoints, m)?)?;
     m.add_function(wrap_pyfunction!(open_shard, m)?)?;
+    m.add_function(wrap_pyfunction!(open_slot, m)?)?;
     m.add_function(wrap_pyfunction!(publish, m)?)
 }

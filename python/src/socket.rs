@@ -20,9 +20,13 @@ pub struct PyAgent {
     rank: Rank,
 }
 
+/// A decision as Python sees it: step, tier, slot.
+type Chosen = (u64, &'static str, Option<String>);
+
 fn tier_name(tier: Tier) -> &'static str {
     match tier {
         Tier::Memory => "local",
+        Tier::Peer => "peer",
         Tier::Durable => "disk",
     }
 }
@@ -62,20 +66,44 @@ impl PyAgent {
         }
     }
 
-    /// Offers steps as (step, is_memory); returns the step that all ranks restore and where from.
-    fn restore(&self, py: Python<'_>, offers: Vec<(u64, bool, u64)>) -> PyResult<Option<(u64, &'static str)>> {
+    /// Offers steps as (step, is_memory, generation); returns the step that all ranks restore, where from, and the slot
+    /// that the agent has fetched it into, if it has.
+    fn restore(&self, py: Python<'_>, offers: Vec<(u64, bool, u64)>, shared: bool) -> PyResult<Option<Chosen>> {
         let offer = |(step, memory, generation)| Offer {
             step: Step(step),
             tier: if memory { Tier::Memory } else { Tier::Durable },
             generation: Generation(generation),
         };
         let offers = offers.into_iter().map(offer).collect();
-        let request = Request::Restore { generation: self.generation, rank: self.rank, offers };
+        let request = Request::Restore { generation: self.generation, rank: self.rank, offers, shared };
         match self.ask(py, &request, None)? {
-            Reply::Restore { step: Some(step), tier: Some(tier) } => Ok(Some((step.0, tier_name(tier)))),
+            Reply::Restore { step: Some(step), tier: Some(tier), path } => Ok(Some((step.0, tier_name(tier), path))),
             Reply::Restore { .. } => Ok(None),
             other => Err(AgentError::new_err(format!("unexpected answer {other:?}"))),
         }
+    }
+
+    /// Has damaged chunks of a slot brought back from a copy.
+    fn heal(&self, py: Python<'_>, path: String, chunks: Vec<usize>) -> PyResult<()> {
+        let request = Request::Heal { generation: self.generation, rank: self.rank, path, chunks };
+        self.ask(py, &request, None).map(|_| ())
+    }
+
+    /// Says that the step cannot be read: the world forms anew and restores something else.
+    fn restore_failed(&self, py: Python<'_>, step: u64, tier: &str) -> PyResult<()> {
+        let tier = match tier {
+            "local" => Tier::Memory,
+            "peer" => Tier::Peer,
+            _ => Tier::Durable,
+        };
+        let request = Request::RestoreFailed { generation: self.generation, rank: self.rank, step: Step(step), tier };
+        self.ask(py, &request, Some(5.0)).map(|_| ())
+    }
+
+    /// Says that this worker seals steps in memory, and how many other nodes are to keep copies.
+    fn replicate(&self, py: Python<'_>, replicas: u32, shared: bool) -> PyResult<()> {
+        let (generation, local_rank) = (self.generation, self.local_rank);
+        self.ask(py, &Request::Replicas { generation, local_rank, replicas, shared }, Some(5.0)).map(|_| ())
     }
 
     /// Waits until a step is on durable storage.
@@ -85,13 +113,24 @@ impl PyAgent {
     }
 
     /// Says where sealed slots are persisted to.
-    fn persist_to(&self, py: Python<'_>, directory: String, keep: u32) -> PyResult<()> {
+    fn persist_to(
+        &self,
+        py: Python<'_>,
+        directory: String,
+        keep: u32,
+        keep_every: u64,
+        keep_epochs: bool,
+        bandwidth: u64,
+    ) -> PyResult<()> {
         let request = Request::Persist {
             generation: self.generation,
             local_rank: self.local_rank,
             rank: self.rank,
             directory,
             keep,
+            keep_every,
+            keep_epochs,
+            bandwidth,
         };
         self.ask(py, &request, None).map(|_| ())
     }

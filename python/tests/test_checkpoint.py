@@ -131,7 +131,7 @@ def test_every_kind_of_damage_to_a_small_shard(tmp_path):
             listed = es._internal.list_checkpoints(str(tmp_path))
             if listed[0][3] is None:
                 with pytest.raises(es.CheckpointError):
-                    es._internal.open_shard(str(checkpoint), 0)
+                    es._internal.open_shard(str(checkpoint), 0).verify()
         (checkpoint / name).write_bytes(good)
     es._internal.open_shard(str(checkpoint), 0)
     print(f"corruption: {flips} flips, 0 undetected")

@@ -4,7 +4,9 @@
 use crate::shm::Mapping;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use rustix::thread::{Timespec, futex};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 const MAGIC: u64 = 0x6472_616f_6270_6574; // "tepboard"
 const BOARD_BYTES: u64 = 4096;
@@ -131,6 +133,29 @@ impl Board {
     /// Adds to a word.
     pub fn add(&self, word: Word, value: u64) {
         self.map.word(word as usize * 8).fetch_add(value, Ordering::AcqRel);
+    }
+
+    /// A step is sealed: says so, and wakes the agent. Called by the capture, not by the training loop.
+    pub fn announce_sealed(&self, step: u64) {
+        self.set(Word::Sealed, step + 1);
+        let _ = futex::wake(self.sealed_low(), futex::Flags::empty(), u32::MAX >> 1);
+    }
+
+    /// Waits until `Sealed` differs from `seen`, or `patience` is over; returns what it is then.
+    #[must_use]
+    pub fn await_sealed(&self, seen: u64, patience: Duration) -> u64 {
+        let now = self.get(Word::Sealed);
+        if now == seen {
+            let patience = Timespec { tv_sec: 0, tv_nsec: i64::from(patience.subsec_nanos()) };
+            let low = u32::try_from(seen & u64::from(u32::MAX)).unwrap_or(0);
+            let _ = futex::wait(self.sealed_low(), futex::Flags::empty(), low, Some(&patience));
+        }
+        self.get(Word::Sealed)
+    }
+
+    /// The half of the word that changes; the kernel waits on 32 bits.
+    fn sealed_low(&self) -> &AtomicU32 {
+        self.map.half_word(Word::Sealed as usize * 8)
     }
 
     /// Name of the innermost section; empty in the training loop.

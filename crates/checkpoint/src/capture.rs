@@ -5,7 +5,7 @@
 //! next weight update waits for them ([`Capture::wait`], the fence).
 
 use crate::arena::{Label, Pin, REGION_AT, Slot};
-use crate::board::{Board, Word};
+use crate::board::Board;
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::{Index, Tensor};
 use crate::fused::Running;
@@ -81,7 +81,7 @@ pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> i
         index.crcs = copy_chunks(&slot, at, &pieces, threads)?;
         slot.seal(label, &index, persist.then_some(Pin::Persist))?;
         if let Some(board) = board {
-            board.set(Word::Sealed, step + 1);
+            board.announce_sealed(step);
         }
         Ok(())
     })?;

@@ -6,7 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// A file mapped for reading and writing, shared with other processes.
 #[derive(Debug)]
@@ -86,6 +86,17 @@ impl Mapping {
         assert!(offset.is_multiple_of(8) && offset + 8 <= self.len(), "word outside the mapping");
         // SAFETY: in bounds and aligned (checked above; mappings are page-aligned); atomics may be shared.
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(offset).cast()) }
+    }
+
+    /// The lower half of the 64-bit word at `offset` (little endian: the first four bytes).
+    ///
+    /// # Panics
+    /// As [`Mapping::word`].
+    #[must_use]
+    pub fn half_word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(8) && offset + 8 <= self.len(), "word outside the mapping");
+        // SAFETY: in bounds and aligned (checked above); atomics may be shared.
+        unsafe { AtomicU32::from_ptr(self.map.as_mut_ptr().add(offset).cast()) }
     }
 
     /// Copies bytes out.

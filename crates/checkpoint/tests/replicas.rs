@@ -35,7 +35,8 @@ fn captured(path: &Path, rank: u64, step: u64, generation: u64) -> Arc<Slot> {
 }
 
 fn holder(directory: &Path) -> (Arc<Holder>, Peer) {
-    let holder = Arc::new(Holder::new(vec![directory.into()], Token::from_text("secret"), job_hash("j")));
+    let holder = Arc::new(Holder::new(vec![directory.into()], job_hash("j")));
+    holder.set_token(Token::from_text("secret"));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let serving = Arc::clone(&holder);

@@ -20,6 +20,7 @@ pub mod order;
 pub mod placement;
 #[cfg(feature = "planted")]
 pub mod planted;
+pub mod shard;
 pub mod slow;
 pub mod spec;
 pub mod survival;

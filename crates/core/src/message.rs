@@ -1,6 +1,7 @@
 //! What the coordinator and the agents say to each other. Types only: bytes are `wire`'s business.
 
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Rank, Step};
+pub use crate::shard::{Copies, Holding, Keeper, Offer, Purpose, Replication, ShardFile, Source, Tier};
 use crate::spec::JobSpec;
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +20,12 @@ pub struct Hello {
     pub workers: u32,
     /// Port of a fresh process-group store, in case this node leads the next world.
     pub store_port: u16,
+    /// Port that replicas are sent to and fetched from; 0 for none.
+    #[serde(default)]
+    pub replica_port: u16,
+    /// Nodes with the same failure domain may fail together (`--failure-domain`); empty: unknown.
+    #[serde(default)]
+    pub domain: String,
     /// Highest generation this life of the agent has started or fenced.
     pub seen: Generation,
     /// Workers alive or exited in the generation that this agent still runs.
@@ -97,62 +104,6 @@ pub struct Failure {
     pub progressed: bool,
 }
 
-/// Where a shard can be read from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Tier {
-    /// This node's memory.
-    Memory,
-    /// Durable storage.
-    Durable,
-}
-
-/// A verified shard that a rank could restore.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Offer {
-    /// State after this many steps.
-    pub step: Step,
-    /// Where it lies.
-    pub tier: Tier,
-    /// Generation that captured it; 0 on durable storage.
-    pub generation: Generation,
-}
-
-/// Why a durable checkpoint was written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Purpose {
-    /// To come back from failures: managed, replaced by newer ones.
-    #[default]
-    Recovery,
-    /// The end of an epoch.
-    Epoch,
-    /// The user asked for it: it is the user's.
-    User,
-}
-
-impl Purpose {
-    #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
-    fn is_recovery(&self) -> bool {
-        *self == Purpose::Recovery
-    }
-}
-
-/// One rank's file of a durable checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ShardFile {
-    /// Whose state.
-    pub rank: Rank,
-    /// File name within the checkpoint's directory.
-    pub file: String,
-    /// Length in bytes.
-    pub bytes: u64,
-    /// CRC-64/NVME of the whole file, as hexadecimal.
-    pub crc: String,
-    /// Why it was written.
-    #[serde(default, skip_serializing_if = "Purpose::is_recovery")]
-    pub purpose: Purpose,
-}
-
 /// From an agent to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
@@ -184,7 +135,14 @@ pub enum Report {
         /// the step
         step: Step,
     },
-    /// A rank says which verified shards it could restore.
+    /// What this node's memory holds, told before its ranks' offers.
+    Holds {
+        /// the generation that is starting
+        generation: Generation,
+        /// all of it
+        held: Vec<Holding>,
+    },
+    /// A rank says which shards it could restore.
     Offers {
         /// its generation
         generation: Generation,
@@ -192,6 +150,39 @@ pub enum Report {
         rank: Rank,
         /// newest first
         offers: Vec<Offer>,
+        /// every rank holds the same
+        shared: bool,
+    },
+    /// A rank could not read what it was told to restore.
+    RestoreFailed {
+        /// its generation
+        generation: Generation,
+        /// whose
+        rank: Rank,
+        /// the step
+        step: Step,
+        /// where it was to come from
+        tier: Tier,
+    },
+    /// All workers of this node have sealed a step: it can be replicated. Also: the step that was named cannot be.
+    Sealed {
+        /// their generation
+        generation: Generation,
+        /// newest step that all of them have sealed
+        step: Step,
+        /// replicas that are wanted
+        replicas: u32,
+        /// every rank holds the same
+        shared: bool,
+    },
+    /// All of this node's shards of a step are sealed and have their replicas.
+    Replicated {
+        /// generation that captured them
+        generation: Generation,
+        /// the step
+        step: Step,
+        /// newest step that all workers of this node have sealed
+        sealed: Step,
     },
     /// A rank's shard is on durable storage, not yet published.
     ShardWritten {
@@ -373,8 +364,26 @@ pub enum Order {
         generation: Generation,
         /// the step
         step: Option<Step>,
-        /// the tier to read it from, for each rank of the node that is told; empty when `step` is `None`
-        tiers: Vec<Tier>,
+        /// where to read it, for each rank of the node that is told; empty when `step` is `None`
+        sources: Vec<Source>,
+    },
+    /// Replicate the first step from `next` on that all workers of this node have sealed.
+    Replicate {
+        /// the generation meant
+        generation: Generation,
+        /// to and from whom
+        plan: Replication,
+        /// the step
+        next: Step,
+    },
+    /// A step is held by all nodes with all its replicas: older versions may go. Then as [`Order::Replicate`].
+    Committed {
+        /// the generation meant
+        generation: Generation,
+        /// the step
+        step: Step,
+        /// the step after it
+        next: Step,
     },
     /// All shards of a step are written: write the manifest and make the checkpoint visible.
     Publish {

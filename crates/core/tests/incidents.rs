@@ -58,6 +58,8 @@ impl Scene {
             host: "h".into(),
             workers: 1,
             store_port: 1,
+            replica_port: 0,
+            domain: String::new(),
             seen: Generation(0),
             running: None,
         };

@@ -7,7 +7,7 @@ use everstep_core::agent::event::Event as AgentEvent;
 use everstep_core::agent::watch::Observation;
 use everstep_core::agent::{Agent, Config};
 use everstep_core::id::{Generation, Incarnation, Rank, Session, Step};
-use everstep_core::message::{Outcome as Exit, ShardFile, Tier};
+use everstep_core::message::{Outcome as Exit, Purpose, ShardFile, Source};
 use everstep_core::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -25,6 +25,8 @@ impl World {
         h.life += 1;
         h.next_port += 1;
         let config = Config {
+            replica_port: 0,
+            domain: String::new(),
             node: h.node.clone(),
             incarnation: Incarnation(self.now * 100 + host as u64 + 1),
             spec: self.spec.clone(),
@@ -112,7 +114,8 @@ impl World {
                 let delay = self.rng.range(1, 40 + grace) * slow;
                 self.at(delay, Happening::Killed { host, generation });
             }
-            AgentCommand::Restore { generation, step, tiers } => self.restore(host, generation, step, &tiers),
+            AgentCommand::Restore { generation, step, sources } => self.restore(host, generation, step, &sources),
+            AgentCommand::Replicate { .. } | AgentCommand::Committed { .. } => {}
             AgentCommand::HoldAt { step } => {
                 if let Some(crew) = self.hosts[host].crews.last_mut() {
                     crew.hold_at = step.map(|s| s.0);
@@ -175,7 +178,7 @@ impl World {
         self.agent(host, AgentEvent::WorkerExited { generation, local_rank, pid: 1, outcome, message: String::new() });
     }
 
-    pub(crate) fn restore(&mut self, host: usize, generation: Generation, step: Option<Step>, tiers: &[Tier]) {
+    pub(crate) fn restore(&mut self, host: usize, generation: Generation, step: Option<Step>, sources: &[Source]) {
         let now = self.now;
         let durable = self.durable;
         let h = &mut self.hosts[host];
@@ -189,7 +192,7 @@ impl World {
         let (first, workers) = (crew.slot.first_rank.0, crew.workers);
         for rank in first..first + workers {
             self.oracle.restored(now, generation, Rank(rank), step);
-            let tier = tiers.get((rank - first) as usize).copied();
+            let tier = sources.get((rank - first) as usize).map(|s| s.tier);
             let there = self.hosts[host]
                 .offers(rank - first, durable)
                 .iter()
@@ -233,11 +236,12 @@ impl World {
         let (generation, first, workers) = (crew.generation, crew.slot.first_rank.0, crew.workers);
         if !crew.training && now >= crew.ready_at && !crew.offered {
             crew.offered = true;
+            self.agent(host, AgentEvent::Holds { generation, held: Vec::new() });
             for local in 0..workers {
                 let rank = Rank(first + local);
                 let offers = self.hosts[host].offers(local, durable);
                 self.oracle.offered(generation, rank, offers.clone());
-                self.agent(host, AgentEvent::Offers { generation, rank, offers });
+                self.agent(host, AgentEvent::Offers { generation, rank, offers, shared: true });
             }
             return;
         }
@@ -251,7 +255,7 @@ impl World {
                 let rank = Rank(first + local);
                 self.hosts[host].seal(local, generation, step);
                 if arrives || (step / 5).is_multiple_of(60) {
-                    let shard = ShardFile { rank, file: format!("{rank}"), bytes: 1, crc: String::new() };
+                    let shard = ShardFile { rank, file: format!("{rank}"), bytes: 1, crc: String::new(), purpose: Purpose::Recovery };
                     let directory = String::new();
                     self.agent(host, AgentEvent::ShardWritten { generation, step: Step(step), directory, shard });
                 }

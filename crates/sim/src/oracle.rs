@@ -59,7 +59,7 @@ impl Oracle {
                 self.regrouped += 1;
                 self.growing = true;
             }
-            Fact::LeftOut { .. } => self.regrouped += 1,
+            Fact::LeftOut { .. } | Fact::RestoreFailed { .. } => self.regrouped += 1,
             Fact::IncidentOpened { .. } | Fact::NodeLost { .. } | Fact::CoordinatorStarted { .. } => {
                 self.growing = false
             }

@@ -27,6 +27,8 @@ fn hello(node: u32, nodes: u32) -> Box<Hello> {
         host: format!("10.0.{}.{}", node / 256, node % 256),
         workers: 8,
         store_port: 29_500,
+        replica_port: 0,
+        domain: String::new(),
         seen: Generation(0),
         running: None,
     })

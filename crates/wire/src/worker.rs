@@ -25,8 +25,43 @@ pub enum Request {
         generation: Generation,
         /// global rank
         rank: Rank,
-        /// verified shards, newest first
+        /// shards, newest first
         offers: Vec<Offer>,
+        /// every rank holds the same
+        shared: bool,
+    },
+    /// These chunks of a slot are damaged: bring them back from a copy.
+    Heal {
+        /// who
+        generation: Generation,
+        /// global rank
+        rank: Rank,
+        /// the slot's file
+        path: String,
+        /// numbers of the chunks
+        chunks: Vec<usize>,
+    },
+    /// What was to be restored cannot be read.
+    RestoreFailed {
+        /// who
+        generation: Generation,
+        /// global rank
+        rank: Rank,
+        /// the step
+        step: Step,
+        /// where it was to come from
+        tier: Tier,
+    },
+    /// This worker seals steps in memory, of which other nodes are to keep copies.
+    Replicas {
+        /// who
+        generation: Generation,
+        /// rank on the node
+        local_rank: u32,
+        /// copies on other nodes
+        replicas: u32,
+        /// every rank holds the same
+        shared: bool,
     },
     /// Wait until this step is on durable storage.
     AwaitDurable {
@@ -45,8 +80,14 @@ pub enum Request {
         rank: Rank,
         /// the user's directory
         directory: String,
-        /// published checkpoints that are kept
+        /// published checkpoints that are kept: so many of the newest
         keep: u32,
+        /// and the first of every so many seconds; 0 for none
+        keep_every: u64,
+        /// and those of epoch boundaries
+        keep_epochs: bool,
+        /// bytes per second at most; 0 is no limit
+        bandwidth: u64,
     },
     /// Time for a durable checkpoint.
     PersistDue {
@@ -82,6 +123,8 @@ pub enum Reply {
         step: Option<Step>,
         /// where this rank reads it
         tier: Option<Tier>,
+        /// the slot that the agent has fetched it into
+        path: Option<String>,
     },
     /// Not possible; the text says what to do.
     Refused {

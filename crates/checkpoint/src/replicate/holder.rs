@@ -12,7 +12,7 @@ use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// Other programs keep at least this much memory.
 const HEADROOM_BYTES: u64 = 64 << 20;
@@ -23,7 +23,7 @@ const SLOTS: usize = 2;
 #[derive(Debug)]
 pub struct Holder {
     directories: Vec<PathBuf>,
-    token: Token,
+    token: OnceLock<Token>,
     job: u64,
     /// Uploads of older generations are refused.
     floor: AtomicU64,
@@ -60,8 +60,13 @@ pub fn held(directories: &[PathBuf], job: u64) -> Vec<Held> {
 impl Holder {
     /// A holder whose new slots go into the first of `directories`.
     #[must_use]
-    pub fn new(directories: Vec<PathBuf>, token: Token, job: u64) -> Self {
-        Holder { directories, token, job, floor: AtomicU64::new(0), uploads: Mutex::default() }
+    pub fn new(directories: Vec<PathBuf>, job: u64) -> Self {
+        Holder { directories, token: OnceLock::new(), job, floor: AtomicU64::new(0), uploads: Mutex::default() }
+    }
+
+    /// The job's secret; before it is known, every stream is refused.
+    pub fn set_token(&self, token: Token) {
+        let _ = self.token.set(token);
     }
 
     /// All sealed slots of this node.
@@ -108,7 +113,7 @@ impl Holder {
         tcp.set_read_timeout(Some(SILENCE))?;
         tcp.set_write_timeout(Some(SILENCE))?;
         let Ask::Hello { version, token, job } = frame::read(&mut tcp)? else { return Ok(()) };
-        if version != VERSION || job != self.job || !self.token.matches(&token) {
+        if version != VERSION || job != self.job || !self.token.get().is_some_and(|t| t.matches(&token)) {
             let why = "another job, another secret or another version".to_owned();
             return frame::write(&mut tcp, &Answer::Refused { why });
         }

@@ -1,7 +1,7 @@
 //! Everything an agent may ask of its node: a closed list.
 
-use crate::id::{Generation, Step};
-use crate::message::{Place, Report, ShardFile, Tier};
+use crate::id::{Generation, Rank, Step};
+use crate::message::{Keeper, Place, Report, ShardFile, Source};
 use std::time::Duration;
 
 /// An output of [`super::Agent::poll`].
@@ -63,8 +63,26 @@ pub enum Command {
         generation: Generation,
         /// the step
         step: Option<Step>,
-        /// tier by local rank
-        tiers: Vec<Tier>,
+        /// where to read it, by local rank
+        sources: Vec<Source>,
+    },
+    /// Bring the keepers the first step from `from` on that all workers have sealed; answer with `Replicated`.
+    Replicate {
+        /// generation that captured it
+        generation: Generation,
+        /// the step
+        from: Step,
+        /// to whom
+        keepers: Vec<Keeper>,
+    },
+    /// This step is held by all nodes with all its replicas: it stays, older ones need not.
+    Committed {
+        /// generation that captured it
+        generation: Generation,
+        /// the step
+        step: Step,
+        /// ranks whose replicas stay on this node
+        keeps: Vec<Rank>,
     },
     /// Write a manifest and make a checkpoint visible; answer with `Published`.
     Publish {

@@ -2,7 +2,7 @@
 
 use super::watch::Observation;
 use crate::id::{Epoch, Generation, Rank, Step};
-use crate::message::{Offer, Order, Outcome, ShardFile};
+use crate::message::{Holding, Offer, Order, Outcome, ShardFile, Tier};
 
 /// An input of [`super::Agent::handle`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +58,13 @@ pub enum Event {
         /// what was seen
         seen: Observation,
     },
+    /// What this node's memory holds, at the start of a generation.
+    Holds {
+        /// the generation
+        generation: Generation,
+        /// all of it
+        held: Vec<Holding>,
+    },
     /// A worker says what it could restore.
     Offers {
         /// its generation
@@ -66,6 +73,39 @@ pub enum Event {
         rank: Rank,
         /// newest first
         offers: Vec<Offer>,
+        /// every rank holds the same
+        shared: bool,
+    },
+    /// A rank could not read what it was told to restore.
+    RestoreFailed {
+        /// its generation
+        generation: Generation,
+        /// its rank
+        rank: Rank,
+        /// the step
+        step: Step,
+        /// where it was to come from
+        tier: Tier,
+    },
+    /// A worker has sealed a step in memory.
+    Sealed {
+        /// its generation
+        generation: Generation,
+        /// its rank on this node
+        local_rank: u32,
+        /// the step
+        step: Step,
+        /// replicas that are wanted
+        replicas: u32,
+        /// every rank holds the same
+        shared: bool,
+    },
+    /// [`super::command::Command::Replicate`] has ended.
+    Replicated {
+        /// its generation
+        generation: Generation,
+        /// the step that has all its replicas now; `None`: it could not be done
+        step: Option<Step>,
     },
     /// A worker's shard is on durable storage.
     ShardWritten {

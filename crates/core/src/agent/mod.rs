@@ -5,6 +5,7 @@
 
 pub mod command;
 pub mod event;
+mod replicas;
 pub mod watch;
 mod workers;
 
@@ -41,6 +42,10 @@ pub struct Config {
     pub workers: u32,
     /// Port of the first process-group store.
     pub store_port: u16,
+    /// Port that replicas are sent to and fetched from; 0 for none.
+    pub replica_port: u16,
+    /// Failure domain, or empty.
+    pub domain: String,
     /// The job has a name under which it can be started again.
     pub named: bool,
     /// Time that workers get between TERM and KILL when the job stops (`--shutdown-timeout`).
@@ -66,6 +71,7 @@ struct Crew {
     /// The job is stopping: exits are no failures; KILL at this time.
     stopping: Option<Time>,
     first_step_sent: bool,
+    replicas: replicas::Replicas,
     /// Reports that must reach the coordinator even if the connection breaks.
     unacknowledged: Vec<Report>,
 }
@@ -134,6 +140,8 @@ impl Agent {
             host: self.config.host.clone(),
             workers: self.config.workers,
             store_port: self.config.store_port,
+            replica_port: self.config.replica_port,
+            domain: self.config.domain.clone(),
             seen: self.seen,
             running: self.crew.as_ref().map(|c| Running {
                 generation: c.generation,
@@ -209,6 +217,7 @@ impl Agent {
                 self.refused_since = None;
                 let again: Vec<Report> = self.crew.iter().flat_map(|c| c.unacknowledged.clone()).collect();
                 self.out.extend(again.into_iter().map(Command::Send));
+                self.take_part_again();
             }
             Order::Refused { why, code } => {
                 // An earlier life of this node may only just have died: insist until its silence is noticed.
@@ -250,10 +259,15 @@ impl Agent {
                     self.hold(step);
                 }
             }
-            Order::Restore { generation, step, tiers } => {
-                if self.acknowledge(generation, |r| matches!(r, Report::Offers { .. })) {
-                    self.out.push_back(Command::Restore { generation, step, tiers });
+            Order::Restore { generation, step, sources } => {
+                if self.acknowledge(generation, |r| matches!(r, Report::Offers { .. } | Report::Holds { .. })) {
+                    self.out.push_back(Command::Restore { generation, step, sources });
                 }
+            }
+            Order::Replicate { generation, plan, next } => self.replicate_next(generation, Some(plan), next),
+            Order::Committed { generation, step, next } => {
+                self.committed(generation, step);
+                self.replicate_next(generation, None, next);
             }
             Order::Publish { generation, step, directory, shards } => {
                 if self.runs(generation) {

@@ -46,6 +46,7 @@ impl Agent {
             progressed: false,
             stopping: None,
             first_step_sent: false,
+            replicas: super::replicas::Replicas::default(),
             unacknowledged: Vec::new(),
         });
         self.out.push_back(Command::Spawn { generation, place, restarts, max_restarts });
@@ -124,10 +125,20 @@ impl Agent {
             }
             Event::WorkersGone { generation, store_port } => self.workers_gone(generation, store_port),
             Event::Sample { generation, local_rank, pid, seen } => self.sample(now, generation, local_rank, pid, seen),
-            Event::Offers { generation, rank, offers } if self.runs(generation) => {
-                self.acknowledge(generation, |r| matches!(r, Report::Offers { rank: old, .. } if *old == rank));
-                self.send_surely(Report::Offers { generation, rank, offers });
+            Event::Holds { generation, held } if self.runs(generation) => {
+                self.send_surely(Report::Holds { generation, held });
             }
+            Event::Offers { generation, rank, offers, shared } if self.runs(generation) => {
+                self.acknowledge(generation, |r| matches!(r, Report::Offers { rank: old, .. } if *old == rank));
+                self.send_surely(Report::Offers { generation, rank, offers, shared });
+            }
+            Event::RestoreFailed { generation, rank, step, tier } if self.runs(generation) => {
+                self.send_surely(Report::RestoreFailed { generation, rank, step, tier });
+            }
+            Event::Sealed { generation, local_rank, step, replicas, shared } => {
+                self.worker_sealed(generation, local_rank, step, (replicas, shared));
+            }
+            Event::Replicated { generation, step } => self.replica_done(generation, step),
             Event::ShardWritten { generation, step, directory, shard } if self.runs(generation) => {
                 self.send_surely(Report::ShardWritten { generation, step, directory, shard });
             }

@@ -164,6 +164,26 @@ pub enum Fact {
         /// completed steps that must be computed again
         steps_lost: u64,
     },
+    /// A rank could not read what it was told to restore: the job restores something else.
+    RestoreFailed {
+        /// the generation
+        generation: Generation,
+        /// whose
+        rank: Rank,
+        /// the step
+        step: Step,
+        /// where it was to come from
+        tier: Tier,
+    },
+    /// For the first time in a generation, a step is held by all nodes with all its replicas.
+    Replicated {
+        /// the generation
+        generation: Generation,
+        /// the step
+        step: Step,
+        /// copies of each shard on other nodes
+        replicas: u32,
+    },
     /// The first new step of a generation is complete.
     FirstStep {
         /// the generation

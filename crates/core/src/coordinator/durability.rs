@@ -1,26 +1,43 @@
 //! Which step is safe on which tier: the commit point, and when a durable checkpoint is complete.
 
 use super::command::{Command, Fact};
-use super::state::{Job, RECENT};
+use super::state::{Job, Phase, RECENT};
 use crate::id::{Generation, NodeId, Rank, Session, Step};
-use crate::message::{Offer, Order, ShardFile, Tier};
+use crate::message::{Copies, Holding, Offer, Order, ShardFile, Source, Tier};
 use crate::time::Time;
 use std::collections::BTreeMap;
 
-/// The newest step that every rank of a world can restore, with the nearest tier for each rank.
+/// What a rank could restore: for each step, where from.
+pub type Sources = BTreeMap<Step, Source>;
+
+/// The newest step that every rank of a world can restore, with the source for each rank.
 ///
 /// Ranks may use different tiers for the same step. `None` when there is no common step (or when
-/// `size` is zero): all ranks start fresh together.
+/// there are no ranks): all ranks start fresh together.
 #[must_use]
-pub fn commit_point(offers: &BTreeMap<Rank, Vec<Offer>>, size: u32) -> Option<(Step, Vec<Tier>)> {
-    let newest_first: std::collections::BTreeSet<Step> = offers.get(&Rank(0))?.iter().map(|o| o.step).collect();
-    newest_first.into_iter().rev().find_map(|step| {
-        let tier = |rank| offers.get(&Rank(rank))?.iter().filter(|o| o.step == step).map(|o| o.tier).min();
-        (0..size).map(tier).collect::<Option<Vec<_>>>().map(|tiers| (step, tiers))
+pub fn commit_point(ranks: &[Sources]) -> Option<(Step, Vec<Source>)> {
+    ranks.first()?.keys().rev().find_map(|step| {
+        let sources: Option<Vec<Source>> = ranks.iter().map(|r| r.get(step).cloned()).collect();
+        sources.map(|s| (*step, s))
     })
 }
 
 impl Job {
+    /// A node says what its memory holds.
+    pub(super) fn holds(
+        &mut self,
+        now: Time,
+        node: &NodeId,
+        generation: Generation,
+        held: Vec<Holding>,
+        out: &mut Vec<Command>,
+    ) {
+        if generation == self.record.generation {
+            self.durability.holds.insert(node.clone(), held);
+            self.decide(now, out);
+        }
+    }
+
     /// A rank says what it could restore. Decides when all ranks have spoken; answers again when asked again.
     pub(super) fn offers(
         &mut self,
@@ -28,7 +45,7 @@ impl Job {
         node: &NodeId,
         generation: Generation,
         rank: Rank,
-        offers: Vec<Offer>,
+        offers: (Vec<Offer>, bool),
         out: &mut Vec<Command>,
     ) {
         if generation != self.record.generation || rank.0 >= self.record.world.size() {
@@ -39,65 +56,179 @@ impl Job {
             self.changed(false);
         }
         if self.durability.decision.is_some() {
-            return self.tell_restore(Some(node), out);
-        }
-        let offers = offers.into_iter().filter(|o| self.is_of_this_past(o)).collect();
-        self.durability.offers.insert(rank, offers);
-        let size = self.record.world.size();
-        if self.durability.offers.len() < size as usize {
+            // While the decision is still to be written, the write tells everybody.
+            if let Some(after) = self.write.promise() {
+                let told = self.restore_orders().into_iter().filter(|(id, ..)| id == node);
+                out.extend(told.map(|(_, session, order)| Command::Send { session, order, after }));
+            }
             return;
         }
-        let (step, tiers) =
-            commit_point(&self.durability.offers, size).map_or((None, Vec::new()), |(s, t)| (Some(s), t));
+        self.durability.offers.insert(rank, offers);
+        match self.record.restored.last() {
+            Some((g, step)) if *g == generation => {
+                let step = *step;
+                self.decided_before(now, node, step, out);
+            }
+            _ => self.decide(now, out),
+        }
+    }
+
+    /// An earlier life of the coordinator has decided and perhaps told some of the nodes: this one has not heard of it
+    /// and asks (again). The step stands; only its ranks' sources are looked up anew.
+    fn decided_before(&mut self, now: Time, node: &NodeId, step: Step, out: &mut Vec<Command>) {
+        let Some((session, slot)) = self.nodes.get(node).and_then(|n| n.session).zip(self.record.world.slot(node)) else {
+            return;
+        };
+        let ranks = slot.first_rank.0..slot.first_rank.0 + slot.workers;
+        if !ranks.clone().all(|r| self.durability.offers.contains_key(&Rank(r))) {
+            return;
+        }
+        let generation = self.record.generation;
+        // Zero stands for a fresh start: no snapshot is taken of it.
+        let wanted = (step.0 > 0).then_some(step);
+        let mut sources = Vec::new();
+        for rank in ranks.filter(|_| wanted.is_some()).map(Rank) {
+            match self.sources(rank).remove(&step) {
+                Some(source) => sources.push(source),
+                None => return self.restore_failed(now, generation, (rank, step, Tier::Peer), out),
+            }
+        }
+        let order = Order::Restore { generation, step: wanted, sources };
+        out.push(Command::Send { session, order, after: None });
+    }
+
+    fn decide(&mut self, now: Time, out: &mut Vec<Command>) {
+        let size = self.record.world.size();
+        let told = |slot: &crate::message::Slot| self.durability.holds.contains_key(&slot.node);
+        let waiting = self.durability.offers.len() < size as usize || !self.record.world.slots.iter().all(told);
+        if self.durability.decision.is_some() || waiting {
+            return;
+        }
+        let generation = self.record.generation;
+        let ranks: Vec<Sources> = (0..size).map(|r| self.sources(Rank(r))).collect();
+        let (step, sources) = commit_point(&ranks).map_or((None, Vec::new()), |(s, t)| (Some(s), t));
         if step.is_none()
-            && let Some(nodes) = self.nodes_without_state()
+            && let Some(nodes) = self.nodes_without_state(&ranks)
         {
             return self.leave_out(now, nodes, out);
         }
-        self.durability.decision = Some((step, tiers.clone()));
+        let tiers = sources.iter().map(|s| s.tier).collect();
+        self.durability.decision = Some((step, sources));
         self.record.restored.push((generation, step.unwrap_or(Step(0))));
         let surplus = self.record.restored.len().saturating_sub(RECENT);
         self.record.restored.drain(..surplus);
-        self.changed(false);
+        // Told when it is written: a coordinator that is restarted in between must not decide otherwise.
+        self.changed(true);
         let lost = self.high_water.map_or(0, |high| high.0.saturating_sub(step.map_or(0, |s| s.0)));
-        self.tell_restore(None, out);
         out.push(Command::Record {
             job: self.record.spec.job.clone(),
             fact: Fact::Restored { generation, step, tiers, steps_lost: lost },
         });
     }
 
-    /// Tells `only` that node, or all, what their ranks restore.
-    fn tell_restore(&self, only: Option<&NodeId>, out: &mut Vec<Command>) {
-        let Some((step, tiers)) = &self.durability.decision else { return };
-        for (id, session) in self.sessions().filter(|(id, _)| only.is_none_or(|o| o == *id)) {
-            let Some(slot) = self.record.world.slot(id) else { continue };
-            let first = slot.first_rank.0 as usize;
-            let own = tiers.get(first..first + slot.workers as usize).unwrap_or_default().to_vec();
-            let order = Order::Restore { generation: self.record.generation, step: *step, tiers: own };
-            out.push(Command::Send { session, order, after: None });
+    /// Everything that `rank` could restore, from the nearest place each (G2: local memory, peer memory, durable).
+    fn sources(&self, rank: Rank) -> Sources {
+        let Some((offers, shared)) = self.durability.offers.get(&rank) else { return Sources::new() };
+        let mut found = Sources::new();
+        let readable = |step: Step, tier: Tier| !self.unreadable.contains(&(rank, step, tier));
+        for (holding, copies) in self.copies(rank, *shared) {
+            if readable(holding.step, Tier::Peer) {
+                found.insert(holding.step, Source { tier: Tier::Peer, copies: Some(copies) });
+            }
         }
+        for offer in offers.iter().filter(|o| readable(o.step, o.tier)) {
+            let valid = offer.tier == Tier::Durable || self.is_of_this_past(offer.generation, offer.step);
+            let nearest = found.get(&offer.step).map(|s| s.tier);
+            if valid && nearest.is_none_or(|t| offer.tier < t) {
+                // Copies of what this very rank captured can heal what is damaged here.
+                let copies = found.get(&offer.step).and_then(|s| s.copies.clone());
+                let copies = copies.filter(|c| c.of.generation == offer.generation);
+                found.insert(offer.step, Source { tier: offer.tier, copies });
+            }
+        }
+        found
+    }
+
+    /// Shards in any node's memory that can stand for `rank`'s: its own, or any when all ranks hold the same.
+    fn copies(&self, rank: Rank, shared: bool) -> Vec<(Holding, Copies)> {
+        let size = self.record.world.size();
+        let mut by_holding: BTreeMap<Holding, Vec<String>> = BTreeMap::new();
+        for (node, held) in &self.durability.holds {
+            let Some(address) = self.replica_address(node) else { continue };
+            for h in held.iter().filter(|h| self.is_of_this_past(h.generation, h.step)) {
+                let own = h.rank == rank && h.world_size == size;
+                if own || (shared && h.shared) {
+                    by_holding.entry(*h).or_default().push(address.clone());
+                }
+            }
+        }
+        let own = |h: &Holding| h.rank == rank && h.world_size == size;
+        let mut best: BTreeMap<Step, (Holding, Copies)> = BTreeMap::new();
+        for (of, holders) in by_holding {
+            let worth = |of: &Holding, holders: &Vec<String>| (own(of), holders.len());
+            let better = best.get(&of.step).is_none_or(|(h, c)| worth(&of, &holders) > worth(h, &c.holders));
+            if better {
+                best.insert(of.step, (of, Copies { of, holders }));
+            }
+        }
+        best.into_values().collect()
+    }
+
+    /// Where other nodes reach this one's replicas.
+    pub(super) fn replica_address(&self, node: &NodeId) -> Option<String> {
+        let hello = &self.nodes.get(node).filter(|n| n.session.is_some())?.hello;
+        (hello.replica_port != 0).then(|| format!("{}:{}", hello.host, hello.replica_port))
+    }
+
+    /// What each node's ranks restore, once it is decided.
+    pub(super) fn restore_orders(&self) -> Vec<(NodeId, Session, Order)> {
+        let Some((step, sources)) = &self.durability.decision else { return Vec::new() };
+        let order = |(id, session): (&NodeId, Session)| {
+            let slot = self.record.world.slot(id)?;
+            let first = slot.first_rank.0 as usize;
+            let own = sources.get(first..first + slot.workers as usize).unwrap_or_default().to_vec();
+            let order = Order::Restore { generation: self.record.generation, step: *step, sources: own };
+            Some((id.clone(), session, order))
+        };
+        self.sessions().filter_map(order).collect()
     }
 
     /// Nodes none of whose ranks can restore anything, if the others can go on without them.
-    fn nodes_without_state(&self) -> Option<Vec<NodeId>> {
-        let offers = |rank: u32| self.durability.offers.get(&Rank(rank)).filter(|o| !o.is_empty());
-        let (mut without, mut ranks) = (Vec::new(), BTreeMap::new());
+    fn nodes_without_state(&self, ranks: &[Sources]) -> Option<Vec<NodeId>> {
+        let (mut without, mut others) = (Vec::new(), Vec::new());
         for slot in &self.record.world.slots {
-            let own: Vec<_> = (slot.first_rank.0..slot.first_rank.0 + slot.workers).filter_map(offers).collect();
-            if own.is_empty() {
+            let first = slot.first_rank.0 as usize;
+            let own = ranks.get(first..first + slot.workers as usize).unwrap_or_default();
+            if own.iter().all(BTreeMap::is_empty) {
                 without.push(slot.node.clone());
             }
-            for offers in own {
-                ranks.insert(Rank(u32::try_from(ranks.len()).unwrap_or(u32::MAX)), offers.clone());
-            }
+            others.extend(own.iter().filter(|s| !s.is_empty()).cloned());
         }
         let spec = &self.record.spec;
         let left =
             u32::try_from(self.record.world.slots.len() - without.len()).unwrap_or(0) / spec.node_unit * spec.node_unit;
-        let size = u32::try_from(ranks.len()).unwrap_or(u32::MAX);
-        let go_on = !without.is_empty() && left >= spec.nodes_min && left > 0 && commit_point(&ranks, size).is_some();
+        let go_on = !without.is_empty() && left >= spec.nodes_min && left > 0 && commit_point(&others).is_some();
         go_on.then_some(without)
+    }
+
+    /// A rank could not read what it was told to: the world forms anew and restores something else. What is
+    /// unreadable is not offered again, so this ends; it costs nothing of the restart budget.
+    pub(super) fn restore_failed(
+        &mut self,
+        now: Time,
+        generation: Generation,
+        unreadable: (Rank, Step, Tier),
+        out: &mut Vec<Command>,
+    ) {
+        let training = matches!(self.phase, Phase::Training { .. });
+        if generation != self.record.generation || !training || !self.unreadable.insert(unreadable) {
+            return;
+        }
+        let (rank, step, tier) = unreadable;
+        let fact = Fact::RestoreFailed { generation, rank, step, tier };
+        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        self.fence(now, out);
+        self.phase = Phase::Forming { since: now, last_join: None };
     }
 
     /// A shard is on durable storage. When all ranks' shards of a step are, the leader publishes it.
@@ -158,32 +289,32 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn offer(step: u64, tier: Tier) -> Offer {
-        Offer { step: Step(step), tier, generation: Generation(1) }
+    fn source(tier: Tier) -> Source {
+        Source { tier, copies: None }
     }
 
     #[test]
-    fn tiers_are_mixed_per_rank_and_memory_is_preferred() {
-        let offers = BTreeMap::from([
-            (Rank(0), vec![offer(9, Tier::Memory), offer(8, Tier::Memory), offer(8, Tier::Durable)]),
-            (Rank(1), vec![offer(8, Tier::Durable)]),
-        ]);
-        assert_eq!(commit_point(&offers, 2), Some((Step(8), vec![Tier::Memory, Tier::Durable])));
+    fn tiers_are_mixed_per_rank() {
+        let ranks = [
+            BTreeMap::from([(Step(9), source(Tier::Memory)), (Step(8), source(Tier::Memory))]),
+            BTreeMap::from([(Step(8), source(Tier::Peer))]),
+        ];
+        assert_eq!(commit_point(&ranks), Some((Step(8), vec![source(Tier::Memory), source(Tier::Peer)])));
     }
 
     #[test]
     fn one_rank_with_nothing_means_a_fresh_start_for_all() {
-        let offers = BTreeMap::from([(Rank(0), vec![offer(9, Tier::Memory)]), (Rank(1), vec![])]);
-        assert_eq!(commit_point(&offers, 2), None);
+        assert_eq!(commit_point(&[BTreeMap::from([(Step(9), source(Tier::Memory))]), BTreeMap::new()]), None);
+        assert_eq!(commit_point(&[]), None);
     }
 
     proptest! {
         #[test]
         fn the_commit_point_is_the_newest_common_step(sets in prop::collection::vec(prop::collection::btree_set(0u64..12, 0..6), 1..5)) {
-            let offers: BTreeMap<_, _> = sets.iter().enumerate()
-                .map(|(r, s)| (Rank(r as u32), s.iter().map(|x| offer(*x, Tier::Memory)).collect::<Vec<_>>())).collect();
+            let ranks: Vec<Sources> =
+                sets.iter().map(|s| s.iter().map(|x| (Step(*x), source(Tier::Memory))).collect()).collect();
             let common = (0..12u64).rev().find(|x| sets.iter().all(|s| s.contains(x)));
-            prop_assert_eq!(commit_point(&offers, sets.len() as u32).map(|(s, _)| s.0), common);
+            prop_assert_eq!(commit_point(&ranks).map(|(s, _)| s.0), common);
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod incident;
 mod membership;
 mod promise;
 mod rendezvous;
+pub mod replication;
 pub mod state;
 
 use crate::id::{Epoch, Generation, JobId, NodeId, PersistId, Session, Step};
@@ -313,6 +314,7 @@ impl Job {
         self.high_water = self.reached.take().or(self.high_water);
         self.record.world = world;
         self.durability = Durability::default();
+        self.replication = replication::Replicas::default();
         self.stepped = false;
         self.trained_since = now;
         self.newcomers = false;
@@ -377,7 +379,19 @@ impl Job {
                     }
                 }
             }
-            Report::Offers { generation, rank, offers } => self.offers(now, node, generation, rank, offers, out),
+            Report::Holds { generation, held } => self.holds(now, node, generation, held, out),
+            Report::Offers { generation, rank, offers, shared } => {
+                self.offers(now, node, generation, rank, (offers, shared), out);
+            }
+            Report::RestoreFailed { generation, rank, step, tier } => {
+                self.restore_failed(now, generation, (rank, step, tier), out);
+            }
+            Report::Sealed { generation, step, replicas, shared } => {
+                self.sealed(node, generation, step, (replicas, shared), out);
+            }
+            Report::Replicated { generation, step, sealed } => {
+                self.replicated(now, node, generation, (step, sealed), out);
+            }
             Report::ShardWritten { generation, step, directory, shard } => {
                 self.shard_written(generation, step, directory, shard, out);
             }

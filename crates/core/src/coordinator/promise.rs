@@ -91,6 +91,10 @@ impl Job {
 
     fn announcements(&self) -> Vec<(Session, Order)> {
         match &self.phase {
+            // Who was asked what to restore has started.
+            Phase::Training { .. } if self.durability.decision.is_some() => {
+                self.restore_orders().into_iter().map(|(_, session, order)| (session, order)).collect()
+            }
             Phase::Training { .. } => {
                 let size = self.record.world.size();
                 let members = |(id, s): (&NodeId, Session)| Some((s, self.start_order(id, size)?));

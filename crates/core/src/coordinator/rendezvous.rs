@@ -96,6 +96,8 @@ mod tests {
             host: "h".into(),
             workers,
             store_port: 1,
+            replica_port: 0,
+            domain: String::new(),
             seen: Generation(0),
             running: None,
         }

@@ -5,7 +5,8 @@ use super::command::Reason;
 use super::event::Version;
 use super::growth::Growth;
 use crate::id::{Generation, Incarnation, NodeId, PersistId, Rank, Session, Step};
-use crate::message::{Hello, Offer, ShardFile, Tier, World};
+use super::replication::Replicas;
+use crate::message::{Hello, Holding, Offer, ShardFile, Source, Tier, World};
 use crate::spec::JobSpec;
 use crate::time::Time;
 use serde::{Deserialize, Serialize};
@@ -161,13 +162,18 @@ impl Write {
     }
 }
 
+/// A shard that was found unreadable: whose, which step, where.
+pub type Unreadable = (Rank, Step, Tier);
+
 /// Shards of one generation on their way to and from storage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Durability {
-    /// What each rank could restore.
-    pub offers: BTreeMap<Rank, Vec<Offer>>,
+    /// What each rank could restore, and whether every rank holds the same.
+    pub offers: BTreeMap<Rank, (Vec<Offer>, bool)>,
+    /// What each node's memory holds.
+    pub holds: BTreeMap<NodeId, Vec<Holding>>,
     /// The decision, kept for ranks that ask again.
-    pub decision: Option<(Option<Step>, Vec<Tier>)>,
+    pub decision: Option<(Option<Step>, Vec<Source>)>,
     /// Written shards by step.
     pub written: BTreeMap<Step, (String, BTreeMap<Rank, ShardFile>)>,
 }
@@ -191,6 +197,10 @@ pub struct Job {
     pub old: OldWorld,
     /// Shards of the current generation.
     pub durability: Durability,
+    /// Replicas of the current generation.
+    pub replication: Replicas,
+    /// Shards that were found unreadable in this life of the coordinator.
+    pub unreadable: BTreeSet<Unreadable>,
     /// Steps that every rank had completed before the last failure.
     pub high_water: Option<Step>,
     /// The same, being collected from nodes that stop.
@@ -255,6 +265,8 @@ impl Job {
             reason: Reason::StoreBusy,
             old,
             durability: Durability::default(),
+            replication: Replicas::default(),
+            unreadable: BTreeSet::new(),
             high_water: None,
             reached: None,
             open_incident: None,
@@ -273,11 +285,10 @@ impl Job {
         self.nodes.iter().filter_map(|(id, n)| n.session.map(|s| (id, s)))
     }
 
-    /// True when the job still has the past that `offer` was taken from.
+    /// True when the job still has the past that a snapshot of this step by this generation was taken from.
     #[must_use]
-    pub fn is_of_this_past(&self, offer: &Offer) -> bool {
-        offer.tier != Tier::Memory
-            || self.record.restored.iter().all(|(g, s)| *g <= offer.generation || offer.step <= *s)
+    pub fn is_of_this_past(&self, generation: Generation, step: Step) -> bool {
+        self.record.restored.iter().all(|(g, s)| *g <= generation || step <= *s)
     }
 
     /// True when `node`, in this life, is part of the current world.

@@ -46,7 +46,11 @@ impl Target {
         about["endpoint"].as_str().map(str::to_owned)
     }
 
-    fn token(&self) -> std::io::Result<Token> {
+    /// The job's secret.
+    ///
+    /// # Errors
+    /// Those of reading its file.
+    pub fn token(&self) -> std::io::Result<Token> {
         match &self.token_file {
             Some(path) => Token::read(path),
             None if self.may_host => Token::at(&self.store.join("token")),

@@ -5,6 +5,7 @@ pub mod external;
 pub mod launch;
 mod macros;
 mod numa;
+mod replicas;
 mod sample;
 mod storage;
 pub mod streams;
@@ -22,6 +23,7 @@ use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
 use everstep_wire::frame;
 use everstep_wire::worker::{Reply, Request};
 use launch::{Start, Template};
+use replicas::Replicas;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -74,6 +76,8 @@ pub enum Input {
     Published(Generation, Step, Result<(), String>),
     /// A signal came.
     Signal(i32),
+    /// Something that only the core needs to hear.
+    Core(Event),
 }
 
 /// How an agent ended.
@@ -98,6 +102,8 @@ struct Driver {
     guard: OwnedWriteHalf,
     guard_outbox: Vec<u8>,
     store: PgStore,
+    target: Target,
+    replicas: Replicas,
     crew: Option<Crew>,
     restores: BTreeMap<Rank, oneshot::Sender<Reply>>,
     awaiting: Vec<(Step, oneshot::Sender<Reply>)>,
@@ -124,14 +130,19 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
     let control = (config.store_port > 0).then(|| target.clone());
     let store = PgStore::start(&config.host, config.store_port, control).await?;
     config.store_port = store.port();
+    let directories = vec![template.memory.clone(), crate::places::node_spill(&template.job, &template.node)];
+    let replicas = Replicas::start(&config.host, &template.job, directories)?;
+    config.replica_port = replicas.port;
     listen_to_workers(&template, &inbox)?;
     listen_to_signals(&inbox)?;
     let (ladder, workers) = (config.spec.ladder(), config.workers);
     if let Some(preload) = &template.preload {
         crate::preload::write(preload)?;
     }
-    tokio::spawn(connection::run(target, inbox.clone()));
+    tokio::spawn(connection::run(target.clone(), inbox.clone()));
     let mut driver = Driver {
+        target,
+        replicas,
         core: Agent::new(config, Time(0)),
         start: Instant::now(),
         latest: Time(0),
@@ -265,6 +276,9 @@ impl Driver {
     async fn input(&mut self, input: Input) {
         match input {
             Input::Connected(lines) => {
+                if let Ok(token) = self.target.token() {
+                    self.replicas.set_token(token);
+                }
                 let hello = Box::new(self.core.hello());
                 let _ = lines.send(ToCoordinator::Hello { version: VERSION, hello });
                 self.link = Some(lines);
@@ -291,6 +305,7 @@ impl Driver {
                 Err(why) => self.persist_failed(why),
             },
             Input::Signal(signal) => self.event(Event::Signal { signal }).await,
+            Input::Core(event) => self.event(event).await,
         }
         self.flush_guard().await;
     }
@@ -365,7 +380,13 @@ impl Driver {
                     crew.persist_at(step);
                 }
             }
-            Command::Restore { generation, step, tiers } => self.answer_restores(generation, step, &tiers),
+            Command::Restore { generation, step, sources } => self.answer_restores(generation, step, &sources),
+            Command::Replicate { generation, from, keepers } => self.replicate(generation, from, &keepers),
+            Command::Committed { generation, step, keeps } => {
+                if let Some(crew) = self.crew.as_ref().filter(|c| c.generation == generation) {
+                    self.replicas.committed(generation, step, &keeps, crew.slot.workers, crew.world_size);
+                }
+            }
             Command::Publish { generation, step, directory, shards } => {
                 self.publish(generation, step, directory, shards);
             }

@@ -1,8 +1,10 @@
 //! The agent's side of checkpoints: room for slots, shards to durable storage, manifests, clean-up.
 
 use crate::places;
-use everstep_checkpoint::arena::{Slot, slot_paths};
+use everstep_checkpoint::arena::{Pin, Slot, slot_paths};
+use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::persist;
+use everstep_checkpoint::retain::Policy;
 use everstep_core::id::Rank;
 use everstep_core::message::ShardFile;
 use everstep_wire::worker::Reply;
@@ -19,7 +21,9 @@ pub struct Destination {
     /// The user's directory.
     pub directory: PathBuf,
     /// Published checkpoints to keep.
-    pub keep: u32,
+    pub keep: Policy,
+    /// Bytes per second, at most; 0 is no limit.
+    pub bandwidth: u64,
 }
 
 fn free_bytes(path: &Path) -> u64 {
@@ -73,14 +77,43 @@ pub fn reserve(job: &str, node: &str, local_rank: u32, bytes: u64, slots: u32) -
     }
 }
 
+/// A slot of a worker that may be overwritten, of at least `need` bytes: an empty one, else the oldest.
+///
+/// # Errors
+/// `ResourceBusy` when all are needed; those of making room.
+pub fn free_slot(directories: &[PathBuf], local_rank: u32, need: u64, slots: u32) -> std::io::Result<(PathBuf, Slot)> {
+    // Where the worker's slots are, if it has any: memory before disk.
+    let has_any = |d: &&PathBuf| slot_paths(d, local_rank, slots).iter().any(|p| p.exists());
+    let directory = directories.iter().find(has_any).or(directories.first()).ok_or(std::io::ErrorKind::NotFound)?;
+    let mut free: Vec<_> = slot_paths(directory, local_rank, slots)
+        .into_iter()
+        .filter_map(|path| {
+            let slot = Slot::open(&path).ok();
+            let pinned = slot.as_ref().is_some_and(Slot::pinned);
+            (!pinned).then(|| (slot.and_then(|s| s.label()).map(|l| (l.generation, l.step)), path))
+        })
+        .collect();
+    free.sort();
+    let (_, path) = free.into_iter().next().ok_or(std::io::ErrorKind::ResourceBusy)?;
+    let more = need.saturating_sub(std::fs::metadata(&path).map_or(0, |m| m.len()));
+    if more > 0 && more + HEADROOM_BYTES > free_bytes(directory) {
+        return Err(std::io::ErrorKind::StorageFull.into());
+    }
+    let slot = Slot::reserve(&path, need)?;
+    if more > 0 {
+        slot.map().populate()?;
+    }
+    Ok((path, slot))
+}
+
 /// Pinned, sealed slots of a worker: what waits to be persisted.
 pub fn pinned(job: &str, node: &str, local_rank: u32) -> Vec<(u64, PathBuf)> {
     let mut found = Vec::new();
     for directory in [places::node_memory(job, node), places::node_spill(job, node)] {
         for path in slot_paths(&directory, local_rank, 8) {
             let Ok(slot) = Slot::open(&path) else { continue };
-            if slot.pinned()
-                && let Ok((label, _)) = slot.inspect()
+            if slot.pinned_for(Pin::Persist)
+                && let Some(label) = slot.label()
             {
                 found.push((label.step, path));
             }
@@ -96,8 +129,9 @@ pub fn pinned(job: &str, node: &str, local_rank: u32) -> Vec<(u64, PathBuf)> {
 /// A sentence for the user.
 pub fn write_shard(path: &Path, to: &Destination, generation: u64, step: u64) -> Result<ShardFile, String> {
     let slot = Slot::open(path).map_err(|e| format!("cannot open {}: {e}", path.display()))?;
-    let written = persist::write_shard(&slot, &to.directory, generation, step, to.rank);
-    slot.pin(false);
+    let throttle = Throttle::new(to.bandwidth);
+    let written = persist::write_shard(&slot, &to.directory, generation, step, to.rank, &throttle);
+    slot.release(Pin::Persist);
     written.map_err(|e| {
         format!(
             "step {step} of rank {} could not be written to {}: {e}; training goes on, the previous checkpoint stays",

@@ -1,19 +1,24 @@
 //! Workers as the driver sees them: launched through the guard, sampled, answered.
 
 use super::launch::{Start, board_path};
+use super::replicas::{Wish, watch};
 use super::storage::{self, Destination};
 use super::{Driver, End, Input, sample};
 use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest, Template as GuardTemplate};
 use everstep_checkpoint::board::{Board, Word};
 use everstep_checkpoint::persist;
+use everstep_checkpoint::retain::Policy;
 use everstep_core::agent::event::Event;
 use everstep_core::coordinator::incident::describe;
 use everstep_core::id::{Generation, NodeId, Step};
-use everstep_core::message::{Cause, Outcome, Report, ShardFile, Slot, Tier};
+use everstep_core::message::{Cause, Outcome, Report, ShardFile, Slot};
 use everstep_wire::worker::{Reply, Request};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Asks a worker for its stacks (`SIGRTMIN` + 6 of glibc).
@@ -25,6 +30,15 @@ pub struct Crew {
     pub slot: Slot,
     pub restarts: u32,
     pub workers: BTreeMap<u32, Worker>,
+    pub world_size: u32,
+    /// Set when the crew is gone: watchers end.
+    pub over: Arc<AtomicBool>,
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Release);
+    }
 }
 
 /// One worker.
@@ -92,7 +106,14 @@ impl Driver {
         }
         self.store.open();
         self.progress.clear();
-        let mut crew = Crew { generation, slot: slot.clone(), restarts, workers: BTreeMap::new() };
+        let mut crew = Crew {
+            generation,
+            slot: slot.clone(),
+            restarts,
+            workers: BTreeMap::new(),
+            world_size: start.place.world_size,
+            over: Arc::default(),
+        };
         let mut launches = Vec::new();
         let mut failure = None;
         if let Err(e) = self.template.streams.prepare(restarts, slot.workers) {
@@ -117,7 +138,8 @@ impl Driver {
         for launch in launches {
             self.ask_guard(&GuardRequest::Launch(Box::new(launch)));
         }
-        None
+        let held = self.replicas.begin(generation, start.place.slot.workers);
+        Some(Event::Holds { generation, held })
     }
 
     /// Has a process with torch imported made ready, unless it would not do what a new one does.
@@ -273,26 +295,15 @@ impl Driver {
             .iter()
             .flat_map(|c| c.workers.values())
             .find_map(|w| w.destination.as_ref())
-            .map_or(2, |d| d.keep);
+            .map_or(Policy { last: 2, every: None, epochs: true }, |d| d.keep);
         let inbox = self.inbox.clone();
         tokio::task::spawn_blocking(move || {
             let path = PathBuf::from(&directory);
             let result = persist::publish(&path, generation.0, step.0, &shards)
-                .and_then(|()| persist::prune(&path, keep as usize, generation.0))
+                .and_then(|()| persist::prune(&path, keep, generation.0).map(drop))
                 .map_err(|e| format!("checkpoint of step {step} could not be published in {directory}: {e}"));
             let _ = inbox.send(Input::Published(generation, step, result));
         });
-    }
-
-    pub(super) fn answer_restores(&mut self, generation: Generation, step: Option<Step>, tiers: &[Tier]) {
-        if self.crew.as_ref().is_none_or(|c| c.generation != generation) {
-            return;
-        }
-        let first = self.crew.as_ref().map_or(0, |c| c.slot.first_rank.0);
-        for (rank, answer) in std::mem::take(&mut self.restores) {
-            let tier = tiers.get(rank.0.saturating_sub(first) as usize).copied();
-            let _ = answer.send(Reply::Restore { step, tier });
-        }
     }
 
     pub(super) async fn worker_asks(&mut self, request: Request, answer: oneshot::Sender<Reply>) {
@@ -303,6 +314,9 @@ impl Driver {
             | Request::AwaitDurable { generation, .. }
             | Request::Persist { generation, .. }
             | Request::PersistDue { generation }
+            | Request::Heal { generation, .. }
+            | Request::RestoreFailed { generation, .. }
+            | Request::Replicas { generation, .. }
             | Request::Error { generation, .. } => *generation,
         };
         if current != Some(from) {
@@ -317,9 +331,22 @@ impl Driver {
                     let _ = answer.send(storage::reserve(&job, &node, local_rank, slot_bytes, slots));
                 });
             }
-            Request::Restore { generation, rank, offers } => {
+            Request::Restore { generation, rank, offers, shared } => {
                 self.restores.insert(rank, answer);
-                self.event(Event::Offers { generation, rank, offers }).await;
+                self.event(Event::Offers { generation, rank, offers, shared }).await;
+            }
+            Request::Heal { rank, path, chunks, .. } => self.heal(rank, path, chunks, answer),
+            Request::RestoreFailed { generation, rank, step, tier } => {
+                let _ = answer.send(Reply::Done);
+                self.event(Event::RestoreFailed { generation, rank, step, tier }).await;
+            }
+            Request::Replicas { generation, local_rank, replicas, shared } => {
+                let over = self.crew.as_ref().map(|c| c.over.clone());
+                let board = Board::open(&board_path(&self.template.memory, local_rank));
+                if let (Some(over), Ok(board)) = (over, board) {
+                    watch(board, Wish { replicas, shared }, (generation, local_rank), over, self.inbox.clone());
+                }
+                let _ = answer.send(Reply::Done);
             }
             Request::AwaitDurable { step, .. } => {
                 let known =
@@ -330,9 +357,11 @@ impl Driver {
                     self.awaiting.push((step, answer));
                 }
             }
-            Request::Persist { local_rank, rank, directory, keep, .. } => {
+            Request::Persist { local_rank, rank, directory, keep, keep_every, keep_epochs, bandwidth, .. } => {
                 if let Some(worker) = self.crew.as_mut().and_then(|c| c.workers.get_mut(&local_rank)) {
-                    worker.destination = Some(Destination { rank, directory: directory.into(), keep });
+                    let every = (keep_every > 0).then(|| Duration::from_secs(keep_every));
+                    let keep = Policy { last: keep as usize, every, epochs: keep_epochs };
+                    worker.destination = Some(Destination { rank, directory: directory.into(), keep, bandwidth });
                 }
                 let _ = answer.send(Reply::Done);
             }

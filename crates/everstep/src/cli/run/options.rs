@@ -111,6 +111,10 @@ pub struct Options {
     /// Nodes beyond MAX that are kept ready: torch imported, nothing more
     #[arg(long, env = "EVERSTEP_SPARES", default_value_t = 0)]
     pub spares: u32,
+
+    /// Nodes with the same name here may fail together (a rack, a switch): copies go to other ones
+    #[arg(long, env = "EVERSTEP_FAILURE_DOMAIN", value_name = "NAME")]
+    pub failure_domain: Option<String>,
     /// Directory of the coordinator's store, on the node that --rdzv-endpoint names
     #[arg(long, env = "EVERSTEP_STORE")]
     pub store: Option<PathBuf>,

@@ -10,6 +10,7 @@ pub const TORCH: &str = "2.15";
 const OURS: &[&str] = &[
     "node-unit",
     "spares",
+    "failure-domain",
     "store",
     "detect-timeout",
     "join-timeout",

@@ -1,0 +1,106 @@
+//! This node's part in replication: what is sealed, what is being sent, and what the coordinator is told of it.
+
+use super::Agent;
+use super::command::Command;
+use crate::id::{Generation, Step};
+use crate::message::{Replication, Report};
+use std::collections::BTreeMap;
+
+/// State of one generation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Replicas {
+    /// Newest sealed step by local rank.
+    sealed: BTreeMap<u32, Step>,
+    /// Replicas that are wanted, and whether every rank holds the same.
+    wish: (u32, bool),
+    plan: Replication,
+    /// The step that comes next; `None` until the coordinator has named one.
+    next: Option<Step>,
+    /// It is being sent.
+    busy: bool,
+    /// The coordinator knows that this node takes part.
+    told: bool,
+}
+
+impl Replicas {
+    /// Newest step that all workers have sealed.
+    fn newest(&self, workers: u32) -> Option<Step> {
+        if self.sealed.len() < workers as usize { None } else { self.sealed.values().min().copied() }
+    }
+}
+
+impl Agent {
+    /// A worker has sealed a step.
+    pub(super) fn worker_sealed(&mut self, generation: Generation, local_rank: u32, step: Step, wish: (u32, bool)) {
+        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation && !c.killing) else { return };
+        let workers = crew.slot.workers;
+        let replicas = &mut crew.replicas;
+        replicas.sealed.insert(local_rank, step);
+        replicas.wish = wish;
+        if !replicas.told
+            && let Some(step) = replicas.newest(workers)
+        {
+            self.ask_for_a_step(generation, step);
+        }
+        self.replicate();
+    }
+
+    fn ask_for_a_step(&mut self, generation: Generation, step: Step) {
+        let Some(crew) = self.crew.as_mut() else { return };
+        let (replicas, shared) = crew.replicas.wish;
+        let report = Report::Sealed { generation, step, replicas, shared };
+        crew.replicas.told = true;
+        self.send(report);
+    }
+
+    /// The connection is new, perhaps the coordinator, too.
+    pub(super) fn take_part_again(&mut self) {
+        let told = self.crew.as_ref().filter(|c| c.replicas.told && !c.killing);
+        if let Some((generation, step)) = told.and_then(|c| Some((c.generation, c.replicas.newest(c.slot.workers)?))) {
+            self.ask_for_a_step(generation, step);
+        }
+    }
+
+    /// The coordinator names the step to replicate; with a plan when that has changed.
+    pub(super) fn replicate_next(&mut self, generation: Generation, plan: Option<Replication>, next: Step) {
+        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
+        if let Some(plan) = plan {
+            crew.replicas.plan = plan;
+        }
+        crew.replicas.next = Some(next);
+        self.replicate();
+    }
+
+    /// A step is held by all.
+    pub(super) fn committed(&mut self, generation: Generation, step: Step) {
+        let Some(crew) = self.crew.as_ref().filter(|c| c.generation == generation) else { return };
+        let keeps = crew.replicas.plan.keeps.clone();
+        self.out.push_back(Command::Committed { generation, step, keeps });
+    }
+
+    fn replicate(&mut self) {
+        let Some(crew) = self.crew.as_mut().filter(|c| !c.killing) else { return };
+        let newest = crew.replicas.newest(crew.slot.workers);
+        let due = crew.replicas.next.filter(|next| newest.is_some_and(|n| n >= *next));
+        if let Some(from) = due.filter(|_| !crew.replicas.busy) {
+            crew.replicas.busy = true;
+            crew.replicas.next = None;
+            let (generation, keepers) = (crew.generation, crew.replicas.plan.keepers.clone());
+            self.out.push_back(Command::Replicate { generation, from, keepers });
+        }
+    }
+
+    /// Sending has ended.
+    pub(super) fn replica_done(&mut self, generation: Generation, step: Option<Step>) {
+        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
+        crew.replicas.busy = false;
+        let Some(sealed) = crew.replicas.newest(crew.slot.workers) else { return };
+        match step {
+            Some(step) => {
+                self.send(Report::Replicated { generation, step, sealed });
+            }
+            None => self.ask_for_a_step(generation, sealed),
+        }
+        self.replicate();
+    }
+}

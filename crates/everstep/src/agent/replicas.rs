@@ -1,0 +1,369 @@
+//! The driver's part in replication: streams to and from other agents, slots pinned and released, shards fetched.
+
+use super::storage;
+use super::{Driver, Input};
+use everstep_checkpoint::arena::{Pin, Slot, job_hash, slot_bytes, slot_paths};
+use everstep_checkpoint::board::Board;
+use everstep_checkpoint::format::digest::CHUNK_BYTES;
+use everstep_checkpoint::persist::{read_manifest, step_directory};
+use everstep_checkpoint::replicate::holder::{Held, Holder};
+use everstep_checkpoint::replicate::protocol::{Peer, Want};
+use everstep_checkpoint::replicate::pull;
+use everstep_checkpoint::replicate::push::{Link, Open, Window};
+use everstep_checkpoint::restore::Shard;
+use everstep_core::agent::event::Event;
+use everstep_core::id::{Generation, Rank, Step};
+use everstep_core::message::{Copies, Holding, Keeper, Source, Tier};
+use everstep_wire::token::Token;
+use everstep_wire::worker::Reply;
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+
+/// Streams per peer.
+const STREAMS: usize = 2;
+/// How long a watcher waits before it looks whether it is still needed.
+const WATCH: Duration = Duration::from_millis(100);
+/// Until a replica that failed is tried again; one that was refused waits longer.
+const RETRY: Duration = Duration::from_millis(200);
+const RETRY_REFUSED: Duration = Duration::from_secs(5);
+/// Slots of a worker: see `tiers.py`.
+const SLOTS: u32 = 4;
+
+/// What a worker wants of its replicas.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish {
+    pub replicas: u32,
+    pub shared: bool,
+}
+
+/// Replica streams of one node.
+pub struct Replicas {
+    pub holder: Arc<Holder>,
+    pub port: u16,
+    token: Option<Token>,
+    job: u64,
+    directories: Vec<PathBuf>,
+    links: Arc<Mutex<BTreeMap<String, Link>>>,
+    /// Copies of what each rank of this node restores.
+    copies: BTreeMap<Rank, Copies>,
+    /// The latest trouble, so that it is said once.
+    said: Arc<Mutex<String>>,
+}
+
+impl Replicas {
+    /// Listens for other agents.
+    ///
+    /// # Errors
+    /// When there is no port.
+    pub fn start(host: &str, job: &str, directories: Vec<PathBuf>) -> std::io::Result<Self> {
+        let listener = TcpListener::bind((host, 0))?;
+        let port = listener.local_addr()?.port();
+        let holder = Arc::new(Holder::new(directories.clone(), job_hash(job)));
+        let serving = Arc::clone(&holder);
+        std::thread::Builder::new().name("everstep-replicas".into()).spawn(move || serving.serve(&listener))?;
+        Ok(Replicas {
+            holder,
+            port,
+            token: None,
+            job: job_hash(job),
+            directories,
+            links: Arc::default(),
+            copies: BTreeMap::new(),
+            said: Arc::default(),
+        })
+    }
+
+    /// The job's secret is known now.
+    pub fn set_token(&mut self, token: Token) {
+        self.holder.set_token(token.clone());
+        self.token.get_or_insert(token);
+    }
+
+    fn peer(&self, address: &str) -> Peer {
+        let token = self.token.as_ref().map(|t| t.reveal().to_owned()).unwrap_or_default();
+        Peer { address: address.to_owned(), token, job: self.job }
+    }
+
+    fn own(&self, local: u32) -> Vec<Slot> {
+        own_slots(&self.directories, local)
+    }
+
+    /// A generation begins: what memory holds, and nothing older may come in any more.
+    pub fn begin(&mut self, generation: Generation, workers: u32) -> Vec<Holding> {
+        self.holder.raise_floor(generation.0);
+        self.copies.clear();
+        if let Ok(mut links) = self.links.lock() {
+            links.clear();
+        }
+        for local in 0..workers {
+            self.own(local).iter().for_each(|s| s.release(Pin::Replicate));
+        }
+        self.holder.held().iter().filter_map(holding).collect()
+    }
+
+    /// A step is held by all: only it is pinned from now on.
+    pub fn committed(&self, generation: Generation, step: Step, keeps: &[Rank], workers: u32, world_size: u32) {
+        for local in 0..workers {
+            for slot in self.own(local).iter().filter(|s| s.pinned_for(Pin::Replicate)) {
+                let older = slot.label().is_none_or(|l| (l.generation, l.step) < (generation.0, step.0));
+                if older {
+                    slot.release(Pin::Replicate);
+                }
+            }
+        }
+        let keeps: Vec<(u64, u64)> = keeps.iter().map(|r| (u64::from(r.0), u64::from(world_size))).collect();
+        self.holder.keep_only(&keeps);
+    }
+}
+
+fn own_slots(directories: &[PathBuf], local: u32) -> Vec<Slot> {
+    let paths = directories.iter().flat_map(|d| slot_paths(d, local, 8));
+    paths.filter(|p| p.exists()).filter_map(|p| Slot::open(&p).ok()).collect()
+}
+
+fn holding(held: &Held) -> Option<Holding> {
+    let l = held.label;
+    Some(Holding {
+        step: Step(l.step),
+        generation: Generation(l.generation),
+        rank: Rank(u32::try_from(l.rank).ok()?),
+        world_size: u32::try_from(l.world_size).ok()?,
+        shared: l.shared,
+    })
+}
+
+/// Slots of all local ranks for the first step from `from` on that all of them have sealed, pinned.
+fn pin_all(directories: &[PathBuf], workers: u32, generation: Generation, from: Step) -> Option<(Step, Vec<Slot>)> {
+    let sealed = |s: &Slot| s.label().filter(|l| l.generation == generation.0 && l.step >= from.0).map(|l| l.step);
+    let all: Vec<Vec<Slot>> = (0..workers).map(|local| own_slots(directories, local)).collect();
+    let mut steps: Vec<u64> = all.first()?.iter().filter_map(sealed).collect();
+    steps.sort_unstable();
+    let step = steps.into_iter().find(|step| all.iter().all(|slots| slots.iter().any(|s| sealed(s) == Some(*step))))?;
+    let mut pinned = Vec::new();
+    for slots in all {
+        let found = slots.into_iter().find(|s| sealed(s) == Some(step))?;
+        // It may have been overwritten until it was pinned.
+        let held = found.pin(Pin::Replicate) && sealed(&found) == Some(step);
+        pinned.push(found);
+        if !held {
+            pinned.iter().for_each(|s: &Slot| s.release(Pin::Replicate));
+            return None;
+        }
+    }
+    Some((Step(step), pinned))
+}
+
+/// Watches a worker's board for sealed steps until `over`.
+pub fn watch(board: Board, wish: Wish, who: (Generation, u32), over: Arc<AtomicBool>, inbox: mpsc::UnboundedSender<Input>) {
+    let (generation, local_rank) = who;
+    let look = move || {
+        let mut seen = 0;
+        while !over.load(Ordering::Acquire) {
+            let now = board.await_sealed(seen, WATCH);
+            if now != seen && now > 0 {
+                let step = Step(now - 1);
+                let Wish { replicas, shared } = wish;
+                let _ = inbox.send(Input::Core(Event::Sealed { generation, local_rank, step, replicas, shared }));
+            }
+            seen = now;
+        }
+    };
+    // Without a thread there are no replicas, which status shows; training goes on.
+    let _ = std::thread::Builder::new().name("everstep-sealed".into()).spawn(look);
+}
+
+impl Driver {
+    /// Brings the keepers a step.
+    pub(super) fn replicate(&self, generation: Generation, from: Step, keepers: &[Keeper]) {
+        let Some(crew) = &self.crew else { return };
+        let (workers, replicas) = (crew.slot.workers, &self.replicas);
+        let peers: Vec<Peer> = keepers.iter().map(|k| replicas.peer(&k.address)).collect();
+        let (links, directories, said) = (replicas.links.clone(), replicas.directories.clone(), replicas.said.clone());
+        let inbox = self.inbox.clone();
+        tokio::task::spawn_blocking(move || {
+            let step = pin_all(&directories, workers, generation, from).and_then(|(step, slots)| {
+                let sent = send(&slots, &peers, &links);
+                match sent {
+                    Ok(()) => {
+                        slots.iter().for_each(|s| s.note_replicas(peers.len() as u64));
+                        Some(step)
+                    }
+                    Err(e) => {
+                        let refused = e.kind() == std::io::ErrorKind::PermissionDenied;
+                        say_once(&said, &format!("step {step} could not be replicated: {e}; training goes on"));
+                        std::thread::sleep(if refused { RETRY_REFUSED } else { RETRY });
+                        None
+                    }
+                }
+            });
+            let _ = inbox.send(Input::Core(Event::Replicated { generation, step }));
+        });
+    }
+
+    /// Answers workers that wait to restore; what lies on other nodes is fetched first.
+    pub(super) fn answer_restores(&mut self, generation: Generation, step: Option<Step>, sources: &[Source]) {
+        let Some(crew) = self.crew.as_ref().filter(|c| c.generation == generation) else { return };
+        let first = crew.slot.first_rank.0;
+        for (rank, answer) in std::mem::take(&mut self.restores) {
+            let local = rank.0.saturating_sub(first);
+            let source = sources.get(local as usize).cloned();
+            if let Some(copies) = source.as_ref().and_then(|s| s.copies.clone()) {
+                self.replicas.copies.insert(rank, copies);
+            }
+            match (step, source) {
+                (Some(step), Some(Source { tier: Tier::Peer, copies: Some(copies) })) => {
+                    self.fetch(generation, rank, local, step, &copies, answer);
+                }
+                (step, source) => {
+                    let tier = source.map(|s| s.tier);
+                    if let (Some(step), Some(Tier::Memory)) = (step, tier) {
+                        // It stays until what comes after it is held by all.
+                        let slots = self.replicas.own(local);
+                        let restored = slots.iter().filter(|s| s.label().is_some_and(|l| l.step == step.0));
+                        for slot in restored {
+                            let _ = slot.pin(Pin::Replicate);
+                        }
+                    }
+                    let _ = answer.send(Reply::Restore { step, tier, path: None });
+                }
+            }
+        }
+    }
+
+    fn fetch(&self, generation: Generation, rank: Rank, local: u32, step: Step, copies: &Copies, answer: oneshot::Sender<Reply>) {
+        let peers: Vec<Peer> = copies.holders.iter().map(|h| self.replicas.peer(h)).collect();
+        let (directories, want, inbox) = (self.replicas.directories.clone(), want(&copies.of), self.inbox.clone());
+        tokio::task::spawn_blocking(move || match fetch(&directories, local, want, &peers) {
+            Ok(path) => {
+                let path = Some(path.display().to_string());
+                let _ = answer.send(Reply::Restore { step: Some(step), tier: Some(Tier::Peer), path });
+            }
+            Err(e) => {
+                eprintln!("everstep: step {step} of rank {rank} could not be fetched from another node: {e}");
+                let _ = inbox.send(Input::Core(Event::RestoreFailed { generation, rank, step, tier: Tier::Peer }));
+                // The worker waits: its generation is over.
+                let _ = answer.send(Reply::Refused { why: "the world forms anew".into() });
+            }
+        });
+    }
+
+    /// Brings damaged chunks of a slot back from wherever they are good.
+    pub(super) fn heal(&self, rank: Rank, path: String, chunks: Vec<usize>, answer: oneshot::Sender<Reply>) {
+        let copies = self.replicas.copies.get(&rank).cloned();
+        let peers: Vec<Peer> = copies.iter().flat_map(|c| &c.holders).map(|h| self.replicas.peer(h)).collect();
+        let durable = self
+            .crew
+            .iter()
+            .flat_map(|c| c.workers.values())
+            .find_map(|w| w.destination.clone().filter(|d| d.rank == rank).map(|d| d.directory));
+        let inside = self.replicas.directories.iter().any(|d| Path::new(&path).starts_with(d));
+        tokio::task::spawn_blocking(move || {
+            let healed = inside && heal(Path::new(&path), &peers, durable.as_deref(), chunks.clone());
+            let reply = if healed {
+                eprintln!("everstep: {path}: {} damaged chunks of 1 MiB were healed from a copy", chunks.len());
+                Reply::Done
+            } else {
+                Reply::Refused { why: format!("{path} is damaged, and there is no good copy of it") }
+            };
+            let _ = answer.send(reply);
+        });
+    }
+}
+
+fn say_once(said: &Mutex<String>, what: &str) {
+    let Ok(mut last) = said.lock() else { return };
+    let kind = what.split(": ").skip(1).collect::<String>();
+    if *last != kind {
+        eprintln!("everstep: {what}");
+        *last = kind;
+    }
+}
+
+fn want(of: &Holding) -> Want {
+    Want {
+        rank: u64::from(of.rank.0),
+        world_size: u64::from(of.world_size),
+        generation: of.generation.0,
+        step: of.step.0,
+    }
+}
+
+/// All slots to all peers, one thread per peer.
+fn send(slots: &[Slot], peers: &[Peer], links: &Mutex<BTreeMap<String, Link>>) -> std::io::Result<()> {
+    let mut taken: Vec<Link> = {
+        let mut links = links.lock().map_err(|e| std::io::Error::other(e.to_string()))?;
+        peers.iter().map(|p| links.remove(&p.address).unwrap_or_else(|| Link::new(p.clone(), STREAMS))).collect()
+    };
+    let results: Vec<std::io::Result<()>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = taken
+            .iter_mut()
+            .map(|link| scope.spawn(|| slots.iter().try_for_each(|s| link.push(s, Window::default(), &Open))))
+            .collect();
+        let panicked = |_| Err(std::io::Error::other("a sender panicked"));
+        threads.into_iter().map(|t| t.join().unwrap_or_else(panicked)).collect()
+    });
+    if let Ok(mut links) = links.lock() {
+        links.extend(taken.into_iter().map(|l| (l.peer().address.clone(), l)));
+    }
+    results.into_iter().collect()
+}
+
+/// Fetches a shard into a free slot of a worker.
+fn fetch(directories: &[PathBuf], local: u32, want: Want, peers: &[Peer]) -> std::io::Result<PathBuf> {
+    let mut trouble = std::io::Error::from(std::io::ErrorKind::NotFound);
+    let (mut found, mut from) = (Vec::new(), Vec::new());
+    for peer in peers {
+        match pull::find(peer, want) {
+            Ok(f) => {
+                found.push(f);
+                from.push(peer.clone());
+            }
+            Err(e) => trouble = e,
+        }
+    }
+    let Some(first) = found.first() else { return Err(trouble) };
+    let need = slot_bytes(first.region, first.json.len() as u64 + 4096);
+    let (path, slot) = storage::free_slot(directories, local, need, SLOTS)?;
+    let streams = if found.len() == 1 { STREAMS } else { 1 };
+    pull::fill(&slot, found, &from, want, streams)?;
+    let _ = slot.pin(Pin::Replicate);
+    Ok(path)
+}
+
+fn heal(path: &Path, peers: &[Peer], durable: Option<&Path>, mut chunks: Vec<usize>) -> bool {
+    let Ok(slot) = Slot::open(path) else { return false };
+    let Some(label) = slot.label() else { return false };
+    let want =
+        Want { rank: label.rank, world_size: label.world_size, generation: label.generation, step: label.step };
+    for peer in peers {
+        if let Ok(healed) = pull::heal(&slot, peer, want, &chunks) {
+            chunks.retain(|c| !healed.contains(c));
+        }
+    }
+    if let Some(directory) = durable.filter(|_| !chunks.is_empty()) {
+        heal_from_file(&slot, &step_directory(directory, label.step), label.rank, &mut chunks);
+    }
+    chunks.is_empty()
+}
+
+/// The same step on durable storage, if its bytes are the same.
+fn heal_from_file(slot: &Slot, checkpoint: &Path, rank: u64, chunks: &mut Vec<usize>) {
+    let entry = read_manifest(checkpoint).ok().and_then(|m| m.shards.into_iter().find(|s| u64::from(s.rank.0) == rank));
+    let shard = entry.and_then(|e| Shard::from_file(checkpoint, &e).ok());
+    let (Some(shard), Ok((_, index))) = (shard, slot.inspect()) else { return };
+    if shard.index().tensors != index.tensors {
+        return;
+    }
+    chunks.retain(|chunk| {
+        let (from, bytes) = ((*chunk * CHUNK_BYTES) as u64, index.bytes());
+        let same = index.crcs.get(*chunk).is_some() && shard.index().crcs.get(*chunk) == index.crcs.get(*chunk);
+        let good = same.then(|| shard.fetch(from, (CHUNK_BYTES as u64).min(bytes - from)).ok()).flatten();
+        let written = good.map(|bytes| slot.map().write(everstep_checkpoint::arena::REGION_AT + from as usize, &bytes));
+        !matches!(written, Some(Ok(())))
+    });
+}
