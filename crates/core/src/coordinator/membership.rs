@@ -182,10 +182,12 @@ impl Job {
         match &self.phase {
             Phase::Forming { since, .. } => {
                 let patience = Duration::from_millis(self.record.spec.join_timeout_ms);
-                if now >= since.after(patience) {
+                let able = |(id, n): &(&NodeId, &Node)| n.session.is_some() && !self.unable.contains_key(*id);
+                let have = self.nodes.iter().filter(able).count();
+                // With enough nodes it is something else that is waited for, and that has patience of its own.
+                if now >= since.after(patience) && have < self.record.spec.nodes_min as usize {
                     let why = format!(
-                        "{} of {} nodes joined within {} s; start the missing ones, or ask for fewer with --nnodes MIN:MAX",
-                        self.nodes.len(),
+                        "{have} of {} nodes joined within {} s; start the missing ones, or ask for fewer with --nnodes MIN:MAX",
                         self.record.spec.nodes_min,
                         patience.as_secs()
                     );
