@@ -329,7 +329,7 @@ class DiskTier:
         shards = [n.read_text() for n in notes]
         for note in notes:
             note.unlink()
-        publish(str(self._directory), 0, step, shards, *self._keep.arguments())
+        publish(str(self._directory), 0, step, shards, self._keep.arguments())
 
     def persist_due(self) -> None:
         """Persisting is immediate here."""

@@ -279,7 +279,8 @@ fn open_shard(py: Python<'_>, checkpoint_directory: PathBuf, rank: u32) -> PyRes
     Ok(PyShard { shard })
 }
 
-/// Makes a checkpoint visible (without an agent); shards as JSON from `write_shard`.
+/// Makes a checkpoint visible (without an agent); shards as JSON from `write_shard`; kept are
+/// so many of the newest, the first of every so many seconds (0: none), and those of epochs.
 #[pyfunction]
 fn publish(
     py: Python<'_>,
@@ -287,15 +288,14 @@ fn publish(
     generation: u64,
     step: u64,
     shards: Vec<String>,
-    keep: usize,
-    keep_every: u64,
-    keep_epochs: bool,
+    keep: (usize, u64, bool),
 ) -> PyResult<()> {
     let shards = shards.iter().map(|s| serde_json::from_str(s)).collect::<Result<Vec<_>, _>>().map_err(checkpoint)?;
     let done = py.detach(|| {
         persist::publish(&directory, generation, step, &shards)?;
+        let (last, keep_every, epochs) = keep;
         let every = (keep_every > 0).then(|| Duration::from_secs(keep_every));
-        persist::prune(&directory, Policy { last: keep, every, epochs: keep_epochs }, generation)
+        persist::prune(&directory, Policy { last, every, epochs }, generation)
     });
     done.map(drop).map_err(|e| {
         checkpoint(format!(

@@ -2,9 +2,9 @@
 //! call in the training loop), its agent reads it; three words go the other way.
 
 use crate::shm::Mapping;
+use rustix::thread::{Timespec, futex};
 use std::io;
 use std::path::Path;
-use rustix::thread::{Timespec, futex};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 

@@ -54,13 +54,24 @@ mod tests {
     use proptest::prelude::*;
 
     fn of(steps: &[(u64, u64, Purpose)]) -> Vec<Candidate> {
-        steps.iter().map(|(step, saved_at, purpose)| Candidate { step: *step, saved_at: *saved_at, purpose: *purpose }).collect()
+        steps
+            .iter()
+            .map(|(step, saved_at, purpose)| Candidate { step: *step, saved_at: *saved_at, purpose: *purpose })
+            .collect()
     }
 
     #[test]
     fn the_newest_the_users_the_epochs_and_one_per_span_stay() {
         use Purpose::{Epoch, Recovery, User};
-        let all = of(&[(1, 0, Recovery), (2, 50, User), (3, 3700, Recovery), (4, 3800, Recovery), (5, 3900, Epoch), (6, 4000, Recovery), (7, 4100, Recovery)]);
+        let all = of(&[
+            (1, 0, Recovery),
+            (2, 50, User),
+            (3, 3700, Recovery),
+            (4, 3800, Recovery),
+            (5, 3900, Epoch),
+            (6, 4000, Recovery),
+            (7, 4100, Recovery),
+        ]);
         let hourly = Policy { last: 2, every: Some(Duration::from_secs(3600)), epochs: true };
         assert_eq!(surplus(hourly, &all), vec![4]);
         assert_eq!(surplus(Policy { last: 0, every: None, epochs: false }, &all), vec![1, 3, 4, 5]);

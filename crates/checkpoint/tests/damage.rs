@@ -33,7 +33,15 @@ fn captured(path: &Path, step: u64) -> Arc<Slot> {
     let slot = Arc::new(Slot::reserve(path, slot_bytes(2 << 20, 64 << 10)).unwrap());
     let source = |(i, d): (usize, &Vec<u8>)| Source { address: d.as_ptr() as usize, bytes: d.len(), eager: i % 2 == 1 };
     let sources = data.iter().enumerate().map(source).collect();
-    let label = Label { job: job_hash("j"), rank: 0, world_size: 1, generation: 1, step, purpose: Purpose::Recovery, shared: false };
+    let label = Label {
+        job: job_hash("j"),
+        rank: 0,
+        world_size: 1,
+        generation: 1,
+        step,
+        purpose: Purpose::Recovery,
+        shared: false,
+    };
     let plan = Plan { tensors, sources, label, persist: true, threads: 2 };
     // SAFETY: `data` lives and stays unchanged until `wait` has returned.
     unsafe { start(slot.clone(), plan, None) }.unwrap().wait().unwrap();

@@ -20,13 +20,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const BYTES: usize = 9_500_000;
 
 fn captured(path: &Path, rank: u64, step: u64, generation: u64) -> Arc<Slot> {
-    let data: Vec<u8> = (0..BYTES).map(|i| (i as u64 * 2_654_435_761 + step * 7 + rank >> 11) as u8).collect();
+    let data: Vec<u8> = (0..BYTES).map(|i| ((i as u64 * 2_654_435_761 + step * 7 + rank) >> 11) as u8).collect();
     let slot = Arc::new(Slot::reserve(path, slot_bytes(BYTES as u64, 64 << 10)).unwrap());
     slot.release(Pin::Replicate);
-    let tensors =
-        vec![Tensor { name: "w".into(), dtype: "U8".into(), shape: vec![BYTES as u64], bytes: BYTES as u64 }];
+    let tensors = vec![Tensor { name: "w".into(), dtype: "U8".into(), shape: vec![BYTES as u64], bytes: BYTES as u64 }];
     let sources = vec![Source { address: data.as_ptr() as usize, bytes: BYTES, eager: false }];
-    let label = Label { job: job_hash("j"), rank, world_size: 4, generation, step, purpose: Purpose::Recovery, shared: false };
+    let label =
+        Label { job: job_hash("j"), rank, world_size: 4, generation, step, purpose: Purpose::Recovery, shared: false };
     let plan = Plan { tensors, sources, label, persist: false, threads: 2 };
     // SAFETY: `data` lives and stays unchanged until `wait` has returned.
     unsafe { start(slot.clone(), plan, None) }.unwrap().wait().unwrap();

@@ -255,7 +255,13 @@ impl World {
                 let rank = Rank(first + local);
                 self.hosts[host].seal(local, generation, step);
                 if arrives || (step / 5).is_multiple_of(60) {
-                    let shard = ShardFile { rank, file: format!("{rank}"), bytes: 1, crc: String::new(), purpose: Purpose::Recovery };
+                    let shard = ShardFile {
+                        rank,
+                        file: format!("{rank}"),
+                        bytes: 1,
+                        crc: String::new(),
+                        purpose: Purpose::Recovery,
+                    };
                     let directory = String::new();
                     self.agent(host, AgentEvent::ShardWritten { generation, step: Step(step), directory, shard });
                 }

@@ -133,9 +133,10 @@ impl Holder {
                     Err(why) => Answer::Refused { why },
                 },
                 Ask::Join { label } => {
-                    upload = self.uploads.lock().ok().and_then(|all| {
-                        all.get(&(label.rank, label.world_size)).filter(|u| u.label == label).cloned()
-                    });
+                    upload =
+                        self.uploads.lock().ok().and_then(|all| {
+                            all.get(&(label.rank, label.world_size)).filter(|u| u.label == label).cloned()
+                        });
                     match &upload {
                         Some(upload) => {
                             upload.attach(&tcp);
@@ -227,7 +228,8 @@ impl Holder {
             return Ok(None);
         }
         let resumable = |s: &Option<Slot>| {
-            let described = s.as_ref().filter(|s| s.state() == crate::arena::State::Writing).and_then(|s| s.described().ok());
+            let described =
+                s.as_ref().filter(|s| s.state() == crate::arena::State::Writing).and_then(|s| s.described().ok());
             described.is_some_and(|(l, _)| l == label)
         };
         let age = |l: Label| (l.generation, l.step);
@@ -241,7 +243,9 @@ impl Holder {
         let free = rustix::fs::statvfs(directory).map_or(0, |s| s.f_bavail * s.f_frsize);
         if more > 0 && more.saturating_add(HEADROOM_BYTES) > free {
             let (need, free) = (need >> 20, free >> 20);
-            return Err(format!("a replica of {need} MiB does not fit into this node's shared memory ({free} MiB free)"));
+            return Err(format!(
+                "a replica of {need} MiB does not fit into this node's shared memory ({free} MiB free)"
+            ));
         }
         let slot = Slot::reserve(path, need).map_err(|e| e.to_string())?;
         if more > 0 {

@@ -6,8 +6,8 @@ use crate::format::shard::Index;
 use crate::fused::Running;
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, RwLock};
 
 /// Bytes that are received and summed while they are in the cache.
 const PIECE_BYTES: usize = 256 << 10;
@@ -46,8 +46,8 @@ impl Upload {
         if !slot.fits(region, index_json.len() as u64) {
             return Err("the shard is larger than its slot".into());
         }
-        let known = slot.state() == State::Writing
-            && slot.described().is_ok_and(|(l, json)| l == label && json == index_json);
+        let known =
+            slot.state() == State::Writing && slot.described().is_ok_and(|(l, json)| l == label && json == index_json);
         if !known {
             if !slot.begin() {
                 return Err("the slot is still needed".into());

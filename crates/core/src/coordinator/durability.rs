@@ -76,7 +76,8 @@ impl Job {
     /// An earlier life of the coordinator has decided and perhaps told some of the nodes: this one has not heard of it
     /// and asks (again). The step stands; only its ranks' sources are looked up anew.
     fn decided_before(&mut self, now: Time, node: &NodeId, step: Step, out: &mut Vec<Command>) {
-        let Some((session, slot)) = self.nodes.get(node).and_then(|n| n.session).zip(self.record.world.slot(node)) else {
+        let Some((session, slot)) = self.nodes.get(node).and_then(|n| n.session).zip(self.record.world.slot(node))
+        else {
             return;
         };
         let ranks = slot.first_rank.0..slot.first_rank.0 + slot.workers;

@@ -4,8 +4,8 @@
 use super::command::Reason;
 use super::event::Version;
 use super::growth::Growth;
-use crate::id::{Generation, Incarnation, NodeId, PersistId, Rank, Session, Step};
 use super::replication::Replicas;
+use crate::id::{Generation, Incarnation, NodeId, PersistId, Rank, Session, Step};
 use crate::message::{Hello, Holding, Offer, ShardFile, Source, Tier, World};
 use crate::spec::JobSpec;
 use crate::time::Time;

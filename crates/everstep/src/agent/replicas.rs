@@ -159,7 +159,13 @@ fn pin_all(directories: &[PathBuf], workers: u32, generation: Generation, from: 
 }
 
 /// Watches a worker's board for sealed steps until `over`.
-pub fn watch(board: Board, wish: Wish, who: (Generation, u32), over: Arc<AtomicBool>, inbox: mpsc::UnboundedSender<Input>) {
+pub fn watch(
+    board: Board,
+    wish: Wish,
+    who: (Generation, u32),
+    over: Arc<AtomicBool>,
+    inbox: mpsc::UnboundedSender<Input>,
+) {
     let (generation, local_rank) = who;
     let look = move || {
         let mut seen = 0;
@@ -235,7 +241,15 @@ impl Driver {
         }
     }
 
-    fn fetch(&self, generation: Generation, rank: Rank, local: u32, step: Step, copies: &Copies, answer: oneshot::Sender<Reply>) {
+    fn fetch(
+        &self,
+        generation: Generation,
+        rank: Rank,
+        local: u32,
+        step: Step,
+        copies: &Copies,
+        answer: oneshot::Sender<Reply>,
+    ) {
         let peers: Vec<Peer> = copies.holders.iter().map(|h| self.replicas.peer(h)).collect();
         let (directories, want, inbox) = (self.replicas.directories.clone(), want(&copies.of), self.inbox.clone());
         tokio::task::spawn_blocking(move || match fetch(&directories, local, want, &peers) {
@@ -338,8 +352,7 @@ fn fetch(directories: &[PathBuf], local: u32, want: Want, peers: &[Peer]) -> std
 fn heal(path: &Path, peers: &[Peer], durable: Option<&Path>, mut chunks: Vec<usize>) -> bool {
     let Ok(slot) = Slot::open(path) else { return false };
     let Some(label) = slot.label() else { return false };
-    let want =
-        Want { rank: label.rank, world_size: label.world_size, generation: label.generation, step: label.step };
+    let want = Want { rank: label.rank, world_size: label.world_size, generation: label.generation, step: label.step };
     for peer in peers {
         if let Ok(healed) = pull::heal(&slot, peer, want, &chunks) {
             chunks.retain(|c| !healed.contains(c));
