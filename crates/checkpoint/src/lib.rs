@@ -13,6 +13,7 @@ pub mod capture;
 pub mod direct;
 pub mod format;
 pub mod fused;
+pub mod mapped;
 pub mod persist;
 pub mod replicate;
 pub mod restore;

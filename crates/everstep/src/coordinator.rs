@@ -391,11 +391,11 @@ impl Driver {
                 let mine = self.peers.values().filter(|p| p.job.as_deref() == Some(id.0.as_str()));
                 let mut workers: Vec<&Progress> = mine.flat_map(|p| &p.progress).collect();
                 workers.sort_by_key(|w| w.rank);
-                let nodes: Vec<_> = job.nodes.values().map(|n| json!({"node": n.hello.node, "host": n.hello.host, "attached": n.session.is_some()})).collect();
+                let nodes: Vec<_> = job.nodes.values().map(|n| json!({"node": n.hello.node, "host": n.hello.host, "attached": n.session.is_some(), "replicas": (n.hello.replica_port != 0).then(|| format!("{}:{}", n.hello.host, n.hello.replica_port))})).collect();
                 json!({
                     "job": id, "phase": phase, "reason": job.reason, "generation": job.record.generation,
                     "world_size": job.record.world.size(), "restarts": job.record.restarts, "max_restarts": job.max_restarts(),
-                    "durable_step": job.record.durable, "slow": self.paces.get(id).map(|p| p.slow.slow()), "nodes": nodes, "workers": workers,
+                    "durable_step": job.record.durable, "replicated_step": job.replication.committed, "slow": self.paces.get(id).map(|p| p.slow.slow()), "nodes": nodes, "workers": workers,
                 })
             })
             .collect();

@@ -33,6 +33,17 @@ pub fn node_spill(job_name: &str, node: &str) -> PathBuf {
     job(job_name).join("arena").join(node)
 }
 
+/// Notes where a job's durable checkpoints are, for `everstep ckpt`.
+pub fn remember_checkpoints(name: &str, directory: &str) {
+    // Only a convenience: who gives the directory does not need it.
+    let _ = write_whole(&job(name).join("checkpoints"), directory.as_bytes());
+}
+
+/// What [`remember_checkpoints`] has noted.
+pub fn checkpoints(name: &str) -> Option<PathBuf> {
+    std::fs::read_to_string(job(name).join("checkpoints")).ok().map(PathBuf::from)
+}
+
 /// Names become parts of paths: letters, digits, `.`, `_`, `-`, at most 63.
 pub fn check_name(what: &str, name: &str) -> Result<(), String> {
     let fits = name.len() <= everstep_wire::limits::NAME_BYTES_MAX;

@@ -1,9 +1,10 @@
 //! The side that keeps replicas: answers other agents' streams, one thread each.
 
-use super::protocol::{Answer, Ask, DAMAGED, EXTENT_HEADER, SILENCE, VERSION, Want};
+use super::protocol::{Answer, Ask, DAMAGED, EXTENT_HEADER, SILENCE, SlotRow, VERSION, Want};
 use super::upload::Upload;
-use crate::arena::{Label, REGION_AT, Slot, slot_bytes};
+use crate::arena::{Label, Notes, REGION_AT, Slot, slot_bytes};
 use crate::format::digest::CHUNK_BYTES;
+use crate::mapped::Mapped;
 use everstep_wire::frame;
 use everstep_wire::limits::INDEX_BYTES_MAX;
 use everstep_wire::token::Token;
@@ -28,6 +29,7 @@ pub struct Holder {
     /// Uploads of older generations are refused.
     floor: AtomicU64,
     uploads: Mutex<BTreeMap<(u64, u64), Arc<Upload>>>,
+    mapped: Mapped,
 }
 
 /// A sealed slot of this node.
@@ -57,11 +59,30 @@ pub fn held(directories: &[PathBuf], job: u64) -> Vec<Held> {
     found
 }
 
+/// The same, for people.
+#[must_use]
+pub fn rows(directories: &[PathBuf], job: u64) -> Vec<SlotRow> {
+    let row = |h: Held| {
+        let slot = Slot::open(&h.path).ok()?;
+        let Notes { sealed_at, replicas, durable } = slot.notes();
+        let (bytes, path) = (slot.region_bytes(), h.path.display().to_string());
+        Some(SlotRow { label: h.label, replica: h.replica, bytes, sealed_at, replicas, durable, path })
+    };
+    held(directories, job).into_iter().filter_map(row).collect()
+}
+
 impl Holder {
     /// A holder whose new slots go into the first of `directories`.
     #[must_use]
     pub fn new(directories: Vec<PathBuf>, job: u64) -> Self {
-        Holder { directories, token: OnceLock::new(), job, floor: AtomicU64::new(0), uploads: Mutex::default() }
+        Holder {
+            directories,
+            token: OnceLock::new(),
+            job,
+            floor: AtomicU64::new(0),
+            uploads: Mutex::default(),
+            mapped: Mapped::default(),
+        }
     }
 
     /// The job's secret; before it is known, every stream is refused.
@@ -93,7 +114,8 @@ impl Holder {
     pub fn keep_only(&self, keep: &[(u64, u64)]) {
         for held in self.held().into_iter().filter(|h| h.replica) {
             if !keep.contains(&(held.label.rank, held.label.world_size)) {
-                let _ = std::fs::remove_file(held.path);
+                let _ = std::fs::remove_file(&held.path);
+                self.mapped.forget(&held.path);
             }
         }
     }
@@ -120,7 +142,7 @@ impl Holder {
         frame::write(&mut tcp, &Answer::Done)?;
         // Between steps a stream may be silent for long; it ends when the other side goes.
         tcp.set_read_timeout(None)?;
-        let (mut upload, mut found): (Option<Arc<Upload>>, Option<Slot>) = (None, None);
+        let (mut upload, mut found): (Option<Arc<Upload>>, Option<Arc<Slot>>) = (None, None);
         loop {
             let answer = match frame::read::<Ask>(&mut tcp)? {
                 Ask::Hello { .. } => Answer::Done,
@@ -145,6 +167,7 @@ impl Holder {
                         None => Answer::Refused { why: "nobody has begun this".into() },
                     }
                 }
+                Ask::List => Answer::Slots(rows(&self.directories, self.job)),
                 Ask::Data => {
                     let Some(upload) = &upload else { return Ok(()) };
                     tcp.set_read_timeout(Some(SILENCE))?;
@@ -168,7 +191,7 @@ impl Holder {
                     let described = found.as_ref().and_then(|s| s.described().ok());
                     match described {
                         Some((label, index)) => {
-                            let region = found.as_ref().map_or(0, Slot::region_bytes);
+                            let region = found.as_ref().map_or(0, |s| s.region_bytes());
                             let answer = Answer::Found { label, region, index: index.len() as u64 };
                             frame::write(&mut tcp, &answer)?;
                             tcp.write_all(index)?;
@@ -188,9 +211,9 @@ impl Holder {
         }
     }
 
-    fn find(&self, want: Want) -> Option<Slot> {
+    fn find(&self, want: Want) -> Option<Arc<Slot>> {
         let held = self.held().into_iter().find(|h| want.is(&h.label))?;
-        Slot::open(&held.path).ok()
+        self.mapped.open(&held.path).ok()
     }
 
     /// Finds or makes the slot for an upload; `None` when it is here already. The outer result is the stream's, the inner one the answer.
@@ -221,13 +244,13 @@ impl Holder {
         }
         let directory = self.directories.first().ok_or("no memory on this node")?;
         let path = |i| directory.join(format!("peer-{}-of-{}-slot-{i}", label.rank, label.world_size));
-        let slots: Vec<(PathBuf, Option<Slot>)> =
-            (0..SLOTS).map(path).map(|p| (p.clone(), Slot::open(&p).ok())).collect();
-        let labelled = |s: &Option<Slot>| s.as_ref().and_then(Slot::label);
+        let slots: Vec<(PathBuf, Option<Arc<Slot>>)> =
+            (0..SLOTS).map(path).map(|p| (p.clone(), self.mapped.open(&p).ok())).collect();
+        let labelled = |s: &Option<Arc<Slot>>| s.as_ref().and_then(|s| s.label());
         if slots.iter().any(|(_, s)| labelled(s) == Some(label)) {
             return Ok(None);
         }
-        let resumable = |s: &Option<Slot>| {
+        let resumable = |s: &Option<Arc<Slot>>| {
             let described =
                 s.as_ref().filter(|s| s.state() == crate::arena::State::Writing).and_then(|s| s.described().ok());
             described.is_some_and(|(l, _)| l == label)
@@ -247,10 +270,10 @@ impl Holder {
                 "a replica of {need} MiB does not fit into this node's shared memory ({free} MiB free)"
             ));
         }
-        let slot = Slot::reserve(path, need).map_err(|e| e.to_string())?;
         if more > 0 {
-            slot.map().populate().map_err(|e| e.to_string())?;
+            Slot::reserve(path, need).and_then(|s| s.map().populate()).map_err(|e| e.to_string())?;
         }
+        let slot = self.mapped.open(path).map_err(|e| e.to_string())?;
         let upload = Arc::new(Upload::begin(slot, label, json)?);
         uploads.insert(key, Arc::clone(&upload));
         Ok(Some(upload))

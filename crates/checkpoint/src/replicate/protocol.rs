@@ -53,6 +53,8 @@ pub enum Ask {
     Seal,
     /// Is this step here? Answer: [`Answer::Found`], then the index, or [`Answer::NotHere`].
     Find(Want),
+    /// What does this node's memory hold? Answer: [`Answer::Slots`].
+    List,
     /// Chunks of what was found last on this stream. The bytes follow without an answer.
     Read {
         /// number of the first chunk
@@ -100,6 +102,8 @@ pub enum Answer {
         /// length of the index (JSON)
         index: u64,
     },
+    /// All slots that hold something.
+    Slots(Vec<SlotRow>),
     /// It is not here.
     NotHere,
     /// Not possible.
@@ -107,6 +111,25 @@ pub enum Answer {
         /// a sentence
         why: String,
     },
+}
+
+/// A slot, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotRow {
+    /// Whose, and which step.
+    pub label: Label,
+    /// It is kept for another node.
+    pub replica: bool,
+    /// Length of the region in bytes.
+    pub bytes: u64,
+    /// When it was sealed, in seconds since 1970.
+    pub sealed_at: u64,
+    /// Copies that other nodes have.
+    pub replicas: u64,
+    /// It is on durable storage, too.
+    pub durable: bool,
+    /// File on that node.
+    pub path: String,
 }
 
 /// Another agent.

@@ -7,7 +7,7 @@ use crate::fused::Running;
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 /// Bytes that are received and summed while they are in the cache.
 const PIECE_BYTES: usize = 256 << 10;
@@ -17,7 +17,7 @@ const PIECE_BYTES: usize = 256 << 10;
 pub struct Upload {
     /// Whose, and which step.
     pub label: Label,
-    slot: Slot,
+    slot: Arc<Slot>,
     index: Index,
     region: usize,
     /// Chunks that are there and verified.
@@ -37,7 +37,7 @@ impl Upload {
     ///
     /// # Errors
     /// A sentence: the index is damaged or does not fit, the slot is needed.
-    pub fn begin(slot: Slot, label: Label, index_json: &[u8]) -> Result<Self, String> {
+    pub fn begin(slot: Arc<Slot>, label: Label, index_json: &[u8]) -> Result<Self, String> {
         let index: Index = serde_json::from_slice(index_json).map_err(|e| format!("index: {e}"))?;
         let region = index.checked_bytes().filter(|b| *b < 1 << 62).ok_or("index: lengths do not add up")?;
         if index.crcs.len() != index.chunks() {

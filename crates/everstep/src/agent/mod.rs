@@ -393,6 +393,7 @@ impl Driver {
             Command::Durable { step, .. } => {
                 if let Some(crew) = &self.crew {
                     crew.durable(step);
+                    self.replicas.durable(step, crew.slot.workers);
                 }
                 let (ready, waiting) = self.awaiting.drain(..).partition(|(s, _)| *s <= step);
                 self.awaiting = waiting;

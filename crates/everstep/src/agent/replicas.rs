@@ -5,6 +5,7 @@ use super::{Driver, Input};
 use everstep_checkpoint::arena::{Pin, Slot, job_hash, slot_bytes, slot_paths};
 use everstep_checkpoint::board::Board;
 use everstep_checkpoint::format::digest::CHUNK_BYTES;
+use everstep_checkpoint::mapped::Mapped;
 use everstep_checkpoint::persist::{read_manifest, step_directory};
 use everstep_checkpoint::replicate::holder::{Held, Holder};
 use everstep_checkpoint::replicate::protocol::{Peer, Want};
@@ -48,6 +49,7 @@ pub struct Replicas {
     token: Option<Token>,
     job: u64,
     directories: Vec<PathBuf>,
+    mapped: Arc<Mapped>,
     links: Arc<Mutex<BTreeMap<String, Link>>>,
     /// Copies of what each rank of this node restores.
     copies: BTreeMap<Rank, Copies>,
@@ -72,6 +74,7 @@ impl Replicas {
             token: None,
             job: job_hash(job),
             directories,
+            mapped: Arc::default(),
             links: Arc::default(),
             copies: BTreeMap::new(),
             said: Arc::default(),
@@ -89,8 +92,8 @@ impl Replicas {
         Peer { address: address.to_owned(), token, job: self.job }
     }
 
-    fn own(&self, local: u32) -> Vec<Slot> {
-        own_slots(&self.directories, local)
+    fn own(&self, local: u32) -> Vec<Arc<Slot>> {
+        own_slots(&self.directories, &self.mapped, local)
     }
 
     /// A generation begins: what memory holds, and nothing older may come in any more.
@@ -104,6 +107,15 @@ impl Replicas {
             self.own(local).iter().for_each(|s| s.release(Pin::Replicate));
         }
         self.holder.held().iter().filter_map(holding).collect()
+    }
+
+    /// A step is on durable storage, too.
+    pub fn durable(&self, step: Step, workers: u32) {
+        for slot in (0..workers).flat_map(|local| self.own(local)) {
+            if slot.label().is_some_and(|l| l.step == step.0) {
+                slot.note_durable();
+            }
+        }
     }
 
     /// A step is held by all: only it is pinned from now on.
@@ -121,9 +133,9 @@ impl Replicas {
     }
 }
 
-fn own_slots(directories: &[PathBuf], local: u32) -> Vec<Slot> {
+fn own_slots(directories: &[PathBuf], mapped: &Mapped, local: u32) -> Vec<Arc<Slot>> {
     let paths = directories.iter().flat_map(|d| slot_paths(d, local, 8));
-    paths.filter(|p| p.exists()).filter_map(|p| Slot::open(&p).ok()).collect()
+    paths.filter_map(|p| mapped.open(&p).ok()).collect()
 }
 
 fn holding(held: &Held) -> Option<Holding> {
@@ -137,10 +149,19 @@ fn holding(held: &Held) -> Option<Holding> {
     })
 }
 
+/// A step and its slots by local rank.
+type Pinned = (Step, Vec<Arc<Slot>>);
+
 /// Slots of all local ranks for the first step from `from` on that all of them have sealed, pinned.
-fn pin_all(directories: &[PathBuf], workers: u32, generation: Generation, from: Step) -> Option<(Step, Vec<Slot>)> {
-    let sealed = |s: &Slot| s.label().filter(|l| l.generation == generation.0 && l.step >= from.0).map(|l| l.step);
-    let all: Vec<Vec<Slot>> = (0..workers).map(|local| own_slots(directories, local)).collect();
+fn pin_all(
+    directories: &[PathBuf],
+    mapped: &Mapped,
+    workers: u32,
+    generation: Generation,
+    from: Step,
+) -> Option<Pinned> {
+    let sealed = |s: &Arc<Slot>| s.label().filter(|l| l.generation == generation.0 && l.step >= from.0).map(|l| l.step);
+    let all: Vec<Vec<Arc<Slot>>> = (0..workers).map(|local| own_slots(directories, mapped, local)).collect();
     let mut steps: Vec<u64> = all.first()?.iter().filter_map(sealed).collect();
     steps.sort_unstable();
     let step = steps.into_iter().find(|step| all.iter().all(|slots| slots.iter().any(|s| sealed(s) == Some(*step))))?;
@@ -151,7 +172,7 @@ fn pin_all(directories: &[PathBuf], workers: u32, generation: Generation, from: 
         let held = found.pin(Pin::Replicate) && sealed(&found) == Some(step);
         pinned.push(found);
         if !held {
-            pinned.iter().for_each(|s: &Slot| s.release(Pin::Replicate));
+            pinned.iter().for_each(|s: &Arc<Slot>| s.release(Pin::Replicate));
             return None;
         }
     }
@@ -190,9 +211,9 @@ impl Driver {
         let (workers, replicas) = (crew.slot.workers, &self.replicas);
         let peers: Vec<Peer> = keepers.iter().map(|k| replicas.peer(&k.address)).collect();
         let (links, directories, said) = (replicas.links.clone(), replicas.directories.clone(), replicas.said.clone());
-        let inbox = self.inbox.clone();
+        let (inbox, mapped) = (self.inbox.clone(), replicas.mapped.clone());
         tokio::task::spawn_blocking(move || {
-            let step = pin_all(&directories, workers, generation, from).and_then(|(step, slots)| {
+            let step = pin_all(&directories, &mapped, workers, generation, from).and_then(|(step, slots)| {
                 let sent = send(&slots, &peers, &links);
                 match sent {
                     Ok(()) => {
@@ -308,7 +329,7 @@ fn want(of: &Holding) -> Want {
 }
 
 /// All slots to all peers, one thread per peer.
-fn send(slots: &[Slot], peers: &[Peer], links: &Mutex<BTreeMap<String, Link>>) -> std::io::Result<()> {
+fn send(slots: &[Arc<Slot>], peers: &[Peer], links: &Mutex<BTreeMap<String, Link>>) -> std::io::Result<()> {
     let mut taken: Vec<Link> = {
         let mut links = links.lock().map_err(|e| std::io::Error::other(e.to_string()))?;
         peers.iter().map(|p| links.remove(&p.address).unwrap_or_else(|| Link::new(p.clone(), STREAMS))).collect()

@@ -5,6 +5,7 @@ use super::replicas::{Wish, watch};
 use super::storage::{self, Destination};
 use super::{Driver, End, Input, sample};
 use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest, Template as GuardTemplate};
+use crate::places;
 use everstep_checkpoint::board::{Board, Word};
 use everstep_checkpoint::persist;
 use everstep_checkpoint::retain::Policy;
@@ -358,6 +359,7 @@ impl Driver {
                 }
             }
             Request::Persist { local_rank, rank, directory, keep, keep_every, keep_epochs, bandwidth, .. } => {
+                places::remember_checkpoints(&self.template.job, &directory);
                 if let Some(worker) = self.crew.as_mut().and_then(|c| c.workers.get_mut(&local_rank)) {
                     let every = (keep_every > 0).then(|| Duration::from_secs(keep_every));
                     let keep = Policy { last: keep as usize, every, epochs: keep_epochs };

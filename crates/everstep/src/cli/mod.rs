@@ -1,9 +1,11 @@
 //! The command line: parsing and dispatch. Data goes to standard output, talk to standard error.
 
+mod ckpt;
 mod completion;
 mod doctor;
 mod goodput;
 mod logs;
+mod memory;
 mod run;
 mod status;
 
@@ -51,6 +53,10 @@ enum Command {
     Logs(logs::Options),
     /// Which share of the held time went into new steps.
     Goodput(goodput::Options),
+    /// Checkpoints in memory and on durable storage: list, look into, verify, prune.
+    Ckpt(ckpt::Options),
+    /// What a job needs per node, before it starts, and what its copies are worth.
+    Memory(memory::Options),
     /// Check this machine: shared memory, limits, leftovers; print the timeouts.
     Doctor(doctor::Options),
     /// Run a coordinator (agents start one where none answers).
@@ -101,6 +107,8 @@ pub fn main() -> i32 {
         Command::Status(options) => status::run(&options),
         Command::Logs(options) => logs::run(&options),
         Command::Goodput(options) => goodput::run(&options),
+        Command::Ckpt(options) => ckpt::run(&options),
+        Command::Memory(options) => memory::run(&options),
         Command::Doctor(options) => doctor::run(&options),
         Command::Coordinator { bind, store, token_file } => coordinator(&bind, &store, token_file.as_deref()),
         Command::Guard { lock, input } => return crate::guard::run(lock, input),

@@ -48,7 +48,7 @@ async fn coordinator_status(store: &Path) -> Option<serde_json::Value> {
 }
 
 /// Jobs of all coordinators that answer.
-async fn jobs(only: Option<&str>) -> Vec<serde_json::Value> {
+pub async fn jobs(only: Option<&str>) -> Vec<serde_json::Value> {
     let mut all = Vec::new();
     for store in stores() {
         let Some(status) = coordinator_status(&store).await else { continue };
@@ -57,6 +57,7 @@ async fn jobs(only: Option<&str>) -> Vec<serde_json::Value> {
                 let mut job = job.clone();
                 job["coordinator"] =
                     serde_json::json!({"endpoint": status["endpoint"], "pid": status["pid"], "epoch": status["epoch"]});
+                job["store"] = store.display().to_string().into();
                 all.push(job);
             }
         }
@@ -67,13 +68,14 @@ async fn jobs(only: Option<&str>) -> Vec<serde_json::Value> {
 fn show(job: &serde_json::Value) {
     let number = |v: &serde_json::Value| v.as_u64().map_or("-".to_owned(), |n| n.to_string());
     println!(
-        "{}  {}  generation {}  {} ranks  restarts {}/{}  durable step {}",
+        "{}  {}  generation {}  {} ranks  restarts {}/{}  replicated step {}  durable step {}",
         job["job"].as_str().unwrap_or("?"),
         job["phase"].as_str().unwrap_or("?"),
         number(&job["generation"]),
         number(&job["world_size"]),
         number(&job["restarts"]),
         number(&job["max_restarts"]),
+        number(&job["replicated_step"]),
         number(&job["durable_step"]),
     );
     if job["phase"] != "training" || !job["reason"].is_string() {

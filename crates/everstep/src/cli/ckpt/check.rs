@@ -1,0 +1,97 @@
+//! Looking into checkpoints: what is in them, and whether it is what was written.
+
+use super::inventory::{Inventory, Row};
+use super::size;
+use crate::cli::Failure;
+use everstep_checkpoint::arena::Slot;
+use everstep_checkpoint::persist::read_manifest;
+use everstep_checkpoint::restore::Shard;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Threads that read.
+const READERS: usize = 4;
+
+/// One shard of a row: whose it is, and the shard or what is wrong.
+type Found = (String, Result<Shard, String>);
+
+fn shards(row: &Row) -> Vec<Found> {
+    if row.tier != "disk" {
+        let open = |path: &Path| {
+            let slot = Slot::open(path).map_err(|e| format!("{}: {e}", path.display()))?;
+            let found = Shard::from_slot(Arc::new(slot)).map_err(|e| format!("{}: {e}", path.display()))?;
+            // A job that runs writes its slots again.
+            if found.1.step == row.step { Ok(found.0) } else { Err("overwritten meanwhile".to_owned()) }
+        };
+        return row.paths.iter().map(|p| (p.display().to_string(), open(p))).collect();
+    }
+    let Some(checkpoint) = row.paths.first() else { return Vec::new() };
+    match read_manifest(checkpoint) {
+        Ok(manifest) => manifest
+            .shards
+            .iter()
+            .map(|s| (format!("rank {}", s.rank), Shard::from_file(checkpoint, s).map_err(|e| e.to_string())))
+            .collect(),
+        Err(why) => vec![(checkpoint.display().to_string(), Err(why))],
+    }
+}
+
+/// The shards of one step wherever they are.
+pub fn show(inventory: &Inventory, step: Option<u64>, tensors: bool) -> Result<i32, Failure> {
+    let step = step.or(inventory.rows.first().map(|r| r.step));
+    let rows: Vec<&Row> = inventory.rows.iter().filter(|r| Some(r.step) == step).collect();
+    if rows.is_empty() {
+        return Err(Failure::usage("there is no such checkpoint; everstep ckpt ls shows those that there are"));
+    }
+    for row in rows {
+        println!(
+            "step {}  {}  {}  ranks {}  {}  {}",
+            row.step,
+            row.tier,
+            row.holder,
+            row.ranks,
+            size(row.bytes),
+            row.state
+        );
+        for (name, shard) in shards(row) {
+            match shard {
+                Ok(shard) => {
+                    let index = shard.index();
+                    println!(
+                        "  {name}: {} tensors, {}, {} chunks",
+                        index.tensors.len(),
+                        size(index.bytes()),
+                        index.crcs.len()
+                    );
+                    for t in index.tensors.iter().filter(|_| tensors) {
+                        println!("    {:<48} {:<5} {:?}", t.name, t.dtype, t.shape);
+                    }
+                }
+                Err(why) => println!("  {name}: {why}"),
+            }
+        }
+    }
+    Ok(0)
+}
+
+/// Reads everything.
+pub fn verify(inventory: &Inventory, step: Option<u64>) -> Result<i32, Failure> {
+    let (mut good, mut bad) = (0, 0);
+    for row in inventory.rows.iter().filter(|r| step.is_none_or(|s| s == r.step)) {
+        for (name, shard) in shards(row) {
+            match shard.and_then(|s| s.verify(READERS).map_err(|e| e.to_string())) {
+                Ok(()) => good += 1,
+                Err(why) if why == "overwritten meanwhile" => {}
+                Err(why) => {
+                    bad += 1;
+                    println!("step {} {} {}: {name}: {why}", row.step, row.tier, row.holder);
+                }
+            }
+        }
+    }
+    if good + bad == 0 {
+        return Err(Failure::usage("there is nothing to verify here; everstep ckpt ls shows what there is"));
+    }
+    println!("{good} shards are good, {bad} are damaged");
+    Ok(i32::from(bad > 0))
+}

@@ -1,0 +1,192 @@
+//! What there is: durable directories, slots of this machine, slots of a running job's other nodes.
+
+use crate::cli::{Failure, runtime, status};
+use crate::places;
+use everstep_checkpoint::arena::job_hash;
+use everstep_checkpoint::persist;
+use everstep_checkpoint::replicate::holder::rows;
+use everstep_checkpoint::replicate::protocol::{Answer, Ask, Peer, SlotRow, Stream};
+use everstep_core::message::Purpose;
+use everstep_wire::token::Token;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// One line of the list: a step as one holder has it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    pub step: u64,
+    pub tier: &'static str,
+    pub holder: String,
+    pub ranks: String,
+    pub bytes: u64,
+    pub saved_at: u64,
+    pub state: String,
+    /// Where it can be read on this machine: slot files, or the checkpoint's directory.
+    pub paths: Vec<PathBuf>,
+}
+
+/// Newest step first.
+#[derive(Debug, Default)]
+pub struct Inventory {
+    pub rows: Vec<Row>,
+}
+
+impl Inventory {
+    /// Of a directory, of a job, or of all jobs that this machine has something of.
+    ///
+    /// # Errors
+    /// When it is neither.
+    pub fn of(target: Option<&str>) -> Result<Self, Failure> {
+        let mut found = Inventory::default();
+        match target {
+            Some(path) if Path::new(path).is_dir() => found.directory(Path::new(path))?,
+            Some(job) => {
+                let known = places::job(job).is_dir() || places::memory().join(job).is_dir();
+                if places::check_name("the job", job).is_err() || !known {
+                    return Err(Failure::usage(format!("{job} is neither a directory nor a job that ran here")));
+                }
+                found.job(job)?;
+            }
+            None => {
+                for name in names() {
+                    found.job(&name)?;
+                }
+            }
+        }
+        found.rows.sort_by(|a, b| b.step.cmp(&a.step).then_with(|| (a.tier, &a.holder).cmp(&(b.tier, &b.holder))));
+        Ok(found)
+    }
+
+    fn job(&mut self, job: &str) -> Result<(), Failure> {
+        let running = runtime()?.block_on(status::jobs(Some(job)));
+        let mut here: Vec<String> = Vec::new();
+        for node in std::fs::read_dir(places::memory().join(job)).into_iter().flatten().flatten() {
+            let node = node.file_name().to_string_lossy().into_owned();
+            let directories = vec![places::node_memory(job, &node), places::node_spill(job, &node)];
+            self.slots(&node, rows(&directories, job_hash(job)), true);
+            here.push(node);
+        }
+        for node in running.iter().flat_map(|j| j["nodes"].as_array().into_iter().flatten().map(move |n| (j, n))) {
+            let (about, node) = node;
+            let (Some(name), Some(address)) = (node["node"].as_str(), node["replicas"].as_str()) else { continue };
+            if !here.iter().any(|n| n == name) {
+                // A node that does not answer now holds nothing that could be listed.
+                let store = about["store"].as_str().unwrap_or_default();
+                self.slots(name, ask(job, address, Path::new(store)).unwrap_or_default(), false);
+            }
+        }
+        if let Some(directory) = places::checkpoints(job).filter(|d| d.is_dir()) {
+            self.directory(&directory)?;
+        }
+        Ok(())
+    }
+
+    fn directory(&mut self, directory: &Path) -> Result<(), Failure> {
+        let listed = persist::list(directory)
+            .map_err(|e| Failure::config(format!("cannot read {}: {e}", directory.display())))?;
+        for (step, path, manifest) in listed {
+            let holder = directory.display().to_string();
+            let row = match manifest {
+                Ok(m) => {
+                    let kept = match m.purpose() {
+                        Purpose::Recovery => "durable",
+                        Purpose::Epoch => "durable, end of an epoch",
+                        Purpose::User => "durable, saved by the user",
+                    };
+                    let ranks = format!("0-{} of {}", m.world_size.saturating_sub(1), m.world_size);
+                    let (bytes, saved_at) = (m.bytes(), m.saved_at);
+                    Row { step, tier: "disk", holder, ranks, bytes, saved_at, state: kept.into(), paths: vec![path] }
+                }
+                Err(why) => Row {
+                    step,
+                    tier: "disk",
+                    holder,
+                    ranks: "-".into(),
+                    bytes: 0,
+                    saved_at: 0,
+                    state: format!("unreadable: {why}"),
+                    paths: vec![path],
+                },
+            };
+            self.rows.push(row);
+        }
+        Ok(())
+    }
+
+    fn slots(&mut self, node: &str, slots: Vec<SlotRow>, here: bool) {
+        let mut groups: BTreeMap<(u64, u64, bool), Vec<SlotRow>> = BTreeMap::new();
+        for slot in slots {
+            groups.entry((slot.label.step, slot.label.generation, slot.replica)).or_default().push(slot);
+        }
+        for ((step, _, replica), group) in groups {
+            let world = group.iter().map(|s| s.label.world_size).max().unwrap_or(0);
+            let ranks: Vec<u64> = group.iter().map(|s| s.label.rank).collect();
+            let copies = group.iter().map(|s| s.replicas).min().unwrap_or(0);
+            let mut state = "sealed".to_owned();
+            if copies > 0 && !replica {
+                state = format!("replicated ×{copies}");
+            }
+            if group.iter().all(|s| s.durable) {
+                state += ", durable";
+            }
+            self.rows.push(Row {
+                step,
+                tier: if replica { "peer" } else { "local" },
+                holder: format!("node {node}"),
+                ranks: format!("{} of {world}", runs(ranks)),
+                bytes: group.iter().map(|s| s.bytes).sum(),
+                saved_at: group.iter().map(|s| s.sealed_at).max().unwrap_or(0),
+                state,
+                paths: if here { group.iter().map(|s| PathBuf::from(&s.path)).collect() } else { Vec::new() },
+            });
+        }
+    }
+}
+
+/// Jobs that this machine has something of.
+fn names() -> Vec<String> {
+    let below = |p: PathBuf| std::fs::read_dir(p).into_iter().flatten().flatten().filter(|e| e.path().is_dir());
+    let all = below(places::state().join("jobs")).chain(below(places::memory()));
+    let mut names: Vec<String> = all.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+fn ask(job: &str, address: &str, store: &Path) -> Option<Vec<SlotRow>> {
+    let about: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(crate::coordinator::endpoint_file(store)).ok()?).ok()?;
+    let token = Token::read(about["token_file"].as_str()?.as_ref()).ok()?;
+    let peer = Peer { address: address.into(), token: token.reveal().into(), job: job_hash(job) };
+    match Stream::open(&peer).ok()?.ask(&Ask::List).ok()? {
+        Answer::Slots(rows) => Some(rows),
+        _ => None,
+    }
+}
+
+/// `0-3,6`
+fn runs(mut ranks: Vec<u64>) -> String {
+    ranks.sort_unstable();
+    ranks.dedup();
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for rank in ranks {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == rank => *last = rank,
+            _ => runs.push((rank, rank)),
+        }
+    }
+    let text = |(a, b): &(u64, u64)| if a == b { a.to_string() } else { format!("{a}-{b}") };
+    runs.iter().map(text).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::runs;
+
+    #[test]
+    fn ranks_are_written_as_runs() {
+        assert_eq!(runs(vec![3, 0, 1, 7, 1]), "0-1,3,7");
+        assert_eq!(runs(vec![]), "");
+    }
+}

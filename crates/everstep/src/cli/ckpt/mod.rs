@@ -1,0 +1,148 @@
+//! `everstep ckpt`: every checkpoint of a job or directory, wherever it is.
+
+mod check;
+mod inventory;
+
+use super::Failure;
+use clap::{Args, Subcommand};
+use everstep_checkpoint::persist;
+use everstep_checkpoint::retain::{Candidate, Policy, surplus};
+use inventory::{Inventory, Row};
+use serde_json::json;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum Command {
+    /// All checkpoints: step, tier, holder, ranks, size, age, state
+    Ls {
+        /// A directory of checkpoints or the name of a job; all jobs of this machine when not given
+        target: Option<String>,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// The shards of one step, and their tensors
+    Show {
+        /// A directory of checkpoints or the name of a job
+        target: String,
+        /// Which step; the newest when not given
+        step: Option<u64>,
+        /// Names, types and shapes of all tensors
+        #[arg(long)]
+        tensors: bool,
+    },
+    /// Read every byte and compare checksums; exit code 1 when something is damaged
+    Verify {
+        /// A directory of checkpoints or the name of a job
+        target: String,
+        /// Only this step
+        step: Option<u64>,
+    },
+    /// Remove durable checkpoints beyond what is to be kept; what users saved stays
+    Prune {
+        /// A directory of checkpoints
+        directory: std::path::PathBuf,
+        /// So many of the newest stay (at least 2)
+        #[arg(long)]
+        keep: usize,
+        /// The first one of every so many hours stays, too
+        #[arg(long, value_name = "HOURS")]
+        keep_every: Option<u64>,
+        /// Those of epoch boundaries need not stay
+        #[arg(long)]
+        no_epochs: bool,
+        /// Only say which would go
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+/// Does what is asked.
+pub fn run(o: &Options) -> Result<i32, Failure> {
+    match &o.command {
+        Command::Ls { target, json } => list(target.as_deref(), *json),
+        Command::Show { target, step, tensors } => check::show(&Inventory::of(Some(target))?, *step, *tensors),
+        Command::Verify { target, step } => check::verify(&Inventory::of(Some(target))?, *step),
+        Command::Prune { directory, keep, keep_every, no_epochs, dry_run } => {
+            let every = keep_every.map(|hours| Duration::from_secs(hours * 3600));
+            prune(directory, Policy { last: *keep, every, epochs: !no_epochs }, *dry_run)
+        }
+    }
+}
+
+fn list(target: Option<&str>, as_json: bool) -> Result<i32, Failure> {
+    let found = Inventory::of(target)?;
+    if as_json {
+        println!("{}", json!({"version": 1, "checkpoints": found.rows}));
+        return Ok(0);
+    }
+    if found.rows.is_empty() {
+        eprintln!("no checkpoints{}", target.map_or(String::new(), |t| format!(" of {t}")));
+        return Ok(0);
+    }
+    println!("{:>10}  {:<5}  {:<28}  {:<12}  {:>9}  {:>6}  STATE", "STEP", "TIER", "HOLDER", "RANKS", "SIZE", "AGE");
+    for row in &found.rows {
+        let Row { step, tier, holder, ranks, bytes, saved_at, state, .. } = row;
+        println!(
+            "{step:>10}  {tier:<5}  {holder:<28}  {ranks:<12}  {:>9}  {:>6}  {state}",
+            size(*bytes),
+            age(*saved_at)
+        );
+    }
+    Ok(0)
+}
+
+fn prune(directory: &Path, policy: Policy, dry_run: bool) -> Result<i32, Failure> {
+    let trouble = |e: std::io::Error| Failure::config(format!("cannot prune {}: {e}", directory.display()));
+    if !directory.is_dir() {
+        return Err(Failure::config(format!(
+            "{} is no directory; give the one that holds step-N",
+            directory.display()
+        )));
+    }
+    let gone = if dry_run {
+        let good = persist::list(directory).map_err(trouble)?.into_iter().filter_map(|(step, _, m)| {
+            let m = m.ok()?;
+            Some(Candidate { step, saved_at: m.saved_at, purpose: m.purpose() })
+        });
+        surplus(policy, &good.collect::<Vec<_>>())
+    } else {
+        // Generation 0: what a running job has not published yet is left alone.
+        persist::prune(directory, policy, 0).map_err(trouble)?
+    };
+    for step in gone {
+        println!("{step}");
+    }
+    Ok(0)
+}
+
+/// For people: three digits and a unit.
+pub(super) fn size(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(unit > 0 && value < 100.0);
+    format!("{value:.digits$} {}", units.get(unit).unwrap_or(&"?"))
+}
+
+fn age(saved_at: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    match now.checked_sub(saved_at).filter(|_| saved_at > 0) {
+        None => "-".into(),
+        Some(s @ 0..120) => format!("{s} s"),
+        Some(s @ 120..7200) => format!("{} min", s / 60),
+        Some(s @ 7200..172_800) => format!("{} h", s / 3600),
+        Some(s) => format!("{} d", s / 86400),
+    }
+}

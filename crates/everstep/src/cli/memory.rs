@@ -1,0 +1,135 @@
+//! `everstep memory`: what a job will need per node, before it starts, and what its copies are worth.
+
+use super::Failure;
+use super::ckpt::size;
+use crate::places;
+use clap::Args;
+use everstep_checkpoint::arena::slot_bytes;
+use everstep_checkpoint::persist;
+use everstep_core::placement::Scheme;
+use everstep_core::survival::{survival, wasted_seconds};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+/// Slots per worker: one being written, two complete, one that a persist may hold (see `tiers.py`).
+const OWN_SLOTS: u64 = 4;
+/// Slots per replica kept for another node: one complete, one on its way.
+const PEER_SLOTS: u64 = 2;
+/// Room in a slot beyond its tensors (see `tiers.py`), and per tensor.
+const SLACK: u64 = 256 << 10;
+const INDEX_SLACK: u64 = 64 << 10;
+/// Agent and guard, resident.
+const AGENT: u64 = 8 << 20;
+
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// A directory of checkpoints: sizes and ranks are read from the newest
+    directory: Option<PathBuf>,
+    /// State of one rank: parameters and optimizer, as 14G, 800M or bytes
+    #[arg(long, value_parser = bytes, conflicts_with = "directory")]
+    state: Option<u64>,
+    /// Workers per node
+    #[arg(long, default_value_t = 1)]
+    workers: u64,
+    /// Nodes
+    #[arg(long, default_value_t = 1)]
+    nodes: u64,
+    /// Copies of each step on other nodes (replicas= of the CheckpointManager)
+    #[arg(long, default_value_t = 1)]
+    replicas: u64,
+    /// All ranks hold the same (DDP): nothing is sent
+    #[arg(long)]
+    replicated: bool,
+    /// Seconds per step, for the time that a failure wastes
+    #[arg(long)]
+    step_time: Option<f64>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()));
+    let shift = match unit.trim_end_matches("iB").trim_end_matches('B').to_ascii_uppercase().as_str() {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err("give a size as 14G, 800M or bytes".into()),
+    };
+    let value: f64 = number.parse().map_err(|_| "give a size as 14G, 800M or bytes".to_owned())?;
+    Ok((value * (1u64 << shift) as f64) as u64)
+}
+
+/// Largest shard and number of ranks of the newest checkpoint.
+fn measured(directory: &Path) -> Result<(u64, u64), Failure> {
+    let newest = persist::list(directory).ok().and_then(|all| all.into_iter().find_map(|(_, _, m)| m.ok()));
+    let newest = newest.ok_or_else(|| {
+        Failure::usage(format!("{} holds no checkpoint; give --state SIZE instead", directory.display()))
+    })?;
+    let largest = newest.shards.iter().map(|s| s.bytes).max().unwrap_or(0);
+    Ok((largest, u64::from(newest.world_size)))
+}
+
+/// Prints what is needed; exit code 1 when it does not fit.
+pub fn run(o: &Options) -> Result<i32, Failure> {
+    let state = match (&o.directory, o.state) {
+        (Some(directory), _) => measured(directory)?.0,
+        (None, Some(state)) => state,
+        (None, None) => return Err(Failure::usage("give --state SIZE (of one rank) or a directory of checkpoints")),
+    };
+    if o.nodes == 0 || o.workers == 0 {
+        return Err(Failure::usage("--nodes and --workers are at least 1"));
+    }
+    let chunks = state.div_ceil(1 << 20);
+    let slot = slot_bytes(state + SLACK, 2 * chunks * 21 + INDEX_SLACK);
+    let copies = if o.replicated { 0 } else { o.replicas.min(o.nodes - 1) };
+    let own = o.workers * OWN_SLOTS * slot;
+    let peers = o.workers * copies * PEER_SLOTS * slot;
+    let need = own + peers + AGENT;
+    let root = places::memory();
+    let root = root.parent().unwrap_or(Path::new("/dev/shm"));
+    let free = rustix::fs::statvfs(root).map_or(0, |s| s.f_bavail * s.f_frsize);
+    // Ranks that hold the same are as many copies as there are nodes.
+    let k = if o.replicated { o.nodes } else { copies + 1 };
+    let odds: Vec<(u64, f64)> = (1..=6.min(o.nodes)).map(|f| (f, survival(o.nodes, k, f, Scheme::Mixed))).collect();
+    let wasted = o.step_time.map(|t| wasted_seconds(t, t, t, 0.0));
+    if o.json {
+        let report = json!({"version": 1, "slot_bytes": slot, "own_bytes": own, "replica_bytes": peers, "need_bytes": need,
+            "free_bytes": free, "fits": need <= free, "survival": odds, "wasted_seconds": wasted});
+        println!("{report}");
+        return Ok(i32::from(need > free));
+    }
+    println!("per node, in shared memory ({}):", root.display());
+    println!("  own steps      {:>10}   {} workers × {OWN_SLOTS} slots of {}", size(own), o.workers, size(slot));
+    println!("  others' steps  {:>10}   {} workers × {copies} copies × {PEER_SLOTS} slots", size(peers), o.workers);
+    println!("  agent          {:>10}", size(AGENT));
+    println!("  needed         {:>10}   free here {}", size(need), size(free));
+    println!("every step survives the loss of so many of {} nodes at once with probability:", o.nodes);
+    for (lost, p) in &odds {
+        println!("  {lost}  {p:.4}");
+    }
+    if let Some(wasted) = wasted {
+        println!("a failure that memory survives wastes {wasted:.1} s on average (a step under way, half an interval)");
+    }
+    if need > free {
+        eprintln!(
+            "it does not fit: use fewer replicas, or set EVERSTEP_SHM_DIR to a larger tmpfs (mount -t tmpfs -o size=…,huge=always)"
+        );
+    }
+    Ok(i32::from(need > free))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        assert_eq!(bytes("800M"), Ok(800 << 20));
+        assert_eq!(bytes("1.5GiB"), Ok(3 << 29));
+        assert_eq!(bytes("77"), Ok(77));
+        assert!(bytes("lots").is_err());
+    }
+}

@@ -1,0 +1,41 @@
+"""Hosts of our own on this machine: network namespaces on one bridge, with links as slow as one likes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+
+
+def _ip(line: str) -> None:
+    subprocess.run(line.split(), check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def hosts(count: int, rate: str | None = None) -> Iterator[list[str]]:
+    """Namespaces whose host i has the address 10.77.8.(i+1); ``rate`` (as ``2gbit``) limits what each sends.
+
+    Use with ``ip netns exec NAME …``. Needs the right to make namespaces.
+    """
+    mark = f"evf{os.getpid() % 100000}"
+    names = [f"{mark}h{i}" for i in range(count)]
+    bridge = f"{mark}b"
+    try:
+        _ip(f"ip netns add {bridge}")
+        _ip(f"ip -n {bridge} link add br0 type bridge")
+        _ip(f"ip -n {bridge} link set br0 up")
+        for i, name in enumerate(names):
+            _ip(f"ip netns add {name}")
+            _ip(f"ip link add eth0 netns {name} type veth peer name p{i} netns {bridge}")
+            _ip(f"ip -n {bridge} link set p{i} master br0")
+            _ip(f"ip -n {bridge} link set p{i} up")
+            _ip(f"ip -n {name} addr add 10.77.8.{i + 1}/24 dev eth0")
+            _ip(f"ip -n {name} link set eth0 up")
+            _ip(f"ip -n {name} link set lo up")
+            if rate:
+                _ip(f"tc -n {name} qdisc add dev eth0 root tbf rate {rate} burst 256kb latency 50ms")
+        yield names
+    finally:
+        for name in [*names, bridge]:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)

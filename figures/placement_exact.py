@@ -1,0 +1,55 @@
+"""The probability that memory survives: against every way to fail, and how long it takes for a large cluster."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+from collections.abc import Iterator
+from fractions import Fraction
+from math import comb
+
+from figures.bound import Bound
+from harness.cluster import ROOT
+
+
+def _program(*arguments: int) -> list[float]:
+    line = ["cargo", "run", "-q", "--release", "-p", "everstep-core", "--example", "survival", "--", *(str(a) for a in arguments)]
+    return json.loads(subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+
+
+def _holders(n: int, k: int) -> list[set[int]]:
+    """Algorithm 1, written down again: groups of k, the rest joins the last one, which is a ring then."""
+    groups = [list(range(g * k, (g + 1) * k)) for g in range(n // k)]
+    groups[-1] += list(range(n // k * k, n))
+    found: list[set[int]] = [set()] * n
+    for group in groups:
+        for i, node in enumerate(group):
+            found[node] = {group[i - back] for back in range(k)}
+    return found
+
+
+def _counted(n: int, k: int, f: int) -> float:
+    holders = _holders(n, k)
+    good = sum(all(not h <= set(lost) for h in holders) for lost in itertools.combinations(range(n), f))
+    return good / comb(n, f)
+
+
+def _closed(n: int, k: int, f: int) -> float:
+    """Group placement by inclusion and exclusion, in whole numbers (k divides n)."""
+    lost = sum((-1) ** (i + 1) * comb(n // k, i) * comb(n - i * k, f - i * k) for i in range(1, f // k + 1))
+    return float(1 - Fraction(lost, comb(n, f)))
+
+
+def measure(soak: bool) -> Iterator[Bound]:
+    worst = 0.0
+    cases = [(n, k, f) for n in range(2, 13) for k in range(1, min(n, 4) + 1) for f in range(1, n)]
+    answers = _program(*(x for case in cases for x in case))
+    for (n, k, f), p in zip(cases, answers[1:], strict=True):
+        worst = max(worst, abs(p - _counted(n, k, f)))
+    yield Bound("brute-force", worst, f"largest difference in {len(cases)} cases up to 12 nodes", "<=", 1e-12)
+    large = [(10_000, k, f) for k in (2, 4, 5) for f in (1, 2, 8, 16, 32, 64)]
+    answers = _program(*(x for case in large for x in case))
+    worst = max(abs(p - _closed(*case)) for case, p in zip(large, answers[1:], strict=True))
+    yield Bound("ten-thousand-nodes", worst, "largest difference from whole numbers, f up to 64", "<=", 1e-12)
+    yield Bound("time", round(_program(10_000, 2, 64)[0] * 1e3, 3), "ms for 10,000 nodes, f = 64", "<=", 10)

@@ -1,0 +1,50 @@
+"""What a training loop waits for when it saves and updates at once, against a bare copy and against other savers."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from figures.bound import Bound
+from harness.cluster import ROOT
+
+EVERSTEP = str(Path(sys.executable).parent / "everstep")
+GB = 10**9
+
+
+def run(size: int, modes: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds per save by mode; the modes take turns in one process."""
+    with tempfile.TemporaryDirectory(dir=ROOT / "target") as scratch:
+        line = [EVERSTEP, "run", "--standalone", "figures/scripts/savers.py", "--bytes", str(size), "--modes", modes]
+        line += ["--rounds", str(rounds), "--out", scratch]
+        env = {**os.environ, "EVERSTEP_STATE_DIR": f"{scratch}/state", "OMP_NUM_THREADS": "2"}
+        done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-3000:])
+        found: dict[str, list[float]] = defaultdict(list)
+        for row in done.stdout.splitlines():
+            if row.startswith("{"):
+                said = json.loads(row)
+                found[said["mode"]].append(said["seconds"])
+        return found
+
+
+def measure(soak: bool) -> Iterator[Bound]:
+    for size, label in ((GB, "1GB"), (4 * GB, "4GB")):
+        tight = run(size, "memcpy,everstep", 15 if soak else 9)
+        ratios = [b / a for a, b in zip(tight["memcpy"], tight["everstep"], strict=True)]
+        yield Bound(f"{label}-over-memcpy", round(statistics.median(ratios), 3), "x a two-thread copy", "<=", 1.15, samples=tuple(ratios))
+        peers = run(size, "everstep,dcp-default,dcp-process,torch-save" if size == GB else "everstep,dcp-default", 3)
+        middle = {mode: statistics.median(times) for mode, times in peers.items()}
+        print({mode: round(t, 3) for mode, t in middle.items()}, flush=True)
+        limits = {"dcp-default": 0.35, "dcp-process": 0.7, "torch-save": 0.35}
+        for mode, limit in limits.items():
+            if mode in middle:
+                yield Bound(f"{label}-over-{mode}", round(middle["everstep"] / middle[mode], 3), "x", "<=", limit)
