@@ -38,7 +38,7 @@ fn timed(what: &str, act: impl FnOnce()) {
 }
 
 fn named(what: &str, round: u64) -> String {
-    if round == 0 { format!("warm-up {what}") } else { what.to_owned() }
+    if round <= 1 { format!("warm-up {what}") } else { what.to_owned() }
 }
 
 /// A sealed, pinned slot of a few hundred tensors of random-looking bytes.
@@ -151,7 +151,7 @@ fn send(addresses: (&str, &str), directory: &Path, bytes: usize, rounds: u64) {
         slot
     };
     let (back, scratch) = (room("back"), room("scratch"));
-    for round in 0..=rounds {
+    for round in 0..=rounds + 1 {
         let slot = slot(&directory.join("slot"), bytes, round + 1);
         let size = usize::try_from(slot.region_bytes()).unwrap();
         timed(&named("raw-send", round), || raw(&mut streams, &slot, size, false));
@@ -188,18 +188,29 @@ fn raw_write(path: &Path, bytes: &[u8]) {
 }
 
 fn persist_rounds(directory: &Path, memory: &Path, bytes: usize, rounds: u64) {
-    for round in 0..=rounds {
+    for round in 0..=rounds + 1 {
         let slot = slot(&memory.join("slot"), bytes, round + 1);
         let size = usize::try_from(slot.region_bytes()).unwrap().next_multiple_of(4096);
-        let path = directory.join("raw");
-        timed(&named("raw", round), || raw_write(&path, slot.map().bytes(REGION_AT, size).unwrap()));
-        std::fs::remove_file(&path).unwrap();
-        let out = directory.join("out");
-        timed(&named("persist", round), || {
-            let shard = persist::write_shard(&slot, &out, 1, round + 1, Rank(0), &Throttle::new(0)).unwrap();
-            persist::publish(&out, 1, round + 1, &[shard]).unwrap();
-        });
-        std::fs::remove_dir_all(&out).unwrap();
+        let (path, out) = (directory.join("raw"), directory.join("out"));
+        let bare = || {
+            timed(&named("raw", round), || raw_write(&path, slot.map().bytes(REGION_AT, size).unwrap()));
+            std::fs::remove_file(&path).unwrap();
+        };
+        let ours = || {
+            timed(&named("persist", round), || {
+                let shard = persist::write_shard(&slot, &out, 1, round + 1, Rank(0), &Throttle::new(0)).unwrap();
+                persist::publish(&out, 1, round + 1, &[shard]).unwrap();
+            });
+            std::fs::remove_dir_all(&out).unwrap();
+        };
+        // A device tires and recovers: neither is always the second.
+        if round.is_multiple_of(2) {
+            bare();
+            ours();
+        } else {
+            ours();
+            bare();
+        }
     }
 }
 

@@ -5,10 +5,8 @@
 //! accumulators. Streaming stores leave the target's old lines unread. Without AVX-512 the same result comes from
 //! pieces that fit into the cache, copied and then summed by `crc-fast`, which picks its own instructions.
 
-use crate::format::digest::{combine, crc};
+use crate::format::digest::{POLYNOMIAL, combine, crc};
 
-/// x^64 + … of CRC-64/NVME, bit-reflected (NVM Express 2.0, figure 5.2.1.3.4).
-const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
 /// Pieces of this size stay in the second-level cache between copy and checksum.
 const PIECE_BYTES: usize = 128 << 10;
 
