@@ -19,8 +19,8 @@ from .state import Item
 if TYPE_CHECKING:
     from ._internal import Entry
 
-#: One being written, two complete, and one that a persist may hold.
-SLOTS = 4
+#: One being written and two complete; one more where a persist may hold one for long.
+SLOTS = 3
 #: Why a snapshot goes to durable storage (see ``Purpose`` in the core).
 RECOVERY, EPOCH, USER = range(3)
 #: Threads that copy; more than two gain nothing while the training threads compute.
@@ -191,7 +191,7 @@ class AgentTier:
         self._slots.wait()
         need = snapshot.slot_bytes()
         if self._slots.arena is None or self._slots.capacity < need - (256 << 10):
-            paths, warning = self._agent.reserve(need, SLOTS)
+            paths, warning = self._agent.reserve(need, SLOTS + self._durable)
             if warning:
                 warnings.warn(f"everstep: {warning}", stacklevel=4)
             self._open(paths)

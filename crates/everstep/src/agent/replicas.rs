@@ -33,7 +33,7 @@ const WATCH: Duration = Duration::from_millis(100);
 const RETRY: Duration = Duration::from_millis(200);
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
 /// Slots of a worker: see `tiers.py`.
-const SLOTS: u32 = 4;
+const SLOTS: u32 = 3;
 
 /// What a worker wants of its replicas.
 #[derive(Clone, Copy, Debug)]

@@ -11,8 +11,8 @@ use everstep_core::survival::{survival, wasted_seconds};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// Slots per worker: one being written, two complete, one that a persist may hold (see `tiers.py`).
-const OWN_SLOTS: u64 = 4;
+/// Slots per worker: one being written, two complete (see `tiers.py`); one more where a persist may hold one for long.
+const OWN_SLOTS: u64 = 3;
 /// Slots per replica kept for another node: one complete, one on its way.
 const PEER_SLOTS: u64 = 2;
 /// Room in a slot beyond its tensors (see `tiers.py`), and per tensor.
@@ -40,6 +40,9 @@ pub struct Options {
     /// All ranks hold the same (DDP): nothing is sent
     #[arg(long)]
     replicated: bool,
+    /// Nothing goes to durable storage (persist=0)
+    #[arg(long)]
+    no_persist: bool,
     /// Seconds per step, for the time that a failure wastes
     #[arg(long)]
     step_time: Option<f64>,
@@ -85,7 +88,8 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let chunks = state.div_ceil(1 << 20);
     let slot = slot_bytes(state + SLACK, 2 * chunks * 21 + INDEX_SLACK);
     let copies = if o.replicated { 0 } else { o.replicas.min(o.nodes - 1) };
-    let own = o.workers * OWN_SLOTS * slot;
+    let slots = OWN_SLOTS + u64::from(!o.no_persist);
+    let own = o.workers * slots * slot;
     let peers = o.workers * copies * PEER_SLOTS * slot;
     let need = own + peers + AGENT;
     let root = places::memory();
@@ -102,7 +106,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         return Ok(i32::from(need > free));
     }
     println!("per node, in shared memory ({}):", root.display());
-    println!("  own steps      {:>10}   {} workers × {OWN_SLOTS} slots of {}", size(own), o.workers, size(slot));
+    println!("  own steps      {:>10}   {} workers × {slots} slots of {}", size(own), o.workers, size(slot));
     println!("  others' steps  {:>10}   {} workers × {copies} copies × {PEER_SLOTS} slots", size(peers), o.workers);
     println!("  agent          {:>10}", size(AGENT));
     println!("  needed         {:>10}   free here {}", size(need), size(free));
