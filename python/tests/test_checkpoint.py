@@ -218,7 +218,7 @@ def test_a_damaged_arena_falls_back_to_the_step_before(everstep, script, tmp_pat
 def test_shared_memory_too_small_falls_back_to_a_directory(everstep, script, tmp_path):
     small = tmp_path / "shm"
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(small)], capture_output=True, check=False).returncode != 0:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(small)], capture_output=True, check=False).returncode != 0:
         pytest.skip("needs the right to mount a small tmpfs")
     try:
         path = _script(script, tmp_path, width=2000, at_three="import os; os.kill(os.getpid(), 9)")

@@ -3,6 +3,7 @@
 use everstep_core::placement::Scheme;
 use everstep_core::survival::survival;
 
+#[allow(clippy::disallowed_methods, reason = "an example measures; the library is given the time")]
 fn main() {
     let numbers: Vec<u64> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
     let began = std::time::Instant::now();
