@@ -1,6 +1,6 @@
 //! Moves bytes as the agent does, beside the bare system calls that are its limit; prints seconds as JSON lines.
 //! For the figures: `transfer serve DIR HOST`, `transfer send HOLDER RAW DIR BYTES ROUNDS`,
-//! `transfer persist DIR MEMORY BYTES ROUNDS`, `transfer slot FILE BYTES`, `transfer load FILE (memcpy|verified|unverified)`.
+//! `transfer persist DIR MEMORY BYTES ROUNDS`, `transfer commits DIR MEMORY BYTES ROUNDS`, `transfer slot FILE BYTES`, `transfer load FILE (memcpy|verified|unverified)`.
 
 #![allow(clippy::unwrap_used, reason = "a measurement may end where it stands")]
 
@@ -14,6 +14,7 @@ use everstep_checkpoint::replicate::protocol::{Peer, Want};
 use everstep_checkpoint::replicate::pull::{fill, find};
 use everstep_checkpoint::replicate::push::{Link, Open, Window};
 use everstep_checkpoint::restore::{Shard, Target};
+use everstep_checkpoint::retain::Policy;
 use everstep_core::id::Rank;
 use everstep_core::message::Purpose;
 use everstep_wire::token::Token;
@@ -214,6 +215,16 @@ fn persist_rounds(directory: &Path, memory: &Path, bytes: usize, rounds: u64) {
     }
 }
 
+/// Commits of small checkpoints with retention after each, for whoever records what is asked of the file system.
+fn commits(out: &Path, memory: &Path, bytes: usize, rounds: u64) {
+    for step in 1..=rounds {
+        let slot = slot(&memory.join("slot"), bytes, step);
+        let shard = persist::write_shard(&slot, out, 1, step, Rank(0), &Throttle::new(0)).unwrap();
+        persist::publish(out, 1, step, &[shard]).unwrap();
+        persist::prune(out, Policy { last: 2, every: None, epochs: false }, 1).unwrap();
+    }
+}
+
 /// In a fresh process: nothing of the slot is mapped yet, the target is memory in use.
 fn load(path: &Path, how: &str) {
     let slot = Arc::new(Slot::open(path).unwrap());
@@ -255,6 +266,9 @@ fn main() {
         }
         ["persist", directory, memory, bytes, rounds] => {
             persist_rounds(directory.as_ref(), memory.as_ref(), bytes.parse().unwrap(), rounds.parse().unwrap());
+        }
+        ["commits", out, memory, bytes, rounds] => {
+            commits(out.as_ref(), memory.as_ref(), bytes.parse().unwrap(), rounds.parse().unwrap());
         }
         ["slot", path, bytes] => drop(slot(path.as_ref(), bytes.parse().unwrap(), 1)),
         ["load", path, how] => load(path.as_ref(), how),

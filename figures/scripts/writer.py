@@ -1,0 +1,43 @@
+"""Captures one step after another into slots, without an agent and without torch, until it is killed.
+
+Every byte of step N is a function of N, so that whoever looks at a slot can tell whether it holds one step, whole.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from array import array
+
+from everstep import _internal
+
+TENSORS, WORDS = 48, 16_384
+
+
+def content(step: int, tensor: int) -> bytes:
+    """What a tensor holds at a step."""
+    return array("Q", [(step * 1_000_003 + tensor) * 0x9E3779B97F4A7C15 & (2**64 - 1)]).tobytes() * WORDS
+
+
+def main() -> None:
+    paths, first = sys.argv[1].split(","), int(sys.argv[2])
+    arena = _internal.Arena(paths, "writer", 0, 1, 1)
+    arena.populate()
+    size = WORDS * 8
+    memory = [ctypes.create_string_buffer(size) for _ in range(TENSORS)]
+    entries = [(f"t{i}", "U8", [size], size) for i in range(TENSORS)]
+    sources = [(ctypes.addressof(m), size, i % 7 == 0) for i, m in enumerate(memory)]
+    step = first
+    while True:
+        step += 1
+        for i, m in enumerate(memory):
+            ctypes.memmove(m, content(step, i), size)
+        arena.capture(step, entries, sources, None, 2, None)
+        arena.wait()
+        # Said only once it is sealed.
+        sys.stdout.write(f"{step}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
