@@ -27,6 +27,7 @@ impl World {
         let config = Config {
             replica_port: 0,
             domain: String::new(),
+            held: h.memory.values().flatten().map(|(g, _)| *g).max().unwrap_or_default(),
             node: h.node.clone(),
             incarnation: Incarnation(self.now * 100 + host as u64 + 1),
             spec: self.spec.clone(),

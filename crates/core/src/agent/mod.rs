@@ -46,6 +46,9 @@ pub struct Config {
     pub replica_port: u16,
     /// Failure domain, or empty.
     pub domain: String,
+    /// Newest generation that this node's memory holds anything of: numbers up to it are used, whatever the store
+    /// says. Who says so has the node lock, so no worker of them is left here.
+    pub held: Generation,
     /// The job has a name under which it can be started again.
     pub named: bool,
     /// Time that workers get between TERM and KILL when the job stops (`--shutdown-timeout`).
@@ -108,10 +111,11 @@ impl Agent {
     /// An agent that has just started.
     #[must_use]
     pub fn new(config: Config, now: Time) -> Self {
+        let config_held = config.held;
         Agent {
             config,
             epoch: Epoch(0),
-            seen: Generation(0),
+            seen: config_held,
             crew: None,
             queued: None,
             connected: false,

@@ -133,6 +133,7 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
     let directories = vec![template.memory.clone(), crate::places::node_spill(&template.job, &template.node)];
     let replicas = Replicas::start(&config.host, &template.job, directories)?;
     config.replica_port = replicas.port;
+    config.held = replicas.newest_generation();
     listen_to_workers(&template, &inbox)?;
     listen_to_signals(&inbox)?;
     let (ladder, workers) = (config.spec.ladder(), config.workers);

@@ -87,6 +87,11 @@ impl Replicas {
         self.token.get_or_insert(token);
     }
 
+    /// Newest generation that memory holds anything of.
+    pub fn newest_generation(&self) -> Generation {
+        Generation(self.holder.held().iter().map(|h| h.label.generation).max().unwrap_or(0))
+    }
+
     fn peer(&self, address: &str) -> Peer {
         let token = self.token.as_ref().map(|t| t.reveal().to_owned()).unwrap_or_default();
         Peer { address: address.to_owned(), token, job: self.job }

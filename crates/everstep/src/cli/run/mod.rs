@@ -15,7 +15,7 @@ use crate::agent::launch::Template;
 use crate::agent::streams::{Console, Std, Streams};
 use crate::places;
 use everstep_core::agent::Config;
-use everstep_core::id::{Incarnation, JobId, NodeId};
+use everstep_core::id::{Generation, Incarnation, JobId, NodeId};
 use everstep_core::spec::{JobSpec, RESTARTS_PER_DAY, RestartBudget};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -87,6 +87,7 @@ pub fn rendezvous(o: &Options) -> Result<i32, Failure> {
         workers: 1,
         store_port: 0,
         replica_port: 0,
+        held: Generation(0),
         domain: String::new(),
         named: true,
         shutdown_grace: Duration::ZERO,
@@ -159,6 +160,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
         workers,
         store_port: meet.master_port.unwrap_or(0),
         replica_port: 0,
+        held: Generation(0),
         domain: o.failure_domain.clone().unwrap_or_default(),
         named: o.job_name().is_some(),
         shutdown_grace: Duration::from_secs(shutdown_timeout(o)),
