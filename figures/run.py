@@ -21,7 +21,8 @@ FIGURES = [
     "torchrun-conformance", "zero-line", "shrink-grow", "restart-vs-torchrun", "overhead", "launcher-footprint",
     "rendezvous-scale", "sampler", "lines-changed",
     "snapshot-blocking", "replication-throughput", "persist-throughput", "restore", "placement-exact",
-    "writer-kills", "crash-states",
+    "writer-kills", "crash-states", "kill-matrix",
+    "corruption", "memory-flat",
 ]  # fmt: skip
 
 

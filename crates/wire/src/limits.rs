@@ -16,6 +16,8 @@ pub const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// Longest side index of a slot, in bytes.
 pub const INDEX_BYTES_MAX: u64 = 256 << 20;
+/// Longest region of a slot that another node sends, in bytes.
+pub const REGION_BYTES_MAX: u64 = 1 << 44;
 /// Longest name of a job or node.
 pub const NAME_BYTES_MAX: usize = 63;
 /// A connection attempt is given up after this.

@@ -1,12 +1,13 @@
 //! The side that keeps replicas: answers other agents' streams, one thread each.
 
-use super::protocol::{Answer, Ask, DAMAGED, EXTENT_HEADER, SILENCE, SlotRow, VERSION, Want};
+use super::protocol::{Answer, Ask, DAMAGED, EXTENT_HEADER, SILENCE, SlotRow, VERSION, Want, description_crc};
 use super::upload::Upload;
 use crate::arena::{Label, Notes, REGION_AT, Slot, slot_bytes};
 use crate::format::digest::CHUNK_BYTES;
+use crate::format::shard::Index;
 use crate::mapped::Mapped;
 use everstep_wire::frame;
-use everstep_wire::limits::INDEX_BYTES_MAX;
+use everstep_wire::limits::{INDEX_BYTES_MAX, REGION_BYTES_MAX};
 use everstep_wire::token::Token;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -146,7 +147,7 @@ impl Holder {
         loop {
             let answer = match frame::read::<Ask>(&mut tcp)? {
                 Ask::Hello { .. } => Answer::Done,
-                Ask::Begin { label, region, index } => match self.begin(label, region, index, &mut tcp)? {
+                Ask::Begin { label, region, index, crc } => match self.begin(label, (region, index, crc), &mut tcp)? {
                     Ok(None) => Answer::Done,
                     Ok(Some(begun)) => {
                         begun.attach(&tcp);
@@ -192,7 +193,8 @@ impl Holder {
                     match described {
                         Some((label, index)) => {
                             let region = found.as_ref().map_or(0, |s| s.region_bytes());
-                            let answer = Answer::Found { label, region, index: index.len() as u64 };
+                            let crc = description_crc(&label, index);
+                            let answer = Answer::Found { label, region, index: index.len() as u64, crc };
                             frame::write(&mut tcp, &answer)?;
                             tcp.write_all(index)?;
                             continue;
@@ -220,8 +222,7 @@ impl Holder {
     fn begin(
         &self,
         label: Label,
-        region: u64,
-        index: u64,
+        (region, index, crc): (u64, u64, u64),
         tcp: &mut TcpStream,
     ) -> io::Result<Result<Option<Arc<Upload>>, String>> {
         if index > INDEX_BYTES_MAX {
@@ -231,6 +232,14 @@ impl Holder {
         tcp.read_exact(&mut json)?;
         if label.job != self.job || label.generation < self.floor.load(Ordering::Acquire) {
             return Ok(Err(format!("generation {} is over", label.generation)));
+        }
+        if description_crc(&label, &json) != crc {
+            return Ok(Err("label or index arrived damaged".into()));
+        }
+        // What the index says counts; checked before any room is made for it.
+        let index: Option<Index> = serde_json::from_slice(&json).ok();
+        if region > REGION_BYTES_MAX || index.and_then(|i| i.checked_bytes()) != Some(region) {
+            return Ok(Err("the index does not fit its region".into()));
         }
         Ok(self.open(label, region, &json))
     }

@@ -4,6 +4,7 @@
 //! its offset (u64), with [`DAMAGED`] set when it completed a chunk whose checksum differs. Length 0 ends the data.
 
 use crate::arena::Label;
+use crate::fused::Running;
 use everstep_wire::frame;
 use everstep_wire::limits::CONNECT_TIMEOUT;
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,8 @@ pub enum Ask {
         region: u64,
         /// length of the index (JSON)
         index: u64,
+        /// [`description_crc`] of label and index
+        crc: u64,
     },
     /// This stream, too, brings data of a slot that another stream began. Answer: [`Answer::Done`].
     Join {
@@ -101,6 +104,8 @@ pub enum Answer {
         region: u64,
         /// length of the index (JSON)
         index: u64,
+        /// [`description_crc`] of label and index
+        crc: u64,
     },
     /// All slots that hold something.
     Slots(Vec<SlotRow>),
@@ -111,6 +116,15 @@ pub enum Answer {
         /// a sentence
         why: String,
     },
+}
+
+/// Checksum of what says what a region holds: the region itself has its chunks' checksums.
+#[must_use]
+pub fn description_crc(label: &Label, index: &[u8]) -> u64 {
+    let mut sum = Running::default();
+    sum.read(&serde_json::to_vec(label).unwrap_or_default());
+    sum.read(index);
+    sum.value()
 }
 
 /// A slot, for people.

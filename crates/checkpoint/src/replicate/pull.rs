@@ -1,12 +1,12 @@
 //! The side that fetches: a shard from several holders at once, every chunk verified; what one holder has damaged comes
 //! from the next.
 
-use super::protocol::{Answer, Ask, Peer, Stream, Want, unexpected};
+use super::protocol::{Answer, Ask, Peer, Stream, Want, description_crc, unexpected};
 use crate::arena::{Label, REGION_AT, Slot};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::Index;
 use crate::fused::Running;
-use everstep_wire::limits::INDEX_BYTES_MAX;
+use everstep_wire::limits::{INDEX_BYTES_MAX, REGION_BYTES_MAX};
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read};
 use std::sync::Mutex;
@@ -40,8 +40,8 @@ pub struct Found {
 pub fn find(peer: &Peer, want: Want) -> io::Result<Found> {
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let mut stream = Stream::open(peer)?;
-    let (label, region, length) = match stream.ask(&Ask::Find(want))? {
-        Answer::Found { label, region, index } => (label, region, index),
+    let (label, region, length, crc) = match stream.ask(&Ask::Find(want))? {
+        Answer::Found { label, region, index, crc } => (label, region, index, crc),
         Answer::NotHere => return Err(io::ErrorKind::NotFound.into()),
         other => return Err(unexpected(&other)),
     };
@@ -50,8 +50,11 @@ pub fn find(peer: &Peer, want: Want) -> io::Result<Found> {
     }
     let mut json = vec![0; usize::try_from(length).map_err(io::Error::other)?];
     stream.tcp.read_exact(&mut json)?;
+    if description_crc(&label, &json) != crc {
+        return Err(invalid("label or index arrived damaged".into()));
+    }
     let index: Index = serde_json::from_slice(&json).map_err(|e| invalid(e.to_string()))?;
-    if index.checked_bytes() != Some(region) || index.crcs.len() != index.chunks() {
+    if region > REGION_BYTES_MAX || index.checked_bytes() != Some(region) || index.crcs.len() != index.chunks() {
         return Err(invalid("the index does not fit its region".into()));
     }
     Ok(Found { stream, label, region, json, index })

@@ -1,6 +1,6 @@
 //! The side that sends: a pinned slot to one peer, over a few streams, never more than a fixed budget under way.
 
-use super::protocol::{Answer, Ask, DAMAGED, EXTENT_HEADER, Peer, Stream, unexpected};
+use super::protocol::{Answer, Ask, DAMAGED, EXTENT_HEADER, Peer, Stream, description_crc, unexpected};
 use crate::arena::{Label, REGION_AT, Slot};
 use crate::format::digest::CHUNK_BYTES;
 use everstep_wire::frame;
@@ -99,7 +99,8 @@ impl Link {
             self.streams.push(Stream::open(&self.peer)?);
         }
         let Some(first) = self.streams.first_mut() else { return Ok(()) };
-        frame::write(&mut first.tcp, &Ask::Begin { label, region, index: index.len() as u64 })?;
+        let crc = description_crc(&label, index);
+        frame::write(&mut first.tcp, &Ask::Begin { label, region, index: index.len() as u64, crc })?;
         first.tcp.write_all(index)?;
         let missing = match first.answer()? {
             Answer::Missing(runs) => runs,

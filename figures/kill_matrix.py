@@ -1,0 +1,186 @@
+"""What is killed × when: three nodes in network namespaces of their own, sharded state, real processes.
+
+After each kill all ranks must go on from the newest step that was reachable, with the very bits that were there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from figures.bound import Bound
+from figures.hosts import hosts
+from harness.cluster import EVERSTEP, ROOT, Cluster, descendants
+
+VICTIMS = ("worker", "agent", "node", "node-0", "group", "coordinator")
+MOMENTS = ("idle", "capture", "replicate", "persist", "restore")
+STEPS = 120
+
+
+class Hosts(Cluster):
+    """A cluster whose nodes are hosts of their own."""
+
+    def __init__(self, names: list[str], job: str, command: list[str]) -> None:
+        super().__init__(job, command, nodes=len(names), workers=1)
+        self.names = names
+        self.token = self.home / "token"
+        self.token.write_text(os.urandom(16).hex())
+        self.token.chmod(0o600)
+        self.env["GLOO_SOCKET_IFNAME"] = "eth0"
+
+    @property
+    def store(self) -> Path:
+        return self.home / "state" / "coordinators" / f"10.77.8.1_{self.port}"
+
+    def start(self, node: int = 0) -> None:
+        line = ["ip", "netns", "exec", self.names[node], str(EVERSTEP), "run", "--name", self.job, "--nnodes", str(self.nodes)]
+        line += ["--rdzv-endpoint", f"10.77.8.1:{self.port}", "--node-rank", str(node), "--nproc-per-node", "1"]
+        line += ["--insecure", "--token-file", str(self.token), *self.command]
+        log = (self.home / f"node-{node}.log").open("ab")
+        self.agents[node] = subprocess.Popen(line, env=self.env, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+
+    def status(self) -> dict[str, Any]:
+        line = ["ip", "netns", "exec", self.names[0], str(EVERSTEP), "status", "--json", self.job]
+        out = subprocess.run(line, env=self.env, capture_output=True, check=False).stdout
+        jobs = json.loads(out)["jobs"] if out else []
+        return jobs[0] if jobs else {}
+
+
+def _state(slot: Path) -> int:
+    with contextlib.suppress(OSError, IndexError), slot.open("rb") as f:
+        return f.read(16)[8]
+    return 0
+
+
+def _moment(c: Hosts, out: Path, when: str) -> Callable[[], bool]:
+    """True while what is meant is going on."""
+    if when == "idle":
+        return lambda: True
+    if when == "persist":
+        return lambda: any(p.name.count(".tmp-") for p in (out / "ckpt").glob("step-*"))
+    pattern = "local-0-slot-*" if when == "capture" else "peer-*-slot-*"
+    slots = [p for node in range(c.nodes) for p in (c.memory / str(node)).glob(pattern)]
+    return lambda: any(_state(p) == 1 for p in slots)
+
+
+def _kill(c: Hosts, victim: str) -> list[int]:
+    """Kills; returns the nodes whose agents have to be started again."""
+    if victim == "worker":
+        c.kill_worker(1)
+        return []
+    if victim == "coordinator":
+        c.kill_coordinator()
+        return []
+    if victim == "agent":
+        c.agents[1].kill()
+        c.agents[1].wait()
+        return [1]
+    if victim == "group":
+        c.kill_node(1)
+        c.kill_node(2)
+        return [1, 2]
+    node = 0 if victim == "node-0" else 1
+    if node == 0:
+        # The whole machine: the coordinator and its store, too.
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            os.kill(c.coordinator_pid(), signal.SIGKILL)
+    c.kill_node(node)
+    if node == 0:
+        shutil.rmtree(c.store, ignore_errors=True)
+        for agent in (1, 2):
+            c.agents[agent].wait(90)
+        return [0, 1, 2]
+    return [node]
+
+
+def _lines(out: Path, rank: int) -> list[dict[str, Any]]:
+    found = []
+    for line in (out / f"rank-{rank}.jsonl").read_text().splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
+
+
+def _reached(out: Path) -> int:
+    """Steps that every rank had completed."""
+    return min(max((r.get("step", 0) for r in _lines(out, rank)), default=0) for rank in range(3))
+
+
+def once(names: list[str], victim: str, when: str, seed: int) -> dict[str, Any]:
+    """One kill; what came of it."""
+    rng = random.Random(f"{victim}/{when}/{seed}")
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch)
+        command = ["figures/sharded.py", "--out", scratch, "--steps", str(STEPS), "--pause", "0.02", "--width", "768", "--layers", "3", "--persist", "10"]
+        c = Hosts(names, f"km-{victim}-{when}-{seed}", command)
+        try:
+            c.start_all()
+            c.wait_for(lambda: c.facts("Replicated") and _reached(out) >= 25 + rng.randrange(10), 90, "the first steps")
+            if when == "restore":
+                before = len(c.facts("Restored"))
+                c.kill_worker(2)
+                c.wait_for(lambda: len(c.facts("Restored")) > before, 60, "the first restore")
+            else:
+                going_on = _moment(c, out, when)
+                time.sleep(rng.uniform(0, 0.1))
+                deadline = time.monotonic() + 20
+                while not going_on() and time.monotonic() < deadline:
+                    pass
+            committed = c.status().get("replicated_step") or 0 if when == "idle" else 0
+            again = _kill(c, victim)
+            reached = _reached(out)
+            seen = [max((i for i, r in enumerate(_lines(out, rank)) if "restored" in r), default=-1) for rank in range(3)]
+            for node in again:
+                c.start(node)
+            codes = c.wait(180)
+            worst, wrong = 0, 0
+            for rank in range(3):
+                rows = _lines(out, rank)
+                digests: dict[int, set[str]] = {}
+                for i, row in enumerate(rows):
+                    if "step" in row:
+                        digests.setdefault(row["step"], set()).add(row["digest"])
+                    else:
+                        wrong += row["digest"] not in digests.get(row["restored"], set())
+                        if i > seen[rank]:
+                            worst = max(worst, reached - row["restored"])
+                # What is computed again comes out the same, bit by bit.
+                wrong += sum(len(d) > 1 for d in digests.values())
+                wrong += max(digests) != STEPS
+            facts = [f["kind"] for f in c.facts() if f["kind"] in ("RestoreFailed",)]
+            return {"codes": codes, "lost": worst, "wrong": wrong, "failed": len(facts), "committed": committed}
+        finally:
+            c.close()
+
+
+def measure(soak: bool) -> Iterator[Bound]:
+    seeds = 5 if soak else 1
+    lost: dict[str, int] = {}
+    wrong = bad = runs = 0
+    with hosts(3) as names:
+        for victim in VICTIMS:
+            for when in MOMENTS:
+                for seed in range(seeds):
+                    told = once(names, victim, when, seed)
+                    runs += 1
+                    print(f"  {victim} × {when} × {seed}: {told}", flush=True)
+                    lost[victim] = max(lost.get(victim, 0), told["lost"])
+                    wrong += told["wrong"]
+                    bad += told["codes"] != [0, 0, 0]
+    yield Bound("runs", runs, f"of {len(VICTIMS)} victims × {len(MOMENTS)} moments", ">=", len(VICTIMS) * len(MOMENTS) * seeds)
+    yield Bound("unfinished", bad, "jobs that did not end well", "=", 0)
+    yield Bound("other-bits", wrong, "steps restored or computed again with other bits", "=", 0)
+    for victim in VICTIMS:
+        # A group takes all copies with it: back to durable storage. Else at most the steps that were under way.
+        limit = 12 if victim == "group" else 3
+        yield Bound(f"{victim}.steps-lost", lost[victim], "at most, of those that every rank had completed", "<=", limit)
