@@ -91,21 +91,26 @@ impl PyArena {
         board: Option<&PyBoard>,
     ) -> PyResult<bool> {
         self.wait(py)?;
-        let Some(slot) = self.free_slot() else { return Ok(false) };
-        let sources = sources.into_iter().map(|(address, bytes, eager)| Source { address, bytes, eager }).collect();
+        let sources: Vec<Source> =
+            sources.into_iter().map(|(address, bytes, eager)| Source { address, bytes, eager }).collect();
+        let tensors = tensors(entries);
         let purpose = match persist {
             Some(1) => Purpose::Epoch,
             Some(2) => Purpose::User,
             _ => Purpose::Recovery,
         };
         let label = Label { step, purpose, ..self.label };
-        let plan = Plan { tensors: tensors(entries), sources, label, persist: persist.is_some(), threads };
         let board = board.map(|b| b.board.clone());
-        // SAFETY: the Python half keeps the tensors alive and holds the next weight update back until `wait`.
-        let started = match py.detach(|| unsafe { capture::start(slot, plan, board) }) {
-            // The agent has just pinned it.
-            Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => return Ok(false),
-            started => started.map_err(checkpoint)?,
+        let started = loop {
+            let Some(slot) = self.free_slot() else { return Ok(false) };
+            let (tensors, sources, persist) = (tensors.clone(), sources.clone(), persist.is_some());
+            let plan = Plan { tensors, sources, label, persist, threads };
+            // SAFETY: the Python half keeps the tensors alive and holds the next weight update back until `wait`.
+            match py.detach(|| unsafe { capture::start(slot, plan, board.clone()) }) {
+                // The agent has just pinned it: it is not free any more, and another one may be.
+                Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {}
+                started => break started.map_err(checkpoint)?,
+            }
         };
         if let Ok(mut running) = self.running.lock() {
             *running = Some(started);
