@@ -22,7 +22,7 @@ from .plan import BatchPlan, batch_plan
 from .state import Layout, State, is_replicated
 from .tiers import EPOCH, RECOVERY, USER, AgentTier, DiskTier, HealingShard, Keep, Snapshot
 
-Tier = Literal["local", "disk"]
+Tier = Literal["local", "peer", "disk"]
 Every = int | timedelta | Literal["auto"]
 
 #: Durable checkpoints are this far apart unless the user says otherwise.
@@ -55,6 +55,8 @@ class CheckpointManager:
             always made durable by :meth:`close`. 0 switches durable checkpoints off.
         replicas: copies of each step in other nodes' memory. Ranks that hold the same state (DDP) are copies of each
             other already, and a single node has nobody to send to.
+        pacing: copies for other nodes are sent while the training network is idle (20 steps are profiled first), and less
+            often when that is too short. Without it they are sent at once, beside whatever the training sends.
         keep: the newest durable checkpoints that stay (at least 2).
         keep_every: the first one of every such span stays, too.
         keep_epochs: make a durable checkpoint when an epoch ends (anything in ``state`` with an ``epoch``), and keep it.
@@ -73,6 +75,7 @@ class CheckpointManager:
         *,
         every: Every = "auto",
         replicas: int = 1,
+        pacing: bool = True,
         persist: Every = "auto",
         keep: int = 2,
         keep_every: timedelta | None = None,
@@ -96,6 +99,7 @@ class CheckpointManager:
         self._overlap = overlap
         self._closed = False
         self._step: int | None = None
+        self._snapshot_step = self._persisted_step = 0
         self._last_persist = time.monotonic()
         self._worker = _worker.current()
         self._prepare_directory()
@@ -104,7 +108,7 @@ class CheckpointManager:
         agent = self._worker.agent
         if agent is not None and self._worker.board is not None:
             self._tier: AgentTier | DiskTier = AgentTier(
-                agent, self._worker.board, self._directory, rules, durable, same, replicas, persist_bandwidth
+                agent, self._worker.board, self._directory, rules, durable, same, replicas, persist_bandwidth, pacing
             )
         else:
             self._tier = DiskTier(self._directory, rules)
@@ -170,6 +174,7 @@ class CheckpointManager:
         for optimizer in self._state.optimizers:
             _worker.watch_gradients(optimizer)
         self._worker.restored(done)
+        self._tier.started()
         return done
 
     def _load(self, step: int, shard: Shard | HealingShard) -> dict[str, Any]:
@@ -223,10 +228,13 @@ class CheckpointManager:
             )
 
     def latest_step(self, tier: Tier | None = None) -> int | None:
-        """Newest step in ``tier`` (``"local"`` memory or ``"disk"``), as far as this rank can tell."""
+        """Newest step in ``tier`` (``"local"`` memory, ``"peer"`` memory of other nodes, ``"disk"``), as far as this rank
+        can tell."""
         steps: list[int] = []
         if tier in (None, "local"):
             steps += self._tier.held()
+        if tier == "peer" and (replicated := self._tier.replicated()):
+            steps.append(replicated)
         if tier in (None, "disk"):
             steps += [s for s, _, _, wrong in list_checkpoints(self._directory) if wrong is None]
         return max(steps, default=None)
@@ -252,6 +260,7 @@ class CheckpointManager:
             if persist is not None:
                 saved.add("disk")
         self._worker.stepped(step)
+        self._tier.stepped()
         if hold:
             self._hold(step)
         self._ask_for_persist()
@@ -300,6 +309,9 @@ class CheckpointManager:
         done = self._tier.capture(Snapshot(step, items, persist))
         if not lazy:
             self._tier.wait()
+        if done:
+            self._snapshot_step = step
+            self._persisted_step = self._persisted_step if persist is None else step
         if self._worker.board is not None:
             self._worker.board.add("BlockingNanos", time.perf_counter_ns() - began)
             if not done:
@@ -350,9 +362,16 @@ class CheckpointManager:
             with _worker.section("checkpoint"):
                 self._tier.await_durable(step)
 
-    def wait(self) -> None:
-        """Waits for the snapshot in flight."""
+    def wait(self, tier: Tier = "local") -> None:
+        """Waits until the last snapshot is complete in memory, in other nodes' memory (``"peer"``), or, if it was to go there,
+        on ``"disk"``."""
         self._tier.wait()
+        if tier == "peer" and self._snapshot_step:
+            with _worker.section("checkpoint"):
+                self._tier.await_replicated(self._snapshot_step)
+        if tier == "disk" and self._persisted_step:
+            with _worker.section("checkpoint"):
+                self._tier.await_durable(self._persisted_step)
 
     def close(self) -> None:
         """Makes the last step durable (unless it is, or ``persist=0``). Doing it again does nothing."""

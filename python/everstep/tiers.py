@@ -12,12 +12,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import network
 from . import worker as _worker
 from ._internal import Agent, AgentError, Arena, Board, CheckpointError, DamagedError, Shard, bytes_per_slot, open_slot, publish, reserve_slot
 from .state import Item
 
 if TYPE_CHECKING:
-    from ._internal import Entry
+    from ._internal import Entry, NetworkWatch
 
 #: One being written and two complete; one more where a persist may hold one for long.
 SLOTS = 3
@@ -130,7 +131,16 @@ class AgentTier:
     in_memory = True
 
     def __init__(
-        self, agent: Agent, board: Board, directory: Path, keep: Keep, durable: bool, any_rank: bool, replicas: int, bandwidth: int
+        self,
+        agent: Agent,
+        board: Board,
+        directory: Path,
+        keep: Keep,
+        durable: bool,
+        any_rank: bool,
+        replicas: int,
+        bandwidth: int,
+        pacing: bool,
     ) -> None:
         self._agent, self._board = agent, board
         self._slots = _Slots()
@@ -140,6 +150,8 @@ class AgentTier:
         if durable:
             agent.persist_to(str(directory), *keep.arguments(), bandwidth)
         agent.replicate(replicas, any_rank)
+        self._network: NetworkWatch | None = None
+        self._pacing = pacing if replicas and not any_rank else None
         self._adopt()
 
     def _adopt(self) -> None:
@@ -202,6 +214,31 @@ class AgentTier:
     def wait(self) -> None:
         """Until the snapshot in flight is sealed."""
         self._slots.wait()
+
+    def started(self) -> None:
+        """The training loop begins: its collectives are watched from now on."""
+        if self._pacing is not None:
+            self._network = network.watch(self._board, self._pacing)
+
+    def stepped(self) -> None:
+        """An iteration is complete."""
+        if self._network is not None:
+            self._network.iteration()
+
+    def replicated(self) -> int:
+        """Newest step that all nodes hold with its copies; 0 for none."""
+        return max(self._board.get("Replicated") - 1, 0)
+
+    def await_replicated(self, step: int) -> None:
+        """Until all nodes hold the step with its copies."""
+        self._board.set("AwaitsCopies", 1)
+        try:
+            while self.replicated() < step:
+                if self._network is not None:
+                    self._network.rest()
+                time.sleep(0.0005)
+        finally:
+            self._board.set("AwaitsCopies", 0)
 
     def persist_due(self) -> None:
         """Asks for a durable checkpoint soon."""
@@ -330,6 +367,19 @@ class DiskTier:
         for note in notes:
             note.unlink()
         publish(str(self._directory), 0, step, shards, self._keep.arguments())
+
+    def started(self) -> None:
+        """Nobody sends anything here."""
+
+    def stepped(self) -> None:
+        """Nobody sends anything here."""
+
+    def replicated(self) -> int:
+        """There are no copies."""
+        return 0
+
+    def await_replicated(self, step: int) -> None:
+        """There are no copies."""
 
     def persist_due(self) -> None:
         """Persisting is immediate here."""

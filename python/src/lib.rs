@@ -3,6 +3,7 @@
 
 mod board;
 mod error;
+mod network;
 mod order;
 mod shards;
 mod socket;
@@ -14,6 +15,7 @@ fn _internal(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::register(m)?;
     board::register(m)?;
+    network::register(m)?;
     order::register(m)?;
     socket::register(m)?;
     shards::register(m)

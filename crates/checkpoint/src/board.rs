@@ -86,6 +86,36 @@ words! {
     Durable = 25,
     /// From the agent: persist the snapshot of this step, plus 1.
     PersistAt = 26,
+    /// What is known of the training network: see [`Network`].
+    Network = 29,
+    /// When the network is expected to be used again, on the monotonic clock.
+    IdleUntil = 30,
+    /// Rises with every idle span that begins.
+    IdleSpans = 31,
+    /// 1 while the loop waits for the copies of its newest step.
+    AwaitsCopies = 33,
+    /// From the agent: newest step that all nodes hold with its copies, plus 1.
+    Replicated = 32,
+}
+
+/// When copies of checkpoints may use the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// Nobody sees the collectives: evenly.
+    Unseen = 0,
+    /// Profiling: little by little, between collectives.
+    Learning = 1,
+    /// In the idle spans.
+    Known = 2,
+    /// At any time.
+    Open = 3,
+}
+
+/// Nanoseconds on the clock that all processes of a machine share (as Python's `perf_counter_ns`).
+#[must_use]
+pub fn monotonic() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0)
 }
 
 /// One worker's page.
@@ -156,6 +186,33 @@ impl Board {
     /// The half of the word that changes; the kernel waits on 32 bits.
     fn sealed_low(&self) -> &AtomicU32 {
         self.map.half_word(Word::Sealed as usize * 8)
+    }
+
+    /// What is known of the training network.
+    #[must_use]
+    pub fn network(&self) -> Network {
+        match self.get(Word::Network) {
+            1 => Network::Learning,
+            2 => Network::Known,
+            3 => Network::Open,
+            _ => Network::Unseen,
+        }
+    }
+
+    /// The network falls idle, probably until `until` (monotonic nanoseconds): wakes who waits for that.
+    pub fn announce_idle(&self, until: u64) {
+        self.set(Word::IdleUntil, until);
+        self.set(Word::CommBusy, 0);
+        self.add(Word::IdleSpans, 1);
+        let _ = futex::wake(self.map.half_word(Word::IdleSpans as usize * 8), futex::Flags::empty(), u32::MAX >> 1);
+    }
+
+    /// Waits until an idle span begins that is not the `seen`th, or `patience` is over.
+    pub fn await_idle(&self, seen: u64, patience: Duration) {
+        let patience = Timespec { tv_sec: 0, tv_nsec: i64::from(patience.subsec_nanos()) };
+        let low = u32::try_from(seen & u64::from(u32::MAX)).unwrap_or(0);
+        let word = self.map.half_word(Word::IdleSpans as usize * 8);
+        let _ = futex::wait(word, futex::Flags::empty(), low, Some(&patience));
     }
 
     /// Name of the innermost section; empty in the training loop.

@@ -14,6 +14,7 @@ pub mod agent;
 pub mod coordinator;
 pub mod goodput;
 pub mod id;
+pub mod interleave;
 pub mod invariant;
 pub mod message;
 pub mod order;

@@ -16,6 +16,8 @@ pub(super) struct Replicas {
     plan: Replication,
     /// The step that comes next; `None` until the coordinator has named one.
     next: Option<Step>,
+    /// Newest step held by all.
+    committed: Option<Step>,
     /// It is being sent.
     busy: bool,
     /// The coordinator knows that this node takes part.
@@ -73,7 +75,8 @@ impl Agent {
 
     /// A step is held by all.
     pub(super) fn committed(&mut self, generation: Generation, step: Step) {
-        let Some(crew) = self.crew.as_ref().filter(|c| c.generation == generation) else { return };
+        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
+        crew.replicas.committed = Some(step);
         let keeps = crew.replicas.plan.keeps.clone();
         self.out.push_back(Command::Committed { generation, step, keeps });
     }
@@ -87,6 +90,17 @@ impl Agent {
             crew.replicas.next = None;
             let (generation, keepers) = (crew.generation, crew.replicas.plan.keepers.clone());
             self.out.push_back(Command::Replicate { generation, from, keepers });
+        }
+    }
+
+    /// A worker stands still until its newest step has copies: if another step was named, this one is asked for.
+    pub(super) fn awaits_copies(&mut self, generation: Generation) {
+        let Some(crew) = self.crew.as_ref().filter(|c| c.generation == generation && !c.killing) else { return };
+        let replicas = &crew.replicas;
+        let sealed = replicas.newest(crew.slot.workers);
+        let beyond = sealed.filter(|s| replicas.next.is_some_and(|next| next > *s));
+        if let Some(step) = beyond.filter(|s| !replicas.busy && replicas.committed.is_none_or(|c| c < *s)) {
+            self.ask_for_a_step(generation, step);
         }
     }
 

@@ -38,6 +38,8 @@ pub struct Observation {
     pub flags_stop: bool,
     /// Steps are seen from outside: the script tells nothing of its evaluations and saves.
     pub from_outside: bool,
+    /// The worker waits until its newest step is held by other nodes, too.
+    pub awaits_copies: bool,
 }
 
 /// What has been learned of one worker.

@@ -203,7 +203,7 @@ impl Agent {
     ) {
         let ladder = self.config.spec.ladder();
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation && !c.killing) else { return };
-        let stopping = crew.stopping.is_some();
+        let (stopping, awaits_copies) = (crew.stopping.is_some(), seen.awaits_copies);
         let Some(watch) = crew.alive.get_mut(&local_rank) else { return };
         let verdict = watch.observe(now, seen, &ladder);
         let step = watch.step();
@@ -221,6 +221,9 @@ impl Agent {
                 self.send(Report::FirstStep { generation, step });
             }
             self.warm();
+        }
+        if awaits_copies {
+            self.awaits_copies(generation);
         }
     }
 

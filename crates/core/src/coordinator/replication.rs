@@ -2,9 +2,9 @@
 //! complete everywhere).
 //!
 //! One step at a time: the coordinator names it, every node replicates it and says so, and when all have, it is
-//! committed and the next one is named: the step after the newest that any node has sealed. So all nodes
-//! replicate the same steps, a slow network lowers the frequency instead of slowing training down (G11), and
-//! nothing is overwritten before what replaces it is complete everywhere.
+//! committed and the next one is named: the newest that any node has sealed, or, where steps are so short that it may be
+//! overwritten by then, the one after it. So all nodes replicate the same steps, a slow network lowers the frequency
+//! instead of slowing training down (G11), and nothing is overwritten before what replaces it is complete everywhere.
 
 use super::command::{Command, Fact};
 use super::state::Job;
@@ -29,6 +29,8 @@ pub struct Replicas {
     copies: u32,
     /// Replicas that are wanted, and whether every rank holds the same.
     wish: (u32, bool),
+    /// Steps are shorter than it takes to name one: a step that nobody has sealed yet is named.
+    ahead: bool,
 }
 
 impl Job {
@@ -51,16 +53,21 @@ impl Job {
         }
         self.replication.wish = wish;
         if self.replication.next.is_none() || again {
+            // It asks because what was named is gone already, or because it waits for a step that was not named.
+            self.replication.ahead = self.replication.next.is_some_and(|next| step >= next);
             self.begin_replication(out);
         }
     }
 
-    /// Names the step after all that are sealed.
     fn name_next(&mut self) -> Step {
         self.replication.done.clear();
-        let newest = self.replication.sealed.values().max().map_or(0, |s| s.0);
+        let newest = self.replication.sealed.values().max().copied().unwrap_or_default();
         let held_for_growth = self.growth.and_then(|g| g.step);
-        let next = held_for_growth.filter(|s| s.0 > newest).unwrap_or(Step(newest + 1));
+        let next = match held_for_growth {
+            Some(held) if held > newest => held,
+            _ if !self.replication.ahead && self.replication.committed.is_none_or(|c| newest > c) => newest,
+            _ => Step(newest.0 + 1),
+        };
         self.replication.next = Some(next);
         next
     }
@@ -127,9 +134,11 @@ impl Job {
         let first = self.replication.committed.is_none();
         if !same {
             // They took different steps for it: once more, with one that all are still to come to.
+            self.replication.ahead = true;
             return self.begin_replication(out);
         }
         self.replication.committed = Some(step);
+        self.replication.ahead &= self.replication.sealed.values().all(|s| s.0 > step.0 + 1);
         let (committed, next) = (step, self.name_next());
         let order = Order::Committed { generation, step: committed, next };
         let members = self.sessions().filter(|(id, _)| self.record.world.slot(id).is_some());

@@ -5,6 +5,7 @@ pub mod external;
 pub mod launch;
 mod macros;
 mod numa;
+mod pace;
 mod replicas;
 mod sample;
 mod storage;
@@ -386,6 +387,7 @@ impl Driver {
             Command::Committed { generation, step, keeps } => {
                 if let Some(crew) = self.crew.as_ref().filter(|c| c.generation == generation) {
                     self.replicas.committed(generation, step, &keeps, crew.slot.workers, crew.world_size);
+                    crew.replicated(step);
                 }
             }
             Command::Publish { generation, step, directory, shards } => {

@@ -1,5 +1,7 @@
 //! The driver's part in replication: streams to and from other agents, slots pinned and released, shards fetched.
 
+use super::launch::board_path;
+use super::pace::{Paced, Speed};
 use super::storage;
 use super::{Driver, Input};
 use everstep_checkpoint::arena::{Pin, Slot, job_hash, slot_bytes, slot_paths};
@@ -10,7 +12,7 @@ use everstep_checkpoint::persist::{read_manifest, step_directory};
 use everstep_checkpoint::replicate::holder::{Held, Holder};
 use everstep_checkpoint::replicate::protocol::{Peer, Want};
 use everstep_checkpoint::replicate::pull;
-use everstep_checkpoint::replicate::push::{Link, Open, Window};
+use everstep_checkpoint::replicate::push::Link;
 use everstep_checkpoint::restore::Shard;
 use everstep_core::agent::event::Event;
 use everstep_core::id::{Generation, Rank, Step};
@@ -51,6 +53,7 @@ pub struct Replicas {
     directories: Vec<PathBuf>,
     mapped: Arc<Mapped>,
     links: Arc<Mutex<BTreeMap<String, Link>>>,
+    speed: Arc<Speed>,
     /// Copies of what each rank of this node restores.
     copies: BTreeMap<Rank, Copies>,
     /// The latest trouble, so that it is said once.
@@ -76,6 +79,7 @@ impl Replicas {
             directories,
             mapped: Arc::default(),
             links: Arc::default(),
+            speed: Arc::default(),
             copies: BTreeMap::new(),
             said: Arc::default(),
         })
@@ -214,17 +218,20 @@ impl Driver {
     pub(super) fn replicate(&self, generation: Generation, from: Step, keepers: &[Keeper]) {
         let Some(crew) = &self.crew else { return };
         let (workers, replicas) = (crew.slot.workers, &self.replicas);
+        let boards = (0..workers).filter_map(|local| Board::open(&board_path(&self.template.memory, local)).ok());
+        let mut gate = Paced::new(boards.collect(), crew.over.clone(), replicas.speed.clone());
         let peers: Vec<Peer> = keepers.iter().map(|k| replicas.peer(&k.address)).collect();
         let (links, directories, said) = (replicas.links.clone(), replicas.directories.clone(), replicas.said.clone());
         let (inbox, mapped) = (self.inbox.clone(), replicas.mapped.clone());
         tokio::task::spawn_blocking(move || {
             let step = pin_all(&directories, &mapped, workers, generation, from).and_then(|(step, slots)| {
-                let sent = send(&slots, &peers, &links);
-                match sent {
+                match send(&slots, &peers, &links, &mut gate) {
                     Ok(()) => {
                         slots.iter().for_each(|s| s.note_replicas(peers.len() as u64));
                         Some(step)
                     }
+                    // The generation is over.
+                    Err(e) if e.kind() == std::io::ErrorKind::Interrupted => None,
                     Err(e) => {
                         let refused = e.kind() == std::io::ErrorKind::PermissionDenied;
                         say_once(&said, &format!("step {step} could not be replicated: {e}; training goes on"));
@@ -334,7 +341,17 @@ fn want(of: &Holding) -> Want {
 }
 
 /// All slots to all peers, one thread per peer.
-fn send(slots: &[Arc<Slot>], peers: &[Peer], links: &Mutex<BTreeMap<String, Link>>) -> std::io::Result<()> {
+fn send(
+    slots: &[Arc<Slot>],
+    peers: &[Peer],
+    links: &Mutex<BTreeMap<String, Link>>,
+    gate: &mut Paced,
+) -> std::io::Result<()> {
+    let window = gate.window(STREAMS);
+    let under_way = window.extent * window.buffers * STREAMS * peers.len();
+    let bytes: u64 = slots.iter().map(|s| s.region_bytes()).sum();
+    gate.expect(bytes * peers.len() as u64, under_way as u64);
+    let gate = &*gate;
     let mut taken: Vec<Link> = {
         let mut links = links.lock().map_err(|e| std::io::Error::other(e.to_string()))?;
         peers.iter().map(|p| links.remove(&p.address).unwrap_or_else(|| Link::new(p.clone(), STREAMS))).collect()
@@ -342,7 +359,7 @@ fn send(slots: &[Arc<Slot>], peers: &[Peer], links: &Mutex<BTreeMap<String, Link
     let results: Vec<std::io::Result<()>> = std::thread::scope(|scope| {
         let threads: Vec<_> = taken
             .iter_mut()
-            .map(|link| scope.spawn(|| slots.iter().try_for_each(|s| link.push(s, Window::default(), &Open))))
+            .map(|link| scope.spawn(|| slots.iter().try_for_each(|s| link.push(s, window, gate))))
             .collect();
         let panicked = |_| Err(std::io::Error::other("a sender panicked"));
         threads.into_iter().map(|t| t.join().unwrap_or_else(panicked)).collect()

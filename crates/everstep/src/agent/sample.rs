@@ -30,6 +30,7 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
         stack_changes: board.get(Word::StackChanges),
         flags_stop: board.get(Word::FlagsStop) == 1,
         from_outside: board.get(Word::ZeroLine) == 1,
+        awaits_copies: board.get(Word::AwaitsCopies) == 1,
     }
 }
 

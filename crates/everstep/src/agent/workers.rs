@@ -82,6 +82,13 @@ impl Crew {
             worker.board.set(Word::Durable, step.0 + 1);
         }
     }
+
+    /// Tells workers what all nodes hold with its copies.
+    pub fn replicated(&self, step: Step) {
+        for worker in self.workers.values() {
+            worker.board.set(Word::Replicated, step.0 + 1);
+        }
+    }
 }
 
 /// What a worker said of its end: its error file (torch's format), else its last line on stderr.

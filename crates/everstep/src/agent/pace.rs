@@ -1,0 +1,181 @@
+//! When copies of checkpoints may use the network: in the idle spans that the workers' collectives leave (Gemini §5.2). The
+//! workers say when a span begins and how long it is expected to last; this gate lets only so much go as arrives before.
+
+use everstep_checkpoint::board::{Board, Network, Word, monotonic};
+use everstep_checkpoint::replicate::push::{Gate, Window};
+use everstep_core::interleave::INTERVAL_MAX;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long to wait for a span before looking again.
+const LOOK: Duration = Duration::from_millis(20);
+/// Extents are this long: what is under way when a collective begins delays it.
+const EXTENT: usize = 128 << 10;
+/// Bytes under way, as time on the network.
+const UNDER_WAY: f64 = 0.002;
+/// Spans shorter than this say nothing about the network's speed.
+const MEASURED: Duration = Duration::from_millis(5);
+/// Where nobody sees the collectives, a copy is spread over this part of an iteration.
+const SPREAD: f64 = 0.7;
+/// Without a collective for so many iterations, the loop does something else.
+const SILENT: u64 = 2;
+
+/// Speed of the network to the peers in bytes per second, as the copies have seen it; 0: not yet.
+#[derive(Debug, Default)]
+pub struct Speed(AtomicU64);
+
+impl Speed {
+    /// Bytes per second, once they are known.
+    pub fn get(&self) -> Option<f64> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|n| *n > 0).map(|n| n as f64)
+    }
+
+    fn saw(&self, bytes: u64, time: Duration) {
+        if time >= MEASURED {
+            let now = bytes as f64 / time.as_secs_f64();
+            // What slows a span down is seldom the network: the best counts, and is forgotten slowly.
+            let best = self.get().map_or(now, |was| (was * 0.98).max(now));
+            self.0.store(best as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// What may be under way to one peer over so many streams.
+    fn window(&self, streams: usize) -> Window {
+        let bytes = self.get().map_or(4.0 * EXTENT as f64, |speed| speed * UNDER_WAY);
+        let extent = if bytes > 64.0 * EXTENT as f64 { 8 * EXTENT } else { EXTENT };
+        let buffers = (bytes / (streams * extent) as f64).round() as usize;
+        Window { extent, buffers: buffers.clamp(1, 16) }
+    }
+}
+
+#[derive(Debug)]
+struct Progress {
+    passed: u64,
+    /// The span at hand: its number, its first byte's time, its bytes.
+    span: (u64, Instant, u64),
+    /// When the next bytes may go where they are spread.
+    next: Instant,
+}
+
+/// The gate of one step's copies.
+#[derive(Debug)]
+pub struct Paced {
+    boards: Vec<Board>,
+    /// The workers are being ended: nothing goes any more.
+    over: Arc<AtomicBool>,
+    speed: Arc<Speed>,
+    bytes: u64,
+    under_way: u64,
+    began: Instant,
+    progress: Mutex<Progress>,
+}
+
+impl Paced {
+    /// A gate for one step's copies.
+    pub fn new(boards: Vec<Board>, over: Arc<AtomicBool>, speed: Arc<Speed>) -> Self {
+        let began = Instant::now();
+        let progress = Mutex::new(Progress { passed: 0, span: (0, began, 0), next: began });
+        Paced { boards, over, speed, bytes: 0, under_way: 0, began, progress }
+    }
+
+    /// `bytes` will go in all, of which `under_way` may be on the network at a time.
+    pub fn expect(&mut self, bytes: u64, under_way: u64) {
+        (self.bytes, self.under_way, self.began) = (bytes, under_way, Instant::now());
+    }
+
+    /// What may be under way to one peer over so many streams.
+    pub fn window(&self, streams: usize) -> Window {
+        let is = |network| self.boards.iter().any(|b| b.network() == network);
+        match () {
+            () if is(Network::Open) => Window::default(),
+            () if is(Network::Learning) => Window { extent: EXTENT / 2, buffers: 1 },
+            () => self.speed.window(streams),
+        }
+    }
+
+    fn iteration(&self) -> u64 {
+        self.boards.iter().map(|b| b.get(Word::StepNanos)).max().unwrap_or(0)
+    }
+
+    /// An idle span is there, and `bytes` arrive before it ends.
+    fn idle(&self, board: &Board, bytes: usize, iteration: u64) -> bool {
+        if board.get(Word::CommBusy) != 0 {
+            return false;
+        }
+        if board.network() == Network::Learning {
+            // Nobody knows how long the span is, and a step without copies may be lost: little by little (ADR 0007).
+            return true;
+        }
+        let (until, now) = (board.get(Word::IdleUntil), monotonic());
+        let needed = self.speed.get().map_or(0.0, |speed| (self.under_way + bytes as u64) as f64 / speed * 1e9);
+        let silent = until.saturating_add(SILENT.saturating_mul(iteration));
+        now.saturating_add(needed as u64) <= until || (iteration > 0 && now > silent)
+    }
+
+    /// Less has gone than a copy that takes as many iterations as it may.
+    fn late(&self, passed: u64, iteration: u64) -> bool {
+        let longest = INTERVAL_MAX as f64 * iteration as f64 / 1e9;
+        iteration > 0 && (passed as f64) < self.bytes as f64 * (self.began.elapsed().as_secs_f64() / longest).min(1.0)
+    }
+
+    fn count(&self, progress: &mut Progress, bytes: usize) {
+        let spans = self.boards.iter().map(|b| b.get(Word::IdleSpans)).sum();
+        if progress.span.0 != spans {
+            progress.span = (spans, Instant::now(), 0);
+        }
+        // What went before this one has left, but for what is under way.
+        let (_, since, gone) = progress.span;
+        if let Some(left) = gone.checked_sub(self.under_way) {
+            self.speed.saw(left, since.elapsed());
+        }
+        progress.span.2 += bytes as u64;
+        progress.passed += bytes as u64;
+    }
+
+    /// Bytes are spread evenly over a part of the iteration: time to wait, if any.
+    fn spread(&self, progress: &mut Progress, bytes: usize, iteration: u64) -> Option<Duration> {
+        let now = Instant::now();
+        if progress.next > now {
+            return Some((progress.next - now).min(LOOK));
+        }
+        let share = bytes as f64 / self.bytes.max(1) as f64;
+        progress.next = now + Duration::from_secs_f64(share * SPREAD * iteration as f64 / 1e9);
+        None
+    }
+}
+
+impl Gate for Paced {
+    fn pass(&self, bytes: usize) -> usize {
+        loop {
+            if self.over.load(Ordering::Acquire) {
+                return 0;
+            }
+            let Ok(mut progress) = self.progress.lock() else { return 0 };
+            let iteration = self.iteration();
+            let is = |network| self.boards.iter().any(|b| b.network() == network);
+            let wait = if is(Network::Open) {
+                None
+            } else if is(Network::Known) || is(Network::Learning) {
+                let seen: Vec<u64> = self.boards.iter().map(|b| b.get(Word::IdleSpans)).collect();
+                let closed = self.boards.iter().zip(seen).find(|(b, _)| !self.idle(b, bytes, iteration));
+                match closed {
+                    Some((board, seen)) if !self.late(progress.passed, iteration) => {
+                        drop(progress);
+                        board.await_idle(seen, LOOK);
+                        continue;
+                    }
+                    _ => None,
+                }
+            } else {
+                self.spread(&mut progress, bytes, iteration)
+            };
+            let Some(time) = wait else {
+                self.count(&mut progress, bytes);
+                return bytes;
+            };
+            drop(progress);
+            std::thread::sleep(time);
+        }
+    }
+}

@@ -1,0 +1,86 @@
+"""Sees the collectives of a training loop, so that copies of checkpoints keep out of their way.
+
+Only where copies go to other nodes (sharded state), and only where the end of a collective can be seen: with NCCL it is
+known to the device alone, and copies are spread evenly instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import worker as _worker
+from ._internal import Board, NetworkWatch
+
+#: Methods of ``torch.distributed.ProcessGroup`` that every collective called from Python goes through.
+COLLECTIVES = (
+    "allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced",
+    "alltoall", "alltoall_base", "broadcast", "gather", "reduce", "reduce_scatter", "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced", "scatter",
+)  # fmt: skip
+
+_watch: NetworkWatch | None = None
+_crosses: dict[int, bool] = {}
+
+
+def watch(board: Board, pacing: bool) -> NetworkWatch | None:
+    """Watches the collectives of this process; ``None`` where their ends cannot be seen."""
+    global _watch
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return None
+    if not pacing:
+        board.set("Network", 3)
+        return None
+    if "nccl" in dist.get_backend():
+        return None
+    if _watch is None:
+        page = Path(os.environ["EVERSTEP_BOARD"])
+        _watch = NetworkWatch(board, page.with_name(page.name.removesuffix("board") + "profile"), dist.get_world_size())
+        for name in COLLECTIVES:
+            method = getattr(dist.ProcessGroup, name, None)
+            if method is not None:
+                setattr(dist.ProcessGroup, name, _watched(method))
+    return _watch
+
+
+def _leaves_the_node(group: Any) -> bool:
+    """Some of its ranks are on another node (ranks are numbered node by node)."""
+    import torch.distributed as dist
+
+    known = _crosses.get(id(group))
+    if known is None:
+        try:
+            ranks = dist.get_process_group_ranks(group)
+        except (KeyError, RuntimeError, ValueError):
+            ranks = list(range(dist.get_world_size()))
+        world = _worker.world()
+        first = world.rank - world.local_rank
+        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        known = _crosses[id(group)] = any(not first <= r < first + per_node for r in ranks)
+    return known
+
+
+def _watched(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
+        seen = _watch
+        if seen is None or not _leaves_the_node(group):
+            return method(group, *args, **kwargs)
+        seen.begin()
+        try:
+            work = method(group, *args, **kwargs)
+        except BaseException:
+            seen.end()
+            raise
+        try:
+            work.get_future().add_done_callback(lambda _: seen.end())
+        except (AttributeError, RuntimeError):
+            seen.end()  # this backend does not tell: as if it were complete
+        return work
+
+    return collective
