@@ -15,15 +15,19 @@ from typing import Any
 from . import worker as _worker
 from ._internal import Board, NetworkWatch
 
-#: Methods of ``torch.distributed.ProcessGroup`` that every collective called from Python goes through.
+#: Methods of ``torch.distributed.ProcessGroup`` that collectives called from Python go through, under the names of all
+#: versions of torch.
 COLLECTIVES = (
-    "allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced",
-    "alltoall", "alltoall_base", "broadcast", "gather", "reduce", "reduce_scatter", "_reduce_scatter_base",
+    "_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "allgather",
+    "allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base",
+    "broadcast", "gather", "gather_single", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor_coalesced", "scatter",
 )  # fmt: skip
 
 _watch: NetworkWatch | None = None
 _crosses: dict[int, bool] = {}
+#: Work whose end shows only when somebody waits for it; kept alive, so that no other has its id.
+_unfinished: dict[int, Any] = {}
 
 
 def watch(board: Board, pacing: bool) -> NetworkWatch | None:
@@ -45,6 +49,7 @@ def watch(board: Board, pacing: bool) -> NetworkWatch | None:
             method = getattr(dist.ProcessGroup, name, None)
             if method is not None:
                 setattr(dist.ProcessGroup, name, _watched(method))
+        dist.Work.wait = _waited(dist.Work.wait)  # type: ignore[method-assign]
     return _watch
 
 
@@ -80,7 +85,30 @@ def _watched(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             work.get_future().add_done_callback(lambda _: seen.end())
         except (AttributeError, RuntimeError):
-            seen.end()  # this backend does not tell: as if it were complete
+            if work is None:
+                seen.end()
+            else:
+                _unfinished[id(work)] = work  # this kind of work tells only who waits for it
         return work
 
     return collective
+
+
+def _waited(wait: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(wait)
+    def waited(work: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return wait(work, *args, **kwargs)
+        finally:
+            if _unfinished.pop(id(work), None) is not None and _watch is not None:
+                _watch.end()
+
+    return waited
+
+
+def iteration(watch: NetworkWatch) -> None:
+    """A step is complete. Work that nobody has waited for may be, too."""
+    for key, work in list(_unfinished.items()):
+        if work.is_completed() and _unfinished.pop(key, None) is not None:
+            watch.end()
+    watch.iteration()

@@ -223,7 +223,7 @@ class AgentTier:
     def stepped(self) -> None:
         """An iteration is complete."""
         if self._network is not None:
-            self._network.iteration()
+            network.iteration(self._network)
 
     def replicated(self) -> int:
         """Newest step that all nodes hold with its copies; 0 for none."""

@@ -94,6 +94,8 @@ words! {
     IdleSpans = 31,
     /// 1 while the loop waits for the copies of its newest step.
     AwaitsCopies = 33,
+    /// 1: one part of a copy under way at a time (Gemini's scheme without its pipeline, to measure it).
+    OneBuffer = 34,
     /// From the agent: newest step that all nodes hold with its copies, plus 1.
     Replicated = 32,
 }

@@ -69,7 +69,7 @@ fn what_is_pushed_comes_back_from_two_holders_and_two_steps_stay() {
     for step in 1..=5 {
         let slot = captured(&scratch.path().join("slot"), 3, step, 1);
         to_a.push(&slot, Window::default(), &Open).unwrap();
-        to_b.push(&slot, Window { extent: 100_000, buffers: 2 }, &Open).unwrap();
+        to_b.push(&slot, Window { extent: 100_000, buffers: 2, streams: 2 }, &Open).unwrap();
     }
     for holder in [&holder_a, &holder_b] {
         let steps: Vec<u64> = holder.held().iter().map(|h| h.label.step).collect();

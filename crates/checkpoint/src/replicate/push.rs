@@ -36,11 +36,13 @@ pub struct Window {
     pub extent: usize,
     /// Extents under way per stream.
     pub buffers: usize,
+    /// Streams, at most those of the link.
+    pub streams: usize,
 }
 
 impl Default for Window {
     fn default() -> Self {
-        Window { extent: CHUNK_BYTES, buffers: 4 }
+        Window { extent: CHUNK_BYTES, buffers: 4, streams: usize::MAX }
     }
 }
 
@@ -108,14 +110,18 @@ impl Link {
             other => return Err(unexpected(&other)),
         };
         let chunks: VecDeque<(u64, u32)> = missing.iter().flat_map(|(a, n)| *a..*a + *n).map(|c| (c, 0)).collect();
-        let streams = self.wanted.min(chunks.len().div_ceil(2)).max(1);
+        let streams = self.wanted.min(window.streams).min(chunks.len().div_ceil(2)).max(1);
         while self.streams.len() < streams {
             self.streams.push(Stream::open(&self.peer)?);
         }
         let job = Job {
             slot,
             region: usize::try_from(region).map_err(io::Error::other)?,
-            window: Window { extent: window.extent.clamp(4096, CHUNK_BYTES), buffers: window.buffers.max(1) },
+            window: Window {
+                extent: window.extent.clamp(4096, CHUNK_BYTES),
+                buffers: window.buffers.max(1),
+                ..window
+            },
             gate,
             left: Mutex::new(chunks),
             sent: &self.sent,

@@ -2,6 +2,7 @@
 //! workers say when a span begins and how long it is expected to last; this gate lets only so much go as arrives before.
 
 use everstep_checkpoint::board::{Board, Network, Word, monotonic};
+use everstep_checkpoint::format::digest::CHUNK_BYTES;
 use everstep_checkpoint::replicate::push::{Gate, Window};
 use everstep_core::interleave::INTERVAL_MAX;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -45,7 +46,7 @@ impl Speed {
         let bytes = self.get().map_or(4.0 * EXTENT as f64, |speed| speed * UNDER_WAY);
         let extent = if bytes > 64.0 * EXTENT as f64 { 8 * EXTENT } else { EXTENT };
         let buffers = (bytes / (streams * extent) as f64).round() as usize;
-        Window { extent, buffers: buffers.clamp(1, 16) }
+        Window { extent, buffers: buffers.clamp(1, 16), streams }
     }
 }
 
@@ -88,8 +89,11 @@ impl Paced {
     pub fn window(&self, streams: usize) -> Window {
         let is = |network| self.boards.iter().any(|b| b.network() == network);
         match () {
-            () if is(Network::Open) => Window::default(),
-            () if is(Network::Learning) => Window { extent: EXTENT / 2, buffers: 1 },
+            () if self.boards.iter().any(|b| b.get(Word::OneBuffer) == 1) => {
+                Window { extent: CHUNK_BYTES, buffers: 1, streams: 1 }
+            }
+            () if is(Network::Open) => Window { streams, ..Window::default() },
+            () if is(Network::Learning) => Window { extent: EXTENT / 2, buffers: 1, streams },
             () => self.speed.window(streams),
         }
     }

@@ -348,7 +348,7 @@ fn send(
     gate: &mut Paced,
 ) -> std::io::Result<()> {
     let window = gate.window(STREAMS);
-    let under_way = window.extent * window.buffers * STREAMS * peers.len();
+    let under_way = window.extent * window.buffers * window.streams * peers.len();
     let bytes: u64 = slots.iter().map(|s| s.region_bytes()).sum();
     gate.expect(bytes * peers.len() as u64, under_way as u64);
     let gate = &*gate;
