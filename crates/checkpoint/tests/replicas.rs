@@ -8,7 +8,7 @@ use everstep_checkpoint::format::shard::Tensor;
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{Peer, Want};
 use everstep_checkpoint::replicate::pull::{fill, find, heal};
-use everstep_checkpoint::replicate::push::{Gate, Link, Open, Window};
+use everstep_checkpoint::replicate::push::{Gate, Link, Open, Pass, Window};
 use everstep_checkpoint::restore::Shard;
 use everstep_core::message::Purpose;
 use everstep_wire::token::Token;
@@ -51,10 +51,10 @@ fn want(rank: u64, step: u64, generation: u64) -> Want {
 struct After(AtomicUsize);
 
 impl Gate for After {
-    fn pass(&self, bytes: usize) -> usize {
+    fn pass(&self, bytes: usize) -> Pass {
         let left = self.0.load(Ordering::Relaxed);
         self.0.store(left.saturating_sub(1), Ordering::Relaxed);
-        if left == 0 { 0 } else { bytes }
+        Pass { bytes: if left == 0 { 0 } else { bytes }, alone: left.is_multiple_of(2) }
     }
 }
 

@@ -1,6 +1,8 @@
 //! The side that keeps replicas: answers other agents' streams, one thread each.
 
-use super::protocol::{Answer, Ask, DAMAGED, EXTENT_HEADER, SILENCE, SlotRow, VERSION, Want, description_crc};
+use super::protocol::{
+    Answer, Ask, BUSY, DAMAGED, EXTENT_HEADER, SILENCE, SlotRow, VERSION, WHEN_IDLE, Want, description_crc,
+};
 use super::upload::Upload;
 use crate::arena::{Label, Notes, REGION_AT, Slot, slot_bytes};
 use crate::format::digest::CHUNK_BYTES;
@@ -15,11 +17,24 @@ use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 /// Other programs keep at least this much memory.
 const HEADROOM_BYTES: u64 = 64 << 20;
 /// Slots per shard that is kept for another node: one complete, one on its way.
 const SLOTS: usize = 2;
+
+/// How long an answer that was asked for when the network is idle waits for that.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// Says whether a worker of this node is in a collective.
+struct InCollective(Box<dyn Fn() -> bool + Send + Sync>);
+
+impl std::fmt::Debug for InCollective {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("InCollective")
+    }
+}
 
 /// One node's replicas, in the same directories as its own slots.
 #[derive(Debug)]
@@ -31,6 +46,7 @@ pub struct Holder {
     floor: AtomicU64,
     uploads: Mutex<BTreeMap<(u64, u64), Arc<Upload>>>,
     mapped: Mapped,
+    in_collective: OnceLock<InCollective>,
 }
 
 /// A sealed slot of this node.
@@ -83,7 +99,13 @@ impl Holder {
             floor: AtomicU64::new(0),
             uploads: Mutex::default(),
             mapped: Mapped::default(),
+            in_collective: OnceLock::new(),
         }
+    }
+
+    /// How to see whether a worker of this node is in a collective.
+    pub fn set_in_collective(&self, look: impl Fn() -> bool + Send + Sync + 'static) {
+        let _ = self.in_collective.set(InCollective(Box::new(look)));
     }
 
     /// The job's secret; before it is known, every stream is refused.
@@ -171,9 +193,8 @@ impl Holder {
                 Ask::List => Answer::Slots(rows(&self.directories, self.job)),
                 Ask::Data => {
                     let Some(upload) = &upload else { return Ok(()) };
-                    tcp.set_read_timeout(Some(SILENCE))?;
-                    extents(upload, &mut tcp)?;
-                    tcp.set_read_timeout(None)?;
+                    // Whoever keeps to idle spans may be silent for long; when its generation is over, the stream is closed.
+                    self.extents(upload, &mut tcp)?;
                     Answer::Done
                 }
                 Ask::Seal => match &upload {
@@ -287,23 +308,39 @@ impl Holder {
         uploads.insert(key, Arc::clone(&upload));
         Ok(Some(upload))
     }
-}
 
-fn extents(upload: &Upload, tcp: &mut TcpStream) -> io::Result<()> {
-    loop {
-        let mut header = [0; EXTENT_HEADER];
-        tcp.read_exact(&mut header)?;
-        let (offset, len) = header.split_at(8);
-        let offset = u64::from_le_bytes(offset.try_into().map_err(io::Error::other)?);
-        let len = u32::from_le_bytes(len.try_into().map_err(io::Error::other)?) as usize;
-        if len == 0 {
-            return Ok(());
+    fn extents(&self, upload: &Upload, tcp: &mut TcpStream) -> io::Result<()> {
+        loop {
+            let mut header = [0; EXTENT_HEADER];
+            tcp.read_exact(&mut header)?;
+            let (offset, len) = header.split_at(8);
+            let offset = u64::from_le_bytes(offset.try_into().map_err(io::Error::other)?);
+            let len = u32::from_le_bytes(len.try_into().map_err(io::Error::other)?);
+            let (len, when_idle) = ((len & !WHEN_IDLE) as usize, len & WHEN_IDLE != 0);
+            if len == 0 {
+                return Ok(());
+            }
+            if len > CHUNK_BYTES {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "extent too long"));
+            }
+            let damaged = upload.receive(offset, len, tcp)?;
+            let busy = when_idle && !self.await_idle();
+            let answer = offset | if damaged { DAMAGED } else { 0 } | if busy { BUSY } else { 0 };
+            tcp.write_all(&answer.to_le_bytes())?;
         }
-        if len > CHUNK_BYTES {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "extent too long"));
+    }
+
+    /// Waits until this node's collectives are over, not for long.
+    fn await_idle(&self) -> bool {
+        let Some(InCollective(in_collective)) = self.in_collective.get() else { return true };
+        let until = Instant::now() + PATIENCE;
+        while in_collective() {
+            if Instant::now() > until {
+                return false;
+            }
+            std::thread::sleep(PATIENCE / 250);
         }
-        let damaged = upload.receive(offset, len, tcp)?;
-        tcp.write_all(&(if damaged { offset | DAMAGED } else { offset }).to_le_bytes())?;
+        true
     }
 }
 

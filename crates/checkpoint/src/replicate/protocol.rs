@@ -1,7 +1,8 @@
 //! What two agents say on a replica stream: frames of JSON for questions and answers, raw bytes for data.
 //!
 //! Data towards a holder comes as extents: offset (u64), length (u32), both little endian, then the bytes; each is answered by
-//! its offset (u64), with [`DAMAGED`] set when it completed a chunk whose checksum differs. Length 0 ends the data.
+//! its offset (u64), with [`DAMAGED`] set when it completed a chunk whose checksum differs. Length 0 ends the data. With
+//! [`WHEN_IDLE`] in its length, an extent is answered when the holder's own collectives are over.
 
 use crate::arena::Label;
 use crate::fused::Running;
@@ -18,6 +19,12 @@ pub const VERSION: u32 = 1;
 pub const DAMAGED: u64 = 1 << 63;
 /// A silent peer is given up after this.
 pub const SILENCE: Duration = Duration::from_secs(10);
+/// In an answer to an extent: the holder's collectives are not over yet.
+pub const BUSY: u64 = 1 << 62;
+
+/// In the length of an extent: answer when the network is idle at that end, too.
+pub const WHEN_IDLE: u32 = 1 << 31;
+
 /// Bytes of the header of an extent.
 pub const EXTENT_HEADER: usize = 12;
 

@@ -1,6 +1,8 @@
 //! The side that sends: a pinned slot to one peer, over a few streams, never more than a fixed budget under way.
 
-use super::protocol::{Answer, Ask, DAMAGED, EXTENT_HEADER, Peer, Stream, description_crc, unexpected};
+use super::protocol::{
+    Answer, Ask, BUSY, DAMAGED, EXTENT_HEADER, Peer, Stream, WHEN_IDLE, description_crc, unexpected,
+};
 use crate::arena::{Label, REGION_AT, Slot};
 use crate::format::digest::CHUNK_BYTES;
 use everstep_wire::frame;
@@ -12,10 +14,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A chunk that arrives damaged is sent again so many times.
 const ATTEMPTS: u32 = 3;
 
+/// What may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// So many bytes; 0 to give up.
+    pub bytes: usize,
+    /// Nothing more until they have arrived.
+    pub alone: bool,
+}
+
 /// When bytes may go. Called before each extent, by several threads.
 pub trait Gate: Sync {
-    /// Waits until `bytes` may be sent, and says how many of them; 0 to give up. Others may send less at a time.
-    fn pass(&self, bytes: usize) -> usize;
+    /// Waits until some of `bytes` may be sent.
+    fn pass(&self, bytes: usize) -> Pass;
+    /// What was to go alone has arrived, and whether the network is idle at that end.
+    fn arrived(&self, _idle: bool) {}
 }
 
 /// Sends as fast as the network takes it.
@@ -23,8 +36,8 @@ pub trait Gate: Sync {
 pub struct Open;
 
 impl Gate for Open {
-    fn pass(&self, bytes: usize) -> usize {
-        bytes
+    fn pass(&self, bytes: usize) -> Pass {
+        Pass { bytes, alone: false }
     }
 }
 
@@ -163,7 +176,7 @@ impl Job<'_> {
                 let (from, to) = (chunk as usize * CHUNK_BYTES, self.region.min((chunk as usize + 1) * CHUNK_BYTES));
                 let mut at = from;
                 while at < to {
-                    let n = self.gate.pass(self.window.extent.min(to - at));
+                    let Pass { bytes: n, alone } = self.gate.pass(self.window.extent.min(to - at));
                     if n == 0 {
                         return Err(io::ErrorKind::Interrupted.into());
                     }
@@ -173,12 +186,20 @@ impl Job<'_> {
                     let bytes = self.slot.map().bytes(REGION_AT + at, n).ok_or(io::ErrorKind::InvalidData)?;
                     let mut header = [0; EXTENT_HEADER];
                     header[..8].copy_from_slice(&(at as u64).to_le_bytes());
-                    header[8..].copy_from_slice(&u32::try_from(n).map_err(io::Error::other)?.to_le_bytes());
+                    let length = u32::try_from(n).map_err(io::Error::other)? | if alone { WHEN_IDLE } else { 0 };
+                    header[8..].copy_from_slice(&length.to_le_bytes());
                     stream.tcp.write_all(&header)?;
                     stream.tcp.write_all(bytes)?;
                     self.sent.fetch_add(n as u64, Ordering::Relaxed);
                     open.push_back((at as u64, attempts));
                     at += n;
+                    if alone {
+                        let mut idle = true;
+                        while !open.is_empty() {
+                            idle = self.take_answer(stream, &mut open)?;
+                        }
+                        self.gate.arrived(idle);
+                    }
                 }
             }
             // What comes back damaged is another stream's or this one's to send again.
@@ -196,12 +217,14 @@ impl Job<'_> {
         }
     }
 
-    fn take_answer(&self, stream: &mut Stream, open: &mut VecDeque<(u64, u32)>) -> io::Result<()> {
+    /// Takes one answer. Whether the network is idle at the other end, if that was asked.
+    fn take_answer(&self, stream: &mut Stream, open: &mut VecDeque<(u64, u32)>) -> io::Result<bool> {
         let mut answer = [0; 8];
         stream.tcp.read_exact(&mut answer)?;
         let answer = u64::from_le_bytes(answer);
-        let Some((offset, attempts)) = open.pop_front() else { return Ok(()) };
-        if answer & !DAMAGED != offset {
+        let idle = answer & BUSY == 0;
+        let Some((offset, attempts)) = open.pop_front() else { return Ok(idle) };
+        if answer & !(DAMAGED | BUSY) != offset {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "answer to an extent that was not sent"));
         }
         if answer & DAMAGED != 0 {
@@ -212,6 +235,6 @@ impl Job<'_> {
             let chunk = offset / CHUNK_BYTES as u64;
             self.left.lock().map_err(|e| io::Error::other(e.to_string()))?.push_back((chunk, attempts + 1));
         }
-        Ok(())
+        Ok(idle)
     }
 }

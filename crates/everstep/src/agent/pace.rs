@@ -3,7 +3,7 @@
 
 use everstep_checkpoint::board::{Board, Network, Word, monotonic};
 use everstep_checkpoint::format::digest::CHUNK_BYTES;
-use everstep_checkpoint::replicate::push::{Gate, Window};
+use everstep_checkpoint::replicate::push::{Gate, Pass, Window};
 use everstep_core::interleave::INTERVAL_MAX;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,6 +13,10 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(20);
 /// Extents are this long: what is under way when a collective begins delays it.
 const EXTENT: usize = 128 << 10;
+/// What goes first in a span.
+const PROBE: usize = 16 << 10;
+/// How long to wait before looking again whether it has arrived.
+const PROBING: Duration = Duration::from_micros(200);
 /// Bytes under way, as time on the network.
 const UNDER_WAY: f64 = 0.002;
 /// Spans shorter than this say nothing about the network's speed.
@@ -50,11 +54,22 @@ impl Speed {
     }
 }
 
+/// An idle span and what has gone in it.
+#[derive(Debug)]
+struct Span {
+    number: u64,
+    /// The first part of it is on its way, alone: what a collective has left in this machine's buffers goes before it, and
+    /// when it arrives, the network is idle.
+    probing: bool,
+    since: Instant,
+    bytes: u64,
+    latest: Instant,
+}
+
 #[derive(Debug)]
 struct Progress {
     passed: u64,
-    /// The span at hand: its number, its first byte's time, its bytes.
-    span: (u64, Instant, u64),
+    span: Span,
     /// When the next bytes may go where they are spread.
     next: Instant,
 }
@@ -76,7 +91,8 @@ impl Paced {
     /// A gate for one step's copies.
     pub fn new(boards: Vec<Board>, over: Arc<AtomicBool>, speed: Arc<Speed>) -> Self {
         let began = Instant::now();
-        let progress = Mutex::new(Progress { passed: 0, span: (0, began, 0), next: began });
+        let span = Span { number: 0, probing: false, since: began, bytes: 0, latest: began };
+        let progress = Mutex::new(Progress { passed: 0, span, next: began });
         Paced { boards, over, speed, bytes: 0, under_way: 0, began, progress }
     }
 
@@ -119,22 +135,30 @@ impl Paced {
 
     /// Less has gone than a copy that takes as many iterations as it may.
     fn late(&self, passed: u64, iteration: u64) -> bool {
-        let longest = INTERVAL_MAX as f64 * iteration as f64 / 1e9;
-        iteration > 0 && (passed as f64) < self.bytes as f64 * (self.began.elapsed().as_secs_f64() / longest).min(1.0)
+        let iteration = iteration as f64 / 1e9;
+        let due = (self.began.elapsed().as_secs_f64() - iteration) / (INTERVAL_MAX as f64 * iteration);
+        iteration > 0.0 && (passed as f64) < self.bytes as f64 * due.min(1.0)
     }
 
-    fn count(&self, progress: &mut Progress, bytes: usize) {
-        let spans = self.boards.iter().map(|b| b.get(Word::IdleSpans)).sum();
-        if progress.span.0 != spans {
-            progress.span = (spans, Instant::now(), 0);
-        }
-        // What went before this one has left, but for what is under way.
-        let (_, since, gone) = progress.span;
-        if let Some(left) = gone.checked_sub(self.under_way) {
-            self.speed.saw(left, since.elapsed());
-        }
-        progress.span.2 += bytes as u64;
+    /// Lets bytes go. The first of a span go alone.
+    fn let_go(&self, progress: &mut Progress, bytes: usize, spans: bool) -> Pass {
+        let now = Instant::now();
         progress.passed += bytes as u64;
+        if !spans {
+            return Pass { bytes, alone: false };
+        }
+        let number = self.boards.iter().map(|b| b.get(Word::IdleSpans)).sum();
+        let span = &mut progress.span;
+        if span.number != number {
+            // What went before the last one has left, but for what was under way.
+            if let Some(left) = span.bytes.checked_sub(self.under_way) {
+                self.speed.saw(left, span.latest - span.since);
+            }
+            *span = Span { number, probing: true, since: now, bytes: 0, latest: now };
+            return Pass { bytes: bytes.min(PROBE), alone: true };
+        }
+        (span.bytes, span.latest) = (span.bytes + bytes as u64, now);
+        Pass { bytes, alone: false }
     }
 
     /// Bytes are spread evenly over a part of the iteration: time to wait, if any.
@@ -150,17 +174,15 @@ impl Paced {
 }
 
 impl Gate for Paced {
-    fn pass(&self, bytes: usize) -> usize {
+    fn pass(&self, bytes: usize) -> Pass {
         loop {
-            if self.over.load(Ordering::Acquire) {
-                return 0;
-            }
-            let Ok(mut progress) = self.progress.lock() else { return 0 };
+            let Some(mut progress) = self.progress.lock().ok().filter(|_| !self.over.load(Ordering::Acquire)) else {
+                return Pass { bytes: 0, alone: false };
+            };
             let iteration = self.iteration();
             let is = |network| self.boards.iter().any(|b| b.network() == network);
-            let wait = if is(Network::Open) {
-                None
-            } else if is(Network::Known) || is(Network::Learning) {
+            let spans = !is(Network::Open) && (is(Network::Known) || is(Network::Learning));
+            let wait = if spans {
                 let seen: Vec<u64> = self.boards.iter().map(|b| b.get(Word::IdleSpans)).collect();
                 let closed = self.boards.iter().zip(seen).find(|(b, _)| !self.idle(b, bytes, iteration));
                 match closed {
@@ -169,17 +191,30 @@ impl Gate for Paced {
                         board.await_idle(seen, LOOK);
                         continue;
                     }
-                    _ => None,
+                    _ => progress.span.probing.then_some(PROBING),
                 }
+            } else if is(Network::Open) {
+                None
             } else {
                 self.spread(&mut progress, bytes, iteration)
             };
-            let Some(time) = wait else {
-                self.count(&mut progress, bytes);
-                return bytes;
-            };
-            drop(progress);
-            std::thread::sleep(time);
+            if let Some(time) = wait {
+                drop(progress);
+                std::thread::sleep(time);
+            } else {
+                return self.let_go(&mut progress, bytes, spans);
+            }
+        }
+    }
+
+    fn arrived(&self, idle: bool) {
+        if let Ok(mut progress) = self.progress.lock() {
+            let (now, span) = (Instant::now(), &mut progress.span);
+            (span.probing, span.since, span.latest) = (false, now, now);
+            if !idle {
+                // The span begins later at the other end.
+                span.number = u64::MAX;
+            }
         }
     }
 }
