@@ -32,7 +32,7 @@ def main() -> None:
         step += 1
         for i, m in enumerate(memory):
             ctypes.memmove(m, content(step, i), size)
-        arena.capture(step, entries, sources, None, 2, None)
+        arena.capture(step, entries, sources, None, 2, None, False)
         arena.wait()
         # Said only once it is sealed.
         sys.stdout.write(f"{step}\n")

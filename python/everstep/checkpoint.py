@@ -306,7 +306,7 @@ class CheckpointManager:
         items = self._state.collect(extra)
         size = sum(i.tensor.numel() * i.tensor.element_size() for i in items)
         lazy = size > OVERLAP_BYTES if self._overlap == "auto" else self._overlap
-        done = self._tier.capture(Snapshot(step, items, persist))
+        done = self._tier.capture(Snapshot(step, items, persist, lazy))
         if not lazy:
             self._tier.wait()
         if done:

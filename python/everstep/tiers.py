@@ -36,6 +36,8 @@ class Snapshot:
     items: list[Item]
     #: Why it goes to durable storage; ``None``: it does not.
     persist: int | None
+    #: The next iteration computes meanwhile.
+    background: bool = False
 
     def host(self) -> list[Item]:
         """The same with every tensor contiguous and on the host."""
@@ -117,7 +119,7 @@ class _Slots:
         entries = [i.entry() for i in items]
         sources = [(i.tensor.data_ptr(), e[3], i.eager) for i, e in zip(items, entries, strict=True)]
         self._alive = items
-        return self.arena.capture(snapshot.step, entries, sources, snapshot.persist, COPY_THREADS, board)
+        return self.arena.capture(snapshot.step, entries, sources, snapshot.persist, COPY_THREADS, board, snapshot.background)
 
     def wait(self) -> None:
         if self.arena is not None:

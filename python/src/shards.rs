@@ -78,7 +78,7 @@ impl PyArena {
 
     /// Starts to capture a step. Returns False when every slot is in use (the step is then skipped).
     /// `persist`: it goes to durable storage; 0 to come back from failures, 1 for an epoch's end, 2 for the user.
-    /// `sources` are (address, bytes, eager) in the order of `entries`.
+    /// `sources` are (address, bytes, eager) in the order of `entries`. In the background, training goes first.
     #[allow(clippy::too_many_arguments)]
     fn capture(
         &self,
@@ -89,6 +89,7 @@ impl PyArena {
         persist: Option<u64>,
         threads: usize,
         board: Option<&PyBoard>,
+        background: bool,
     ) -> PyResult<bool> {
         self.wait(py)?;
         let sources: Vec<Source> =
@@ -104,7 +105,7 @@ impl PyArena {
         let started = loop {
             let Some(slot) = self.free_slot() else { return Ok(false) };
             let (tensors, sources, persist) = (tensors.clone(), sources.clone(), persist.is_some());
-            let plan = Plan { tensors, sources, label, persist, threads };
+            let plan = Plan { tensors, sources, label, persist, threads, background };
             // SAFETY: the Python half keeps the tensors alive and holds the next weight update back until `wait`.
             match py.detach(|| unsafe { capture::start(slot, plan, board.clone()) }) {
                 // The agent has just pinned it: it is not free any more, and another one may be.

@@ -103,3 +103,29 @@ def test_a_header_is_one_page_and_any_tool_reads_the_file(tmp_path):
     head = struct.unpack("<Q", file.read_bytes()[:8])[0] + 8
     assert head % 4096 == 0
     assert torch.equal(load_file(file)["model.weight"], w.weight)
+
+
+def test_what_was_in_memory_only_is_on_disk_when_the_job_gives_up():
+    with tempfile.TemporaryDirectory() as scratch:
+        # Durable checkpoints are half an hour apart unless somebody says otherwise: none is due here.
+        command = [*_command(scratch), "--persist", "100000"]
+        with cluster("t-last", command, nodes=2, workers=1, options=["--max-restarts", "0"]) as c:
+            c.start_all().wait_step(20)
+            c.kill_worker(1)
+            assert c.wait(60) == [1, 1], c.output()[-3000:]
+            reached = max(f["step"] for f in c.facts("Replicated"))
+        steps = [int(p.name.removeprefix("step-")) for p in (Path(scratch) / "ckpt").glob("step-*") if ".tmp" not in p.name]
+        assert len(steps) == 1 and steps[0] >= reached, (steps, c.output()[-3000:])
+        with cluster("t-next", command, nodes=2, workers=1) as c:
+            assert c.start_all().wait(60) == [0, 0], c.output()[-3000:]
+            assert c.facts("Restored")[0]["tiers"] == ["Durable", "Durable"]
+        _same_bits(Path(scratch), 2, steps)
+
+
+def test_what_a_restart_comes_back_from_is_made_durable():
+    with tempfile.TemporaryDirectory() as scratch, cluster("t-jit", [*_command(scratch), "--persist", "100000"], nodes=2, workers=1) as c:
+        c.start_all().wait_step(20)
+        c.kill_worker(1)
+        assert c.wait(60) == [0, 0], c.output()[-3000:]
+        step = c.facts("Restored")[-1]["step"]
+        assert step in [f["step"] for f in c.facts("Published")], c.facts("Published")

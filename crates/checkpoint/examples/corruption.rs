@@ -71,7 +71,7 @@ fn captured(path: &Path) -> Arc<Slot> {
     let (purpose, shared) = (Purpose::Recovery, false);
     let label = Label { job: job_hash("j"), rank: 0, world_size: 1, generation: 1, step: 1, purpose, shared };
     let (tensors, sources) = (TENSORS.iter().map(tensor).collect(), data.iter().map(source).collect());
-    let plan = Plan { tensors, sources, label, persist: true, threads: 1 };
+    let plan = Plan { tensors, sources, label, persist: true, threads: 1, background: false };
     // SAFETY: `data` lives and stays unchanged until `wait` has returned.
     unsafe { start(slot.clone(), plan, None) }.unwrap().wait().unwrap();
     slot

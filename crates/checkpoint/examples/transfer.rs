@@ -61,7 +61,7 @@ fn slot(path: &Path, bytes: usize, step: u64) -> Arc<Slot> {
     let (purpose, shared) = (Purpose::Recovery, false);
     let label = Label { job: job_hash("j"), rank: 0, world_size: 1, generation: 1, step, purpose, shared };
     let (tensors, sources) = ((0..TENSORS).map(tensor).collect(), (0..TENSORS).map(source).collect());
-    let plan = Plan { tensors, sources, label, persist: false, threads: 2 };
+    let plan = Plan { tensors, sources, label, persist: false, threads: 2, background: false };
     // SAFETY: `data` lives and stays unchanged until `wait` has returned.
     unsafe { start(slot.clone(), plan, None) }.unwrap().wait().unwrap();
     assert!(slot.pin(Pin::Replicate));

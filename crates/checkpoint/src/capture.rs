@@ -45,7 +45,12 @@ pub struct Plan {
     pub persist: bool,
     /// Threads that copy.
     pub threads: usize,
+    /// Nobody waits for it yet: whatever else wants a core goes first.
+    pub background: bool,
 }
+
+/// Nice value of threads that copy while the next iteration computes.
+const BACKGROUND: i32 = 10;
 
 /// Starts to fill `slot`.
 ///
@@ -75,9 +80,13 @@ pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> i
         }
         at += source.bytes;
     }
-    let (label, persist, threads) = (plan.label, plan.persist, plan.threads.max(1));
+    let (label, persist, threads, background) = (plan.label, plan.persist, plan.threads.max(1), plan.background);
     let step = label.step;
     let thread = std::thread::Builder::new().name("everstep-capture".into()).spawn(move || {
+        if background {
+            // This thread's alone, and that of its helpers.
+            let _ = rustix::process::setpriority_process(None, BACKGROUND);
+        }
         index.crcs = copy_chunks(&slot, at, &pieces, threads)?;
         slot.seal(label, &index, persist.then_some(Pin::Persist))?;
         if let Some(board) = board {

@@ -42,7 +42,7 @@ fn captured(path: &Path, step: u64) -> Arc<Slot> {
         purpose: Purpose::Recovery,
         shared: false,
     };
-    let plan = Plan { tensors, sources, label, persist: true, threads: 2 };
+    let plan = Plan { tensors, sources, label, persist: true, threads: 2, background: false };
     // SAFETY: `data` lives and stays unchanged until `wait` has returned.
     unsafe { start(slot.clone(), plan, None) }.unwrap().wait().unwrap();
     slot

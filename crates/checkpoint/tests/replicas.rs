@@ -27,7 +27,7 @@ fn captured(path: &Path, rank: u64, step: u64, generation: u64) -> Arc<Slot> {
     let sources = vec![Source { address: data.as_ptr() as usize, bytes: BYTES, eager: false }];
     let label =
         Label { job: job_hash("j"), rank, world_size: 4, generation, step, purpose: Purpose::Recovery, shared: false };
-    let plan = Plan { tensors, sources, label, persist: false, threads: 2 };
+    let plan = Plan { tensors, sources, label, persist: false, threads: 2, background: false };
     // SAFETY: `data` lives and stays unchanged until `wait` has returned.
     unsafe { start(slot.clone(), plan, None) }.unwrap().wait().unwrap();
     assert!(slot.pin(Pin::Replicate));

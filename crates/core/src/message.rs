@@ -366,6 +366,8 @@ pub enum Order {
         step: Option<Step>,
         /// where to read it, for each rank of the node that is told; empty when `step` is `None`
         sources: Vec<Source>,
+        /// it is in memory only: whoever has just come back makes it durable, too
+        persist: bool,
     },
     /// Replicate the first step from `next` on that all workers of this node have sealed.
     Replicate {

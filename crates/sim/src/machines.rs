@@ -115,7 +115,7 @@ impl World {
                 let delay = self.rng.range(1, 40 + grace) * slow;
                 self.at(delay, Happening::Killed { host, generation });
             }
-            AgentCommand::Restore { generation, step, sources } => self.restore(host, generation, step, &sources),
+            AgentCommand::Restore { generation, step, sources, .. } => self.restore(host, generation, step, &sources),
             AgentCommand::Replicate { .. } | AgentCommand::Committed { .. } => {}
             AgentCommand::HoldAt { step } => {
                 if let Some(crew) = self.hosts[host].crews.last_mut() {

@@ -130,11 +130,7 @@ impl Link {
         let job = Job {
             slot,
             region: usize::try_from(region).map_err(io::Error::other)?,
-            window: Window {
-                extent: window.extent.clamp(4096, CHUNK_BYTES),
-                buffers: window.buffers.max(1),
-                ..window
-            },
+            window: Window { extent: window.extent.clamp(4096, CHUNK_BYTES), buffers: window.buffers.max(1), ..window },
             gate,
             left: Mutex::new(chunks),
             sent: &self.sent,

@@ -65,6 +65,8 @@ pub enum Command {
         step: Option<Step>,
         /// where to read it, by local rank
         sources: Vec<Source>,
+        /// make it durable, too
+        persist: bool,
     },
     /// Bring the keepers the first step from `from` on that all workers have sealed; answer with `Replicated`.
     Replicate {

@@ -263,9 +263,9 @@ impl Agent {
                     self.hold(step);
                 }
             }
-            Order::Restore { generation, step, sources } => {
+            Order::Restore { generation, step, sources, persist } => {
                 if self.acknowledge(generation, |r| matches!(r, Report::Offers { .. } | Report::Holds { .. })) {
-                    self.out.push_back(Command::Restore { generation, step, sources });
+                    self.out.push_back(Command::Restore { generation, step, sources, persist });
                 }
             }
             Order::Replicate { generation, plan, next } => self.replicate_next(generation, Some(plan), next),

@@ -94,7 +94,8 @@ impl Job {
                 None => return self.restore_failed(now, generation, (rank, step, Tier::Peer), out),
             }
         }
-        let order = Order::Restore { generation, step: wanted, sources };
+        let persist = self.in_memory_only(wanted);
+        let order = Order::Restore { generation, step: wanted, sources, persist };
         out.push(Command::Send { session, order, after: None });
     }
 
@@ -175,6 +176,11 @@ impl Job {
         best.into_values().collect()
     }
 
+    /// What was saved by memory alone this time goes to durable storage: the next failure may take more.
+    fn in_memory_only(&self, step: Option<Step>) -> bool {
+        step.is_some_and(|s| self.record.durable.is_none_or(|d| s > d))
+    }
+
     /// Where other nodes reach this one's replicas.
     pub(super) fn replica_address(&self, node: &NodeId) -> Option<String> {
         let hello = &self.nodes.get(node).filter(|n| n.session.is_some())?.hello;
@@ -188,7 +194,8 @@ impl Job {
             let slot = self.record.world.slot(id)?;
             let first = slot.first_rank.0 as usize;
             let own = sources.get(first..first + slot.workers as usize).unwrap_or_default().to_vec();
-            let order = Order::Restore { generation: self.record.generation, step: *step, sources: own };
+            let persist = self.in_memory_only(*step);
+            let order = Order::Restore { generation: self.record.generation, step: *step, sources: own, persist };
             Some((id.clone(), session, order))
         };
         self.sessions().filter_map(order).collect()

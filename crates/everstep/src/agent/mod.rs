@@ -2,6 +2,7 @@
 
 pub mod connection;
 pub mod external;
+mod last;
 pub mod launch;
 mod macros;
 mod numa;
@@ -23,6 +24,7 @@ use everstep_core::time::Time;
 use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
 use everstep_wire::frame;
 use everstep_wire::worker::{Reply, Request};
+use last::Last;
 use launch::{Start, Template};
 use replicas::Replicas;
 use std::collections::{BTreeMap, BTreeSet};
@@ -109,6 +111,7 @@ struct Driver {
     restores: BTreeMap<Rank, oneshot::Sender<Reply>>,
     awaiting: Vec<(Step, oneshot::Sender<Reply>)>,
     writing: BTreeSet<(u32, u64)>,
+    last: Last,
     end: Option<End>,
     /// What each worker did last, also those that have exited.
     progress: BTreeMap<u32, Progress>,
@@ -158,6 +161,7 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
         restores: BTreeMap::new(),
         awaiting: Vec::new(),
         writing: BTreeSet::new(),
+        last: Last::default(),
         end: None,
         progress: BTreeMap::new(),
         workers,
@@ -382,18 +386,22 @@ impl Driver {
                     crew.persist_at(step);
                 }
             }
-            Command::Restore { generation, step, sources } => self.answer_restores(generation, step, &sources),
+            Command::Restore { generation, step, sources, persist } => {
+                self.answer_restores(generation, (step, persist), &sources);
+            }
             Command::Replicate { generation, from, keepers } => self.replicate(generation, from, &keepers),
             Command::Committed { generation, step, keeps } => {
                 if let Some(crew) = self.crew.as_ref().filter(|c| c.generation == generation) {
                     self.replicas.committed(generation, step, &keeps, crew.slot.workers, crew.world_size);
                     crew.replicated(step);
+                    self.last.held = Some((generation, step));
                 }
             }
             Command::Publish { generation, step, directory, shards } => {
                 self.publish(generation, step, directory, shards);
             }
             Command::Durable { step, .. } => {
+                self.last.durable = self.last.durable.max(Some(step));
                 if let Some(crew) = &self.crew {
                     crew.durable(step);
                     self.replicas.durable(step, crew.slot.workers);
@@ -406,6 +414,9 @@ impl Driver {
                 }
             }
             Command::Exit { code, why, discard_memory } => {
+                if code != 0 {
+                    self.last.persist(&self.replicas);
+                }
                 if discard_memory || !storage::holds_slots(&self.template.job, &self.template.node) {
                     storage::discard(&self.template.job, &self.template.node);
                 }

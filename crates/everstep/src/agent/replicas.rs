@@ -106,7 +106,8 @@ impl Replicas {
         Peer { address: address.to_owned(), token, job: self.job }
     }
 
-    fn own(&self, local: u32) -> Vec<Arc<Slot>> {
+    /// Slots of a worker of this node.
+    pub fn own(&self, local: u32) -> Vec<Arc<Slot>> {
         own_slots(&self.directories, &self.mapped, local)
     }
 
@@ -250,18 +251,25 @@ impl Driver {
     }
 
     /// Answers workers that wait to restore; what lies on other nodes is fetched first.
-    pub(super) fn answer_restores(&mut self, generation: Generation, step: Option<Step>, sources: &[Source]) {
+    pub(super) fn answer_restores(
+        &mut self,
+        generation: Generation,
+        (step, persist): (Option<Step>, bool),
+        sources: &[Source],
+    ) {
         let Some(crew) = self.crew.as_ref().filter(|c| c.generation == generation) else { return };
         let first = crew.slot.first_rank.0;
         for (rank, answer) in std::mem::take(&mut self.restores) {
             let local = rank.0.saturating_sub(first);
+            let durable = crew.workers.get(&local).is_some_and(|w| w.destination.is_some());
+            let persist = (persist && durable).then_some(Pin::Persist);
             let source = sources.get(local as usize).cloned();
             if let Some(copies) = source.as_ref().and_then(|s| s.copies.clone()) {
                 self.replicas.copies.insert(rank, copies);
             }
             match (step, source) {
                 (Some(step), Some(Source { tier: Tier::Peer, copies: Some(copies) })) => {
-                    self.fetch(generation, rank, local, step, &copies, answer);
+                    self.fetch(generation, (rank, local), step, (&copies, persist), answer);
                 }
                 (step, source) => {
                     let tier = source.map(|s| s.tier);
@@ -271,6 +279,7 @@ impl Driver {
                         let restored = slots.iter().filter(|s| s.label().is_some_and(|l| l.step == step.0));
                         for slot in restored {
                             let _ = slot.pin(Pin::Replicate);
+                            let _ = persist.is_some_and(|p| slot.pin(p));
                         }
                     }
                     let _ = answer.send(Reply::Restore { step, tier, path: None });
@@ -282,15 +291,14 @@ impl Driver {
     fn fetch(
         &self,
         generation: Generation,
-        rank: Rank,
-        local: u32,
+        (rank, local): (Rank, u32),
         step: Step,
-        copies: &Copies,
+        (copies, persist): (&Copies, Option<Pin>),
         answer: oneshot::Sender<Reply>,
     ) {
         let peers: Vec<Peer> = copies.holders.iter().map(|h| self.replicas.peer(h)).collect();
         let (directories, want, inbox) = (self.replicas.directories.clone(), want(&copies.of), self.inbox.clone());
-        tokio::task::spawn_blocking(move || match fetch(&directories, local, want, &peers) {
+        tokio::task::spawn_blocking(move || match fetch(&directories, local, want, (&peers, persist)) {
             Ok(path) => {
                 let path = Some(path.display().to_string());
                 let _ = answer.send(Reply::Restore { step: Some(step), tier: Some(Tier::Peer), path });
@@ -376,7 +384,12 @@ fn send(
 }
 
 /// Fetches a shard into a free slot of a worker.
-fn fetch(directories: &[PathBuf], local: u32, want: Want, peers: &[Peer]) -> std::io::Result<PathBuf> {
+fn fetch(
+    directories: &[PathBuf],
+    local: u32,
+    want: Want,
+    (peers, persist): (&[Peer], Option<Pin>),
+) -> std::io::Result<PathBuf> {
     let mut trouble = std::io::Error::from(std::io::ErrorKind::NotFound);
     let (mut found, mut from) = (Vec::new(), Vec::new());
     for peer in peers {
@@ -394,6 +407,7 @@ fn fetch(directories: &[PathBuf], local: u32, want: Want, peers: &[Peer]) -> std
     let streams = if found.len() == 1 { STREAMS } else { 1 };
     pull::fill(&slot, found, &from, want, streams)?;
     let _ = slot.pin(Pin::Replicate);
+    let _ = persist.is_some_and(|p| slot.pin(p));
     Ok(path)
 }
 

@@ -139,6 +139,7 @@ impl Driver {
                 Err(why) => failure = Some((local, why)),
             }
         }
+        self.last.begin(&crew);
         self.crew = Some(crew);
         if let Some((local_rank, message)) = failure {
             return Some(Event::SpawnFailed { generation, local_rank, message });
@@ -370,7 +371,9 @@ impl Driver {
                 if let Some(worker) = self.crew.as_mut().and_then(|c| c.workers.get_mut(&local_rank)) {
                     let every = (keep_every > 0).then(|| Duration::from_secs(keep_every));
                     let keep = Policy { last: keep as usize, every, epochs: keep_epochs };
-                    worker.destination = Some(Destination { rank, directory: directory.into(), keep, bandwidth });
+                    let destination = Destination { rank, directory: directory.into(), keep, bandwidth };
+                    self.last.destinations.insert(local_rank, destination.clone());
+                    worker.destination = Some(destination);
                 }
                 let _ = answer.send(Reply::Done);
             }

@@ -1,0 +1,87 @@
+//! What an agent does last when its job ends without being done: the newest step that all nodes hold goes to durable
+//! storage. The next attempt may run on other machines, which know nothing of this memory.
+//!
+//! There is no coordinator to ask any more: each agent writes its shards and a note of each, and the one that finds the notes
+//! of all ranks publishes.
+
+use super::replicas::Replicas;
+use super::storage::{self, Destination};
+use super::workers::Crew;
+use everstep_checkpoint::arena::Pin;
+use everstep_checkpoint::persist;
+use everstep_core::id::{Generation, Step};
+use everstep_core::message::ShardFile;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// What is known of the latest crew.
+#[derive(Debug, Default)]
+pub struct Last {
+    generation: Generation,
+    world_size: u32,
+    /// Where its workers' shards belong, by local rank.
+    pub destinations: BTreeMap<u32, Destination>,
+    /// The newest step that all nodes hold, and its generation.
+    pub held: Option<(Generation, Step)>,
+    /// The newest step on durable storage.
+    pub durable: Option<Step>,
+}
+
+impl Last {
+    /// A crew starts.
+    pub fn begin(&mut self, crew: &Crew) {
+        (self.generation, self.world_size) = (crew.generation, crew.world_size);
+        self.destinations.clear();
+    }
+
+    /// Makes the last step durable, as far as this node can. Says what came of it.
+    pub fn persist(&self, replicas: &Replicas) {
+        let Some((generation, step)) = self.held.filter(|(_, s)| self.durable.is_none_or(|d| *s > d)) else { return };
+        if generation != self.generation {
+            return;
+        }
+        let Some(to) = self.destinations.values().next() else { return };
+        match self.write(replicas, generation, step) {
+            Ok(true) => eprintln!("everstep: step {step} was in memory only and is now in {}", to.directory.display()),
+            Ok(false) => {}
+            Err(why) => eprintln!("everstep: {why}"),
+        }
+    }
+
+    /// Whether this agent was the one to publish.
+    fn write(&self, replicas: &Replicas, generation: Generation, step: Step) -> Result<bool, String> {
+        let Some(to) = self.destinations.values().next() else { return Ok(false) };
+        let notes = to.directory.join(format!("step-{step}.tmp-{generation}"));
+        for (local, to) in &self.destinations {
+            let slots = replicas.own(*local);
+            let is = |l: everstep_checkpoint::arena::Label| (l.generation, l.step) == (generation.0, step.0);
+            let found = slots.iter().find(|s| s.label().is_some_and(is) && s.pin(Pin::Persist));
+            let slot = found.ok_or_else(|| format!("step {step} of rank {} is not in memory any more", to.rank))?;
+            let shard = storage::write_shard(slot.path(), to, generation.0, step.0)?;
+            note(&notes, &shard).map_err(|e| format!("cannot write to {}: {e}", notes.display()))?;
+        }
+        let shards: Vec<ShardFile> = (0..self.world_size).filter_map(|rank| noted(&notes, rank)).collect();
+        if shards.len() < self.world_size as usize {
+            return Ok(false);
+        }
+        let published = persist::publish(&to.directory, generation.0, step.0, &shards)
+            .and_then(|()| persist::prune(&to.directory, to.keep, generation.0).map(drop));
+        match published {
+            // Another agent has found all notes at the same time.
+            Err(_) if persist::read_manifest(&persist::step_directory(&to.directory, step.0)).is_ok() => Ok(false),
+            other => other.map(|()| true).map_err(|e| format!("step {step} could not be published: {e}")),
+        }
+    }
+}
+
+fn note(directory: &Path, shard: &ShardFile) -> std::io::Result<()> {
+    let path = directory.join(format!(".rank-{}.json", shard.rank));
+    let temporary = path.with_extension("new");
+    std::fs::write(&temporary, serde_json::to_vec(shard)?)?;
+    std::fs::rename(&temporary, &path)
+}
+
+fn noted(directory: &Path, rank: u32) -> Option<ShardFile> {
+    let json = std::fs::read(directory.join(format!(".rank-{rank}.json"))).ok()?;
+    serde_json::from_slice(&json).ok()
+}
