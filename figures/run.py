@@ -20,7 +20,7 @@ FIGURES = [
     "simulation", "demo", "kill-random", "hang", "coordinator-restart", "clean-restart",
     "torchrun-conformance", "zero-line", "shrink-grow", "restart-vs-torchrun", "overhead", "launcher-footprint",
     "rendezvous-scale", "sampler", "lines-changed",
-    "snapshot-blocking", "replication-overhead", "replication-throughput", "persist-throughput", "restore", "placement-exact",
+    "snapshot-blocking", "lost-time", "two-phase-breakdown", "replication-overhead", "replication-throughput", "persist-throughput", "restore", "placement-exact",
     "writer-kills", "crash-states", "kill-matrix",
     "corruption", "memory-flat",
 ]  # fmt: skip

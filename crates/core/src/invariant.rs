@@ -29,6 +29,8 @@ pub enum InvariantId {
     OneRestoreStep,
     /// INV-10: taking in nodes that wait loses no step.
     GrowingLosesNothing,
+    /// INV-11: a step that all nodes held with its copies is restored as long as one good copy of each shard is left.
+    CommittedIsKept,
 }
 
 impl InvariantId {

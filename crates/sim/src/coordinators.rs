@@ -4,7 +4,7 @@ use crate::control::{Effect, Process};
 use crate::world::{Happening, World};
 use everstep_core::agent::event::Event as AgentEvent;
 use everstep_core::coordinator::Coordinator;
-use everstep_core::coordinator::command::Precondition;
+use everstep_core::coordinator::command::{Fact, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::state::JobRecord;
 use everstep_core::id::{Epoch, PersistId, Session};
@@ -97,7 +97,12 @@ impl World {
                     let delay = self.rng.range(1, 25);
                     self.at(delay, Happening::Apply { index, id, key, value, when });
                 }
-                Effect::Record(fact) => self.oracle.recorded(self.now, &fact),
+                Effect::Record(fact) => {
+                    if let Fact::Restored { step, .. } = &fact {
+                        self.check_committed(index, step.unwrap_or_default());
+                    }
+                    self.oracle.recorded(self.now, &fact);
+                }
                 Effect::StepDown => {
                     self.kill_coordinator(index);
                 }

@@ -26,6 +26,16 @@ faults! {
     AgentCrash,
     /// The machine is lost with all its memory and comes back later.
     NodeCrash,
+    /// Two machines are lost with all their memory at once, and come back later.
+    TwoNodesCrash,
+    /// A machine forgets the copies it keeps.
+    ReplicasLost,
+    /// A machine's newest copies are gone, older ones stay.
+    ReplicasStale,
+    /// The next copies arrive only in part.
+    ReplicasPartial,
+    /// What a slot holds, a rank's own or a copy, changes by itself.
+    SlotRots,
     /// The machine never comes back; another one takes its id.
     NodeReplaced,
     /// The machine never comes back and nobody takes its place.

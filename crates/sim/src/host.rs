@@ -1,8 +1,8 @@
 //! Machines: an agent (the real state machine), worker processes, and what memory holds.
 
 use everstep_core::agent::Agent;
-use everstep_core::id::{Generation, NodeId, Session, Step};
-use everstep_core::message::{Offer, Slot, Tier};
+use everstep_core::id::{Generation, NodeId, Rank, Session, Step};
+use everstep_core::message::{Holding, Offer, Slot, Tier};
 use std::collections::BTreeMap;
 
 /// The worker processes of one generation on one host.
@@ -48,6 +48,17 @@ impl Crew {
     }
 }
 
+/// A slot in memory.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// What it holds.
+    pub of: Holding,
+    /// It may not be overwritten.
+    pub pinned: bool,
+    /// Its bytes are not what they were.
+    pub rotten: bool,
+}
+
 /// One machine.
 #[derive(Debug)]
 pub struct Host {
@@ -69,8 +80,14 @@ pub struct Host {
     pub session: Option<Session>,
     /// Next port for a process-group store.
     pub next_port: u16,
-    /// Memory tier: sealed steps by local rank. Ranks hold the same state, so a rank may restore another's.
-    pub memory: BTreeMap<u32, Vec<(Generation, u64)>>,
+    /// Sealed steps by local rank.
+    pub memory: BTreeMap<u32, Vec<Held>>,
+    /// Copies of other nodes' steps.
+    pub replicas: Vec<Held>,
+    /// Copies of older generations are refused.
+    pub floor: Generation,
+    /// The next copies arrive in part.
+    pub cut_next: bool,
     /// Starts that will crash at once.
     pub crash_loop: u32,
     /// Everything takes longer until then.
@@ -98,6 +115,9 @@ impl Host {
             session: None,
             next_port: 20_000,
             memory: BTreeMap::new(),
+            replicas: Vec::new(),
+            floor: Generation(0),
+            cut_next: false,
             crash_loop: 0,
             slow_until: 0,
             exited: None,
@@ -112,23 +132,46 @@ impl Host {
         self.up && (self.agent.is_some() || self.guard_ending)
     }
 
-    /// What the rank with this local rank could restore here.
+    /// Everything that memory holds.
+    pub fn all(&self) -> impl Iterator<Item = &Held> {
+        self.memory.values().flatten().chain(&self.replicas)
+    }
+
+    /// What a rank could restore from its own slots or from durable storage.
     #[must_use]
-    pub fn offers(&self, local: u32, durable: Option<u64>) -> Vec<Offer> {
-        let memory = self.memory.get(&local).into_iter().flatten();
+    pub fn offers(&self, local: u32, rank: (Rank, u32), shared: bool, durable: Option<u64>) -> Vec<Offer> {
+        let fits = |m: &&Held| shared || (m.of.rank, m.of.world_size) == rank;
+        let memory = self.memory.get(&local).into_iter().flatten().filter(fits);
         let mut offers: Vec<Offer> =
-            memory.map(|(g, s)| Offer { step: Step(*s), tier: Tier::Memory, generation: *g }).collect();
+            memory.map(|m| Offer { step: m.of.step, tier: Tier::Memory, generation: m.of.generation }).collect();
         offers.extend(durable.map(|s| Offer { step: Step(s), tier: Tier::Durable, generation: Generation(0) }));
         offers.sort_by(|a, b| b.cmp(a));
         offers
     }
 
-    /// A step is sealed in memory: the two newest stay.
-    pub fn seal(&mut self, local: u32, generation: Generation, step: u64) {
+    /// A step is sealed in memory: the two newest and what is pinned stay.
+    pub fn seal(&mut self, local: u32, of: Holding) {
         let held = self.memory.entry(local).or_default();
-        held.retain(|(_, s)| *s != step);
-        held.push((generation, step));
-        let surplus = held.len().saturating_sub(2);
-        held.drain(..surplus);
+        held.retain(|m| m.of.step != of.step);
+        held.push(Held { of, pinned: false, rotten: false });
+        let mut surplus = held.iter().filter(|m| !m.pinned).count().saturating_sub(2);
+        held.retain(|m| {
+            let goes = surplus > 0 && !m.pinned;
+            surplus -= usize::from(goes);
+            !goes
+        });
+    }
+
+    /// A copy arrives: the two newest of a rank stay.
+    pub fn keep(&mut self, of: Holding) {
+        let same = |m: &Held| (m.of.rank, m.of.world_size) == (of.rank, of.world_size);
+        self.replicas.retain(|m| m.of != of);
+        let mut surplus = self.replicas.iter().filter(|m| same(m)).count().saturating_sub(1);
+        self.replicas.retain(|m| {
+            let goes = surplus > 0 && same(m);
+            surplus -= usize::from(goes);
+            !goes
+        });
+        self.replicas.push(Held { of, pinned: false, rotten: false });
     }
 }

@@ -4,6 +4,7 @@ use crate::fault::Fault;
 use crate::host::Host;
 use crate::world::{Happening, World};
 use everstep_core::coordinator::command::Precondition;
+use std::collections::BTreeSet;
 
 impl World {
     /// Injects `fault` on something suitable; when there is nothing, another kind instead. Counts what took effect.
@@ -66,6 +67,38 @@ impl World {
                 let delay = self.rng.range(2000, 60_000);
                 self.hosts[host].up = true;
                 self.at(delay, Happening::StartAgent { host });
+            }
+            Fault::TwoNodesCrash => {
+                let first = self.attached()?;
+                let second = self.any_host(|h| h.up && !h.frozen && h.agent.is_some() && h.session.is_some())?;
+                for host in BTreeSet::from([first, second]) {
+                    self.crash_node(host);
+                    let delay = self.rng.range(2000, 60_000);
+                    self.hosts[host].up = true;
+                    self.at(delay, Happening::StartAgent { host });
+                }
+            }
+            Fault::ReplicasLost => {
+                let host = self.any_host(|h| !h.replicas.is_empty())?;
+                self.hosts[host].replicas.clear();
+            }
+            Fault::ReplicasStale => {
+                let host = self.any_host(|h| !h.replicas.is_empty())?;
+                let newest = self.hosts[host].replicas.iter().map(|m| (m.of.generation, m.of.step)).max()?;
+                self.hosts[host].replicas.retain(|m| (m.of.generation, m.of.step) < newest);
+            }
+            Fault::ReplicasPartial => {
+                let host = self.running()?;
+                self.hosts[host].cut_next = true;
+                self.worker_dies_soon(host);
+            }
+            Fault::SlotRots => {
+                let host = self.any_host(|h| h.all().next().is_some())?;
+                let slots = self.hosts[host].all().count() as u64;
+                let which = usize::try_from(self.rng.range(0, slots)).unwrap_or(0);
+                let h = &mut self.hosts[host];
+                h.memory.values_mut().flatten().chain(&mut h.replicas).nth(which)?.rotten = true;
+                self.worker_dies_soon(host);
             }
             Fault::NodeGone => {
                 let gone = self.hosts.iter().filter(|h| !h.up && h.life > 0).count();
@@ -184,6 +217,12 @@ impl World {
         Some(())
     }
 
+    /// Something must be restored for the fault to show, after a while.
+    fn worker_dies_soon(&mut self, host: usize) {
+        let delay = self.rng.range(500, 5000);
+        self.at(delay, Happening::WorkerDies { host });
+    }
+
     fn take_over(&mut self, spare: usize, host: usize) {
         self.hosts[spare].node = self.hosts[host].node.clone();
         self.hosts[spare].up = true;
@@ -209,6 +248,7 @@ impl World {
         let h = &mut self.hosts[host];
         h.crews.clear();
         h.memory.clear();
+        h.replicas.clear();
         h.up = false;
     }
 

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  seed ─> world ─┬─ control   coordinators and the store      ─┐
-//!                 ├─ host      agents, workers, memory tiers    ├─> oracle (INV-01 … INV-09), trace
+//!                 ├─ host      agents, workers, memory tiers    ├─> oracle (INV-01 … INV-11), trace
 //!                 ├─ network   sessions, delays, partitions    ─┘
 //!                 └─ fault     what goes wrong
 //! ```
@@ -16,6 +16,7 @@ pub mod fault;
 pub mod host;
 pub mod inject;
 mod machines;
+mod memory;
 pub mod network;
 pub mod oracle;
 pub mod rng;

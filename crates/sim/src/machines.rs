@@ -25,9 +25,9 @@ impl World {
         h.life += 1;
         h.next_port += 1;
         let config = Config {
-            replica_port: 0,
+            replica_port: u16::try_from(1000 + host).unwrap_or(0),
             domain: String::new(),
-            held: h.memory.values().flatten().map(|(g, _)| *g).max().unwrap_or_default(),
+            held: h.all().map(|m| m.of.generation).max().unwrap_or_default(),
             node: h.node.clone(),
             incarnation: Incarnation(self.now * 100 + host as u64 + 1),
             spec: self.spec.clone(),
@@ -91,6 +91,8 @@ impl World {
                 let ready_at = self.now + self.rng.range(1500, 4000) * slow;
                 let living = (0..slot.workers).map(|l| (l, true)).collect();
                 let workers = slot.workers;
+                self.hosts[host].floor = generation;
+                self.hosts[host].memory.values_mut().flatten().for_each(|m| m.pinned = false);
                 self.hosts[host].crews.push(Crew {
                     generation,
                     slot,
@@ -116,7 +118,8 @@ impl World {
                 self.at(delay, Happening::Killed { host, generation });
             }
             AgentCommand::Restore { generation, step, sources, .. } => self.restore(host, generation, step, &sources),
-            AgentCommand::Replicate { .. } | AgentCommand::Committed { .. } => {}
+            AgentCommand::Replicate { generation, from, keepers } => self.replicate(host, generation, from, keepers),
+            AgentCommand::Committed { generation, step, keeps } => self.committed(host, generation, step, &keeps),
             AgentCommand::HoldAt { step } => {
                 if let Some(crew) = self.hosts[host].crews.last_mut() {
                     crew.hold_at = step.map(|s| s.0);
@@ -181,7 +184,6 @@ impl World {
 
     pub(crate) fn restore(&mut self, host: usize, generation: Generation, step: Option<Step>, sources: &[Source]) {
         let now = self.now;
-        let durable = self.durable;
         let h = &mut self.hosts[host];
         let Some(crew) = h.crews.iter_mut().find(|c| c.generation == generation) else { return };
         if crew.training {
@@ -191,16 +193,18 @@ impl World {
         crew.step = step.map_or(0, |s| s.0);
         crew.restored = crew.step;
         let (first, workers) = (crew.slot.first_rank.0, crew.workers);
-        for rank in first..first + workers {
-            self.oracle.restored(now, generation, Rank(rank), step);
-            let tier = sources.get((rank - first) as usize).map(|s| s.tier);
-            let there = self.hosts[host]
-                .offers(rank - first, durable)
-                .iter()
-                .any(|o| Some(o.step) == step && Some(o.tier) == tier);
-            if step.is_some() && !there {
-                // Reading fails: the worker says so and exits.
-                self.worker_dies(host, rank - first);
+        for local in 0..workers {
+            let rank = Rank(first + local);
+            let source = sources.get(local as usize);
+            self.oracle.restored(now, generation, rank, step, source.map(|s| s.tier));
+            let Some((step, source)) = step.zip(source) else { continue };
+            if !self.read(host, local, step, source) {
+                if let Some(crew) = self.hosts[host].crews.iter_mut().find(|c| c.generation == generation) {
+                    crew.training = false;
+                }
+                self.agent(host, AgentEvent::RestoreFailed { generation, rank, step, tier: source.tier });
+            } else if let Some(held) = self.hosts[host].memory.get_mut(&local) {
+                held.iter_mut().filter(|m| m.of.step == step).for_each(|m| m.pinned = true);
             }
         }
     }
@@ -237,12 +241,15 @@ impl World {
         let (generation, first, workers) = (crew.generation, crew.slot.first_rank.0, crew.workers);
         if !crew.training && now >= crew.ready_at && !crew.offered {
             crew.offered = true;
-            self.agent(host, AgentEvent::Holds { generation, held: Vec::new() });
+            let held = self.hosts[host].all().map(|m| m.of).collect();
+            self.agent(host, AgentEvent::Holds { generation, held });
+            let shared = self.shared();
+            let size = self.oracle.worlds.get(&generation).map_or(0, |w| w.size);
             for local in 0..workers {
                 let rank = Rank(first + local);
-                let offers = self.hosts[host].offers(local, durable);
+                let offers = self.hosts[host].offers(local, (rank, size), shared, durable);
                 self.oracle.offered(generation, rank, offers.clone());
-                self.agent(host, AgentEvent::Offers { generation, rank, offers, shared: true });
+                self.agent(host, AgentEvent::Offers { generation, rank, offers, shared });
             }
             return;
         }
@@ -252,9 +259,12 @@ impl World {
             let arrives = holds.is_some_and(|at| at > crew.step);
             crew.step = holds.unwrap_or(crew.step + 5).max(crew.step);
             let step = crew.step;
+            // Not each second's: simulating a message costs more than sending it.
+            if arrives || (step / 5).is_multiple_of(3) {
+                self.seal(host, generation, step);
+            }
             for local in 0..workers {
                 let rank = Rank(first + local);
-                self.hosts[host].seal(local, generation, step);
                 if arrives || (step / 5).is_multiple_of(60) {
                     let shard = ShardFile {
                         rank,

@@ -4,7 +4,7 @@ use crate::host::Host;
 use everstep_core::coordinator::command::Fact;
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::invariant::{InvariantId, rank_once};
-use everstep_core::message::{Offer, Place, World};
+use everstep_core::message::{Offer, Place, Tier, World};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A broken invariant.
@@ -43,6 +43,10 @@ pub struct Oracle {
     offers: BTreeMap<(Generation, Rank), Vec<Offer>>,
     restored: BTreeMap<Generation, Option<Step>>,
     newest_stored: Generation,
+    /// What all nodes hold, as far as any was told.
+    pub committed: Option<crate::memory::Committed>,
+    /// Steps that somebody could not read.
+    pub unreadable: BTreeSet<Step>,
     /// Everything that was found.
     pub violations: Vec<Violation>,
 }
@@ -59,7 +63,11 @@ impl Oracle {
                 self.regrouped += 1;
                 self.growing = true;
             }
-            Fact::LeftOut { .. } | Fact::RestoreFailed { .. } => self.regrouped += 1,
+            Fact::LeftOut { .. } => self.regrouped += 1,
+            Fact::RestoreFailed { step, .. } => {
+                self.regrouped += 1;
+                self.unreadable.insert(*step);
+            }
             Fact::IncidentOpened { .. } | Fact::NodeLost { .. } | Fact::CoordinatorStarted { .. } => {
                 self.growing = false
             }
@@ -124,9 +132,10 @@ impl Oracle {
     }
 
     /// A rank was told what to restore.
-    pub fn restored(&mut self, now: u64, generation: Generation, rank: Rank, step: Option<Step>) {
+    pub fn restored(&mut self, now: u64, generation: Generation, rank: Rank, step: Option<Step>, tier: Option<Tier>) {
         let first = *self.restored.entry(generation).or_insert(step);
-        let held = self.offers.get(&(generation, rank)).is_some_and(|o| o.iter().any(|o| Some(o.step) == step));
+        let held = tier == Some(Tier::Peer)
+            || self.offers.get(&(generation, rank)).is_some_and(|o| o.iter().any(|o| Some(o.step) == step));
         if first != step || (step.is_some() && !held) {
             let what = format!("generation {generation} rank {rank}: told {step:?}, first {first:?}, offered {held}");
             self.violation(InvariantId::OneRestoreStep, now, what);

@@ -11,9 +11,9 @@ use everstep_core::agent::event::Event as AgentEvent;
 use everstep_core::coordinator::command::Precondition;
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::state::Phase;
-use everstep_core::id::{Epoch, Generation, JobId, NodeId, PersistId, Session};
+use everstep_core::id::{Epoch, Generation, JobId, NodeId, PersistId, Session, Step};
 use everstep_core::invariant::InvariantId;
-use everstep_core::message::{Hello, Order, Report};
+use everstep_core::message::{Hello, Keeper, Order, Report};
 use everstep_core::spec::{JobSpec, RestartBudget};
 use std::collections::BTreeMap;
 
@@ -82,6 +82,7 @@ pub(crate) enum Happening {
     AgentTick { host: usize, life: u64 },
     CoordinatorTick { index: usize },
     Killed { host: usize, generation: Generation },
+    Sent { host: usize, life: u64, generation: Generation, step: Option<Step>, keepers: Vec<Keeper> },
     Apply { index: usize, id: PersistId, key: String, value: Vec<u8>, when: Precondition },
     Persisted { index: usize, id: PersistId, result: Result<Version, StoreFailure> },
     Superseded { index: usize },
@@ -89,6 +90,7 @@ pub(crate) enum Happening {
     StartCoordinator,
     GuardDone { host: usize },
     Thaw { host: usize },
+    WorkerDies { host: usize },
     Workload,
     Inject(Fault),
 }
@@ -237,6 +239,9 @@ impl World {
                 self.coordinator(index, Event::Tick);
             }
             Happening::Killed { host, generation } => self.killed(host, generation),
+            Happening::Sent { host, life, generation, step, keepers } => {
+                self.sent(host, life, generation, step, &keepers);
+            }
             Happening::Apply { index, id, key, value, when } => self.apply(index, id, &key, value, when),
             Happening::Persisted { index, id, result } => self.persisted(index, id, result),
             Happening::Superseded { index } => self.coordinator(index, Event::Superseded),
@@ -247,6 +252,7 @@ impl World {
                 self.hosts[host].guard_ending = false;
             }
             Happening::Thaw { host } => self.hosts[host].frozen = false,
+            Happening::WorkerDies { host } => self.worker_dies(host, 0),
             Happening::Workload => {
                 self.workload();
                 self.at(1000, Happening::Workload);

@@ -148,7 +148,9 @@ impl Coordinator {
         }
         let job = self.jobs.entry(id.clone()).or_insert_with(|| Job::new(hello.spec.clone(), now));
         let over = matches!(job.phase, Phase::Over { .. });
-        if over && job.nodes.is_empty() && !job.write_pending() && hello.running.is_none() {
+        let of_this_run =
+            matches!(&job.record.stage, Stage::Ended { attached, .. } if attached.contains(&hello.incarnation));
+        if over && job.nodes.is_empty() && !job.write_pending() && hello.running.is_none() && !of_this_run {
             job.run_anew(hello.spec.clone(), now);
         } else if !over && job.record.spec != hello.spec {
             let why = format!(
@@ -248,7 +250,8 @@ impl Job {
         if matches!(self.record.stage, Stage::Ended { .. }) {
             return;
         }
-        self.record.stage = Stage::Ended { code: *code, why: why.clone() };
+        let attached = self.nodes.values().map(|n| n.hello.incarnation).collect();
+        self.record.stage = Stage::Ended { code: *code, why: why.clone(), attached };
         let fact = Fact::Ended { code: *code, why: why.clone() };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
         self.changed(true);

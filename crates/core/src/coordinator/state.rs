@@ -59,6 +59,9 @@ pub enum Stage {
         code: i32,
         /// the cause
         why: String,
+        /// agents that were there: they belong to this run, whether or not they have heard of its end
+        #[serde(default)]
+        attached: Vec<Incarnation>,
     },
 }
 
@@ -250,7 +253,7 @@ impl Job {
         let phase = match &record.stage {
             Stage::Forming => Phase::Forming { since: now, last_join: Some(now) },
             Stage::Training => Phase::Training { finished: BTreeSet::new(), reattach_until },
-            Stage::Ended { code, why } => Phase::Over { code: *code, why: why.clone() },
+            Stage::Ended { code, why, .. } => Phase::Over { code: *code, why: why.clone() },
         };
         let old = OldWorld {
             members: record.world.slots.iter().map(|s| (s.node.clone(), s.incarnation)).collect(),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// How long to wait for a span before looking again.
 const LOOK: Duration = Duration::from_millis(20);
 /// Extents are this long: what is under way when a collective begins delays it.
-const EXTENT: usize = 128 << 10;
+const EXTENT: usize = 64 << 10;
 /// What goes first in a span.
 const PROBE: usize = 16 << 10;
 /// How long to wait before looking again whether it has arrived.
@@ -48,7 +48,7 @@ impl Speed {
     /// What may be under way to one peer over so many streams.
     fn window(&self, streams: usize) -> Window {
         let bytes = self.get().map_or(4.0 * EXTENT as f64, |speed| speed * UNDER_WAY);
-        let extent = if bytes > 64.0 * EXTENT as f64 { 8 * EXTENT } else { EXTENT };
+        let extent = if bytes > 64.0 * EXTENT as f64 { 16 * EXTENT } else { EXTENT };
         let buffers = (bytes / (streams * extent) as f64).round() as usize;
         Window { extent, buffers: buffers.clamp(1, 16), streams }
     }
@@ -109,7 +109,7 @@ impl Paced {
                 Window { extent: CHUNK_BYTES, buffers: 1, streams: 1 }
             }
             () if is(Network::Open) => Window { streams, ..Window::default() },
-            () if is(Network::Learning) => Window { extent: EXTENT / 2, buffers: 1, streams },
+            () if is(Network::Learning) => Window { extent: EXTENT, buffers: 1, streams },
             () => self.speed.window(streams),
         }
     }

@@ -1,0 +1,47 @@
+"""Blocks of training with and without a checkpoint, in turn in one process (see ``figures/scripts/paired.py``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from figures.snapshot_blocking import EVERSTEP, GB
+from harness.cluster import ROOT
+
+
+@dataclass
+class Blocks:
+    """Blocks of one way: seconds of training, processor seconds."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+
+def run(modes: str, rounds: int, size: int = GB) -> dict[str, Blocks]:
+    """Blocks by way; the ways take turns."""
+    with tempfile.TemporaryDirectory(dir=ROOT / "target") as scratch:
+        line = [EVERSTEP, "run", "--max-restarts", "0", "--standalone", "-m", "figures.scripts.paired", "--modes", modes]
+        line += ["--bytes", str(size), "--rounds", str(rounds), "--out", scratch]
+        env = {**os.environ, "EVERSTEP_STATE_DIR": f"{scratch}/state", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-3000:])
+    found: dict[str, Blocks] = defaultdict(Blocks)
+    for row in done.stdout.splitlines():
+        if row.startswith("{"):
+            said = json.loads(row)
+            found[said["mode"]].seconds.append(said["seconds"])
+            found[said["mode"]].cpu.append(said["cpu"])
+    return found
+
+
+def extra(found: dict[str, Blocks]) -> dict[str, tuple[float, float]]:
+    """Seconds lost and processor seconds spent per checkpoint: medians, less those of a block without one."""
+    none = found["none"]
+    base, cpu = statistics.median(none.seconds), statistics.median(none.cpu)
+    return {mode: (statistics.median(b.seconds) - base, statistics.median(b.cpu) - cpu) for mode, b in found.items() if mode != "none"}
