@@ -15,16 +15,19 @@ pub enum Bug {
     TrimmedNeverReadmitted,
     /// The end of an old connection removes the node that has already come back on a new one.
     StaleLostAfterJoined,
+    /// An agent does not say which copies of other nodes' shards it keeps.
+    CopiesUnsaid,
 }
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Bug; 6] = [
+    pub const ALL: [Bug; 7] = [
         Bug::MissingGenerationCheck,
         Bug::SendBeforePersist,
         Bug::DoubleAssignment,
         Bug::BudgetResetOnRestart,
         Bug::TrimmedNeverReadmitted,
         Bug::StaleLostAfterJoined,
+        Bug::CopiesUnsaid,
     ];
 }
