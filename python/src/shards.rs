@@ -4,7 +4,7 @@
 use crate::board::PyBoard;
 use crate::error::{checkpoint, restore};
 use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, slot_bytes};
-use everstep_checkpoint::capture::{self, Capture, Plan, Source};
+use everstep_checkpoint::capture::{self, Capture, Filling, Plan, Source};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::shard::Tensor;
 use everstep_checkpoint::persist;
@@ -32,6 +32,7 @@ pub struct PyArena {
     /// All ranks hold the same state: a slot of another rank will do.
     any_rank: bool,
     running: Mutex<Option<Capture>>,
+    filling: Mutex<Option<Filling>>,
 }
 
 #[pymethods]
@@ -49,7 +50,7 @@ impl PyArena {
         let slots = paths.iter().map(|p| Slot::open(p).map(Arc::new)).collect::<Result<_, _>>().map_err(checkpoint)?;
         let purpose = Purpose::Recovery;
         let label = Label { job: job_hash(job), rank, world_size, generation, step: 0, purpose, shared: any_rank };
-        Ok(PyArena { slots, label, any_rank, running: Mutex::new(None) })
+        Ok(PyArena { slots, label, any_rank, running: Mutex::new(None), filling: Mutex::new(None) })
     }
 
     /// Maps all pages now, so that the first captures do not pay for it.
@@ -95,12 +96,7 @@ impl PyArena {
         let sources: Vec<Source> =
             sources.into_iter().map(|(address, bytes, eager)| Source { address, bytes, eager }).collect();
         let tensors = tensors(entries);
-        let purpose = match persist {
-            Some(1) => Purpose::Epoch,
-            Some(2) => Purpose::User,
-            _ => Purpose::Recovery,
-        };
-        let label = Label { step, purpose, ..self.label };
+        let label = self.label_of(step, persist);
         let board = board.map(|b| b.board.clone());
         let started = loop {
             let Some(slot) = self.free_slot() else { return Ok(false) };
@@ -117,6 +113,31 @@ impl PyArena {
             *running = Some(started);
         }
         Ok(true)
+    }
+
+    /// Takes a slot that a device fills: where its first tensor belongs, and the bytes of all; `None` when every slot is
+    /// in use. Ends with [`PyArena::seal`].
+    fn begin(&self, step: u64, entries: Vec<Entry>, persist: Option<u64>) -> PyResult<Option<(usize, usize)>> {
+        let (tensors, label) = (tensors(entries), self.label_of(step, persist));
+        let filling = loop {
+            let Some(slot) = self.free_slot() else { return Ok(None) };
+            match Filling::begin(slot, tensors.clone(), label, persist.is_some()) {
+                Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {}
+                begun => break begun.map_err(checkpoint)?,
+            }
+        };
+        let place = filling.place().map_err(checkpoint)?;
+        if let Ok(mut waiting) = self.filling.lock() {
+            *waiting = Some(filling);
+        }
+        Ok(Some(place))
+    }
+
+    /// What [`PyArena::begin`] has given out is filled.
+    fn seal(&self, py: Python<'_>, threads: usize, board: Option<&PyBoard>) -> PyResult<()> {
+        let filling = self.filling.lock().ok().and_then(|mut f| f.take());
+        let board = board.map(|b| b.board.clone());
+        py.detach(|| filling.map_or(Ok(()), |f| f.seal(threads, board.as_deref()))).map_err(checkpoint)
     }
 
     /// Waits for the capture on its way, if any: the fence.
@@ -146,6 +167,15 @@ impl PyArena {
 }
 
 impl PyArena {
+    fn label_of(&self, step: u64, persist: Option<u64>) -> Label {
+        let purpose = match persist {
+            Some(1) => Purpose::Epoch,
+            Some(2) => Purpose::User,
+            _ => Purpose::Recovery,
+        };
+        Label { step, purpose, ..self.label }
+    }
+
     fn fits(&self, label: &Label) -> bool {
         let same = label.rank == self.label.rank && label.world_size == self.label.world_size;
         label.job == self.label.job && (same || self.any_rank)

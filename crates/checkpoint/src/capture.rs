@@ -97,6 +97,57 @@ pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> i
     Ok(Capture { thread: Some(thread), step })
 }
 
+/// A slot that somebody else fills: a device, by copies of its own.
+#[derive(Debug)]
+pub struct Filling {
+    slot: Arc<Slot>,
+    index: Index,
+    label: Label,
+    persist: bool,
+}
+
+impl Filling {
+    /// Takes a slot for `tensors`, one behind the other from [`Filling::address`] on.
+    ///
+    /// # Errors
+    /// As [`start`].
+    pub fn begin(slot: Arc<Slot>, tensors: Vec<Tensor>, label: Label, persist: bool) -> io::Result<Self> {
+        let index = Index { tensors, crcs: Vec::new() };
+        let index_bytes = serde_json::to_vec(&index).map_err(io::Error::other)?.len() + index.chunks() * 21;
+        if !slot.fits(index.bytes(), index_bytes as u64) {
+            return Err(io::Error::new(io::ErrorKind::StorageFull, "the state has outgrown its slot"));
+        }
+        if !slot.begin() {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        Ok(Filling { slot, index, label, persist })
+    }
+
+    /// Where the first tensor begins, and the bytes of all.
+    ///
+    /// # Errors
+    /// When the slot is shorter than it says.
+    pub fn place(&self) -> io::Result<(usize, usize)> {
+        let bytes = usize::try_from(self.index.bytes()).map_err(io::Error::other)?;
+        Ok((self.slot.map().target(REGION_AT, bytes)? as usize, bytes))
+    }
+
+    /// Everything is there: checksums, then the seal.
+    ///
+    /// # Errors
+    /// When the index does not fit; the slot then holds nothing.
+    pub fn seal(mut self, threads: usize, board: Option<&Board>) -> io::Result<()> {
+        let (address, bytes) = self.place()?;
+        let all = [(0, Source { address, bytes, eager: true })];
+        self.index.crcs = copy_chunks(&self.slot, bytes, &all, threads.max(1))?;
+        self.slot.seal(self.label, &self.index, self.persist.then_some(Pin::Persist))?;
+        if let Some(board) = board {
+            board.announce_sealed(self.label.step);
+        }
+        Ok(())
+    }
+}
+
 /// Copies the lazy pieces chunk by chunk, each byte read once, and returns the checksum of every chunk.
 fn copy_chunks(slot: &Slot, bytes: usize, pieces: &[(usize, Source)], threads: usize) -> io::Result<Vec<u64>> {
     let chunks = bytes.div_ceil(CHUNK_BYTES);

@@ -1,0 +1,129 @@
+"""Snapshots of state on a GPU: a copy on the device where memory allows, else straight to the slot, on a stream of its own.
+
+The training loop's thread never waits for the device: what must be ordered is ordered between streams. (CheckFreq §4.1 for
+the two ways, C2.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._internal import Arena, Board
+
+if TYPE_CHECKING:
+    from .tiers import Snapshot
+
+#: A registration is made in pieces: some drivers fail on one of half a terabyte.
+_REGISTER_BYTES = 64 << 30
+#: Device memory that stays free beside a copy of the state.
+_HEADROOM_BYTES = 1 << 30
+
+
+#: Bytes of the slot, bytes of the tensor, and whether a forward pass may change them.
+Pair = tuple[torch.Tensor, torch.Tensor, bool]
+
+
+def on_device(snapshot: Snapshot) -> bool:
+    """Some of the state is on a GPU."""
+    return any(i.tensor.device.type == "cuda" for i in snapshot.items)
+
+
+class DeviceCopies:
+    """Copies from one device into the slots of one worker."""
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._registered: set[int] = set()
+        self._sealing: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        #: What the next weight update must not overtake; ``None`` when a copy on the device stands in for the state.
+        self._copied: torch.cuda.Event | None = None
+
+    def capture(self, arena: Arena, snapshot: Snapshot, threads: int, board: Board | None) -> bool:
+        """Starts to copy; False when every slot is in use."""
+        place = arena.begin(snapshot.step, [i.entry() for i in snapshot.items], snapshot.persist)
+        if place is None:
+            return False
+        address, size = place
+        self._register(address, size)
+        slot = torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8)
+        pairs: list[Pair] = []
+        at = 0
+        for item in snapshot.items:
+            source = item.tensor.detach().reshape(-1).view(torch.uint8)
+            if source.numel():
+                pairs.append((slot[at : at + source.numel()], source, item.eager))
+            at += source.numel()
+        for to, source, _ in pairs:
+            if source.device.type != "cuda":
+                to.copy_(source)
+        device = [p for p in pairs if p[1].device.type == "cuda"]
+        done = self._copy(device)
+        self._sealing = threading.Thread(target=self._seal, args=(arena, done, threads, board, pairs), name="everstep-seal", daemon=True)
+        self._sealing.start()
+        return True
+
+    def _copy(self, pairs: list[tuple[torch.Tensor, torch.Tensor, bool]]) -> torch.cuda.Event:
+        where = pairs[0][1].device
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(where)
+        training = torch.cuda.current_stream(where)
+        need = sum(s.numel() * s.element_size() for _, s, _ in pairs)
+        room = torch.cuda.mem_get_info(where)[0] > need + _HEADROOM_BYTES
+        if room:
+            # On the training stream: whatever comes after it may change the state at once.
+            pairs = [(to, source.clone(), eager) for to, source, eager in pairs]
+        self._stream.wait_stream(training)
+        eager = [p for p in pairs if p[2]]
+        self._send(eager)
+        if eager and not room:
+            # What a forward pass changes: the next one comes after its copy.
+            training.wait_stream(self._stream)
+        self._send([p for p in pairs if not p[2]])
+        done = self._stream.record_event()
+        self._copied = None if room else done
+        return done
+
+    def _send(self, pairs: list[Pair]) -> None:
+        with torch.cuda.stream(self._stream):
+            for to, source, _ in pairs:
+                to.copy_(source, non_blocking=True)
+                source.record_stream(self._stream)
+
+    def _seal(self, arena: Arena, done: torch.cuda.Event, threads: int, board: Board | None, _alive: Any) -> None:
+        try:
+            done.synchronize()
+            arena.seal(threads, board)
+        except BaseException as e:  # told to the training loop, at its next call
+            self._failure = e
+
+    def fence(self) -> None:
+        """The next weight update comes after the copies: on the device, nobody waits here."""
+        if self._copied is not None:
+            torch.cuda.current_stream().wait_event(self._copied)
+            self._copied = None
+
+    def wait(self) -> None:
+        """Until the slot is sealed."""
+        if self._sealing is not None:
+            self._sealing.join()
+            self._sealing = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _register(self, address: int, size: int) -> None:
+        """Pins a slot for the device: copies into it are several times faster and need no thread."""
+        if address in self._registered or not size:
+            return
+        self._registered.add(address)
+        for start in range(0, size, _REGISTER_BYTES):
+            error = torch.cuda.cudart().cudaHostRegister(address + start, min(_REGISTER_BYTES, size - start), 0)
+            if int(error) != 0:
+                warnings.warn(f"everstep: the driver does not pin checkpoint memory (error {int(error)}); snapshots will be slower", stacklevel=5)
+                return
