@@ -3,19 +3,11 @@
 
 use crate::board::PyBoard;
 use everstep_checkpoint::board::{Board, Network, Word, monotonic as now};
-use everstep_core::interleave::{Iteration, Profiler, TRUST, Verdict};
+use everstep_core::interleave::{Iteration, Kept, Profiler, TRUST, Verdict};
 use pyo3::prelude::*;
-use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-/// What stays for the next worker in this place.
-#[derive(Serialize, Deserialize)]
-struct Kept {
-    world_size: u64,
-    iteration: Iteration,
-}
 
 struct State {
     profiler: Profiler,

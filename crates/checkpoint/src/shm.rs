@@ -8,6 +8,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+/// Pages are made present so much at a time; a multiple of the page size.
+const POPULATE_BYTES: usize = 2 << 20;
+
 /// A file mapped for reading and writing, shared with other processes.
 #[derive(Debug)]
 pub struct Mapping {
@@ -67,14 +70,22 @@ impl Mapping {
     /// # Errors
     /// Those of `madvise`; an old kernel without `MADV_POPULATE_WRITE` is not one.
     pub fn populate(&self) -> io::Result<()> {
-        // SAFETY: the range is exactly this mapping; populating does not change its contents.
-        let done = unsafe {
-            rustix::mm::madvise(self.map.as_mut_ptr().cast(), self.map.len(), rustix::mm::Advice::LinuxPopulateWrite)
-        };
-        match done {
-            Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
-            Err(e) => Err(e.into()),
+        // Piece by piece: the kernel holds the lock of the address space for the whole of a call, and an agent that cannot
+        // map anything for seconds is taken for dead.
+        for start in (0..self.map.len()).step_by(POPULATE_BYTES) {
+            let bytes = POPULATE_BYTES.min(self.map.len() - start);
+            // SAFETY: the range lies within this mapping; populating does not change its contents.
+            let done = unsafe {
+                let from = self.map.as_mut_ptr().add(start);
+                rustix::mm::madvise(from.cast(), bytes, rustix::mm::Advice::LinuxPopulateWrite)
+            };
+            match done {
+                Ok(()) => {}
+                Err(rustix::io::Errno::INVAL) => return Ok(()),
+                Err(e) => return Err(e.into()),
+            }
         }
+        Ok(())
     }
 
     /// The 64-bit word at `offset` (a multiple of 8), shared with other processes.

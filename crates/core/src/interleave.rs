@@ -27,6 +27,15 @@ pub struct Iteration {
     pub idle: Vec<Duration>,
 }
 
+/// A profile as it stays for the next worker in the same place.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Kept {
+    /// Ranks when it was made: with another number the pattern is another one.
+    pub world_size: u64,
+    /// The profile.
+    pub iteration: Iteration,
+}
+
 impl Iteration {
     /// Idle time in all.
     #[must_use]

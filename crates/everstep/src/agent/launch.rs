@@ -55,6 +55,11 @@ pub fn board_path(memory: &Path, local_rank: u32) -> PathBuf {
     memory.join(format!("local-{local_rank}-board"))
 }
 
+/// What is known of the collectives of a worker, for the next one in its place.
+pub fn profile_path(memory: &Path, local_rank: u32) -> PathBuf {
+    memory.join(format!("local-{local_rank}-profile"))
+}
+
 /// One start of a node's workers.
 pub struct Start<'a> {
     /// The generation.

@@ -4,7 +4,8 @@
 use everstep_checkpoint::board::{Board, Network, Word, monotonic};
 use everstep_checkpoint::format::digest::CHUNK_BYTES;
 use everstep_checkpoint::replicate::push::{Gate, Pass, Window};
-use everstep_core::interleave::INTERVAL_MAX;
+use everstep_core::interleave::{Cost, INTERVAL_MAX, Kept, capacity, interval, schedule};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 /// How long to wait for a span before looking again.
 const LOOK: Duration = Duration::from_millis(20);
 /// Extents are this long: what is under way when a collective begins delays it.
-const EXTENT: usize = 64 << 10;
+const EXTENT: usize = 128 << 10;
 /// What goes first in a span.
 const PROBE: usize = 16 << 10;
 /// How long to wait before looking again whether it has arrived.
@@ -66,6 +67,28 @@ struct Span {
     latest: Instant,
 }
 
+/// What the profile in `path` means for copies of `bytes` per step at this speed, for people: how often, and how much of the
+/// idle time they take.
+pub fn outlook(path: &Path, bytes: u64, speed: f64) -> Option<String> {
+    let kept: Kept = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+    let (length, idle) = (kept.iteration.length.as_secs_f64(), kept.iteration.idle);
+    let cost = Cost { latency: 0.0, bytes_per_second: speed };
+    let fits = capacity(&idle, EXTENT as u64, cost);
+    let every = match interval(bytes, fits) {
+        1 => {
+            let last = schedule(&idle, bytes, EXTENT as u64, cost).last().map_or(0, |c| c.span + 1);
+            format!("each step's are sent by its {last}. idle span of {}", idle.len())
+        }
+        n => format!("they go out every {n} steps"),
+    };
+    let share = idle.iter().sum::<Duration>().as_secs_f64() / length.max(1e-9) * 100.0;
+    Some(format!(
+        "copies of {:.1} MB per step: the training network is idle for {share:.0} % of {length:.3} s, enough for {:.1} MB: {every}",
+        bytes as f64 / 1e6,
+        fits as f64 / 1e6
+    ))
+}
+
 #[derive(Debug)]
 struct Progress {
     passed: u64,
@@ -99,6 +122,12 @@ impl Paced {
     /// `bytes` will go in all, of which `under_way` may be on the network at a time.
     pub fn expect(&mut self, bytes: u64, under_way: u64) {
         (self.bytes, self.under_way, self.began) = (bytes, under_way, Instant::now());
+    }
+
+    /// What copies mean beside the training's own traffic, once both are known.
+    pub fn outlook(&self, profile: &Path) -> Option<String> {
+        let known = self.boards.iter().any(|b| b.network() == Network::Known);
+        self.speed.get().filter(|_| known).and_then(|speed| outlook(profile, self.bytes, speed))
     }
 
     /// What may be under way to one peer over so many streams.

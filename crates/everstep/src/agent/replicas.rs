@@ -1,6 +1,6 @@
 //! The driver's part in replication: streams to and from other agents, slots pinned and released, shards fetched.
 
-use super::launch::board_path;
+use super::launch::{board_path, profile_path};
 use super::pace::{Paced, Speed};
 use super::storage;
 use super::{Driver, Input};
@@ -54,6 +54,8 @@ pub struct Replicas {
     mapped: Arc<Mapped>,
     links: Arc<Mutex<BTreeMap<String, Link>>>,
     speed: Arc<Speed>,
+    /// The user has been told how often copies go out.
+    told: Arc<AtomicBool>,
     /// Copies of what each rank of this node restores.
     copies: BTreeMap<Rank, Copies>,
     /// The latest trouble, so that it is said once.
@@ -85,6 +87,7 @@ impl Replicas {
             mapped: Arc::default(),
             links: Arc::default(),
             speed: Arc::default(),
+            told: Arc::default(),
             copies: BTreeMap::new(),
             said: Arc::default(),
         })
@@ -228,12 +231,16 @@ impl Driver {
         let mut gate = Paced::new(boards.collect(), crew.over.clone(), replicas.speed.clone());
         let peers: Vec<Peer> = keepers.iter().map(|k| replicas.peer(&k.address)).collect();
         let (links, directories, said) = (replicas.links.clone(), replicas.directories.clone(), replicas.said.clone());
-        let (inbox, mapped) = (self.inbox.clone(), replicas.mapped.clone());
+        let (inbox, mapped, told) = (self.inbox.clone(), replicas.mapped.clone(), replicas.told.clone());
+        let profile = profile_path(&self.template.memory, 0);
         tokio::task::spawn_blocking(move || {
             let step = pin_all(&directories, &mapped, workers, generation, from).and_then(|(step, slots)| {
                 match send(&slots, &peers, &links, &mut gate) {
                     Ok(()) => {
                         slots.iter().for_each(|s| s.note_replicas(peers.len() as u64));
+                        if let Some(outlook) = gate.outlook(&profile).filter(|_| !told.swap(true, Ordering::AcqRel)) {
+                            eprintln!("everstep: {outlook}");
+                        }
                         Some(step)
                     }
                     // The generation is over.

@@ -106,23 +106,6 @@ pub fn free_slot(directories: &[PathBuf], local_rank: u32, need: u64, slots: u32
     Ok((path, slot))
 }
 
-/// Pinned, sealed slots of a worker: what waits to be persisted.
-pub fn pinned(job: &str, node: &str, local_rank: u32) -> Vec<(u64, PathBuf)> {
-    let mut found = Vec::new();
-    for directory in [places::node_memory(job, node), places::node_spill(job, node)] {
-        for path in slot_paths(&directory, local_rank, 8) {
-            let Ok(slot) = Slot::open(&path) else { continue };
-            if slot.pinned_for(Pin::Persist)
-                && let Some(label) = slot.label()
-            {
-                found.push((label.step, path));
-            }
-        }
-    }
-    found.sort();
-    found
-}
-
 /// Writes one slot out and releases it.
 ///
 /// # Errors

@@ -6,6 +6,7 @@ use super::storage::{self, Destination};
 use super::{Driver, End, Input, sample};
 use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest, Template as GuardTemplate};
 use crate::places;
+use everstep_checkpoint::arena::Pin;
 use everstep_checkpoint::board::{Board, Word};
 use everstep_checkpoint::persist;
 use everstep_checkpoint::retain::Policy;
@@ -285,7 +286,14 @@ impl Driver {
     }
 
     fn persist_pinned(&mut self, generation: Generation, local_rank: u32, to: &Destination) {
-        for (step, path) in storage::pinned(&self.template.job, &self.template.node, local_rank) {
+        let slots = self.replicas.own(local_rank);
+        let mut pinned: Vec<(u64, PathBuf)> = slots
+            .iter()
+            .filter(|s| s.pinned_for(Pin::Persist))
+            .filter_map(|s| Some((s.label()?.step, s.path().into())))
+            .collect();
+        pinned.sort();
+        for (step, path) in pinned {
             if !self.writing.insert((local_rank, step)) {
                 continue;
             }
