@@ -1,0 +1,23 @@
+"""Other people's programs, in a virtual environment of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from harness.cluster import ROOT
+
+PACKAGES = ("torch", "dlrover", "torchft-nightly")
+
+
+def python() -> str:
+    """The interpreter that has them; ``EVERSTEP_PEERS`` names an environment that is there already."""
+    given = os.environ.get("EVERSTEP_PEERS")
+    home = Path(given) if given else ROOT / "target" / "peers"
+    interpreter = home / "bin" / "python"
+    if not interpreter.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+        subprocess.run([str(interpreter), "-m", "pip", "install", "-q", *PACKAGES], check=True)
+    return str(interpreter)
