@@ -124,7 +124,10 @@ def test_what_was_in_memory_only_is_on_disk_when_the_job_gives_up():
 
 def test_what_a_restart_comes_back_from_is_made_durable():
     with tempfile.TemporaryDirectory() as scratch, cluster("t-jit", [*_command(scratch), "--persist", "100000"], nodes=2, workers=1) as c:
-        c.start_all().wait_step(20)
+        c.start_all().wait_step(40)
+        # Meanwhile the collectives of 20 steps were profiled: gathers and scatters of two layers, there and back.
+        profile = json.loads((c.memory / "0" / "local-0-profile").read_text())
+        assert profile["world_size"] == 2 and len(profile["iteration"]["idle"]) > 4, profile
         c.kill_worker(1)
         assert c.wait(60) == [0, 0], c.output()[-3000:]
         step = c.facts("Restored")[-1]["step"]

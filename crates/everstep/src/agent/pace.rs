@@ -16,6 +16,8 @@ const LOOK: Duration = Duration::from_millis(20);
 const EXTENT: usize = 128 << 10;
 /// What goes first in a span.
 const PROBE: usize = 16 << 10;
+/// After this, it does not arrive any more.
+const PROBE_LOST: Duration = Duration::from_secs(1);
 /// How long to wait before looking again whether it has arrived.
 const PROBING: Duration = Duration::from_micros(200);
 /// Bytes under way, as time on the network.
@@ -65,6 +67,13 @@ struct Span {
     since: Instant,
     bytes: u64,
     latest: Instant,
+}
+
+impl Span {
+    /// Whoever sent the first part may have lost its connection: nobody waits for that for ever.
+    fn awaits_probe(&self) -> bool {
+        self.probing && self.since.elapsed() < PROBE_LOST
+    }
 }
 
 /// What the profile in `path` means for copies of `bytes` per step at this speed, for people: how often, and how much of the
@@ -172,8 +181,8 @@ impl Paced {
     /// Lets bytes go. The first of a span go alone.
     fn let_go(&self, progress: &mut Progress, bytes: usize, spans: bool) -> Pass {
         let now = Instant::now();
-        progress.passed += bytes as u64;
         if !spans {
+            progress.passed += bytes as u64;
             return Pass { bytes, alone: false };
         }
         let number = self.boards.iter().map(|b| b.get(Word::IdleSpans)).sum();
@@ -184,8 +193,11 @@ impl Paced {
                 self.speed.saw(left, span.latest - span.since);
             }
             *span = Span { number, probing: true, since: now, bytes: 0, latest: now };
-            return Pass { bytes: bytes.min(PROBE), alone: true };
+            let bytes = bytes.min(PROBE);
+            progress.passed += bytes as u64;
+            return Pass { bytes, alone: true };
         }
+        progress.passed += bytes as u64;
         (span.bytes, span.latest) = (span.bytes + bytes as u64, now);
         Pass { bytes, alone: false }
     }
@@ -220,7 +232,7 @@ impl Gate for Paced {
                         board.await_idle(seen, LOOK);
                         continue;
                     }
-                    _ => progress.span.probing.then_some(PROBING),
+                    _ => progress.span.awaits_probe().then_some(PROBING),
                 }
             } else if is(Network::Open) {
                 None
