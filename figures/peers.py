@@ -9,7 +9,8 @@ from pathlib import Path
 
 from harness.cluster import ROOT
 
-PACKAGES = ("torch", "dlrover", "torchft-nightly")
+#: With what DLRover imports and does not ask for.
+PACKAGES = ("torch", "dlrover", "grpcio", "protobuf", "psutil", "torchft-nightly")
 
 
 def python() -> str:

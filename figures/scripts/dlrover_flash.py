@@ -11,7 +11,7 @@ import time
 import torch
 
 os.environ.setdefault("TORCHELASTIC_RUN_ID", f"flash{os.getpid()}")
-from dlrover.python.elastic_agent.torch.ckpt_saver import SharedMemoryHandler  # noqa: E402
+from dlrover.python.elastic_agent.torch.ckpt_saver import DLROVER_CKPT_CONFIG_KEY, CheckpointConfig, SharedMemoryHandler  # noqa: E402
 
 TENSORS = 80
 
@@ -31,8 +31,9 @@ def main() -> None:
     state = parts(size)
     handler = SharedMemoryHandler(0, host=True)
     for round_ in range(-1, rounds):
+        config = CheckpointConfig(step=round_ + 1)
         began = time.perf_counter()
-        handler.save_state_dict(state)
+        handler.save_state_dict({**state, DLROVER_CKPT_CONFIG_KEY: config})
         took = time.perf_counter() - began
         if round_ >= 0:
             print(json.dumps({"mode": "dlrover-flash", "seconds": took}), flush=True)
