@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from . import device
 from . import worker as _worker
 from ._internal import CheckpointError, DamagedError, Shard, list_checkpoints, open_shard
 from .batches import Resumable
@@ -305,8 +306,7 @@ class CheckpointManager:
         began = time.perf_counter_ns()
         items = self._state.collect(extra)
         size = sum(i.tensor.numel() * i.tensor.element_size() for i in items)
-        on_device = any(i.tensor.device.type == "cuda" for i in items)
-        lazy = size > OVERLAP_BYTES or on_device if self._overlap == "auto" else self._overlap
+        lazy = size > OVERLAP_BYTES or device.on_device(items) if self._overlap == "auto" else self._overlap
         done = self._tier.capture(Snapshot(step, items, persist, lazy))
         if not lazy:
             self._tier.wait()

@@ -16,6 +16,7 @@ import torch
 from ._internal import Arena, Board
 
 if TYPE_CHECKING:
+    from .state import Item
     from .tiers import Snapshot
 
 #: A registration is made in pieces: some drivers fail on one of half a terabyte.
@@ -28,9 +29,9 @@ _HEADROOM_BYTES = 1 << 30
 Pair = tuple[torch.Tensor, torch.Tensor, bool]
 
 
-def on_device(snapshot: Snapshot) -> bool:
+def on_device(items: list[Item]) -> bool:
     """Some of the state is on a GPU."""
-    return any(i.tensor.device.type == "cuda" for i in snapshot.items)
+    return any(i.tensor.device.type == "cuda" for i in items)
 
 
 class DeviceCopies:
@@ -68,7 +69,7 @@ class DeviceCopies:
         self._sealing.start()
         return True
 
-    def _copy(self, pairs: list[tuple[torch.Tensor, torch.Tensor, bool]]) -> torch.cuda.Event:
+    def _copy(self, pairs: list[Pair]) -> torch.cuda.Event:
         where = pairs[0][1].device
         if self._stream is None:
             self._stream = torch.cuda.Stream(where)

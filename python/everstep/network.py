@@ -65,7 +65,7 @@ def _leaves_the_node(group: Any) -> bool:
             ranks = list(range(dist.get_world_size()))
         world = _worker.world()
         first = world.rank - world.local_rank
-        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        per_node = _worker._number("LOCAL_WORLD_SIZE", 1)
         known = _crosses[id(group)] = any(not first <= r < first + per_node for r in ranks)
     return known
 

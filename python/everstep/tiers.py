@@ -116,7 +116,7 @@ class _Slots:
 
     def capture(self, snapshot: Snapshot, board: Board | None) -> bool:
         assert self.arena is not None
-        if device.on_device(snapshot):
+        if device.on_device(snapshot.items):
             return self._device.capture(self.arena, snapshot, COPY_THREADS, board)
         items = snapshot.host()
         entries = [i.entry() for i in items]

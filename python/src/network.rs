@@ -3,7 +3,7 @@
 
 use crate::board::PyBoard;
 use everstep_checkpoint::board::{Board, Network, Word, monotonic as now};
-use everstep_core::interleave::{Iteration, Kept, Profiler, TRUST, Verdict};
+use everstep_core::interleave::{Iteration, Kept, Profiler, TRUST};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -108,8 +108,8 @@ impl PyNetworkWatch {
         }
     }
 
-    /// A step is complete. Returns whether the pattern has moved.
-    fn iteration(&self) -> bool {
+    /// A step is complete.
+    fn iteration(&self) {
         let mut state = self.state();
         let at = now();
         let last = if state.under_way > 0 { 0 } else { at.saturating_sub(state.idle_since) };
@@ -117,10 +117,9 @@ impl PyNetworkWatch {
         let idle = std::mem::take(&mut state.idle);
         let length = Duration::from_nanos(at.saturating_sub(state.began));
         (state.began, state.idle_since) = (at, at);
-        let mut moved = false;
         if std::mem::replace(&mut state.whole, true) && !state.open {
             let known = state.profiler.profile().is_some();
-            moved = state.profiler.observe(Iteration { length, idle }) == Verdict::Moved;
+            let _ = state.profiler.observe(Iteration { length, idle });
             if let Some(profile) = state.profiler.profile().filter(|_| !known) {
                 self.keep(profile);
             }
@@ -129,7 +128,6 @@ impl PyNetworkWatch {
         if state.under_way == 0 {
             self.announce(&state, at);
         }
-        moved
     }
 
     /// The loop waits for its copies: the network is theirs until the next collective.

@@ -170,24 +170,32 @@ impl Board {
     /// A step is sealed: says so, and wakes the agent. Called by the capture, not by the training loop.
     pub fn announce_sealed(&self, step: u64) {
         self.set(Word::Sealed, step + 1);
-        let _ = futex::wake(self.sealed_low(), futex::Flags::empty(), u32::MAX >> 1);
+        self.wake(Word::Sealed);
     }
 
     /// Waits until `Sealed` differs from `seen`, or `patience` is over; returns what it is then.
     #[must_use]
     pub fn await_sealed(&self, seen: u64, patience: Duration) -> u64 {
-        let now = self.get(Word::Sealed);
-        if now == seen {
-            let patience = Timespec { tv_sec: 0, tv_nsec: i64::from(patience.subsec_nanos()) };
-            let low = u32::try_from(seen & u64::from(u32::MAX)).unwrap_or(0);
-            let _ = futex::wait(self.sealed_low(), futex::Flags::empty(), low, Some(&patience));
+        if self.get(Word::Sealed) == seen {
+            self.wait(Word::Sealed, seen, patience);
         }
         self.get(Word::Sealed)
     }
 
-    /// The half of the word that changes; the kernel waits on 32 bits.
-    fn sealed_low(&self) -> &AtomicU32 {
-        self.map.half_word(Word::Sealed as usize * 8)
+    /// The half of a word that changes; the kernel waits on 32 bits.
+    fn low(&self, word: Word) -> &AtomicU32 {
+        self.map.half_word(word as usize * 8)
+    }
+
+    fn wake(&self, word: Word) {
+        let _ = futex::wake(self.low(word), futex::Flags::empty(), u32::MAX >> 1);
+    }
+
+    /// Waits while the word is `seen`, for less than a second.
+    fn wait(&self, word: Word, seen: u64, patience: Duration) {
+        let patience = Timespec { tv_sec: 0, tv_nsec: i64::from(patience.subsec_nanos()) };
+        let low = u32::try_from(seen & u64::from(u32::MAX)).unwrap_or(0);
+        let _ = futex::wait(self.low(word), futex::Flags::empty(), low, Some(&patience));
     }
 
     /// What is known of the training network.
@@ -206,15 +214,12 @@ impl Board {
         self.set(Word::IdleUntil, until);
         self.set(Word::CommBusy, 0);
         self.add(Word::IdleSpans, 1);
-        let _ = futex::wake(self.map.half_word(Word::IdleSpans as usize * 8), futex::Flags::empty(), u32::MAX >> 1);
+        self.wake(Word::IdleSpans);
     }
 
     /// Waits until an idle span begins that is not the `seen`th, or `patience` is over.
     pub fn await_idle(&self, seen: u64, patience: Duration) {
-        let patience = Timespec { tv_sec: 0, tv_nsec: i64::from(patience.subsec_nanos()) };
-        let low = u32::try_from(seen & u64::from(u32::MAX)).unwrap_or(0);
-        let word = self.map.half_word(Word::IdleSpans as usize * 8);
-        let _ = futex::wait(word, futex::Flags::empty(), low, Some(&patience));
+        self.wait(Word::IdleSpans, seen, patience);
     }
 
     /// Name of the innermost section; empty in the training loop.

@@ -60,14 +60,8 @@ const BACKGROUND: i32 = 10;
 /// # Errors
 /// `StorageFull` when the state has outgrown the slot; `ResourceBusy` when somebody has just pinned it.
 pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> io::Result<Capture> {
-    let mut index = Index { tensors: plan.tensors, crcs: Vec::new() };
-    let index_bytes = serde_json::to_vec(&index).map_err(io::Error::other)?.len() + index.chunks() * 21;
-    if !slot.fits(index.bytes(), index_bytes as u64) {
-        return Err(io::Error::new(io::ErrorKind::StorageFull, "the state has outgrown its slot"));
-    }
-    if !slot.begin() {
-        return Err(io::ErrorKind::ResourceBusy.into());
-    }
+    let filling = Filling::begin(slot, plan.tensors, plan.label, plan.persist)?;
+    let slot = &filling.slot;
     let mut at = 0;
     let mut pieces = Vec::with_capacity(plan.sources.len());
     for source in &plan.sources {
@@ -80,24 +74,19 @@ pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> i
         }
         at += source.bytes;
     }
-    let (label, persist, threads, background) = (plan.label, plan.persist, plan.threads.max(1), plan.background);
-    let step = label.step;
+    let (threads, background, step) = (plan.threads.max(1), plan.background, plan.label.step);
     let thread = std::thread::Builder::new().name("everstep-capture".into()).spawn(move || {
         if background {
             // This thread's alone, and that of its helpers.
             let _ = rustix::process::setpriority_process(None, BACKGROUND);
         }
-        index.crcs = copy_chunks(&slot, at, &pieces, threads)?;
-        slot.seal(label, &index, persist.then_some(Pin::Persist))?;
-        if let Some(board) = board {
-            board.announce_sealed(step);
-        }
-        Ok(())
+        let crcs = copy_chunks(&filling.slot, at, &pieces, threads)?;
+        filling.finish(crcs, board.as_deref())
     })?;
     Ok(Capture { thread: Some(thread), step })
 }
 
-/// A slot that somebody else fills: a device, by copies of its own.
+/// A slot that is being filled: by [`start`], or by a device with copies of its own.
 #[derive(Debug)]
 pub struct Filling {
     slot: Arc<Slot>,
@@ -107,7 +96,7 @@ pub struct Filling {
 }
 
 impl Filling {
-    /// Takes a slot for `tensors`, one behind the other from [`Filling::address`] on.
+    /// Takes a slot for `tensors`, one behind the other from [`Filling::place`] on.
     ///
     /// # Errors
     /// As [`start`].
@@ -136,10 +125,15 @@ impl Filling {
     ///
     /// # Errors
     /// When the index does not fit; the slot then holds nothing.
-    pub fn seal(mut self, threads: usize, board: Option<&Board>) -> io::Result<()> {
+    pub fn seal(self, threads: usize, board: Option<&Board>) -> io::Result<()> {
         let (address, bytes) = self.place()?;
         let all = [(0, Source { address, bytes, eager: true })];
-        self.index.crcs = copy_chunks(&self.slot, bytes, &all, threads.max(1))?;
+        let crcs = copy_chunks(&self.slot, bytes, &all, threads.max(1))?;
+        self.finish(crcs, board)
+    }
+
+    fn finish(mut self, crcs: Vec<u64>, board: Option<&Board>) -> io::Result<()> {
+        self.index.crcs = crcs;
         self.slot.seal(self.label, &self.index, self.persist.then_some(Pin::Persist))?;
         if let Some(board) = board {
             board.announce_sealed(self.label.step);

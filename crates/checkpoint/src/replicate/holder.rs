@@ -5,6 +5,7 @@ use super::protocol::{
 };
 use super::upload::Upload;
 use crate::arena::{Label, Notes, REGION_AT, Slot, slot_bytes};
+use crate::board::{Board, Word};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::Index;
 use crate::mapped::Mapped;
@@ -27,12 +28,12 @@ const SLOTS: usize = 2;
 /// How long an answer that was asked for when the network is idle waits for that.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Says whether a worker of this node is in a collective.
-struct InCollective(Box<dyn Fn() -> bool + Send + Sync>);
+/// Opens the step boards of this node's workers.
+struct Boards(Box<dyn Fn() -> Vec<Board> + Send + Sync>);
 
-impl std::fmt::Debug for InCollective {
+impl std::fmt::Debug for Boards {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("InCollective")
+        f.write_str("Boards")
     }
 }
 
@@ -46,7 +47,7 @@ pub struct Holder {
     floor: AtomicU64,
     uploads: Mutex<BTreeMap<(u64, u64), Arc<Upload>>>,
     mapped: Mapped,
-    in_collective: OnceLock<InCollective>,
+    boards: OnceLock<Boards>,
 }
 
 /// A sealed slot of this node.
@@ -99,13 +100,13 @@ impl Holder {
             floor: AtomicU64::new(0),
             uploads: Mutex::default(),
             mapped: Mapped::default(),
-            in_collective: OnceLock::new(),
+            boards: OnceLock::new(),
         }
     }
 
-    /// How to see whether a worker of this node is in a collective.
-    pub fn set_in_collective(&self, look: impl Fn() -> bool + Send + Sync + 'static) {
-        let _ = self.in_collective.set(InCollective(Box::new(look)));
+    /// How to open the step boards of this node's workers, which say whether one is in a collective.
+    pub fn set_boards(&self, open: impl Fn() -> Vec<Board> + Send + Sync + 'static) {
+        let _ = self.boards.set(Boards(Box::new(open)));
     }
 
     /// The job's secret; before it is known, every stream is refused.
@@ -332,9 +333,9 @@ impl Holder {
 
     /// Waits until this node's collectives are over, not for long.
     fn await_idle(&self) -> bool {
-        let Some(InCollective(in_collective)) = self.in_collective.get() else { return true };
-        let until = Instant::now() + PATIENCE;
-        while in_collective() {
+        let Some(Boards(open)) = self.boards.get() else { return true };
+        let (boards, until) = (open(), Instant::now() + PATIENCE);
+        while boards.iter().any(|b| b.get(Word::CommBusy) != 0) {
             if Instant::now() > until {
                 return false;
             }

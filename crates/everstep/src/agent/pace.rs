@@ -181,25 +181,21 @@ impl Paced {
     /// Lets bytes go. The first of a span go alone.
     fn let_go(&self, progress: &mut Progress, bytes: usize, spans: bool) -> Pass {
         let now = Instant::now();
-        if !spans {
-            progress.passed += bytes as u64;
-            return Pass { bytes, alone: false };
-        }
         let number = self.boards.iter().map(|b| b.get(Word::IdleSpans)).sum();
         let span = &mut progress.span;
-        if span.number != number {
+        let alone = spans && span.number != number;
+        let bytes = if alone { bytes.min(PROBE) } else { bytes };
+        if alone {
             // What went before the last one has left, but for what was under way.
             if let Some(left) = span.bytes.checked_sub(self.under_way) {
                 self.speed.saw(left, span.latest - span.since);
             }
             *span = Span { number, probing: true, since: now, bytes: 0, latest: now };
-            let bytes = bytes.min(PROBE);
-            progress.passed += bytes as u64;
-            return Pass { bytes, alone: true };
+        } else if spans {
+            (span.bytes, span.latest) = (span.bytes + bytes as u64, now);
         }
         progress.passed += bytes as u64;
-        (span.bytes, span.latest) = (span.bytes + bytes as u64, now);
-        Pass { bytes, alone: false }
+        Pass { bytes, alone }
     }
 
     /// Bytes are spread evenly over a part of the iteration: time to wait, if any.

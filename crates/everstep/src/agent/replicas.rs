@@ -5,7 +5,7 @@ use super::pace::{Paced, Speed};
 use super::storage;
 use super::{Driver, Input};
 use everstep_checkpoint::arena::{Pin, Slot, job_hash, slot_bytes, slot_paths};
-use everstep_checkpoint::board::{Board, Word};
+use everstep_checkpoint::board::Board;
 use everstep_checkpoint::format::digest::CHUNK_BYTES;
 use everstep_checkpoint::mapped::Mapped;
 use everstep_checkpoint::persist::{read_manifest, step_directory};
@@ -72,10 +72,7 @@ impl Replicas {
         let port = listener.local_addr()?.port();
         let holder = Arc::new(Holder::new(directories.clone(), job_hash(job)));
         let memory = directories.first().cloned().unwrap_or_default();
-        holder.set_in_collective(move || {
-            let boards = (0..).map_while(|local| Board::open(&board_path(&memory, local)).ok());
-            boards.into_iter().any(|b| b.get(Word::CommBusy) != 0)
-        });
+        holder.set_boards(move || (0..).map_while(|local| Board::open(&board_path(&memory, local)).ok()).collect());
         let serving = Arc::clone(&holder);
         std::thread::Builder::new().name("everstep-replicas".into()).spawn(move || serving.serve(&listener))?;
         Ok(Replicas {
