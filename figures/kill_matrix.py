@@ -6,11 +6,13 @@ After each kill all ranks must go on from the newest step that was reachable, wi
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import tempfile
 import time
@@ -25,6 +27,7 @@ from harness.cluster import EVERSTEP, ROOT, Cluster, descendants
 VICTIMS = ("worker", "agent", "node", "node-0", "group", "coordinator")
 MOMENTS = ("idle", "capture", "replicate", "persist", "restore")
 STEPS = 120
+SEALED = 2
 
 
 class Hosts(Cluster):
@@ -56,10 +59,28 @@ class Hosts(Cluster):
         return jobs[0] if jobs else {}
 
 
+def _superblock(slot: Path) -> tuple[int, ...]:
+    """The first words of a slot: state at 1, rank at 4, step at 6 (crates/checkpoint/src/arena.rs)."""
+    with contextlib.suppress(OSError), slot.open("rb") as f:
+        head = f.read(7 * 8)
+        if len(head) == 7 * 8:
+            return struct.unpack("<7Q", head)
+    return (0,) * 7
+
+
 def _state(slot: Path) -> int:
-    with contextlib.suppress(OSError, IndexError), slot.open("rb") as f:
-        return f.read(16)[8]
-    return 0
+    return _superblock(slot)[1] & 0xFF
+
+
+def _reachable(c: Hosts, out: Path) -> int:
+    """Newest step of which every rank's shard is whole somewhere: in a slot of a node that is left, or on disk."""
+    held: dict[int, set[int]] = {rank: set() for rank in range(3)}
+    for slot in [*c.memory.glob("*/local-*-slot-*"), *c.memory.glob("*/peer-*-slot-*")]:
+        words = _superblock(slot)
+        if words[1] & 0xFF == SEALED:
+            held[words[4]].add(words[6])
+    durable = {int(p.parent.name.removeprefix("step-")) for p in (out / "ckpt").glob("step-*/manifest.json") if ".tmp-" not in p.parent.name}
+    return max(set.intersection(*held.values()) | durable, default=0)
 
 
 def _moment(c: Hosts, out: Path, when: str) -> Callable[[], bool]:
@@ -138,12 +159,13 @@ def once(names: list[str], victim: str, when: str, seed: int) -> dict[str, Any]:
                     pass
             committed = c.status().get("replicated_step") or 0 if when == "idle" else 0
             again = _kill(c, victim)
-            reached = _reached(out)
+            reachable, reached = _reachable(c, out), _reached(out)
             seen = [max((i for i, r in enumerate(_lines(out, rank)) if "restored" in r), default=-1) for rank in range(3)]
             for node in again:
                 c.start(node)
             codes = c.wait(180)
-            worst, wrong = 0, 0
+            worst = older = wrong = 0
+            together: dict[int, set[int]] = {}
             for rank in range(3):
                 rows = _lines(out, rank)
                 digests: dict[int, set[str]] = {}
@@ -152,13 +174,16 @@ def once(names: list[str], victim: str, when: str, seed: int) -> dict[str, Any]:
                         digests.setdefault(row["step"], set()).add(row["digest"])
                     else:
                         wrong += row["digest"] not in digests.get(row["restored"], set())
+                        together.setdefault(row["generation"], set()).add(row["restored"])
                         if i > seen[rank]:
                             worst = max(worst, reached - row["restored"])
+                            older = max(older, reachable - row["restored"])
                 # What is computed again comes out the same, bit by bit.
                 wrong += sum(len(d) > 1 for d in digests.values())
                 wrong += max(digests) != STEPS
+            mixed = sum(len(steps) > 1 for steps in together.values())
             facts = [f["kind"] for f in c.facts() if f["kind"] in ("RestoreFailed",)]
-            return {"codes": codes, "lost": worst, "wrong": wrong, "failed": len(facts), "committed": committed}
+            return {"codes": codes, "lost": worst, "older": older, "wrong": wrong, "mixed": mixed, "failed": len(facts), "committed": committed}
         finally:
             c.close()
 
@@ -166,20 +191,20 @@ def once(names: list[str], victim: str, when: str, seed: int) -> dict[str, Any]:
 def measure(soak: bool) -> Iterator[Bound]:
     seeds = 5 if soak else 1
     lost: dict[str, int] = {}
-    wrong = bad = runs = 0
+    older = wrong = mixed = bad = runs = 0
     with hosts(3) as names:
-        for victim in VICTIMS:
-            for when in MOMENTS:
-                for seed in range(seeds):
-                    told = once(names, victim, when, seed)
-                    runs += 1
-                    print(f"  {victim} × {when} × {seed}: {told}", flush=True)
-                    lost[victim] = max(lost.get(victim, 0), told["lost"])
-                    wrong += told["wrong"]
-                    bad += told["codes"] != [0, 0, 0]
+        for seed, victim, when in itertools.product(range(seeds), VICTIMS, MOMENTS):
+            told = once(names, victim, when, seed)
+            runs += 1
+            print(f"  {victim} × {when} × {seed}: {told}", flush=True)
+            lost[victim] = max(lost.get(victim, 0), told["lost"])
+            older, wrong, mixed = max(older, told["older"]), wrong + told["wrong"], mixed + told["mixed"]
+            bad += told["codes"] != [0, 0, 0]
     yield Bound("runs", runs, f"of {len(VICTIMS)} victims × {len(MOMENTS)} moments", ">=", len(VICTIMS) * len(MOMENTS) * seeds)
     yield Bound("unfinished", bad, "jobs that did not end well", "=", 0)
     yield Bound("other-bits", wrong, "steps restored or computed again with other bits", "=", 0)
+    yield Bound("mixed", mixed, "restores in which two ranks went on from different steps", "=", 0)
+    yield Bound("older", older, "steps older than the newest that was whole in memory that was left, or on disk", "<=", 0)
     for victim in VICTIMS:
         # A group takes all copies with it: back to durable storage. Else at most the steps that were under way.
         limit = 12 if victim == "group" else 3
