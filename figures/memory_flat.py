@@ -12,21 +12,25 @@ from figures.bound import Bound
 from harness.cluster import EVERSTEP, ROOT, Cluster, cluster, descendants
 
 
-def _resident(pid: int) -> int:
+def _resident(pid: int) -> tuple[int, int]:
+    """Bytes of a process that are its own, and those of files that it maps (its program, which others map, too)."""
     try:
-        fields = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
-        return 0
+        return 0, 0
+    fields = dict(line.split(":", 1) for line in lines)
     # Shared memory is counted where it lies, not where it is mapped.
-    return sum(int(f.split()[1]) << 10 for f in fields if f.startswith("Pss_Anon:"))
+    own, files = (int(fields.get(name, "0").split()[0]) << 10 for name in ("RssAnon", "RssFile"))
+    return own, files
 
 
 def _node(c: Cluster, node: int) -> tuple[int, int]:
-    """Bytes of one node: in shared memory, and outside of it in agent and guard."""
+    """Bytes of one node: in shared memory, and outside of it in agent and guard (the program's pages once)."""
     arena = sum(f.stat().st_blocks * 512 for f in (c.memory / str(node)).rglob("*") if f.is_file())
     agent = c.agents[node].pid
     outside = [p for p in [agent, *descendants(agent)] if b"everstep" in Path(f"/proc/{p}/exe").resolve().name.encode()]
-    return arena, sum(_resident(p) for p in outside)
+    resident = [_resident(p) for p in outside]
+    return arena, sum(own for own, _ in resident) + max(files for _, files in resident)
 
 
 def _run(width: int) -> tuple[list[tuple[int, int]], int, int]:

@@ -39,7 +39,7 @@ def machine() -> dict[str, object]:
 
 def measure(name: str, soak: bool) -> list[Bound]:
     """Runs one figure and writes its file."""
-    began = time.time()
+    began, of = time.time(), commit()
     bounds: list[Bound] = []
     for bound in importlib.import_module(f"figures.{name.replace('-', '_')}").measure(soak):
         bounds.append(bound)
@@ -47,7 +47,7 @@ def measure(name: str, soak: bool) -> list[Bound]:
     out = ROOT / "target" / "figures" / f"{name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     rows = [{**b.__dict__, "met": b.met, "line": b.line(name)} for b in bounds]
-    record = {"name": name, "soak": soak, "commit": commit(), "machine": machine(), "seconds": time.time() - began, "bounds": rows}
+    record = {"name": name, "soak": soak, "commit": of, "machine": machine(), "seconds": time.time() - began, "bounds": rows}
     out.write_text(json.dumps(record, indent=1, default=str))
     return bounds
 

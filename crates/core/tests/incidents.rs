@@ -5,8 +5,8 @@ use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::Command;
 use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::state::Phase;
-use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session};
-use everstep_core::message::{Cause, Failure, Hello, Order, Outcome, Report};
+use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session, Step};
+use everstep_core::message::{Cause, Failure, Hello, Holding, Offer, Order, Outcome, Report, Tier};
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
 
@@ -42,6 +42,10 @@ impl Scene {
     }
 
     fn join(&mut self, session: u64, incarnation: u64) {
+        self.join_with(session, incarnation, 1);
+    }
+
+    fn join_with(&mut self, session: u64, incarnation: u64, workers: u32) {
         let hello = Hello {
             node: NodeId("0".into()),
             incarnation: Incarnation(incarnation),
@@ -56,14 +60,29 @@ impl Scene {
                 join_timeout_ms: 600_000,
             },
             host: "h".into(),
-            workers: 1,
+            workers,
             store_port: 1,
-            replica_port: 0,
+            replica_port: 7,
             domain: String::new(),
             seen: Generation(0),
             running: None,
         };
         self.event(Event::Joined { session: Session(session), hello: Box::new(hello) });
+    }
+
+    /// One node's ranks offer what its memory holds; all ranks hold the same. Returns the step that is restored.
+    fn restores(&mut self, held: &[&[u64]]) -> Option<u64> {
+        let (generation, world_size) = (Generation(1), u32::try_from(held.len()).unwrap());
+        let ranks = || (0..).map(Rank).zip(held);
+        let holding = |rank, step| Holding { step: Step(step), generation, rank, world_size, shared: true };
+        let all = ranks().flat_map(|(rank, steps)| steps.iter().map(move |s| holding(rank, *s))).collect();
+        let session = Session(1);
+        self.event(Event::Report { session, report: Report::Holds { generation, held: all } });
+        for (rank, steps) in ranks() {
+            let offers = steps.iter().map(|s| Offer { step: Step(*s), tier: Tier::Memory, generation }).collect();
+            self.event(Event::Report { session, report: Report::Offers { generation, rank, offers, shared: true } });
+        }
+        self.sent.iter().find_map(|o| if let Order::Restore { step, .. } = o { step.map(|s| s.0) } else { None })
     }
 
     fn started(&self) -> Vec<u64> {
@@ -101,4 +120,20 @@ fn a_script_that_fails_before_its_first_step_is_not_tried_again() {
     assert_eq!(scene.started(), [1]);
     let job = scene.core.jobs().values().next().unwrap();
     assert!(matches!(&job.phase, Phase::Over { code: 1, why } if why.contains("ValueError: no")), "{:?}", job.phase);
+}
+
+/// A rank of DDP that dies before it has sealed the step that the others have: a stand-in for it would have the others'
+/// random numbers, and the run would go on otherwise than one without a failure.
+#[test]
+fn a_rank_goes_on_from_what_it_captured_itself_when_that_is_one_step_older() {
+    let restored = |held: &[&[u64]]| {
+        let mut scene = Scene::new();
+        scene.join_with(1, 1, 2);
+        scene.restores(held)
+    };
+    assert_eq!(restored(&[&[25, 24, 23], &[24, 23, 22]]), Some(24));
+    // More than a step is not given away for it.
+    assert_eq!(restored(&[&[25, 24, 23], &[23, 22, 21]]), Some(25));
+    // A rank of which nothing is left goes on from another's.
+    assert_eq!(restored(&[&[25, 24], &[]]), Some(25));
 }

@@ -108,7 +108,7 @@ impl Job {
         }
         let generation = self.record.generation;
         let ranks: Vec<Sources> = (0..size).map(|r| self.sources(Rank(r))).collect();
-        let (step, sources) = commit_point(&ranks).map_or((None, Vec::new()), |(s, t)| (Some(s), t));
+        let (step, sources) = self.commit_point(&ranks).map_or((None, Vec::new()), |(s, t)| (Some(s), t));
         if step.is_none()
             && let Some(nodes) = self.nodes_without_state(&ranks)
         {
@@ -126,6 +126,37 @@ impl Job {
             job: self.record.spec.job.clone(),
             fact: Fact::Restored { generation, step, tiers, steps_lost: lost },
         });
+    }
+
+    /// The newest step that all ranks can restore; or the one before, if there each has what it captured itself.
+    ///
+    /// Where all ranks hold the same, a rank that died before it had sealed the newest step can go on from another's.
+    /// But what is each rank's own (its random numbers, the batches in hand) is in no other's. One step computed again
+    /// gives the very results of a run without a failure; a stand-in gives others.
+    fn commit_point(&self, ranks: &[Sources]) -> Option<(Step, Vec<Source>)> {
+        let (step, sources) = commit_point(ranks)?;
+        let own: Vec<Sources> = (0..).zip(ranks).map(|(r, s)| self.own_sources(Rank(r), s)).collect();
+        match commit_point(&own) {
+            Some((exact, sources)) if exact.0 + 1 >= step.0 && self.record.durable.is_none_or(|d| exact >= d) => {
+                Some((exact, sources))
+            }
+            _ => Some((step, sources)),
+        }
+    }
+
+    /// Of what a rank could restore, that which it captured itself and which is in memory.
+    fn own_sources(&self, rank: Rank, sources: &Sources) -> Sources {
+        let size = self.record.world.size();
+        let is = |h: &Holding, step: Step| h.rank == rank && h.world_size == size && h.step == step;
+        let slot =
+            self.record.world.slots.iter().find(|s| (s.first_rank.0..s.first_rank.0 + s.workers).contains(&rank.0));
+        let here = slot.and_then(|s| self.durability.holds.get(&s.node)).map_or(&[][..], Vec::as_slice);
+        let own = |(step, source): &(&Step, &Source)| match source.tier {
+            Tier::Memory => here.iter().any(|h| is(h, **step)),
+            Tier::Peer => source.copies.as_ref().is_some_and(|c| is(&c.of, **step)),
+            Tier::Durable => false,
+        };
+        sources.iter().filter(own).map(|(step, source)| (*step, source.clone())).collect()
     }
 
     /// Everything that `rank` could restore, from the nearest place each (G2: local memory, peer memory, durable).

@@ -18,8 +18,8 @@ const PEER_SLOTS: u64 = 2;
 /// Room in a slot beyond its tensors (see `tiers.py`), and per tensor.
 const SLACK: u64 = 256 << 10;
 const INDEX_SLACK: u64 = 64 << 10;
-/// Agent and guard, resident.
-const AGENT: u64 = 8 << 20;
+/// Agent and guard, resident, the pages of their program once.
+const AGENT: u64 = 10 << 20;
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
