@@ -26,7 +26,7 @@ from harness.cluster import EVERSTEP, ROOT, Cluster, descendants
 
 VICTIMS = ("worker", "agent", "node", "node-0", "group", "coordinator")
 MOMENTS = ("idle", "capture", "replicate", "persist", "restore")
-STEPS = 120
+STEPS = 80
 SEALED = 2
 
 
