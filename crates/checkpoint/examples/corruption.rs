@@ -309,7 +309,7 @@ fn main() {
     }
     fs::write(&replica_path, &whole).unwrap();
     say("replica-flips", whole.len().div_ceil(23), counts, 0);
-    frames(directory, &Slot::open(&path).unwrap(), count.min(3000));
+    frames(directory, &Slot::open(&path).unwrap(), count);
     println!(
         "{{\"what\": \"largest-allocation\", \"bytes\": {}, \"limit\": {INDEX_BYTES_MAX}}}",
         LARGEST.load(Ordering::Relaxed)

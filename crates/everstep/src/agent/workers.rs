@@ -92,15 +92,28 @@ impl Crew {
     }
 }
 
-/// What a worker said of its end: its error file (torch's format), else its last line on stderr.
-fn last_words(error_file: &Path, last_lines: &str, own: Option<&str>) -> String {
+/// The line begins with the name of an exception, as the last line of a Python traceback does.
+fn names_exception(line: &str) -> bool {
+    let line = line.strip_prefix("[rank").and_then(|l| l.split_once("]: ")).map_or(line, |(_, rest)| rest);
+    let name = line.split(':').next().unwrap_or_default();
+    let path = name.chars().all(|c| c.is_alphanumeric() || matches!(c, '.' | '_'));
+    line.starts_with("Fatal Python error")
+        || (path && ["Error", "Exception", "Interrupt", "Exit"].iter().any(|end| name.ends_with(end)))
+}
+
+/// What a worker said of its end: its error file (torch's format), else the exception on stderr, else its last line
+/// there. Who is killed by others says nothing.
+fn last_words(error_file: &Path, last_lines: &str, own: Option<&str>, outcome: Outcome) -> String {
     let from_file = || {
         let json: serde_json::Value = serde_json::from_slice(&std::fs::read(error_file).ok()?).ok()?;
         let message = &json["message"];
         message["message"].as_str().or_else(|| message.as_str()).map(str::to_owned)
     };
-    let last_line = || last_lines.lines().map(str::trim).rfind(|l| !l.is_empty()).map(str::to_owned);
-    let text = own.map(str::to_owned).or_else(from_file).or_else(last_line).unwrap_or_default();
+    let lines = || last_lines.lines().map(str::trim).filter(|l| !l.is_empty());
+    let killed = matches!(outcome, Outcome::Signal(9 | 15));
+    let last = || lines().rfind(|l| names_exception(l)).or_else(|| lines().next_back()).map(str::to_owned);
+    let from_stderr = || if killed { None } else { last() };
+    let text = own.map(str::to_owned).or_else(from_file).or_else(from_stderr).unwrap_or_default();
     text.lines().next().unwrap_or_default().chars().take(300).collect()
 }
 
@@ -212,7 +225,7 @@ impl Driver {
                         {
                             self.first_error = Some((file.clone(), code));
                         }
-                        last_words(&file, &last_lines, worker.error.as_deref())
+                        last_words(&file, &last_lines, worker.error.as_deref(), outcome)
                     }
                     Some((worker, _)) => {
                         worker.pid = 0;
@@ -396,5 +409,21 @@ impl Driver {
                 let _ = answer.send(Reply::Done);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_words_are_the_exception_not_what_follows_it() {
+        let said = |lines: &str, outcome| last_words(Path::new("/nonexistent"), lines, None, outcome);
+        let long = "[rank1]:   File \"a.py\"\n[rank1]: RuntimeError: Expected it\n[rank1]:  In addition, set this\n";
+        assert_eq!(said(long, Outcome::Code(1)), "[rank1]: RuntimeError: Expected it");
+        assert_eq!(said("torch.cuda.OutOfMemoryError: no\nbye", Outcome::Code(1)), "torch.cuda.OutOfMemoryError: no");
+        assert_eq!(said("Note: an Error\ngiving up", Outcome::Code(3)), "giving up");
+        assert_eq!(said("warned in passing", Outcome::Signal(9)), "");
+        assert_eq!(said("terminate called", Outcome::Signal(6)), "terminate called");
     }
 }
