@@ -11,7 +11,7 @@ PEERS = ("dcp-thread", "dcp-stager", "dcp-process")
 
 
 def measure(soak: bool) -> Iterator[Bound]:
-    found = run(",".join(["none", "everstep", *PEERS]), 9 if soak else 5)
+    found = run(",".join(["none", "everstep", *PEERS]), 25 if soak else 13)
     cost = extra(found)
     print({mode: (round(lost, 3), round(cpu, 2)) for mode, (lost, cpu) in cost.items()}, flush=True)
     for part, what, index in (("lost", "s of training lost", 0), ("cpu", "processor seconds", 1)):

@@ -22,11 +22,11 @@ class Blocks:
     cpu: list[float] = field(default_factory=list)
 
 
-def run(modes: str, rounds: int, size: int = GB) -> dict[str, Blocks]:
-    """Blocks by way; the ways take turns."""
+def run(modes: str, rounds: int, *options: str, size: int = GB) -> dict[str, Blocks]:
+    """Blocks by way; the ways take turns. ``options`` are those of the script."""
     with tempfile.TemporaryDirectory(dir=ROOT / "target") as scratch:
         line = [EVERSTEP, "run", "--max-restarts", "0", "--standalone", "-m", "figures.scripts.paired", "--modes", modes]
-        line += ["--bytes", str(size), "--rounds", str(rounds), "--out", scratch]
+        line += ["--bytes", str(size), "--rounds", str(rounds), "--out", scratch, *options]
         env = {**os.environ, "EVERSTEP_STATE_DIR": f"{scratch}/state", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -41,7 +41,11 @@ def run(modes: str, rounds: int, size: int = GB) -> dict[str, Blocks]:
 
 
 def extra(found: dict[str, Blocks]) -> dict[str, tuple[float, float]]:
-    """Seconds lost and processor seconds spent per checkpoint: medians, less those of a block without one."""
+    """Seconds lost and processor seconds spent per checkpoint: medians over the rounds of what a block took more than
+    the one without a checkpoint in the same round (machines drift)."""
     none = found["none"]
-    base, cpu = statistics.median(none.seconds), statistics.median(none.cpu)
-    return {mode: (statistics.median(b.seconds) - base, statistics.median(b.cpu) - cpu) for mode, b in found.items() if mode != "none"}
+
+    def more(a: list[float], b: list[float]) -> float:
+        return statistics.median(x - y for x, y in zip(a, b, strict=True))
+
+    return {mode: (more(b.seconds, none.seconds), more(b.cpu, none.cpu)) for mode, b in found.items() if mode != "none"}

@@ -1,4 +1,4 @@
-"""A training loop on one core, in blocks of a few steps: with a checkpoint in the first step of a block, made in several ways,
+"""A training loop on one core (or on a device), in blocks of a few steps: with a checkpoint in the first step of a block, made in several ways,
 and without. One JSON line per block: its time, and the processor time of everything that belongs to it until the checkpoint
 is durable.
 """
@@ -54,6 +54,7 @@ def main() -> None:
     p.add_argument("--modes", required=True)
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--steps", type=int, default=10)
+    p.add_argument("--device", action="store_true", help="a step's computing is a wait, as for a device, which leaves the processor idle")
     p.add_argument("--out", required=True)
     a = p.parse_args()
     torch.set_num_threads(1)
@@ -66,6 +67,9 @@ def main() -> None:
     done = 0
 
     def compute() -> None:
+        if a.device:
+            time.sleep(0.25)
+            return
         for _ in range(12):
             x.matmul(x)
 

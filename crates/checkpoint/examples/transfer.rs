@@ -92,9 +92,8 @@ fn raw_end(mut stream: TcpStream, file: &PathBuf) {
         let number = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap()) as usize;
         let (at, bytes) = (number(1), number(9));
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(file).unwrap();
-        if file.metadata().unwrap().len() < (at + bytes) as u64 {
-            file.set_len((at + bytes) as u64).unwrap();
-        }
+        // Only ever makes it longer: the other stream's thread does the same.
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, (at + bytes) as u64).unwrap();
         if mapped.as_ref().is_none_or(|m| m.len() < at + bytes) {
             // SAFETY: a scratch file of this run.
             mapped = Some(unsafe { MmapMut::map_mut(&file) }.unwrap());
