@@ -80,3 +80,18 @@ def test_epochs_and_spans_are_kept(tmp_path):
     ckpt.close()
     steps = sorted(int(p.name.split("-")[1]) for p in tmp_path.iterdir())
     assert steps == [5, 8, 10], steps
+
+
+def test_a_directory_of_two_jobs_is_listed_once(env, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, everstep\n"
+        "ckpt = everstep.CheckpointManager('out', model=torch.nn.Linear(4, 4))\n"
+        "for step in ckpt.steps(3): pass\n"
+    )
+    for name in ("first", "second"):
+        subprocess.run([EVERSTEP, "run", "--name", name, str(script)], env=env, cwd=tmp_path, check=True, timeout=120)
+    rows = json.loads(_everstep("ckpt", "ls", "--json", env=env).stdout)["checkpoints"]
+    assert [(r["step"], r["tier"], r["job"]) for r in rows] == [(3, "disk", None)], rows
+    assert _everstep("ckpt", "ls", env=env).stdout.startswith("JOB")
+    assert not _everstep("ckpt", "ls", "second", env=env).stdout.startswith("JOB")

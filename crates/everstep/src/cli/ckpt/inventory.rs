@@ -9,7 +9,7 @@ use everstep_checkpoint::replicate::protocol::{Answer, Ask, Peer, SlotRow, Strea
 use everstep_core::message::Purpose;
 use everstep_wire::token::Token;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// One line of the list: a step as one holder has it.
@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 pub struct Row {
     pub step: u64,
     pub tier: &'static str,
+    /// Whose memory it is in; a directory may be several jobs'.
+    pub job: Option<String>,
     pub holder: String,
     pub ranks: String,
     pub bytes: u64,
@@ -30,6 +32,7 @@ pub struct Row {
 #[derive(Debug, Default)]
 pub struct Inventory {
     pub rows: Vec<Row>,
+    directories: BTreeSet<PathBuf>,
 }
 
 impl Inventory {
@@ -64,7 +67,7 @@ impl Inventory {
         for node in std::fs::read_dir(places::memory().join(job)).into_iter().flatten().flatten() {
             let node = node.file_name().to_string_lossy().into_owned();
             let directories = vec![places::node_memory(job, &node), places::node_spill(job, &node)];
-            self.slots(&node, rows(&directories, job_hash(job)), true);
+            self.slots((job, &node), rows(&directories, job_hash(job)), true);
             here.push(node);
         }
         for node in running.iter().flat_map(|j| j["nodes"].as_array().into_iter().flatten().map(move |n| (j, n))) {
@@ -73,7 +76,7 @@ impl Inventory {
             if !here.iter().any(|n| n == name) {
                 // A node that does not answer now holds nothing that could be listed.
                 let store = about["store"].as_str().unwrap_or_default();
-                self.slots(name, ask(job, address, Path::new(store)).unwrap_or_default(), false);
+                self.slots((job, name), ask(job, address, Path::new(store)).unwrap_or_default(), false);
             }
         }
         if let Some(directory) = places::checkpoints(job).filter(|d| d.is_dir()) {
@@ -83,6 +86,10 @@ impl Inventory {
     }
 
     fn directory(&mut self, directory: &Path) -> Result<(), Failure> {
+        // Several jobs may have saved into one.
+        if !self.directories.insert(directory.canonicalize().unwrap_or_else(|_| directory.into())) {
+            return Ok(());
+        }
         let listed = persist::list(directory)
             .map_err(|e| Failure::config(format!("cannot read {}: {e}", directory.display())))?;
         for (step, path, manifest) in listed {
@@ -96,11 +103,13 @@ impl Inventory {
                     };
                     let ranks = format!("0-{} of {}", m.world_size.saturating_sub(1), m.world_size);
                     let (bytes, saved_at) = (m.bytes(), m.saved_at);
-                    Row { step, tier: "disk", holder, ranks, bytes, saved_at, state: kept.into(), paths: vec![path] }
+                    let (state, paths) = (kept.into(), vec![path]);
+                    Row { step, tier: "disk", job: None, holder, ranks, bytes, saved_at, state, paths }
                 }
                 Err(why) => Row {
                     step,
                     tier: "disk",
+                    job: None,
                     holder,
                     ranks: "-".into(),
                     bytes: 0,
@@ -114,7 +123,7 @@ impl Inventory {
         Ok(())
     }
 
-    fn slots(&mut self, node: &str, slots: Vec<SlotRow>, here: bool) {
+    fn slots(&mut self, (job, node): (&str, &str), slots: Vec<SlotRow>, here: bool) {
         let mut groups: BTreeMap<(u64, u64, bool), Vec<SlotRow>> = BTreeMap::new();
         for slot in slots {
             groups.entry((slot.label.step, slot.label.generation, slot.replica)).or_default().push(slot);
@@ -133,6 +142,7 @@ impl Inventory {
             self.rows.push(Row {
                 step,
                 tier: if replica { "peer" } else { "local" },
+                job: Some(job.to_owned()),
                 holder: format!("node {node}"),
                 ranks: format!("{} of {world}", runs(ranks)),
                 bytes: group.iter().map(|s| s.bytes).sum(),

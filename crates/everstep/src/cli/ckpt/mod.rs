@@ -87,11 +87,23 @@ fn list(target: Option<&str>, as_json: bool) -> Result<i32, Failure> {
         eprintln!("no checkpoints{}", target.map_or(String::new(), |t| format!(" of {t}")));
         return Ok(0);
     }
-    println!("{:>10}  {:<5}  {:<28}  {:<12}  {:>9}  {:>6}  STATE", "STEP", "TIER", "HOLDER", "RANKS", "SIZE", "AGE");
+    // Which job is a question only where there are several.
+    let of = |job: &str| if target.is_none() { format!("{job:<20}  ") } else { String::new() };
+    println!(
+        "{}{:>10}  {:<5}  {:<28}  {:<12}  {:>9}  {:>6}  STATE",
+        of("JOB"),
+        "STEP",
+        "TIER",
+        "HOLDER",
+        "RANKS",
+        "SIZE",
+        "AGE"
+    );
     for row in &found.rows {
-        let Row { step, tier, holder, ranks, bytes, saved_at, state, .. } = row;
+        let Row { step, tier, job, holder, ranks, bytes, saved_at, state, .. } = row;
         println!(
-            "{step:>10}  {tier:<5}  {holder:<28}  {ranks:<12}  {:>9}  {:>6}  {state}",
+            "{}{step:>10}  {tier:<5}  {holder:<28}  {ranks:<12}  {:>9}  {:>6}  {state}",
+            of(job.as_deref().unwrap_or("")),
             size(*bytes),
             age(*saved_at)
         );
@@ -117,6 +129,9 @@ fn prune(directory: &Path, policy: Policy, dry_run: bool) -> Result<i32, Failure
         // Generation 0: what a running job has not published yet is left alone.
         persist::prune(directory, policy, 0).map_err(trouble)?
     };
+    if gone.is_empty() {
+        eprintln!("nothing is beyond what is to be kept (the newest two always stay)");
+    }
     for step in gone {
         println!("{step}");
     }
