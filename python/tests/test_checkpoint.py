@@ -249,6 +249,31 @@ def test_stop_makes_the_last_step_durable(env, script, tmp_path):
     assert step > 5 and world == 2 and wrong is None
 
 
+def test_who_asks_for_the_end_again_does_not_wait_for_the_disk(env, script, tmp_path):
+    import signal
+    import time
+
+    from conftest import EVERSTEP
+
+    path = script(
+        "import torch, everstep\n"
+        "m = torch.nn.Linear(2048, 4096)\n"
+        f"ckpt = everstep.CheckpointManager({str(tmp_path / 'out')!r}, model=m, persist=100000, persist_bandwidth=1_000_000)\n"
+        "for step in ckpt.steps(1000):\n"
+        "    if step == 9: raise ValueError('enough')\n"
+    )
+    run = subprocess.Popen([EVERSTEP, "run", "--standalone", "--max-restarts", "0", path], env=env, stderr=subprocess.PIPE, text=True)
+    assert run.stderr is not None
+    # 32 MiB at 1 MB/s: half a minute from here on, if nobody objects.
+    said = next(line for line in run.stderr if "exited with code 1" in line)
+    time.sleep(0.5)
+    run.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    rest = run.stderr.read()
+    assert run.wait(20) == 1 and time.monotonic() - began < 10, said + rest
+    assert "not waiting for step 9" in rest, rest
+
+
 def test_the_next_agent_adopts_what_a_killed_one_left_in_memory(env, everstep, script, tmp_path):
     import time
 

@@ -4,7 +4,8 @@
 //! There is no coordinator to ask any more: each agent writes its shards and a note of each, and the one that finds the notes
 //! of all ranks publishes.
 
-use super::replicas::Replicas;
+use super::Input;
+use super::replicas::Own;
 use super::storage::{self, Destination};
 use super::workers::Crew;
 use everstep_checkpoint::arena::Pin;
@@ -13,6 +14,7 @@ use everstep_core::id::{Generation, Step};
 use everstep_core::message::ShardFile;
 use std::collections::BTreeMap;
 use std::path::Path;
+use tokio::sync::{mpsc, oneshot};
 
 /// What is known of the latest crew.
 #[derive(Debug, Default)]
@@ -34,26 +36,39 @@ impl Last {
         self.destinations.clear();
     }
 
-    /// Makes the last step durable, as far as this node can. Says what came of it.
-    pub fn persist(&self, replicas: &Replicas) {
+    /// Makes the last step durable, as far as this node can, and says what came of it. Who asks for the end once more does
+    /// not wait for it.
+    pub async fn persist(self, own: Own, inputs: &mut mpsc::UnboundedReceiver<Input>) {
         let Some((generation, step)) = self.held.filter(|(_, s)| self.durable.is_none_or(|d| *s > d)) else { return };
-        if generation != self.generation {
-            return;
-        }
-        let Some(to) = self.destinations.values().next() else { return };
-        match self.write(replicas, generation, step) {
-            Ok(true) => eprintln!("everstep: step {step} was in memory only and is now in {}", to.directory.display()),
-            Ok(false) => {}
-            Err(why) => eprintln!("everstep: {why}"),
+        let Some(to) = self.destinations.values().next().filter(|_| generation == self.generation) else { return };
+        let directory = to.directory.clone();
+        let (done, mut written) = oneshot::channel();
+        // A thread of its own: the runtime would wait for one of its own threads at the end.
+        std::thread::spawn(move || done.send(self.write(&own, generation, step)));
+        loop {
+            tokio::select! {
+                result = &mut written => {
+                    match result {
+                        Ok(Ok(true)) => eprintln!("everstep: step {step} was in memory only and is now in {}", directory.display()),
+                        Ok(Ok(false)) | Err(_) => {}
+                        Ok(Err(why)) => eprintln!("everstep: {why}"),
+                    }
+                    return;
+                }
+                input = inputs.recv() => if let Some(Input::Signal(2 | 3 | 15)) = input {
+                    eprintln!("everstep: not waiting for step {step} to be written to {}", directory.display());
+                    return;
+                },
+            }
         }
     }
 
     /// Whether this agent was the one to publish.
-    fn write(&self, replicas: &Replicas, generation: Generation, step: Step) -> Result<bool, String> {
+    fn write(&self, own: &Own, generation: Generation, step: Step) -> Result<bool, String> {
         let Some(to) = self.destinations.values().next() else { return Ok(false) };
         let notes = to.directory.join(format!("step-{step}.tmp-{generation}"));
         for (local, to) in &self.destinations {
-            let slots = replicas.own(*local);
+            let slots = own.slots(*local);
             let is = |l: everstep_checkpoint::arena::Label| (l.generation, l.step) == (generation.0, step.0);
             let found = slots.iter().find(|s| s.label().is_some_and(is) && s.pin(Pin::Persist));
             let slot = found.ok_or_else(|| format!("step {step} of rank {} is not in memory any more", to.rank))?;

@@ -113,6 +113,8 @@ struct Driver {
     writing: BTreeSet<(u32, u64)>,
     last: Last,
     end: Option<End>,
+    /// What memory holds is of no use to a next attempt.
+    discard: bool,
     /// What each worker did last, also those that have exited.
     progress: BTreeMap<u32, Progress>,
     /// Workers that this node runs.
@@ -163,6 +165,7 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
         writing: BTreeSet::new(),
         last: Last::default(),
         end: None,
+        discard: false,
         progress: BTreeMap::new(),
         workers,
         started: false,
@@ -182,6 +185,12 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
             _ = look.tick() => driver.look().await,
         }
         if let Some(end) = driver.end.take() {
+            if end.code != 0 {
+                std::mem::take(&mut driver.last).persist(driver.replicas.own().clone(), &mut inputs).await;
+            }
+            if driver.discard || !storage::holds_slots(&driver.template.job, &driver.template.node) {
+                storage::discard(&driver.template.job, &driver.template.node);
+            }
             let _ = std::fs::remove_file(&driver.template.socket);
             // The others learn of the end through this node.
             let _ = tokio::time::timeout(GUARD_END, driver.store.drained()).await;
@@ -414,12 +423,7 @@ impl Driver {
                 }
             }
             Command::Exit { code, why, discard_memory } => {
-                if code != 0 {
-                    self.last.persist(&self.replicas);
-                }
-                if discard_memory || !storage::holds_slots(&self.template.job, &self.template.node) {
-                    storage::discard(&self.template.job, &self.template.node);
-                }
+                self.discard = discard_memory;
                 let first_error = self.first_error.take();
                 self.end = Some(End { code, why, first_error });
             }

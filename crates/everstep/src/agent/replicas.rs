@@ -50,8 +50,7 @@ pub struct Replicas {
     pub port: u16,
     token: Option<Token>,
     job: u64,
-    directories: Vec<PathBuf>,
-    mapped: Arc<Mapped>,
+    own: Own,
     links: Arc<Mutex<BTreeMap<String, Link>>>,
     speed: Arc<Speed>,
     /// The user has been told how often copies go out.
@@ -60,6 +59,21 @@ pub struct Replicas {
     copies: BTreeMap<Rank, Copies>,
     /// The latest trouble, so that it is said once.
     said: Arc<Mutex<String>>,
+}
+
+/// The slots of this node's workers, for any thread.
+#[derive(Clone)]
+pub struct Own {
+    directories: Vec<PathBuf>,
+    mapped: Arc<Mapped>,
+}
+
+impl Own {
+    /// Those of one worker.
+    pub fn slots(&self, local: u32) -> Vec<Arc<Slot>> {
+        let paths = self.directories.iter().flat_map(|d| slot_paths(d, local, 8));
+        paths.filter_map(|p| self.mapped.open(&p).ok()).collect()
+    }
 }
 
 impl Replicas {
@@ -80,8 +94,7 @@ impl Replicas {
             port,
             token: None,
             job: job_hash(job),
-            directories,
-            mapped: Arc::default(),
+            own: Own { directories, mapped: Arc::default() },
             links: Arc::default(),
             speed: Arc::default(),
             told: Arc::default(),
@@ -106,9 +119,9 @@ impl Replicas {
         Peer { address: address.to_owned(), token, job: self.job }
     }
 
-    /// Slots of a worker of this node.
-    pub fn own(&self, local: u32) -> Vec<Arc<Slot>> {
-        own_slots(&self.directories, &self.mapped, local)
+    /// Access to the slots of this node's workers.
+    pub fn own(&self) -> &Own {
+        &self.own
     }
 
     /// A generation begins: what memory holds, and nothing older may come in any more.
@@ -119,14 +132,14 @@ impl Replicas {
             links.clear();
         }
         for local in 0..workers {
-            self.own(local).iter().for_each(|s| s.release(Pin::Replicate));
+            self.own.slots(local).iter().for_each(|s| s.release(Pin::Replicate));
         }
         self.holder.held().iter().filter_map(holding).collect()
     }
 
     /// A step is on durable storage, too.
     pub fn durable(&self, step: Step, workers: u32) {
-        for slot in (0..workers).flat_map(|local| self.own(local)) {
+        for slot in (0..workers).flat_map(|local| self.own.slots(local)) {
             if slot.label().is_some_and(|l| l.step == step.0) {
                 slot.note_durable();
             }
@@ -136,7 +149,7 @@ impl Replicas {
     /// A step is held by all: only it is pinned from now on.
     pub fn committed(&self, generation: Generation, step: Step, keeps: &[Rank], workers: u32, world_size: u32) {
         for local in 0..workers {
-            for slot in self.own(local).iter().filter(|s| s.pinned_for(Pin::Replicate)) {
+            for slot in self.own.slots(local).iter().filter(|s| s.pinned_for(Pin::Replicate)) {
                 let older = slot.label().is_none_or(|l| (l.generation, l.step) < (generation.0, step.0));
                 if older {
                     slot.release(Pin::Replicate);
@@ -146,11 +159,6 @@ impl Replicas {
         let keeps: Vec<(u64, u64)> = keeps.iter().map(|r| (u64::from(r.0), u64::from(world_size))).collect();
         self.holder.keep_only(&keeps);
     }
-}
-
-fn own_slots(directories: &[PathBuf], mapped: &Mapped, local: u32) -> Vec<Arc<Slot>> {
-    let paths = directories.iter().flat_map(|d| slot_paths(d, local, 8));
-    paths.filter_map(|p| mapped.open(&p).ok()).collect()
 }
 
 fn holding(held: &Held) -> Option<Holding> {
@@ -168,15 +176,9 @@ fn holding(held: &Held) -> Option<Holding> {
 type Pinned = (Step, Vec<Arc<Slot>>);
 
 /// Slots of all local ranks for the first step from `from` on that all of them have sealed, pinned.
-fn pin_all(
-    directories: &[PathBuf],
-    mapped: &Mapped,
-    workers: u32,
-    generation: Generation,
-    from: Step,
-) -> Option<Pinned> {
+fn pin_all(own: &Own, workers: u32, generation: Generation, from: Step) -> Option<Pinned> {
     let sealed = |s: &Arc<Slot>| s.label().filter(|l| l.generation == generation.0 && l.step >= from.0).map(|l| l.step);
-    let all: Vec<Vec<Arc<Slot>>> = (0..workers).map(|local| own_slots(directories, mapped, local)).collect();
+    let all: Vec<Vec<Arc<Slot>>> = (0..workers).map(|local| own.slots(local)).collect();
     let mut steps: Vec<u64> = all.first()?.iter().filter_map(sealed).collect();
     steps.sort_unstable();
     let step = steps.into_iter().find(|step| all.iter().all(|slots| slots.iter().any(|s| sealed(s) == Some(*step))))?;
@@ -227,11 +229,11 @@ impl Driver {
         let boards = (0..workers).filter_map(|local| Board::open(&board_path(&self.template.memory, local)).ok());
         let mut gate = Paced::new(boards.collect(), crew.over.clone(), replicas.speed.clone());
         let peers: Vec<Peer> = keepers.iter().map(|k| replicas.peer(&k.address)).collect();
-        let (links, directories, said) = (replicas.links.clone(), replicas.directories.clone(), replicas.said.clone());
-        let (inbox, mapped, told) = (self.inbox.clone(), replicas.mapped.clone(), replicas.told.clone());
+        let (links, own, said) = (replicas.links.clone(), replicas.own.clone(), replicas.said.clone());
+        let (inbox, told) = (self.inbox.clone(), replicas.told.clone());
         let profile = profile_path(&self.template.memory, 0);
         tokio::task::spawn_blocking(move || {
-            let step = pin_all(&directories, &mapped, workers, generation, from).and_then(|(step, slots)| {
+            let step = pin_all(&own, workers, generation, from).and_then(|(step, slots)| {
                 match send(&slots, &peers, &links, &mut gate) {
                     Ok(()) => {
                         slots.iter().for_each(|s| s.note_replicas(peers.len() as u64));
@@ -279,7 +281,7 @@ impl Driver {
                     let tier = source.map(|s| s.tier);
                     if let (Some(step), Some(Tier::Memory)) = (step, tier) {
                         // It stays until what comes after it is held by all.
-                        let slots = self.replicas.own(local);
+                        let slots = self.replicas.own.slots(local);
                         let restored = slots.iter().filter(|s| s.label().is_some_and(|l| l.step == step.0));
                         for slot in restored {
                             let _ = slot.pin(Pin::Replicate);
@@ -301,7 +303,7 @@ impl Driver {
         answer: oneshot::Sender<Reply>,
     ) {
         let peers: Vec<Peer> = copies.holders.iter().map(|h| self.replicas.peer(h)).collect();
-        let (directories, want, inbox) = (self.replicas.directories.clone(), want(&copies.of), self.inbox.clone());
+        let (directories, want, inbox) = (self.replicas.own.directories.clone(), want(&copies.of), self.inbox.clone());
         tokio::task::spawn_blocking(move || match fetch(&directories, local, want, (&peers, persist)) {
             Ok(path) => {
                 let path = Some(path.display().to_string());
@@ -325,7 +327,7 @@ impl Driver {
             .iter()
             .flat_map(|c| c.workers.values())
             .find_map(|w| w.destination.clone().filter(|d| d.rank == rank).map(|d| d.directory));
-        let inside = self.replicas.directories.iter().any(|d| Path::new(&path).starts_with(d));
+        let inside = self.replicas.own.directories.iter().any(|d| Path::new(&path).starts_with(d));
         tokio::task::spawn_blocking(move || {
             let healed = inside && heal(Path::new(&path), &peers, durable.as_deref(), chunks.clone());
             let reply = if healed {

@@ -299,7 +299,7 @@ impl Driver {
     }
 
     fn persist_pinned(&mut self, generation: Generation, local_rank: u32, to: &Destination) {
-        let slots = self.replicas.own(local_rank);
+        let slots = self.replicas.own().slots(local_rank);
         let mut pinned: Vec<(u64, PathBuf)> = slots
             .iter()
             .filter(|s| s.pinned_for(Pin::Persist))
