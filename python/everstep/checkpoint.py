@@ -66,7 +66,6 @@ class CheckpointManager:
             the copy) instead of before :meth:`step` returns. ``"auto"`` overlaps large states only.
         replicated: every rank holds the same modules and optimizer state, so that any rank can restore
             any other's and the number of ranks may change. ``"auto"``: when a module is in DDP.
-        verify: always on in this version; kept for compatibility.
         **state: modules, optimizers, and anything with ``state_dict`` and ``load_state_dict``.
     """
 
@@ -82,10 +81,8 @@ class CheckpointManager:
         keep_every: timedelta | None = None,
         keep_epochs: bool = True,
         persist_bandwidth: int = 0,
-        stall_budget: float = 0.01,
         overlap: bool | Literal["auto"] = "auto",
         replicated: bool | Literal["auto"] = "auto",
-        verify: bool = True,
         **state: Any,
     ) -> None:
         if not state:
