@@ -165,7 +165,8 @@ def once(names: list[str], victim: str, when: str, seed: int) -> dict[str, Any]:
                 c.start(node)
             codes = c.wait(180)
             worst = older = wrong = 0
-            together: dict[int, set[int]] = {}
+            # With its store lost, a coordinator may count a generation again that had sealed nothing.
+            together: dict[tuple[int, bool], set[int]] = {}
             for rank in range(3):
                 rows = _lines(out, rank)
                 digests: dict[int, set[str]] = {}
@@ -174,7 +175,8 @@ def once(names: list[str], victim: str, when: str, seed: int) -> dict[str, Any]:
                         digests.setdefault(row["step"], set()).add(row["digest"])
                     else:
                         wrong += row["digest"] not in digests.get(row["restored"], set())
-                        together.setdefault(row["generation"], set()).add(row["restored"])
+                        life = victim == "node-0" and i > seen[rank]
+                        together.setdefault((row["generation"], life), set()).add(row["restored"])
                         if i > seen[rank]:
                             worst = max(worst, reached - row["restored"])
                             older = max(older, reachable - row["restored"])
