@@ -6,7 +6,7 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
-_OPERATORS = {"<=": operator.le, ">=": operator.ge, "=": operator.eq}
+_OPERATORS = {"<=": operator.le, "<": operator.lt, ">=": operator.ge, ">": operator.gt, "=": operator.eq}
 
 
 @dataclass(frozen=True)

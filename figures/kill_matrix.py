@@ -194,7 +194,9 @@ def _code() -> str:
     """Names the code that runs, whatever else is committed meanwhile."""
     trees = ["git", "-C", str(ROOT), "rev-parse", *(f"HEAD:{part}" for part in ("crates", "python", "harness", "figures"))]
     found = subprocess.run(trees, capture_output=True, text=True, check=False).stdout.split()
-    return "-".join(tree[:8] for tree in found)
+    edited = subprocess.run(["git", "-C", str(ROOT), "diff", "--quiet", "HEAD"], check=False).returncode
+    # What was edited since is nobody else's code: such runs are not gone on from.
+    return "-".join(tree[:8] for tree in found) + (f"-edited-{time.time_ns()}" if edited else "")
 
 
 def _runs(cells: list[tuple[str, str, int]]) -> dict[tuple[str, str, int], dict[str, Any]]:
