@@ -62,7 +62,7 @@ def main() -> None:
     p.add_argument("--out", required=True)
     p.add_argument("--width", type=int, default=1408)
     p.add_argument("--layers", type=int, default=4)
-    p.add_argument("--seconds", type=float, default=0.095)
+    p.add_argument("--seconds", type=float, default=0.085)
     p.add_argument("--rounds", type=int, default=4)
     p.add_argument("--block", type=int, default=4)
     a = p.parse_args()

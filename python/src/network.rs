@@ -132,7 +132,8 @@ impl PyNetworkWatch {
 
     /// The loop waits for its copies: the network is theirs until the next collective.
     fn rest(&self) {
-        if self.state().under_way == 0 {
+        // Once: a span that is announced anew is asked for anew.
+        if self.state().under_way == 0 && self.board.get(Word::IdleUntil) != u64::MAX {
             self.board.announce_idle(u64::MAX);
         }
     }

@@ -138,6 +138,36 @@ fn an_interrupted_push_goes_on_where_it_stopped_and_a_stale_one_is_refused() {
     assert!(holder.held().is_empty());
 }
 
+/// Looks, each time that something may go, whether all that went before has arrived.
+struct Arrived<'a> {
+    kept: &'a Path,
+    original: &'a Slot,
+    passed: AtomicUsize,
+}
+
+impl Gate for Arrived<'_> {
+    fn pass(&self, bytes: usize) -> Pass {
+        let passed = self.passed.fetch_add(bytes, Ordering::Relaxed);
+        let copy = std::fs::read_dir(self.kept).unwrap().map(|f| f.unwrap().path()).find(|p| p.is_file()).unwrap();
+        let copy = Slot::open(&copy).unwrap();
+        assert_eq!(copy.map().read(REGION_AT, passed), self.original.map().read(REGION_AT, passed), "at {passed}");
+        Pass { bytes, alone: false }
+    }
+}
+
+#[test]
+fn what_may_go_goes_at_once_and_not_when_there_is_room() {
+    let scratch = tempfile::tempdir().unwrap();
+    let kept = scratch.path().join("kept");
+    std::fs::create_dir_all(&kept).unwrap();
+    let (_holder, peer) = holder(&kept);
+    let slot = captured(&scratch.path().join("slot"), 0, 1, 1);
+    let gate = Arrived { kept: &kept, original: &slot, passed: AtomicUsize::new(0) };
+    let one = Window { extent: 1 << 20, buffers: 1, streams: 1 };
+    Link::new(peer, 1).push(&slot, one, &gate).unwrap();
+    assert_eq!(gate.passed.load(Ordering::Relaxed), BYTES);
+}
+
 #[test]
 fn a_sender_whose_slot_is_damaged_is_told() {
     let scratch = tempfile::tempdir().unwrap();

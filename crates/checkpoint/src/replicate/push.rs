@@ -23,7 +23,7 @@ pub struct Pass {
     pub alone: bool,
 }
 
-/// When bytes may go. Called before each extent, by several threads.
+/// When bytes may go. Called before each extent, when it can go at once, by several threads.
 pub trait Gate: Sync {
     /// Waits until some of `bytes` may be sent.
     fn pass(&self, bytes: usize) -> Pass;
@@ -172,12 +172,13 @@ impl Job<'_> {
                 let (from, to) = (chunk as usize * CHUNK_BYTES, self.region.min((chunk as usize + 1) * CHUNK_BYTES));
                 let mut at = from;
                 while at < to {
+                    // Room first: what has passed the gate goes at once.
+                    while open.len() >= self.window.buffers {
+                        self.take_answer(stream, &mut open)?;
+                    }
                     let Pass { bytes: n, alone } = self.gate.pass(self.window.extent.min(to - at));
                     if n == 0 {
                         return Err(io::ErrorKind::Interrupted.into());
-                    }
-                    while open.len() >= self.window.buffers {
-                        self.take_answer(stream, &mut open)?;
                     }
                     let bytes = self.slot.map().bytes(REGION_AT + at, n).ok_or(io::ErrorKind::InvalidData)?;
                     let mut header = [0; EXTENT_HEADER];

@@ -128,7 +128,7 @@ impl Paced {
         Paced { boards, over, speed, bytes: 0, under_way: 0, began, progress }
     }
 
-    /// `bytes` will go in all, of which `under_way` may be on the network at a time.
+    /// `bytes` will go in all, of which `under_way` may be on the network at a time, those that pass just now among them.
     pub fn expect(&mut self, bytes: u64, under_way: u64) {
         (self.bytes, self.under_way, self.began) = (bytes, under_way, Instant::now());
     }
@@ -166,7 +166,7 @@ impl Paced {
             return true;
         }
         let (until, now) = (board.get(Word::IdleUntil), monotonic());
-        let needed = self.speed.get().map_or(0.0, |speed| (self.under_way + bytes as u64) as f64 / speed * 1e9);
+        let needed = self.speed.get().map_or(0.0, |speed| self.under_way.max(bytes as u64) as f64 / speed * 1e9);
         let silent = until.saturating_add(SILENT.saturating_mul(iteration));
         now.saturating_add(needed as u64) <= until || (iteration > 0 && now > silent)
     }
