@@ -25,7 +25,8 @@ def run(size: int, modes: str, rounds: int) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory(dir=ROOT / "target") as scratch:
         line = [EVERSTEP, "run", "--standalone", "figures/scripts/savers.py", "--bytes", str(size), "--modes", modes]
         line += ["--rounds", str(rounds), "--out", scratch]
-        line[2:2] = ["--max-restarts", "0"]
+        # What is kept ready for a restart imports torch meanwhile, on one of two cores, for the first seconds.
+        line[2:2] = ["--max-restarts", "0", "--no-warm"]
         env = {**os.environ, "EVERSTEP_STATE_DIR": f"{scratch}/state", "OMP_NUM_THREADS": "2"}
         done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
         if done.returncode:

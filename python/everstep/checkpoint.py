@@ -20,6 +20,7 @@ from ._internal import CheckpointError, DamagedError, Shard, list_checkpoints, o
 from .batches import Resumable
 from .micro import MicroBatches
 from .plan import BatchPlan, batch_plan
+from .schedule import Appointments, Clock
 from .state import Layout, State, is_replicated
 from .tiers import EPOCH, RECOVERY, USER, AgentTier, DiskTier, HealingShard, Keep, Snapshot
 
@@ -98,7 +99,7 @@ class CheckpointManager:
         self._closed = False
         self._step: int | None = None
         self._snapshot_step = self._persisted_step = 0
-        self._last_persist = time.monotonic()
+        self._clock = Clock(self._persist) if isinstance(self._persist, timedelta) and world.rank == 0 else None
         self._worker = _worker.current()
         self._prepare_directory()
         durable = bool(self._persist)
@@ -110,6 +111,9 @@ class CheckpointManager:
             )
         else:
             self._tier = DiskTier(self._directory, rules)
+        self._appointments = None
+        if isinstance(self._tier, DiskTier) and isinstance(self._persist, timedelta):
+            self._appointments = Appointments(self._clock, self._tier.agree)
         self._epochs = keep_epochs and durable
         self._epoch_sources = [o for o in state.values() if isinstance(getattr(o, "epoch", None), int)]
         self._epoch: list[int] | None = None
@@ -249,6 +253,8 @@ class CheckpointManager:
         if self._step is not None and step <= self._step:
             raise ValueError(f"step({step}) after step {self._step}: give the number of steps completed, which must rise")
         self._step = step
+        if self._clock is not None:
+            self._clock.stepped()
         hold = self._tier.hold_at() == step + 1
         persist = self._persist_why(step, hold)
         saved: set[Tier] = set()
@@ -282,21 +288,14 @@ class CheckpointManager:
     def _persist_now(self, step: int) -> bool:
         if isinstance(self._persist, int):
             return self._persist > 0 and step % self._persist == 0
-        if self._tier.in_memory:
-            return self._tier.persist_at() == step + 1
-        return self._time_for_persist()
-
-    def _time_for_persist(self) -> bool:
-        if not isinstance(self._persist, timedelta):
-            return False
-        due = time.monotonic() - self._last_persist >= self._persist.total_seconds()
-        if due:
-            self._last_persist = time.monotonic()
-        return due
+        if self._appointments is not None:
+            return self._appointments.due(step)
+        return self._tier.persist_at() == step + 1
 
     def _ask_for_persist(self) -> None:
         """Time passes differently on each rank: rank 0 asks, the coordinator names the step."""
-        if self._tier.in_memory and _worker.world().rank == 0 and self._time_for_persist():
+        if self._tier.in_memory and self._clock and not self._clock.steps_left():
+            self._clock.begins()
             self._tier.persist_due()
 
     def _snapshot(self, step: int, extra: dict[str, Any], persist: int | None) -> bool:

@@ -301,18 +301,25 @@ class DiskTier:
     def failed(self, step: int) -> None:
         """Everything was verified before it was chosen: nobody else can help."""
 
-    def _common(self, steps: list[int]) -> list[int]:
+    def _gathered(self, values: list[int]) -> list[list[int]]:
+        """The values of all ranks, by rank."""
         import torch
         import torch.distributed as dist
 
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-            return steps
-        mine = torch.full((2,), -1, dtype=torch.int64)
-        mine[: len(steps)] = torch.tensor(steps[:2], dtype=torch.int64)
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        every = [torch.empty_like(mine, device=device) for _ in range(dist.get_world_size())]
-        dist.all_gather(every, mine.to(device))
-        return [s for s in steps if all(s in t.tolist() for t in every)]
+            return [values]
+        mine = torch.tensor(values, dtype=torch.int64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+        every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, mine)
+        return [t.tolist() for t in every]
+
+    def agree(self, value: int) -> int:
+        """Rank 0's value, on all ranks."""
+        return self._gathered([value])[0][0]
+
+    def _common(self, steps: list[int]) -> list[int]:
+        every = self._gathered((steps[:2] + [-1, -1])[:2])
+        return [s for s in steps[:2] if all(s in held for held in every)]
 
     def _barrier(self) -> None:
         import torch.distributed as dist

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 import subprocess
@@ -13,6 +14,8 @@ import torch
 from torch import nn
 
 import everstep as es
+from everstep._internal import list_checkpoints
+from harness.cluster import free_port
 
 
 def _model(width: int = 8) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -291,3 +294,42 @@ def test_the_next_agent_adopts_what_a_killed_one_left_in_memory(env, everstep, s
     done = everstep("run", "--standalone", "--name", "adopt", path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == "step 3 step 4 step 5".split(), done.stdout
+
+
+_SKEWED = """
+import os, sys, time
+from datetime import timedelta
+rank = int(os.environ["RANK"])
+real = time.monotonic
+# The clock of rank 1 runs otherwise.
+time.monotonic = lambda: real() * (1.37 if rank else 1.0)
+import torch, torch.distributed as dist
+import everstep as es
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+ckpt = es.CheckpointManager(sys.argv[1], persist=timedelta(seconds=0.2), keep=100, model=model)
+ckpt.restore()
+for step in range(1, 201):
+    model(torch.ones(2, 4)).sum().backward()
+    time.sleep(0.005)
+    ckpt.step(step)
+ckpt.close()
+dist.destroy_process_group()
+"""
+
+
+def test_without_an_agent_all_ranks_make_the_same_steps_durable(tmp_path):
+    """Clocks differ; a rank that wrote alone would wait for the others for ever."""
+    script = tmp_path / "skewed.py"
+    script.write_text(_SKEWED)
+    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    line = [sys.executable, str(script), str(tmp_path / "out")]
+    ranks = [subprocess.Popen(line, env={**env, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(2)]
+    try:
+        assert [r.wait(100) for r in ranks] == [0, 0]
+    finally:
+        for r in ranks:
+            r.kill()
+    steps = [s for s, _, size, wrong in list_checkpoints(tmp_path / "out") if wrong is None and size == 2]
+    # 200 steps of 5 ms and more, one each 0.2 s, and the last.
+    assert steps[0] == 200 and len(steps) >= 4, steps
