@@ -35,6 +35,7 @@ fn captured(path: &Path, rank: u64, step: u64, generation: u64) -> Arc<Slot> {
 }
 
 fn holder(directory: &Path) -> (Arc<Holder>, Peer) {
+    std::fs::create_dir_all(directory).unwrap();
     let holder = Arc::new(Holder::new(vec![directory.into()], job_hash("j")));
     holder.set_token(Token::from_text("secret"));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -62,8 +63,6 @@ impl Gate for After {
 fn what_is_pushed_comes_back_from_two_holders_and_two_steps_stay() {
     let scratch = tempfile::tempdir().unwrap();
     let (a, b) = (scratch.path().join("a"), scratch.path().join("b"));
-    std::fs::create_dir_all(&a).unwrap();
-    std::fs::create_dir_all(&b).unwrap();
     let ((holder_a, peer_a), (holder_b, peer_b)) = (holder(&a), holder(&b));
     let (mut to_a, mut to_b) = (Link::new(peer_a.clone(), 2), Link::new(peer_b.clone(), 2));
     for step in 1..=5 {
@@ -111,7 +110,6 @@ fn what_is_pushed_comes_back_from_two_holders_and_two_steps_stay() {
 fn an_interrupted_push_goes_on_where_it_stopped_and_a_stale_one_is_refused() {
     let scratch = tempfile::tempdir().unwrap();
     let kept = scratch.path().join("kept");
-    std::fs::create_dir_all(&kept).unwrap();
     let (holder, peer) = holder(&kept);
     let slot = captured(&scratch.path().join("slot"), 0, 7, 2);
     let mut link = Link::new(peer.clone(), 1);
@@ -159,7 +157,6 @@ impl Gate for Arrived<'_> {
 fn what_may_go_goes_at_once_and_not_when_there_is_room() {
     let scratch = tempfile::tempdir().unwrap();
     let kept = scratch.path().join("kept");
-    std::fs::create_dir_all(&kept).unwrap();
     let (_holder, peer) = holder(&kept);
     let slot = captured(&scratch.path().join("slot"), 0, 1, 1);
     let gate = Arrived { kept: &kept, original: &slot, passed: AtomicUsize::new(0) };
@@ -172,7 +169,6 @@ fn what_may_go_goes_at_once_and_not_when_there_is_room() {
 fn a_sender_whose_slot_is_damaged_is_told() {
     let scratch = tempfile::tempdir().unwrap();
     let kept = scratch.path().join("kept");
-    std::fs::create_dir_all(&kept).unwrap();
     let (holder, peer) = holder(&kept);
     let slot = captured(&scratch.path().join("slot"), 0, 7, 2);
     slot.map().write(REGION_AT + 3_000_000, &[9, 9, 9]).unwrap();
