@@ -1,6 +1,8 @@
 """The elastic workload: DDP, a DataLoader with workers that prefetch, an exact global batch on any number of ranks.
 
-Every rank writes down which samples each step has used; `history` then knows what was committed.
+Every rank writes down which samples each step uses; `history` then knows what was committed. It does so before
+the backward pass: once gradients are reduced, the other ranks can finish the step and commit it without this one,
+and a rank that is killed just then could no longer write.
 """
 
 from __future__ import annotations
@@ -38,13 +40,11 @@ def train(args: argparse.Namespace) -> None:
     ckpt = everstep.CheckpointManager(args.out / "ckpt", model=model, optimizer=optimizer, data=sampler, persist=args.persist)
     log = (args.out / f"used-{os.environ.get('EVERSTEP_GENERATION', 0)}-{os.environ['RANK']}").open("a", buffering=1)
     for step in ckpt.steps(args.steps):
-        used: list[int] = []
         optimizer.zero_grad()
         for ids, x in ckpt.micro_batches(loader, global_batch=GLOBAL_BATCH, micro_batch=MICRO_BATCH):
-            used += ids.tolist()
+            log.write(f"{step} {' '.join(map(str, ids.tolist()))}\n")
             model(x).pow(2).mean().backward()
         optimizer.step()
-        log.write(f"{step} {' '.join(map(str, used))}\n")
         time.sleep(args.pause)
     if dist.get_rank() == 0:
         (args.out / "finished").write_text(repr(sampler.finished))
@@ -58,8 +58,6 @@ def history(out: Path) -> dict[int, list[int]]:
         generation = int(path.name.split("-")[1])
         for line in path.read_text().splitlines():
             step, *ids = map(int, line.split())
-            if len(ids) * 1 == 0:
-                continue
             runs.setdefault(step, {}).setdefault(generation, []).extend(ids)
     return {step: by[max(by)] for step, by in runs.items()}
 
@@ -68,11 +66,9 @@ def unaccounted(out: Path, steps: int) -> int:
     """Samples that were not used exactly once in their epoch, plus samples missing from a global batch."""
     used = history(out)
     wrong = sum(abs(len(used.get(s, [])) - GLOBAL_BATCH) for s in range(steps))
-    stream = [sample for s in range(steps) for sample in sorted(used.get(s, []))]
     per_epoch = SAMPLES // GLOBAL_BATCH
     for first in range(0, steps - steps % per_epoch, per_epoch):
-        epoch = stream[first * GLOBAL_BATCH : (first + per_epoch) * GLOBAL_BATCH]
-        wrong += SAMPLES - len(set(epoch))
+        wrong += SAMPLES - len({sample for s in range(first, first + per_epoch) for sample in used.get(s, [])})
     return wrong
 
 
