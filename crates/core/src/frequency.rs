@@ -1,0 +1,382 @@
+//! How often to make a checkpoint (CheckFreq §4.2 and §4.3, rule reconstructed from its prose): as often as a budget for the
+//! stall allows, and never before the last one is written.
+//!
+//! Times are seconds; whoever measures drives. [`Rate`] follows what is measured, in both directions: a neighbour that uses
+//! the disk makes checkpoints rarer, and when it is gone they come as often as before.
+
+use serde::{Deserialize, Serialize};
+
+/// Iterations without a checkpoint that make a profile, at most; never more than 1 % of an epoch (CheckFreq §4.2).
+pub const PROFILED: u64 = 50;
+/// What one more measurement counts for.
+const NEW: f64 = 0.3;
+/// The interval changes when the new one differs by more than this part.
+const DEAD_BAND: f64 = 0.05;
+/// After so many intervals without one undisturbed step, a checkpoint is left out, to see what a step costs without.
+const BLIND: u32 = 4;
+/// An interval is never longer than this many steps, whatever was measured.
+pub const EVERY_MAX: u64 = 1_000_000;
+
+/// Where the first copy goes (C2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mode {
+    /// Straight to this node's memory.
+    Host,
+    /// To the device's memory first.
+    Device,
+}
+
+/// What a profile has measured, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Costs {
+    /// Ti: an iteration without a checkpoint.
+    pub iteration: f64,
+    /// Tw: from the start of an iteration to its weight update.
+    pub update: f64,
+    /// Tc: a copy into this node's memory.
+    pub host_copy: f64,
+    /// Ts: writing it to storage.
+    pub write: f64,
+    /// Tg: a copy in the device's memory, where that has room for one (m ≤ Mmax − M).
+    pub device_copy: Option<f64>,
+}
+
+/// What bounds an interval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Bound {
+    /// Nothing: every step.
+    None,
+    /// The budget for the stall.
+    Budget,
+    /// The last checkpoint must have been written.
+    Write,
+    /// Failures are so rare that more would cost more than it saves (Young and Daly).
+    Failures,
+}
+
+/// How often, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Choice {
+    /// Where the first copy goes.
+    pub mode: Mode,
+    /// k: a checkpoint every so many iterations.
+    pub every: u64,
+    /// o: what the training loop waits for one.
+    pub stall: f64,
+    /// What bounds k.
+    pub bound: Bound,
+}
+
+fn steps(n: f64) -> u64 {
+    // A quotient of equal measurements may be a little above the whole number that it is.
+    (n - 1e-9).ceil().clamp(1.0, EVERY_MAX as f64) as u64
+}
+
+/// The rule: `k = max(1, ⌈o/(p·Ti)⌉, ⌈(Tf−o)/Ti⌉)`.
+#[must_use]
+pub fn choose(costs: &Costs, budget: f64) -> Choice {
+    let Costs { iteration, update, host_copy, write, device_copy } = *costs;
+    let (mut mode, mut stall, mut whole) = (Mode::Host, (host_copy - update).max(0.0), host_copy + write);
+    if let Some(device) = device_copy.filter(|device| *device <= stall) {
+        (mode, stall, whole) = (Mode::Device, device, device + host_copy + write);
+    }
+    let (every, bound) = interval(iteration, budget, stall, whole - stall);
+    Choice { mode, every, stall, bound }
+}
+
+/// Iterations between checkpoints that stall for `stall` and are then written for `write`.
+fn interval(iteration: f64, budget: f64, stall: f64, write: f64) -> (u64, Bound) {
+    if iteration <= 0.0 {
+        return (1, Bound::None);
+    }
+    let for_budget = if budget > 0.0 { steps(stall / (budget * iteration)) } else { EVERY_MAX };
+    let for_write = steps(write / iteration);
+    let bound = match () {
+        () if for_budget.max(for_write) <= 1 => Bound::None,
+        () if for_write > for_budget => Bound::Write,
+        () => Bound::Budget,
+    };
+    (for_budget.max(for_write), bound)
+}
+
+/// Seconds between checkpoints that lose least when failures are `mtbf` seconds apart: `√(2·o·MTBF)` (Young, Daly).
+#[must_use]
+pub fn young_daly(stall: f64, mtbf: f64) -> f64 {
+    (2.0 * stall.max(0.0) * mtbf.max(0.0)).sqrt()
+}
+
+/// Follows what checkpoints cost and says how often to make them.
+///
+/// ```text
+///  │ checkpoint          checkpoint          │ what the interval took beyond its undisturbed steps is the cost of
+///  ▼                     ▼                   ▼ the checkpoint that began it
+///  ■■■■──────────────────■■■■────────────────■■■■      ■ steps beside a checkpoint   ─ undisturbed steps
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Rate {
+    budget: f64,
+    mtbf: Option<f64>,
+    /// Ti.
+    iteration: Option<f64>,
+    /// o with everything that slows the loop down while a checkpoint is written.
+    cost: Option<f64>,
+    /// From the step to where the next checkpoint may begin.
+    occupied: f64,
+    every: u64,
+    bound: Bound,
+    #[serde(skip)]
+    now: Interval,
+    #[serde(skip)]
+    blind: u32,
+}
+
+/// The interval that is under way.
+#[derive(Clone, Debug, Default)]
+struct Interval {
+    steps: u64,
+    seconds: f64,
+    quiet: Vec<f64>,
+}
+
+impl Rate {
+    /// Nothing is known yet: no checkpoint is due before the profile is there.
+    #[must_use]
+    pub fn new(budget: f64) -> Self {
+        Rate {
+            budget,
+            mtbf: None,
+            iteration: None,
+            cost: None,
+            occupied: 0.0,
+            every: 1,
+            bound: Bound::None,
+            now: Interval::default(),
+            blind: 0,
+        }
+    }
+
+    /// Iterations that make the profile, for an epoch of so many.
+    #[must_use]
+    pub fn profiled(epoch: Option<u64>) -> u64 {
+        epoch.map_or(PROFILED, |n| n / 100).clamp(1, PROFILED)
+    }
+
+    /// The profile: undisturbed steps.
+    pub fn profile(&mut self, steps: &[f64]) {
+        self.iteration = median(steps.to_vec());
+    }
+
+    /// The failure rate of this job's machines changed.
+    pub fn failures(&mut self, mtbf: Option<f64>) {
+        self.mtbf = mtbf.filter(|t| *t > 0.0);
+    }
+
+    /// A checkpoint every so many steps. Without a profile: none yet.
+    #[must_use]
+    pub fn every(&self) -> Option<(u64, Bound)> {
+        self.iteration.map(|_| (self.every, self.bound))
+    }
+
+    /// Ti and what a checkpoint costs, as measured.
+    #[must_use]
+    pub fn measured(&self) -> (Option<f64>, Option<f64>) {
+        (self.iteration, self.cost)
+    }
+
+    /// A step took so long. `quiet`: no part of a checkpoint was made meanwhile.
+    pub fn step(&mut self, seconds: f64, quiet: bool) {
+        self.now.steps += 1;
+        self.now.seconds += seconds;
+        if quiet {
+            self.now.quiet.push(seconds);
+        }
+    }
+
+    /// The next checkpoint is due after this step. When all steps of late were beside a checkpoint, one is left out.
+    #[must_use]
+    pub fn due(&self) -> bool {
+        let every = if self.blind >= BLIND { self.every.saturating_mul(2) + 1 } else { self.every };
+        self.iteration.is_some() && self.now.steps >= every
+    }
+
+    /// A checkpoint begins; the last one, if there was one, occupied storage for `occupied` seconds from its step on.
+    pub fn begins(&mut self, occupied: Option<f64>) {
+        let now = std::mem::take(&mut self.now);
+        self.blind = if now.quiet.is_empty() { self.blind + 1 } else { 0 };
+        if let Some(seen) = median(now.quiet) {
+            // Undisturbed steps are what they are: a loop that became slower or faster is believed at once.
+            self.iteration = Some(seen);
+        }
+        let (Some(iteration), Some(occupied)) = (self.iteration, occupied) else { return };
+        let extra = (now.seconds - now.steps as f64 * iteration).max(0.0);
+        self.cost = Some(blend(self.cost, extra));
+        self.occupied = blend(Some(self.occupied).filter(|o| *o > 0.0), occupied);
+        self.decide(iteration);
+    }
+
+    fn decide(&mut self, iteration: f64) {
+        let cost = self.cost.unwrap_or(0.0);
+        let (mut every, mut bound) = interval(iteration, self.budget, cost, self.occupied);
+        if let Some(mtbf) = self.mtbf {
+            let rare = steps(young_daly(cost, mtbf) / iteration.max(1e-12));
+            if rare > every {
+                (every, bound) = (rare, Bound::Failures);
+            }
+        }
+        let moved = every.abs_diff(self.every) as f64 / self.every as f64;
+        if moved > DEAD_BAND {
+            (self.every, self.bound) = (every, bound);
+        }
+    }
+}
+
+fn blend(was: Option<f64>, now: f64) -> f64 {
+    was.map_or(now, |was| was + NEW * (now - was))
+}
+
+fn median(mut of: Vec<f64>) -> Option<f64> {
+    of.sort_by(f64::total_cmp);
+    of.get(of.len() / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn costs(iteration: f64, host_copy: f64, write: f64) -> Costs {
+        Costs { iteration, update: 0.0, host_copy, write, device_copy: None }
+    }
+
+    #[test]
+    fn a_stall_of_one_iteration_at_five_percent_is_every_twentieth() {
+        let choice = choose(&costs(0.3, 0.3, 0.0), 0.05);
+        assert_eq!((choice.every, choice.bound), (20, Bound::Budget));
+    }
+
+    #[test]
+    fn a_copy_hidden_by_the_iteration_stalls_nothing_and_storage_bounds_the_rate() {
+        let choice = choose(&Costs { update: 0.2, ..costs(0.3, 0.2, 2.9) }, 0.01);
+        assert_eq!(choice, Choice { mode: Mode::Host, every: 11, stall: 0.0, bound: Bound::Write });
+        assert_eq!(choose(&Costs { update: 0.2, ..costs(0.3, 0.1, 0.1) }, 0.01).bound, Bound::None);
+    }
+
+    #[test]
+    fn the_device_is_used_where_its_copy_stalls_less() {
+        let with = |device| Costs { update: 0.1, device_copy: Some(device), ..costs(1.0, 0.5, 1.0) };
+        assert_eq!(choose(&with(0.01), 0.01).mode, Mode::Device);
+        assert_eq!(choose(&with(0.45), 0.01).mode, Mode::Host);
+    }
+
+    #[test]
+    fn rare_failures_make_checkpoints_rare() {
+        assert!((young_daly(2.0, 10_000.0) - 200.0).abs() < 1e-9);
+        let mut rate = Rate::new(0.05);
+        rate.profile(&[1.0; 9]);
+        rate.failures(Some(10_000.0));
+        run(&mut rate, 40, |_| (1.0, 2.0, 0.1));
+        assert_eq!(rate.every().unwrap().1, Bound::Failures);
+        assert!((190..=210).contains(&rate.every().unwrap().0), "{:?}", rate.every());
+    }
+
+    /// Trains through `checkpoints` of them. `world(checkpoint)` is (undisturbed step, cost of a checkpoint, its time on
+    /// storage). Returns the overhead of the last interval.
+    fn run(rate: &mut Rate, checkpoints: u64, world: impl Fn(u64) -> (f64, f64, f64)) -> f64 {
+        let mut last = None;
+        let mut overhead = 0.0;
+        for n in 0..checkpoints {
+            rate.begins(last);
+            let (step, cost, occupied) = world(n);
+            let (mut spent, mut ideal, mut first) = (0.0, 0.0, true);
+            while first || !rate.due() {
+                let extra = if first { cost } else { 0.0 };
+                let beside = spent < occupied;
+                rate.step(step + extra, !beside && !first);
+                (spent, ideal, first) = (spent + step + extra, ideal + step, false);
+            }
+            (last, overhead) = (Some(occupied), (spent - ideal) / ideal);
+        }
+        overhead
+    }
+
+    #[test]
+    fn a_neighbour_on_the_disk_is_answered_and_forgotten() {
+        // CheckFreq's Table 5: k = 14 at 5 %; a neighbour makes a checkpoint seven times as expensive.
+        let mut rate = Rate::new(0.05);
+        rate.profile(&[1.0; 20]);
+        assert!((run(&mut rate, 10, |_| (1.0, 0.7, 0.5)) - 0.05).abs() < 0.005);
+        assert_eq!(rate.every().unwrap().0, 14);
+        let after = run(&mut rate, 20, |_| (1.0, 4.9, 3.0));
+        assert!((after - 0.05).abs() < 0.005, "{after}");
+        assert!((93..=100).contains(&rate.every().unwrap().0));
+        let again = run(&mut rate, 20, |_| (1.0, 0.7, 0.5));
+        assert!((again - 0.05).abs() < 0.005 && rate.every().unwrap().0 <= 15, "{again} {:?}", rate.every());
+    }
+
+    #[test]
+    fn a_loop_that_changes_its_speed_keeps_its_budget() {
+        let mut rate = Rate::new(0.05);
+        rate.profile(&[1.0; 20]);
+        run(&mut rate, 10, |_| (1.0, 0.7, 0.5));
+        let faster = run(&mut rate, 20, |_| (0.25, 0.7, 0.5));
+        assert!((faster - 0.05).abs() < 0.005, "{faster}");
+        let slower = run(&mut rate, 20, |_| (1.0, 0.7, 0.5));
+        assert!((slower - 0.05).abs() < 0.005, "{slower}");
+    }
+
+    #[test]
+    fn without_one_undisturbed_step_a_checkpoint_is_left_out() {
+        let mut rate = Rate::new(0.5);
+        rate.profile(&[1.0; 20]);
+        // Each step is beside a checkpoint, and steps have become four times as long on their own.
+        for _ in 0..BLIND {
+            rate.begins(Some(1.0));
+            rate.step(4.0, false);
+        }
+        rate.begins(Some(1.0));
+        let every = rate.every().unwrap().0;
+        for _ in 0..=2 * every {
+            assert!(!rate.due());
+            rate.step(4.0, true);
+        }
+        assert!(rate.due());
+        rate.begins(Some(1.0));
+        assert_eq!(rate.measured().0, Some(4.0));
+    }
+
+    proptest! {
+        #[test]
+        fn the_rule_keeps_the_budget_and_waits_for_the_write(
+            iteration in 1e-3..10.0f64, update in 0.0..5.0f64, copy in 0.0..60.0f64, write in 0.0..600.0f64, budget in 0.001..0.5f64,
+            device in proptest::option::of(0.0..5.0f64),
+        ) {
+            let c = Costs { iteration, update, host_copy: copy, write, device_copy: device };
+            let choice = choose(&c, budget);
+            let k = choice.every as f64;
+            prop_assert!(choice.stall <= budget * k * iteration + 1e-6);
+            let whole = if choice.mode == Mode::Device { device.unwrap() } else { 0.0 } + copy + write;
+            prop_assert!(whole - choice.stall <= k * iteration + 1e-6);
+            // One less would not do.
+            if choice.every > 1 {
+                let fewer = k - 1.0;
+                prop_assert!(choice.stall > budget * fewer * iteration - 1e-6 || whole - choice.stall > fewer * iteration - 1e-6);
+            }
+        }
+
+        #[test]
+        fn whatever_is_measured_the_rate_stays_sane(
+            seen in proptest::collection::vec((0.0..100.0f64, any::<bool>(), any::<bool>(), 0.0..1e4f64), 0..200),
+        ) {
+            let mut rate = Rate::new(0.01);
+            rate.profile(&[0.0]);
+            for (seconds, quiet, begins, occupied) in seen {
+                rate.step(seconds, quiet);
+                if begins {
+                    rate.begins(Some(occupied));
+                }
+                let every = rate.every().unwrap().0;
+                prop_assert!((1..=EVERY_MAX).contains(&every));
+            }
+        }
+    }
+}
