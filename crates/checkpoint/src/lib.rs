@@ -16,6 +16,7 @@ pub mod fused;
 pub mod mapped;
 pub mod persist;
 pub mod replicate;
+pub mod reshard;
 pub mod restore;
 pub mod retain;
 pub mod shm;
