@@ -20,15 +20,17 @@ from ._internal import CheckpointError, DamagedError, Shard, list_checkpoints, o
 from .batches import Resumable
 from .micro import MicroBatches
 from .plan import BatchPlan, batch_plan
-from .schedule import Appointments, Clock
+from .schedule import FILE, Appointments, Clock, Measured, Source
 from .state import Layout, State, is_replicated
 from .tiers import EPOCH, RECOVERY, USER, AgentTier, DiskTier, HealingShard, Keep, Snapshot
 
 Tier = Literal["local", "peer", "disk"]
 Every = int | timedelta | Literal["auto"]
 
-#: Durable checkpoints are this far apart unless the user says otherwise.
-PERSIST_AUTO = timedelta(minutes=30)
+#: Part of the time in which ``persist="auto"`` uses storage where memory holds each step anyway.
+STORAGE_SHARE = 0.05
+#: Seconds after which a durable checkpoint that nobody has announced is asked for again.
+ASK_AGAIN = 60.0
 #: Host state up to this size is copied before ``step()`` returns: the copy is shorter than what
 #: overlapping it would cost, and a kill then never loses a finished step.
 OVERLAP_BYTES = 64 << 20
@@ -53,8 +55,10 @@ class CheckpointManager:
     Args:
         directory: where durable checkpoints live; all ranks must see the same one.
         every: steps between memory snapshots.
-        persist: steps or time between durable checkpoints; ``"auto"`` is 30 minutes. The last step is
+        persist: steps or time between durable checkpoints. ``"auto"`` measures what they cost, keeps to ``stall_budget``,
+            never begins one before the last one is written, and says why in ``everstep ckpt show``. The last step is
             always made durable by :meth:`close`. 0 switches durable checkpoints off.
+        stall_budget: part of the training time that ``"auto"`` may spend.
         replicas: copies of each step in other nodes' memory. Ranks that hold the same state (DDP) are copies of each
             other already, and a single node has nobody to send to.
         pacing: copies for other nodes are sent while the training network is idle (20 steps are profiled first), and less
@@ -78,6 +82,7 @@ class CheckpointManager:
         replicas: int = 1,
         pacing: bool = True,
         persist: Every = "auto",
+        stall_budget: float = 0.01,
         keep: int = 2,
         keep_every: timedelta | None = None,
         keep_epochs: bool = True,
@@ -94,12 +99,11 @@ class CheckpointManager:
         self._state = State(state, Layout(world.rank, world.world_size, same))
         self._directory = Path(directory).absolute()
         self._every = every if isinstance(every, int) else 1
-        self._persist = PERSIST_AUTO if persist == "auto" else persist
+        self._persist = persist
         self._overlap = overlap
         self._closed = False
         self._step: int | None = None
         self._snapshot_step = self._persisted_step = 0
-        self._clock = Clock(self._persist) if isinstance(self._persist, timedelta) and world.rank == 0 else None
         self._worker = _worker.current()
         self._prepare_directory()
         durable = bool(self._persist)
@@ -111,9 +115,12 @@ class CheckpointManager:
             )
         else:
             self._tier = DiskTier(self._directory, rules)
+        self._due = self._schedule(stall_budget) if world.rank == 0 else None
+        self._asked: float | None = None
+        self._sections = 0
         self._appointments = None
-        if isinstance(self._tier, DiskTier) and isinstance(self._persist, timedelta):
-            self._appointments = Appointments(self._clock, self._tier.agree)
+        if isinstance(self._tier, DiskTier) and not isinstance(persist, int):
+            self._appointments = Appointments(self._due, self._tier.agree)
         self._epochs = keep_epochs and durable
         self._epoch_sources = [o for o in state.values() if isinstance(getattr(o, "epoch", None), int)]
         self._epoch: list[int] | None = None
@@ -121,6 +128,14 @@ class CheckpointManager:
         self._watch_forward(state)
         for optimizer in self._state.optimizers:
             optimizer.register_step_pre_hook(self._fence)
+
+    def _schedule(self, budget: float) -> Source | None:
+        """Says when a durable checkpoint is due, unless the number of the step does."""
+        if isinstance(self._persist, int):
+            return None
+        if isinstance(self._persist, timedelta):
+            return Clock(self._persist)
+        return Measured(budget, STORAGE_SHARE if self._tier.in_memory else 1.0, self._directory / FILE)
 
     def _prepare_directory(self) -> None:
         try:
@@ -253,8 +268,9 @@ class CheckpointManager:
         if self._step is not None and step <= self._step:
             raise ValueError(f"step({step}) after step {self._step}: give the number of steps completed, which must rise")
         self._step = step
-        if self._clock is not None:
-            self._clock.stepped()
+        if self._due is not None:
+            held_up, self._sections = self._worker.entered != self._sections, self._worker.entered
+            self._due.stepped(self._tier.durable(), held_up)
         hold = self._tier.hold_at() == step + 1
         persist = self._persist_why(step, hold)
         saved: set[Tier] = set()
@@ -294,12 +310,14 @@ class CheckpointManager:
 
     def _ask_for_persist(self) -> None:
         """Time passes differently on each rank: rank 0 asks, the coordinator names the step."""
-        if self._tier.in_memory and self._clock and not self._clock.steps_left():
-            self._clock.begins()
+        if not self._tier.in_memory or self._due is None or self._due.steps_left():
+            return
+        if self._asked is None or time.monotonic() - self._asked > ASK_AGAIN:
+            self._asked = time.monotonic()
             self._tier.persist_due()
 
     def _snapshot(self, step: int, extra: dict[str, Any], persist: int | None) -> bool:
-        began = time.perf_counter_ns()
+        began, since = time.perf_counter_ns(), time.monotonic()
         items = self._state.collect(extra)
         size = sum(i.tensor.numel() * i.tensor.element_size() for i in items)
         lazy = size > OVERLAP_BYTES or device.on_device(items) if self._overlap == "auto" else self._overlap
@@ -308,7 +326,10 @@ class CheckpointManager:
             self._tier.wait()
         if done:
             self._snapshot_step = step
-            self._persisted_step = self._persisted_step if persist is None else step
+            if persist is not None:
+                self._persisted_step, self._asked = step, None
+                if self._due is not None:
+                    self._due.begins(step, since)
         if self._worker.board is not None:
             self._worker.board.add("BlockingNanos", time.perf_counter_ns() - began)
             if not done:
@@ -358,6 +379,8 @@ class CheckpointManager:
         if block:
             with _worker.section("checkpoint"):
                 self._tier.await_durable(step)
+        if self._due is not None:
+            self._due.disturbed()
 
     def wait(self, tier: Tier = "local") -> None:
         """Waits until the last snapshot is complete in memory, in other nodes' memory (``"peer"``), or, if it was to go there,
@@ -378,3 +401,5 @@ class CheckpointManager:
         self._tier.wait()
         if self._persist and self._step and self._tier.durable() < self._step:
             self._save(self._step, True, {}, RECOVERY)
+        if self._due is not None:
+            self._due.close()

@@ -1,10 +1,42 @@
-"""When a step is due for durable storage."""
+"""When a step is due for durable storage: by the clock, or by what checkpoints cost (CheckFreq §4.2, §4.3)."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+from ._internal import Rate
+
+#: A profile of slow steps ends after so many seconds, with at least three of them.
+PROFILE_SECONDS = 120.0
+#: The file beside the checkpoints that keeps measurements and choice (C7); `everstep ckpt show` reads it.
+FILE = "frequency.json"
+
+
+class Source(Protocol):
+    """Says, on one rank, when a checkpoint is due. :meth:`stepped` comes first at each step."""
+
+    def stepped(self, durable: int, held_up: bool) -> None:
+        """A step is complete; the newest durable one is ``durable``. ``held_up``: something else was done meanwhile
+        (:func:`everstep.section`)."""
+
+    def steps_left(self) -> int:
+        """Steps until the next checkpoint is due, as far as one can tell; 0: after this one."""
+
+    def begins(self, step: int, at: float) -> None:
+        """A checkpoint of this step begins, or has begun ``at`` this monotonic time."""
+
+    def disturbed(self) -> None:
+        """Something else holds the loop up."""
+
+    def close(self) -> None:
+        """The job is done."""
 
 
 class Clock:
@@ -15,24 +47,132 @@ class Clock:
         self._began = self._last = time.monotonic()
         self._steps = 0
 
-    def stepped(self) -> None:
-        """A step is complete."""
+    def stepped(self, durable: int, held_up: bool) -> None:
+        """One more."""
         if self._steps == 0:
             self._began = time.monotonic()
         self._steps += 1
 
     def steps_left(self) -> int:
-        """0 when one is due. Half of the way to where the end of the span is expected, and never further ahead than it has
-        come: steps may become slower."""
+        """Half of the way to where the end of the span is expected, and never further ahead than it has come: steps may
+        become slower. 0 when it is over."""
         left = self._last + self._every - time.monotonic()
         if left <= 0:
             return 0
         each = (time.monotonic() - self._began) / max(self._steps - 1, 1)
         return max(min(int(left / max(each, 1e-6) / 2), self._steps - 1), 1)
 
-    def begins(self) -> None:
+    def begins(self, step: int, at: float) -> None:
         """The next span begins."""
-        self._last = time.monotonic()
+        self._last = at
+
+    def disturbed(self) -> None:
+        """Time passes all the same."""
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+class Measured:
+    """As often as the budget allows, from what checkpoints are seen to cost.
+
+    Args:
+        budget: part of the loop's time that checkpoints may cost.
+        share: part of the time in which they may use storage.
+        file: where measurements are kept; a job that starts again goes on with them.
+    """
+
+    def __init__(self, budget: float, share: float, file: Path) -> None:
+        self._budget, self._file = budget, file
+        kept = self._kept()
+        self._rate = Rate(budget, share, json.dumps(kept["rate"]) if "rate" in kept else None)
+        self._ran, self._failures = float(kept.get("seconds", 0.0)), int(kept.get("failures", 0))
+        if kept and not kept.get("closed", True):
+            # Whoever wrote it last did not come to its end.
+            self._failures += 1
+        if self._failures and self._ran:
+            self._rate.failures(self._ran / self._failures)
+        self._start = self._profiling_since = time.monotonic()
+        self._profile: list[float] | None = [] if self._rate.every() is None else None
+        self._before: float | None = None
+        self._writing: tuple[int, float] | None = None
+
+    def _kept(self) -> dict[str, Any]:
+        try:
+            kept = json.loads(self._file.read_text())
+        except (OSError, ValueError):
+            return {}
+        return kept if isinstance(kept, dict) else {}
+
+    def stepped(self, durable: int, held_up: bool) -> None:
+        """Takes the time since the step before."""
+        now = time.monotonic()
+        quiet = self._writing is None
+        if held_up:
+            self._rate.passed()
+        elif self._before is not None:
+            self._rate.step(now - self._before, quiet)
+            if quiet and self._profile is not None:
+                self._learn(self._profile, now - self._before, now)
+        self._before = now
+        if self._writing is not None and durable >= self._writing[0]:
+            self._rate.written(now - self._writing[1])
+            self._writing = None
+
+    def _learn(self, profile: list[float], seconds: float, now: float) -> None:
+        profile.append(seconds)
+        slow = len(profile) >= 3 and now - self._profiling_since > PROFILE_SECONDS
+        if len(profile) >= Rate.profiled(None) or slow:
+            self._rate.profile(profile)
+            self._profile = None
+
+    def steps_left(self) -> int:
+        """0 only where the last checkpoint is written: one does not begin before."""
+        left = self._rate.left()
+        if left is None:
+            return 1
+        return max(left, 1) if self._writing is not None else left
+
+    def begins(self, step: int, at: float) -> None:
+        """The interval before it is over and has said what it can."""
+        if self._writing is not None:
+            # Somebody wanted this one early.
+            self._rate.disturbed()
+        self._rate.begins()
+        self._writing = (step, at)
+        self._keep(closed=False)
+
+    def disturbed(self) -> None:
+        """What this interval takes says nothing about checkpoints."""
+        self._rate.disturbed()
+
+    def close(self) -> None:
+        """The job came to its end: nothing failed."""
+        self._keep(closed=True)
+
+    def why(self) -> str:
+        """What was chosen, for people."""
+        (step, cost, occupied), chosen = self._rate.measured(), self._rate.every()
+        if chosen is None or step is None or cost is None:
+            return "not measured yet"
+        every, bound = chosen
+        spent = cost / (every * step) if step else 0.0
+        stored = "" if occupied is None else f", {occupied:.2f} s on its way to storage"
+        return (
+            f"every {every} steps ({bound}): a step takes {step:.3f} s, a checkpoint costs {cost:.3f} s{stored}: "
+            f"{spent:.1%} of the time, the budget is {self._budget:.1%}"
+        )
+
+    def _keep(self, *, closed: bool) -> None:
+        chosen = self._rate.every()
+        seconds = self._ran + time.monotonic() - self._start
+        kept = {"every": chosen[0] if chosen else None, "why": self.why(), "seconds": seconds, "failures": self._failures,
+                "closed": closed, "rate": json.loads(self._rate.keep())}  # fmt: skip
+        # Without it the next life measures again.
+        with contextlib.suppress(OSError):
+            temporary = self._file.with_suffix(f".{os.getpid()}")
+            temporary.write_text(json.dumps(kept, indent=1) + "\n")
+            temporary.replace(self._file)
 
 
 class Appointments:
@@ -46,7 +186,7 @@ class Appointments:
         agree: takes a value and returns that of rank 0, on all ranks.
     """
 
-    def __init__(self, source: Clock | None, agree: Callable[[int], int]) -> None:
+    def __init__(self, source: Source | None, agree: Callable[[int], int]) -> None:
         self._source, self._agree = source, agree
         self._ask_at: int | None = None
 
@@ -57,8 +197,6 @@ class Appointments:
         if step < self._ask_at:
             return False
         wait = self._agree(self._source.steps_left() if self._source else 1)
-        if wait == 0 and self._source:
-            self._source.begins()
         # After a checkpoint the next step is asked about, whatever the interval: its length is not known here.
         self._ask_at = step + max(wait, 1)
         return wait == 0

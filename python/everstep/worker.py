@@ -65,6 +65,8 @@ class _Worker:
     def __init__(self) -> None:
         self.board: Board | None = None
         self.sections: list[tuple[str, int]] = []
+        #: Sections that were entered, those that wait for checkpoints not counted.
+        self.entered = 0
         self.stop_signal = 0
         self.handles_signals = False
         #: The script tells its steps itself.
@@ -243,6 +245,8 @@ def section(name: str, *, timeout: timedelta | None = None) -> Iterator[None]:
     """A block that is not a step: evaluation, a long save. No hang is declared inside, unless
     ``timeout`` is given and passes."""
     worker = current()
+    # Checkpoints are what the schedule of checkpoints measures.
+    worker.entered += name != "checkpoint"
     if worker.board is None:
         yield
         return

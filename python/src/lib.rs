@@ -3,6 +3,7 @@
 
 mod board;
 mod error;
+mod frequency;
 mod network;
 mod order;
 mod shards;
@@ -15,6 +16,7 @@ fn _internal(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::register(m)?;
     board::register(m)?;
+    frequency::register(m)?;
     network::register(m)?;
     order::register(m)?;
     socket::register(m)?;

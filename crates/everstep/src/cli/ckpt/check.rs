@@ -71,7 +71,19 @@ pub fn show(inventory: &Inventory, step: Option<u64>, tensors: bool) -> Result<i
             }
         }
     }
+    for directory in inventory.directories() {
+        if let Some(why) = frequency(directory) {
+            println!("durable checkpoints in {}: {why}", directory.display());
+        }
+    }
     Ok(0)
+}
+
+/// How often durable checkpoints are made in this directory, and why, where that is measured: `frequency.json` of
+/// `python/everstep/schedule.py`.
+fn frequency(directory: &Path) -> Option<String> {
+    let kept: serde_json::Value = serde_json::from_slice(&std::fs::read(directory.join("frequency.json")).ok()?).ok()?;
+    Some(kept.get("why")?.as_str()?.to_owned())
 }
 
 /// Reads everything.

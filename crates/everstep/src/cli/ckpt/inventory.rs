@@ -61,6 +61,11 @@ impl Inventory {
         Ok(found)
     }
 
+    /// The directories of durable checkpoints among what was found.
+    pub fn directories(&self) -> impl Iterator<Item = &Path> {
+        self.directories.iter().map(PathBuf::as_path)
+    }
+
     fn job(&mut self, job: &str) -> Result<(), Failure> {
         let running = runtime()?.block_on(status::jobs(Some(job)));
         let mut here: Vec<String> = Vec::new();
