@@ -1,22 +1,14 @@
 //! How often to make a checkpoint (CheckFreq §4.2 and §4.3, rule reconstructed from its prose): as often as a budget for the
 //! stall allows, and never before the last one is written.
 //!
-//! Times are seconds; whoever measures drives. [`Rate`] follows what is measured, in both directions: a neighbour that uses
-//! the disk makes checkpoints rarer, and when it is gone they come as often as before.
+//! Times are seconds; whoever measures drives. [`rate`] follows what is measured.
+
+pub mod rate;
 
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
 
 /// Iterations without a checkpoint that make a profile, at most; never more than 1 % of an epoch (CheckFreq §4.2).
 pub const PROFILED: u64 = 50;
-/// What one more measurement counts for.
-const NEW: f64 = 0.3;
-/// The interval changes when the new one differs by more than this part.
-const DEAD_BAND: f64 = 0.05;
-/// After so many intervals without one undisturbed step, a checkpoint is left out, to see what a step costs without.
-const BLIND: u32 = 4;
-/// Undisturbed steps that say what a step takes: the latest of an interval.
-const RECENT: usize = 200;
 /// An interval is never longer than this many steps, whatever was measured.
 pub const EVERY_MAX: u64 = 1_000_000;
 
@@ -70,19 +62,6 @@ pub struct Choice {
     pub bound: Bound,
 }
 
-/// What a [`Rate`] has measured, in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Measured {
-    /// Ti: an undisturbed step.
-    pub iteration: Option<f64>,
-    /// o: what a checkpoint costs the loop.
-    pub cost: Option<f64>,
-    /// From a checkpoint's step to where it is written.
-    pub occupied: Option<f64>,
-    /// Between failures.
-    pub mtbf: Option<f64>,
-}
-
 fn steps(n: f64) -> u64 {
     // A quotient of equal measurements may be a little above the whole number that it is.
     (n - 1e-9).ceil().clamp(1.0, EVERY_MAX as f64) as u64
@@ -121,192 +100,6 @@ pub fn young_daly(stall: f64, mtbf: f64) -> f64 {
     (2.0 * stall.max(0.0) * mtbf.max(0.0)).sqrt()
 }
 
-/// Follows what checkpoints cost and says how often to make them.
-///
-/// ```text
-///  │ checkpoint          checkpoint          │ what the steps beside a checkpoint took longer than the undisturbed ones of
-///  ▼                     ▼                   ▼ the same interval is what it costs
-///  ■■■■──────────────────■■■■────────────────■■■■      ■ steps beside a checkpoint   ─ undisturbed steps
-/// ```
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Rate {
-    budget: f64,
-    /// Part of the time in which storage may be ours.
-    share: f64,
-    mtbf: Option<f64>,
-    /// Ti.
-    iteration: Option<f64>,
-    /// o with everything that slows the loop down while a checkpoint is written.
-    cost: Option<f64>,
-    /// From the step to where it is written.
-    occupied: Option<f64>,
-    every: u64,
-    bound: Bound,
-    #[serde(skip)]
-    now: Interval,
-    #[serde(skip)]
-    blind: u32,
-}
-
-/// The interval that is under way.
-#[derive(Clone, Debug, Default)]
-struct Interval {
-    steps: u64,
-    /// Steps beside a checkpoint, and their seconds.
-    beside: (u64, f64),
-    quiet: VecDeque<f64>,
-    /// Of the checkpoint that began it.
-    occupied: Option<f64>,
-    /// Something else has disturbed it: it says nothing about costs.
-    disturbed: bool,
-}
-
-impl Interval {
-    /// What its checkpoint has cost.
-    fn extra(&self, iteration: f64) -> f64 {
-        let (steps, seconds) = self.beside;
-        (seconds - steps as f64 * iteration).max(0.0)
-    }
-}
-
-impl Rate {
-    /// Nothing is known yet: no checkpoint is due before the profile is there. `budget` is the part of the loop's time that
-    /// checkpoints may cost, `share` the part of the time in which they may use storage.
-    #[must_use]
-    pub fn new(budget: f64, share: f64) -> Self {
-        Rate {
-            budget,
-            share,
-            mtbf: None,
-            iteration: None,
-            cost: None,
-            occupied: None,
-            every: 1,
-            bound: Bound::None,
-            now: Interval::default(),
-            blind: 0,
-        }
-    }
-
-    /// The same measurements under another budget.
-    #[must_use]
-    pub fn under(mut self, budget: f64, share: f64) -> Self {
-        (self.budget, self.share) = (budget, share);
-        self.decide();
-        self
-    }
-
-    /// Iterations that make the profile, for an epoch of so many.
-    #[must_use]
-    pub fn profiled(epoch: Option<u64>) -> u64 {
-        epoch.map_or(PROFILED, |n| n / 100).clamp(1, PROFILED)
-    }
-
-    /// The profile: undisturbed steps.
-    pub fn profile(&mut self, steps: &[f64]) {
-        self.iteration = median(steps.to_vec());
-    }
-
-    /// The failure rate of this job's machines changed.
-    pub fn failures(&mut self, mtbf: Option<f64>) {
-        self.mtbf = mtbf.filter(|t| *t > 0.0);
-    }
-
-    /// A checkpoint every so many steps. Without a profile: none yet.
-    #[must_use]
-    pub fn every(&self) -> Option<(u64, Bound)> {
-        self.iteration.map(|_| (self.every, self.bound))
-    }
-
-    /// What is known.
-    #[must_use]
-    pub fn measured(&self) -> Measured {
-        Measured { iteration: self.iteration, cost: self.cost, occupied: self.occupied, mtbf: self.mtbf }
-    }
-
-    /// A step took so long. `quiet`: no part of a checkpoint was made meanwhile.
-    pub fn step(&mut self, seconds: f64, quiet: bool) {
-        self.now.steps += 1;
-        if quiet {
-            if self.now.quiet.len() == RECENT {
-                self.now.quiet.pop_front();
-            }
-            self.now.quiet.push_back(seconds);
-        } else {
-            self.now.beside = (self.now.beside.0 + 1, self.now.beside.1 + seconds);
-        }
-    }
-
-    /// A step whose time says nothing: something else was done meanwhile.
-    pub fn passed(&mut self) {
-        self.now.steps += 1;
-    }
-
-    /// The checkpoint that began this interval is written, `occupied` seconds after its step.
-    pub fn written(&mut self, occupied: f64) {
-        self.now.occupied = Some(occupied);
-        if let (None, Some(iteration)) = (self.cost, self.iteration) {
-            // The first one: the interval after it has to be chosen now.
-            self.cost = Some(self.now.extra(iteration));
-            self.occupied = Some(occupied);
-            self.decide();
-        }
-    }
-
-    /// Something that is no checkpoint of this kind has held the loop up.
-    pub fn disturbed(&mut self) {
-        self.now.disturbed = true;
-    }
-
-    /// Steps until the next checkpoint is due; 0: now. When all steps of late were beside a checkpoint, one is left out.
-    /// `None` as long as there is no profile.
-    #[must_use]
-    pub fn left(&self) -> Option<u64> {
-        let every = if self.blind >= BLIND { self.every.saturating_mul(2) + 1 } else { self.every };
-        self.iteration.map(|_| every.saturating_sub(self.now.steps))
-    }
-
-    /// A checkpoint begins.
-    pub fn begins(&mut self) {
-        let now = std::mem::take(&mut self.now);
-        self.blind = if now.quiet.is_empty() { self.blind + 1 } else { 0 };
-        let (extra, occupied) = (|iteration| now.extra(iteration), now.occupied);
-        if let Some(seen) = median(now.quiet.iter().copied().collect()).filter(|_| !now.disturbed) {
-            // Undisturbed steps are what they are: a loop that became slower or faster is believed at once.
-            self.iteration = Some(seen);
-        }
-        let (Some(iteration), Some(occupied), false) = (self.iteration, occupied, now.disturbed) else { return };
-        self.cost = Some(blend(self.cost, extra(iteration)));
-        self.occupied = Some(blend(self.occupied, occupied));
-        self.decide();
-    }
-
-    fn decide(&mut self) {
-        let (Some(iteration), Some(cost)) = (self.iteration, self.cost) else { return };
-        let write = self.occupied.unwrap_or(0.0) / self.share.clamp(0.01, 1.0);
-        let (mut every, mut bound) = interval(iteration, self.budget, cost, write);
-        if let Some(mtbf) = self.mtbf {
-            let rare = steps(young_daly(cost, mtbf) / iteration.max(1e-12));
-            if rare > every {
-                (every, bound) = (rare, Bound::Failures);
-            }
-        }
-        let moved = every.abs_diff(self.every) as f64 / self.every as f64;
-        if moved > DEAD_BAND {
-            (self.every, self.bound) = (every, bound);
-        }
-    }
-}
-
-fn blend(was: Option<f64>, now: f64) -> f64 {
-    was.map_or(now, |was| was + NEW * (now - was))
-}
-
-fn median(mut of: Vec<f64>) -> Option<f64> {
-    of.sort_by(f64::total_cmp);
-    of.get(of.len() / 2).copied()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -337,108 +130,8 @@ mod tests {
     }
 
     #[test]
-    fn rare_failures_make_checkpoints_rare() {
+    fn failures_bound_the_interval() {
         assert!((young_daly(2.0, 10_000.0) - 200.0).abs() < 1e-9);
-        let mut rate = Rate::new(0.05, 1.0);
-        rate.profile(&[1.0; 9]);
-        rate.failures(Some(10_000.0));
-        run(&mut rate, 40, |_| (1.0, 2.0, 0.1));
-        assert_eq!(rate.every().unwrap().1, Bound::Failures);
-        assert!((190..=210).contains(&rate.every().unwrap().0), "{:?}", rate.every());
-    }
-
-    /// Trains through `checkpoints` of them. `world(checkpoint)` is (undisturbed step, cost of a checkpoint, its time on
-    /// storage). Returns the overhead of the last interval.
-    fn run(rate: &mut Rate, checkpoints: u64, world: impl Fn(u64) -> (f64, f64, f64)) -> f64 {
-        let mut overhead = 0.0;
-        for n in 0..checkpoints {
-            rate.begins();
-            let (step, cost, occupied) = world(n);
-            let (mut spent, mut ideal, mut first, mut writing) = (0.0, 0.0, true, true);
-            while first || writing || rate.left() != Some(0) {
-                let extra = if first { cost } else { 0.0 };
-                rate.step(step + extra, !writing);
-                (spent, ideal, first) = (spent + step + extra, ideal + step, false);
-                if writing && spent >= occupied {
-                    rate.written(occupied);
-                    writing = false;
-                }
-            }
-            overhead = (spent - ideal) / ideal;
-        }
-        overhead
-    }
-
-    #[test]
-    fn a_neighbour_on_the_disk_is_answered_and_forgotten() {
-        // CheckFreq's Table 5: k = 14 at 5 %; a neighbour makes a checkpoint seven times as expensive.
-        let mut rate = Rate::new(0.05, 1.0);
-        rate.profile(&[1.0; 20]);
-        assert!((run(&mut rate, 10, |_| (1.0, 0.7, 0.5)) - 0.05).abs() < 0.005);
-        assert_eq!(rate.every().unwrap().0, 14);
-        let after = run(&mut rate, 20, |_| (1.0, 4.9, 3.0));
-        assert!((after - 0.05).abs() < 0.005, "{after}");
-        assert!((93..=100).contains(&rate.every().unwrap().0));
-        let again = run(&mut rate, 20, |_| (1.0, 0.7, 0.5));
-        assert!((again - 0.05).abs() < 0.005 && rate.every().unwrap().0 <= 15, "{again} {:?}", rate.every());
-    }
-
-    #[test]
-    fn a_loop_that_changes_its_speed_keeps_its_budget() {
-        let mut rate = Rate::new(0.05, 1.0);
-        rate.profile(&[1.0; 20]);
-        run(&mut rate, 10, |_| (1.0, 0.7, 0.5));
-        let faster = run(&mut rate, 20, |_| (0.25, 0.7, 0.5));
-        assert!((faster - 0.05).abs() < 0.005, "{faster}");
-        let slower = run(&mut rate, 20, |_| (1.0, 0.7, 0.5));
-        assert!((slower - 0.05).abs() < 0.005, "{slower}");
-    }
-
-    #[test]
-    fn the_first_checkpoint_already_bounds_the_second() {
-        let mut rate = Rate::new(0.05, 1.0);
-        rate.profile(&[1.0; 20]);
-        rate.begins();
-        rate.step(3.0, false);
-        rate.written(2.0);
-        assert_eq!((rate.every(), rate.left()), (Some((40, Bound::Budget)), Some(39)));
-    }
-
-    #[test]
-    fn storage_is_left_to_others_and_a_disturbed_interval_says_nothing() {
-        let mut rate = Rate::new(0.05, 0.1);
-        rate.profile(&[1.0; 20]);
-        run(&mut rate, 10, |_| (1.0, 0.0, 3.0));
-        assert_eq!(rate.every(), Some((30, Bound::Write)));
-        let before = rate.measured();
-        rate.begins();
-        rate.step(500.0, false);
-        rate.step(9.0, true);
-        rate.written(3.0);
-        rate.disturbed();
-        rate.begins();
-        assert_eq!((rate.measured(), rate.every()), (before, Some((30, Bound::Write))));
-    }
-
-    #[test]
-    fn without_one_undisturbed_step_a_checkpoint_is_left_out() {
-        let mut rate = Rate::new(0.5, 1.0);
-        rate.profile(&[1.0; 20]);
-        // Each step is beside a checkpoint, and steps have become four times as long on their own.
-        for _ in 0..BLIND {
-            rate.begins();
-            rate.step(4.0, false);
-            rate.written(1.0);
-        }
-        rate.begins();
-        let every = rate.every().unwrap().0;
-        for n in 0..=2 * every {
-            assert_eq!(rate.left(), Some(2 * every + 1 - n));
-            rate.step(4.0, true);
-        }
-        assert_eq!(rate.left(), Some(0));
-        rate.begins();
-        assert_eq!(rate.measured().iteration, Some(4.0));
     }
 
     proptest! {
@@ -457,23 +150,6 @@ mod tests {
             if choice.every > 1 {
                 let fewer = k - 1.0;
                 prop_assert!(choice.stall > budget * fewer * iteration - 1e-6 || whole - choice.stall > fewer * iteration - 1e-6);
-            }
-        }
-
-        #[test]
-        fn whatever_is_measured_the_rate_stays_sane(
-            seen in proptest::collection::vec((0.0..100.0f64, any::<bool>(), any::<bool>(), 0.0..1e4f64), 0..200),
-        ) {
-            let mut rate = Rate::new(0.01, 1.0);
-            rate.profile(&[0.0]);
-            for (seconds, quiet, begins, occupied) in seen {
-                rate.step(seconds, quiet);
-                if begins {
-                    rate.written(occupied);
-                    rate.begins();
-                }
-                let every = rate.every().unwrap().0;
-                prop_assert!((1..=EVERY_MAX).contains(&every));
             }
         }
     }

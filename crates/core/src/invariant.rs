@@ -31,6 +31,8 @@ pub enum InvariantId {
     GrowingLosesNothing,
     /// INV-11: a step that all nodes held with its copies is restored as long as one good copy of each shard is left.
     CommittedIsKept,
+    /// INV-12: ranks are said to hold something else than the others only where they do.
+    OnlyTheOddAreNamed,
 }
 
 impl InvariantId {

@@ -12,6 +12,7 @@
 
 pub mod agent;
 pub mod coordinator;
+pub mod digests;
 pub mod frequency;
 pub mod goodput;
 pub mod id;

@@ -183,6 +183,8 @@ pub enum Report {
         step: Step,
         /// newest step that all workers of this node have sealed
         sealed: Step,
+        /// what tells each rank's state from another, where ranks hold the same
+        digests: Vec<(Rank, u64)>,
     },
     /// A rank's shard is on durable storage, not yet published.
     ShardWritten {
@@ -222,6 +224,15 @@ pub enum Report {
         generation: Generation,
         /// step that all ranks can still mark for it
         at: Step,
+    },
+    /// Snapshots should be so many steps apart.
+    SnapshotEvery {
+        /// generation that asks
+        generation: Generation,
+        /// step that no rank has passed
+        from: Step,
+        /// steps
+        every: u64,
     },
 }
 
@@ -345,6 +356,15 @@ pub enum Order {
         generation: Generation,
         /// the step
         step: Step,
+    },
+    /// From this step on, capture those that are multiples of `every`.
+    SnapshotEvery {
+        /// the generation meant
+        generation: Generation,
+        /// first step
+        from: Step,
+        /// steps
+        every: u64,
     },
     /// The world is about to change: name a step that no rank will have passed.
     ProposeStep {

@@ -111,6 +111,8 @@ pub struct Ladder {
     pub last_call: Duration,
     /// Workers of a fenced generation get this long between TERM and KILL.
     pub fence_grace: Duration,
+    /// When a failure ends the job, workers elsewhere that are failing, too, may say of what for this long.
+    pub last_words: Duration,
     /// An agent without a coordinator keeps its workers for this long, then stops them (exit code 75).
     pub orphan: Duration,
     /// First pause before a write to the store is tried again.
@@ -129,6 +131,7 @@ impl Ladder {
             reattach: (detect * 3).max(Duration::from_secs(5)),
             last_call: detect,
             fence_grace: detect / 4,
+            last_words: detect / 4,
             orphan: (detect * 15).max(Duration::from_secs(30)),
             store_retry: detect / 8,
         }

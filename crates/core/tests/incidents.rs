@@ -137,3 +137,31 @@ fn a_rank_goes_on_from_what_it_captured_itself_when_that_is_one_step_older() {
     // A rank of which nothing is left goes on from another's.
     assert_eq!(restored(&[&[25, 24], &[]]), Some(25));
 }
+
+/// Silent corruption: what a rank's capture says of its state differs from what the others' say.
+#[test]
+fn who_holds_something_else_than_the_others_is_named_once() {
+    let mut scene = Scene::new();
+    scene.join_with(1, 1, 3);
+    let (generation, session) = (Generation(1), Session(1));
+    let mut named = |step: u64, digests: &[u64]| {
+        scene.sent.clear();
+        let step = Step(step);
+        let sealed = Report::Sealed { generation, step, replicas: 1, shared: true };
+        scene.event(Event::Report { session, report: sealed });
+        let digests = (0..).map(Rank).zip(digests.iter().copied()).collect();
+        let done = Report::Replicated { generation, step, sealed: step, digests };
+        scene.event(Event::Report { session, report: done });
+        let notice = |o: &Order| if let Order::Notice { what } = o { Some(what.clone()) } else { None };
+        scene.sent.iter().find_map(notice)
+    };
+    assert_eq!(named(1, &[5, 5, 5]), None);
+    let said = named(2, &[6, 7, 6]).unwrap();
+    assert!(said.starts_with("rank 1 on node 0 does not hold what all other ranks hold at step 2"), "{said}");
+    // It stays different, and is not said again until all were the same once more.
+    assert_eq!(named(3, &[8, 9, 8]), None);
+    assert_eq!(named(4, &[1, 1, 1]), None);
+    assert!(named(5, &[2, 2, 3]).unwrap().starts_with("rank 2 "));
+    // Some of the ranks have not said anything: nothing is compared.
+    assert_eq!(named(6, &[1, 2]), None);
+}

@@ -132,6 +132,7 @@ impl World {
             AgentCommand::Forward { .. }
             | AgentCommand::StopAt { .. }
             | AgentCommand::PersistAt { .. }
+            | AgentCommand::SnapshotEvery { .. }
             | AgentCommand::Warm
             | AgentCommand::Say { .. }
             | AgentCommand::Durable { .. } => {}

@@ -88,7 +88,11 @@ impl World {
             }
         }
         let step = step.filter(|_| arrived);
-        self.agent(host, AgentEvent::Replicated { generation, step });
+        // All ranks hold the same at one step of one history.
+        let digest = |s: &Held| (s.of.rank.0, generation.0 << 32 | s.of.step.0);
+        let first = shards.iter().map(|s| s.of.rank.0).min().unwrap_or(0);
+        let digests = shards.iter().map(digest).map(|(rank, digest)| (rank - first, digest)).collect();
+        self.agent(host, AgentEvent::Replicated { generation, step, digests });
     }
 
     /// All nodes hold a step: what is older may go.

@@ -64,6 +64,10 @@ impl Oracle {
                 self.growing = true;
             }
             Fact::LeftOut { .. } => self.regrouped += 1,
+            Fact::Diverged { step, ranks, .. } => {
+                let what = format!("ranks {ranks:?} were said to hold something else at step {step}, and nobody does");
+                self.violation(InvariantId::OnlyTheOddAreNamed, now, what);
+            }
             Fact::RestoreFailed { step, .. } => {
                 self.regrouped += 1;
                 self.unreadable.insert(*step);

@@ -94,6 +94,13 @@ pub enum Request {
         /// who
         generation: Generation,
     },
+    /// Snapshots have come to cost more or less: so many steps from one to the next.
+    SnapshotEvery {
+        /// who
+        generation: Generation,
+        /// steps
+        every: u64,
+    },
     /// An exception left the training function.
     Error {
         /// who

@@ -45,6 +45,13 @@ pub enum Command {
         /// the step
         step: Step,
     },
+    /// Workers capture multiples of `every` from this step on.
+    SnapshotEvery {
+        /// first step
+        from: Step,
+        /// steps
+        every: u64,
+    },
     /// Workers wait at the end of this step for the next world; `None`: they go on.
     HoldAt {
         /// the step

@@ -106,6 +106,8 @@ pub enum Event {
         generation: Generation,
         /// the step that has all its replicas now; `None`: it could not be done
         step: Option<Step>,
+        /// by local rank what tells its state from another, where ranks hold the same
+        digests: Vec<(u32, u64)>,
     },
     /// A worker's shard is on durable storage.
     ShardWritten {
@@ -129,6 +131,13 @@ pub enum Event {
     PersistDue {
         /// its generation
         generation: Generation,
+    },
+    /// A worker says how many steps snapshots should be apart.
+    SnapshotEvery {
+        /// its generation
+        generation: Generation,
+        /// steps
+        every: u64,
     },
     /// The agent process received a signal.
     Signal {

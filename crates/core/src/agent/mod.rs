@@ -9,6 +9,7 @@ mod replicas;
 pub mod watch;
 mod workers;
 
+use crate::coordinator::incident::EXIT_FAILED;
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Step};
 use crate::message::{Failure, Hello, Order, Place, Report, Running, Slot};
 use crate::spec::JobSpec;
@@ -71,12 +72,20 @@ struct Crew {
     finished: bool,
     /// A worker that has exited had completed a new step.
     progressed: bool,
-    /// The job is stopping: exits are no failures; KILL at this time.
-    stopping: Option<Time>,
+    /// The job is stopping: exits are no failures.
+    stopping: Option<Stopping>,
     first_step_sent: bool,
     replicas: replicas::Replicas,
     /// Reports that must reach the coordinator even if the connection breaks.
     unacknowledged: Vec<Report>,
+}
+
+/// Workers are left to end by themselves, for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stopping {
+    until: Time,
+    /// Between TERM and KILL, for those that have not.
+    grace: Duration,
 }
 
 /// Decides for one node.
@@ -194,7 +203,7 @@ impl Agent {
     #[must_use]
     pub fn deadline(&self, now: Time) -> Option<Time> {
         let orphan = (!self.connected).then(|| self.alone_since.after(self.config.spec.ladder().orphan));
-        let stop = self.crew.as_ref().and_then(|c| c.stopping.filter(|_| !c.killing));
+        let stop = self.crew.as_ref().and_then(|c| c.stopping.map(|s| s.until).filter(|_| !c.killing));
         orphan.into_iter().chain(stop).filter(|at| *at > now).min()
     }
 
@@ -227,7 +236,7 @@ impl Agent {
                 // An earlier life of this node may only just have died: insist until its silence is noticed.
                 let since = *self.refused_since.get_or_insert(now);
                 if now.since(since) >= self.config.spec.ladder().silence * 3 || code == 2 {
-                    self.end(code, why);
+                    self.end(now, code, why);
                 }
             }
             Order::Start { generation, place, restarts, max_restarts } => {
@@ -248,6 +257,11 @@ impl Agent {
             Order::PersistAt { generation, step } => {
                 if self.runs(generation) {
                     self.out.push_back(Command::PersistAt { step });
+                }
+            }
+            Order::SnapshotEvery { generation, from, every } => {
+                if self.runs(generation) {
+                    self.out.push_back(Command::SnapshotEvery { from, every });
                 }
             }
             Order::StandBy => self.warm(),
@@ -284,7 +298,7 @@ impl Agent {
                     self.out.push_back(Command::Durable { generation, step });
                 }
             }
-            Order::End { code, why } => self.end(code, why),
+            Order::End { code, why } => self.end(now, code, why),
         }
     }
 
@@ -339,7 +353,7 @@ impl Agent {
                 }
                 self.kill(generation, Duration::ZERO);
             }
-            None => self.end(128 + signal, why),
+            None => self.end(now, 128 + signal, why),
         }
     }
 
@@ -351,30 +365,35 @@ impl Agent {
                 let why = format!(
                     "no coordinator for {waited} s; memory checkpoints stay on this node, start the job again to resume"
                 );
-                self.end(EXIT_REQUEUE, why);
+                self.end(now, EXIT_REQUEUE, why);
             } else {
                 let why = format!(
                     "no coordinator answered within {waited} s; check --rdzv-endpoint, and that the node it names is up"
                 );
-                self.end(EXIT_NO_COORDINATOR, why);
+                self.end(now, EXIT_NO_COORDINATOR, why);
             }
         }
         if let Some(crew) = &self.crew
-            && crew.stopping.is_some_and(|at| now >= at)
+            && let Some(Stopping { grace, .. }) = crew.stopping.filter(|s| now >= s.until)
             && !crew.killing
         {
             let generation = crew.generation;
-            self.kill(generation, Duration::ZERO);
+            self.kill(generation, grace);
         }
     }
 
-    fn end(&mut self, code: i32, why: String) {
+    fn end(&mut self, now: Time, code: i32, why: String) {
         self.queued = None;
         self.over.get_or_insert((code, why));
-        match &self.crew {
+        let ladder = self.config.spec.ladder();
+        match &mut self.crew {
+            // What one rank failed of, others may be failing of in this very moment: their tracebacks and error files matter as much.
+            Some(crew) if code == EXIT_FAILED && crew.stopping.is_none() && !crew.killing && !crew.alive.is_empty() => {
+                crew.stopping = Some(Stopping { until: now.after(ladder.last_words), grace: ladder.fence_grace });
+            }
             Some(crew) => {
                 let generation = crew.generation;
-                let grace = if code == 0 { Duration::ZERO } else { self.config.spec.ladder().fence_grace };
+                let grace = if code == 0 { Duration::ZERO } else { ladder.fence_grace };
                 self.kill(generation, grace);
             }
             None => self.exit(),

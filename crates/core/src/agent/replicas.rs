@@ -2,7 +2,7 @@
 
 use super::Agent;
 use super::command::Command;
-use crate::id::{Generation, Step};
+use crate::id::{Generation, Rank, Step};
 use crate::message::{Replication, Report};
 use std::collections::BTreeMap;
 
@@ -105,13 +105,15 @@ impl Agent {
     }
 
     /// Sending has ended.
-    pub(super) fn replica_done(&mut self, generation: Generation, step: Option<Step>) {
+    pub(super) fn replica_done(&mut self, generation: Generation, step: Option<Step>, digests: &[(u32, u64)]) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
         crew.replicas.busy = false;
         let Some(sealed) = crew.replicas.newest(crew.slot.workers) else { return };
+        let first = crew.slot.first_rank.0;
         match step {
             Some(step) => {
-                self.send(Report::Replicated { generation, step, sealed });
+                let digests = digests.iter().map(|(local, digest)| (Rank(first + local), *digest)).collect();
+                self.send(Report::Replicated { generation, step, sealed, digests });
             }
             None => self.ask_for_a_step(generation, sealed),
         }

@@ -3,7 +3,7 @@
 use super::command::Command;
 use super::event::Event;
 use super::watch::Watch;
-use super::{Agent, Crew};
+use super::{Agent, Crew, Stopping};
 use crate::id::{Generation, Rank, Step};
 use crate::message::{Cause, Failure, Outcome, Place, Report};
 use crate::time::Time;
@@ -94,7 +94,7 @@ impl Agent {
         if crew.stopping.is_some() {
             return;
         }
-        crew.stopping = Some(now.after(grace));
+        crew.stopping = Some(Stopping { until: now.after(grace), grace: Duration::ZERO });
         if crew.alive.is_empty() {
             self.kill(generation, Duration::ZERO);
         } else {
@@ -139,13 +139,18 @@ impl Agent {
             Event::Sealed { generation, local_rank, step, replicas, shared } => {
                 self.worker_sealed(generation, local_rank, step, (replicas, shared));
             }
-            Event::Replicated { generation, step } => self.replica_done(generation, step),
+            Event::Replicated { generation, step, digests } => self.replica_done(generation, step, &digests),
             Event::ShardWritten { generation, step, directory, shard } if self.runs(generation) => {
                 self.send_surely(Report::ShardWritten { generation, step, directory, shard });
             }
             Event::PersistDue { generation } if self.runs(generation) => {
                 if let Some(at) = self.step_ahead() {
                     self.send(Report::PersistDue { generation, at });
+                }
+            }
+            Event::SnapshotEvery { generation, every } if self.runs(generation) => {
+                if let Some(from) = self.step_ahead() {
+                    self.send(Report::SnapshotEvery { generation, from, every });
                 }
             }
             Event::Published { generation, step } if self.runs(generation) => {

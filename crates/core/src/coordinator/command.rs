@@ -204,6 +204,17 @@ pub enum Fact {
         /// slow, or well again
         slow: bool,
     },
+    /// Ranks that should hold the same state do not: silent corruption.
+    Diverged {
+        /// first step at which it was seen
+        step: Step,
+        /// the odd ones out, or, where nobody can tell, all that differ
+        ranks: Vec<Rank>,
+        /// their nodes, in the same order
+        nodes: Vec<NodeId>,
+        /// most ranks agree, and these do not
+        certain: bool,
+    },
     /// A durable checkpoint became visible.
     Published {
         /// its step

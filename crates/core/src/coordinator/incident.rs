@@ -2,7 +2,8 @@
 
 use super::command::{Action, Command, Fact};
 use super::state::{Job, Node, Phase, RECENT};
-use crate::id::{Generation, NodeId, Rank};
+use crate::digests::Odd;
+use crate::id::{Generation, NodeId, Rank, Step};
 use crate::message::{Cause, Failure, Order, Outcome, Slot};
 use crate::slow::Change;
 use crate::spec::RestartBudget;
@@ -100,6 +101,33 @@ impl Job {
         } else {
             format!("rank {rank} on node {node} keeps up again")
         };
+        if let Some(session) = self.leader() {
+            out.push(Command::Send { session, order: Order::Notice { what }, after: None });
+        }
+    }
+
+    /// Ranks that should hold the same state do not. Said; the run goes on.
+    pub(super) fn diverged(&mut self, step: Step, found: Odd, out: &mut Vec<Command>) {
+        let Odd { ranks, certain } = found;
+        let slots = &self.record.world.slots;
+        let own = |rank: &Rank| slots.iter().find(|s| (s.first_rank.0..s.first_rank.0 + s.workers).contains(&rank.0));
+        let nodes: Vec<NodeId> = ranks.iter().filter_map(|r| Some(own(r)?.node.clone())).collect();
+        let who: Vec<String> = ranks.iter().zip(&nodes).map(|(r, n)| format!("rank {r} on node {n}")).collect();
+        let what = if certain {
+            format!(
+                "{} does not hold what all other ranks hold at step {step}: memory or a computation was corrupted silently; \
+                 end the job, take the node out, and restore an older step",
+                who.join(" and ")
+            )
+        } else {
+            format!(
+                "{} should hold the same state at step {step} and do not: memory or a computation of one was corrupted \
+                 silently; with three ranks or more it could be told which",
+                who.join(" and ")
+            )
+        };
+        let fact = Fact::Diverged { step, ranks, nodes, certain };
+        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
         if let Some(session) = self.leader() {
             out.push(Command::Send { session, order: Order::Notice { what }, after: None });
         }

@@ -392,8 +392,8 @@ impl Job {
             Report::Sealed { generation, step, replicas, shared } => {
                 self.sealed(node, generation, step, (replicas, shared), out);
             }
-            Report::Replicated { generation, step, sealed } => {
-                self.replicated(now, node, generation, (step, sealed), out);
+            Report::Replicated { generation, step, sealed, digests } => {
+                self.replicated(now, node, generation, (step, sealed, digests), out);
             }
             Report::ShardWritten { generation, step, directory, shard } => {
                 self.shard_written(generation, step, directory, shard, out);
@@ -409,12 +409,22 @@ impl Job {
             Report::StopRequested { signal, at } => self.stop(now, signal, at, out),
             Report::StepProposed { generation, step } => self.step_proposed(now, generation, step, out),
             Report::PersistDue { generation, at } => {
-                if generation == self.record.generation {
-                    let order = Order::PersistAt { generation, step: at };
-                    let send = |(_, session)| Command::Send { session, order: order.clone(), after: None };
-                    out.extend(self.sessions().map(send));
-                }
+                self.tell_all(Order::PersistAt { generation, step: at }, generation, out)
             }
+            Report::SnapshotEvery { generation, from, every } => {
+                self.tell_all(Order::SnapshotEvery { generation, from, every }, generation, out);
+            }
+        }
+    }
+
+    /// What concerns the ranks of a generation, as long as it is the current one.
+    fn tell_all(&self, order: Order, generation: Generation, out: &mut Vec<Command>) {
+        if generation == self.record.generation {
+            out.extend(self.sessions().map(|(_, session)| Command::Send {
+                session,
+                order: order.clone(),
+                after: None,
+            }));
         }
     }
 

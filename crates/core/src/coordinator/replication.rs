@@ -8,11 +8,12 @@
 
 use super::command::{Command, Fact};
 use super::state::Job;
+use crate::digests::odd_ones;
 use crate::id::{Generation, NodeId, Rank, Step};
 use crate::message::{Keeper, Order, Replication};
 use crate::placement::place;
 use crate::time::Time;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Replicas of one generation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +22,10 @@ pub struct Replicas {
     sealed: BTreeMap<NodeId, Step>,
     /// Nodes that have replicated the step at hand, with the step they took for it.
     done: BTreeMap<NodeId, Step>,
+    /// What tells the ranks' states of the step at hand apart.
+    digests: BTreeMap<Rank, u64>,
+    /// Ranks that were found to hold something else.
+    odd: BTreeSet<Rank>,
     /// The step at hand.
     next: Option<Step>,
     /// Newest step held by all.
@@ -61,6 +66,7 @@ impl Job {
 
     fn name_next(&mut self) -> Step {
         self.replication.done.clear();
+        self.replication.digests.clear();
         let newest = self.replication.sealed.values().max().copied().unwrap_or_default();
         let held_for_growth = self.growth.and_then(|g| g.step);
         let next = match held_for_growth {
@@ -118,7 +124,7 @@ impl Job {
         now: Time,
         node: &NodeId,
         generation: Generation,
-        (step, sealed): (Step, Step),
+        (step, sealed, digests): (Step, Step, Vec<(Rank, u64)>),
         out: &mut Vec<Command>,
     ) {
         let current = generation == self.record.generation && self.record.world.slot(node).is_some();
@@ -127,6 +133,7 @@ impl Job {
         }
         self.replication.sealed.insert(node.clone(), sealed);
         self.replication.done.insert(node.clone(), step);
+        self.replication.digests.extend(digests);
         if self.replication.done.len() < self.record.world.slots.len() {
             return;
         }
@@ -138,6 +145,7 @@ impl Job {
             return self.begin_replication(out);
         }
         self.replication.committed = Some(step);
+        self.compare(step, out);
         self.replication.ahead &= self.replication.sealed.values().all(|s| s.0 > step.0 + 1);
         let (committed, next) = (step, self.name_next());
         let order = Order::Committed { generation, step: committed, next };
@@ -148,5 +156,21 @@ impl Job {
             out.push(Command::Record { job: self.record.spec.job.clone(), fact });
         }
         self.grow_from(now, committed, out);
+    }
+
+    /// Ranks that hold the same must hold the same bits (X5).
+    fn compare(&mut self, step: Step, out: &mut Vec<Command>) {
+        if self.replication.digests.len() < self.record.world.size() as usize {
+            return;
+        }
+        let Some(found) = odd_ones(&self.replication.digests) else {
+            self.replication.odd.clear();
+            return;
+        };
+        let new = found.ranks.iter().any(|r| !self.replication.odd.contains(r));
+        self.replication.odd.extend(&found.ranks);
+        if new {
+            self.diverged(step, found, out);
+        }
     }
 }

@@ -395,6 +395,11 @@ impl Driver {
                     crew.persist_at(step);
                 }
             }
+            Command::SnapshotEvery { from, every } => {
+                if let Some(crew) = &self.crew {
+                    crew.snapshot_every(from, every);
+                }
+            }
             Command::Restore { generation, step, sources, persist } => {
                 self.answer_restores(generation, (step, persist), &sources);
             }

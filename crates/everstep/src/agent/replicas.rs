@@ -233,7 +233,9 @@ impl Driver {
         let (inbox, told) = (self.inbox.clone(), replicas.told.clone());
         let profile = profile_path(&self.template.memory, 0);
         tokio::task::spawn_blocking(move || {
+            let mut digests: Vec<(u32, u64)> = Vec::new();
             let step = pin_all(&own, workers, generation, from).and_then(|(step, slots)| {
+                digests = (0..).zip(&slots).filter_map(|(local, slot)| Some((local, slot.digest()?))).collect();
                 match send(&slots, &peers, &links, &mut gate) {
                     Ok(()) => {
                         slots.iter().for_each(|s| s.note_replicas(peers.len() as u64));
@@ -252,7 +254,8 @@ impl Driver {
                     }
                 }
             });
-            let _ = inbox.send(Input::Core(Event::Replicated { generation, step }));
+            let digests = step.map_or_else(Vec::new, |_| std::mem::take(&mut digests));
+            let _ = inbox.send(Input::Core(Event::Replicated { generation, step, digests }));
         });
     }
 

@@ -7,7 +7,7 @@ use super::{Driver, End, Input, sample};
 use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest, Template as GuardTemplate};
 use crate::places;
 use everstep_checkpoint::arena::Pin;
-use everstep_checkpoint::board::{Board, Word};
+use everstep_checkpoint::board::{Board, EVERY_BITS, Word};
 use everstep_checkpoint::persist;
 use everstep_checkpoint::retain::Policy;
 use everstep_core::agent::event::Event;
@@ -64,6 +64,13 @@ impl Crew {
     pub fn persist_at(&self, step: Step) {
         for worker in self.workers.values() {
             worker.board.set(Word::PersistAt, step.0 + 1);
+        }
+    }
+
+    /// Workers capture multiples of `every` from this step on.
+    pub fn snapshot_every(&self, from: Step, every: u64) {
+        for worker in self.workers.values() {
+            worker.board.set(Word::SnapshotEvery, from.0 << EVERY_BITS | every.min((1 << EVERY_BITS) - 1));
         }
     }
 
@@ -344,6 +351,7 @@ impl Driver {
             | Request::AwaitDurable { generation, .. }
             | Request::Persist { generation, .. }
             | Request::PersistDue { generation }
+            | Request::SnapshotEvery { generation, .. }
             | Request::Heal { generation, .. }
             | Request::RestoreFailed { generation, .. }
             | Request::Replicas { generation, .. }
@@ -401,6 +409,10 @@ impl Driver {
             Request::PersistDue { generation } => {
                 let _ = answer.send(Reply::Done);
                 self.event(Event::PersistDue { generation }).await;
+            }
+            Request::SnapshotEvery { generation, every } => {
+                let _ = answer.send(Reply::Done);
+                self.event(Event::SnapshotEvery { generation, every }).await;
             }
             Request::Error { local_rank, message, .. } => {
                 if let Some(worker) = self.crew.as_mut().and_then(|c| c.workers.get_mut(&local_rank)) {

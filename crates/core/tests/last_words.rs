@@ -1,0 +1,103 @@
+//! A failure elsewhere ends the job: what workers of this node still say.
+#![allow(clippy::unwrap_used)]
+
+use everstep_core::agent::command::Command;
+use everstep_core::agent::event::Event;
+use everstep_core::agent::{Agent, Config};
+use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank};
+use everstep_core::message::{Order, Outcome, Place, Slot};
+use everstep_core::spec::{JobSpec, RestartBudget};
+use everstep_core::time::Time;
+use std::time::Duration;
+
+fn running() -> Agent {
+    let spec = JobSpec {
+        job: JobId("j".into()),
+        nodes_min: 2,
+        nodes_max: 2,
+        node_unit: 1,
+        spares: 0,
+        restarts: RestartBudget::Exactly(0),
+        detect_timeout_ms: 2000,
+        join_timeout_ms: 600_000,
+    };
+    let node = NodeId("1".into());
+    let mut agent = Agent::new(
+        Config {
+            node: node.clone(),
+            incarnation: Incarnation(1),
+            spec,
+            host: "h".into(),
+            workers: 1,
+            store_port: 1,
+            replica_port: 0,
+            domain: String::new(),
+            held: Generation(0),
+            named: true,
+            shutdown_grace: Duration::from_secs(30),
+            stop_signals: vec![],
+        },
+        Time(0),
+    );
+    let slot =
+        Slot { node, incarnation: Incarnation(1), first_rank: Rank(1), workers: 1, host: "h".into(), store_port: 1 };
+    let place =
+        Place { slot, group_rank: 1, group_world_size: 2, world_size: 2, leader_host: "g".into(), leader_port: 1 };
+    agent.handle(Time(0), Event::Connected);
+    let orders = [
+        Order::Welcome { epoch: Epoch(1) },
+        Order::Start { generation: Generation(1), place, restarts: 0, max_restarts: 0 },
+    ];
+    for order in orders {
+        agent.handle(Time(1), Event::Order { epoch: Epoch(1), order });
+    }
+    agent
+}
+
+fn commands(agent: &mut Agent) -> Vec<Command> {
+    std::iter::from_fn(|| agent.poll()).collect()
+}
+
+fn kills(commands: &[Command]) -> usize {
+    commands.iter().filter(|c| matches!(c, Command::Kill { .. })).count()
+}
+
+fn end(agent: &mut Agent, code: i32) -> Vec<Command> {
+    commands(agent);
+    agent.handle(Time(10), Event::Order { epoch: Epoch(1), order: Order::End { code, why: "rank 0 failed".into() } });
+    commands(agent)
+}
+
+#[test]
+fn a_worker_that_is_failing_too_is_not_interrupted() {
+    let mut agent = running();
+    assert_eq!(kills(&end(&mut agent, 1)), 0);
+    let exited = Event::WorkerExited {
+        generation: Generation(1),
+        local_rank: 0,
+        pid: 7,
+        outcome: Outcome::Code(1),
+        message: "ValueError".into(),
+    };
+    agent.handle(Time(20), exited);
+    assert_eq!(kills(&commands(&mut agent)), 1, "what it has left behind is ended at once");
+    agent.handle(Time(21), Event::WorkersGone { generation: Generation(1), store_port: 2 });
+    assert!(commands(&mut agent).iter().any(|c| matches!(c, Command::Exit { code: 1, .. })));
+}
+
+#[test]
+fn a_worker_that_goes_on_is_ended_soon() {
+    let mut agent = running();
+    end(&mut agent, 1);
+    let at = agent.deadline(Time(10)).unwrap();
+    assert_eq!(at, Time(510), "a quarter of --detect-timeout");
+    agent.handle(at, Event::Tick);
+    assert!(commands(&mut agent).iter().any(|c| matches!(c, Command::Kill { grace, .. } if !grace.is_zero())));
+}
+
+#[test]
+fn a_job_that_is_stopped_or_queued_again_waits_for_nobody() {
+    for code in [0, 75, 143] {
+        assert_eq!(kills(&end(&mut running(), code)), 1, "code {code}");
+    }
+}
