@@ -81,7 +81,7 @@ fn captured(path: &Path) -> Arc<Slot> {
 fn read(shard: Result<Shard, String>) -> usize {
     let Ok(shard) = shard else { return 0 };
     let mut offset = 0;
-    for t in &shard.index().tensors {
+    for t in shard.index().tensors.iter() {
         match shard.fetch(offset, t.bytes) {
             Err(_) => return 0,
             Ok(bytes) if TENSORS.iter().any(|(n, _)| *n == t.name) && bytes == content(&t.name) => {}

@@ -45,6 +45,7 @@ const SUM: usize = 14;
 const SEALED_AT: usize = 15;
 const REPLICAS: usize = 16;
 const DURABLE: usize = 17;
+const DIGEST: usize = 18;
 
 const WRITING: u64 = 1;
 const SEALED: u64 = 2;
@@ -256,6 +257,17 @@ impl Slot {
         self.set(REPLICAS, replicas);
     }
 
+    /// Notes what tells the part of it that ranks have in common from another; for ranks that hold the same.
+    pub fn note_digest(&self, digest: u64) {
+        self.set(DIGEST, digest.max(1));
+    }
+
+    /// What [`Slot::note_digest`] has noted.
+    #[must_use]
+    pub fn digest(&self) -> Option<u64> {
+        Some(self.get(DIGEST)).filter(|d| *d > 0)
+    }
+
     /// Notes that it is on durable storage.
     pub fn note_durable(&self) {
         self.set(DURABLE, 1);
@@ -270,16 +282,6 @@ impl Slot {
     #[must_use]
     pub fn fits(&self, region: u64, index_bytes: u64) -> bool {
         slot_bytes(region, index_bytes) <= self.map.len() as u64
-    }
-
-    /// Completes a slot whose region is written: index, superblock, then the seal.
-    ///
-    /// # Errors
-    /// When the index does not fit.
-    pub fn seal(&self, label: Label, index: &Index, pin: Option<Pin>) -> io::Result<()> {
-        self.describe(label, &serde_json::to_vec(index).map_err(io::Error::other)?, index.bytes())?;
-        self.finish(pin);
-        Ok(())
     }
 
     /// Writes down what the region of a slot holds or will hold, without sealing it.
@@ -305,6 +307,7 @@ impl Slot {
             (SEALED_AT, now),
             (REPLICAS, 0),
             (DURABLE, 0),
+            (DIGEST, 0),
         ] {
             self.set(word, value);
         }

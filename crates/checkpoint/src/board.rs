@@ -86,6 +86,8 @@ words! {
     Durable = 25,
     /// From the agent: persist the snapshot of this step, plus 1.
     PersistAt = 26,
+    /// From the agent: capture multiples of the low [`EVERY_BITS`] bits, from the step in the others on; 0: each step.
+    SnapshotEvery = 35,
     /// What is known of the training network: see [`Network`].
     Network = 29,
     /// When the network is expected to be used again, on the monotonic clock.
@@ -99,6 +101,9 @@ words! {
     /// From the agent: newest step that all nodes hold with its copies, plus 1.
     Replicated = 32,
 }
+
+/// Low bits of [`Word::SnapshotEvery`].
+pub const EVERY_BITS: u32 = 20;
 
 /// When copies of checkpoints may use the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -60,7 +60,8 @@ const BACKGROUND: i32 = 10;
 /// # Errors
 /// `StorageFull` when the state has outgrown the slot; `ResourceBusy` when somebody has just pinned it.
 pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> io::Result<Capture> {
-    let filling = Filling::begin(slot, plan.tensors, plan.label, plan.persist)?;
+    let alike = plan.sources.iter().take_while(|s| !s.eager).map(|s| s.bytes).sum();
+    let filling = Filling::begin(slot, plan.tensors, plan.label, plan.persist, alike)?;
     let slot = &filling.slot;
     let mut at = 0;
     let mut pieces = Vec::with_capacity(plan.sources.len());
@@ -93,15 +94,17 @@ pub struct Filling {
     index: Index,
     label: Label,
     persist: bool,
+    alike: usize,
 }
 
 impl Filling {
-    /// Takes a slot for `tensors`, one behind the other from [`Filling::place`] on.
+    /// Takes a slot for `tensors`, one behind the other from [`Filling::place`] on. The first `alike` bytes are what ranks
+    /// with the same state have in common: what the optimizer updates, and its state.
     ///
     /// # Errors
     /// As [`start`].
-    pub fn begin(slot: Arc<Slot>, tensors: Vec<Tensor>, label: Label, persist: bool) -> io::Result<Self> {
-        let index = Index { tensors, crcs: Vec::new() };
+    pub fn begin(slot: Arc<Slot>, tensors: Vec<Tensor>, label: Label, persist: bool, alike: usize) -> io::Result<Self> {
+        let index = Index { tensors: tensors.into(), crcs: Vec::new() };
         let index_bytes = serde_json::to_vec(&index).map_err(io::Error::other)?.len() + index.chunks() * 21;
         if !slot.fits(index.bytes(), index_bytes as u64) {
             return Err(io::Error::new(io::ErrorKind::StorageFull, "the state has outgrown its slot"));
@@ -109,7 +112,7 @@ impl Filling {
         if !slot.begin() {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
-        Ok(Filling { slot, index, label, persist })
+        Ok(Filling { slot, index, label, persist, alike })
     }
 
     /// Where the first tensor begins, and the bytes of all.
@@ -134,12 +137,27 @@ impl Filling {
 
     fn finish(mut self, crcs: Vec<u64>, board: Option<&Board>) -> io::Result<()> {
         self.index.crcs = crcs;
-        self.slot.seal(self.label, &self.index, self.persist.then_some(Pin::Persist))?;
+        let json = serde_json::to_vec(&self.index).map_err(io::Error::other)?;
+        self.slot.describe(self.label, &json, self.index.bytes())?;
+        if self.label.shared && self.alike > 0 {
+            self.slot.note_digest(digest(&self.slot, &self.index.crcs, self.alike));
+        }
+        self.slot.finish(self.persist.then_some(Pin::Persist));
         if let Some(board) = board {
             board.announce_sealed(self.label.step);
         }
         Ok(())
     }
+}
+
+/// Tells the first bytes of a region: the checksums of its chunks are there, what lies in half of one is read again.
+fn digest(slot: &Slot, crcs: &[u64], bytes: usize) -> u64 {
+    let (whole, rest) = (bytes / CHUNK_BYTES, bytes % CHUNK_BYTES);
+    let mut sum = Running::default();
+    crcs.iter().take(whole).for_each(|crc| sum.read(&crc.to_le_bytes()));
+    sum.read(slot.map().bytes(REGION_AT + whole * CHUNK_BYTES, rest).unwrap_or_default());
+    sum.read(&bytes.to_le_bytes());
+    sum.value()
 }
 
 /// Copies the lazy pieces chunk by chunk, each byte read once, and returns the checksum of every chunk.

@@ -4,11 +4,12 @@
 use crate::arena::{Label, REGION_AT, Slot, SlotError};
 use crate::direct::{ALIGN, Source};
 use crate::format::digest::{CHUNK_BYTES, combine_chunks, crc};
-use crate::format::shard::{CHUNKS_KEY, Index, chunks_from_text, parse_safetensors_header};
+use crate::format::shard::{CHUNKS_KEY, Index, Lines, chunks_from_text, parse_safetensors_header_after};
 use crate::fused::Running;
 use everstep_core::message::ShardFile;
 use everstep_wire::limits::HEADER_BYTES_MAX;
 use memmap2::MmapMut;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -91,6 +92,14 @@ impl Shard {
     /// # Errors
     /// [`RestoreError`].
     pub fn from_file(directory: &Path, entry: &ShardFile) -> Result<Self, RestoreError> {
+        Self::from_file_after(directory, entry, &mut Lines::default())
+    }
+
+    /// The same for one of many, which costs less where its header has the lines of the one `before`.
+    ///
+    /// # Errors
+    /// As [`Shard::from_file`].
+    pub fn from_file_after(directory: &Path, entry: &ShardFile, before: &mut Lines) -> Result<Self, RestoreError> {
         let path = directory.join(&entry.file);
         let name = path.display().to_string();
         let unreadable = |source| RestoreError::Unreadable { path: name.clone(), source };
@@ -115,7 +124,7 @@ impl Shard {
             return Err(damaged("too short"));
         }
         let json = header.get(8..).unwrap_or_default();
-        let (mut index, metadata) = parse_safetensors_header(json).map_err(|e| damaged(&e))?;
+        let (mut index, metadata) = parse_safetensors_header_after(json, before).map_err(|e| damaged(&e))?;
         let crcs = metadata.get(CHUNKS_KEY).and_then(|text| chunks_from_text(text));
         index.crcs = crcs.ok_or_else(|| damaged("no checksums in its header"))?;
         let region = index.checked_bytes().filter(|b| b.checked_add(region_at) == Some(length));
@@ -161,8 +170,43 @@ impl Shard {
         let first = usize::try_from(offset / chunk).map_err(|_| outside())?;
         let last = usize::try_from(end.div_ceil(chunk)).map_err(|_| outside())?;
         // SAFETY: the vector has room for exactly this.
-        unsafe { self.load_chunks(first..last, &[target], 1, true)? };
+        unsafe { self.load_chunks(&requests(std::iter::once(first..last)), &[target], 1, true)? };
         Ok(found)
+    }
+
+    /// Copies parts of the region to where they belong, and reads and verifies only chunks that hold some of them. Parts may
+    /// overlap. What the targets hold after an error is of no use.
+    ///
+    /// # Safety
+    /// As [`Shard::load`].
+    ///
+    /// # Errors
+    /// As [`Shard::load`], and when a part lies outside.
+    pub unsafe fn load_parts(&self, targets: &[Target], threads: usize) -> Result<(), RestoreError> {
+        let region = self.index.bytes();
+        if targets.iter().any(|t| t.offset.checked_add(t.bytes).is_none_or(|end| end > region)) {
+            let what = "a tensor lies outside".into();
+            return Err(RestoreError::Damaged { path: self.path.clone(), what });
+        }
+        let mut left: Vec<Target> = targets.iter().copied().filter(|t| t.bytes > 0).collect();
+        left.sort_unstable_by_key(|t| t.offset);
+        // Each pass takes parts that do not overlap: all of them, as a rule, at the first.
+        while !left.is_empty() {
+            let (mut pass, mut later): (Vec<Target>, Vec<Target>) = (Vec::with_capacity(left.len()), Vec::new());
+            let mut reach = 0;
+            for target in left {
+                if target.offset >= reach {
+                    reach = target.offset + target.bytes;
+                    pass.push(target);
+                } else {
+                    later.push(target);
+                }
+            }
+            // SAFETY: the caller's promise.
+            unsafe { self.load_chunks(&requests(touched(&pass)), &pass, threads, true)? };
+            left = later;
+        }
+        Ok(())
     }
 
     /// Copies parts of the region to where they belong. Chunks that hold no part are verified all the same.
@@ -175,19 +219,19 @@ impl Shard {
     /// [`RestoreError::Chunks`] with all damaged chunks; those of the file system.
     pub unsafe fn load(&self, targets: &[Target], threads: usize, verify: bool) -> Result<(), RestoreError> {
         // SAFETY: the caller's promise.
-        unsafe { self.load_chunks(0..self.index.chunks(), targets, threads, verify) }
+        unsafe { self.load_chunks(&requests(std::iter::once(0..self.index.chunks())), targets, threads, verify) }
     }
 
     unsafe fn load_chunks(
         &self,
-        range: std::ops::Range<usize>,
+        requests: &[Range<usize>],
         targets: &[Target],
         threads: usize,
         verify: bool,
     ) -> Result<(), RestoreError> {
         let mut targets: Vec<Target> = targets.iter().copied().filter(|t| t.bytes > 0).collect();
         targets.sort_unstable_by_key(|t| t.offset);
-        let next = AtomicUsize::new(range.start);
+        let next = AtomicUsize::new(0);
         let work = || -> std::io::Result<Vec<usize>> {
             let mut bad = Vec::new();
             let mut scratch = match self.bytes {
@@ -195,11 +239,11 @@ impl Shard {
                 Bytes::File(..) => Some(MmapMut::map_anon(CHUNKS_AT_ONCE * CHUNK_BYTES)?),
             };
             loop {
-                let first = next.fetch_add(CHUNKS_AT_ONCE, Ordering::Relaxed);
-                let last = (first + CHUNKS_AT_ONCE).min(range.end);
-                if first >= last {
+                let Some(Range { start: first, end: last }) =
+                    requests.get(next.fetch_add(1, Ordering::Relaxed)).cloned()
+                else {
                     return Ok(bad);
-                }
+                };
                 let data = self.read(first, last, scratch.as_deref_mut())?;
                 for (i, chunk) in data.chunks(CHUNK_BYTES).enumerate() {
                     // SAFETY: the caller's promise; each part of a target lies in one chunk only.
@@ -213,7 +257,7 @@ impl Shard {
             }
         };
         let parts = std::thread::scope(|scope| {
-            let others = threads.min(range.len().div_ceil(CHUNKS_AT_ONCE)).saturating_sub(1);
+            let others = threads.min(requests.len()).saturating_sub(1);
             let helpers: Vec<_> = (0..others).map(|_| scope.spawn(work)).collect();
             let mut parts = vec![work()];
             let panicked = |_| Err(std::io::Error::other("a reader panicked"));
@@ -242,6 +286,26 @@ impl Shard {
             (Bytes::File(..), None) => Ok(&[]),
         }
     }
+}
+
+/// Chunks as they are read, [`CHUNKS_AT_ONCE`] at most.
+fn requests(ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<Range<usize>> {
+    let cut = |r: Range<usize>| r.clone().step_by(CHUNKS_AT_ONCE).map(move |at| at..(at + CHUNKS_AT_ONCE).min(r.end));
+    ranges.into_iter().flat_map(cut).collect()
+}
+
+/// Chunks that hold some of these parts, which are in order.
+fn touched(parts: &[Target]) -> Vec<Range<usize>> {
+    let mut found: Vec<Range<usize>> = Vec::new();
+    for part in parts {
+        let first = (part.offset / CHUNK_BYTES as u64) as usize;
+        let end = (part.offset + part.bytes).div_ceil(CHUNK_BYTES as u64) as usize;
+        match found.last_mut().filter(|r| r.end >= first) {
+            Some(last) => last.end = last.end.max(end),
+            None => found.push(first..end),
+        }
+    }
+    found
 }
 
 /// Copies what the targets want of one chunk and sums all of it.

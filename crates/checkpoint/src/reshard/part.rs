@@ -76,8 +76,8 @@ impl Part {
         match self {
             Part::Flat { first, last } => (*first, *last),
             Part::Block { offsets, sizes } if sizes.iter().all(|s| *s > 0) => {
-                let last: Vec<u64> = offsets.iter().zip(sizes).map(|(o, s)| o + s - 1).collect();
-                (flat(shape, offsets), flat(shape, &last) + 1)
+                let last = offsets.iter().zip(sizes).map(|(o, s)| o + s - 1);
+                (flat(shape, offsets.iter().copied()), flat(shape, last) + 1)
             }
             Part::Block { .. } => (0, 0),
         }
@@ -86,11 +86,8 @@ impl Part {
     /// Where the element at `index` of the whole tensor lies in this part.
     pub(super) fn place(&self, shape: &[u64], index: &[u64]) -> u64 {
         match self {
-            Part::Flat { first, .. } => flat(shape, index) - first,
-            Part::Block { offsets, sizes } => {
-                let own: Vec<u64> = index.iter().zip(offsets).map(|(i, o)| i - o).collect();
-                flat(sizes, &own)
-            }
+            Part::Flat { first, .. } => flat(shape, index.iter().copied()) - first,
+            Part::Block { offsets, sizes } => flat(sizes, index.iter().zip(offsets).map(|(i, o)| i - o)),
         }
     }
 
@@ -143,7 +140,7 @@ impl Block {
 }
 
 /// Position of an element in the flattened tensor.
-pub(super) fn flat(shape: &[u64], index: &[u64]) -> u64 {
+pub(super) fn flat(shape: &[u64], index: impl IntoIterator<Item = u64>) -> u64 {
     shape.iter().zip(index).fold(0, |at, (n, i)| at * n + i)
 }
 

@@ -1,0 +1,217 @@
+//! All shards of a durable checkpoint seen as one: any part of any tensor, whichever ranks have it.
+
+use super::part::Part;
+use super::plan::{Held, PlanError, Run, Table};
+use crate::format::shard::Lines;
+use crate::persist::read_manifest;
+use crate::restore::{RestoreError, Shard, Target};
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+/// The tensor of a shard that says where its tensors belong. For each that is a part of a larger one, as little-endian `u64`: its
+/// number in the shard, 1 for a range of the flattened tensor and 0 for a block, the number of dimensions of the whole, its shape,
+/// and where the part begins (one number, or one for each dimension).
+const PARTS: &str = "__everstep__/parts";
+/// Tensors have no more dimensions.
+const DIMENSIONS_MAX: u64 = 64;
+
+/// Where a tensor of a shard belongs: the shape of the whole, offsets or first element, whether it is a range.
+struct Place<'a> {
+    shape: &'a [u64],
+    offsets: &'a [u64],
+    flat: bool,
+}
+
+fn words(table: &[u8]) -> Option<Vec<u64>> {
+    let (words, rest) = table.as_chunks::<8>();
+    rest.is_empty().then(|| words.iter().map(|w| u64::from_le_bytes(*w)).collect())
+}
+
+/// The first place of a table, and what follows it.
+fn place(table: &[u64]) -> Option<(Place<'_>, &[u64])> {
+    let ([_number, flat, dimensions], rest) = table.split_first_chunk::<3>()?;
+    let dimensions = Some(*dimensions).filter(|n| *n <= DIMENSIONS_MAX)? as usize;
+    let (shape, rest) = rest.split_at_checked(dimensions)?;
+    let flat = *flat == 1;
+    let (offsets, rest) = rest.split_at_checked(if flat { 1 } else { dimensions })?;
+    Some((Place { shape, offsets, flat }, rest))
+}
+
+/// Why a checkpoint cannot be seen as one.
+#[derive(Debug, thiserror::Error)]
+pub enum WholeError {
+    /// Its manifest.
+    #[error("{0}")]
+    Manifest(String),
+    /// One of its shards.
+    #[error(transparent)]
+    Shard(#[from] RestoreError),
+    /// What a shard says of its tensors.
+    #[error("{0}: the table of where its tensors belong cannot be read; install the everstep that wrote it")]
+    Places(String),
+    /// Shards that do not belong together.
+    #[error("{0} has shape {1:?} in one shard and {2:?} in another; the checkpoint is of no one model")]
+    OfTwoModels(String, Vec<u64>, Vec<u64>),
+    /// No such tensor.
+    #[error("{0} is not in the checkpoint")]
+    Unknown(String),
+    /// A part of a tensor that is not there.
+    #[error("{0}: {1}")]
+    Part(String, PlanError),
+}
+
+/// A tensor of the whole checkpoint.
+#[derive(Debug)]
+pub struct WholeTensor {
+    /// As safetensors calls it.
+    pub dtype: String,
+    /// Of the whole.
+    pub shape: Vec<u64>,
+    /// Bytes of an element.
+    pub element: u64,
+    /// Ranks held parts of it.
+    pub in_parts: bool,
+    table: Table,
+}
+
+/// A tensor while the shards are looked through.
+struct Found {
+    dtype: String,
+    shape: Vec<u64>,
+    element: u64,
+    in_parts: bool,
+    held: Vec<Held>,
+}
+
+/// A part of a tensor, and the address of contiguous memory of its size.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Which tensor.
+    pub name: String,
+    /// Which of its elements.
+    pub part: Part,
+    /// Where they go.
+    pub address: usize,
+}
+
+/// All shards of a checkpoint.
+pub struct Whole {
+    shards: Vec<Shard>,
+    tensors: HashMap<String, WholeTensor>,
+}
+
+impl Whole {
+    /// Opens all shards of a published checkpoint; headers and tables are verified.
+    ///
+    /// # Errors
+    /// When one cannot be read, or they are of different models.
+    pub fn open(directory: &Path) -> Result<Self, WholeError> {
+        let manifest = read_manifest(directory).map_err(WholeError::Manifest)?;
+        let mut shards = Vec::new();
+        let mut found: HashMap<String, Found> = HashMap::new();
+        let mut lines = Lines::default();
+        for (number, entry) in (0u32..).zip(&manifest.shards) {
+            let shard = Shard::from_file_after(directory, entry, &mut lines)?;
+            add(&mut found, number, &shard)?;
+            shards.push(shard);
+        }
+        let mut tensors = HashMap::with_capacity(found.len());
+        for (name, Found { dtype, shape, element, in_parts, held }) in found {
+            let table = Table::new(&shape, element, held).map_err(|e| WholeError::Part(name.clone(), e))?;
+            tensors.insert(name, WholeTensor { dtype, shape, element, in_parts, table });
+        }
+        Ok(Whole { shards, tensors })
+    }
+
+    /// One for each rank that wrote it.
+    #[must_use]
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// Its tensors, by name.
+    #[must_use]
+    pub fn tensors(&self) -> &HashMap<String, WholeTensor> {
+        &self.tensors
+    }
+
+    /// What to read of which shard, and where it goes.
+    ///
+    /// # Errors
+    /// When a tensor is unknown, or no shard has all of a part.
+    pub fn plan(&self, wanted: &[Wanted]) -> Result<BTreeMap<u32, Vec<Target>>, WholeError> {
+        let mut by_shard: BTreeMap<u32, Vec<Target>> = BTreeMap::new();
+        for Wanted { name, part, address } in wanted {
+            let tensor = self.tensors.get(name).ok_or_else(|| WholeError::Unknown(name.clone()))?;
+            let runs = tensor.table.plan(part).map_err(|e| WholeError::Part(name.clone(), e))?;
+            for Run { shard, at, bytes, into } in runs {
+                let target = Target { offset: at, bytes, address: address + into as usize };
+                by_shard.entry(shard).or_default().push(target);
+            }
+        }
+        Ok(by_shard)
+    }
+
+    /// Copies parts of tensors to where they are wanted, every byte verified.
+    ///
+    /// # Safety
+    /// Each address must be writable for the length of its part, and nobody else may use it meanwhile.
+    ///
+    /// # Errors
+    /// As [`Whole::plan`], and [`Shard::load_parts`].
+    pub unsafe fn read(&self, wanted: &[Wanted], threads: usize) -> Result<(), WholeError> {
+        for (shard, targets) in self.plan(wanted)? {
+            let Some(shard) = self.shards.get(shard as usize) else { continue };
+            // SAFETY: the caller's promise.
+            unsafe { shard.load_parts(&targets, threads)? };
+        }
+        Ok(())
+    }
+}
+
+/// Puts what a shard holds beside what the others do.
+fn add(found: &mut HashMap<String, Found>, number: u32, shard: &Shard) -> Result<(), WholeError> {
+    let unreadable = || WholeError::Places(shard.path().into());
+    let mut table = Vec::new();
+    let mut at = 0;
+    for tensor in shard.index().tensors.iter() {
+        if tensor.name == PARTS {
+            table = words(&shard.fetch(at, tensor.bytes)?).ok_or_else(unreadable)?;
+        }
+        at += tensor.bytes;
+    }
+    let mut left = table.as_slice();
+    at = 0;
+    for (n, tensor) in (0u64..).zip(shard.index().tensors.iter()) {
+        let here = at;
+        at += tensor.bytes;
+        let elements = tensor.shape.iter().try_fold(1u64, |n, s| n.checked_mul(*s)).unwrap_or(0);
+        let element = tensor.bytes.checked_div(elements).unwrap_or(1);
+        let (mut shape, mut part, in_parts) = (tensor.shape.as_slice(), None, left.first() == Some(&n));
+        if in_parts {
+            let (own, rest) = place(left).ok_or_else(unreadable)?;
+            let first = own.offsets.first().copied().unwrap_or(0);
+            part = Some(if own.flat {
+                Part::Flat { first, last: first.saturating_add(elements) }
+            } else {
+                Part::Block { offsets: own.offsets.to_vec(), sizes: tensor.shape.clone() }
+            });
+            (shape, left) = (own.shape, rest);
+        }
+        let part = part.unwrap_or_else(|| Part::whole(shape));
+        let held = Held { shard: number, at: here, part };
+        let Some(whole) = found.get_mut(&tensor.name) else {
+            let (dtype, shape) = (tensor.dtype.clone(), shape.to_vec());
+            found.insert(tensor.name.clone(), Found { dtype, shape, element, in_parts, held: vec![held] });
+            continue;
+        };
+        // What is each rank's own has other sizes from rank to rank and is asked for by rank.
+        if whole.shape == shape && whole.dtype == tensor.dtype && whole.in_parts == in_parts {
+            whole.element = whole.element.max(element);
+            whole.held.push(held);
+        } else if in_parts || whole.in_parts {
+            return Err(WholeError::OfTwoModels(tensor.name.clone(), whole.shape.clone(), shape.to_vec()));
+        }
+    }
+    if left.is_empty() { Ok(()) } else { Err(unreadable()) }
+}
