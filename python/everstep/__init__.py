@@ -14,7 +14,7 @@ from .worker import World, heartbeat, record, report_error, section, should_stop
 
 if TYPE_CHECKING:
     from .checkpoint import CheckpointManager, Outcome
-    from . import data
+    from . import data, dcp
     from .batches import resumable
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "__version__",
     "batch_plan",
     "data",
+    "dcp",
     "heartbeat",
     "record",
     "report_error",
@@ -43,10 +44,10 @@ def __getattr__(name: str) -> Any:
         from . import checkpoint
 
         return getattr(checkpoint, name)
-    if name == "data":
+    if name in ("data", "dcp"):
         import importlib
 
-        return importlib.import_module(".data", __name__)
+        return importlib.import_module(f".{name}", __name__)
     if name == "resumable":
         from .batches import resumable
 

@@ -19,14 +19,20 @@ from . import worker as _worker
 from ._internal import CheckpointError, DamagedError, Shard, list_checkpoints, open_shard
 from .batches import Resumable
 from .micro import MicroBatches
+from .placed import Resharded
 from .plan import BatchPlan, batch_plan
-from .schedule import FILE, Appointments, Clock, Measured, Source
+from .schedule import FILE, Appointments, Clock, Measured, Snapshots, Source
 from .state import Layout, State, is_replicated
 from .tiers import EPOCH, RECOVERY, USER, AgentTier, DiskTier, HealingShard, Keep, Snapshot
 
 Tier = Literal["local", "peer", "disk"]
-Every = int | timedelta | Literal["auto"]
+Every = int | Literal["auto"]
+Persist = int | timedelta | Literal["auto"]
 
+#: Part of the training time that snapshots, and durable checkpoints, may cost unless the user says otherwise.
+STALL_BUDGET = 0.01
+#: Then, seconds per memory snapshot that are not worth leaving a step out.
+FREE_STALL = 0.005
 #: Part of the time in which ``persist="auto"`` uses storage where memory holds each step anyway.
 STORAGE_SHARE = 0.05
 #: Seconds after which a durable checkpoint that nobody has announced is asked for again.
@@ -54,11 +60,13 @@ class CheckpointManager:
 
     Args:
         directory: where durable checkpoints live; all ranks must see the same one.
-        every: steps between memory snapshots.
+        every: steps between memory snapshots. ``"auto"``: each step, or, where that would hold the loop up by more than
+            ``stall_budget``, every k-th.
         persist: steps or time between durable checkpoints. ``"auto"`` measures what they cost, keeps to ``stall_budget``,
             never begins one before the last one is written, and says why in ``everstep ckpt show``. The last step is
             always made durable by :meth:`close`. 0 switches durable checkpoints off.
-        stall_budget: part of the training time that ``"auto"`` may spend.
+        stall_budget: part of the training time that each ``"auto"`` may spend. Not given: 1 %, and memory snapshots of up to
+            5 ms are made at every step, however short steps are.
         replicas: copies of each step in other nodes' memory. Ranks that hold the same state (DDP) are copies of each
             other already, and a single node has nobody to send to.
         pacing: copies for other nodes are sent while the training network is idle (20 steps are profiled first), and less
@@ -81,8 +89,8 @@ class CheckpointManager:
         every: Every = "auto",
         replicas: int = 1,
         pacing: bool = True,
-        persist: Every = "auto",
-        stall_budget: float = 0.01,
+        persist: Persist = "auto",
+        stall_budget: float | None = None,
         keep: int = 2,
         keep_every: timedelta | None = None,
         keep_epochs: bool = True,
@@ -98,7 +106,9 @@ class CheckpointManager:
         world = _worker.world()
         self._state = State(state, Layout(world.rank, world.world_size, same))
         self._directory = Path(directory).absolute()
-        self._every = every if isinstance(every, int) else 1
+        if isinstance(every, timedelta):
+            raise TypeError("every= is a number of steps, or 'auto': time passes differently on each rank")
+        self._every = every if isinstance(every, int) else None
         self._persist = persist
         self._overlap = overlap
         self._closed = False
@@ -110,12 +120,17 @@ class CheckpointManager:
         rules = Keep(keep, keep_every, keep_epochs)
         agent = self._worker.agent
         if agent is not None and self._worker.board is not None:
+            self._worker.managed = True
             self._tier: AgentTier | DiskTier = AgentTier(
                 agent, self._worker.board, self._directory, rules, durable, same, replicas, persist_bandwidth, pacing
             )
         else:
             self._tier = DiskTier(self._directory, rules)
-        self._due = self._schedule(stall_budget) if world.rank == 0 else None
+        budget = STALL_BUDGET if stall_budget is None else stall_budget
+        self._due = self._schedule(budget) if world.rank == 0 else None
+        measures = world.rank == 0 and self._every is None and self._tier.in_memory
+        self._snapshots = Snapshots(budget, FREE_STALL if stall_budget is None else 0.0) if measures else None
+        self._stalled = 0.0
         self._asked: float | None = None
         self._sections = 0
         self._appointments = None
@@ -163,8 +178,7 @@ class CheckpointManager:
         """Before a weight update: the snapshot in flight must be complete, or it would be torn."""
         began = time.perf_counter_ns()
         self._tier.fence()
-        if self._worker.board is not None:
-            self._worker.board.add("FenceNanos", time.perf_counter_ns() - began)
+        self._stall(time.perf_counter_ns() - began, begins=False)
 
     # -- reading ------------------------------------------------------------------------------------
 
@@ -194,7 +208,7 @@ class CheckpointManager:
         self._tier.started()
         return done
 
-    def _load(self, step: int, shard: Shard | HealingShard) -> dict[str, Any]:
+    def _load(self, step: int, shard: Shard | HealingShard | Resharded) -> dict[str, Any]:
         try:
             return self._state.restore(shard)
         except DamagedError as e:
@@ -205,23 +219,21 @@ class CheckpointManager:
                 self._tier.failed(step)
             raise
 
-    def _durable_offers(self, wanted: int | None) -> dict[int, Shard]:
+    def _durable_offers(self, wanted: int | None) -> dict[int, Shard | Resharded]:
         """This rank's shards of the newest two good durable checkpoints. With an agent, their bytes are verified when they
         are read: another step or another node can stand in. Without one they are verified before anybody relies on them."""
         world = _worker.world()
-        offers: dict[int, Shard] = {}
+        offers: dict[int, Shard | Resharded] = {}
         self._unreadable: list[str] = []
         for step, path, size, wrong in list_checkpoints(self._directory):
             if wanted is not None and step != wanted:
                 continue
-            if wrong is None and size != world.world_size and not self._state.layout.replicated:
-                wrong = (
-                    f"{path} was written by {size} ranks, this world has {world.world_size}; run with as many, or, if all "
-                    "ranks hold the same state, pass the DDP module or replicated=True"
-                )
             if wrong is None:
                 try:
-                    shard = open_shard(path, world.rank % (size or 1))
+                    shard: Shard | Resharded = open_shard(path, world.rank % (size or 1))
+                    others = size != world.world_size and not self._state.layout.replicated
+                    if others or (isinstance(shard, Shard) and self._state.is_placed_otherwise(shard)):
+                        shard = self._state.resharded(path)
                     if not self._tier.in_memory:
                         shard.verify()
                     offers[step] = shard
@@ -234,7 +246,7 @@ class CheckpointManager:
                 break
         return offers
 
-    def _refuse_silent_restart(self, durable: dict[int, Shard], step: int | None) -> None:
+    def _refuse_silent_restart(self, durable: dict[int, Shard | Resharded], step: int | None) -> None:
         """Starting from scratch beside checkpoints that cannot be read would bury them."""
         if step is not None:
             raise CheckpointError(f"step {step} cannot be restored on every rank from {self._directory}")
@@ -268,13 +280,12 @@ class CheckpointManager:
         if self._step is not None and step <= self._step:
             raise ValueError(f"step({step}) after step {self._step}: give the number of steps completed, which must rise")
         self._step = step
-        if self._due is not None:
-            held_up, self._sections = self._worker.entered != self._sections, self._worker.entered
-            self._due.stepped(self._tier.durable(), held_up)
+        self._measure()
         hold = self._tier.hold_at() == step + 1
         persist = self._persist_why(step, hold)
         saved: set[Tier] = set()
-        due = step % self._every == 0 and self._tier.in_memory
+        every = self._tier.every(step) if self._every is None else self._every
+        due = step % every == 0 and self._tier.in_memory
         if (persist is not None or due or hold) and self._snapshot(step, extra, persist):
             saved.add("local" if self._tier.in_memory else "disk")
             if persist is not None:
@@ -286,11 +297,33 @@ class CheckpointManager:
         self._ask_for_persist()
         return Outcome(should_stop=_worker.should_stop() if self._worker.handles_signals else False, saved=frozenset(saved))
 
+    def _measure(self) -> None:
+        """A step is complete: what it took, and what that means for the next ones."""
+        held_up, self._sections = self._worker.entered != self._sections, self._worker.entered
+        if self._due is not None:
+            self._due.stepped(self._tier.durable(), held_up)
+        if self._snapshots is not None:
+            every = self._snapshots.stepped(self._stalled, held_up)
+            self._stalled = 0.0
+            if every is not None:
+                self._tier.ask_for_every(every)
+
+    def _stall(self, nanos: int, *, begins: bool) -> None:
+        """The loop was held up by a snapshot."""
+        if self._worker.board is not None:
+            self._worker.board.add("BlockingNanos" if begins else "FenceNanos", nanos)
+        if self._snapshots is not None:
+            self._stalled += nanos / 1e9
+            self._snapshots.stalled(nanos / 1e9, begins=begins)
+
     def _hold(self, step: int) -> None:
         """The world changes after this step: what comes next runs in the next one. Ends with this process,
         unless the coordinator thinks better of it."""
         with _worker.section("regroup"):
             self._tier.wait()
+            if self._due is not None:
+                # Whoever goes on with this knows that nothing failed.
+                self._due.close()
             while self._tier.hold_at() == step + 1 and not _worker.should_stop():
                 time.sleep(0.002)
 
@@ -330,10 +363,9 @@ class CheckpointManager:
                 self._persisted_step, self._asked = step, None
                 if self._due is not None:
                     self._due.begins(step, since)
-        if self._worker.board is not None:
-            self._worker.board.add("BlockingNanos", time.perf_counter_ns() - began)
-            if not done:
-                self._worker.board.add("Skipped", 1)
+        self._stall(time.perf_counter_ns() - began, begins=True)
+        if not done and self._worker.board is not None:
+            self._worker.board.add("Skipped", 1)
         return done
 
     def steps(self, total: int) -> Iterator[int]:

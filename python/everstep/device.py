@@ -47,7 +47,7 @@ class DeviceCopies:
 
     def capture(self, arena: Arena, snapshot: Snapshot, threads: int, board: Board | None) -> bool:
         """Starts to copy; False when every slot is in use."""
-        place = arena.begin(snapshot.step, [i.entry() for i in snapshot.items], snapshot.persist)
+        place = arena.begin(snapshot.step, [i.entry() for i in snapshot.items], snapshot.persist, snapshot.alike())
         if place is None:
             return False
         address, size = place

@@ -6,15 +6,18 @@ import contextlib
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from ._internal import Rate
+from ._internal import Rate, snapshot_interval
 
 #: A profile of slow steps ends after so many seconds, with at least three of them.
 PROFILE_SECONDS = 120.0
+#: Snapshots, and steps, that are looked at before something is changed.
+LOOK = 9
 #: The file beside the checkpoints that keeps measurements and choice (C7); `everstep ckpt show` reads it.
 FILE = "frequency.json"
 
@@ -173,6 +176,48 @@ class Measured:
             temporary = self._file.with_suffix(f".{os.getpid()}")
             temporary.write_text(json.dumps(kept, indent=1) + "\n")
             temporary.replace(self._file)
+
+
+class Snapshots:
+    """Which steps go into memory: each one, as long as that costs the loop no more than the budget; else every k-th, in both
+    directions. Measured on one rank, told to all (:meth:`AgentTier.ask_for_every`).
+
+    Args:
+        budget: part of the loop's time that snapshots may cost.
+        free: seconds per snapshot that nobody minds.
+    """
+
+    def __init__(self, budget: float, free: float) -> None:
+        self._budget, self._free = budget, free
+        self._stalls: deque[float] = deque(maxlen=LOOK)
+        self._steps: deque[float] = deque(maxlen=LOOK)
+        self._before: float | None = None
+        self._stall = 0.0
+        self._every = 1
+
+    def stalled(self, seconds: float, *, begins: bool) -> None:
+        """The loop was held up by a snapshot, which began just now or was waited for."""
+        if begins and self._stall:
+            self._stalls.append(self._stall)
+            self._stall = 0.0
+        self._stall += seconds
+
+    def stepped(self, stalled: float, held_up: bool) -> int | None:
+        """A step is complete, ``stalled`` of it for snapshots. Says how many steps apart they should be when that changes."""
+        now = time.monotonic()
+        if self._before is not None and not held_up:
+            self._steps.append(max(now - self._before - stalled, 0.0))
+        self._before = now
+        if len(self._stalls) < LOOK or len(self._steps) < LOOK:
+            return None
+        stall = sorted(self._stalls)[LOOK // 2]
+        step = sorted(self._steps)[LOOK // 2]
+        every = 1 if stall <= self._free else snapshot_interval(stall, step, self._budget)
+        if abs(every - self._every) <= self._every // 5:
+            return None
+        self._stalls.clear()
+        self._every = every
+        return every
 
 
 class Appointments:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from . import encoding, rng
 from ._internal import CheckpointError, Shard
 from .batches import Resumable
+from .placed import PARTS, Parts, Place, Resharded, place_of, read_parts
 
 if TYPE_CHECKING:
     from ._internal import Entry
@@ -29,16 +30,19 @@ DTYPES: dict[torch.dtype, str] = {
 }  # fmt: skip
 _BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 _BLOB = "__everstep__/"
+#: The largest element: tensors of other tools begin on a multiple of theirs.
+ALIGN = 8
 _RNG, _EXTRA, _LAYOUT = "rng", "extra", "layout"
 
 
 @dataclass
 class Item:
-    """One tensor of a snapshot. ``eager``: it changes outside the optimizer."""
+    """One tensor of a snapshot. ``eager``: it changes outside the optimizer. ``whole``: the sharded tensor it is a part of."""
 
     name: str
     tensor: Tensor
     eager: bool
+    whole: Tensor | None = None
 
     def entry(self) -> Entry:
         """(name, dtype, shape, bytes)"""
@@ -111,6 +115,7 @@ class State:
     def __init__(self, objects: Mapping[str, Any], layout: Layout) -> None:
         self.layout = layout
         self._layout_blob = encoding.encode(vars(layout))
+        self._parts = Parts()
         for name, obj in objects.items():
             if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
                 hint = "wrap a batch function with everstep.resumable" if callable(obj) else "it is no Stateful"
@@ -139,11 +144,12 @@ class State:
                 for key, value in obj.state_dict().items():
                     if isinstance(value, Tensor):
                         own = local(value)
-                        items.append(Item(f"{name}.{key}", own, own.data_ptr() not in optimized))
+                        items.append(Item(f"{name}.{key}", own, own.data_ptr() not in optimized, None if own is value else value))
         return items
 
     def collect(self, extra: Mapping[str, Any]) -> list[Item]:
-        """Everything, as tensors in the order in which they are stored: large elements first."""
+        """Everything, as tensors in the order in which they are stored: what the optimizer updates, then what changes
+        otherwise; large elements first, so that each is aligned."""
         items = self.module_items()
         blobs: dict[str, bytes] = {}
         for name, obj in self.objects.items():
@@ -158,15 +164,28 @@ class State:
         blobs[_RNG] = encoding.encode(rng.get())
         blobs[_EXTRA] = encoding.encode(dict(extra))
         blobs[_LAYOUT] = self._layout_blob
-        items.sort(key=lambda i: -i.tensor.element_size())
+        items.sort(key=lambda i: (i.eager, -i.tensor.element_size()))
+        self._align(items)
+        parts = self._parts.of(items)
+        if parts:
+            items.append(Item(PARTS, torch.frombuffer(bytearray(parts), dtype=torch.uint8), True))
         for name, blob in blobs.items():
             items.append(Item(_BLOB + name, torch.frombuffer(bytearray(blob), dtype=torch.uint8), True))
         return items
 
+    @staticmethod
+    def _align(items: list[Item]) -> None:
+        """Fills up between the two kinds."""
+        first = next((n for n, i in enumerate(items) if i.eager), len(items))
+        gap = -sum(i.tensor.numel() * i.tensor.element_size() for i in items[:first]) % ALIGN
+        if gap and first < len(items):
+            items.insert(first, Item(_BLOB + "align", torch.zeros(gap, dtype=torch.uint8), True))
+
     def _refer(self, value: Any, path: str, items: list[Item], *, eager: bool) -> Any:
         """``value`` with every tensor replaced by a reference and put into ``items``."""
         if isinstance(value, Tensor):
-            items.append(Item(path, local(value), eager))
+            own = local(value)
+            items.append(Item(path, own, eager, None if own is value else value))
             return encoding.TensorRef(path)
         if isinstance(value, Mapping):
             return {k: self._refer(v, f"{path}/{k}", items, eager=eager) for k, v in value.items()}
@@ -187,7 +206,7 @@ class State:
 
     # -- back ------------------------------------------------------------------------------------
 
-    def check(self, shard: Shard | HealingShard) -> None:
+    def check(self, shard: Shard | HealingShard | Resharded) -> None:
         """Raises :class:`CheckpointError` with a diff when the checkpoint is of another model."""
         stored = {e[0]: e for e in shard.entries()}
         wanted = [i.entry() for i in self.module_items()]
@@ -211,7 +230,7 @@ class State:
                 "the checkpoint is of another model; give the model it was made with, or another directory:\n  " + shown
             )
 
-    def restore(self, shard: Shard | HealingShard) -> dict[str, Any]:
+    def restore(self, shard: Shard | HealingShard | Resharded) -> dict[str, Any]:
         """Loads everything; returns the extra values saved with the step."""
         self.check(shard)
         entries = {e[0]: e for e in shard.entries()}
@@ -250,8 +269,31 @@ class State:
             rng.diverge(self.layout.rank)
         return extra
 
-    def _check_layout(self, shard: Shard | HealingShard, entries: Mapping[str, Entry]) -> bool:
+    def _places(self) -> dict[str, Place]:
+        """Where this rank's parts of modules' sharded tensors belong."""
+        wholes = [(i.name, i.whole) for i in self.module_items() if i.whole is not None]
+        return {name: place for name, whole in wholes if (place := place_of(whole)) is not None}
+
+    def resharded(self, directory: str) -> Resharded:
+        """A checkpoint of other ranks, as this rank would have written it."""
+        own = self._places()
+        parameters: dict[str, Place] = {}
+        for name, place in own.items():
+            parameters.setdefault(name.partition(".")[2], place)
+        return Resharded(directory, self.layout.rank, own, parameters)
+
+    def is_placed_otherwise(self, shard: Shard) -> bool:
+        """The rank of this number had other parts of the same tensors."""
+        entries = shard.entries()
+        if not any(e[0] == PARTS for e in entries):
+            return False
+        found = read_parts(shard.bytes(PARTS), entries)
+        return any(n in found and found[n] != place for n, place in self._places().items())
+
+    def _check_layout(self, shard: Shard | HealingShard | Resharded, entries: Mapping[str, Entry]) -> bool:
         """True when the shard is this very rank's; raises when it is another's that cannot stand for it."""
+        if isinstance(shard, Resharded):
+            return shard.exact
         if _BLOB + _LAYOUT not in entries:
             return True
         saved = Layout(**encoding.decode(shard.bytes(_BLOB + _LAYOUT), lambda name: None))

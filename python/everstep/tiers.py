@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from . import device, network
 from . import worker as _worker
 from ._internal import Agent, AgentError, Arena, Board, CheckpointError, DamagedError, Shard, bytes_per_slot, open_slot, publish, reserve_slot
+from .placed import Resharded
 from .state import Item
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 #: One being written and two complete; one more where a persist may hold one for long.
 SLOTS = 3
+#: Low bits of the board's ``SnapshotEvery``: the distance; the others: from which step on.
+EVERY_BITS = 20
 #: Why a snapshot goes to durable storage (see ``Purpose`` in the core).
 RECOVERY, EPOCH, USER = range(3)
 #: Threads that copy; more than two gain nothing while the training threads compute.
@@ -49,6 +53,12 @@ class Snapshot:
             else:
                 items.append(Item(item.name, t, item.eager))
         return items
+
+    def alike(self) -> int:
+        """Bytes that ranks with the same state have in common: what comes before the first item that changes outside the
+        optimizer."""
+        common = itertools.takewhile(lambda i: not i.eager, self.items)
+        return sum(i.tensor.numel() * i.tensor.element_size() for i in common)
 
     def slot_bytes(self) -> int:
         """Room with slack: blobs (random state, data position) change their length."""
@@ -153,15 +163,19 @@ class AgentTier:
         replicas: int,
         bandwidth: int,
         pacing: bool,
+        kind: str = "",
     ) -> None:
+        # What another kind of user has in these slots is nothing that could be restored.
+        job = _worker.world().job + kind
         self._agent, self._board = agent, board
         self._slots = _Slots()
         self._durable, self._any_rank = durable, any_rank
         world = _worker.world()
-        self._identity = (world.job, world.rank, world.world_size, world.generation, any_rank)
+        self._identity = (job, world.rank, world.world_size, world.generation, any_rank)
         if durable:
             agent.persist_to(str(directory), *keep.arguments(), bandwidth)
         agent.replicate(replicas, any_rank)
+        self._every = 1
         self._network: NetworkWatch | None = None
         self._pacing = pacing if replicas and not any_rank else None
         self._adopt()
@@ -189,7 +203,7 @@ class AgentTier:
     def _held(self) -> list[tuple[int, int]]:
         return self._slots.arena.held() if self._slots.arena else []
 
-    def choose(self, durable: dict[int, Shard], wanted: int | None) -> tuple[int, Shard | HealingShard] | None:
+    def choose(self, durable: dict[int, Shard | Resharded], wanted: int | None) -> tuple[int, Shard | HealingShard | Resharded] | None:
         """Agrees with all ranks on a step and opens this rank's shard of it."""
         memory = [(s, True, generation) for s, generation in self._held() if wanted in (None, s)]
         offers = memory + [(s, False, 0) for s in durable]
@@ -260,6 +274,18 @@ class AgentTier:
         """Asks for a durable checkpoint soon."""
         self._agent.persist_due()
 
+    def ask_for_every(self, every: int) -> None:
+        """Asks for snapshots so many steps apart."""
+        self._agent.snapshot_every(every)
+
+    def every(self, step: int) -> int:
+        """How many steps snapshots are apart at this one, as the coordinator has announced it."""
+        said = self._board.get("SnapshotEvery")
+        first, every = said >> EVERY_BITS, said & ((1 << EVERY_BITS) - 1)
+        if said and step >= first:
+            self._every = every
+        return self._every
+
     def persist_at(self) -> int:
         """Step to persist plus 1, as the coordinator has announced it; 0 for none."""
         return self._board.get("PersistAt")
@@ -293,7 +319,7 @@ class DiskTier:
         """Nothing outlives the process in memory."""
         return []
 
-    def choose(self, durable: dict[int, Shard], wanted: int | None) -> tuple[int, Shard | HealingShard] | None:
+    def choose(self, durable: dict[int, Shard | Resharded], wanted: int | None) -> tuple[int, Shard | HealingShard | Resharded] | None:
         """The newest step that all ranks can read."""
         steps = self._common(sorted(durable, reverse=True))
         return (steps[0], durable[steps[0]]) if steps else None
@@ -407,6 +433,13 @@ class DiskTier:
 
     def await_replicated(self, step: int) -> None:
         """There are no copies."""
+
+    def ask_for_every(self, every: int) -> None:
+        """There are no snapshots in memory."""
+
+    def every(self, step: int) -> int:
+        """There are no snapshots in memory."""
+        return 1
 
     def persist_due(self) -> None:
         """Persisting is immediate here."""

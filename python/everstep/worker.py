@@ -65,6 +65,8 @@ class _Worker:
     def __init__(self) -> None:
         self.board: Board | None = None
         self.sections: list[tuple[str, int]] = []
+        #: A CheckpointManager has the slots.
+        self.managed = False
         #: Sections that were entered, those that wait for checkpoints not counted.
         self.entered = 0
         self.stop_signal = 0

@@ -1,7 +1,8 @@
 //! How often checkpoints are made, for the schedule in Python. The rule and what it follows are the core's.
 
 use crate::error::checkpoint;
-use everstep_core::frequency::{Bound, Rate};
+use everstep_core::frequency::rate::Rate;
+use everstep_core::frequency::{Bound as Limit, Costs, choose};
 use pyo3::prelude::*;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -17,12 +18,12 @@ impl PyRate {
     }
 }
 
-fn word(bound: Bound) -> &'static str {
+fn word(bound: Limit) -> &'static str {
     match bound {
-        Bound::None => "every step fits",
-        Bound::Budget => "stall budget",
-        Bound::Write => "storage",
-        Bound::Failures => "failures are rare",
+        Limit::None => "every step fits",
+        Limit::Budget => "stall budget",
+        Limit::Write => "storage",
+        Limit::Failures => "failures are rare",
     }
 }
 
@@ -101,7 +102,14 @@ impl PyRate {
     }
 }
 
-/// Adds the class to the module.
+/// Steps from one snapshot to the next when each holds the loop up for `stall` seconds and a step takes `iteration`.
+#[pyfunction]
+fn snapshot_interval(stall: f64, iteration: f64, budget: f64) -> u64 {
+    choose(&Costs { iteration, update: 0.0, host_copy: stall, write: 0.0, device_copy: None }, budget).every
+}
+
+/// Adds class and function to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
-    m.add_class::<PyRate>()
+    m.add_class::<PyRate>()?;
+    m.add_function(wrap_pyfunction!(snapshot_interval, m)?)
 }

@@ -6,6 +6,7 @@ mod error;
 mod frequency;
 mod network;
 mod order;
+mod resharded;
 mod shards;
 mod socket;
 
@@ -20,5 +21,6 @@ fn _internal(m: &Bound<'_, PyModule>) -> PyResult<()> {
     network::register(m)?;
     order::register(m)?;
     socket::register(m)?;
+    resharded::register(m)?;
     shards::register(m)
 }

@@ -8,6 +8,8 @@ use everstep_checkpoint::capture::{self, Capture, Filling, Plan, Source};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::shard::Tensor;
 use everstep_checkpoint::persist;
+use everstep_checkpoint::reshard::part::Part;
+use everstep_checkpoint::reshard::plan::{Held, Run, Table};
 use everstep_checkpoint::restore::{Shard, Target};
 use everstep_checkpoint::retain::Policy;
 use everstep_core::id::Rank;
@@ -19,6 +21,8 @@ use std::time::Duration;
 
 /// (name, dtype, shape, bytes)
 type Entry = (String, String, Vec<u64>, u64);
+/// (name, shape as stored, bytes of an element, offsets, sizes, address)
+type Block = (String, Vec<u64>, u64, Vec<u64>, Vec<u64>, usize);
 
 fn tensors(entries: Vec<Entry>) -> Vec<Tensor> {
     entries.into_iter().map(|(name, dtype, shape, bytes)| Tensor { name, dtype, shape, bytes }).collect()
@@ -116,12 +120,19 @@ impl PyArena {
     }
 
     /// Takes a slot that a device fills: where its first tensor belongs, and the bytes of all; `None` when every slot is
-    /// in use. Ends with [`PyArena::seal`].
-    fn begin(&self, step: u64, entries: Vec<Entry>, persist: Option<u64>) -> PyResult<Option<(usize, usize)>> {
+    /// in use. The
+    /// first `alike` bytes are what ranks with the same state have in common. Ends with [`PyArena::seal`].
+    fn begin(
+        &self,
+        step: u64,
+        entries: Vec<Entry>,
+        persist: Option<u64>,
+        alike: usize,
+    ) -> PyResult<Option<(usize, usize)>> {
         let (tensors, label) = (tensors(entries), self.label_of(step, persist));
         let filling = loop {
             let Some(slot) = self.free_slot() else { return Ok(None) };
-            match Filling::begin(slot, tensors.clone(), label, persist.is_some()) {
+            match Filling::begin(slot, tensors.clone(), label, persist.is_some(), alike) {
                 Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {}
                 begun => break begun.map_err(checkpoint)?,
             }
@@ -251,6 +262,32 @@ impl PyShard {
         let targets = targets.iter().map(target).collect::<Result<Vec<_>, String>>().map_err(checkpoint)?;
         // SAFETY: the Python half passes live, contiguous tensors of exactly these lengths.
         py.detach(|| unsafe { self.shard.load(&targets, threads, verify) }).map_err(restore)
+    }
+
+    /// Copies blocks of tensors to contiguous memory, interpreter released: (name, shape as stored, bytes of an element,
+    /// offsets, sizes, address) each. Only chunks that hold some of them are read, and verified.
+    fn read_blocks(&self, py: Python<'_>, blocks: Vec<Block>, threads: usize) -> PyResult<()> {
+        let places = self.shard.index().offsets();
+        let mut targets = Vec::new();
+        for (name, shape, element, offsets, sizes, address) in blocks {
+            let (at, tensor) = places
+                .get(name.as_str())
+                .ok_or_else(|| checkpoint(format!("{name} is not in {}", self.shard.path())))?;
+            let part = Part::whole(&shape);
+            if part.elements().and_then(|n| n.checked_mul(element)) != Some(tensor.bytes) {
+                return Err(checkpoint(format!(
+                    "{name} has {} bytes, which are no {shape:?} of {element}",
+                    tensor.bytes
+                )));
+            }
+            let held = vec![Held { shard: 0, at: *at, part }];
+            let runs = Table::new(&shape, element, held).and_then(|t| t.plan(&Part::Block { offsets, sizes }));
+            let runs = runs.map_err(|e| checkpoint(format!("{name}: {e}")))?;
+            let target = |r: Run| Target { offset: r.at, bytes: r.bytes, address: address + r.into as usize };
+            targets.extend(runs.into_iter().map(target));
+        }
+        // SAFETY: the Python half passes live, contiguous memory of exactly these sizes.
+        py.detach(|| unsafe { self.shard.load_parts(&targets, threads) }).map_err(restore)
     }
 
     /// Verifies every byte.

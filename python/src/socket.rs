@@ -140,6 +140,12 @@ impl PyAgent {
         self.ask(py, &Request::PersistDue { generation: self.generation }, Some(5.0)).map(|_| ())
     }
 
+    /// Says how many steps snapshots should be apart.
+    fn snapshot_every(&self, py: Python<'_>, every: u64) -> PyResult<()> {
+        let request = Request::SnapshotEvery { generation: self.generation, every };
+        self.ask(py, &request, Some(5.0)).map(|_| ())
+    }
+
     /// Says that an exception left the training function.
     fn report_error(&self, py: Python<'_>, message: String) -> PyResult<()> {
         let request = Request::Error { generation: self.generation, local_rank: self.local_rank, message };

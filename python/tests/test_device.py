@@ -14,7 +14,7 @@ def test_a_slot_that_is_filled_from_elsewhere_is_sealed_with_its_checksums(tmp_p
         reserve_slot(path, bytes_per_slot(size, 64 << 10))
     arena = Arena(paths, "j", 0, 1, 1)
     for step in (1, 2, 3):
-        place = arena.begin(step, [("a", "U8", [size], size)], None)
+        place = arena.begin(step, [("a", "U8", [size], size)], None, 0)
         assert place is not None
         address, length = place
         assert length == size

@@ -4,6 +4,7 @@ mod ckpt;
 mod completion;
 mod doctor;
 mod goodput;
+mod interpreter;
 mod logs;
 mod memory;
 mod run;
@@ -53,7 +54,7 @@ enum Command {
     Logs(logs::Options),
     /// Which share of the held time went into new steps.
     Goodput(goodput::Options),
-    /// Checkpoints in memory and on durable storage: list, look into, verify, prune.
+    /// Checkpoints in memory and on durable storage: list, look into, verify, prune, export, import.
     Ckpt(ckpt::Options),
     /// What a job needs per node, before it starts, and what its copies are worth.
     Memory(memory::Options),

@@ -1,6 +1,7 @@
 //! `everstep ckpt`: every checkpoint of a job or directory, wherever it is.
 
 mod check;
+mod convert;
 mod inventory;
 
 use super::Failure;
@@ -45,6 +46,10 @@ enum Command {
         /// Only this step
         step: Option<u64>,
     },
+    /// Write a durable checkpoint as what other tools read
+    Export(convert::Export),
+    /// Make a checkpoint, for everstep.dcp.Reader, of what other tools wrote
+    Import(convert::Import),
     /// Remove durable checkpoints beyond what is to be kept; what users saved stays
     Prune {
         /// A directory of checkpoints
@@ -70,6 +75,8 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         Command::Ls { target, json } => list(target.as_deref(), *json),
         Command::Show { target, step, tensors } => check::show(&Inventory::of(Some(target))?, *step, *tensors),
         Command::Verify { target, step } => check::verify(&Inventory::of(Some(target))?, *step),
+        Command::Export(o) => convert::export(o),
+        Command::Import(o) => convert::import(o),
         Command::Prune { directory, keep, keep_every, no_epochs, dry_run } => {
             let every = keep_every.map(|hours| Duration::from_secs(hours * 3600));
             prune(directory, Policy { last: *keep, every, epochs: !no_epochs }, *dry_run)

@@ -2,6 +2,7 @@
 
 use super::{Failure, Options};
 use crate::agent::launch::Entry;
+use crate::cli::interpreter::python;
 use std::path::Path;
 
 /// Runs a script as `torch.distributed.run.run_script_path` does, with its exceptions in the error file.
@@ -14,23 +15,6 @@ pub struct Program {
     pub argv: Vec<String>,
     /// How a process that has torch imported already can run the same; `None` when it cannot.
     pub warm: Option<Entry>,
-}
-
-/// The interpreter: `PYTHON_EXEC`, else the one this binary was installed with, else that of the
-/// active environment, else the path's.
-fn python() -> String {
-    let beside = || Some(std::env::current_exe().ok()?.parent()?.join("python").display().to_string());
-    let active = || std::env::var("VIRTUAL_ENV").ok().map(|v| format!("{v}/bin/python"));
-    let found = |p: &String| Path::new(p).is_file();
-    // The very name by which torchrun, installed beside us, calls it.
-    let torchruns = || {
-        let script = std::fs::read(std::env::current_exe().ok()?.parent()?.join("torchrun")).ok()?;
-        let first = script.split(|b| *b == b'\n').next()?.strip_prefix(b"#!")?;
-        String::from_utf8(first.to_vec()).ok().map(|p| p.trim().to_owned())
-    };
-    let beside = || torchruns().filter(found).or_else(beside);
-    let given = std::env::var("PYTHON_EXEC").ok().filter(|p| !p.is_empty());
-    given.or_else(|| beside().filter(found)).or_else(|| active().filter(found)).unwrap_or_else(|| "python3".into())
 }
 
 /// The program that the options ask for.

@@ -1,0 +1,217 @@
+"""Checkpoints to and from what other tools read: ``everstep ckpt export`` and ``import``.
+
+Runs in one process; the whole state has to fit into its memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from . import encoding
+from ._internal import CheckpointError, WholeCheckpoint, list_checkpoints
+from .state import DTYPES
+
+_BLOB = "__everstep__/"
+#: What is each rank's own, or of no use without everstep.
+_OWN = {"rng", "layout", "align", "parts", "dcp"}
+_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+#: Tensors of one file of `--to hf`.
+HF_FILE_BYTES = 5_000_000_000
+THREADS = 4
+
+
+def _published(source: Path, step: int | None) -> Path:
+    """The directory of one checkpoint: ``source`` itself, or one of those in it."""
+    if (source / "manifest.json").exists():
+        return source
+    for number, path, _, wrong in list_checkpoints(source) if source.is_dir() else []:
+        if step is None and wrong is not None:
+            continue
+        if step in (None, number):
+            if wrong is not None:
+                raise CheckpointError(wrong)
+            return Path(path)
+    raise CheckpointError(f"there is no complete checkpoint{'' if step is None else f' of step {step}'} in {source}")
+
+
+def load(source: Path, step: int | None = None) -> dict[str, Any]:
+    """A durable checkpoint as nested state dicts of whole tensors, by the names that were given to ``CheckpointManager`` or DCP.
+
+    Optimizer state is by the names of its parameters: ``{"state": {name: …}, "param_groups": […]}``.
+
+    Raises:
+        CheckpointError: when it cannot be read, or some of it is damaged.
+    """
+    path = _published(source, step)
+    whole = WholeCheckpoint(path)
+    names = {t[0]: t for t in whole.tensors()}
+    if _BLOB + "dcp" in names:
+        return _through_dcp(path)
+    tensors = {n: torch.empty(shape, dtype=_BY_NAME[dtype]) for n, dtype, shape, *_ in names.values() if not n.startswith(_BLOB)}
+    whole.read([(n, [0] * t.dim(), list(t.shape), False, t.data_ptr()) for n, t in tensors.items() if t.numel()], THREADS)
+    state: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        module, dot, key = name.partition(".")
+        if dot and "/" not in module:
+            state.setdefault(module, {})[key] = tensor
+    for blob in names:
+        name = blob.removeprefix(_BLOB)
+        if blob.startswith(_BLOB) and name not in _OWN and "/" not in name:
+            value = encoding.decode(whole.bytes(0, blob), tensors.__getitem__)
+            if isinstance(value, dict) and value.keys() == {"state", "groups"}:
+                value = {"state": value["state"], "param_groups": value["groups"]}
+            state[name] = {**state[name], **value} if isinstance(state.get(name), dict) and isinstance(value, dict) else value
+    own = [n for n, *_, in_parts in names.values() if not in_parts and not n.startswith(_BLOB)]
+    if whole.world_size > 1 and own and not _alike(whole):
+        warnings.warn(f"{path} has states of {whole.world_size} ranks that are each one's own (as {own[0]}): rank 0's are taken", stacklevel=2)
+    return state
+
+
+def _alike(whole: WholeCheckpoint) -> bool:
+    """Every rank held the same."""
+    layout = encoding.decode(whole.bytes(0, _BLOB + "layout"), lambda name: None)
+    return bool(layout.get("replicated"))
+
+
+def _through_dcp(path: Path) -> dict[str, Any]:
+    from .dcp import Reader
+
+    return _dcp_state(Reader(path))
+
+
+def _dcp_state(reader: dcp.StorageReader) -> dict[str, Any]:
+    """All that is there, without a model to load it into."""
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+    state: dict[str, Any] = {}
+    _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    return state
+
+
+def _weights(state: dict[str, Any]) -> dict[str, Tensor]:
+    """The modules' tensors; with one module, by their own names."""
+    modules = {n: v for n, v in state.items() if isinstance(v, dict) and v and all(isinstance(t, Tensor) for t in v.values())}
+    if not modules:
+        raise CheckpointError("there is no module in this checkpoint whose weights could be exported")
+    one = len(modules) == 1
+    return {key if one else f"{name}.{key}": t.contiguous() for name, tensors in modules.items() for key, t in tensors.items()}
+
+
+def to_torch(state: dict[str, Any], out: Path) -> None:
+    """One file for ``torch.load``."""
+    torch.save(state, out)
+
+
+def to_dcp(state: dict[str, Any], out: Path) -> None:
+    """A directory for ``torch.distributed.checkpoint.load``."""
+    dcp.save(state, checkpoint_id=str(out), no_dist=True)
+
+
+def to_hf(state: dict[str, Any], out: Path) -> None:
+    """Weights as safetensors files with an index, as Hugging Face's loaders expect them."""
+    import json
+
+    save_file = _safetensors().save_file
+    out.mkdir(parents=True, exist_ok=True)
+    files: list[dict[str, Tensor]] = [{}]
+    size = total = 0
+    for name, tensor in _weights(state).items():
+        bytes_ = tensor.numel() * tensor.element_size()
+        if files[-1] and size + bytes_ > HF_FILE_BYTES:
+            files.append({})
+            size = 0
+        files[-1][name] = tensor
+        size, total = size + bytes_, total + bytes_
+    if len(files) == 1:
+        save_file(files[0], out / "model.safetensors", metadata={"format": "pt"})
+        return
+    where: dict[str, str] = {}
+    for n, tensors in enumerate(files, 1):
+        file = f"model-{n:05}-of-{len(files):05}.safetensors"
+        save_file(tensors, out / file, metadata={"format": "pt"})
+        where.update(dict.fromkeys(tensors, file))
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as e:
+        raise CheckpointError("this needs the package safetensors: pip install safetensors") from e
+    return safetensors.torch
+
+
+def from_dcp(source: Path) -> dict[str, Any]:
+    """What torch.distributed.checkpoint saved."""
+    if not (source / ".metadata").exists():
+        raise CheckpointError(f"{source} is no checkpoint of torch.distributed.checkpoint: it has no .metadata")
+    return _dcp_state(dcp.FileSystemReader(str(source)))
+
+
+def from_hf(source: Path) -> dict[str, Any]:
+    """safetensors files: one, or all of a directory."""
+    files = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
+    if not files or not all(f.exists() for f in files):
+        raise CheckpointError(f"there is no safetensors file at {source}")
+    load_file = _safetensors().load_file
+    return {"model": {name: t for file in files for name, t in load_file(file).items()}}
+
+
+def from_torch(source: Path) -> dict[str, Any]:
+    """What ``torch.save`` wrote, tensors and plain values only."""
+    try:
+        state = torch.load(source, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as e:
+        raise CheckpointError(f"{source} is no file of torch.save, or holds more than tensors and plain values: save its state_dict()s anew") from e
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{source} holds a {type(state).__name__}, not state dicts by name")
+    return state
+
+
+_EXPORTS = {"torch": to_torch, "dcp": to_dcp, "hf": to_hf}
+_IMPORTS = {"torch": from_torch, "dcp": from_dcp, "hf": from_hf}
+
+
+def main() -> int:
+    """``python -m everstep.convert export|import``; the options are those of ``everstep ckpt``."""
+    p = argparse.ArgumentParser(prog="everstep ckpt")
+    commands = p.add_subparsers(dest="command", required=True)
+    e = commands.add_parser("export")
+    e.add_argument("source", type=Path)
+    e.add_argument("out", type=Path)
+    e.add_argument("--to", choices=sorted(_EXPORTS), required=True)
+    e.add_argument("--step", type=int)
+    i = commands.add_parser("import")
+    i.add_argument("source", type=Path)
+    i.add_argument("out", type=Path)
+    i.add_argument("--from", dest="of", choices=sorted(_IMPORTS), required=True)
+    a = p.parse_args()
+    try:
+        if a.command == "export":
+            if a.out.exists() and (a.out.is_file() or any(a.out.iterdir())):
+                raise CheckpointError(f"{a.out} exists; give a path that does not")
+            _EXPORTS[a.to](load(a.source, a.step), a.out)
+        else:
+            from .dcp import Writer
+
+            warnings.filterwarnings("ignore", message="torch.distributed is")
+            dcp.save(_IMPORTS[a.of](a.source), storage_writer=Writer(a.out), no_dist=True)
+    except (CheckpointError, OSError, RuntimeError) as e:
+        print(f"everstep: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Where a save goes: slots of this node's agent, or, without one, straight to disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import worker as _worker
+from .._internal import Agent, Arena, CheckpointError, list_checkpoints, publish, reserve_slot
+from ..state import Item
+from ..tiers import USER, AgentTier, Keep, Snapshot
+
+#: Everything stays: checkpoints made through DCP are the user's.
+_KEEP = Keep(2, None, True)
+#: A slot becomes free when an earlier save is on storage.
+PATIENCE = 3600.0
+
+
+def located(path: Path) -> tuple[Path, int | None]:
+    """The directory of checkpoints that ``path`` means, and which one of it (``step-N``), if it says so."""
+    path = path.absolute()
+    found = re.fullmatch(r"step-(\d+)", path.name)
+    return (path.parent, int(found[1])) if found else (path, None)
+
+
+def _agree(root: Path, step: int) -> int:
+    """Rank 0's number, through torch's store (see :mod:`everstep.dcp.shares`)."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return step
+    store, key = dist.distributed_c10d._get_default_store(), f"everstep/dcp/first/{root}"
+    if dist.get_rank() == 0:
+        store.set(key, str(step))
+    return int(store.get(key))
+
+
+class _Numbered:
+    """Numbers checkpoints from the newest that is there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise CheckpointError(f"cannot create the checkpoint directory {root}: {e.strerror}; give another one") from e
+        self._step: int | None = None
+
+    def next_step(self, fixed: int | None) -> int:
+        """The number of the next checkpoint, the same on all ranks."""
+        if fixed is not None:
+            self._step = None if self._step is None else max(self._step, fixed)
+            return fixed
+        if self._step is None:
+            self._step = _agree(self.root, max((row[0] for row in list_checkpoints(self.root)), default=0))
+        self._step += 1
+        return self._step
+
+
+class AgentStore(_Numbered):
+    """The agent writes and publishes."""
+
+    #: The newest checkpoint of this process, in whatever directory: agents and coordinator know checkpoints by their numbers.
+    newest = 0
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        worker = _worker.current()
+        if worker.managed:
+            raise CheckpointError("this process has an everstep.CheckpointManager, whose memory everstep.dcp.Writer would share: use its save()")
+        assert worker.agent is not None and worker.board is not None
+        self._tier = AgentTier(worker.agent, worker.board, root, _KEEP, True, False, 0, 0, False, "/dcp")
+
+    def next_step(self, fixed: int | None) -> int:
+        """As for all, and newer than all that this process has made."""
+        newest = AgentStore.newest
+        if fixed is not None and fixed <= newest:
+            raise CheckpointError(f"{self.root}/step-{fixed} after step {newest}: give numbers that rise, or a directory that has none in its name")
+        step = super().next_step(fixed)
+        if fixed is None:
+            self._step = step = max(step, newest + 1)
+        AgentStore.newest = step
+        return step
+
+    def capture(self, step: int, items: list[Item]) -> None:
+        """Until the state is in memory, from where it goes on by itself."""
+        until = time.monotonic() + PATIENCE
+        while not self._tier.capture(Snapshot(step, items, USER)):
+            if time.monotonic() > until:
+                raise CheckpointError(f"no slot became free for step {step} within an hour: storage does not take what was saved before")
+            time.sleep(0.01)
+        self._tier.wait()
+
+    def write(self, step: int) -> str | None:
+        """Until all ranks' shards are on storage and published."""
+        world = _worker.world()
+        # A connection of its own: the training thread may want to save again meanwhile.
+        Agent(os.environ["EVERSTEP_SOCKET"], world.generation, world.rank, world.local_rank).await_durable(step, None)
+        return None
+
+    def publish(self, step: int, written: list[str | None]) -> None:
+        """Has been done."""
+
+
+@dataclass
+class _Room:
+    """Memory for one save."""
+
+    arena: Arena
+    bytes: int
+
+
+class PlainStore(_Numbered):
+    """This process writes; whoever finishes publishes."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        #: By step; room for one more is made when a save begins before the last one is written.
+        self._taken: dict[int, _Room] = {}
+        self._free: list[_Room] = []
+
+    def capture(self, step: int, items: list[Item]) -> None:
+        """Until the state is copied."""
+        snapshot = Snapshot(step, items, USER)
+        # These tensors live until the copy is done.
+        host = snapshot.host()
+        need = snapshot.slot_bytes()
+        room = self._free.pop() if self._free else None
+        if room is None or room.bytes < need - (256 << 10):
+            room = _reserve(need)
+        entries = [i.entry() for i in host]
+        sources = [(i.tensor.data_ptr(), e[3], False) for i, e in zip(host, entries, strict=True)]
+        room.arena.capture(step, entries, sources, USER, 2, None, False)
+        room.arena.wait()
+        self._taken[step] = room
+
+    def write(self, step: int) -> str:
+        """Writes this rank's shard."""
+        room = self._taken.pop(step)
+        try:
+            return room.arena.write_shard(str(self.root), step)
+        finally:
+            self._free.append(room)
+
+    def publish(self, step: int, written: list[str | None]) -> None:
+        """The manifest, last."""
+        publish(str(self.root), 0, step, [w for w in written if w is not None], _KEEP.arguments())
+
+
+def _reserve(need: int) -> _Room:
+    memory = Path("/dev/shm")
+    fits = memory.is_dir() and shutil.disk_usage(memory).free > 2 * need
+    scratch = tempfile.mkdtemp(prefix="everstep-", dir=memory if fits else None)
+    try:
+        reserve_slot(f"{scratch}/slot", need)
+        world = _worker.world()
+        return _Room(Arena([f"{scratch}/slot"], "", world.rank, world.world_size, 0), need)
+    finally:
+        # The file lives on through its mapping.
+        shutil.rmtree(scratch, ignore_errors=True)

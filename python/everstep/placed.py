@@ -1,0 +1,153 @@
+"""Where a rank's part of a tensor belongs in the whole, and a checkpoint of other ranks seen as this rank would have made it."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ._internal import CheckpointError, WholeCheckpoint
+
+if TYPE_CHECKING:
+    from ._internal import Entry
+    from .state import Item
+
+#: The tensor of a shard that says where its tensors belong (read by ``python/src/resharded.rs``).
+PARTS = "__everstep__/parts"
+#: Threads that read one shard.
+THREADS = 4
+
+
+@dataclass(frozen=True)
+class Place:
+    """A part of a tensor: a block, or (``flat``) a range of the flattened tensor.
+
+    ``shape`` is that of the whole, ``offsets`` where the part begins (one number for a range), ``sizes`` the shape of the part.
+    """
+
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    flat: bool = False
+
+
+def place_of(tensor: Tensor) -> Place | None:
+    """Where the local part of a sharded tensor belongs (torch.distributed.tensor); ``None`` for any other."""
+    if getattr(tensor, "_local_tensor", None) is None:
+        return None
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)  # type: ignore[attr-defined]
+    return Place(tuple(tensor.shape), tuple(offsets), tuple(sizes))
+
+
+class Parts:
+    """Says where the tensors of a snapshot belong; worked out again only when they are others."""
+
+    def __init__(self) -> None:
+        self._of: list[tuple[int, str]] = []
+        self._table = b""
+
+    def of(self, items: Iterable[Item]) -> bytes:
+        """The table for these items, which are in the order of the shard. Empty without sharded tensors.
+
+        Little-endian 64-bit numbers: for each sharded one its number, 1 for a range and 0 for a block, the number of dimensions of
+        the whole, its shape, offsets.
+        """
+        sharded = [(n, i) for n, i in enumerate(items) if i.whole is not None]
+        names = [(n, i.name) for n, i in sharded]
+        if names != self._of:
+            words = array("Q")
+            for n, item in sharded:
+                place = place_of(item.whole) if item.whole is not None else None
+                if place is not None:
+                    words.extend((n, place.flat, len(place.shape), *place.shape, *place.offsets))
+            if sys.byteorder == "big":
+                words.byteswap()
+            self._table, self._of = words.tobytes(), names
+        return self._table
+
+
+def read_parts(table: bytes, entries: list[Entry]) -> dict[str, Place]:
+    """What :meth:`Parts.of` has written, by the names of the shard's tensors."""
+    words = array("Q", table)
+    if sys.byteorder == "big":
+        words.byteswap()
+    found, at = {}, 0
+    while at < len(words):
+        number, flat, dimensions = words[at : at + 3]
+        shape = at + 3 + dimensions
+        end = shape + (1 if flat else dimensions)
+        name, _, sizes, _ = entries[number]
+        found[name] = Place(tuple(words[at + 3 : shape]), tuple(words[shape:end]), tuple(sizes), bool(flat))
+        at = end
+    return found
+
+
+class Resharded:
+    """A checkpoint that was written by another number of ranks, as if this rank had written its part of it.
+
+    Args:
+        directory: of one published checkpoint.
+        rank: this one. Values that are each rank's own come from the rank of the same number, or of one that stands for it.
+        own: where this rank's tensors belong, by name.
+        parameters: where its parameters belong, by the names that optimizers' state goes by.
+
+    Raises:
+        CheckpointError: when it cannot be read, or holds no sharded state.
+    """
+
+    def __init__(self, directory: str, rank: int, own: Mapping[str, Place], parameters: Mapping[str, Place]) -> None:
+        self.path = directory
+        self._whole = WholeCheckpoint(directory)
+        self._tensors = {t[0]: t for t in self._whole.tensors()}
+        if not any(in_parts for *_, in_parts in self._tensors.values()):
+            size = self._whole.world_size
+            raise CheckpointError(f"{directory} was written by {size} ranks, each with a state of its own: run with as many, or, if all ranks hold the same, pass replicated=True")
+        self._own, self._parameters = own, parameters
+        self.rank = rank % self._whole.world_size
+        #: What is each rank's own (random numbers) is this very rank's.
+        self.exact = self.rank == rank
+
+    def _place(self, name: str) -> Place:
+        _, _, shape, _, in_parts = self._tensors[name]
+        whole = Place(tuple(shape), (0,) * len(shape), tuple(shape))
+        if not in_parts:
+            return whole
+        if name in self._own:
+            return self._own[name]
+        # `OPTIMIZER/PARAMETER/KEY`: sharded as the parameter is, where it has its shape.
+        parameter = self._parameters.get(name.partition("/")[2].rpartition("/")[0])
+        return parameter if parameter is not None and parameter.shape == tuple(shape) else whole
+
+    def entries(self) -> list[Entry]:
+        """Names, dtypes, shapes and lengths as this rank would have them."""
+        found: list[Entry] = []
+        for name, dtype, _, element, _ in self._tensors.values():
+            sizes = self._place(name).sizes
+            elements = 1
+            for n in sizes:
+                elements *= n
+            found.append((name, dtype, list(sizes), elements * element))
+        return found
+
+    def bytes(self, name: str) -> bytes:
+        """A value that is each rank's own."""
+        return self._whole.bytes(self.rank, name)
+
+    def plan(self, names: Iterable[str]) -> tuple[int, int]:
+        """What reading this rank's parts of these tensors would read: (number of runs, bytes)."""
+        places = ((name, self._place(name)) for name in names)
+        return self._whole.plan([(n, list(p.offsets), list(p.sizes), False, 0) for n, p in places])
+
+    def copy_to(self, targets: list[tuple[str, int, int]]) -> None:
+        """Reads what this rank holds of each tensor, to (name, address, bytes)."""
+        wanted = [(n, list(p.offsets), list(p.sizes), False, at) for n, at, size in targets if size for p in [self._place(n)]]
+        self._whole.read(wanted, THREADS)
+
+    def verify(self) -> None:
+        """Every byte is verified when it is read; here only the headers were."""

@@ -1,0 +1,85 @@
+//! A durable checkpoint of sharded state as a whole, for Python.
+
+use crate::error::{checkpoint, restore};
+use everstep_checkpoint::reshard::part::Part;
+use everstep_checkpoint::reshard::whole::{Wanted, Whole, WholeError};
+use pyo3::prelude::*;
+use std::path::PathBuf;
+
+/// (name, dtype, shape of the whole, bytes of an element, in parts)
+type Described = (String, String, Vec<u64>, u64, bool);
+/// (name, offsets or first element, sizes or number of elements, is a range of the flattened tensor, address)
+type Asked = (String, Vec<u64>, Vec<u64>, bool, usize);
+
+/// All shards of a checkpoint.
+#[pyclass(name = "WholeCheckpoint", frozen)]
+pub struct PyWholeCheckpoint(Whole);
+
+fn part_of(offsets: Vec<u64>, sizes: Vec<u64>, flat: bool) -> Part {
+    if flat {
+        let (first, n) = (offsets.first().copied().unwrap_or(0), sizes.first().copied().unwrap_or(0));
+        return Part::Flat { first, last: first.saturating_add(n) };
+    }
+    Part::Block { offsets, sizes }
+}
+
+fn wanted(asked: Vec<Asked>) -> Vec<Wanted> {
+    let one = |(name, offsets, sizes, flat, address)| Wanted { name, part: part_of(offsets, sizes, flat), address };
+    asked.into_iter().map(one).collect()
+}
+
+fn error(e: WholeError) -> PyErr {
+    match e {
+        WholeError::Shard(e) => restore(e),
+        e => checkpoint(e),
+    }
+}
+
+#[pymethods]
+impl PyWholeCheckpoint {
+    /// Opens all shards of a published checkpoint; headers and tables are verified.
+    #[new]
+    fn open(py: Python<'_>, directory: PathBuf) -> PyResult<Self> {
+        py.detach(|| Whole::open(&directory)).map(PyWholeCheckpoint).map_err(error)
+    }
+
+    /// Number of ranks that wrote it.
+    #[getter]
+    fn world_size(&self) -> usize {
+        self.0.shards().len()
+    }
+
+    /// Its tensors as a whole: (name, dtype, shape, bytes of an element, it was in parts).
+    fn tensors(&self) -> Vec<Described> {
+        let all = self.0.tensors().iter();
+        all.map(|(name, t)| (name.clone(), t.dtype.clone(), t.shape.clone(), t.element, t.in_parts)).collect()
+    }
+
+    /// Bytes of one tensor of one rank's shard.
+    fn bytes(&self, rank: usize, name: &str) -> PyResult<Vec<u8>> {
+        let shard = self.0.shards().get(rank).ok_or_else(|| checkpoint(format!("there is no rank {rank}")))?;
+        let places = shard.index().offsets();
+        let (offset, tensor) =
+            places.get(name).ok_or_else(|| checkpoint(format!("{name} is not in {}", shard.path())))?;
+        shard.fetch(*offset, tensor.bytes).map_err(restore)
+    }
+
+    /// What reading these parts would read: (number of runs, bytes).
+    fn plan(&self, asked: Vec<Asked>) -> PyResult<(usize, u64)> {
+        let plan = self.0.plan(&wanted(asked)).map_err(error)?;
+        let runs = plan.values().flatten();
+        Ok((runs.clone().count(), runs.map(|t| t.bytes).sum()))
+    }
+
+    /// Copies parts of tensors to contiguous memory: (name, offsets, sizes, flat, address) each, every byte verified.
+    fn read(&self, py: Python<'_>, asked: Vec<Asked>, threads: usize) -> PyResult<()> {
+        let wanted = wanted(asked);
+        // SAFETY: the Python half passes live, contiguous memory of exactly these sizes.
+        py.detach(|| unsafe { self.0.read(&wanted, threads) }).map_err(error)
+    }
+}
+
+/// Adds the class to the module.
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyWholeCheckpoint>()
+}

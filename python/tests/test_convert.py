@@ -1,0 +1,106 @@
+"""Export and import: what comes out is what went in, and stock tools read it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+import everstep as es
+
+EVERSTEP = str(Path(sys.executable).parent / "everstep")
+
+
+def _ckpt(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([EVERSTEP, "ckpt", *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def _saved(directory: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    ckpt = es.CheckpointManager(directory, persist=1, model=model, optimizer=optimizer, scheduler=scheduler)
+    for step in (1, 2):
+        model(torch.randn(3, 5)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+        ckpt.step(step)
+    ckpt.close()
+    return model, optimizer
+
+
+def test_torch_reads_what_is_exported(tmp_path):
+    model, optimizer = _saved(tmp_path / "out")
+    done = _ckpt("export", tmp_path / "out", tmp_path / "all.pt", "--to", "torch")
+    assert done.returncode == 0, done.stderr
+    state = torch.load(tmp_path / "all.pt", weights_only=True)
+    other = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    other.load_state_dict(state["model"])
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
+    exp_avg = state["optimizer"]["state"]["0.weight"]["exp_avg"]
+    assert torch.equal(exp_avg, optimizer.state[model[0].weight]["exp_avg"])
+    assert state["scheduler"]["last_epoch"] == 2
+
+
+def test_dcp_reads_what_is_exported_and_what_it_saved_is_imported(tmp_path):
+    model, _ = _saved(tmp_path / "out")
+    assert _ckpt("export", tmp_path / "out", tmp_path / "dcp", "--to", "dcp", "--step", 2).returncode == 0
+    into = {"model": {k: torch.zeros_like(v) for k, v in model.state_dict().items()}}
+    dcp.load(into, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
+    assert all(torch.equal(into["model"][k], v) for k, v in model.state_dict().items())
+    done = _ckpt("import", tmp_path / "dcp", tmp_path / "back", "--from", "dcp")
+    assert done.returncode == 0, done.stderr
+    into = {"model": {k: torch.zeros_like(v) for k, v in model.state_dict().items()}}
+    dcp.load(into, storage_reader=es.dcp.Reader(tmp_path / "back"), no_dist=True)
+    assert all(torch.equal(into["model"][k], v) for k, v in model.state_dict().items())
+    # And out again.
+    assert _ckpt("export", tmp_path / "back", tmp_path / "again.pt", "--to", "torch").returncode == 0
+    again = torch.load(tmp_path / "again.pt", weights_only=True)
+    assert all(torch.equal(again["model"][k], v) for k, v in model.state_dict().items())
+
+
+def test_safetensors_out_and_in(tmp_path, monkeypatch):
+    from safetensors.torch import load_file
+
+    from everstep import convert
+
+    model, _ = _saved(tmp_path / "out")
+    assert _ckpt("export", tmp_path / "out", tmp_path / "hf", "--to", "hf").returncode == 0
+    weights = load_file(tmp_path / "hf" / "model.safetensors")
+    assert weights.keys() == model.state_dict().keys() and all(torch.equal(weights[k], v) for k, v in model.state_dict().items())
+    assert _ckpt("import", tmp_path / "hf", tmp_path / "back", "--from", "hf").returncode == 0
+    state = convert.load(tmp_path / "back")
+    assert all(torch.equal(state["model"][k], v) for k, v in model.state_dict().items())
+    # Several files have an index.
+    monkeypatch.setattr(convert, "HF_FILE_BYTES", 100)
+    convert.to_hf(state, tmp_path / "many")
+    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
+    found = {k: load_file(tmp_path / "many" / file)[k] for k, file in index["weight_map"].items()}
+    assert len(set(index["weight_map"].values())) > 1 and all(torch.equal(found[k], v) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("export", "nothing", "out.pt", "--to", "torch"), "no complete checkpoint"),
+        (("export", "out", "there", "--to", "torch"), "exists"),
+        (("export", "out", "x.pt", "--to", "torch", "--step", "77"), "of step 77"),
+        (("import", "out", "back", "--from", "dcp"), "no .metadata"),
+        (("import", "nothing", "back", "--from", "hf"), "no safetensors file"),
+        (("import", "there", "back", "--from", "torch"), "no file of torch.save"),
+    ],
+)
+def test_one_sentence_for_what_cannot_be_done(tmp_path, arguments, words):
+    _saved(tmp_path / "out")
+    (tmp_path / "there").write_text("mine")
+    names = [str(tmp_path / a) if n in (1, 2) else a for n, a in enumerate(arguments)]
+    done = _ckpt(*names)
+    assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert (tmp_path / "there").read_text() == "mine"

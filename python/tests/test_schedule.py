@@ -1,0 +1,127 @@
+"""When a step is due for durable storage, and which go into memory, on a clock of our own."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from everstep import schedule
+
+
+class _Time:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    time = _Time()
+    monkeypatch.setattr(schedule, "time", time)
+    return time
+
+
+def _train(measured: schedule.Measured, clock: _Time, steps: int, cost: float, step: float = 0.1, first: int = 1) -> list[int]:
+    """A loop that waits for what it writes. Returns the steps that were made durable."""
+    saved: list[int] = []
+    durable = 0
+    for n in range(first, first + steps):
+        clock.now += step
+        measured.stepped(durable, False)
+        if measured.steps_left() == 0:
+            measured.begins(n, clock.now)
+            clock.now += cost
+            durable = n
+            saved.append(n)
+    return saved
+
+
+def test_the_budget_is_kept_after_a_profile_of_fifty_steps(tmp_path, clock):
+    measured = schedule.Measured(0.05, 1.0, tmp_path / schedule.FILE)
+    saved = _train(measured, clock, 2000, 0.4)
+    assert saved[0] == 51
+    apart = [b - a for a, b in zip(saved, saved[1:], strict=False)]
+    # 0.4 s are 5 % of 80 steps of 0.1 s.
+    assert all(78 <= n <= 82 for n in apart[1:]), apart
+    kept = json.loads((tmp_path / schedule.FILE).read_text())
+    assert kept["every"] == 80 and "stall budget" in kept["why"] and not kept["closed"]
+
+
+def test_the_next_life_goes_on_with_what_was_measured_and_counts_a_failure(tmp_path, clock):
+    first = schedule.Measured(0.05, 1.0, tmp_path / schedule.FILE)
+    _train(first, clock, 500, 0.4)
+    second = schedule.Measured(0.05, 1.0, tmp_path / schedule.FILE)
+    assert _train(second, clock, 200, 0.4)[0] <= 90
+    second.close()
+    kept = json.loads((tmp_path / schedule.FILE).read_text())
+    assert kept["failures"] == 1 and kept["closed"]
+    third = schedule.Measured(0.05, 1.0, tmp_path / schedule.FILE)
+    third.close()
+    assert json.loads((tmp_path / schedule.FILE).read_text())["failures"] == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"rate": 7}', '{"rate": {"budget": "x"}}'])
+def test_a_file_that_is_nothing_is_as_good_as_none(tmp_path: Path, clock, text):
+    (tmp_path / schedule.FILE).write_text(text)
+    measured = schedule.Measured(0.05, 1.0, tmp_path / schedule.FILE)
+    assert measured.steps_left() == 1 and measured.why() == "not measured yet"
+
+
+def test_an_evaluation_is_no_step(tmp_path, clock):
+    measured = schedule.Measured(0.05, 1.0, tmp_path / schedule.FILE)
+    _train(measured, clock, 500, 0.4)
+    clock.now += 3600
+    measured.stepped(10_000, True)
+    assert len(_train(measured, clock, 400, 0.4, first=502)) >= 4
+
+
+def test_snapshots_are_rarer_only_when_they_cost_more_than_the_budget(clock):
+    snapshots = schedule.Snapshots(0.01, 0.0)
+
+    def run(stall: float, every: int = 1) -> int | None:
+        asked = None
+        for n in range(200):
+            captured = n % every == 0
+            clock.now += 0.1 + (stall if captured else 0.0)
+            if captured:
+                snapshots.stalled(stall, begins=True)
+            asked = snapshots.stepped(stall if captured else 0.0, False) or asked
+        return asked
+
+    assert run(0.0005) is None
+    assert run(0.01) == 10
+    # And back.
+    assert run(0.0005, 10) == 1
+
+
+def test_short_stalls_are_free_unless_a_budget_was_given(clock):
+    snapshots = schedule.Snapshots(0.01, 0.005)
+    for _ in range(100):
+        clock.now += 0.01
+        snapshots.stalled(0.004, begins=True)
+        assert snapshots.stepped(0.004, False) is None
+
+
+def test_ranks_meet_only_at_steps_that_all_know(clock):
+    every = schedule.Clock(timedelta(seconds=10))
+    met: list[int] = []
+
+    def agree(value: int) -> int:
+        met.append(value)
+        return value
+
+    appointments = schedule.Appointments(every, agree)
+    due = []
+    for n in range(1, 1000):
+        clock.now += 0.1
+        every.stepped(0, False)
+        if appointments.due(n):
+            due.append(n)
+            every.begins(n, clock.now)
+    assert all(99 <= b - a <= 101 for a, b in zip(due, due[1:], strict=False)) and len(due) >= 9, due
+    assert len(met) < 200
