@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import time
@@ -35,7 +36,7 @@ class Neighbour:
             return
         if on:
             for i in range(WRITERS):
-                line = f"while :; do dd if=/dev/zero of={self._directory}/neighbour-{i} bs=8M count=32 oflag=direct conv=notrunc status=none; done"
+                line = f"while kill -0 {os.getpid()} 2>/dev/null; do dd if=/dev/zero of={self._directory}/neighbour-{i} bs=8M count=32 oflag=direct conv=notrunc status=none; done"
                 self._processes.append(subprocess.Popen(["bash", "-c", line], start_new_session=True))
             return
         for process in self._processes:
@@ -50,7 +51,7 @@ def main() -> None:
     p.add_argument("--every", type=int, default=0, help="steps between checkpoints; 0 measures")
     p.add_argument("--budget", type=float, default=0.05)
     p.add_argument("--phases", required=True)
-    p.add_argument("--megabytes", type=int, default=60)
+    p.add_argument("--megabytes", type=int, default=24)
     a = p.parse_args()
     torch.set_num_threads(1)
     model = nn.ParameterList([torch.randn(a.megabytes * 250_000 // 20) for _ in range(20)])

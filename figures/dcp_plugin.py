@@ -1,0 +1,82 @@
+"""torch.distributed.checkpoint through everstep: its own patterns bit for bit; killed right after async_save; a second save while the
+first uploads. DCP's own storage beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from figures.bound import Bound
+from figures.snapshot_blocking import EVERSTEP
+from harness.cluster import ROOT, free_port
+
+SCRIPT = "figures/scripts/dcp_runs.py"
+
+
+def _lines(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+
+def _under_everstep(home: Path, *arguments: str) -> list[dict[str, Any]]:
+    line = [EVERSTEP, "run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "0", SCRIPT, *arguments]
+    env = {**os.environ, "EVERSTEP_STATE_DIR": str(home / "state"), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode and arguments[0] != "die":
+        raise RuntimeError(done.stderr[-3000:])
+    return _lines(done.stdout)
+
+
+def _alone(*arguments: str) -> list[dict[str, Any]] | None:
+    """Two ranks without a launcher; ``None`` when they fail."""
+    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, SCRIPT, *arguments]
+    ranks = [
+        subprocess.Popen(line, cwd=ROOT, env={**env, "RANK": str(r), "LOCAL_RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for r in range(2)
+    ]
+    try:
+        out = [r.communicate(timeout=300)[0] for r in ranks]
+        return _lines(out[0]) if all(r.returncode == 0 for r in ranks) else None
+    finally:
+        for r in ranks:
+            r.kill()
+
+
+def _mixed(found: list[dict[str, Any]] | None, step: int) -> int:
+    """Tensors that are not of the step as a whole."""
+    if not found:
+        raise RuntimeError("what was saved cannot be loaded")
+    return sum(1 for values in found[0]["values"] if values != [float(step)])
+
+
+def measure(soak: bool) -> Iterator[Bound]:
+    with tempfile.TemporaryDirectory(dir=ROOT / "target") as scratch:
+        home = Path(scratch)
+        for label, run in (("agent", lambda *a: _under_everstep(home, *a)), ("plain", lambda *a: _alone(*a) or [])):
+            told = run("patterns", str(home / f"patterns-{label}"))
+            good = sum(1 for t in told if t["good"])
+            missed = ", ".join(t["pattern"] for t in told if not t["good"])
+            yield Bound(f"patterns-{label}", good, f"of {len(told)} bit-exact{': not ' + missed if missed else ''}", ">=", max(len(told), 22))
+        kills = 20 if soak else 5
+        lost = theirs = 0
+        for n in range(kills):
+            _under_everstep(home, "die", str(home / f"die-{n}"))
+            found = _alone("load", str(home / f"die-{n}"))
+            lost += found is None or _mixed(found, 1) > 0
+            _alone("die", str(home / f"die-dcp-{n}"), "--peer")
+            found = _alone("load", str(home / f"die-dcp-{n}"), "--peer")
+            theirs += found is None or _mixed(found, 1) > 0
+        yield Bound("lost", lost, f"of {kills} checkpoints whose processes were killed right after async_save had returned", "=", 0)
+        yield Bound("lost-by-dcp", theirs, f"of {kills} (DCP's own storage)", "=", 0, control=True)
+        _under_everstep(home, "mix", str(home / "mix"))
+        _alone("mix", str(home / "mix-plain"))
+        mixed = sum(_mixed(_alone("load", str(home / where / f"step-{n}")), n) for where in ("mix", "mix-plain") for n in (1, 2))
+        yield Bound("mixed", mixed, "of 128 tensors of two saves, the second made while the first was on its way, with and without an agent", "=", 0)
+        _alone("mix", str(home / "mix-dcp"), "--peer")
+        mixed = sum(_mixed(_alone("load", str(home / "mix-dcp" / f"step-{n}"), "--peer"), n) for n in (1, 2))
+        yield Bound("mixed-by-dcp", mixed, "of 64 tensors (DCP with a stager that is used again)", "=", 0, control=True)
