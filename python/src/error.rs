@@ -33,6 +33,11 @@ pub fn checkpoint(e: impl std::fmt::Display) -> PyErr {
     CheckpointError::new_err(e.to_string())
 }
 
+/// Somebody found a shard damaged, or cannot read it.
+pub fn damaged(what: String) -> PyErr {
+    DamagedError::new_err((what, Vec::<usize>::new()))
+}
+
 /// A shard cannot be read.
 pub fn restore(e: RestoreError) -> PyErr {
     match e {

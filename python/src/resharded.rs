@@ -1,15 +1,20 @@
 //! A durable checkpoint of sharded state as a whole, for Python.
 
-use crate::error::{checkpoint, restore};
+use crate::error::{checkpoint, damaged, restore};
 use everstep_checkpoint::reshard::part::Part;
+use everstep_checkpoint::reshard::together::{Member, Window};
 use everstep_checkpoint::reshard::whole::{Wanted, Whole, WholeError};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 
-/// (name, dtype, shape of the whole, bytes of an element, in parts)
-type Described = (String, String, Vec<u64>, u64, bool);
+/// (name, dtype, shape of the whole, bytes of an element, in parts, number of ranks that hold some of it, the first
+/// of them)
+type Described = (String, String, Vec<u64>, u64, bool, usize, u32);
 /// (name, offsets or first element, sizes or number of elements, is a range of the flattened tensor, address)
 type Asked = (String, Vec<u64>, Vec<u64>, bool, usize);
+
+/// (shard, first chunk, one after the last)
+type Span = (u32, usize, usize);
 
 /// All shards of a checkpoint.
 #[pyclass(name = "WholeCheckpoint", frozen)]
@@ -31,6 +36,8 @@ fn wanted(asked: Vec<Asked>) -> Vec<Wanted> {
 fn error(e: WholeError) -> PyErr {
     match e {
         WholeError::Shard(e) => restore(e),
+        // Somewhere on this node it is not what was written.
+        WholeError::Together(what) => damaged(what),
         e => checkpoint(e),
     }
 }
@@ -49,10 +56,18 @@ impl PyWholeCheckpoint {
         self.0.shards().len()
     }
 
-    /// Its tensors as a whole: (name, dtype, shape, bytes of an element, it was in parts).
+    /// Its tensors as a whole: (name, dtype, shape, bytes of an element, it was in parts, number of ranks that hold some of it, the first
+    /// of them).
     fn tensors(&self) -> Vec<Described> {
         let all = self.0.tensors().iter();
-        all.map(|(name, t)| (name.clone(), t.dtype.clone(), t.shape.clone(), t.element, t.in_parts)).collect()
+        all.map(|(name, t)| (name.clone(), t.dtype.clone(), t.shape.clone(), t.element, t.in_parts, t.holders, t.first))
+            .collect()
+    }
+
+    /// Names of the tensors of one rank's shard.
+    fn names(&self, rank: usize) -> Vec<String> {
+        let shard = self.0.shards().get(rank);
+        shard.into_iter().flat_map(|s| s.index().tensors.iter().map(|t| t.name.clone())).collect()
     }
 
     /// Bytes of one tensor of one rank's shard.
@@ -61,7 +76,7 @@ impl PyWholeCheckpoint {
         let places = shard.index().offsets();
         let (offset, tensor) =
             places.get(name).ok_or_else(|| checkpoint(format!("{name} is not in {}", shard.path())))?;
-        shard.fetch(*offset, tensor.bytes).map_err(restore)
+        self.0.fetch(rank, *offset, tensor.bytes).map_err(error)
     }
 
     /// What reading these parts would read: (number of runs, bytes).
@@ -69,6 +84,32 @@ impl PyWholeCheckpoint {
         let plan = self.0.plan(&wanted(asked)).map_err(error)?;
         let runs = plan.values().flatten();
         Ok((runs.clone().count(), runs.map(|t| t.bytes).sum()))
+    }
+
+    /// Chunks that have some of these parts: (shard, first, one after the last).
+    fn chunks(&self, asked: Vec<Asked>) -> PyResult<Vec<Span>> {
+        let found = self.0.chunks_of(&wanted(asked)).map_err(error)?;
+        Ok(found.into_iter().map(|(shard, range)| (shard, range.start, range.end)).collect())
+    }
+
+    /// As `read`, together with the other ranks of this node: (process, its `chunks`) each, and which of them this one is. Returns
+    /// the bytes that it has read for all.
+    fn read_together(
+        &self,
+        py: Python<'_>,
+        asked: Vec<Asked>,
+        members: Vec<(i32, Vec<Span>)>,
+        me: usize,
+        window: PathBuf,
+    ) -> PyResult<u64> {
+        let member = |(pid, wants): (i32, Vec<Span>)| Member {
+            pid,
+            wants: wants.into_iter().map(|(shard, first, end)| (shard, first..end)).collect(),
+        };
+        let (wanted, members): (_, Vec<Member>) = (wanted(asked), members.into_iter().map(member).collect());
+        let window = Window::open(&window).map_err(|e| error(WholeError::Window(e)))?;
+        // SAFETY: the Python half passes live, contiguous memory of exactly these sizes.
+        py.detach(|| unsafe { self.0.read_together(&wanted, &members, me, &window) }).map_err(error)
     }
 
     /// Copies parts of tensors to contiguous memory: (name, offsets, sizes, flat, address) each, every byte verified.
@@ -79,7 +120,14 @@ impl PyWholeCheckpoint {
     }
 }
 
+/// Bytes of memory that ranks of one node need to read together, for so much data at a time.
+#[pyfunction]
+fn window_bytes(data: u64) -> u64 {
+    Window::bytes(data)
+}
+
 /// Adds the class to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_function(wrap_pyfunction!(window_bytes, m)?)?;
     m.add_class::<PyWholeCheckpoint>()
 }

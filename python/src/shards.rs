@@ -7,6 +7,7 @@ use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{self, Capture, Filling, Plan, Source};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::shard::Tensor;
+use everstep_checkpoint::format::shard::places_from_text;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::reshard::part::Part;
 use everstep_checkpoint::reshard::plan::{Held, Run, Table};
@@ -238,6 +239,13 @@ impl PyShard {
     fn entries(&self) -> Vec<Entry> {
         let tensors = &self.shard.index().tensors;
         tensors.iter().map(|t| (t.name.clone(), t.dtype.clone(), t.shape.clone(), t.bytes)).collect()
+    }
+
+    /// Where its tensors belong, as its header says: the numbers of `everstep.placed.Parts`.
+    fn places(&self) -> PyResult<Option<Vec<u64>>> {
+        let text = self.shard.places();
+        let bad = || checkpoint(format!("{}: the table of where its tensors belong cannot be read", self.shard.path()));
+        text.map(|t| places_from_text(t).ok_or_else(bad)).transpose()
     }
 
     /// Copies tensors to (name, address, bytes) in one pass over the whole shard, interpreter released. With

@@ -9,9 +9,9 @@
 
 use crate::arena::{REGION_AT, Slot};
 use crate::direct::{ALIGN, Throttle, write_file};
-use crate::format::digest::{combine_chunks, crc};
+use crate::format::digest::{CHUNK_BYTES, combine_chunks, crc};
 use crate::format::manifest::{MANIFEST_FILE, Manifest, VERSION};
-use crate::format::shard::{CHUNKS_KEY, chunks_to_text};
+use crate::format::shard::{CHUNKS_KEY, Index, PLACES, PLACES_KEY, chunks_to_text, places_to_text};
 use crate::retain::{Candidate, Policy, surplus};
 use everstep_core::id::Rank;
 use everstep_core::message::ShardFile;
@@ -37,6 +37,23 @@ fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
+/// Where the tensors of a slot belong, for the header. What memory has damaged is no text that could be read as places: readers go
+/// to another checkpoint then, as for any damaged chunk.
+fn places(slot: &Slot, index: &Index) -> Option<String> {
+    let offsets = index.offsets();
+    let (at, table) = offsets.get(PLACES)?;
+    let (at, bytes) = (usize::try_from(*at).ok()?, usize::try_from(table.bytes).ok()?);
+    let region = usize::try_from(index.bytes()).ok()?;
+    let chunks = at / CHUNK_BYTES..(at + bytes).div_ceil(CHUNK_BYTES);
+    let good = |chunk: usize| {
+        let from = chunk * CHUNK_BYTES;
+        let data = slot.map().bytes(REGION_AT + from, CHUNK_BYTES.min(region.saturating_sub(from)));
+        data.is_some_and(|d| index.crcs.get(chunk) == Some(&crc(d)))
+    };
+    let table = slot.map().bytes(REGION_AT + at, bytes).filter(|_| chunks.into_iter().all(good));
+    Some(table.map_or_else(|| "damaged".into(), places_to_text))
+}
+
 /// Writes a sealed slot as one rank's shard, past the page cache; the slot must be pinned.
 ///
 /// # Errors
@@ -56,13 +73,16 @@ pub fn write_shard(
     }
     let target = unpublished(directory, step, generation);
     fs::create_dir_all(&target)?;
-    let metadata = BTreeMap::from([
+    let mut metadata = BTreeMap::from([
         ("everstep".to_owned(), VERSION.to_string()),
         ("step".to_owned(), step.to_string()),
         ("rank".to_owned(), rank.to_string()),
         ("world_size".to_owned(), label.world_size.to_string()),
         (CHUNKS_KEY.to_owned(), chunks_to_text(&index.crcs)),
     ]);
+    if let Some(text) = places(slot, &index) {
+        metadata.insert(PLACES_KEY.to_owned(), text);
+    }
     let header = index.safetensors_header(&metadata).map_err(io::Error::other)?;
     let mut head = memmap2::MmapMut::map_anon(header.len())?;
     head.copy_from_slice(&header);

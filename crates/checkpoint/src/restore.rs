@@ -4,7 +4,7 @@
 use crate::arena::{Label, REGION_AT, Slot, SlotError};
 use crate::direct::{ALIGN, Source};
 use crate::format::digest::{CHUNK_BYTES, combine_chunks, crc};
-use crate::format::shard::{CHUNKS_KEY, Index, Lines, chunks_from_text, parse_safetensors_header_after};
+use crate::format::shard::{CHUNKS_KEY, Index, Lines, PLACES_KEY, chunks_from_text, parse_safetensors_header_after};
 use crate::fused::Running;
 use everstep_core::message::ShardFile;
 use everstep_wire::limits::HEADER_BYTES_MAX;
@@ -68,6 +68,7 @@ pub struct Shard {
     bytes: Bytes,
     index: Index,
     path: String,
+    places: Option<String>,
 }
 
 impl std::fmt::Debug for Shard {
@@ -84,7 +85,7 @@ impl Shard {
     pub fn from_slot(slot: Arc<Slot>) -> Result<(Self, Label), SlotError> {
         let (label, index) = slot.inspect()?;
         let path = slot.path().display().to_string();
-        Ok((Shard { bytes: Bytes::Slot(slot), index, path }, label))
+        Ok((Shard { bytes: Bytes::Slot(slot), index, path, places: None }, label))
     }
 
     /// Opens a shard file; its header, which has the checksums of the chunks, is verified against the manifest's entry.
@@ -124,7 +125,7 @@ impl Shard {
             return Err(damaged("too short"));
         }
         let json = header.get(8..).unwrap_or_default();
-        let (mut index, metadata) = parse_safetensors_header_after(json, before).map_err(|e| damaged(&e))?;
+        let (mut index, mut metadata) = parse_safetensors_header_after(json, before).map_err(|e| damaged(&e))?;
         let crcs = metadata.get(CHUNKS_KEY).and_then(|text| chunks_from_text(text));
         index.crcs = crcs.ok_or_else(|| damaged("no checksums in its header"))?;
         let region = index.checked_bytes().filter(|b| b.checked_add(region_at) == Some(length));
@@ -133,13 +134,20 @@ impl Shard {
         if whole.map(|w| format!("{w:016x}")).as_deref() != Some(entry.crc.as_str()) {
             return Err(damaged("its header differs from what the manifest says"));
         }
-        Ok(Shard { bytes: Bytes::File(source, region_at), index, path: name })
+        let places = metadata.remove(PLACES_KEY);
+        Ok(Shard { bytes: Bytes::File(source, region_at), index, path: name, places })
     }
 
     /// What it holds.
     #[must_use]
     pub fn index(&self) -> &Index {
         &self.index
+    }
+
+    /// Where its tensors belong, as its header says (see [`crate::format::shard::places_to_text`]).
+    #[must_use]
+    pub fn places(&self) -> Option<&str> {
+        self.places.as_deref()
     }
 
     /// The file.
@@ -272,6 +280,17 @@ impl Shard {
         if chunks.is_empty() { Ok(()) } else { Err(RestoreError::Chunks { path: self.path.clone(), chunks }) }
     }
 
+    /// One chunk, verified, to the beginning of `into`, which is aligned and has room for it. Returns its bytes.
+    pub(crate) fn read_chunk(&self, chunk: usize, into: &mut [u8]) -> Result<usize, RestoreError> {
+        let unreadable = |source| RestoreError::Unreadable { path: self.path.clone(), source };
+        let data = self.read(chunk, chunk + 1, Some(into)).map_err(unreadable)?;
+        let whole = self.index.bytes().saturating_sub((chunk * CHUNK_BYTES) as u64).min(CHUNK_BYTES as u64);
+        if data.len() as u64 != whole || self.index.crcs.get(chunk) != Some(&crc(data)) {
+            return Err(RestoreError::Chunks { path: self.path.clone(), chunks: vec![chunk] });
+        }
+        Ok(data.len())
+    }
+
     /// The bytes of some chunks, as far as there are any.
     fn read<'a>(&'a self, first: usize, last: usize, scratch: Option<&'a mut [u8]>) -> std::io::Result<&'a [u8]> {
         let region = usize::try_from(self.index.bytes()).map_err(std::io::Error::other)?;
@@ -295,7 +314,7 @@ fn requests(ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<Range<usize>>
 }
 
 /// Chunks that hold some of these parts, which are in order.
-fn touched(parts: &[Target]) -> Vec<Range<usize>> {
+pub(crate) fn touched(parts: &[Target]) -> Vec<Range<usize>> {
     let mut found: Vec<Range<usize>> = Vec::new();
     for part in parts {
         let first = (part.offset / CHUNK_BYTES as u64) as usize;

@@ -8,6 +8,12 @@ use std::sync::Arc;
 
 /// Metadata key of a shard file: checksums of the chunks, see [`chunks_to_text`].
 pub const CHUNKS_KEY: &str = "everstep.chunks";
+/// Metadata key of a shard file: where its tensors belong, see [`places_to_text`].
+pub const PLACES_KEY: &str = "everstep.places";
+/// The tensor of a shard that says where its tensors belong. For each that is a part of a larger one, as little-endian `u64`: its
+/// number in the shard, 1 for a range of the flattened tensor and 0 for a block, the number of dimensions of the whole, its shape,
+/// and where the part begins (one number, or one for each dimension).
+pub const PLACES: &str = "__everstep__/parts";
 /// Regions begin on a multiple of this, in files as in memory.
 const REGION_ALIGN: usize = 4096;
 
@@ -115,6 +121,21 @@ impl Tensor {
 /// A sentence saying what is wrong: unknown structure, gaps, overlaps.
 pub fn parse_safetensors_header(json: &[u8]) -> Result<(Index, BTreeMap<String, String>), String> {
     parse_safetensors_header_after(json, &mut Lines::default())
+}
+
+/// The bytes of [`PLACES`] as text for a header, where a reader of all shards finds it without reading of their regions:
+/// hexadecimal numbers.
+#[must_use]
+pub fn places_to_text(table: &[u8]) -> String {
+    let (words, _) = table.as_chunks::<8>();
+    let words: Vec<String> = words.iter().map(|w| format!("{:x}", u64::from_le_bytes(*w))).collect();
+    words.join(" ")
+}
+
+/// The numbers of such a text; `None` when it is none.
+#[must_use]
+pub fn places_from_text(text: &str) -> Option<Vec<u64>> {
+    text.split(' ').map(|word| u64::from_str_radix(word, 16).ok()).collect()
 }
 
 /// The lines of a header that was read before. Ranks of evenly sharded state have the same ones.

@@ -2,16 +2,14 @@
 
 use super::part::Part;
 use super::plan::{Held, PlanError, Run, Table};
-use crate::format::shard::Lines;
+use crate::format::digest::CHUNK_BYTES;
+use crate::format::shard::{Lines, places_from_text};
 use crate::persist::read_manifest;
 use crate::restore::{RestoreError, Shard, Target};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
-/// The tensor of a shard that says where its tensors belong. For each that is a part of a larger one, as little-endian `u64`: its
-/// number in the shard, 1 for a range of the flattened tensor and 0 for a block, the number of dimensions of the whole, its shape,
-/// and where the part begins (one number, or one for each dimension).
-const PARTS: &str = "__everstep__/parts";
 /// Tensors have no more dimensions.
 const DIMENSIONS_MAX: u64 = 64;
 
@@ -20,11 +18,6 @@ struct Place<'a> {
     shape: &'a [u64],
     offsets: &'a [u64],
     flat: bool,
-}
-
-fn words(table: &[u8]) -> Option<Vec<u64>> {
-    let (words, rest) = table.as_chunks::<8>();
-    rest.is_empty().then(|| words.iter().map(|w| u64::from_le_bytes(*w)).collect())
 }
 
 /// The first place of a table, and what follows it.
@@ -36,6 +29,9 @@ fn place(table: &[u64]) -> Option<(Place<'_>, &[u64])> {
     let (offsets, rest) = rest.split_at_checked(if flat { 1 } else { dimensions })?;
     Some((Place { shape, offsets, flat }, rest))
 }
+
+/// Chunks that are kept for values beside those that were asked for.
+const NEAR: usize = 4;
 
 /// Why a checkpoint cannot be seen as one.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +51,12 @@ pub enum WholeError {
     /// No such tensor.
     #[error("{0} is not in the checkpoint")]
     Unknown(String),
+    /// Ranks that read together cannot.
+    #[error("{0}")]
+    Together(String),
+    /// The memory that they share.
+    #[error("the memory that ranks of this node share to read a checkpoint: {0}")]
+    Window(std::io::Error),
     /// A part of a tensor that is not there.
     #[error("{0}: {1}")]
     Part(String, PlanError),
@@ -71,6 +73,10 @@ pub struct WholeTensor {
     pub element: u64,
     /// Ranks held parts of it.
     pub in_parts: bool,
+    /// Number of ranks that hold some of it.
+    pub holders: usize,
+    /// The first of them.
+    pub first: u32,
     table: Table,
 }
 
@@ -96,6 +102,8 @@ pub struct Wanted {
 
 /// All shards of a checkpoint.
 pub struct Whole {
+    /// The chunks that values were read from last (shard, offset): values lie together.
+    near: Mutex<VecDeque<(usize, u64, Vec<u8>)>>,
     shards: Vec<Shard>,
     tensors: HashMap<String, WholeTensor>,
 }
@@ -117,10 +125,11 @@ impl Whole {
         }
         let mut tensors = HashMap::with_capacity(found.len());
         for (name, Found { dtype, shape, element, in_parts, held }) in found {
+            let (holders, first) = (held.len(), held.first().map_or(0, |h| h.shard));
             let table = Table::new(&shape, element, held).map_err(|e| WholeError::Part(name.clone(), e))?;
-            tensors.insert(name, WholeTensor { dtype, shape, element, in_parts, table });
+            tensors.insert(name, WholeTensor { dtype, shape, element, in_parts, holders, first, table });
         }
-        Ok(Whole { shards, tensors })
+        Ok(Whole { near: Mutex::default(), shards, tensors })
     }
 
     /// One for each rank that wrote it.
@@ -133,6 +142,32 @@ impl Whole {
     #[must_use]
     pub fn tensors(&self) -> &HashMap<String, WholeTensor> {
         &self.tensors
+    }
+
+    /// A few bytes of one shard, verified.
+    ///
+    /// # Errors
+    /// As [`Shard::fetch`].
+    pub fn fetch(&self, shard: usize, offset: u64, bytes: u64) -> Result<Vec<u8>, WholeError> {
+        let from = self.shards.get(shard).ok_or_else(|| WholeError::Unknown(format!("rank {shard}")))?;
+        let region = from.index().bytes();
+        let end = offset.checked_add(bytes).filter(|end| *end <= region);
+        let end = end.ok_or_else(|| WholeError::Unknown(format!("a value beyond the end of {}", from.path())))?;
+        let chunk = CHUNK_BYTES as u64;
+        let mut near = self.near.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = Vec::new();
+        for begins in (offset / chunk * chunk..end).step_by(CHUNK_BYTES) {
+            let known = near.iter().position(|(s, at, _)| (*s, *at) == (shard, begins));
+            let data = match known.and_then(|n| near.remove(n)) {
+                Some((.., data)) => data,
+                None => from.fetch(begins, chunk.min(region - begins))?,
+            };
+            let part = offset.max(begins) - begins..end.min(begins + chunk) - begins;
+            found.extend_from_slice(data.get(part.start as usize..part.end as usize).unwrap_or_default());
+            near.push_front((shard, begins, data));
+            near.truncate(NEAR);
+        }
+        Ok(found)
     }
 
     /// What to read of which shard, and where it goes.
@@ -172,16 +207,12 @@ impl Whole {
 /// Puts what a shard holds beside what the others do.
 fn add(found: &mut HashMap<String, Found>, number: u32, shard: &Shard) -> Result<(), WholeError> {
     let unreadable = || WholeError::Places(shard.path().into());
-    let mut table = Vec::new();
-    let mut at = 0;
-    for tensor in shard.index().tensors.iter() {
-        if tensor.name == PARTS {
-            table = words(&shard.fetch(at, tensor.bytes)?).ok_or_else(unreadable)?;
-        }
-        at += tensor.bytes;
-    }
+    let table = match shard.places() {
+        None => Vec::new(),
+        Some(text) => places_from_text(text).ok_or_else(unreadable)?,
+    };
     let mut left = table.as_slice();
-    at = 0;
+    let mut at = 0;
     for (n, tensor) in (0u64..).zip(shard.index().tensors.iter()) {
         let here = at;
         at += tensor.bytes;

@@ -1,0 +1,298 @@
+//! Ranks of one node read a checkpoint together: each chunk is read and verified once, by one of them, into a window of memory that all
+//! have mapped, and every rank takes its parts from there.
+//!
+//! ```text
+//!  chunks that somebody wants    0 1 2 3 4 5 6 7 …      dealt to the readers of all ranks in turn
+//!  window                        [4][5][2][3]           chunk n lies in place n mod W; it goes there when all who wanted
+//!                                                       chunk n − W have taken their parts
+//! ```
+//!
+//! Everybody goes through the chunks in the same order, so whoever is behind can always go on: nobody waits for ever as long as nobody
+//! dies, and who dies is noticed.
+
+use super::whole::{Whole, WholeError};
+use crate::format::digest::CHUNK_BYTES;
+use crate::restore::Target;
+use crate::shm::Mapping;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Reads of one rank that are under way at a time.
+const READERS: usize = 2;
+/// The head of the window: one page. Words: who failed, how many have joined; then two for each place.
+const HEAD_BYTES: usize = 4096;
+const FAILED: usize = 0;
+const JOINED: usize = 8;
+const PLACES: usize = 64;
+/// As many as the head has words for.
+const PLACES_MAX: usize = (HEAD_BYTES - PLACES) / 16;
+const NAP: Duration = Duration::from_micros(50);
+/// Naps between looks at whether the others live.
+const LOOK: u32 = 2000;
+
+/// Chunks of a shard.
+pub type Chunks = (u32, Range<usize>);
+
+/// A rank that takes part.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// Its process.
+    pub pid: i32,
+    /// What it wants.
+    pub wants: Vec<Chunks>,
+}
+
+/// Memory that the ranks of a node share while they read.
+#[derive(Debug)]
+pub struct Window {
+    map: Mapping,
+}
+
+impl Window {
+    /// Bytes of a window for so much data; as large as the largest tensor is enough.
+    #[must_use]
+    pub fn bytes(data: u64) -> u64 {
+        let places = usize::try_from(data / CHUNK_BYTES as u64).unwrap_or(PLACES_MAX).clamp(2, PLACES_MAX);
+        (HEAD_BYTES + places * CHUNK_BYTES) as u64
+    }
+
+    /// Maps it.
+    ///
+    /// # Errors
+    /// Those of the file system, and when it is too small.
+    pub fn open(path: &Path) -> std::io::Result<Self> {
+        let map = Mapping::open(path)?;
+        if map.len() < HEAD_BYTES + CHUNK_BYTES {
+            return Err(std::io::Error::other("the window is too small"));
+        }
+        Ok(Window { map })
+    }
+
+    fn places(&self) -> usize {
+        ((self.map.len() - HEAD_BYTES) / CHUNK_BYTES).min(PLACES_MAX)
+    }
+
+    /// Number of the chunk that lies in the place, plus 1.
+    fn holds(&self, place: usize) -> &AtomicU64 {
+        self.map.word(PLACES + place * 16)
+    }
+
+    /// Ranks that have still to take their parts of it.
+    fn left(&self, place: usize) -> &AtomicU64 {
+        self.map.word(PLACES + place * 16 + 8)
+    }
+
+    fn data(place: usize) -> usize {
+        HEAD_BYTES + place * CHUNK_BYTES
+    }
+}
+
+/// A chunk that somebody wants.
+struct Wanted {
+    shard: u32,
+    chunk: usize,
+    users: u64,
+    mine: bool,
+}
+
+fn chunks(members: &[Member], me: usize) -> Vec<Wanted> {
+    let mut users: BTreeMap<(u32, usize), (u64, bool)> = BTreeMap::new();
+    for (n, member) in members.iter().enumerate() {
+        for (shard, range) in &member.wants {
+            for chunk in range.clone() {
+                let (count, mine) = users.entry((*shard, chunk)).or_default();
+                *count += 1;
+                *mine |= n == me;
+            }
+        }
+    }
+    users.into_iter().map(|((shard, chunk), (users, mine))| Wanted { shard, chunk, users, mine }).collect()
+}
+
+/// One rank's part in it.
+struct Party<'a> {
+    whole: &'a Whole,
+    window: &'a Window,
+    members: &'a [Member],
+    chunks: &'a [Wanted],
+}
+
+impl Party<'_> {
+    /// Until `done`, or somebody has failed or is gone.
+    fn wait(&self, done: impl Fn() -> bool) -> Result<(), WholeError> {
+        let failed = || self.window.map.word(FAILED).load(Ordering::Acquire) != 0;
+        self.wait_for_the_living(|| done() || failed())?;
+        if done() {
+            return Ok(());
+        }
+        Err(WholeError::Together("another rank of this node could not read its part".into()))
+    }
+
+    /// Until `done`, or somebody is gone.
+    fn wait_for_the_living(&self, done: impl Fn() -> bool) -> Result<(), WholeError> {
+        let mut naps = 0u32;
+        while !done() {
+            naps += 1;
+            if naps.is_multiple_of(LOOK) {
+                for member in self.members {
+                    let alive = rustix::process::Pid::from_raw(member.pid)
+                        .is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH));
+                    if !alive {
+                        let what = format!("process {} on this node is gone", member.pid);
+                        return Err(WholeError::Together(what));
+                    }
+                }
+            }
+            std::thread::sleep(NAP);
+        }
+        Ok(())
+    }
+
+    /// Reads every `of`th chunk from `first` on. Returns the bytes.
+    fn read(&self, first: usize, of: usize) -> Result<u64, WholeError> {
+        let places = self.window.places();
+        let mut bytes = 0;
+        for (n, wanted) in self.chunks.iter().enumerate().skip(first).step_by(of) {
+            let (place, number) = (n % places, n as u64 + 1);
+            let before = (number as usize).checked_sub(places + 1).map_or(0, |n| n as u64 + 1);
+            let free = || {
+                self.window.holds(place).load(Ordering::Acquire) == before
+                    && self.window.left(place).load(Ordering::Acquire) == 0
+            };
+            self.wait(free)?;
+            let shard = self.whole.shards().get(wanted.shard as usize);
+            let shard = shard.ok_or_else(|| WholeError::Together("ranks do not agree on its shards".into()))?;
+            let room = self.window.map.target(Window::data(place), CHUNK_BYTES).map_err(WholeError::Window)?;
+            // SAFETY: nobody else touches the place: all users of the chunk before are done, and those of this one wait for it.
+            let room = unsafe { std::slice::from_raw_parts_mut(room, CHUNK_BYTES) };
+            bytes += shard.read_chunk(wanted.chunk, room)? as u64;
+            self.window.left(place).store(wanted.users, Ordering::Release);
+            self.window.holds(place).store(number, Ordering::Release);
+        }
+        Ok(bytes)
+    }
+
+    /// Takes this rank's parts.
+    ///
+    /// # Safety
+    /// As [`Whole::read`].
+    unsafe fn take(&self, mut targets: BTreeMap<u32, Vec<Target>>) -> Result<(), WholeError> {
+        let places = self.window.places();
+        for parts in targets.values_mut() {
+            parts.sort_unstable_by_key(|t| t.offset);
+        }
+        // Of each shard, the first part that reaches beyond the chunks that have passed.
+        let mut first: BTreeMap<u32, usize> = BTreeMap::new();
+        for (n, wanted) in self.chunks.iter().enumerate().filter(|(_, w)| w.mine) {
+            let (place, number) = (n % places, n as u64 + 1);
+            self.wait(|| self.window.holds(place).load(Ordering::Acquire) == number)?;
+            let begins = (wanted.chunk * CHUNK_BYTES) as u64;
+            let ends = begins + CHUNK_BYTES as u64;
+            let parts = targets.get(&wanted.shard).map(Vec::as_slice).unwrap_or_default();
+            let at = first.entry(wanted.shard).or_default();
+            while parts.get(*at).is_some_and(|t| t.offset + t.bytes <= begins) {
+                *at += 1;
+            }
+            let data = self.window.map.target(Window::data(place), CHUNK_BYTES).map_err(WholeError::Window)?;
+            for part in parts.iter().skip(*at).take_while(|t| t.offset < ends) {
+                let (from, to) = (part.offset.max(begins), (part.offset + part.bytes).min(ends));
+                if from < to {
+                    let into = (part.address + (from - part.offset) as usize) as *mut u8;
+                    // SAFETY: the chunk stays in its place until all users are done; the target is the caller's promise.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(data.add((from - begins) as usize), into, (to - from) as usize)
+                    };
+                }
+            }
+            self.window.left(place).fetch_sub(1, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+}
+
+impl Whole {
+    /// Chunks that have some of these parts.
+    ///
+    /// # Errors
+    /// As [`Whole::plan`].
+    pub fn chunks_of(&self, wanted: &[super::whole::Wanted]) -> Result<Vec<Chunks>, WholeError> {
+        let mut found = Vec::new();
+        for (shard, mut targets) in self.plan(wanted)? {
+            targets.sort_unstable_by_key(|t| t.offset);
+            found.extend(crate::restore::touched(&targets).into_iter().map(|range| (shard, range)));
+        }
+        Ok(found)
+    }
+
+    /// As [`Whole::read`], together with the other ranks of this node, all of whom call it with the same members, each with its own
+    /// number. Returns the bytes that this rank has read for all.
+    ///
+    /// # Safety
+    /// As [`Whole::read`].
+    ///
+    /// # Errors
+    /// As [`Whole::read`], and when another rank fails or dies.
+    pub unsafe fn read_together(
+        &self,
+        wanted: &[super::whole::Wanted],
+        members: &[Member],
+        me: usize,
+        window: &Window,
+    ) -> Result<u64, WholeError> {
+        let chunks = chunks(members, me);
+        let party = Party { whole: self, window, members, chunks: &chunks };
+        window.map.word(JOINED).fetch_add(1, Ordering::AcqRel);
+        let of = members.len() * READERS;
+        let work = |result: Result<u64, WholeError>| {
+            if result.is_err() {
+                window.map.word(FAILED).store(1, Ordering::Release);
+            }
+            result
+        };
+        let done = std::thread::scope(|scope| {
+            let party = &party;
+            let readers: Vec<_> =
+                (0..READERS).map(|n| scope.spawn(move || work(party.read(me * READERS + n, of)))).collect();
+            // SAFETY: the caller's promise.
+            let taken = self.plan(wanted).and_then(|targets| unsafe { party.take(targets) }.map(|()| 0));
+            let taken = work(taken);
+            let panicked = |_| Err(WholeError::Together("a reader panicked".into()));
+            let mut results: Vec<_> = readers.into_iter().map(|r| r.join().unwrap_or_else(panicked)).collect();
+            results.push(taken);
+            results
+        });
+        // Whoever has made the window keeps it until all have it open, if only to see that somebody has failed.
+        let joined = || window.map.word(JOINED).load(Ordering::Acquire) >= members.len() as u64;
+        party.wait_for_the_living(joined)?;
+        // What was damaged says more than that somebody else has given up.
+        let (good, mut bad): (Vec<_>, Vec<_>) = done.into_iter().partition(Result::is_ok);
+        bad.sort_by_key(|r| matches!(r, Err(WholeError::Together(_))));
+        if let Some(Err(first)) = bad.into_iter().next() {
+            return Err(first);
+        }
+        Ok(good.into_iter().flatten().sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_that_several_want_is_read_once() {
+        let member = |wants: &[Chunks]| Member { pid: 1, wants: wants.to_vec() };
+        let members = [member(&[(0, 0..3), (2, 1..2)]), member(&[(0, 2..4)])];
+        let found = chunks(&members, 1);
+        let list: Vec<_> = found.iter().map(|w| (w.shard, w.chunk, w.users, w.mine)).collect();
+        assert_eq!(list, [(0, 0, 1, false), (0, 1, 1, false), (0, 2, 2, true), (0, 3, 1, true), (2, 1, 1, false)]);
+    }
+
+    #[test]
+    fn windows_have_places() {
+        assert_eq!(Window::bytes(0), (HEAD_BYTES + 2 * CHUNK_BYTES) as u64);
+        assert_eq!(Window::bytes(u64::MAX), (HEAD_BYTES + PLACES_MAX * CHUNK_BYTES) as u64);
+    }
+}
