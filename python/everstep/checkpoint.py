@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import warnings
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from . import device
+from . import device, together
 from . import worker as _worker
 from ._internal import CheckpointError, DamagedError, Shard, list_checkpoints, open_shard
 from .batches import Resumable
@@ -193,14 +194,11 @@ class CheckpointManager:
                 model (the text shows what differs).
         """
         with _worker.section("restore"):
-            durable = self._durable_offers(step)
-            found = self._tier.choose(durable, step)
-            if found is None:
-                self._refuse_silent_restart(durable, step)
-                done = 0
-            else:
-                done, shard = found
-                self.extra = self._load(done, shard)
+            self._unreadable: list[str] = []
+            self._damaged: set[int] = set()
+            done = None
+            while done is None:
+                done = self._restore_newest(step)
         self._step = done
         for optimizer in self._state.optimizers:
             _worker.watch_gradients(optimizer)
@@ -208,40 +206,82 @@ class CheckpointManager:
         self._tier.started()
         return done
 
+    def _restore_newest(self, step: int | None) -> int | None:
+        """One attempt: the steps that are complete then, 0 for a fresh start; ``None`` when an older one has to be tried."""
+        durable = self._durable_offers(step)
+        found = self._tier.choose(durable, step)
+        if found is None:
+            self._refuse_silent_restart(durable, step)
+            return 0
+        done, shard = found
+        together.begin()
+        damage: DamagedError | None = None
+        try:
+            self.extra = self._load(done, shard)
+        except DamagedError as e:
+            damage = e
+        if self._tier.in_memory and damage is not None:
+            self._tier.failed(done)
+            raise CheckpointError(str(damage.args[0])) from damage
+        if self._tier.in_memory or not together.any_failed(damage is not None):
+            return done
+        self._damaged.add(done)
+        self._skip(str(damage.args[0]) if damage else f"another rank cannot read step {done}")
+        return None
+
+    def _skip(self, wrong: str) -> None:
+        self._unreadable.append(wrong)
+        warnings.warn(f"everstep: skipping a checkpoint: {wrong}", stacklevel=4)
+
     def _load(self, step: int, shard: Shard | HealingShard | Resharded) -> dict[str, Any]:
         try:
+            # All ranks read it as one, or none: they do it together.
+            as_one = isinstance(shard, Resharded) or (self._tier.in_memory and self._state.is_placed_otherwise(shard))
+            if together.any_as_one(as_one) and not isinstance(shard, Resharded):
+                shard = self._as_one(step, shard)
             return self._state.restore(shard)
-        except DamagedError as e:
-            self._tier.failed(step)
-            raise CheckpointError(str(e.args[0])) from e
         except CheckpointError as e:
             if isinstance(e.__cause__, DamagedError):
-                self._tier.failed(step)
+                raise e.__cause__ from e
             raise
 
+    def _as_one(self, step: int, shard: Shard | HealingShard) -> Resharded | Shard | HealingShard:
+        """The durable checkpoint of the step, for ranks that hold other parts now than when it was made."""
+        path = self._directory / f"step-{step}"
+        try:
+            return self._state.resharded(str(path))
+        except CheckpointError as e:
+            if (path / "manifest.json").exists() or not self._state.is_sharded:
+                # It is of another model, which is said when it is loaded.
+                return shard
+            raise CheckpointError(
+                f"step {step} is in memory only, in parts of another sharding or model; run once more as before, which makes it durable, or "
+                f"forget it: everstep doctor --clean"
+            ) from e
+
     def _durable_offers(self, wanted: int | None) -> dict[int, Shard | Resharded]:
-        """This rank's shards of the newest two good durable checkpoints. With an agent, their bytes are verified when they
-        are read: another step or another node can stand in. Without one they are verified before anybody relies on them."""
+        """This rank's shards of the newest two durable checkpoints whose headers are good. Their bytes are verified when they are
+        read: another node can stand in, or an older step."""
         world = _worker.world()
         offers: dict[int, Shard | Resharded] = {}
-        self._unreadable: list[str] = []
         for step, path, size, wrong in list_checkpoints(self._directory):
-            if wanted is not None and step != wanted:
+            if (wanted is not None and step != wanted) or step in self._damaged:
                 continue
             if wrong is None:
                 try:
                     shard: Shard | Resharded = open_shard(path, world.rank % (size or 1))
                     others = size != world.world_size and not self._state.layout.replicated
-                    if others or (isinstance(shard, Shard) and self._state.is_placed_otherwise(shard)):
+                    if others:
                         shard = self._state.resharded(path)
-                    if not self._tier.in_memory:
-                        shard.verify()
+                    elif isinstance(shard, Shard) and self._state.is_placed_otherwise(shard):
+                        # What cannot be seen as one is of another model, which is said when it is loaded.
+                        with contextlib.suppress(CheckpointError):
+                            shard = self._state.resharded(path)
                     offers[step] = shard
                 except CheckpointError as e:
                     wrong = str(e.args[0])
             if wrong is not None:
-                self._unreadable.append(wrong)
-                warnings.warn(f"everstep: skipping a checkpoint: {wrong}", stacklevel=3)
+                self._skip(wrong)
             if len(offers) == 2:
                 break
         return offers

@@ -70,7 +70,7 @@ def load(source: Path, step: int | None = None) -> dict[str, Any]:
             if isinstance(value, dict) and value.keys() == {"state", "groups"}:
                 value = {"state": value["state"], "param_groups": value["groups"]}
             state[name] = {**state[name], **value} if isinstance(state.get(name), dict) and isinstance(value, dict) else value
-    own = [n for n, *_, in_parts in names.values() if not in_parts and not n.startswith(_BLOB)]
+    own = [n for n, *_, in_parts, _, _ in names.values() if not in_parts and not n.startswith(_BLOB)]
     if whole.world_size > 1 and own and not _alike(whole):
         warnings.warn(f"{path} has states of {whole.world_size} ranks that are each one's own (as {own[0]}): rank 0's are taken", stacklevel=2)
     return state

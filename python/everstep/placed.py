@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from . import encoding, together
 from ._internal import CheckpointError, WholeCheckpoint
 
 if TYPE_CHECKING:
@@ -17,9 +18,8 @@ if TYPE_CHECKING:
     from .state import Item
 
 #: The tensor of a shard that says where its tensors belong (read by ``python/src/resharded.rs``).
-PARTS = "__everstep__/parts"
-#: Threads that read one shard.
-THREADS = 4
+_BLOB = "__everstep__/"
+PARTS = _BLOB + "parts"
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,10 @@ class Place:
     flat: bool = False
 
 
-def place_of(tensor: Tensor) -> Place | None:
+def place_of(tensor: Tensor | Place) -> Place | None:
     """Where the local part of a sharded tensor belongs (torch.distributed.tensor); ``None`` for any other."""
+    if isinstance(tensor, Place):
+        return tensor
     if getattr(tensor, "_local_tensor", None) is None:
         return None
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -49,34 +51,48 @@ class Parts:
     """Says where the tensors of a snapshot belong; worked out again only when they are others."""
 
     def __init__(self) -> None:
-        self._of: list[tuple[int, str]] = []
+        self._of: list[tuple[str, int]] = []
         self._table = b""
 
-    def of(self, items: Iterable[Item]) -> bytes:
+    def of(self, items: list[Item]) -> bytes:
         """The table for these items, which are in the order of the shard. Empty without sharded tensors.
 
         Little-endian 64-bit numbers: for each sharded one its number, 1 for a range and 0 for a block, the number of dimensions of
         the whole, its shape, offsets.
         """
-        sharded = [(n, i) for n, i in enumerate(items) if i.whole is not None]
-        names = [(n, i.name) for n, i in sharded]
-        if names != self._of:
+        own = [(i.name, i.tensor.numel()) for i in items]
+        if own != self._of:
             words = array("Q")
-            for n, item in sharded:
-                place = place_of(item.whole) if item.whole is not None else None
+            for n, item in enumerate(_in_file(items)):
+                place = None if item.whole is None else place_of(item.whole)
                 if place is not None:
                     words.extend((n, place.flat, len(place.shape), *place.shape, *place.offsets))
             if sys.byteorder == "big":
                 words.byteswap()
-            self._table, self._of = words.tobytes(), names
+            self._table, self._of = words.tobytes(), own
         return self._table
 
 
-def read_parts(table: bytes, entries: list[Entry]) -> dict[str, Place]:
-    """What :meth:`Parts.of` has written, by the names of the shard's tensors."""
+def _in_file(items: list[Item]) -> list[Item]:
+    """In the order in which a shard's header is read: by place, and where empty ones lie at one place, by name."""
+    at, placed = 0, []
+    for item in items:
+        end = at + item.tensor.numel() * item.tensor.element_size()
+        placed.append((at, end, item.name, item))
+        at = end
+    return [item for *_, item in sorted(placed, key=lambda p: p[:3])]
+
+
+def parts_from_bytes(table: bytes) -> list[int]:
+    """The numbers that :meth:`Parts.of` has written."""
     words = array("Q", table)
     if sys.byteorder == "big":
         words.byteswap()
+    return words.tolist()
+
+
+def read_parts(words: list[int], entries: list[Entry]) -> dict[str, Place]:
+    """What :meth:`Parts.of` says, by the names of the shard's tensors."""
     found, at = {}, 0
     while at < len(words):
         number, flat, dimensions = words[at : at + 3]
@@ -105,19 +121,24 @@ class Resharded:
         self.path = directory
         self._whole = WholeCheckpoint(directory)
         self._tensors = {t[0]: t for t in self._whole.tensors()}
-        if not any(in_parts for *_, in_parts in self._tensors.values()):
-            size = self._whole.world_size
+        size = self._whole.world_size
+        # Sharded tensors, such as only some ranks have (pipeline stages), or such as all have alike.
+        modules = [t for t in self._tensors.values() if "/" not in t[0]]
+        one = any(in_parts or holders < size for *_, in_parts, holders, _ in modules) or self._alike() or (size == 1 and own)
+        if not one:
             raise CheckpointError(f"{directory} was written by {size} ranks, each with a state of its own: run with as many, or, if all ranks hold the same, pass replicated=True")
         self._own, self._parameters = own, parameters
         self.rank = rank % self._whole.world_size
         #: What is each rank's own (random numbers) is this very rank's.
         self.exact = self.rank == rank
 
+    def _alike(self) -> bool:
+        layout = _BLOB + "layout"
+        return layout in self._tensors and bool(encoding.decode(self._whole.bytes(0, layout), lambda name: None).get("replicated"))
+
     def _place(self, name: str) -> Place:
-        _, _, shape, _, in_parts = self._tensors[name]
+        shape = self._tensors[name][2]
         whole = Place(tuple(shape), (0,) * len(shape), tuple(shape))
-        if not in_parts:
-            return whole
         if name in self._own:
             return self._own[name]
         # `OPTIMIZER/PARAMETER/KEY`: sharded as the parameter is, where it has its shape.
@@ -127,7 +148,7 @@ class Resharded:
     def entries(self) -> list[Entry]:
         """Names, dtypes, shapes and lengths as this rank would have them."""
         found: list[Entry] = []
-        for name, dtype, _, element, _ in self._tensors.values():
+        for name, dtype, _, element, *_ in self._tensors.values():
             sizes = self._place(name).sizes
             elements = 1
             for n in sizes:
@@ -139,15 +160,43 @@ class Resharded:
         """A value that is each rank's own."""
         return self._whole.bytes(self.rank, name)
 
+    def optimizer(self, blob: str, parameters: list[str], room: Callable[[str], Any]) -> Any:
+        """State and groups of an optimizer with these parameters, whichever ranks have saved them."""
+        left = dict.fromkeys(parameters)
+
+        def mine(name: str) -> Any:
+            return room(name) if name.partition("/")[2].rpartition("/")[0] in left else None
+
+        value: Any = None
+        groups: list[set[str]] = []
+        # Ranks whose shards have state of these parameters, this one first; then all others.
+        mark = blob.removeprefix(_BLOB) + "/"
+        near = {n.removeprefix(mark).rpartition("/")[0] for n in self._whole.names(self.rank) if n.startswith(mark)}
+        first = {n.removeprefix(mark).rpartition("/")[0]: rank for n, *_, rank in self._tensors.values() if n.startswith(mark)}
+        known = dict.fromkeys(self.rank if n in near else first[n] for n in parameters if n in first)
+        for rank in known | dict.fromkeys(range(self._whole.world_size)):
+            found = encoding.decode(self._whole.bytes(rank, blob), mine)
+            state = {n: s for n, s in found["state"].items() if n in left}
+            if value is None:
+                value = {"state": {}, "groups": found["groups"]}
+                groups = [set() for _ in found["groups"]]
+            value["state"].update(state)
+            for names, group in zip(groups, found["groups"], strict=False):
+                names.update(n for n in group["params"] if n in parameters)
+            for name in state:
+                del left[name]
+            if not left:
+                break
+        for names, group in zip(groups, value["groups"], strict=True):
+            group["params"] = sorted(names)
+        return value
+
     def plan(self, names: Iterable[str]) -> tuple[int, int]:
         """What reading this rank's parts of these tensors would read: (number of runs, bytes)."""
         places = ((name, self._place(name)) for name in names)
-        return self._whole.plan([(n, list(p.offsets), list(p.sizes), False, 0) for n, p in places])
+        return self._whole.plan([(n, list(p.offsets), list(p.sizes), p.flat, 0) for n, p in places])
 
     def copy_to(self, targets: list[tuple[str, int, int]]) -> None:
         """Reads what this rank holds of each tensor, to (name, address, bytes)."""
-        wanted = [(n, list(p.offsets), list(p.sizes), False, at) for n, at, size in targets if size for p in [self._place(n)]]
-        self._whole.read(wanted, THREADS)
-
-    def verify(self) -> None:
-        """Every byte is verified when it is read; here only the headers were."""
+        wanted = [(n, list(p.offsets), list(p.sizes), p.flat, at) for n, at, size in targets if size for p in [self._place(n)]]
+        together.read(self._whole, wanted, max((size for *_, size in targets), default=0))

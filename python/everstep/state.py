@@ -6,7 +6,8 @@ Names: ``OBJECT.KEY`` for a module's tensors, ``OBJECT/PATH`` for tensors inside
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import encoding, rng
+from . import encoding, flat, rng, together
 from ._internal import CheckpointError, Shard
 from .batches import Resumable
-from .placed import PARTS, Parts, Place, Resharded, place_of, read_parts
+from .placed import PARTS, Parts, Place, Resharded, parts_from_bytes, place_of, read_parts
 
 if TYPE_CHECKING:
     from ._internal import Entry
@@ -37,12 +38,13 @@ _RNG, _EXTRA, _LAYOUT = "rng", "extra", "layout"
 
 @dataclass
 class Item:
-    """One tensor of a snapshot. ``eager``: it changes outside the optimizer. ``whole``: the sharded tensor it is a part of."""
+    """One tensor of a snapshot. ``eager``: it changes outside the optimizer. ``whole``: the sharded tensor it is a part of, or where
+    it belongs."""
 
     name: str
     tensor: Tensor
     eager: bool
-    whole: Tensor | None = None
+    whole: Tensor | Place | None = None
 
     def entry(self) -> Entry:
         """(name, dtype, shape, bytes)"""
@@ -93,6 +95,11 @@ def local(tensor: Tensor) -> Tensor:
     return tensor if part is None else part
 
 
+def _parameter_of(name: str) -> str:
+    """The parameter in the name of an optimizer's tensor, ``OPTIMIZER/PARAMETER/KEY``."""
+    return name.partition("/")[2].rpartition("/")[0]
+
+
 def _like(value: Any, parameter: Tensor) -> Any:
     """A part of a state that is sharded as its parameter is, as the sharded tensor that the optimizer had."""
     part = getattr(parameter, "_local_tensor", None)
@@ -102,6 +109,17 @@ def _like(value: Any, parameter: Tensor) -> Any:
 
     mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
     return DTensor.from_local(value, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | Place | None]]:
+    """(name, this rank's part, what it is a part of) of everything that a module saves."""
+    if flat.is_flat(module):
+        yield from flat.tensors(module)
+        return
+    for key, value in module.state_dict().items():
+        if isinstance(value, Tensor):
+            own = local(value)
+            yield key, own, None if own is value else value
 
 
 def _in_place(tensor: Tensor) -> bool:
@@ -128,7 +146,7 @@ class State:
         for obj in self.objects.values():
             if isinstance(obj, nn.Module):
                 for name, parameter in obj.named_parameters():
-                    names.setdefault(id(parameter), name)
+                    names.setdefault(id(parameter), flat.clean(name))
         return names
 
     def _optimized(self) -> set[int]:
@@ -141,10 +159,8 @@ class State:
         items = []
         for name, obj in self.objects.items():
             if isinstance(obj, nn.Module):
-                for key, value in obj.state_dict().items():
-                    if isinstance(value, Tensor):
-                        own = local(value)
-                        items.append(Item(f"{name}.{key}", own, own.data_ptr() not in optimized, None if own is value else value))
+                for key, own, whole in _named_tensors(obj):
+                    items.append(Item(f"{name}.{key}", own, own.data_ptr() not in optimized, whole))
         return items
 
     def collect(self, extra: Mapping[str, Any]) -> list[Item]:
@@ -154,7 +170,7 @@ class State:
         blobs: dict[str, bytes] = {}
         for name, obj in self.objects.items():
             if isinstance(obj, nn.Module):
-                rest = {k: v for k, v in obj.state_dict().items() if not isinstance(v, Tensor)}
+                rest = {} if flat.is_flat(obj) else {k: v for k, v in obj.state_dict().items() if not isinstance(v, Tensor)}
                 if rest:
                     blobs[name] = encoding.encode(self._refer(rest, name, items, eager=True))
             elif isinstance(obj, Optimizer):
@@ -193,14 +209,25 @@ class State:
             return type(value)(self._refer(v, f"{path}/{i}", items, eager=eager) for i, v in enumerate(value))
         return value
 
+    def _ranges(self) -> dict[str, Place]:
+        """Where this rank's pieces of FSDP1's flat parameters belong, by the names of parameters."""
+        modules = (o for o in self.objects.values() if isinstance(o, nn.Module))
+        return {name: place for m in modules if flat.is_flat(m) for name, place in flat.places(m).items()}
+
     def _optimizer(self, name: str, optimizer: Optimizer, items: list[Item]) -> Any:
         """Optimizer state by the names of its parameters, so that it does not depend on their order."""
-        names = self._parameter_names()
         state = optimizer.state_dict()
-        order = [names.get(id(p), f"param_{i}") for i, p in enumerate(p for g in optimizer.param_groups for p in g["params"])]
+        order = self._parameters_of(optimizer)
         by_name = {order[i]: values for i, values in state["state"].items()}
+        first = len(items)
+        referred = self._refer(by_name, name, items, eager=False)
+        ranges = self._ranges()
+        for item in items[first:] if ranges else ():
+            place = ranges.get(_parameter_of(item.name))
+            if item.whole is None and place is not None and flat.fits(item.tensor, place):
+                item.whole = place
         return {
-            "state": self._refer(by_name, name, items, eager=False),
+            "state": referred,
             "groups": [{**g, "params": [order[i] for i in g["params"]]} for g in state["param_groups"]],
         }
 
@@ -220,7 +247,11 @@ class State:
             elif stored[name][1] != dtype:
                 lines.append(f"{name}: {stored[name][1]} in the checkpoint, {dtype} in the model")
         known = {e[0] for e in wanted}
-        lines += [f"{n}: only in the checkpoint" for n in stored if n not in known and n.split(".")[0] in modules and "/" not in n]
+        unknown = {n for n in stored if n not in known and n.split(".")[0] in modules and "/" not in n}
+        if isinstance(shard, Resharded):
+            # Another rank may have what this one does not (pipeline stages).
+            unknown = together.lacked_by_all(unknown)
+        lines += [f"{n}: only in the checkpoint" for n in sorted(unknown)]
         objects = {n.removeprefix(_BLOB) for n in stored if n.startswith(_BLOB)}
         others = {n for n, o in self.objects.items() if not isinstance(o, nn.Module)}
         lines += [f"{n}=: not in the checkpoint" for n in sorted(others - objects)]
@@ -246,7 +277,11 @@ class State:
         for name, obj in self.objects.items():
             blob = _BLOB + name
             # What random batches were in hand is each rank's own.
-            if blob in entries and (own or not isinstance(obj, Resumable)):
+            if blob not in entries or not (own or not isinstance(obj, Resumable)):
+                continue
+            if isinstance(obj, Optimizer) and isinstance(shard, Resharded):
+                values[name] = shard.optimizer(blob, self._parameters_of(obj), room)
+            else:
                 values[name] = encoding.decode(shard.bytes(blob), room)
         extra = encoding.decode(shard.bytes(_BLOB + _EXTRA), room)
         random = encoding.decode(shard.bytes(_BLOB + _RNG), room)
@@ -274,6 +309,11 @@ class State:
         wholes = [(i.name, i.whole) for i in self.module_items() if i.whole is not None]
         return {name: place for name, whole in wholes if (place := place_of(whole)) is not None}
 
+    @property
+    def is_sharded(self) -> bool:
+        """This rank holds parts of larger tensors."""
+        return bool(self._places())
+
     def resharded(self, directory: str) -> Resharded:
         """A checkpoint of other ranks, as this rank would have written it."""
         own = self._places()
@@ -282,13 +322,25 @@ class State:
             parameters.setdefault(name.partition(".")[2], place)
         return Resharded(directory, self.layout.rank, own, parameters)
 
-    def is_placed_otherwise(self, shard: Shard) -> bool:
+    def _parameters_of(self, optimizer: Optimizer) -> list[str]:
+        """Names of an optimizer's parameters, in its order."""
+        names = self._parameter_names()
+        return [names.get(id(p), f"param_{i}") for i, p in enumerate(p for g in optimizer.param_groups for p in g["params"])]
+
+    def is_placed_otherwise(self, shard: Shard | HealingShard) -> bool:
         """The rank of this number had other parts of the same tensors."""
         entries = shard.entries()
-        if not any(e[0] == PARTS for e in entries):
-            return False
-        found = read_parts(shard.bytes(PARTS), entries)
-        return any(n in found and found[n] != place for n, place in self._places().items())
+        names = {e[0] for e in entries}
+        modules = {n for n, o in self.objects.items() if isinstance(o, nn.Module)}
+        if {i.name for i in self.module_items()} != {n for n in names if n.partition(".")[0] in modules and "/" not in n}:
+            return True
+        words = shard.places()
+        if words is None:
+            # A slot says so in a tensor only.
+            words = parts_from_bytes(shard.bytes(PARTS)) if PARTS in names else []
+        found = read_parts(words, entries)
+        own = self._places()
+        return any(found.get(name) != own.get(name) for name in found.keys() | own.keys() if "/" not in name)
 
     def _check_layout(self, shard: Shard | HealingShard | Resharded, entries: Mapping[str, Entry]) -> bool:
         """True when the shard is this very rank's; raises when it is another's that cannot stand for it."""
@@ -307,13 +359,22 @@ class State:
         )
 
     def _restore_optimizer(self, optimizer: Optimizer, value: Any) -> None:
-        names = self._parameter_names()
-        order = [names.get(id(p), f"param_{i}") for i, p in enumerate(p for g in optimizer.param_groups for p in g["params"])]
+        order = self._parameters_of(optimizer)
         index = {name: i for i, name in enumerate(order)}
         unknown = [n for n in value["state"] if n not in index]
         if unknown:
             raise CheckpointError(f"the checkpoint's optimizer has state for {unknown[0]}, this one has no such parameter")
-        groups = [{**g, "params": [index[n] for n in g["params"] if n in index]} for g in value["groups"]]
+        # torch goes by positions: those of this optimizer, whatever the order was that the checkpoint was made with.
+        groups, at = [], 0
+        for saved, own in itertools.zip_longest(value["groups"], optimizer.param_groups):
+            if saved is None or own is None:
+                raise CheckpointError(f"the checkpoint's optimizer has {len(value['groups'])} parameter groups, this one {len(optimizer.param_groups)}")
+            members = range(at, at + len(own["params"]))
+            differ = {order[i] for i in members} ^ set(saved["params"])
+            if differ:
+                raise CheckpointError(f"{min(differ)} is in another parameter group of the optimizer than in the checkpoint's")
+            groups.append({**saved, "params": list(members)})
+            at = members.stop
         parameters = [p for g in optimizer.param_groups for p in g["params"]]
         state = {index[n]: {k: _like(x, parameters[index[n]]) for k, x in v.items()} for n, v in value["state"].items()}
         optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -91,6 +91,10 @@ class HealingShard:
         """As :meth:`Shard.entries`."""
         return self._shard.entries()
 
+    def places(self) -> list[int] | None:
+        """As :meth:`Shard.places`."""
+        return self._shard.places()
+
     def copy_to(self, targets: list[tuple[str, int, int]]) -> None:
         """As :meth:`Shard.copy_to`."""
         try:
