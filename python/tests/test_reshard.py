@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from harness.cluster import free_port
 
 _SCRIPT = """
-import json, sys
+import json, os, sys, time
 import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -26,6 +27,8 @@ torch.manual_seed(5)
 net = nn.Sequential(nn.Linear(13, 37), nn.LayerNorm(37), nn.GELU(), nn.Linear(37, 3))
 if layout == "fsdp2":
     fully_shard(net, mesh=init_device_mesh("cpu", (size,)))
+elif layout == "whole":
+    fully_shard(net, mesh=init_device_mesh("cpu", (size, 1), mesh_dim_names=("replicate", "shard")))
 elif layout == "hsdp":
     fully_shard(net, mesh=init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("replicate", "shard")))
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
@@ -46,13 +49,15 @@ while n < total:
     n += 1
     losses[n] = loss.item()
     ckpt.step(n)
+    if es.should_stop():
+        break
+    time.sleep(float(os.environ.get("PAUSE", 0)))
 last = digest()
 ckpt.close()
 if rank == 0:
     json.dump({"losses": losses, "first": first, "last": last}, open(log, "w"))
 dist.destroy_process_group()
 # fully_shard over gloo aborts in torch's own destructors now and then (3 of 20 runs, without everstep, too).
-import os
 os._exit(0)
 """
 
@@ -114,3 +119,58 @@ def test_ranks_with_states_of_their_own_are_not_mixed(tmp_path):
     assert [code for code, _ in run(2)] == [0, 0]
     ((code, error),) = run(1)
     assert code != 0 and "written by 2 ranks" in error and "replicated=True" in error
+
+
+@pytest.mark.parametrize("where", ["tensors", "values"])
+def test_what_one_rank_finds_damaged_none_uses(tmp_path, where):
+    """Without an agent, too: the ranks that read together go back to the older step together."""
+    _run(tmp_path, "out", 2, 8)
+    shard = tmp_path / "out" / "step-8" / "rank-1.safetensors"
+    data = bytearray(shard.read_bytes())
+    header = 8 + int.from_bytes(data[:8], "little")
+    # In the tensors, which lie first and which both ranks of the new world want; or in what rank 1 alone asks for.
+    at = header + 40 if where == "tensors" else data.rindex(b"mt19937") if b"mt19937" in data else len(data) - 40
+    data[at] ^= 4
+    shard.write_bytes(bytes(data))
+    right = _run(tmp_path, "whole", 2, 12)
+    found = _run(tmp_path, "out", 3, 12)
+    assert sorted(found["losses"]) == sorted(str(n) for n in range(5, 13)), "goes on from step 4"
+    assert found["losses"]["12"] == pytest.approx(right["losses"]["12"], rel=1e-6)
+
+
+def test_memory_of_another_sharding_is_not_what_the_job_needs(tmp_path, env):
+    """As many ranks under the same name, sharded otherwise: the step that memory and storage hold is read from storage."""
+    script, log = tmp_path / "train.py", tmp_path / "log.json"
+    script.write_text(_SCRIPT)
+    line = [str(Path(sys.executable).parent / "everstep"), "run", "--name", f"t-{tmp_path.name[-20:]}", "--nproc-per-node", "2"]
+    arguments = [str(script), str(tmp_path / "out"), "400"]
+    first = subprocess.Popen([*line, *arguments, "fsdp2", str(log)], env={**env, "GLOO_SOCKET_IFNAME": "lo", "PAUSE": "0.05"}, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "out" / "step-8").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    first.terminate()
+    first.communicate(timeout=60)
+    # Until its coordinator, which still tells latecomers how the job ended, is gone.
+    time.sleep(4)
+    at = max(int(n) for n in json.loads(log.read_text())["losses"])
+    arguments[2] = str(at + 4)
+    done = subprocess.run([*line, *arguments, "whole", str(log)], env={**env, "GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(log.read_text())
+    assert min(int(n) for n in found["losses"]) == at + 1, done.stderr[-2000:]
+
+
+def test_any_layout_to_any_other(tmp_path):
+    """A few of the pairs of figure ``reshard``; DCP is the oracle."""
+    root = Path(__file__).resolve().parent.parent.parent
+    pairs = [(save, load, 64, 128) for save, load in (("fsdp1:2", "fsdp2:3"), ("pp:2", "fsdp1:2"), ("tp:2", "pp:3"), ("ddp:2", "fsdp2+tp:2x2"), ("pp+ddp:2x2", "plain:1"))]
+    line = [sys.executable, str(root / "figures/scripts/reshard_ranks.py"), json.dumps(pairs), str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(root), "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=200, check=True)
+    rows = [json.loads(row) for row in done.stdout.splitlines()]
+    assert len(rows) == len(pairs)
+    for row in rows:
+        assert not row["errors"], row["errors"][0]
+        assert all(r["oracle"] and r["wrong"] == 0 and r["tensors"] for r in row["loaded"]), row["loaded"]
+        right = next(r["loss"] for r in row["saved"] if r["loss"] is not None)
+        assert all(r["loss"] is None or r["loss"] == pytest.approx(right, rel=1e-6) for r in row["loaded"])
