@@ -165,3 +165,22 @@ fn who_holds_something_else_than_the_others_is_named_once() {
     // Some of the ranks have not said anything: nothing is compared.
     assert_eq!(named(6, &[1, 2]), None);
 }
+
+#[test]
+fn a_job_started_again_right_after_it_was_stopped_runs() {
+    let mut scene = Scene::new();
+    scene.join(1, 1);
+    scene.event(Event::StopJob { job: JobId("j".into()), signal: 15 });
+    let stopped = Report::Stopped { generation: Generation(1), store_port: 1, reached: None };
+    scene.event(Event::Report { session: Session(1), report: stopped });
+    let code = |order: &Order| if let Order::End { code, .. } = order { Some(*code) } else { None };
+    assert_eq!(scene.sent.iter().filter_map(code).collect::<Vec<_>>(), [143]);
+    scene.event(Event::Lost { session: Session(1) });
+    // The same life comes again: its run is over. Another one begins the next.
+    scene.join(2, 1);
+    assert_eq!(scene.sent.iter().filter_map(code).count(), 2);
+    scene.event(Event::Lost { session: Session(2) });
+    scene.join(3, 2);
+    assert_eq!(scene.sent.iter().filter_map(code).count(), 2);
+    assert_eq!(scene.started(), [1, 2]);
+}

@@ -150,7 +150,10 @@ impl Coordinator {
         let over = matches!(job.phase, Phase::Over { .. });
         let of_this_run =
             matches!(&job.record.stage, Stage::Ended { attached, .. } if attached.contains(&hello.incarnation));
-        if over && job.nodes.is_empty() && !job.write_pending() && hello.running.is_none() && !of_this_run {
+        // A connection that ended may come again for a while; of a job that is over, nobody waits for that: who starts it once more
+        // right after it has ended means a new run.
+        let gone = job.nodes.values().all(|n| n.session.is_none());
+        if over && gone && !job.write_pending() && hello.running.is_none() && !of_this_run {
             job.run_anew(hello.spec.clone(), now);
         } else if !over && job.record.spec != hello.spec {
             let why = format!(
