@@ -11,7 +11,9 @@ use crate::arena::{REGION_AT, Slot};
 use crate::direct::{ALIGN, Throttle, write_file};
 use crate::format::digest::{CHUNK_BYTES, combine_chunks, crc};
 use crate::format::manifest::{MANIFEST_FILE, Manifest, VERSION};
-use crate::format::shard::{CHUNKS_KEY, Index, PLACES, PLACES_KEY, chunks_to_text, places_to_text};
+use crate::format::shard::{
+    CHUNKS_KEY, Index, PLACES, PLACES_KEY, VALUE_PREFIX, VALUES_KEY, chunks_to_text, places_to_text, values_to_text,
+};
 use crate::retain::{Candidate, Policy, surplus};
 use everstep_core::id::Rank;
 use everstep_core::message::ShardFile;
@@ -37,21 +39,53 @@ fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Where the tensors of a slot belong, for the header. What memory has damaged is no text that could be read as places: readers go
-/// to another checkpoint then, as for any damaged chunk.
-fn places(slot: &Slot, index: &Index) -> Option<String> {
-    let offsets = index.offsets();
-    let (at, table) = offsets.get(PLACES)?;
-    let (at, bytes) = (usize::try_from(*at).ok()?, usize::try_from(table.bytes).ok()?);
-    let region = usize::try_from(index.bytes()).ok()?;
-    let chunks = at / CHUNK_BYTES..(at + bytes).div_ceil(CHUNK_BYTES);
-    let good = |chunk: usize| {
-        let from = chunk * CHUNK_BYTES;
-        let data = slot.map().bytes(REGION_AT + from, CHUNK_BYTES.min(region.saturating_sub(from)));
-        data.is_some_and(|d| index.crcs.get(chunk) == Some(&crc(d)))
-    };
-    let table = slot.map().bytes(REGION_AT + at, bytes).filter(|_| chunks.into_iter().all(good));
-    Some(table.map_or_else(|| "damaged".into(), places_to_text))
+/// A slot's bytes that are known to be what was captured.
+struct Verified<'a> {
+    slot: &'a Slot,
+    index: &'a Index,
+    chunks: BTreeMap<usize, bool>,
+}
+
+impl Verified<'_> {
+    fn bytes(&mut self, at: u64, bytes: u64) -> Option<&[u8]> {
+        let (at, bytes) = (usize::try_from(at).ok()?, usize::try_from(bytes).ok()?);
+        let region = usize::try_from(self.index.bytes()).ok()?;
+        for chunk in at / CHUNK_BYTES..(at + bytes).div_ceil(CHUNK_BYTES) {
+            let from = chunk * CHUNK_BYTES;
+            let good = self.chunks.entry(chunk).or_insert_with(|| {
+                let data = self.slot.map().bytes(REGION_AT + from, CHUNK_BYTES.min(region.saturating_sub(from)));
+                data.is_some_and(|d| self.index.crcs.get(chunk) == Some(&crc(d)))
+            });
+            if !*good {
+                return None;
+            }
+        }
+        self.slot.map().bytes(REGION_AT + at, bytes)
+    }
+}
+
+/// What a header says beside the tensors: where they belong, and checksums of the values that any rank may want alone. Where memory
+/// is damaged, nothing that could be taken for right.
+fn asides(slot: &Slot, index: &Index) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    let mut verified = Verified { slot, index, chunks: BTreeMap::new() };
+    let mut values = BTreeMap::new();
+    let mut at = 0;
+    for tensor in index.tensors.iter() {
+        if tensor.name == PLACES {
+            let text = verified.bytes(at, tensor.bytes).map_or_else(|| "damaged".into(), places_to_text);
+            found.insert(PLACES_KEY.to_owned(), text);
+        } else if tensor.name.starts_with(VALUE_PREFIX)
+            && let Some(data) = verified.bytes(at, tensor.bytes).filter(|d| !d.is_empty())
+        {
+            values.insert(at, crc(data));
+        }
+        at += tensor.bytes;
+    }
+    if !values.is_empty() {
+        found.insert(VALUES_KEY.to_owned(), values_to_text(&values));
+    }
+    found
 }
 
 /// Writes a sealed slot as one rank's shard, past the page cache; the slot must be pinned.
@@ -80,9 +114,7 @@ pub fn write_shard(
         ("world_size".to_owned(), label.world_size.to_string()),
         (CHUNKS_KEY.to_owned(), chunks_to_text(&index.crcs)),
     ]);
-    if let Some(text) = places(slot, &index) {
-        metadata.insert(PLACES_KEY.to_owned(), text);
-    }
+    metadata.extend(asides(slot, &index));
     let header = index.safetensors_header(&metadata).map_err(io::Error::other)?;
     let mut head = memmap2::MmapMut::map_anon(header.len())?;
     head.copy_from_slice(&header);

@@ -4,11 +4,15 @@
 use crate::arena::{Label, REGION_AT, Slot, SlotError};
 use crate::direct::{ALIGN, Source};
 use crate::format::digest::{CHUNK_BYTES, combine_chunks, crc};
-use crate::format::shard::{CHUNKS_KEY, Index, Lines, PLACES_KEY, chunks_from_text, parse_safetensors_header_after};
+use crate::format::shard::{
+    CHUNKS_KEY, Index, Lines, PLACES_KEY, VALUES_KEY, chunks_from_text, parse_safetensors_header_after,
+    values_from_text,
+};
 use crate::fused::Running;
 use everstep_core::message::ShardFile;
 use everstep_wire::limits::HEADER_BYTES_MAX;
 use memmap2::MmapMut;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -69,6 +73,8 @@ pub struct Shard {
     index: Index,
     path: String,
     places: Option<String>,
+    /// Checksums of values that are read alone, by where they begin.
+    values: BTreeMap<u64, u64>,
 }
 
 impl std::fmt::Debug for Shard {
@@ -85,7 +91,7 @@ impl Shard {
     pub fn from_slot(slot: Arc<Slot>) -> Result<(Self, Label), SlotError> {
         let (label, index) = slot.inspect()?;
         let path = slot.path().display().to_string();
-        Ok((Shard { bytes: Bytes::Slot(slot), index, path, places: None }, label))
+        Ok((Shard { bytes: Bytes::Slot(slot), index, path, places: None, values: BTreeMap::new() }, label))
     }
 
     /// Opens a shard file; its header, which has the checksums of the chunks, is verified against the manifest's entry.
@@ -135,7 +141,8 @@ impl Shard {
             return Err(damaged("its header differs from what the manifest says"));
         }
         let places = metadata.remove(PLACES_KEY);
-        Ok(Shard { bytes: Bytes::File(source, region_at), index, path: name, places })
+        let values = metadata.get(VALUES_KEY).map(|text| values_from_text(text)).unwrap_or_default();
+        Ok(Shard { bytes: Bytes::File(source, region_at), index, path: name, places, values })
     }
 
     /// What it holds.
@@ -172,6 +179,9 @@ impl Shard {
     pub fn fetch(&self, offset: u64, bytes: u64) -> Result<Vec<u8>, RestoreError> {
         let outside = || RestoreError::Damaged { path: self.path.clone(), what: "a tensor lies outside".into() };
         let end = offset.checked_add(bytes).filter(|e| *e <= self.index.bytes()).ok_or_else(outside)?;
+        if let Some(value) = self.value(offset, bytes) {
+            return Ok(value);
+        }
         let mut found = vec![0u8; usize::try_from(bytes).map_err(|_| outside())?];
         let target = Target { offset, bytes, address: found.as_mut_ptr() as usize };
         let chunk = CHUNK_BYTES as u64;
@@ -180,6 +190,18 @@ impl Shard {
         // SAFETY: the vector has room for exactly this.
         unsafe { self.load_chunks(&requests(std::iter::once(first..last)), &[target], 1, true)? };
         Ok(found)
+    }
+
+    /// A value that has a checksum of its own, without the rest of its chunk; `None` when it has none or is not what it should be.
+    fn value(&self, offset: u64, bytes: u64) -> Option<Vec<u8>> {
+        let (Bytes::File(source, at), Some(sum)) = (&self.bytes, self.values.get(&offset)) else { return None };
+        let begins = offset / ALIGN as u64 * ALIGN as u64;
+        let skip = usize::try_from(offset - begins).ok()?;
+        let room = (skip + usize::try_from(bytes).ok()?).next_multiple_of(ALIGN);
+        let mut page = MmapMut::map_anon(room).ok()?;
+        source.read(&mut page, at + begins).ok()?;
+        let value = page.get(skip..skip + usize::try_from(bytes).ok()?)?;
+        (crc(value) == *sum).then(|| value.to_vec())
     }
 
     /// Copies parts of the region to where they belong, and reads and verifies only chunks that hold some of them. Parts may

@@ -10,6 +10,10 @@ use std::sync::Arc;
 pub const CHUNKS_KEY: &str = "everstep.chunks";
 /// Metadata key of a shard file: where its tensors belong, see [`places_to_text`].
 pub const PLACES_KEY: &str = "everstep.places";
+/// Metadata key of a shard file: checksums of single values, see [`values_to_text`].
+pub const VALUES_KEY: &str = "everstep.values";
+/// What is no tensor of the user's: optimizer groups, random numbers, counters. Read alone, by any rank.
+pub const VALUE_PREFIX: &str = "__everstep__/";
 /// The tensor of a shard that says where its tensors belong. For each that is a part of a larger one, as little-endian `u64`: its
 /// number in the shard, 1 for a range of the flattened tensor and 0 for a block, the number of dimensions of the whole, its shape,
 /// and where the part begins (one number, or one for each dimension).
@@ -136,6 +140,21 @@ pub fn places_to_text(table: &[u8]) -> String {
 #[must_use]
 pub fn places_from_text(text: &str) -> Option<Vec<u64>> {
     text.split(' ').map(|word| u64::from_str_radix(word, 16).ok()).collect()
+}
+
+/// Checksums (CRC-64/NVME) of single values by where they begin in the region, as text for a header: `offset:checksum`, hexadecimal.
+#[must_use]
+pub fn values_to_text(values: &BTreeMap<u64, u64>) -> String {
+    let words: Vec<String> = values.iter().map(|(at, sum)| format!("{at:x}:{sum:x}")).collect();
+    words.join(" ")
+}
+
+/// The checksums of such a text; what is none is left out.
+#[must_use]
+pub fn values_from_text(text: &str) -> BTreeMap<u64, u64> {
+    let hex = |word: &str| u64::from_str_radix(word, 16).ok();
+    let one = |word: &str| word.split_once(':').and_then(|(at, sum)| Some((hex(at)?, hex(sum)?)));
+    text.split(' ').filter_map(one).collect()
 }
 
 /// The lines of a header that was read before. Ranks of evenly sharded state have the same ones.

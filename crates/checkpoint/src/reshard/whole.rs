@@ -2,13 +2,11 @@
 
 use super::part::Part;
 use super::plan::{Held, PlanError, Run, Table};
-use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::{Lines, places_from_text};
 use crate::persist::read_manifest;
 use crate::restore::{RestoreError, Shard, Target};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 /// Tensors have no more dimensions.
 const DIMENSIONS_MAX: u64 = 64;
@@ -29,9 +27,6 @@ fn place(table: &[u64]) -> Option<(Place<'_>, &[u64])> {
     let (offsets, rest) = rest.split_at_checked(if flat { 1 } else { dimensions })?;
     Some((Place { shape, offsets, flat }, rest))
 }
-
-/// Chunks that are kept for values beside those that were asked for.
-const NEAR: usize = 4;
 
 /// Why a checkpoint cannot be seen as one.
 #[derive(Debug, thiserror::Error)]
@@ -102,8 +97,6 @@ pub struct Wanted {
 
 /// All shards of a checkpoint.
 pub struct Whole {
-    /// The chunks that values were read from last (shard, offset): values lie together.
-    near: Mutex<VecDeque<(usize, u64, Vec<u8>)>>,
     shards: Vec<Shard>,
     tensors: HashMap<String, WholeTensor>,
 }
@@ -129,7 +122,7 @@ impl Whole {
             let table = Table::new(&shape, element, held).map_err(|e| WholeError::Part(name.clone(), e))?;
             tensors.insert(name, WholeTensor { dtype, shape, element, in_parts, holders, first, table });
         }
-        Ok(Whole { near: Mutex::default(), shards, tensors })
+        Ok(Whole { shards, tensors })
     }
 
     /// One for each rank that wrote it.
@@ -150,24 +143,7 @@ impl Whole {
     /// As [`Shard::fetch`].
     pub fn fetch(&self, shard: usize, offset: u64, bytes: u64) -> Result<Vec<u8>, WholeError> {
         let from = self.shards.get(shard).ok_or_else(|| WholeError::Unknown(format!("rank {shard}")))?;
-        let region = from.index().bytes();
-        let end = offset.checked_add(bytes).filter(|end| *end <= region);
-        let end = end.ok_or_else(|| WholeError::Unknown(format!("a value beyond the end of {}", from.path())))?;
-        let chunk = CHUNK_BYTES as u64;
-        let mut near = self.near.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut found = Vec::new();
-        for begins in (offset / chunk * chunk..end).step_by(CHUNK_BYTES) {
-            let known = near.iter().position(|(s, at, _)| (*s, *at) == (shard, begins));
-            let data = match known.and_then(|n| near.remove(n)) {
-                Some((.., data)) => data,
-                None => from.fetch(begins, chunk.min(region - begins))?,
-            };
-            let part = offset.max(begins) - begins..end.min(begins + chunk) - begins;
-            found.extend_from_slice(data.get(part.start as usize..part.end as usize).unwrap_or_default());
-            near.push_front((shard, begins, data));
-            near.truncate(NEAR);
-        }
-        Ok(found)
+        Ok(from.fetch(offset, bytes)?)
     }
 
     /// What to read of which shard, and where it goes.
