@@ -26,7 +26,7 @@ LAYOUTS = [
     "fsdp2+tp:2x2", "pp:2", "pp:3", "pp:4", "pp+ddp:2x2",
 ]  # fmt: skip
 #: Width and hidden width of the model; the largest tensor has their product.
-SIZES = [(740, 2960), (768, 3072), (790, 3164)]
+SIZES = [(384, 1536), (412, 1652), (448, 1792)]
 PAIRS, SEED = 216, 7
 
 

@@ -150,8 +150,6 @@ def test_memory_of_another_sharding_is_not_what_the_job_needs(tmp_path, env):
         time.sleep(0.05)
     first.terminate()
     first.communicate(timeout=60)
-    # Until its coordinator, which still tells latecomers how the job ended, is gone.
-    time.sleep(4)
     at = max(int(n) for n in json.loads(log.read_text())["losses"])
     arguments[2] = str(at + 4)
     done = subprocess.run([*line, *arguments, "whole", str(log)], env={**env, "GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True, timeout=120)
