@@ -351,7 +351,8 @@ class State:
         saved = Layout(**encoding.decode(shard.bytes(_BLOB + _LAYOUT), lambda name: None))
         if (saved.rank, saved.world_size) == (self.layout.rank, self.layout.world_size):
             return True
-        if saved.replicated and self.layout.replicated:
+        # One process has what all would have.
+        if (saved.replicated or saved.world_size == 1) and self.layout.replicated:
             return saved.rank == self.layout.rank
         raise CheckpointError(
             f"this shard is of rank {saved.rank} of {saved.world_size}, this is rank {self.layout.rank} of {self.layout.world_size}: "
