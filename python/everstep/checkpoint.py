@@ -38,6 +38,8 @@ FREE_STALL = 0.005
 STORAGE_SHARE = 0.05
 #: Seconds after which a durable checkpoint that nobody has announced is asked for again.
 ASK_AGAIN = 60.0
+#: Seconds that a save which the user asked for waits for a slot of memory while nothing is known to be on its way to storage.
+SLOT_SECONDS = 60
 #: Host state up to this size is copied before ``step()`` returns: the copy is shorter than what
 #: overlapping it would cost, and a kill then never loses a finished step.
 OVERLAP_BYTES = 64 << 20
@@ -236,7 +238,7 @@ class CheckpointManager:
     def _load(self, step: int, shard: Shard | HealingShard | Resharded) -> dict[str, Any]:
         try:
             # All ranks read it as one, or none: they do it together.
-            as_one = isinstance(shard, Resharded) or (self._tier.in_memory and self._state.is_placed_otherwise(shard))
+            as_one = isinstance(shard, Resharded) or (isinstance(shard, HealingShard) and self._state.is_placed_otherwise(shard))
             if together.any_as_one(as_one) and not isinstance(shard, Resharded):
                 shard = self._as_one(step, shard)
             return self._state.restore(shard)
@@ -446,13 +448,24 @@ class CheckpointManager:
             raise ValueError("save() before any step: give the number of steps completed")
         self._tier.wait()
         if not self._snapshot(step, extra or self.extra, why):
-            raise CheckpointError("every slot is in use; try again after the running save")
+            self._wait_for_slot(step, extra or self.extra, why)
         self._tier.wait()
         if block:
             with _worker.section("checkpoint"):
                 self._tier.await_durable(step)
         if self._due is not None:
             self._due.disturbed()
+
+    def _wait_for_slot(self, step: int, extra: dict[str, Any], why: int) -> None:
+        """Captures as soon as what is being written out has left a slot."""
+        with _worker.section("checkpoint"):
+            if self._persisted_step > self._tier.durable():
+                self._tier.await_durable(self._persisted_step)
+            since = time.monotonic()
+            while not self._snapshot(step, extra, why):
+                if time.monotonic() - since > SLOT_SECONDS:
+                    raise CheckpointError(f"every slot of memory has been in use for {SLOT_SECONDS} s: step {step} is not saved")
+                time.sleep(0.01)
 
     def wait(self, tier: Tier = "local") -> None:
         """Waits until the last snapshot is complete in memory, in other nodes' memory (``"peer"``), or, if it was to go there,
@@ -472,6 +485,9 @@ class CheckpointManager:
         self._closed = True
         self._tier.wait()
         if self._persist and self._step and self._tier.durable() < self._step:
-            self._save(self._step, True, {}, RECOVERY)
+            if self._persisted_step == self._step:
+                self.wait("disk")
+            else:
+                self._save(self._step, True, {}, RECOVERY)
         if self._due is not None:
             self._due.close()

@@ -15,7 +15,7 @@ from torch import nn
 
 import everstep as es
 from everstep._internal import list_checkpoints
-from harness.cluster import free_port
+from harness.ranks import run_ranks
 
 
 def _model(width: int = 8) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -252,6 +252,50 @@ def test_stop_makes_the_last_step_durable(env, script, tmp_path):
     assert step > 5 and world == 2 and wrong is None
 
 
+def test_the_last_step_waits_for_slots_that_are_being_written_out(everstep, script, tmp_path):
+    """Each step is to be durable and takes half a second: memory is full of them when the loop ends."""
+    path = script(
+        """
+import torch, everstep as es
+model = torch.nn.Linear(1024, 512)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ckpt = es.CheckpointManager("out", persist=1, persist_bandwidth=4 << 20, model=model, optimizer=optimizer)
+step = ckpt.restore()
+while step < 9:
+    step += 1
+    ckpt.step(step)
+ckpt.close()
+""",
+    )
+    done = everstep("run", "--standalone", "--max-restarts", "0", path)
+    assert done.returncode == 0, done.stderr
+    assert max(s for s, *_ in list_checkpoints(tmp_path / "out")) == 9
+
+
+def test_a_step_that_is_saved_again_while_it_is_written(everstep, script, tmp_path):
+    """The user saves what is on its way for recovery: both are whole, and what stays is the user's."""
+    path = script(
+        """
+import torch, everstep as es
+model = torch.nn.Linear(1024, 256)
+ckpt = es.CheckpointManager("out", persist=1, keep=1, persist_bandwidth=8 << 20, model=model)
+step = ckpt.restore()
+while step < 5:
+    step += 1
+    ckpt.step(step)
+    if step in (2, 4):
+        ckpt.save(step, block=step == 2)
+        ckpt.save(step)
+ckpt.close()
+""",
+    )
+    done = everstep("run", "--standalone", "--max-restarts", "0", path)
+    assert done.returncode == 0, done.stderr
+    assert [(s, wrong) for s, _, _, wrong in list_checkpoints(tmp_path / "out")] == [(5, None), (4, None), (2, None)]
+    verified = everstep("ckpt", "verify", "out")
+    assert verified.returncode == 0, verified.stderr
+
+
 def test_who_asks_for_the_end_again_does_not_wait_for_the_disk(env, script, tmp_path):
     import signal
     import time
@@ -322,14 +366,8 @@ def test_without_an_agent_all_ranks_make_the_same_steps_durable(tmp_path):
     """Clocks differ; a rank that wrote alone would wait for the others for ever."""
     script = tmp_path / "skewed.py"
     script.write_text(_SKEWED)
-    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
-    line = [sys.executable, str(script), str(tmp_path / "out")]
-    ranks = [subprocess.Popen(line, env={**env, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(2)]
-    try:
-        assert [r.wait(100) for r in ranks] == [0, 0]
-    finally:
-        for r in ranks:
-            r.kill()
+    ended = run_ranks([sys.executable, str(script), str(tmp_path / "out")], 2, timeout=100)
+    assert [r.code for r in ended] == [0, 0], ended
     steps = [s for s, _, size, wrong in list_checkpoints(tmp_path / "out") if wrong is None and size == 2]
     # 200 steps of 5 ms and more, one each 0.2 s, and the last.
     assert steps[0] == 200 and len(steps) >= 4, steps

@@ -220,10 +220,10 @@ pub fn prune(directory: &Path, policy: Policy, generation: u64) -> io::Result<Ve
         .collect();
     let go = surplus(policy, &good.iter().map(|(c, _)| *c).collect::<Vec<_>>());
     for (_, path) in good.iter().filter(|(c, _)| go.contains(&c.step)) {
-        fs::remove_file(path.join(MANIFEST_FILE))?;
+        gone(fs::remove_file(path.join(MANIFEST_FILE)))?;
         // What follows may be lost half-way, the missing manifest may not.
-        sync_directory(path)?;
-        fs::remove_dir_all(path)?;
+        gone(sync_directory(path))?;
+        gone(fs::remove_dir_all(path))?;
     }
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -233,8 +233,13 @@ pub fn prune(directory: &Path, policy: Policy, generation: u64) -> io::Result<Ve
         // A deletion that a crash cut short leaves shards without a manifest.
         let emptied = rest.parse::<u64>().is_ok() && !entry.path().join(MANIFEST_FILE).exists();
         if emptied || writer.is_some_and(|g| g < generation) {
-            fs::remove_dir_all(entry.path())?;
+            gone(fs::remove_dir_all(entry.path()))?;
         }
     }
     Ok(go)
+}
+
+/// Whoever else deletes the same at this moment (the next step's publication, another agent) may be first.
+fn gone(done: io::Result<()>) -> io::Result<()> {
+    done.or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
 }

@@ -171,3 +171,24 @@ fn publishing_twice_and_pruning_keep_what_is_needed() {
     assert_eq!(steps, [8, 6], "two versions stay whatever is asked");
     assert!(!out.join("step-9.tmp-1").exists() && out.join("step-9.tmp-2").exists());
 }
+
+/// Two steps that become durable at the same moment are both published and both delete what nobody needs.
+#[test]
+fn two_that_delete_at_once_do_not_fail_each_other() {
+    let scratch = tempfile::tempdir().unwrap();
+    let out = scratch.path().join("out");
+    for round in 0..200 {
+        for i in 0..20 {
+            let left = out.join(format!("step-{i}.tmp-1"));
+            fs::create_dir_all(&left).unwrap();
+            fs::write(left.join("rank-0.safetensors"), b"x").unwrap();
+        }
+        let policy = Policy { last: 2, every: None, epochs: false };
+        std::thread::scope(|s| {
+            let both = [0, 1].map(|_| s.spawn(|| persist::prune(&out, policy, 2)));
+            for one in both {
+                one.join().unwrap().unwrap_or_else(|e| panic!("round {round}: {e}"));
+            }
+        });
+    }
+}

@@ -1,6 +1,7 @@
 //! The agent's driver: receive, handle, execute. No policy lives here.
 
 pub mod connection;
+mod durable;
 pub mod external;
 mod last;
 pub mod launch;
@@ -16,6 +17,7 @@ mod workers;
 use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
 use crate::pgstore::PgStore;
 use connection::Target;
+use durable::Durable;
 use everstep_core::agent::command::Command;
 use everstep_core::agent::event::Event;
 use everstep_core::agent::{Agent, Config};
@@ -27,7 +29,7 @@ use everstep_wire::worker::{Reply, Request};
 use last::Last;
 use launch::{Start, Template};
 use replicas::Replicas;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -109,8 +111,7 @@ struct Driver {
     replicas: Replicas,
     crew: Option<Crew>,
     restores: BTreeMap<Rank, oneshot::Sender<Reply>>,
-    awaiting: Vec<(Step, oneshot::Sender<Reply>)>,
-    writing: BTreeSet<(u32, u64)>,
+    durable: Durable,
     last: Last,
     end: Option<End>,
     /// What memory holds is of no use to a next attempt.
@@ -161,8 +162,7 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
         store,
         crew: None,
         restores: BTreeMap::new(),
-        awaiting: Vec::new(),
-        writing: BTreeSet::new(),
+        durable: Durable::default(),
         last: Last::default(),
         end: None,
         discard: false,
@@ -308,16 +308,13 @@ impl Driver {
             Input::Fatal { code, why } => self.fatal(code, why).await,
             Input::Guard(event) => self.guard_says(event).await,
             Input::Worker(request, answer) => self.worker_asks(request, answer).await,
-            Input::Shard { local_rank, generation, step, directory, result } => {
-                self.writing.remove(&(local_rank, step.0));
-                match result {
-                    Ok(shard) => self.event(Event::ShardWritten { generation, step, directory, shard }).await,
-                    Err(why) => self.persist_failed(why),
-                }
-            }
+            Input::Shard { local_rank, generation, step, directory, result } => match result {
+                Ok(shard) => self.event(Event::ShardWritten { generation, step, directory, shard }).await,
+                Err(why) => self.durable.fail(Some(local_rank), step, &why),
+            },
             Input::Published(generation, step, result) => match result {
                 Ok(()) => self.event(Event::Published { generation, step }).await,
-                Err(why) => self.persist_failed(why),
+                Err(why) => self.durable.fail(None, step, &why),
             },
             Input::Signal(signal) => self.event(Event::Signal { signal }).await,
             Input::Core(event) => self.event(event).await,
@@ -331,13 +328,6 @@ impl Driver {
             self.end = Some(End { code, why, first_error: None });
         } else {
             eprintln!("everstep: {why}");
-        }
-    }
-
-    fn persist_failed(&mut self, why: String) {
-        eprintln!("everstep: {why}");
-        for (_, answer) in self.awaiting.drain(..) {
-            let _ = answer.send(Reply::Refused { why: why.clone() });
         }
     }
 
@@ -420,12 +410,7 @@ impl Driver {
                     crew.durable(step);
                     self.replicas.durable(step, crew.slot.workers);
                 }
-                let (ready, waiting) = self.awaiting.drain(..).partition(|(s, _)| *s <= step);
-                self.awaiting = waiting;
-                let ready: Vec<(Step, oneshot::Sender<Reply>)> = ready;
-                for (_, answer) in ready {
-                    let _ = answer.send(Reply::Done);
-                }
+                self.durable.durable(step);
             }
             Command::Exit { code, why, discard_memory } => {
                 self.discard = discard_memory;

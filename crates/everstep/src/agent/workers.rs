@@ -3,12 +3,11 @@
 use super::launch::{Start, board_path};
 use super::replicas::{Wish, watch};
 use super::storage::{self, Destination};
-use super::{Driver, End, Input, sample};
+use super::{Driver, End, sample};
 use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest, Template as GuardTemplate};
 use crate::places;
 use everstep_checkpoint::arena::Pin;
 use everstep_checkpoint::board::{Board, EVERY_BITS, Word};
-use everstep_checkpoint::persist;
 use everstep_checkpoint::retain::Policy;
 use everstep_core::agent::event::Event;
 use everstep_core::coordinator::incident::describe;
@@ -87,7 +86,9 @@ impl Crew {
     /// Tells workers what is on durable storage.
     pub fn durable(&self, step: Step) {
         for worker in self.workers.values() {
-            worker.board.set(Word::Durable, step.0 + 1);
+            // An older one may be published later.
+            let newest = worker.board.get(Word::Durable).max(step.0 + 1);
+            worker.board.set(Word::Durable, newest);
         }
     }
 
@@ -245,9 +246,8 @@ impl Driver {
             }
             Some(GuardEvent::Gone { generation }) => {
                 self.crew = None;
-                self.writing.clear();
+                self.durable.clear();
                 self.restores.clear();
-                self.awaiting.clear();
                 if let Err(e) = self.store.renew().await {
                     let why = format!("no port for the process group's store: {e}");
                     self.end = Some(End { code: 1, why, first_error: None });
@@ -314,15 +314,7 @@ impl Driver {
             .collect();
         pinned.sort();
         for (step, path) in pinned {
-            if !self.writing.insert((local_rank, step)) {
-                continue;
-            }
-            let (inbox, to) = (self.inbox.clone(), to.clone());
-            let directory = to.directory.display().to_string();
-            tokio::task::spawn_blocking(move || {
-                let result = storage::write_shard(&path, &to, generation.0, step);
-                let _ = inbox.send(Input::Shard { local_rank, generation, step: Step(step), directory, result });
-            });
+            self.durable.write(generation, (local_rank, step), path, to, &self.inbox);
         }
     }
 
@@ -333,14 +325,7 @@ impl Driver {
             .flat_map(|c| c.workers.values())
             .find_map(|w| w.destination.as_ref())
             .map_or(Policy { last: 2, every: None, epochs: true }, |d| d.keep);
-        let inbox = self.inbox.clone();
-        tokio::task::spawn_blocking(move || {
-            let path = PathBuf::from(&directory);
-            let result = persist::publish(&path, generation.0, step.0, &shards)
-                .and_then(|()| persist::prune(&path, keep, generation.0).map(drop))
-                .map_err(|e| format!("checkpoint of step {step} could not be published in {directory}: {e}"));
-            let _ = inbox.send(Input::Published(generation, step, result));
-        });
+        self.durable.publish((generation, step), directory, shards, keep, &self.inbox);
     }
 
     pub(super) async fn worker_asks(&mut self, request: Request, answer: oneshot::Sender<Reply>) {
@@ -389,11 +374,7 @@ impl Driver {
             Request::AwaitDurable { step, .. } => {
                 let known =
                     self.crew.iter().flat_map(|c| c.workers.values()).any(|w| w.board.get(Word::Durable) > step.0);
-                if known {
-                    let _ = answer.send(Reply::Done);
-                } else {
-                    self.awaiting.push((step, answer));
-                }
+                self.durable.tell(step, known, answer);
             }
             Request::Persist { local_rank, rank, directory, keep, keep_every, keep_epochs, bandwidth, .. } => {
                 places::remember_checkpoints(&self.template.job, &directory);

@@ -1,0 +1,116 @@
+//! Shards of this node on their way to durable storage: what is written, what is published, and who waits for it.
+
+use super::Input;
+use super::storage::{self, Destination};
+use everstep_checkpoint::persist;
+use everstep_checkpoint::retain::Policy;
+use everstep_core::id::{Generation, Step};
+use everstep_core::message::ShardFile;
+use everstep_wire::worker::Reply;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::{mpsc, oneshot};
+
+/// Steps that failed and can still be asked for.
+const FAILED_MAX: usize = 16;
+
+/// One generation's.
+#[derive(Default)]
+pub struct Durable {
+    /// (local rank, step) of shards that are being written, or are and not known to be published. While a step is being published nobody
+    /// may write into it: the same step again (the user saves what was saved for recovery) waits here, in its slot.
+    under_way: BTreeSet<(u32, u64)>,
+    /// Steps that could not be written or published, and why.
+    failed: BTreeMap<u64, String>,
+    awaiting: Vec<(Step, oneshot::Sender<Reply>)>,
+    /// Publications take turns: the same one may be asked for twice.
+    turn: Arc<Mutex<()>>,
+}
+
+impl Durable {
+    /// Writes a pinned slot, unless the same step of the same rank is under way.
+    pub fn write(
+        &mut self,
+        generation: Generation,
+        (local_rank, step): (u32, u64),
+        slot: PathBuf,
+        to: &Destination,
+        inbox: &mpsc::UnboundedSender<Input>,
+    ) {
+        if !self.under_way.insert((local_rank, step)) {
+            return;
+        }
+        self.failed.remove(&step);
+        let (inbox, to) = (inbox.clone(), to.clone());
+        let directory = to.directory.display().to_string();
+        tokio::task::spawn_blocking(move || {
+            let result = storage::write_shard(&slot, &to, generation.0, step);
+            let _ = inbox.send(Input::Shard { local_rank, generation, step: Step(step), directory, result });
+        });
+    }
+
+    /// Makes a step visible whose shards are all there, and deletes what `keep` does not name.
+    pub fn publish(
+        &self,
+        (generation, step): (Generation, Step),
+        directory: String,
+        shards: Vec<ShardFile>,
+        keep: Policy,
+        inbox: &mpsc::UnboundedSender<Input>,
+    ) {
+        let (inbox, turn) = (inbox.clone(), self.turn.clone());
+        tokio::task::spawn_blocking(move || {
+            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            let path = PathBuf::from(&directory);
+            let result = persist::publish(&path, generation.0, step.0, &shards)
+                .map_err(|e| format!("checkpoint of step {step} could not be published in {directory}: {e}"));
+            // What is published is durable, whatever becomes of older ones.
+            if let Err(e) = result.as_ref().map_or(Ok(Vec::new()), |()| persist::prune(&path, keep, generation.0)) {
+                eprintln!("everstep: older checkpoints in {directory} could not be deleted: {e}");
+            }
+            let _ = inbox.send(Input::Published(generation, step, result));
+        });
+    }
+
+    /// Answers when the step is durable or has failed; at once when that is known.
+    pub fn tell(&mut self, step: Step, known: bool, answer: oneshot::Sender<Reply>) {
+        if known {
+            let _ = answer.send(Reply::Done);
+        } else if let Some(why) = self.failed.get(&step.0) {
+            let _ = answer.send(Reply::Refused { why: why.clone() });
+        } else {
+            self.awaiting.push((step, answer));
+        }
+    }
+
+    /// The step was published.
+    pub fn durable(&mut self, step: Step) {
+        self.under_way.retain(|(_, s)| *s != step.0);
+        self.failed.retain(|s, _| *s > step.0);
+        for (_, answer) in self.awaiting.extract_if(.., |(s, _)| *s <= step) {
+            let _ = answer.send(Reply::Done);
+        }
+    }
+
+    /// A shard could not be written, or (`None`) the step not be published: nobody waits for it any longer, and it may be tried
+    /// again.
+    pub fn fail(&mut self, local_rank: Option<u32>, step: Step, why: &str) {
+        eprintln!("everstep: {why}");
+        self.under_way.retain(|(local, s)| *s != step.0 || local_rank.is_some_and(|l| l != *local));
+        self.failed.insert(step.0, why.to_owned());
+        if self.failed.len() > FAILED_MAX {
+            self.failed.pop_first();
+        }
+        for (_, answer) in self.awaiting.drain(..) {
+            let _ = answer.send(Reply::Refused { why: why.to_owned() });
+        }
+    }
+
+    /// The workers are gone: nobody waits.
+    pub fn clear(&mut self) {
+        self.under_way.clear();
+        self.failed.clear();
+        self.awaiting.clear();
+    }
+}
