@@ -14,7 +14,8 @@ from typing import Any
 
 from figures.bound import Bound
 from figures.snapshot_blocking import EVERSTEP
-from harness.cluster import ROOT, free_port
+from harness.cluster import ROOT
+from harness.ranks import run_ranks
 
 SCRIPT = "figures/scripts/dcp_runs.py"
 
@@ -34,17 +35,8 @@ def _under_everstep(home: Path, *arguments: str) -> list[dict[str, Any]]:
 
 def _alone(*arguments: str) -> list[dict[str, Any]] | None:
     """Two ranks without a launcher; ``None`` when they fail."""
-    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, SCRIPT, *arguments]
-    ranks = [
-        subprocess.Popen(line, cwd=ROOT, env={**env, "RANK": str(r), "LOCAL_RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for r in range(2)
-    ]
-    try:
-        out = [r.communicate(timeout=300)[0] for r in ranks]
-        return _lines(out[0]) if all(r.returncode == 0 for r in ranks) else None
-    finally:
-        for r in ranks:
-            r.kill()
+    ended = run_ranks([sys.executable, SCRIPT, *arguments], 2, timeout=300, cwd=ROOT, OMP_NUM_THREADS="1")
+    return _lines(ended[0].out) if all(r.code == 0 for r in ended) else None
 
 
 def _mixed(found: list[dict[str, Any]] | None, step: int) -> int:

@@ -20,7 +20,6 @@ from . import encoding
 from ._internal import CheckpointError, WholeCheckpoint, list_checkpoints
 from .state import DTYPES
 
-_BLOB = "__everstep__/"
 #: What is each rank's own, or of no use without everstep.
 _OWN = {"rng", "layout", "align", "parts", "dcp"}
 _BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
@@ -54,23 +53,24 @@ def load(source: Path, step: int | None = None) -> dict[str, Any]:
     path = _published(source, step)
     whole = WholeCheckpoint(path)
     names = {t[0]: t for t in whole.tensors()}
-    if _BLOB + "dcp" in names:
+    if encoding.BLOB + "dcp" in names:
         return _through_dcp(path)
-    tensors = {n: torch.empty(shape, dtype=_BY_NAME[dtype]) for n, dtype, shape, *_ in names.values() if not n.startswith(_BLOB)}
-    whole.read([(n, [0] * t.dim(), list(t.shape), False, t.data_ptr()) for n, t in tensors.items() if t.numel()], THREADS)
+    tensors = {n: torch.empty(shape, dtype=_BY_NAME[dtype]) for n, dtype, shape, *_ in names.values() if not n.startswith(encoding.BLOB)}
+    largest = max((t.nbytes for t in tensors.values()), default=0)
+    whole.read([(n, [0] * t.dim(), list(t.shape), False, t.data_ptr()) for n, t in tensors.items() if t.numel()], THREADS, largest)
     state: dict[str, Any] = {}
     for name, tensor in tensors.items():
         module, dot, key = name.partition(".")
         if dot and "/" not in module:
             state.setdefault(module, {})[key] = tensor
     for blob in names:
-        name = blob.removeprefix(_BLOB)
-        if blob.startswith(_BLOB) and name not in _OWN and "/" not in name:
+        name = blob.removeprefix(encoding.BLOB)
+        if blob.startswith(encoding.BLOB) and name not in _OWN and "/" not in name:
             value = encoding.decode(whole.bytes(0, blob), tensors.__getitem__)
             if isinstance(value, dict) and value.keys() == {"state", "groups"}:
                 value = {"state": value["state"], "param_groups": value["groups"]}
             state[name] = {**state[name], **value} if isinstance(state.get(name), dict) and isinstance(value, dict) else value
-    own = [n for n, *_, in_parts, _, _ in names.values() if not in_parts and not n.startswith(_BLOB)]
+    own = [n for n, *_, in_parts, _, _ in names.values() if not in_parts and not n.startswith(encoding.BLOB)]
     if whole.world_size > 1 and own and not _alike(whole):
         warnings.warn(f"{path} has states of {whole.world_size} ranks that are each one's own (as {own[0]}): rank 0's are taken", stacklevel=2)
     return state
@@ -78,7 +78,7 @@ def load(source: Path, step: int | None = None) -> dict[str, Any]:
 
 def _alike(whole: WholeCheckpoint) -> bool:
     """Every rank held the same."""
-    layout = encoding.decode(whole.bytes(0, _BLOB + "layout"), lambda name: None)
+    layout = encoding.decode(whole.bytes(0, encoding.BLOB + "layout"), lambda name: None)
     return bool(layout.get("replicated"))
 
 

@@ -11,6 +11,8 @@ import msgpack
 
 from ._internal import CheckpointError
 
+#: Tensors of a shard with this in front of their names are values of this kind.
+BLOB = "__everstep__/"
 _TUPLE, _SET, _BIG_INT, _COMPLEX, _NUMPY, _TENSOR, _TORCH, _PAIRS, _SIZE = range(1, 10)
 
 

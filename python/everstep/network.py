@@ -35,7 +35,7 @@ def watch(board: Board, pacing: bool) -> NetworkWatch | None:
     global _watch
     import torch.distributed as dist
 
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if not _worker.in_group():
         return None
     if not pacing:
         board.set("Network", 3)

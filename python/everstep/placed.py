@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from .state import Item
 
 #: The tensor of a shard that says where its tensors belong (read by ``python/src/resharded.rs``).
-_BLOB = "__everstep__/"
-PARTS = _BLOB + "parts"
+PARTS = encoding.BLOB + "parts"
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,11 @@ class Place:
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     flat: bool = False
+
+
+def parameter_of(name: str) -> str:
+    """The parameter in the name of an optimizer's tensor, ``OPTIMIZER/PARAMETER/KEY``."""
+    return name.partition("/")[2].rpartition("/")[0]
 
 
 def place_of(tensor: Tensor | Place) -> Place | None:
@@ -112,19 +116,22 @@ class Resharded:
         rank: this one. Values that are each rank's own come from the rank of the same number, or of one that stands for it.
         own: where this rank's tensors belong, by name.
         parameters: where its parameters belong, by the names that optimizers' state goes by.
+        names: those of its modules' tensors.
 
     Raises:
         CheckpointError: when it cannot be read, or holds no sharded state.
     """
 
-    def __init__(self, directory: str, rank: int, own: Mapping[str, Place], parameters: Mapping[str, Place]) -> None:
+    def __init__(self, directory: str, rank: int, own: Mapping[str, Place], parameters: Mapping[str, Place], names: set[str]) -> None:
         self.path = directory
         self._whole = WholeCheckpoint(directory)
         self._tensors = {t[0]: t for t in self._whole.tensors()}
         size = self._whole.world_size
         # Sharded tensors, such as only some ranks have (pipeline stages), or such as all have alike.
         modules = [t for t in self._tensors.values() if "/" not in t[0]]
-        one = any(in_parts or holders < size for *_, in_parts, holders, _ in modules) or self._alike() or (size == 1 and own)
+        one = any(in_parts or holders < size for *_, in_parts, holders, _ in modules) or self._alike()
+        # What one process has saved is the whole of which this rank wants parts or a stage.
+        one = one or (size == 1 and (bool(own) or names < {t[0] for t in modules}))
         if not one:
             raise CheckpointError(f"{directory} was written by {size} ranks, each with a state of its own: run with as many, or, if all ranks hold the same, pass replicated=True")
         self._own, self._parameters = own, parameters
@@ -133,7 +140,7 @@ class Resharded:
         self.exact = self.rank == rank
 
     def _alike(self) -> bool:
-        layout = _BLOB + "layout"
+        layout = encoding.BLOB + "layout"
         return layout in self._tensors and bool(encoding.decode(self._whole.bytes(0, layout), lambda name: None).get("replicated"))
 
     def _place(self, name: str) -> Place:
@@ -142,7 +149,7 @@ class Resharded:
         if name in self._own:
             return self._own[name]
         # `OPTIMIZER/PARAMETER/KEY`: sharded as the parameter is, where it has its shape.
-        parameter = self._parameters.get(name.partition("/")[2].rpartition("/")[0])
+        parameter = self._parameters.get(parameter_of(name))
         return parameter if parameter is not None and parameter.shape == tuple(shape) else whole
 
     def entries(self) -> list[Entry]:
@@ -165,14 +172,14 @@ class Resharded:
         left = dict.fromkeys(parameters)
 
         def mine(name: str) -> Any:
-            return room(name) if name.partition("/")[2].rpartition("/")[0] in left else None
+            return room(name) if parameter_of(name) in left else None
 
         value: Any = None
         groups: list[set[str]] = []
         # Ranks whose shards have state of these parameters, this one first; then all others.
-        mark = blob.removeprefix(_BLOB) + "/"
-        near = {n.removeprefix(mark).rpartition("/")[0] for n in self._whole.names(self.rank) if n.startswith(mark)}
-        first = {n.removeprefix(mark).rpartition("/")[0]: rank for n, *_, rank in self._tensors.values() if n.startswith(mark)}
+        mark = blob.removeprefix(encoding.BLOB) + "/"
+        near = {parameter_of(n) for n in self._whole.names(self.rank) if n.startswith(mark)}
+        first = {parameter_of(n): rank for n, *_, rank in self._tensors.values() if n.startswith(mark)}
         known = dict.fromkeys(self.rank if n in near else first[n] for n in parameters if n in first)
         for rank in known | dict.fromkeys(range(self._whole.world_size)):
             found = encoding.decode(self._whole.bytes(rank, blob), mine)

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from . import encoding, flat, rng, together
 from ._internal import CheckpointError, Shard
 from .batches import Resumable
-from .placed import PARTS, Parts, Place, Resharded, parts_from_bytes, place_of, read_parts
+from .placed import PARTS, Parts, Place, Resharded, parameter_of, parts_from_bytes, place_of, read_parts
 
 if TYPE_CHECKING:
     from ._internal import Entry
@@ -30,7 +30,6 @@ DTYPES: dict[torch.dtype, str] = {
     torch.bool: "BOOL", torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 _BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
-_BLOB = "__everstep__/"
 #: The largest element: tensors of other tools begin on a multiple of theirs.
 ALIGN = 8
 _RNG, _EXTRA, _LAYOUT = "rng", "extra", "layout"
@@ -95,9 +94,10 @@ def local(tensor: Tensor) -> Tensor:
     return tensor if part is None else part
 
 
-def _parameter_of(name: str) -> str:
-    """The parameter in the name of an optimizer's tensor, ``OPTIMIZER/PARAMETER/KEY``."""
-    return name.partition("/")[2].rpartition("/")[0]
+def _places(items: list[Item]) -> dict[str, Place]:
+    """Where the parts of sharded tensors among them belong."""
+    wholes = [(i.name, i.whole) for i in items if i.whole is not None]
+    return {name: place for name, whole in wholes if (place := place_of(whole)) is not None}
 
 
 def _like(value: Any, parameter: Tensor) -> Any:
@@ -186,7 +186,7 @@ class State:
         if parts:
             items.append(Item(PARTS, torch.frombuffer(bytearray(parts), dtype=torch.uint8), True))
         for name, blob in blobs.items():
-            items.append(Item(_BLOB + name, torch.frombuffer(bytearray(blob), dtype=torch.uint8), True))
+            items.append(Item(encoding.BLOB + name, torch.frombuffer(bytearray(blob), dtype=torch.uint8), True))
         return items
 
     @staticmethod
@@ -195,7 +195,7 @@ class State:
         first = next((n for n, i in enumerate(items) if i.eager), len(items))
         gap = -sum(i.tensor.numel() * i.tensor.element_size() for i in items[:first]) % ALIGN
         if gap and first < len(items):
-            items.insert(first, Item(_BLOB + "align", torch.zeros(gap, dtype=torch.uint8), True))
+            items.insert(first, Item(encoding.BLOB + "align", torch.zeros(gap, dtype=torch.uint8), True))
 
     def _refer(self, value: Any, path: str, items: list[Item], *, eager: bool) -> Any:
         """``value`` with every tensor replaced by a reference and put into ``items``."""
@@ -223,7 +223,7 @@ class State:
         referred = self._refer(by_name, name, items, eager=False)
         ranges = self._ranges()
         for item in items[first:] if ranges else ():
-            place = ranges.get(_parameter_of(item.name))
+            place = ranges.get(parameter_of(item.name))
             if item.whole is None and place is not None and flat.fits(item.tensor, place):
                 item.whole = place
         return {
@@ -252,7 +252,7 @@ class State:
             # Another rank may have what this one does not (pipeline stages).
             unknown = together.lacked_by_all(unknown)
         lines += [f"{n}: only in the checkpoint" for n in sorted(unknown)]
-        objects = {n.removeprefix(_BLOB) for n in stored if n.startswith(_BLOB)}
+        objects = {n.removeprefix(encoding.BLOB) for n in stored if n.startswith(encoding.BLOB)}
         others = {n for n, o in self.objects.items() if not isinstance(o, nn.Module)}
         lines += [f"{n}=: not in the checkpoint" for n in sorted(others - objects)]
         if lines:
@@ -275,7 +275,7 @@ class State:
         own = self._check_layout(shard, entries)
         values = {}
         for name, obj in self.objects.items():
-            blob = _BLOB + name
+            blob = encoding.BLOB + name
             # What random batches were in hand is each rank's own.
             if blob not in entries or not (own or not isinstance(obj, Resumable)):
                 continue
@@ -283,8 +283,8 @@ class State:
                 values[name] = shard.optimizer(blob, self._parameters_of(obj), room)
             else:
                 values[name] = encoding.decode(shard.bytes(blob), room)
-        extra = encoding.decode(shard.bytes(_BLOB + _EXTRA), room)
-        random = encoding.decode(shard.bytes(_BLOB + _RNG), room)
+        extra = encoding.decode(shard.bytes(encoding.BLOB + _EXTRA), room)
+        random = encoding.decode(shard.bytes(encoding.BLOB + _RNG), room)
         with torch.no_grad():
             aside = [(i, room(i.name)) for i in self.module_items() if not _in_place(i.tensor)]
             targets.update({i.name: i.tensor for i in self.module_items() if _in_place(i.tensor)})
@@ -304,23 +304,19 @@ class State:
             rng.diverge(self.layout.rank)
         return extra
 
-    def _places(self) -> dict[str, Place]:
-        """Where this rank's parts of modules' sharded tensors belong."""
-        wholes = [(i.name, i.whole) for i in self.module_items() if i.whole is not None]
-        return {name: place for name, whole in wholes if (place := place_of(whole)) is not None}
-
     @property
     def is_sharded(self) -> bool:
         """This rank holds parts of larger tensors."""
-        return bool(self._places())
+        return bool(_places(self.module_items()))
 
     def resharded(self, directory: str) -> Resharded:
         """A checkpoint of other ranks, as this rank would have written it."""
-        own = self._places()
+        items = self.module_items()
+        own = _places(items)
         parameters: dict[str, Place] = {}
         for name, place in own.items():
             parameters.setdefault(name.partition(".")[2], place)
-        return Resharded(directory, self.layout.rank, own, parameters)
+        return Resharded(directory, self.layout.rank, own, parameters, {i.name for i in items})
 
     def _parameters_of(self, optimizer: Optimizer) -> list[str]:
         """Names of an optimizer's parameters, in its order."""
@@ -332,23 +328,24 @@ class State:
         entries = shard.entries()
         names = {e[0] for e in entries}
         modules = {n for n, o in self.objects.items() if isinstance(o, nn.Module)}
-        if {i.name for i in self.module_items()} != {n for n in names if n.partition(".")[0] in modules and "/" not in n}:
+        items = self.module_items()
+        if {i.name for i in items} != {n for n in names if n.partition(".")[0] in modules and "/" not in n}:
             return True
         words = shard.places()
         if words is None:
             # A slot says so in a tensor only.
             words = parts_from_bytes(shard.bytes(PARTS)) if PARTS in names else []
         found = read_parts(words, entries)
-        own = self._places()
+        own = _places(items)
         return any(found.get(name) != own.get(name) for name in found.keys() | own.keys() if "/" not in name)
 
     def _check_layout(self, shard: Shard | HealingShard | Resharded, entries: Mapping[str, Entry]) -> bool:
         """True when the shard is this very rank's; raises when it is another's that cannot stand for it."""
         if isinstance(shard, Resharded):
             return shard.exact
-        if _BLOB + _LAYOUT not in entries:
+        if encoding.BLOB + _LAYOUT not in entries:
             return True
-        saved = Layout(**encoding.decode(shard.bytes(_BLOB + _LAYOUT), lambda name: None))
+        saved = Layout(**encoding.decode(shard.bytes(encoding.BLOB + _LAYOUT), lambda name: None))
         if (saved.rank, saved.world_size) == (self.layout.rank, self.layout.world_size):
             return True
         # One process has what all would have.

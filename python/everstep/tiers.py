@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from . import device, network
 from . import worker as _worker
-from ._internal import Agent, AgentError, Arena, Board, CheckpointError, DamagedError, Shard, bytes_per_slot, open_slot, publish, reserve_slot
+from ._internal import EVERY_BITS, Agent, AgentError, Arena, Board, CheckpointError, DamagedError, Shard, bytes_per_slot, open_slot, publish, reserve_slot
+from .encoding import BLOB
 from .placed import Resharded
 from .state import Item
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 #: One being written and two complete; one more where a persist may hold one for long.
 SLOTS = 3
-#: Low bits of the board's ``SnapshotEvery``: the distance; the others: from which step on.
-EVERY_BITS = 20
 #: Why a snapshot goes to durable storage (see ``Purpose`` in the core).
 RECOVERY, EPOCH, USER = range(3)
 #: Threads that copy; more than two gain nothing while the training threads compute.
@@ -63,7 +62,7 @@ class Snapshot:
     def slot_bytes(self) -> int:
         """Room with slack: blobs (random state, data position) change their length."""
         region = sum(i.tensor.numel() * i.tensor.element_size() for i in self.items)
-        blobs = sum(i.tensor.numel() for i in self.items if i.name.startswith("__everstep__/"))
+        blobs = sum(i.tensor.numel() for i in self.items if i.name.startswith(BLOB))
         index = sum(len(i.name) + 160 for i in self.items) + region // (1 << 20) * 21
         return bytes_per_slot(region + 2 * blobs + (256 << 10), 2 * index + (64 << 10))
 
@@ -329,14 +328,14 @@ class DiskTier:
         return (steps[0], durable[steps[0]]) if steps else None
 
     def failed(self, step: int) -> None:
-        """Everything was verified before it was chosen: nobody else can help."""
+        """Ranks vote, and try an older one."""
 
     def _gathered(self, values: list[int]) -> list[list[int]]:
         """The values of all ranks, by rank."""
         import torch
         import torch.distributed as dist
 
-        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        if not _worker.in_group():
             return [values]
         mine = torch.tensor(values, dtype=torch.int64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
         every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]

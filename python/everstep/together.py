@@ -14,6 +14,7 @@ from pathlib import Path
 from torch.distributed import PrefixStore
 
 from ._internal import WholeCheckpoint, window_bytes
+from .worker import in_group
 
 #: (name, offsets, sizes, is a range, address), as the native half takes them.
 Asked = tuple[str, list[int], list[int], bool, int]
@@ -65,9 +66,7 @@ class _Meeting:
 
 
 def _meet(name: str) -> _Meeting | None:
-    import torch.distributed as dist
-
-    return _Meeting(name) if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 else None
+    return _Meeting(name) if in_group() else None
 
 
 def begin() -> None:
@@ -128,7 +127,7 @@ def read(whole: WholeCheckpoint, asked: list[Asked], largest: int) -> None:
     Args:
         whole: the checkpoint, the same on all ranks.
         asked: what this rank wants.
-        largest: bytes of the largest tensor; the memory that is shared meanwhile is about as large.
+        largest: bytes of the largest tensor; the memory that is used or shared meanwhile is about as large.
 
     Raises:
         CheckpointError: when some of it cannot be read, here or on another rank of this node.
@@ -136,7 +135,7 @@ def read(whole: WholeCheckpoint, asked: list[Asked], largest: int) -> None:
     """
     meeting = _meet(_READ)
     if meeting is None:
-        whole.read(asked, THREADS)
+        whole.read(asked, THREADS, largest)
         return
     here = _here()
     me = meeting.count(f"{here} at")
@@ -145,7 +144,7 @@ def read(whole: WholeCheckpoint, asked: list[Asked], largest: int) -> None:
     meeting.all_here()
     count = meeting.said(f"{here} at")
     if count == 1:
-        whole.read(asked, THREADS)
+        whole.read(asked, THREADS, largest)
         return
     said = [json.loads(meeting.hear(f"{here} {n}")) for n in range(1, count + 1)]
     members = [(pid, [(shard, first, end) for shard, first, end in chunks]) for pid, chunks, _ in said]

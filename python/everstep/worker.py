@@ -204,13 +204,18 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+def in_group() -> bool:
+    """torch's process group is there, with more than one rank."""
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def watch_gradients(optimizer: Any) -> None:
     """A backward pass ends with the gradient of the first parameter; what follows until the update is
     waiting for other ranks. Seen by one hook on one parameter."""
-    import torch.distributed as dist
-
     worker = current()
-    if worker.watches_gradients or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if worker.watches_gradients or not in_group():
         return
 
     def complete(_: Any) -> None:

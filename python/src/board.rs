@@ -1,7 +1,7 @@
 //! The step board as Python sees it, and the thread that shows whether the interpreter is alive.
 
 use crate::error::checkpoint;
-use everstep_checkpoint::board::{Board, Word};
+use everstep_checkpoint::board::{Board, EVERY_BITS, Word};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -109,5 +109,6 @@ fn main_thread_place(py: Python<'_>, main_thread: u64) -> u64 {
 
 /// Adds the class to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add("EVERY_BITS", EVERY_BITS)?;
     m.add_class::<PyBoard>()
 }

@@ -1,6 +1,7 @@
 //! A durable checkpoint of sharded state as a whole, for Python.
 
 use crate::error::{checkpoint, damaged, restore};
+use crate::shards::bytes_of;
 use everstep_checkpoint::reshard::part::Part;
 use everstep_checkpoint::reshard::together::{Member, Window};
 use everstep_checkpoint::reshard::whole::{Wanted, Whole, WholeError};
@@ -73,10 +74,7 @@ impl PyWholeCheckpoint {
     /// Bytes of one tensor of one rank's shard.
     fn bytes(&self, rank: usize, name: &str) -> PyResult<Vec<u8>> {
         let shard = self.0.shards().get(rank).ok_or_else(|| checkpoint(format!("there is no rank {rank}")))?;
-        let places = shard.index().offsets();
-        let (offset, tensor) =
-            places.get(name).ok_or_else(|| checkpoint(format!("{name} is not in {}", shard.path())))?;
-        self.0.fetch(rank, *offset, tensor.bytes).map_err(error)
+        bytes_of(shard, name)
     }
 
     /// What reading these parts would read: (number of runs, bytes).
@@ -112,11 +110,12 @@ impl PyWholeCheckpoint {
         py.detach(|| unsafe { self.0.read_together(&wanted, &members, me, &window) }).map_err(error)
     }
 
-    /// Copies parts of tensors to contiguous memory: (name, offsets, sizes, flat, address) each, every byte verified.
-    fn read(&self, py: Python<'_>, asked: Vec<Asked>, threads: usize) -> PyResult<()> {
+    /// Copies parts of tensors to contiguous memory: (name, offsets, sizes, flat, address) each, every byte verified; with
+    /// about `room` bytes of memory beside.
+    fn read(&self, py: Python<'_>, asked: Vec<Asked>, threads: usize, room: u64) -> PyResult<()> {
         let wanted = wanted(asked);
         // SAFETY: the Python half passes live, contiguous memory of exactly these sizes.
-        py.detach(|| unsafe { self.0.read(&wanted, threads) }).map_err(error)
+        py.detach(|| unsafe { self.0.read(&wanted, threads, room) }).map_err(error)
     }
 }
 

@@ -11,7 +11,7 @@ use everstep_checkpoint::format::shard::places_from_text;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::reshard::part::Part;
 use everstep_checkpoint::reshard::plan::{Held, Run, Table};
-use everstep_checkpoint::restore::{Shard, Target};
+use everstep_checkpoint::restore::{Readers, Shard, Target};
 use everstep_checkpoint::retain::Policy;
 use everstep_core::id::Rank;
 use everstep_core::message::Purpose;
@@ -121,8 +121,7 @@ impl PyArena {
     }
 
     /// Takes a slot that a device fills: where its first tensor belongs, and the bytes of all; `None` when every slot is
-    /// in use. The
-    /// first `alike` bytes are what ranks with the same state have in common. Ends with [`PyArena::seal`].
+    /// in use. The first `alike` bytes are what ranks with the same state have in common. Ends with [`PyArena::seal`].
     fn begin(
         &self,
         step: u64,
@@ -276,7 +275,7 @@ impl PyShard {
     /// offsets, sizes, address) each. Only chunks that hold some of them are read, and verified.
     fn read_blocks(&self, py: Python<'_>, blocks: Vec<Block>, threads: usize) -> PyResult<()> {
         let places = self.shard.index().offsets();
-        let mut targets = Vec::new();
+        let (mut targets, mut largest) = (Vec::new(), 0);
         for (name, shape, element, offsets, sizes, address) in blocks {
             let (at, tensor) = places
                 .get(name.as_str())
@@ -289,13 +288,15 @@ impl PyShard {
                 )));
             }
             let held = vec![Held { shard: 0, at: *at, part }];
-            let runs = Table::new(&shape, element, held).and_then(|t| t.plan(&Part::Block { offsets, sizes }));
+            let asked = Part::Block { offsets, sizes };
+            largest = largest.max(asked.elements().unwrap_or(0).saturating_mul(element));
+            let runs = Table::new(&shape, element, held).and_then(|t| t.plan(&asked));
             let runs = runs.map_err(|e| checkpoint(format!("{name}: {e}")))?;
             let target = |r: Run| Target { offset: r.at, bytes: r.bytes, address: address + r.into as usize };
             targets.extend(runs.into_iter().map(target));
         }
         // SAFETY: the Python half passes live, contiguous memory of exactly these sizes.
-        py.detach(|| unsafe { self.shard.load_parts(&targets, threads) }).map_err(restore)
+        py.detach(|| unsafe { self.shard.load_parts(&targets, Readers::within(threads, largest)) }).map_err(restore)
     }
 
     /// Verifies every byte.
@@ -306,11 +307,15 @@ impl PyShard {
 
     /// Bytes of one tensor.
     fn bytes(&self, name: &str) -> PyResult<Vec<u8>> {
-        let places = self.shard.index().offsets();
-        let (offset, tensor) =
-            places.get(name).ok_or_else(|| checkpoint(format!("{name} is not in the checkpoint")))?;
-        self.shard.fetch(*offset, tensor.bytes).map_err(restore)
+        bytes_of(&self.shard, name)
     }
+}
+
+/// Bytes of one tensor of a shard.
+pub fn bytes_of(shard: &Shard, name: &str) -> PyResult<Vec<u8>> {
+    let places = shard.index().offsets();
+    let (offset, tensor) = places.get(name).ok_or_else(|| checkpoint(format!("{name} is not in the checkpoint")))?;
+    shard.fetch(*offset, tensor.bytes).map_err(restore)
 }
 
 /// Opens a slot by its file.

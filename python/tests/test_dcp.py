@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 import everstep as es
 from everstep.dcp import pieces, shares
-from harness.cluster import free_port
+from harness.ranks import run_ranks
 
 
 
@@ -207,15 +207,8 @@ os._exit(0)  # See test_reshard.py.
 def _ranks(tmp_path: Path, size: int, *arguments: str) -> None:
     script = tmp_path / "sharded.py"
     script.write_text(_SHARDED)
-    env = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
-    line = [sys.executable, str(script), *arguments]
-    ranks = [subprocess.Popen(line, env={**env, "RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE) for r in range(size)]
-    try:
-        errors = [r.communicate(timeout=120)[1].decode() for r in ranks]
-        assert [r.returncode for r in ranks] == [0] * size, "\n".join(errors)[-3000:]
-    finally:
-        for r in ranks:
-            r.kill()
+    ended = run_ranks([sys.executable, str(script), *arguments], size)
+    assert [r.code for r in ended] == [0] * size, "\n".join(r.err for r in ended)[-3000:]
 
 
 def test_saved_by_four_ranks_and_loaded_by_others(tmp_path):

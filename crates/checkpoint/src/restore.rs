@@ -5,8 +5,7 @@ use crate::arena::{Label, REGION_AT, Slot, SlotError};
 use crate::direct::{ALIGN, Source};
 use crate::format::digest::{CHUNK_BYTES, combine_chunks, crc};
 use crate::format::shard::{
-    CHUNKS_KEY, Index, Lines, PLACES_KEY, VALUES_KEY, chunks_from_text, parse_safetensors_header_after,
-    values_from_text,
+    CHUNKS_KEY, Index, Lines, PLACES_KEY, VALUES_KEY, chunks_from_text, parse_safetensors_header, values_from_text,
 };
 use crate::fused::Running;
 use everstep_core::message::ShardFile;
@@ -131,7 +130,7 @@ impl Shard {
             return Err(damaged("too short"));
         }
         let json = header.get(8..).unwrap_or_default();
-        let (mut index, mut metadata) = parse_safetensors_header_after(json, before).map_err(|e| damaged(&e))?;
+        let (mut index, mut metadata) = parse_safetensors_header(json, before).map_err(|e| damaged(&e))?;
         let crcs = metadata.get(CHUNKS_KEY).and_then(|text| chunks_from_text(text));
         index.crcs = crcs.ok_or_else(|| damaged("no checksums in its header"))?;
         let region = index.checked_bytes().filter(|b| b.checked_add(region_at) == Some(length));
@@ -188,7 +187,8 @@ impl Shard {
         let first = usize::try_from(offset / chunk).map_err(|_| outside())?;
         let last = usize::try_from(end.div_ceil(chunk)).map_err(|_| outside())?;
         // SAFETY: the vector has room for exactly this.
-        unsafe { self.load_chunks(&requests(std::iter::once(first..last)), &[target], 1, true)? };
+        let readers = Readers::within(1, target.bytes);
+        unsafe { self.load_chunks(std::iter::once(first..last), &[target], readers, true)? };
         Ok(found)
     }
 
@@ -212,7 +212,7 @@ impl Shard {
     ///
     /// # Errors
     /// As [`Shard::load`], and when a part lies outside.
-    pub unsafe fn load_parts(&self, targets: &[Target], threads: usize) -> Result<(), RestoreError> {
+    pub unsafe fn load_parts(&self, targets: &[Target], readers: Readers) -> Result<(), RestoreError> {
         let region = self.index.bytes();
         if targets.iter().any(|t| t.offset.checked_add(t.bytes).is_none_or(|end| end > region)) {
             let what = "a tensor lies outside".into();
@@ -233,7 +233,7 @@ impl Shard {
                 }
             }
             // SAFETY: the caller's promise.
-            unsafe { self.load_chunks(&requests(touched(&pass)), &pass, threads, true)? };
+            unsafe { self.load_chunks(touched(&pass), &pass, readers, true)? };
             left = later;
         }
         Ok(())
@@ -248,17 +248,20 @@ impl Shard {
     /// # Errors
     /// [`RestoreError::Chunks`] with all damaged chunks; those of the file system.
     pub unsafe fn load(&self, targets: &[Target], threads: usize, verify: bool) -> Result<(), RestoreError> {
+        let largest = targets.iter().map(|t| t.bytes).max().unwrap_or(0);
+        let readers = Readers::within(threads, largest);
         // SAFETY: the caller's promise.
-        unsafe { self.load_chunks(&requests(std::iter::once(0..self.index.chunks())), targets, threads, verify) }
+        unsafe { self.load_chunks(std::iter::once(0..self.index.chunks()), targets, readers, verify) }
     }
 
     unsafe fn load_chunks(
         &self,
-        requests: &[Range<usize>],
+        chunks: impl IntoIterator<Item = Range<usize>>,
         targets: &[Target],
-        threads: usize,
+        readers: Readers,
         verify: bool,
     ) -> Result<(), RestoreError> {
+        let requests = &readers.requests(chunks);
         let mut targets: Vec<Target> = targets.iter().copied().filter(|t| t.bytes > 0).collect();
         targets.sort_unstable_by_key(|t| t.offset);
         let next = AtomicUsize::new(0);
@@ -266,7 +269,7 @@ impl Shard {
             let mut bad = Vec::new();
             let mut scratch = match self.bytes {
                 Bytes::Slot(_) => None,
-                Bytes::File(..) => Some(MmapMut::map_anon(CHUNKS_AT_ONCE * CHUNK_BYTES)?),
+                Bytes::File(..) => Some(MmapMut::map_anon(readers.chunks * CHUNK_BYTES)?),
             };
             loop {
                 let Some(Range { start: first, end: last }) =
@@ -287,7 +290,7 @@ impl Shard {
             }
         };
         let parts = std::thread::scope(|scope| {
-            let others = threads.min(requests.len()).saturating_sub(1);
+            let others = readers.threads.min(requests.len()).saturating_sub(1);
             let helpers: Vec<_> = (0..others).map(|_| scope.spawn(work)).collect();
             let mut parts = vec![work()];
             let panicked = |_| Err(std::io::Error::other("a reader panicked"));
@@ -329,10 +332,28 @@ impl Shard {
     }
 }
 
-/// Chunks as they are read, [`CHUNKS_AT_ONCE`] at most.
-fn requests(ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<Range<usize>> {
-    let cut = |r: Range<usize>| r.clone().step_by(CHUNKS_AT_ONCE).map(move |at| at..(at + CHUNKS_AT_ONCE).min(r.end));
-    ranges.into_iter().flat_map(cut).collect()
+/// How many threads read, and how many chunks each at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Readers {
+    threads: usize,
+    chunks: usize,
+}
+
+impl Readers {
+    /// So many threads at most, whose buffers take `room` bytes together at most, or one chunk: with the largest tensor for
+    /// `room`, loading never needs more memory beside the state than that.
+    #[must_use]
+    pub fn within(threads: usize, room: u64) -> Self {
+        let room = usize::try_from(room / CHUNK_BYTES as u64).unwrap_or(usize::MAX).max(1);
+        let threads = threads.clamp(1, room);
+        Readers { threads, chunks: (room / threads).min(CHUNKS_AT_ONCE) }
+    }
+
+    /// Chunks as they are read.
+    fn requests(self, ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<Range<usize>> {
+        let cut = |r: Range<usize>| r.clone().step_by(self.chunks).map(move |at| at..(at + self.chunks).min(r.end));
+        ranges.into_iter().flat_map(cut).collect()
+    }
 }
 
 /// Chunks that hold some of these parts, which are in order.

@@ -4,6 +4,7 @@ use crate::id::{Epoch, Generation, Incarnation, NodeId, Rank, Step};
 pub use crate::shard::{Copies, Holding, Keeper, Offer, Purpose, Replication, ShardFile, Source, Tier};
 use crate::spec::JobSpec;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// First message on every connection: who this is, and everything the coordinator may have missed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -253,6 +254,14 @@ pub struct Slot {
     pub store_port: u16,
 }
 
+impl Slot {
+    /// Its ranks.
+    #[must_use]
+    pub fn ranks(&self) -> Range<u32> {
+        self.first_rank.0..self.first_rank.0 + self.workers
+    }
+}
+
 /// The ranks of one generation, ordered by node id. The first slot leads: it serves the process-group store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct World {
@@ -271,6 +280,12 @@ impl World {
     #[must_use]
     pub fn slot(&self, node: &NodeId) -> Option<&Slot> {
         self.index(node).and_then(|i| self.slots.get(i))
+    }
+
+    /// The part that `rank` is in.
+    #[must_use]
+    pub fn slot_of(&self, rank: Rank) -> Option<&Slot> {
+        self.slots.iter().find(|s| s.ranks().contains(&rank.0))
     }
 
     fn index(&self, node: &NodeId) -> Option<usize> {

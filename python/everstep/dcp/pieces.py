@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from .._internal import CheckpointError, Shard
+from ..encoding import BLOB
 from ..state import DTYPES, Item
 
 #: The tensor of a shard that says where its tensors belong.
-TABLE = "__everstep__/dcp"
-_OBJECT = "__everstep__/dcp/"
+TABLE = BLOB + "dcp"
+_OBJECT = TABLE + "/"
 VERSION = 1
 
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from ..worker import in_group
 from .pieces import Piece
 
 _saves = itertools.count()
@@ -40,7 +41,7 @@ def own(pieces: Iterable[Piece]) -> list[Piece]:
     import torch.distributed as dist
 
     pieces = list(pieces)
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if not in_group():
         return pieces
     alike = {p.name: p.bytes for p in pieces if p.tensor is None or tuple(p.tensor.shape) == p.shape}
     mine = set(_share(alike, dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()))

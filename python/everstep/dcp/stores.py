@@ -32,7 +32,7 @@ def _agree(root: Path, step: int) -> int:
     """Rank 0's number, through torch's store (see :mod:`everstep.dcp.shares`)."""
     import torch.distributed as dist
 
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if not _worker.in_group():
         return step
     store, key = dist.distributed_c10d._get_default_store(), f"everstep/dcp/first/{root}"
     if dist.get_rank() == 0:

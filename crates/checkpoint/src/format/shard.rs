@@ -119,14 +119,6 @@ impl Tensor {
     }
 }
 
-/// Reads a safetensors header's JSON into an index (without checksums) and its metadata.
-///
-/// # Errors
-/// A sentence saying what is wrong: unknown structure, gaps, overlaps.
-pub fn parse_safetensors_header(json: &[u8]) -> Result<(Index, BTreeMap<String, String>), String> {
-    parse_safetensors_header_after(json, &mut Lines::default())
-}
-
 /// The bytes of [`PLACES`] as text for a header, where a reader of all shards finds it without reading of their regions:
 /// hexadecimal numbers.
 #[must_use]
@@ -166,7 +158,8 @@ pub struct Lines {
     tensors: Arc<[Tensor]>,
 }
 
-type Metadata = BTreeMap<String, String>;
+/// What a header says beside the tensors.
+pub type Metadata = BTreeMap<String, String>;
 
 /// The metadata of a header, and its text before and after it.
 fn split_metadata(json: &[u8]) -> Option<(Metadata, [&[u8]; 2])> {
@@ -178,14 +171,12 @@ fn split_metadata(json: &[u8]) -> Option<(Metadata, [&[u8]; 2])> {
     Some((metadata, [json.get(..key)?, json.get(at + values.byte_offset()..)?.trim_ascii_end()]))
 }
 
-/// As [`parse_safetensors_header`], by comparison where the lines are those of `before`.
+/// Reads a safetensors header's JSON into an index (without checksums) and its metadata.
+/// Where the lines are those of the header `before`, they are compared and not parsed.
 ///
 /// # Errors
-/// As there.
-pub fn parse_safetensors_header_after(
-    json: &[u8],
-    before: &mut Lines,
-) -> Result<(Index, BTreeMap<String, String>), String> {
+/// A sentence saying what is wrong: unknown structure, gaps, overlaps.
+pub fn parse_safetensors_header(json: &[u8], before: &mut Lines) -> Result<(Index, Metadata), String> {
     let split = split_metadata(json);
     if let Some((metadata, [head, tail])) = &split
         && before.text.strip_prefix(*head) == Some(*tail)
@@ -216,7 +207,7 @@ pub fn parse_safetensors_header_after(
 /// million of its lines.
 #[derive(Default)]
 struct Header {
-    metadata: BTreeMap<String, String>,
+    metadata: Metadata,
     entries: Vec<Entry>,
 }
 
@@ -232,8 +223,8 @@ struct Line {
 
 impl<'de> Deserialize<'de> for Header {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Lines;
-        impl<'de> Visitor<'de> for Lines {
+        struct Object;
+        impl<'de> Visitor<'de> for Object {
             type Value = Header;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -253,7 +244,7 @@ impl<'de> Deserialize<'de> for Header {
                 Ok(header)
             }
         }
-        deserializer.deserialize_map(Lines)
+        deserializer.deserialize_map(Object)
     }
 }
 
@@ -284,8 +275,8 @@ mod tests {
             let mut lines = Lines::default();
             for (index, metadata) in all.iter().flat_map(|x| [x, x]) {
                 let header = index.safetensors_header(metadata).unwrap();
-                let found = parse_safetensors_header_after(&header[8..], &mut lines);
-                prop_assert_eq!(&found, &parse_safetensors_header(&header[8..]));
+                let found = parse_safetensors_header(&header[8..], &mut lines);
+                prop_assert_eq!(&found, &parse_safetensors_header(&header[8..], &mut Lines::default()));
                 let (seen, said) = found.unwrap();
                 let by_name = |i: &Index| i.offsets().into_iter().map(|(n, (at, t))| (n.to_owned(), (at, t.clone()))).collect::<Vec<_>>();
                 // Empty tensors at one place may change order.

@@ -4,7 +4,7 @@ use super::part::Part;
 use super::plan::{Held, PlanError, Run, Table};
 use crate::format::shard::{Lines, places_from_text};
 use crate::persist::read_manifest;
-use crate::restore::{RestoreError, Shard, Target};
+use crate::restore::{Readers, RestoreError, Shard, Target};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
@@ -137,15 +137,6 @@ impl Whole {
         &self.tensors
     }
 
-    /// A few bytes of one shard, verified.
-    ///
-    /// # Errors
-    /// As [`Shard::fetch`].
-    pub fn fetch(&self, shard: usize, offset: u64, bytes: u64) -> Result<Vec<u8>, WholeError> {
-        let from = self.shards.get(shard).ok_or_else(|| WholeError::Unknown(format!("rank {shard}")))?;
-        Ok(from.fetch(offset, bytes)?)
-    }
-
     /// What to read of which shard, and where it goes.
     ///
     /// # Errors
@@ -163,18 +154,20 @@ impl Whole {
         Ok(by_shard)
     }
 
-    /// Copies parts of tensors to where they are wanted, every byte verified.
+    /// Copies parts of tensors to where they are wanted, every byte verified; beside them, about `room` bytes of memory are
+    /// used.
     ///
     /// # Safety
     /// Each address must be writable for the length of its part, and nobody else may use it meanwhile.
     ///
     /// # Errors
     /// As [`Whole::plan`], and [`Shard::load_parts`].
-    pub unsafe fn read(&self, wanted: &[Wanted], threads: usize) -> Result<(), WholeError> {
+    pub unsafe fn read(&self, wanted: &[Wanted], threads: usize, room: u64) -> Result<(), WholeError> {
+        let readers = Readers::within(threads, room);
         for (shard, targets) in self.plan(wanted)? {
             let Some(shard) = self.shards.get(shard as usize) else { continue };
             // SAFETY: the caller's promise.
-            unsafe { shard.load_parts(&targets, threads)? };
+            unsafe { shard.load_parts(&targets, readers)? };
         }
         Ok(())
     }

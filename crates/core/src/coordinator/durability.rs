@@ -80,7 +80,7 @@ impl Job {
         else {
             return;
         };
-        let ranks = slot.first_rank.0..slot.first_rank.0 + slot.workers;
+        let ranks = slot.ranks();
         if !ranks.clone().all(|r| self.durability.offers.contains_key(&Rank(r))) {
             return;
         }
@@ -148,8 +148,7 @@ impl Job {
     fn own_sources(&self, rank: Rank, sources: &Sources) -> Sources {
         let size = self.record.world.size();
         let is = |h: &Holding, step: Step| h.rank == rank && h.world_size == size && h.step == step;
-        let slot =
-            self.record.world.slots.iter().find(|s| (s.first_rank.0..s.first_rank.0 + s.workers).contains(&rank.0));
+        let slot = self.record.world.slot_of(rank);
         let here = slot.and_then(|s| self.durability.holds.get(&s.node)).map_or(&[][..], Vec::as_slice);
         let own = |(step, source): &(&Step, &Source)| match source.tier {
             Tier::Memory => here.iter().any(|h| is(h, **step)),

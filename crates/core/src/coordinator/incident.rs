@@ -4,7 +4,7 @@ use super::command::{Action, Command, Fact};
 use super::state::{Job, Node, Phase, RECENT};
 use crate::digests::Odd;
 use crate::id::{Generation, NodeId, Rank, Step};
-use crate::message::{Cause, Failure, Order, Outcome, Slot};
+use crate::message::{Cause, Failure, Order, Outcome};
 use crate::slow::Change;
 use crate::spec::RestartBudget;
 use crate::time::Time;
@@ -89,8 +89,7 @@ impl Job {
     /// A rank holds the others up, or no longer does. Only said: what to do about it is not decided here.
     pub(super) fn slow(&mut self, change: Change, out: &mut Vec<Command>) {
         let rank = Rank(change.rank);
-        let own = |s: &&Slot| (s.first_rank.0..s.first_rank.0 + s.workers).contains(&rank.0);
-        let Some(node) = self.record.world.slots.iter().find(own).map(|s| s.node.clone()) else { return };
+        let Some(node) = self.record.world.slot_of(rank).map(|s| s.node.clone()) else { return };
         let fact = Fact::SlowRank { rank, node: node.clone(), percent: change.percent, slow: change.slow };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
         let what = if change.slow {
@@ -109,9 +108,8 @@ impl Job {
     /// Ranks that should hold the same state do not. Said; the run goes on.
     pub(super) fn diverged(&mut self, step: Step, found: Odd, out: &mut Vec<Command>) {
         let Odd { ranks, certain } = found;
-        let slots = &self.record.world.slots;
-        let own = |rank: &Rank| slots.iter().find(|s| (s.first_rank.0..s.first_rank.0 + s.workers).contains(&rank.0));
-        let nodes: Vec<NodeId> = ranks.iter().filter_map(|r| Some(own(r)?.node.clone())).collect();
+        let world = &self.record.world;
+        let nodes: Vec<NodeId> = ranks.iter().filter_map(|r| Some(world.slot_of(*r)?.node.clone())).collect();
         let who: Vec<String> = ranks.iter().zip(&nodes).map(|(r, n)| format!("rank {r} on node {n}")).collect();
         let what = if certain {
             format!(

@@ -103,7 +103,7 @@ impl Job {
             slots.iter().map(|s| (s.node.clone(), Replication::default())).collect();
         for (i, keepers) in holders.iter().enumerate() {
             let Some(slot) = slots.get(i) else { continue };
-            let ranks = slot.first_rank.0..slot.first_rank.0 + slot.workers;
+            let ranks = slot.ranks();
             for keeper in keepers {
                 let Some(id) = slots.get(*keeper).map(|s| s.node.clone()) else { continue };
                 let Some(address) = self.replica_address(&id) else { continue };

@@ -1,0 +1,38 @@
+"""Ranks without a launcher: processes with the variables that torch.distributed reads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.cluster import free_port
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run_ranks(line: Sequence[str], size: int, timeout: float = 120, cwd: Path | None = None, **env: str) -> list[Ended]:
+    """Runs ``line`` as so many ranks until all have ended; none is left when this returns.
+
+    Raises:
+        subprocess.TimeoutExpired: when one has not ended after ``timeout`` seconds.
+    """
+    common = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo", **env}
+    ranks = [
+        subprocess.Popen(line, cwd=cwd, env={**common, "RANK": str(r), "LOCAL_RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for r in range(size)
+    ]
+    try:
+        return [Ended(r.returncode, out, err) for r in ranks for out, err in [r.communicate(timeout=timeout)]]
+    finally:
+        for r in ranks:
+            r.kill()
