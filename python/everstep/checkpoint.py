@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
@@ -19,10 +18,11 @@ from . import device, together
 from . import worker as _worker
 from ._internal import CheckpointError, DamagedError, Shard, list_checkpoints, open_shard
 from .batches import Resumable
+from .directory import Directory
 from .micro import MicroBatches
 from .placed import Resharded
 from .plan import BatchPlan, batch_plan
-from .schedule import FILE, Appointments, Clock, Measured, Snapshots, Source
+from .schedule import Appointments, Clock, Measured, Snapshots, Source
 from .state import Layout, State, is_replicated
 from .tiers import EPOCH, RECOVERY, USER, AgentTier, DiskTier, HealingShard, Keep, Snapshot
 
@@ -62,7 +62,8 @@ class CheckpointManager:
     Elsewhere only ``directory`` is written.
 
     Args:
-        directory: where durable checkpoints live; all ranks must see the same one.
+        directory: where durable checkpoints live: a path that all ranks see, or a prefix in an object store (``s3://bucket/prefix``,
+            ``gs://…``, ``az://…``; keys and endpoints as the providers' own tools read them from the environment).
         every: steps between memory snapshots. ``"auto"``: each step, or, where that would hold the loop up by more than
             ``stall_budget``, every k-th.
         persist: steps or time between durable checkpoints. ``"auto"`` measures what they cost, keeps to ``stall_budget``,
@@ -108,7 +109,7 @@ class CheckpointManager:
         same = is_replicated(state) if replicated == "auto" else replicated
         world = _worker.world()
         self._state = State(state, Layout(world.rank, world.world_size, same))
-        self._directory = Path(directory).absolute()
+        self._directory = Directory(directory)
         if isinstance(every, timedelta):
             raise TypeError("every= is a number of steps, or 'auto': time passes differently on each rank")
         self._every = every if isinstance(every, int) else None
@@ -118,7 +119,7 @@ class CheckpointManager:
         self._step: int | None = None
         self._snapshot_step = self._persisted_step = 0
         self._worker = _worker.current()
-        self._prepare_directory()
+        self._directory.prepare()
         durable = bool(self._persist)
         rules = Keep(keep, keep_every, keep_epochs)
         agent = self._worker.agent
@@ -153,15 +154,7 @@ class CheckpointManager:
             return None
         if isinstance(self._persist, timedelta):
             return Clock(self._persist)
-        return Measured(budget, STORAGE_SHARE if self._tier.in_memory else 1.0, self._directory / FILE)
-
-    def _prepare_directory(self) -> None:
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise CheckpointError(f"cannot create the checkpoint directory {self._directory}: {e.strerror}; give another one") from e
-        if not os.access(self._directory, os.W_OK | os.X_OK):
-            raise CheckpointError(f"the checkpoint directory {self._directory} is read-only; give one that can be written")
+        return Measured(budget, STORAGE_SHARE if self._tier.in_memory else 1.0, self._directory)
 
     def _watch_forward(self, state: dict[str, Any]) -> None:
         """A forward pass uses the batch that came last (see :class:`Resumable`)."""
@@ -249,11 +242,10 @@ class CheckpointManager:
 
     def _as_one(self, step: int, shard: Shard | HealingShard) -> Resharded | Shard | HealingShard:
         """The durable checkpoint of the step, for ranks that hold other parts now than when it was made."""
-        path = self._directory / f"step-{step}"
         try:
-            return self._state.resharded(str(path))
+            return self._state.resharded(self._directory.step(step))
         except CheckpointError as e:
-            if (path / "manifest.json").exists() or not self._state.is_sharded:
+            if self._directory.has(step) or not self._state.is_sharded:
                 # It is of another model, which is said when it is loaded.
                 return shard
             raise CheckpointError(

@@ -9,6 +9,7 @@ import argparse
 import pickle
 import sys
 import warnings
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from . import encoding
 from ._internal import CheckpointError, WholeCheckpoint, list_checkpoints
+from .directory import Directory
 from .state import DTYPES
 
 #: What is each rank's own, or of no use without everstep.
@@ -28,21 +30,21 @@ HF_FILE_BYTES = 5_000_000_000
 THREADS = 4
 
 
-def _published(source: Path, step: int | None) -> Path:
+def _published(source: str | PathLike[str], step: int | None) -> str:
     """The directory of one checkpoint: ``source`` itself, or one of those in it."""
-    if (source / "manifest.json").exists():
-        return source
-    for number, path, _, wrong in list_checkpoints(source) if source.is_dir() else []:
+    root, said = Directory(source).located()
+    step = said if step is None else step
+    for number, path, _, wrong in list_checkpoints(root) if root.is_there() else []:
         if step is None and wrong is not None:
             continue
         if step in (None, number):
             if wrong is not None:
                 raise CheckpointError(wrong)
-            return Path(path)
+            return path
     raise CheckpointError(f"there is no complete checkpoint{'' if step is None else f' of step {step}'} in {source}")
 
 
-def load(source: Path, step: int | None = None) -> dict[str, Any]:
+def load(source: str | PathLike[str], step: int | None = None) -> dict[str, Any]:
     """A durable checkpoint as nested state dicts of whole tensors, by the names that were given to ``CheckpointManager`` or DCP.
 
     Optimizer state is by the names of its parameters: ``{"state": {name: …}, "param_groups": […]}``.
@@ -82,7 +84,7 @@ def _alike(whole: WholeCheckpoint) -> bool:
     return bool(layout.get("replicated"))
 
 
-def _through_dcp(path: Path) -> dict[str, Any]:
+def _through_dcp(path: str) -> dict[str, Any]:
     from .dcp import Reader
 
     return _dcp_state(Reader(path))
@@ -188,13 +190,13 @@ def main() -> int:
     p = argparse.ArgumentParser(prog="everstep ckpt")
     commands = p.add_subparsers(dest="command", required=True)
     e = commands.add_parser("export")
-    e.add_argument("source", type=Path)
+    e.add_argument("source")
     e.add_argument("out", type=Path)
     e.add_argument("--to", choices=sorted(_EXPORTS), required=True)
     e.add_argument("--step", type=int)
     i = commands.add_parser("import")
     i.add_argument("source", type=Path)
-    i.add_argument("out", type=Path)
+    i.add_argument("out")
     i.add_argument("--from", dest="of", choices=sorted(_IMPORTS), required=True)
     a = p.parse_args()
     try:

@@ -52,14 +52,14 @@ class MicroBatches:
         if hasattr(sampler, "follow"):
             sampler.follow(plan)
         self._loader, self.plan = loader, plan
-        self._batches = iter(loader)
+        self._batches = _begin(loader)
 
     def _next(self, loader: Iterable[Any]) -> Any:
         assert self._batches is not None
         try:
             return next(self._batches)
         except StopIteration:
-            self._batches = iter(loader)
+            self._batches = _begin(loader)
             return next(self._batches)
 
     def _weigh(self, plan: BatchPlan) -> None:
@@ -70,6 +70,13 @@ class MicroBatches:
         if gradients:
             with torch.no_grad():
                 torch._foreach_mul_(gradients, plan.loss_scale)
+
+
+def _begin(loader: Iterable[Any]) -> Iterator[Any]:
+    """A loop over the loader. A DataLoader draws a seed when one begins: a restart in the middle of an epoch would draw once more than
+    the run that was not disturbed, and dropout would go on otherwise."""
+    with torch.random.fork_rng(devices=[]):
+        return iter(loader)
 
 
 def _ddp(module: nn.Module) -> nn.parallel.DistributedDataParallel | None:

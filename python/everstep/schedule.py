@@ -9,10 +9,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
+from os import PathLike
 from typing import Any, Protocol
 
-from ._internal import Rate, snapshot_interval
+from ._internal import CheckpointError, Rate, recall, remember, snapshot_interval
 
 #: A profile of slow steps ends after so many seconds, with at least three of them.
 PROFILE_SECONDS = 120.0
@@ -82,11 +82,11 @@ class Measured:
     Args:
         budget: part of the loop's time that checkpoints may cost.
         share: part of the time in which they may use storage.
-        file: where measurements are kept; a job that starts again goes on with them.
+        directory: of the checkpoints, where measurements are kept (``FILE``); a job that starts again goes on with them.
     """
 
-    def __init__(self, budget: float, share: float, file: Path) -> None:
-        self._budget, self._file = budget, file
+    def __init__(self, budget: float, share: float, directory: str | PathLike[str]) -> None:
+        self._budget, self._directory = budget, directory
         kept = self._kept()
         self._rate = Rate(budget, share, json.dumps(kept["rate"]) if "rate" in kept else None)
         self._ran, self._failures = float(kept.get("seconds", 0.0)), int(kept.get("failures", 0))
@@ -102,8 +102,8 @@ class Measured:
 
     def _kept(self) -> dict[str, Any]:
         try:
-            kept = json.loads(self._file.read_text())
-        except (OSError, ValueError):
+            kept = json.loads(recall(self._directory, FILE) or b"{}")
+        except (CheckpointError, ValueError):
             return {}
         return kept if isinstance(kept, dict) else {}
 
@@ -172,10 +172,8 @@ class Measured:
         kept = {"every": chosen[0] if chosen else None, "why": self.why(), "seconds": seconds, "failures": self._failures,
                 "closed": closed, "rate": json.loads(self._rate.keep())}  # fmt: skip
         # Without it the next life measures again.
-        with contextlib.suppress(OSError):
-            temporary = self._file.with_suffix(f".{os.getpid()}")
-            temporary.write_text(json.dumps(kept, indent=1) + "\n")
-            temporary.replace(self._file)
+        with contextlib.suppress(CheckpointError):
+            remember(self._directory, FILE, (json.dumps(kept, indent=1) + "\n").encode(), closed)
 
 
 class Snapshots:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from . import device, network
 from . import worker as _worker
-from ._internal import EVERY_BITS, Agent, AgentError, Arena, Board, CheckpointError, DamagedError, Shard, bytes_per_slot, open_slot, publish, reserve_slot
+from ._internal import EVERY_BITS, Agent, AgentError, Arena, Board, CheckpointError, DamagedError, Shard, bytes_per_slot, note_shard, open_slot, publish_noted, reserve_slot
+from .directory import Directory
 from .encoding import BLOB
+from .meeting import gathered
 from .placed import Resharded
 from .state import Item
 
@@ -159,7 +161,7 @@ class AgentTier:
         self,
         agent: Agent,
         board: Board,
-        directory: Path,
+        directory: Directory,
         keep: Keep,
         durable: bool,
         any_rank: bool,
@@ -311,7 +313,7 @@ class DiskTier:
 
     in_memory = False
 
-    def __init__(self, directory: Path, keep: Keep) -> None:
+    def __init__(self, directory: Directory, keep: Keep) -> None:
         self._directory, self._keep = directory, keep
         self._slots = _Slots()
         self._scratch: str | None = None
@@ -330,31 +332,13 @@ class DiskTier:
     def failed(self, step: int) -> None:
         """Ranks vote, and try an older one."""
 
-    def _gathered(self, values: list[int]) -> list[list[int]]:
-        """The values of all ranks, by rank."""
-        import torch
-        import torch.distributed as dist
-
-        if not _worker.in_group():
-            return [values]
-        mine = torch.tensor(values, dtype=torch.int64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
-        every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(every, mine)
-        return [t.tolist() for t in every]
-
     def agree(self, value: int) -> int:
         """Rank 0's value, on all ranks."""
-        return self._gathered([value])[0][0]
+        return gathered([value])[0][0]
 
     def _common(self, steps: list[int]) -> list[int]:
-        every = self._gathered((steps[:2] + [-1, -1])[:2])
+        every = gathered((steps[:2] + [-1, -1])[:2])
         return [s for s in steps[:2] if all(s in held for held in every)]
-
-    def _barrier(self) -> None:
-        import torch.distributed as dist
-
-        if dist.is_available() and dist.is_initialized():
-            dist.barrier()
 
     def capture(self, snapshot: Snapshot) -> bool:
         """Copies, and writes in :meth:`wait`."""
@@ -397,32 +381,24 @@ class DiskTier:
         world = _worker.world()
         failure: Exception | None = None
         try:
-            shard = self._slots.arena.write_shard(str(self._directory), step)
-            staging = self._directory / f"step-{step}.tmp-0"
-            (staging / f".rank-{world.rank}.json").write_text(shard)
+            note_shard(self._directory, 0, step, self._slots.arena.write_shard(self._directory, step))
         except (CheckpointError, OSError) as e:
             failure = e
-        self._barrier()
-        if failure is None and world.rank == 0:
+        # What an earlier life has left must not stand for a shard that could not be written.
+        failed = [rank for rank, (wrong,) in enumerate(gathered([int(failure is not None)])) if wrong]
+        if world.rank == 0 and not failed:
             try:
-                self._publish(step, world.world_size)
+                publish_noted(self._directory, 0, step, world.world_size, self._keep.arguments())
             except (CheckpointError, OSError) as e:
                 failure = e
-        self._barrier()
+        if failure is None and failed:
+            failure = CheckpointError(f"step {step} was not written by every rank (rank {failed[0]} could not); the previous checkpoint stays")
+        ((published,), *_) = gathered([int(failure is None)])
+        if failure is None and not published:
+            failure = CheckpointError(f"step {step} could not be published by rank 0; the previous checkpoint stays")
         if failure is not None:
             raise CheckpointError(str(failure)) from failure
         self._done = step
-
-    def _publish(self, step: int, world_size: int) -> None:
-        staging = self._directory / f"step-{step}.tmp-0"
-        notes = [staging / f".rank-{rank}.json" for rank in range(world_size)]
-        missing = [n.name for n in notes if not n.exists()]
-        if missing:
-            raise CheckpointError(f"step {step} was not written by every rank ({missing[0]} is missing); the previous checkpoint stays")
-        shards = [n.read_text() for n in notes]
-        for note in notes:
-            note.unlink()
-        publish(str(self._directory), 0, step, shards, self._keep.arguments())
 
     def started(self) -> None:
         """Nobody sends anything here."""

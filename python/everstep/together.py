@@ -11,10 +11,8 @@ import json
 import os
 from pathlib import Path
 
-from torch.distributed import PrefixStore
-
 from ._internal import WholeCheckpoint, window_bytes
-from .worker import in_group
+from .meeting import Meeting, meet
 
 #: (name, offsets, sizes, is a range, address), as the native half takes them.
 Asked = tuple[str, list[int], list[int], bool, int]
@@ -28,45 +26,9 @@ _attempts = 0
 _attended: set[str] = set()
 
 
-class _Meeting:
-    """All ranks, through torch's store: who comes says something, and can go on when all have come. A few words per rank."""
-
-    def __init__(self, name: str) -> None:
-        import torch.distributed as dist
-
-        _attended.add(name)
-        self.size = dist.get_world_size()
-        self._store = PrefixStore(f"everstep/restore/{_attempts}/{name}", dist.distributed_c10d._get_default_store())
-
-    def count(self, what: str) -> int:
-        """One more has said so; returns how many."""
-        return int(self._store.add(what, 1))
-
-    def said(self, what: str) -> int:
-        """How many have said so."""
-        return int(self._store.add(what, 0))
-
-    def tell(self, name: str, value: str) -> None:
-        """For all."""
-        self._store.set(name, value)
-
-    def hear(self, name: str) -> str:
-        """What somebody tells, as soon as it does."""
-        return str(self._store.get(name).decode())
-
-    def come(self) -> None:
-        """Here, too."""
-        if self.count("here") == self.size:
-            self.tell("all here", "")
-
-    def all_here(self) -> None:
-        """Comes, and waits until all have."""
-        self.come()
-        self.hear("all here")
-
-
-def _meet(name: str) -> _Meeting | None:
-    return _Meeting(name) if in_group() else None
+def _meet(name: str) -> Meeting | None:
+    _attended.add(name)
+    return meet(f"restore/{_attempts}/{name}")
 
 
 def begin() -> None:

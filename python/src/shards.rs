@@ -8,6 +8,7 @@ use everstep_checkpoint::capture::{self, Capture, Filling, Plan, Source};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::shard::Tensor;
 use everstep_checkpoint::format::shard::places_from_text;
+use everstep_checkpoint::objects::is_url;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::reshard::part::Part;
 use everstep_checkpoint::reshard::plan::{Held, Run, Table};
@@ -16,7 +17,7 @@ use everstep_checkpoint::retain::Policy;
 use everstep_core::id::Rank;
 use everstep_core::message::Purpose;
 use pyo3::prelude::*;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -379,16 +380,61 @@ fn publish(
     let shards = shards.iter().map(|s| serde_json::from_str(s)).collect::<Result<Vec<_>, _>>().map_err(checkpoint)?;
     let done = py.detach(|| {
         persist::publish(&directory, generation, step, &shards)?;
-        let (last, keep_every, epochs) = keep;
-        let every = (keep_every > 0).then(|| Duration::from_secs(keep_every));
-        persist::prune(&directory, Policy { last, every, epochs }, generation)
+        pruned(&directory, generation, keep)
     });
-    done.map(drop).map_err(|e| {
-        checkpoint(format!(
-            "cannot publish the checkpoint in {}: {e}; the previous checkpoint stays",
-            directory.display()
-        ))
-    })
+    done.map_err(|e| unpublished(&directory, &e))
+}
+
+/// As `publish`, of what all ranks have noted with `note_shard`.
+#[pyfunction]
+fn publish_noted(
+    py: Python<'_>,
+    directory: PathBuf,
+    generation: u64,
+    step: u64,
+    world_size: u32,
+    keep: (usize, u64, bool),
+) -> PyResult<()> {
+    let done = py.detach(|| {
+        persist::publish_noted(&directory, generation, step, world_size)?;
+        pruned(&directory, generation, keep)
+    });
+    done.map_err(|e| unpublished(&directory, &e))
+}
+
+fn pruned(directory: &Path, generation: u64, (last, every, epochs): (usize, u64, bool)) -> std::io::Result<()> {
+    let every = (every > 0).then(|| Duration::from_secs(every));
+    persist::prune(directory, Policy { last, every, epochs }, generation).map(drop)
+}
+
+fn unpublished(directory: &Path, e: &std::io::Error) -> PyErr {
+    checkpoint(format!("cannot publish the checkpoint in {}: {e}; the previous checkpoint stays", directory.display()))
+}
+
+/// Writes down a shard, as JSON from `write_shard`, for whoever publishes.
+#[pyfunction]
+fn note_shard(py: Python<'_>, directory: PathBuf, generation: u64, step: u64, shard: &str) -> PyResult<()> {
+    let shard = serde_json::from_str(shard).map_err(checkpoint)?;
+    let done = py.detach(|| persist::note(&directory, generation, step, &shard));
+    done.map_err(|e| checkpoint(format!("cannot write to {}: {e}; the previous checkpoint stays", directory.display())))
+}
+
+/// A small file beside the checkpoints; `None` when there is none.
+#[pyfunction]
+fn recall(py: Python<'_>, directory: PathBuf, name: &str) -> PyResult<Option<Vec<u8>>> {
+    let found = py.detach(|| persist::recall(&directory, name));
+    found.map_err(|e| checkpoint(format!("cannot read {name} in {}: {e}", directory.display())))
+}
+
+/// Writes it; where that takes a while, only `wait` waits, and hears of errors.
+#[pyfunction]
+fn remember(py: Python<'_>, directory: PathBuf, name: String, bytes: Vec<u8>, wait: bool) -> PyResult<()> {
+    if is_url(&directory) && !wait {
+        std::thread::spawn(move || persist::remember(&directory, &name, bytes));
+        return Ok(());
+    }
+    let done = py.detach(|| persist::remember(&directory, &name, bytes));
+    done.map_err(|e| checkpoint(format!("cannot write {name} in {}: {e}", directory.display())))
 }
 
 /// Adds classes and functions to the module.
@@ -400,5 +446,9 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(list_checkpoints, m)?)?;
     m.add_function(wrap_pyfunction!(open_shard, m)?)?;
     m.add_function(wrap_pyfunction!(open_slot, m)?)?;
+    m.add_function(wrap_pyfunction!(note_shard, m)?)?;
+    m.add_function(wrap_pyfunction!(recall, m)?)?;
+    m.add_function(wrap_pyfunction!(remember, m)?)?;
+    m.add_function(wrap_pyfunction!(publish_noted, m)?)?;
     m.add_function(wrap_pyfunction!(publish, m)?)
 }

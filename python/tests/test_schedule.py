@@ -42,7 +42,7 @@ def _train(measured: schedule.Measured, clock: _Time, steps: int, cost: float, s
 
 
 def test_the_budget_is_kept_after_a_profile_of_fifty_steps(tmp_path, clock):
-    measured = schedule.Measured(0.05, 1.0, tmp_path / schedule.FILE)
+    measured = schedule.Measured(0.05, 1.0, tmp_path)
     saved = _train(measured, clock, 2000, 0.4)
     assert saved[0] == 51
     apart = [b - a for a, b in zip(saved, saved[1:], strict=False)]
@@ -53,14 +53,14 @@ def test_the_budget_is_kept_after_a_profile_of_fifty_steps(tmp_path, clock):
 
 
 def test_the_next_life_goes_on_with_what_was_measured_and_counts_a_failure(tmp_path, clock):
-    first = schedule.Measured(0.05, 1.0, tmp_path / schedule.FILE)
+    first = schedule.Measured(0.05, 1.0, tmp_path)
     _train(first, clock, 500, 0.4)
-    second = schedule.Measured(0.05, 1.0, tmp_path / schedule.FILE)
+    second = schedule.Measured(0.05, 1.0, tmp_path)
     assert _train(second, clock, 200, 0.4)[0] <= 90
     second.close()
     kept = json.loads((tmp_path / schedule.FILE).read_text())
     assert kept["failures"] == 1 and kept["closed"]
-    third = schedule.Measured(0.05, 1.0, tmp_path / schedule.FILE)
+    third = schedule.Measured(0.05, 1.0, tmp_path)
     third.close()
     assert json.loads((tmp_path / schedule.FILE).read_text())["failures"] == 1
 
@@ -68,12 +68,12 @@ def test_the_next_life_goes_on_with_what_was_measured_and_counts_a_failure(tmp_p
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rate": 7}', '{"rate": {"budget": "x"}}'])
 def test_a_file_that_is_nothing_is_as_good_as_none(tmp_path: Path, clock, text):
     (tmp_path / schedule.FILE).write_text(text)
-    measured = schedule.Measured(0.05, 1.0, tmp_path / schedule.FILE)
+    measured = schedule.Measured(0.05, 1.0, tmp_path)
     assert measured.steps_left() == 1 and measured.why() == "not measured yet"
 
 
 def test_an_evaluation_is_no_step(tmp_path, clock):
-    measured = schedule.Measured(0.05, 1.0, tmp_path / schedule.FILE)
+    measured = schedule.Measured(0.05, 1.0, tmp_path)
     _train(measured, clock, 500, 0.4)
     clock.now += 3600
     measured.stepped(10_000, True)

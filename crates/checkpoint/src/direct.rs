@@ -31,16 +31,16 @@ impl Throttle {
         Throttle { bytes_per_second, next: Mutex::new(Instant::now()) }
     }
 
-    fn pass(&self, bytes: usize) {
+    /// How long to wait before so many bytes may go.
+    pub fn delay(&self, bytes: usize) -> Duration {
         if self.bytes_per_second == 0 {
-            return;
+            return Duration::ZERO;
         }
-        let Ok(mut next) = self.next.lock() else { return };
+        let Ok(mut next) = self.next.lock() else { return Duration::ZERO };
         let now = Instant::now();
         let start = (*next).max(now);
         *next = start + Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
-        drop(next);
-        std::thread::sleep(start.saturating_duration_since(now));
+        start.saturating_duration_since(now)
     }
 }
 
@@ -92,7 +92,7 @@ pub fn write_file(path: &Path, head: &[u8], body: &[u8], body_bytes: usize, thro
 }
 
 fn write_all(file: &OwnedFd, mut bytes: &[u8], mut at: u64, throttle: &Throttle) -> io::Result<()> {
-    throttle.pass(bytes.len());
+    std::thread::sleep(throttle.delay(bytes.len()));
     while !bytes.is_empty() {
         match pwrite(file, bytes, at) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),

@@ -14,6 +14,7 @@ pub mod direct;
 pub mod format;
 pub mod fused;
 pub mod mapped;
+pub mod objects;
 pub mod persist;
 pub mod replicate;
 pub mod reshard;

@@ -8,6 +8,7 @@ use crate::format::shard::{
     CHUNKS_KEY, Index, Lines, PLACES_KEY, VALUES_KEY, chunks_from_text, parse_safetensors_header, values_from_text,
 };
 use crate::fused::Running;
+use crate::objects::{Location, Object, is_url};
 use everstep_core::message::ShardFile;
 use everstep_wire::limits::HEADER_BYTES_MAX;
 use memmap2::MmapMut;
@@ -19,6 +20,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Chunks that one thread takes at a time: one request to a file.
 const CHUNKS_AT_ONCE: usize = 8;
+/// Requests to a store under way at a time: each connection has a limit of its own.
+const CONNECTIONS: usize = 16;
 
 /// Why a shard cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +66,48 @@ pub struct Target {
 enum Bytes {
     Slot(Arc<Slot>),
     /// The region begins at the offset, which is aligned.
-    File(Source, u64),
+    Stored(Stored, u64),
+}
+
+/// Durable storage of one shard.
+enum Stored {
+    File(Source),
+    Object(Object),
+}
+
+impl Stored {
+    /// Opens it; its length.
+    fn open(directory: &Path, file: &str) -> std::io::Result<(Self, u64)> {
+        if is_url(directory) {
+            let object = Object::open(&Location::of(directory)?, file)?;
+            let bytes = object.bytes;
+            return Ok((Stored::Object(object), bytes));
+        }
+        let path = directory.join(file);
+        Ok((Stored::File(Source::open(&path)?), std::fs::metadata(&path)?.len()))
+    }
+
+    /// Fills `into` (aligned, as is `at`) as far as it goes; returns how far that is.
+    fn read(&self, into: &mut [u8], at: u64) -> std::io::Result<usize> {
+        match self {
+            Stored::File(file) => file.read(into, at),
+            Stored::Object(object) => object.read(into, at),
+        }
+    }
+
+    /// Threads to read with, where files would be read with so many.
+    fn threads(&self, files: usize) -> usize {
+        match self {
+            Stored::File(_) => files,
+            Stored::Object(_) => files.max(CONNECTIONS),
+        }
+    }
+}
+
+/// The name stays within the checkpoint; in a store each has the name of its upload in front.
+fn is_inside(directory: &Path, file: &str) -> bool {
+    let parts: Vec<&str> = file.split('/').collect();
+    parts.len() == 1 + usize::from(is_url(directory)) && parts.iter().all(|p| !p.is_empty() && !p.starts_with('.'))
 }
 
 /// A shard whose index is verified; its chunks are when they are read.
@@ -110,14 +154,13 @@ impl Shard {
         let name = path.display().to_string();
         let unreadable = |source| RestoreError::Unreadable { path: name.clone(), source };
         let damaged = |what: &str| RestoreError::Damaged { path: name.clone(), what: what.into() };
-        if entry.file.contains('/') || entry.file.starts_with('.') {
+        if !is_inside(directory, &entry.file) {
             return Err(damaged("its manifest names a file outside the checkpoint"));
         }
-        let length = std::fs::metadata(&path).map_err(unreadable)?.len();
+        let (source, length) = Stored::open(directory, &entry.file).map_err(unreadable)?;
         if length != entry.bytes {
             return Err(damaged(&format!("{length} bytes long, {} were written", entry.bytes)));
         }
-        let source = Source::open(&path).map_err(unreadable)?;
         let mut page = MmapMut::map_anon(ALIGN).map_err(unreadable)?;
         let got = source.read(&mut page, 0).map_err(unreadable)?;
         let head = page.first_chunk::<8>().filter(|_| got >= 8).map(|h| u64::from_le_bytes(*h));
@@ -141,7 +184,7 @@ impl Shard {
         }
         let places = metadata.remove(PLACES_KEY);
         let values = metadata.get(VALUES_KEY).map(|text| values_from_text(text)).unwrap_or_default();
-        Ok(Shard { bytes: Bytes::File(source, region_at), index, path: name, places, values })
+        Ok(Shard { bytes: Bytes::Stored(source, region_at), index, path: name, places, values })
     }
 
     /// What it holds.
@@ -194,7 +237,7 @@ impl Shard {
 
     /// A value that has a checksum of its own, without the rest of its chunk; `None` when it has none or is not what it should be.
     fn value(&self, offset: u64, bytes: u64) -> Option<Vec<u8>> {
-        let (Bytes::File(source, at), Some(sum)) = (&self.bytes, self.values.get(&offset)) else { return None };
+        let (Bytes::Stored(source, at), Some(sum)) = (&self.bytes, self.values.get(&offset)) else { return None };
         let begins = offset / ALIGN as u64 * ALIGN as u64;
         let skip = usize::try_from(offset - begins).ok()?;
         let room = (skip + usize::try_from(bytes).ok()?).next_multiple_of(ALIGN);
@@ -248,10 +291,19 @@ impl Shard {
     /// # Errors
     /// [`RestoreError::Chunks`] with all damaged chunks; those of the file system.
     pub unsafe fn load(&self, targets: &[Target], threads: usize, verify: bool) -> Result<(), RestoreError> {
-        let largest = targets.iter().map(|t| t.bytes).max().unwrap_or(0);
-        let readers = Readers::within(threads, largest);
+        let largest = targets.iter().map(|t| t.bytes).max().unwrap_or(u64::MAX);
+        let readers = Readers::within(self.threads(threads), largest);
         // SAFETY: the caller's promise.
         unsafe { self.load_chunks(std::iter::once(0..self.index.chunks()), targets, readers, verify) }
+    }
+
+    /// Threads to read it with, where a file would be read with so many.
+    #[must_use]
+    pub fn threads(&self, files: usize) -> usize {
+        match &self.bytes {
+            Bytes::Stored(stored, _) => stored.threads(files),
+            Bytes::Slot(_) => files,
+        }
     }
 
     unsafe fn load_chunks(
@@ -269,7 +321,7 @@ impl Shard {
             let mut bad = Vec::new();
             let mut scratch = match self.bytes {
                 Bytes::Slot(_) => None,
-                Bytes::File(..) => Some(MmapMut::map_anon(readers.chunks * CHUNK_BYTES)?),
+                Bytes::Stored(..) => Some(MmapMut::map_anon(readers.chunks * CHUNK_BYTES)?),
             };
             loop {
                 let Some(Range { start: first, end: last }) =
@@ -322,12 +374,12 @@ impl Shard {
         let (from, to) = (first * CHUNK_BYTES, (last * CHUNK_BYTES).min(region));
         match (&self.bytes, scratch) {
             (Bytes::Slot(slot), _) => Ok(slot.map().bytes(REGION_AT + from, to - from).unwrap_or_default()),
-            (Bytes::File(source, at), Some(scratch)) => {
+            (Bytes::Stored(source, at), Some(scratch)) => {
                 let room = scratch.get_mut(..(to - from).next_multiple_of(ALIGN)).unwrap_or_default();
                 let got = source.read(room, at + from as u64)?.min(to - from);
                 Ok(room.get(..got).unwrap_or_default())
             }
-            (Bytes::File(..), None) => Ok(&[]),
+            (Bytes::Stored(..), None) => Ok(&[]),
         }
     }
 }

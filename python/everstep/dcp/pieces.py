@@ -6,7 +6,6 @@ import io
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -127,7 +126,7 @@ class Table:
     mappings: dict[str, tuple[Any, ...]]
 
 
-def read_table(directory: str | Path, shards: list[Shard]) -> Table:
+def read_table(directory: str, shards: list[Shard]) -> Table:
     """The tables of all shards, verified.
 
     Raises:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 from collections import defaultdict
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from .._internal import CheckpointError, Shard, list_checkpoints, open_shard
+from ..directory import Directory
 from .pieces import Stored, Table, read_table
-from .stores import located
 
 #: Threads that read one shard.
 THREADS = 4
@@ -34,7 +34,7 @@ class Reader(dcp.StorageReader):
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self._path = Path(path)
+        self._path = Directory(path)
         self._shards: list[Shard] = []
         self._blocks: dict[MetadataIndex, Stored] = {}
         self._table = Table([], {}, {})
@@ -42,11 +42,11 @@ class Reader(dcp.StorageReader):
     def reset(self, checkpoint_id: str | PathLike[str] | None = None) -> None:
         """A load begins."""
         if checkpoint_id:
-            self._path = Path(checkpoint_id)
+            self._path = Directory(checkpoint_id)
 
-    def _open(self) -> Path:
-        root, wanted = located(self._path)
-        if not root.is_dir():
+    def _open(self) -> str:
+        root, wanted = self._path.located()
+        if not root.is_there():
             raise CheckpointError(f"there is no directory {root}")
         wrongs = []
         for step, path, size, wrong in list_checkpoints(root):
@@ -54,9 +54,9 @@ class Reader(dcp.StorageReader):
                 continue
             if wrong is None and size is not None:
                 self._shards = [open_shard(path, rank) for rank in range(size)]
-                return Path(path)
+                return path
             wrongs.append(str(wrong))
-        if (root / ".metadata").exists() or (self._path / ".metadata").exists():
+        if any(os.path.exists(f"{place}/.metadata") for place in (root, self._path)):
             raise CheckpointError(f"{self._path} is a checkpoint of DCP's own: read it with FileSystemReader, or import it with everstep ckpt import")
         what = "; ".join(wrongs) or "it holds none"
         raise CheckpointError(f"no checkpoint in {self._path} can be read: {what}")

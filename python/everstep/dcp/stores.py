@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from .. import worker as _worker
 from .._internal import Agent, Arena, CheckpointError, list_checkpoints, publish, reserve_slot
+from ..directory import Directory
 from ..state import Item
 from ..tiers import USER, AgentTier, Keep, Snapshot
 
@@ -21,14 +21,7 @@ _KEEP = Keep(2, None, True)
 PATIENCE = 3600.0
 
 
-def located(path: Path) -> tuple[Path, int | None]:
-    """The directory of checkpoints that ``path`` means, and which one of it (``step-N``), if it says so."""
-    path = path.absolute()
-    found = re.fullmatch(r"step-(\d+)", path.name)
-    return (path.parent, int(found[1])) if found else (path, None)
-
-
-def _agree(root: Path, step: int) -> int:
+def _agree(root: Directory, step: int) -> int:
     """Rank 0's number, through torch's store (see :mod:`everstep.dcp.shares`)."""
     import torch.distributed as dist
 
@@ -43,12 +36,9 @@ def _agree(root: Path, step: int) -> int:
 class _Numbered:
     """Numbers checkpoints from the newest that is there."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Directory) -> None:
         self.root = root
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise CheckpointError(f"cannot create the checkpoint directory {root}: {e.strerror}; give another one") from e
+        root.prepare()
         self._step: int | None = None
 
     def next_step(self, fixed: int | None) -> int:
@@ -68,7 +58,7 @@ class AgentStore(_Numbered):
     #: The newest checkpoint of this process, in whatever directory: agents and coordinator know checkpoints by their numbers.
     newest = 0
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Directory) -> None:
         super().__init__(root)
         worker = _worker.current()
         if worker.managed:
@@ -118,7 +108,7 @@ class _Room:
 class PlainStore(_Numbered):
     """This process writes; whoever finishes publishes."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Directory) -> None:
         super().__init__(root)
         #: By step; room for one more is made when a save begins before the last one is written.
         self._taken: dict[int, _Room] = {}
@@ -143,13 +133,13 @@ class PlainStore(_Numbered):
         """Writes this rank's shard."""
         room = self._taken.pop(step)
         try:
-            return room.arena.write_shard(str(self.root), step)
+            return room.arena.write_shard(self.root, step)
         finally:
             self._free.append(room)
 
     def publish(self, step: int, written: list[str | None]) -> None:
         """The manifest, last."""
-        publish(str(self.root), 0, step, [w for w in written if w is not None], _KEEP.arguments())
+        publish(self.root, 0, step, [w for w in written if w is not None], _KEEP.arguments())
 
 
 def _reserve(need: int) -> _Room:

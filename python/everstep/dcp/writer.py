@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
@@ -20,9 +19,10 @@ from torch.futures import Future
 
 from .. import worker as _worker
 from .._internal import CheckpointError
+from ..directory import Directory
 from . import shares
 from .pieces import Piece, items, of_object
-from .stores import AgentStore, PlainStore, located
+from .stores import AgentStore, PlainStore
 
 #: Seconds for which a save may stay unfetched by the thread that async_save starts.
 HANDOVER = 120.0
@@ -65,7 +65,7 @@ class Writer(dcp.StorageWriter, AsyncStager):
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self._path = Path(path)
+        self._path = Directory(path)
         self._stores: dict[Path, AgentStore | PlainStore] = {}
         self._staged: list[_Save] = []
         self._here = threading.local()
@@ -96,7 +96,7 @@ class Writer(dcp.StorageWriter, AsyncStager):
         """Nothing is held."""
 
     def _begin(self, pieces: Iterable[Piece], mappings: dict[str, Any]) -> _Save:
-        root, fixed = located(self._path)
+        root, fixed = self._path.located()
         store = self._stores.get(root)
         if store is None:
             agent = _worker.current().agent
@@ -111,10 +111,10 @@ class Writer(dcp.StorageWriter, AsyncStager):
         """Another directory."""
         if not checkpoint_id:
             return
-        if self._staged and located(Path(checkpoint_id)) != self._staged[-1].where:
+        if self._staged and Directory(checkpoint_id).located() != self._staged[-1].where:
             self._staged.pop().taken.set()
             raise CheckpointError("async_save has copied the state for another directory already: give checkpoint_id to the Writer instead")
-        self._path = Path(checkpoint_id)
+        self._path = Directory(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """A save begins, in the thread that does it."""

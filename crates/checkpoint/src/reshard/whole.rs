@@ -163,9 +163,9 @@ impl Whole {
     /// # Errors
     /// As [`Whole::plan`], and [`Shard::load_parts`].
     pub unsafe fn read(&self, wanted: &[Wanted], threads: usize, room: u64) -> Result<(), WholeError> {
-        let readers = Readers::within(threads, room);
         for (shard, targets) in self.plan(wanted)? {
             let Some(shard) = self.shards.get(shard as usize) else { continue };
+            let readers = Readers::within(shard.threads(threads), room);
             // SAFETY: the caller's promise.
             unsafe { shard.load_parts(&targets, readers)? };
         }

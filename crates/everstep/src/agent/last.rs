@@ -13,7 +13,6 @@ use everstep_checkpoint::persist;
 use everstep_core::id::{Generation, Step};
 use everstep_core::message::ShardFile;
 use std::collections::BTreeMap;
-use std::path::Path;
 use tokio::sync::{mpsc, oneshot};
 
 /// What is known of the latest crew.
@@ -66,16 +65,17 @@ impl Last {
     /// Whether this agent was the one to publish.
     fn write(&self, own: &Own, generation: Generation, step: Step) -> Result<bool, String> {
         let Some(to) = self.destinations.values().next() else { return Ok(false) };
-        let notes = to.directory.join(format!("step-{step}.tmp-{generation}"));
         for (local, to) in &self.destinations {
             let slots = own.slots(*local);
             let is = |l: everstep_checkpoint::arena::Label| (l.generation, l.step) == (generation.0, step.0);
             let found = slots.iter().find(|s| s.label().is_some_and(is) && s.pin(Pin::Persist));
             let slot = found.ok_or_else(|| format!("step {step} of rank {} is not in memory any more", to.rank))?;
             let shard = storage::write_shard(slot.path(), to, generation.0, step.0)?;
-            note(&notes, &shard).map_err(|e| format!("cannot write to {}: {e}", notes.display()))?;
+            persist::note(&to.directory, generation.0, step.0, &shard)
+                .map_err(|e| format!("cannot write to {}: {e}", to.directory.display()))?;
         }
-        let shards: Vec<ShardFile> = (0..self.world_size).filter_map(|rank| noted(&notes, rank)).collect();
+        let shards: Vec<ShardFile> =
+            (0..self.world_size).filter_map(|rank| persist::noted(&to.directory, generation.0, step.0, rank)).collect();
         if shards.len() < self.world_size as usize {
             return Ok(false);
         }
@@ -87,16 +87,4 @@ impl Last {
             other => other.map(|()| true).map_err(|e| format!("step {step} could not be published: {e}")),
         }
     }
-}
-
-fn note(directory: &Path, shard: &ShardFile) -> std::io::Result<()> {
-    let path = directory.join(format!(".rank-{}.json", shard.rank));
-    let temporary = path.with_extension("new");
-    std::fs::write(&temporary, serde_json::to_vec(shard)?)?;
-    std::fs::rename(&temporary, &path)
-}
-
-fn noted(directory: &Path, rank: u32) -> Option<ShardFile> {
-    let json = std::fs::read(directory.join(format!(".rank-{rank}.json"))).ok()?;
-    serde_json::from_slice(&json).ok()
 }

@@ -9,6 +9,7 @@ use everstep_core::id::Rank;
 use everstep_core::message::ShardFile;
 use everstep_wire::worker::Reply;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Memory is left to others at least this much.
 const HEADROOM_BYTES: u64 = 16 << 20;
@@ -111,7 +112,7 @@ pub fn free_slot(directories: &[PathBuf], local_rank: u32, need: u64, slots: u32
 /// # Errors
 /// A sentence for the user.
 pub fn write_shard(path: &Path, to: &Destination, generation: u64, step: u64) -> Result<ShardFile, String> {
-    let slot = Slot::open(path).map_err(|e| format!("cannot open {}: {e}", path.display()))?;
+    let slot = Arc::new(Slot::open(path).map_err(|e| format!("cannot open {}: {e}", path.display()))?);
     let throttle = Throttle::new(to.bandwidth);
     let written = persist::write_shard(&slot, &to.directory, generation, step, to.rank, &throttle);
     slot.release(Pin::Persist);

@@ -4,7 +4,7 @@ use super::inventory::{Inventory, Row};
 use super::size;
 use crate::cli::Failure;
 use everstep_checkpoint::arena::Slot;
-use everstep_checkpoint::persist::read_manifest;
+use everstep_checkpoint::persist::{self, read_manifest};
 use everstep_checkpoint::restore::Shard;
 use std::path::Path;
 use std::sync::Arc;
@@ -82,8 +82,7 @@ pub fn show(inventory: &Inventory, step: Option<u64>, tensors: bool) -> Result<i
 /// How often durable checkpoints are made in this directory, and why, where that is measured: `frequency.json` of
 /// `python/everstep/schedule.py`.
 fn frequency(directory: &Path) -> Option<String> {
-    let kept: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(directory.join("frequency.json")).ok()?).ok()?;
+    let kept: serde_json::Value = serde_json::from_slice(&persist::recall(directory, "frequency.json").ok()??).ok()?;
     Some(kept.get("why")?.as_str()?.to_owned())
 }
 

@@ -3,6 +3,7 @@
 use crate::cli::{Failure, runtime, status};
 use crate::places;
 use everstep_checkpoint::arena::job_hash;
+use everstep_checkpoint::objects::is_url;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::replicate::holder::rows;
 use everstep_checkpoint::replicate::protocol::{Answer, Ask, Peer, SlotRow, Stream};
@@ -43,7 +44,7 @@ impl Inventory {
     pub fn of(target: Option<&str>) -> Result<Self, Failure> {
         let mut found = Inventory::default();
         match target {
-            Some(path) if Path::new(path).is_dir() => found.directory(Path::new(path))?,
+            Some(path) if Path::new(path).is_dir() || is_url(Path::new(path)) => found.directory(Path::new(path))?,
             Some(job) => {
                 let known = places::job(job).is_dir() || places::memory().join(job).is_dir();
                 if places::check_name("the job", job).is_err() || !known {
@@ -84,7 +85,7 @@ impl Inventory {
                 self.slots((job, name), ask(job, address, Path::new(store)).unwrap_or_default(), false);
             }
         }
-        if let Some(directory) = places::checkpoints(job).filter(|d| d.is_dir()) {
+        if let Some(directory) = places::checkpoints(job).filter(|d| d.is_dir() || is_url(d)) {
             self.directory(&directory)?;
         }
         Ok(())

@@ -6,6 +6,7 @@ mod inventory;
 
 use super::Failure;
 use clap::{Args, Subcommand};
+use everstep_checkpoint::objects::is_url;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::retain::{Candidate, Policy, surplus};
 use inventory::{Inventory, Row};
@@ -120,7 +121,7 @@ fn list(target: Option<&str>, as_json: bool) -> Result<i32, Failure> {
 
 fn prune(directory: &Path, policy: Policy, dry_run: bool) -> Result<i32, Failure> {
     let trouble = |e: std::io::Error| Failure::config(format!("cannot prune {}: {e}", directory.display()));
-    if !directory.is_dir() {
+    if !directory.is_dir() && !is_url(directory) {
         return Err(Failure::config(format!(
             "{} is no directory; give the one that holds step-N",
             directory.display()

@@ -1,5 +1,4 @@
-//! Persist: shards and their manifest on a file system, so that a crash at any point leaves the
-//! previous checkpoint whole.
+//! Shards and their manifest on a file system, so that a crash at any point leaves the previous checkpoint whole.
 //!
 //! ```text
 //!  step-N.tmp-G/rank-R.safetensors   each rank: write, fsync
@@ -7,29 +6,18 @@
 //!  step-N/                           rename, fsync parent: from now on it exists
 //! ```
 
-use crate::arena::{REGION_AT, Slot};
-use crate::direct::{ALIGN, Throttle, write_file};
-use crate::format::digest::{CHUNK_BYTES, combine_chunks, crc};
+use super::prepared::Prepared;
+use super::{Found, step_directory};
+use crate::direct::{Throttle, write_file};
 use crate::format::manifest::{MANIFEST_FILE, Manifest, VERSION};
-use crate::format::shard::{
-    CHUNKS_KEY, Index, PLACES, PLACES_KEY, VALUE_PREFIX, VALUES_KEY, chunks_to_text, places_to_text, values_to_text,
-};
 use crate::retain::{Candidate, Policy, surplus};
-use everstep_core::id::Rank;
 use everstep_core::message::ShardFile;
 use everstep_wire::limits::MANIFEST_BYTES_MAX;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
-
-/// Directory of a published checkpoint.
-#[must_use]
-pub fn step_directory(directory: &Path, step: u64) -> PathBuf {
-    directory.join(format!("step-{step}"))
-}
 
 fn unpublished(directory: &Path, step: u64, generation: u64) -> PathBuf {
     directory.join(format!("step-{step}.tmp-{generation}"))
@@ -39,96 +27,16 @@ fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// A slot's bytes that are known to be what was captured.
-struct Verified<'a> {
-    slot: &'a Slot,
-    index: &'a Index,
-    chunks: BTreeMap<usize, bool>,
-}
-
-impl Verified<'_> {
-    fn bytes(&mut self, at: u64, bytes: u64) -> Option<&[u8]> {
-        let (at, bytes) = (usize::try_from(at).ok()?, usize::try_from(bytes).ok()?);
-        let region = usize::try_from(self.index.bytes()).ok()?;
-        for chunk in at / CHUNK_BYTES..(at + bytes).div_ceil(CHUNK_BYTES) {
-            let from = chunk * CHUNK_BYTES;
-            let good = self.chunks.entry(chunk).or_insert_with(|| {
-                let data = self.slot.map().bytes(REGION_AT + from, CHUNK_BYTES.min(region.saturating_sub(from)));
-                data.is_some_and(|d| self.index.crcs.get(chunk) == Some(&crc(d)))
-            });
-            if !*good {
-                return None;
-            }
-        }
-        self.slot.map().bytes(REGION_AT + at, bytes)
-    }
-}
-
-/// What a header says beside the tensors: where they belong, and checksums of the values that any rank may want alone. Where memory
-/// is damaged, nothing that could be taken for right.
-fn asides(slot: &Slot, index: &Index) -> BTreeMap<String, String> {
-    let mut found = BTreeMap::new();
-    let mut verified = Verified { slot, index, chunks: BTreeMap::new() };
-    let mut values = BTreeMap::new();
-    let mut at = 0;
-    for tensor in index.tensors.iter() {
-        if tensor.name == PLACES {
-            let text = verified.bytes(at, tensor.bytes).map_or_else(|| "damaged".into(), places_to_text);
-            found.insert(PLACES_KEY.to_owned(), text);
-        } else if tensor.name.starts_with(VALUE_PREFIX)
-            && let Some(data) = verified.bytes(at, tensor.bytes).filter(|d| !d.is_empty())
-        {
-            values.insert(at, crc(data));
-        }
-        at += tensor.bytes;
-    }
-    if !values.is_empty() {
-        found.insert(VALUES_KEY.to_owned(), values_to_text(&values));
-    }
-    found
-}
-
-/// Writes a sealed slot as one rank's shard, past the page cache; the slot must be pinned.
+/// Writes a prepared shard past the page cache.
 ///
 /// # Errors
-/// Those of the file system; `InvalidData` when the slot does not hold `step` any more.
-pub fn write_shard(
-    slot: &Slot,
-    directory: &Path,
-    generation: u64,
-    step: u64,
-    rank: Rank,
-    throttle: &Throttle,
-) -> io::Result<ShardFile> {
-    let stale = || io::Error::new(io::ErrorKind::InvalidData, format!("the slot does not hold step {step} any more"));
-    let (label, index) = slot.inspect().map_err(io::Error::other)?;
-    if label.step != step {
-        return Err(stale());
-    }
-    let target = unpublished(directory, step, generation);
+/// Those of the file system; `InvalidData` when the slot does not hold the step any more.
+pub fn write_shard(directory: &Path, of: &Prepared<'_>, generation: u64, throttle: &Throttle) -> io::Result<ShardFile> {
+    let target = unpublished(directory, of.label.step, generation);
     fs::create_dir_all(&target)?;
-    let mut metadata = BTreeMap::from([
-        ("everstep".to_owned(), VERSION.to_string()),
-        ("step".to_owned(), step.to_string()),
-        ("rank".to_owned(), rank.to_string()),
-        ("world_size".to_owned(), label.world_size.to_string()),
-        (CHUNKS_KEY.to_owned(), chunks_to_text(&index.crcs)),
-    ]);
-    metadata.extend(asides(slot, &index));
-    let header = index.safetensors_header(&metadata).map_err(io::Error::other)?;
-    let mut head = memmap2::MmapMut::map_anon(header.len())?;
-    head.copy_from_slice(&header);
-    let region = usize::try_from(index.bytes()).map_err(io::Error::other)?;
-    let name = format!("rank-{rank}.safetensors");
-    // The index begins on the next page, so whole pages can be written and the last one cut.
-    let body = slot.map().bytes(REGION_AT, region.next_multiple_of(ALIGN)).ok_or_else(stale)?;
-    write_file(&target.join(&name), &head, body, region, throttle)?;
-    if slot.inspect().ok().map(|(l, _)| l) != Some(label) {
-        return Err(stale());
-    }
-    let sum = combine_chunks(crc(&header), &index.crcs, index.bytes());
-    let bytes = header.len() as u64 + index.bytes();
-    Ok(ShardFile { rank, file: name, bytes, crc: format!("{sum:016x}"), purpose: label.purpose })
+    // Whole pages are written and the last one cut.
+    write_file(&target.join(&of.name), &of.header, of.body()?, of.region, throttle)?;
+    of.written(of.name.clone())
 }
 
 /// Makes a checkpoint visible. Doing it again changes nothing.
@@ -175,9 +83,6 @@ pub fn read_manifest(checkpoint: &Path) -> Result<Manifest, String> {
     let bytes = fs::read(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
     Manifest::from_bytes(&bytes).map_err(|e| format!("{}: {e}", path.display()))
 }
-
-/// A published checkpoint: its step, its directory, its manifest or what is wrong with it.
-pub type Found = (u64, PathBuf, Result<Manifest, String>);
 
 /// Published checkpoints, newest first; damaged ones with the reason.
 ///
@@ -242,4 +147,33 @@ pub fn prune(directory: &Path, policy: Policy, generation: u64) -> io::Result<Ve
 /// Whoever else deletes the same at this moment (the next step's publication, another agent) may be first.
 fn gone(done: io::Result<()>) -> io::Result<()> {
     done.or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
+}
+
+fn note_of(directory: &Path, generation: u64, step: u64, rank: u32) -> PathBuf {
+    unpublished(directory, step, generation).join(format!(".rank-{rank}.json"))
+}
+
+/// Writes down a shard beside it, for whoever publishes.
+///
+/// # Errors
+/// Those of the file system.
+pub fn note(directory: &Path, generation: u64, step: u64, shard: &ShardFile) -> io::Result<()> {
+    let path = note_of(directory, generation, step, shard.rank.0);
+    let temporary = path.with_extension("new");
+    fs::write(&temporary, serde_json::to_vec(shard)?)?;
+    fs::rename(&temporary, &path)
+}
+
+/// What [`note`] has written for a rank.
+#[must_use]
+pub fn noted(directory: &Path, generation: u64, step: u64, rank: u32) -> Option<ShardFile> {
+    serde_json::from_slice(&fs::read(note_of(directory, generation, step, rank)).ok()?).ok()
+}
+
+/// Removes a note.
+///
+/// # Errors
+/// Those of the file system.
+pub fn forget(directory: &Path, generation: u64, step: u64, rank: u32) -> io::Result<()> {
+    gone(fs::remove_file(note_of(directory, generation, step, rank)))
 }

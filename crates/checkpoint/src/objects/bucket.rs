@@ -1,0 +1,183 @@
+//! Stores by their URLs.
+
+use object_store::aws::{AmazonS3Builder, Checksum, S3ConditionalPut};
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::multipart::MultipartStore;
+use object_store::path::Path as Key;
+use object_store::{ClientOptions, ObjectStore, ObjectStoreExt, PutMode, PutPayload, RetryConfig};
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// A request that has not ended by then is tried again.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
+/// A request is given up after so long.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(180);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const THREADS: usize = 2;
+
+static RUNTIME: LazyLock<io::Result<Runtime>> = LazyLock::new(|| {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).thread_name("objects").enable_all().build()
+});
+static BUCKETS: Mutex<Option<HashMap<String, Arc<Bucket>>>> = Mutex::new(None);
+
+/// What checkpoints need of a store.
+pub trait Store: ObjectStore + MultipartStore {}
+
+impl<T: ObjectStore + MultipartStore> Store for T {}
+
+/// A store, and what is known of it.
+pub struct Bucket {
+    pub(super) store: Box<dyn Store>,
+    conditional: OnceLock<bool>,
+}
+
+/// A directory of checkpoints in a store, or one of its checkpoints.
+#[derive(Clone)]
+pub struct Location {
+    pub(super) bucket: Arc<Bucket>,
+    pub(super) key: Key,
+    /// As it was given.
+    pub(super) url: String,
+}
+
+/// The path is no path but the URL of an object store.
+#[must_use]
+pub fn is_url(path: &Path) -> bool {
+    path.to_str().is_some_and(|p| p.contains("://"))
+}
+
+/// Waits for what a store does.
+pub(super) fn wait<T>(done: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    match &*RUNTIME {
+        Ok(runtime) => runtime.block_on(done),
+        Err(e) => Err(io::Error::new(e.kind(), e.to_string())),
+    }
+}
+
+/// A number that nobody else has.
+pub(super) fn unique() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// With the kind of file systems' errors, and without its own names for what it is.
+pub(super) fn failed(e: object_store::Error) -> io::Error {
+    use object_store::Error as E;
+    let kind = match e {
+        E::NotFound { .. } => io::ErrorKind::NotFound,
+        E::AlreadyExists { .. } | E::Precondition { .. } => io::ErrorKind::AlreadyExists,
+        E::PermissionDenied { .. } | E::Unauthenticated { .. } => io::ErrorKind::PermissionDenied,
+        E::NotImplemented { .. } | E::NotSupported { .. } => io::ErrorKind::Unsupported,
+        _ => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, e)
+}
+
+impl Location {
+    /// Opens what a URL names: `s3://bucket/prefix`, `gs://…`, `az://container/…`. Keys and endpoints come from the environment, in the
+    /// variables of each provider's own tools.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a URL that names no store, or settings that are incomplete.
+    pub fn of(url: &Path) -> io::Result<Self> {
+        let url = url.to_str().unwrap_or_default().trim_end_matches('/');
+        let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{url}: {what}"));
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid("no URL"))?;
+        let (host, key) = rest.split_once('/').unwrap_or((rest, ""));
+        if host.is_empty() {
+            return Err(invalid("it names no bucket; give s3://BUCKET/PREFIX"));
+        }
+        let key = Key::parse(key).map_err(|e| invalid(&e.to_string()))?;
+        let root = format!("{scheme}://{host}");
+        let mut buckets = BUCKETS.lock().unwrap_or_else(PoisonError::into_inner);
+        let buckets = buckets.get_or_insert_default();
+        let bucket = match buckets.get(&root) {
+            Some(bucket) => bucket.clone(),
+            None => {
+                let store = open(scheme, &root).map_err(|e| invalid(&e))?;
+                let bucket = Arc::new(Bucket { store, conditional: OnceLock::new() });
+                buckets.insert(root, bucket.clone());
+                bucket
+            }
+        };
+        Ok(Location { bucket, key, url: url.to_owned() })
+    }
+
+    /// A key below this one.
+    pub(super) fn join(&self, name: &str) -> Key {
+        Key::from_iter(self.key.parts().chain(name.split('/').map(Into::into)))
+    }
+
+    /// The directory that a checkpoint lies in, and its step.
+    pub(super) fn parent(&self) -> io::Result<(Self, u64)> {
+        let invalid =
+            || io::Error::new(io::ErrorKind::InvalidInput, format!("{} is no checkpoint; give …/step-N", self.url));
+        let (above, name) = self.url.rsplit_once('/').ok_or_else(invalid)?;
+        let step = name.strip_prefix("step-").and_then(|n| n.parse().ok()).ok_or_else(invalid)?;
+        Ok((Location::of(Path::new(above))?, step))
+    }
+
+    /// The store refuses to put what is there already. Tried once, with an object of our own: some accept the condition and ignore it.
+    pub(super) async fn heeds_conditions(&self) -> io::Result<bool> {
+        if let Some(known) = self.bucket.conditional.get() {
+            return Ok(*known);
+        }
+        let (store, key) = (&self.bucket.store, self.join(&format!("probes/{:016x}", unique())));
+        let put = || store.put_opts(&key, PutPayload::from_static(b"everstep"), PutMode::Create.into());
+        let heeds = match put().await {
+            // Ours, even when an answer that was lost made the store see it twice.
+            Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => match put().await {
+                Ok(_) => false,
+                Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => true,
+                Err(e) => return Err(failed(e)),
+            },
+            Err(object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. }) => false,
+            Err(e) => return Err(failed(e)),
+        };
+        // Left behind, it harms nobody.
+        let _ = store.delete(&key).await;
+        Ok(*self.bucket.conditional.get_or_init(|| heeds))
+    }
+}
+
+fn open(scheme: &str, root: &str) -> Result<Box<dyn Store>, String> {
+    let retry = RetryConfig { retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() };
+    let plain = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]
+        .iter()
+        .any(|name| std::env::var(name).is_ok_and(|endpoint| endpoint.starts_with("http://")));
+    let options = ClientOptions::new().with_timeout(REQUEST_TIMEOUT).with_connect_timeout(CONNECT_TIMEOUT);
+    let text = |e: object_store::Error| e.to_string();
+    Ok(match scheme {
+        "s3" | "s3a" => {
+            let mut builder = AmazonS3Builder::from_env();
+            if let Ok(endpoint) = std::env::var("AWS_ENDPOINT_URL_S3") {
+                builder = builder.with_endpoint(endpoint);
+            }
+            // Each part goes with its CRC-64/NVME, which the store compares; that makes hashing it for the signature needless.
+            if std::env::var("AWS_CHECKSUM_ALGORITHM").is_err() {
+                builder = builder.with_checksum_algorithm(Checksum::CRC64NVME);
+            }
+            let builder = builder.with_unsigned_payload(true).with_conditional_put(S3ConditionalPut::ETagMatch);
+            let options = options.with_allow_http(plain);
+            Box::new(builder.with_url(root).with_retry(retry).with_client_options(options).build().map_err(text)?)
+        }
+        "gs" => {
+            let builder = GoogleCloudStorageBuilder::from_env().with_url(root).with_retry(retry);
+            Box::new(builder.with_client_options(options).build().map_err(text)?)
+        }
+        "az" | "azure" | "abfs" | "abfss" | "adl" => {
+            let builder = MicrosoftAzureBuilder::from_env().with_url(root).with_retry(retry);
+            Box::new(builder.with_client_options(options).build().map_err(text)?)
+        }
+        other => {
+            return Err(format!(
+                "{other}:// is no object store that everstep knows; give s3://, gs:// or az://, or a directory"
+            ));
+        }
+    })
+}

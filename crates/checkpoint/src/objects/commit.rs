@@ -1,0 +1,165 @@
+//! The manifest in a store: one object, whose being there makes a checkpoint exist.
+
+use super::bucket::{Location, failed, unique, wait};
+use crate::format::manifest::{Manifest, VERSION};
+use crate::persist::{Found, step_directory};
+use everstep_core::message::ShardFile;
+use everstep_wire::limits::MANIFEST_BYTES_MAX;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use object_store::path::Path as Key;
+use object_store::{Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion};
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Manifests that are read at a time.
+const READS: usize = 16;
+/// Times that a manifest is put where another writer puts its own.
+const TRIES: usize = 3;
+
+/// A manifest by its name, `step-N.json` or `step-N.G-XXXX.json`: its step.
+fn step_of(key: &Key) -> Option<u64> {
+    let name = key.filename()?.strip_prefix("step-")?.strip_suffix(".json")?;
+    name.split('.').next()?.parse().ok()
+}
+
+/// Generation that wrote a checkpoint, by the name of its first shard.
+pub(super) fn generation_of(shards: &[ShardFile]) -> u64 {
+    shards.first().and_then(|s| s.file.split('-').next()?.parse().ok()).unwrap_or(0)
+}
+
+/// Makes a checkpoint visible. Doing it again changes nothing.
+///
+/// # Errors
+/// Those of the store; `NotFound` when a shard is not there as it was written; `AlreadyExists` when a later generation has published
+/// this step.
+pub fn publish(to: &Location, generation: u64, step: u64, shards: &[ShardFile]) -> io::Result<()> {
+    let manifest = Manifest {
+        version: VERSION,
+        step,
+        world_size: u32::try_from(shards.len()).map_err(io::Error::other)?,
+        saved_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        shards: shards.to_vec(),
+    };
+    let bytes: PutPayload = manifest.to_bytes().map_err(io::Error::other)?.into();
+    wait(async {
+        present(to, step, shards).await?;
+        if !to.heeds_conditions().await? {
+            let key = to.join(&format!("manifests/step-{step}.{generation}-{:016x}.json", unique()));
+            to.bucket.store.put(&key, bytes).await.map_err(failed)?;
+            return Ok(());
+        }
+        let key = to.join(&format!("manifests/step-{step}.json"));
+        let mut mode = PutMode::Create;
+        for _ in 0..TRIES {
+            match to.bucket.store.put_opts(&key, bytes.clone(), mode.into()).await {
+                Ok(_) => return Ok(()),
+                Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {}
+                Err(e) => return Err(failed(e)),
+            }
+            // Our own, the answer to which was lost; of a past that was given up; or of somebody who is ahead of us.
+            let got = to.bucket.store.get(&key).await.map_err(failed)?;
+            let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
+            let there = Manifest::from_bytes(&got.bytes().await.map_err(failed)?);
+            match there {
+                Ok(m) if m.shards == shards => return Ok(()),
+                Ok(m) if generation_of(&m.shards) > generation => break,
+                _ => mode = PutMode::Update(version),
+            }
+        }
+        Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "another run publishes the same step there; give each run a prefix of its own",
+        ))
+    })
+}
+
+/// All shards are there, as long as they were written.
+async fn present(to: &Location, step: u64, shards: &[ShardFile]) -> io::Result<()> {
+    let below = to.join(&format!("step-{step}"));
+    let found: HashMap<Key, u64> =
+        to.bucket.store.list(Some(&below)).map_ok(|o| (o.location, o.size)).try_collect().await.map_err(failed)?;
+    for shard in shards {
+        let key = to.join(&format!("step-{step}/{}", shard.file));
+        if found.get(&key) != Some(&shard.bytes) {
+            let what = format!("{key} is not there, or not as it was written");
+            return Err(io::Error::new(io::ErrorKind::NotFound, what));
+        }
+    }
+    Ok(())
+}
+
+/// Every manifest, read. Several of one step are left to the caller.
+pub(super) async fn manifests(of: &Location) -> io::Result<Vec<(u64, ObjectMeta, Result<Manifest, String>)>> {
+    let below = of.join("manifests");
+    let named = of
+        .bucket
+        .store
+        .list(Some(&below))
+        .map_err(failed)
+        .try_filter_map(|o| async { Ok(step_of(&o.location).map(|step| (step, o))) });
+    named.map_ok(|(step, object)| read(of, step, object)).try_buffer_unordered(READS).try_collect().await
+}
+
+async fn read(of: &Location, step: u64, object: ObjectMeta) -> io::Result<(u64, ObjectMeta, Result<Manifest, String>)> {
+    let name = &object.location;
+    if object.size > MANIFEST_BYTES_MAX {
+        let wrong = format!("{name} is {} bytes long, over the limit", object.size);
+        return Ok((step, object, Err(wrong)));
+    }
+    let bytes = match of.bucket.store.get(name).await {
+        Ok(got) => got.bytes().await.map_err(failed)?,
+        // Deleted since.
+        Err(Error::NotFound { .. }) => return Ok((step, object, Err("deleted".into()))),
+        Err(e) => return Err(failed(e)),
+    };
+    let manifest = Manifest::from_bytes(&bytes).map_err(|e| format!("{name}: {e}"));
+    let manifest =
+        manifest.and_then(|m| if m.step == step { Ok(m) } else { Err(format!("{name} holds step {}", m.step)) });
+    Ok((step, object, manifest))
+}
+
+/// Generation and time of a manifest that can be read.
+type Worth = Option<(u64, u64)>;
+
+/// Of each step the manifest that counts: the newest generation's, the latest of it; a damaged one only where there is no other.
+pub(super) fn newest(all: Vec<(u64, ObjectMeta, Result<Manifest, String>)>) -> BTreeMap<u64, Result<Manifest, String>> {
+    let mut best: BTreeMap<u64, (Worth, Result<Manifest, String>)> = BTreeMap::new();
+    for (step, object, manifest) in all {
+        let written = object.last_modified.timestamp_micros().unsigned_abs();
+        let rank = manifest.as_ref().ok().map(|m| (generation_of(&m.shards), written));
+        match best.get(&step) {
+            Some((there, _)) if *there >= rank => {}
+            _ => _ = best.insert(step, (rank, manifest)),
+        }
+    }
+    best.into_iter().map(|(step, (_, manifest))| (step, manifest)).collect()
+}
+
+/// Published checkpoints, newest first; damaged ones with the reason.
+///
+/// # Errors
+/// Those of the store; a prefix with nothing below holds none.
+pub fn list(of: &Location) -> io::Result<Vec<Found>> {
+    let all = newest(wait(manifests(of))?);
+    let path = |step| step_directory(Path::new(&of.url), step);
+    Ok(all.into_iter().rev().map(|(step, manifest)| (step, path(step), manifest)).collect())
+}
+
+/// Reads the manifest of a published checkpoint.
+///
+/// # Errors
+/// A sentence with the URL.
+pub fn read_manifest(checkpoint: &Location) -> Result<Manifest, String> {
+    let unreadable = |e: io::Error| format!("cannot read {}: {e}", checkpoint.url);
+    let (of, step) = checkpoint.parent().map_err(unreadable)?;
+    let own = wait(async {
+        let below = of.join("manifests");
+        let named: Vec<ObjectMeta> = of.bucket.store.list(Some(&below)).try_collect().await.map_err(failed)?;
+        let own = named.into_iter().filter(|o| step_of(&o.location) == Some(step));
+        stream::iter(own).map(|o| read(&of, step, o)).buffer_unordered(READS).try_collect().await
+    });
+    let found = newest(own.map_err(unreadable)?).remove(&step);
+    found.unwrap_or_else(|| Err(format!("there is no checkpoint {}", checkpoint.url)))
+}

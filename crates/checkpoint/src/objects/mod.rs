@@ -1,0 +1,25 @@
+//! Durable checkpoints in an object store (S3, GCS, Azure), so that a crash at any request leaves the previous checkpoint whole.
+//!
+//! ```text
+//!  step-N/G-XXXX/rank-R.safetensors   each rank: under a name that nobody else uses, in parts, several at a time
+//!  manifests/step-N.json              the leader, when all shards are there: one conditional put; from now on it exists
+//!  manifests/step-N.G-XXXX.json       the same in a store that ignores conditions: the newest generation's counts
+//!  uploads/G-XXXX.json                an upload in parts that has begun: whoever finds it later ends it
+//!  notes/step-N.G/rank-R.json         a shard, for whoever publishes (see `persist::note`)
+//! ```
+//!
+//! Everything here blocks: it is called from threads of their own, and waits on a runtime that is started when first used.
+
+mod bucket;
+mod commit;
+mod notes;
+mod orphans;
+mod source;
+mod upload;
+
+pub use bucket::{Location, is_url};
+pub use commit::{list, publish, read_manifest};
+pub use notes::{forget, note, noted, recall, remember};
+pub use orphans::prune;
+pub use source::Object;
+pub use upload::write_shard;

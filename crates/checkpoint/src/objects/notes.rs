@@ -1,0 +1,59 @@
+//! Small objects beside the checkpoints: shards for whoever publishes, and what was measured.
+
+use super::bucket::{Location, failed, wait};
+use everstep_core::message::ShardFile;
+use object_store::path::Path as Key;
+use object_store::{Error, ObjectStoreExt};
+use std::io;
+
+fn get(of: &Location, key: &Key) -> io::Result<Vec<u8>> {
+    wait(async { Ok(of.bucket.store.get(key).await.map_err(failed)?.bytes().await.map_err(failed)?.to_vec()) })
+}
+
+/// The object of this name.
+///
+/// # Errors
+/// Those of the store.
+pub fn recall(of: &Location, name: &str) -> io::Result<Vec<u8>> {
+    get(of, &of.join(name))
+}
+
+/// Writes it.
+///
+/// # Errors
+/// Those of the store.
+pub fn remember(of: &Location, name: &str, bytes: Vec<u8>) -> io::Result<()> {
+    wait(async { of.bucket.store.put(&of.join(name), bytes.into()).await.map_err(failed) }).map(drop)
+}
+
+fn note_of(to: &Location, generation: u64, step: u64, rank: u32) -> Key {
+    to.join(&format!("notes/step-{step}.{generation}/rank-{rank}.json"))
+}
+
+/// Writes down a shard, for whoever publishes.
+///
+/// # Errors
+/// Those of the store.
+pub fn note(to: &Location, generation: u64, step: u64, shard: &ShardFile) -> io::Result<()> {
+    let key = note_of(to, generation, step, shard.rank.0);
+    let bytes = serde_json::to_vec(shard)?;
+    wait(async { to.bucket.store.put(&key, bytes.into()).await.map_err(failed) }).map(drop)
+}
+
+/// What [`note`] has written for a rank.
+#[must_use]
+pub fn noted(to: &Location, generation: u64, step: u64, rank: u32) -> Option<ShardFile> {
+    let key = note_of(to, generation, step, rank);
+    serde_json::from_slice(&get(to, &key).ok()?).ok()
+}
+
+/// Removes a note.
+///
+/// # Errors
+/// Those of the store.
+pub fn forget(to: &Location, generation: u64, step: u64, rank: u32) -> io::Result<()> {
+    match wait(async { Ok(to.bucket.store.delete(&note_of(to, generation, step, rank)).await) })? {
+        Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
+        Err(e) => Err(failed(e)),
+    }
+}

@@ -1,0 +1,58 @@
+//! A shard in a store, read by ranges.
+
+use super::bucket::{Location, failed, wait};
+use bytes::Bytes;
+use object_store::path::Path as Key;
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
+use std::io;
+
+/// Read at once with the object's length: most headers are shorter.
+const HEAD_BYTES: u64 = 256 << 10;
+
+/// One object.
+pub struct Object {
+    from: Location,
+    key: Key,
+    head: Bytes,
+    /// Its length.
+    pub bytes: u64,
+}
+
+impl Object {
+    /// Opens a shard of a checkpoint: a name with one `/` in it.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn open(checkpoint: &Location, file: &str) -> io::Result<Self> {
+        let key = checkpoint.join(file);
+        let (head, bytes) = wait(async {
+            let options = GetOptions { range: Some(GetRange::Bounded(0..HEAD_BYTES)), ..GetOptions::default() };
+            let got = checkpoint.bucket.store.get_opts(&key, options).await.map_err(failed)?;
+            let bytes = got.meta.size;
+            Ok((got.bytes().await.map_err(failed)?, bytes))
+        })?;
+        Ok(Object { from: checkpoint.clone(), key, head, bytes })
+    }
+
+    /// Fills `into` as far as the object goes; returns how far that is.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn read(&self, into: &mut [u8], at: u64) -> io::Result<usize> {
+        let end = (at + into.len() as u64).min(self.bytes);
+        let bytes = usize::try_from(end.saturating_sub(at)).map_err(io::Error::other)?;
+        let room = into.get_mut(..bytes).unwrap_or_default();
+        let near = usize::try_from(at).ok().and_then(|at| self.head.get(at..at + bytes));
+        match near {
+            Some(data) => room.copy_from_slice(data),
+            None => {
+                let data = wait(async { self.from.bucket.store.get_range(&self.key, at..end).await.map_err(failed) })?;
+                if data.len() != bytes {
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the store sent less than was asked for"));
+                }
+                room.copy_from_slice(&data);
+            }
+        }
+        Ok(bytes)
+    }
+}

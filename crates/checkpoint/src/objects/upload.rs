@@ -1,0 +1,154 @@
+//! A sealed slot, written as one object: in parts, several at a time, each verified against the checksums of its capture before it goes.
+
+use super::bucket::{Location, failed, unique, wait};
+use crate::arena::{REGION_AT, Slot};
+use crate::direct::Throttle;
+use crate::format::digest::{CHUNK_BYTES, crc};
+use crate::persist::Prepared;
+use bytes::Bytes;
+use everstep_core::message::ShardFile;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use object_store::multipart::MultipartStore;
+use object_store::path::Path as Key;
+use object_store::{ObjectStoreExt, PutPayload};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Parts under way at a time: stores give each connection 40 to 100 MB/s.
+const AT_ONCE: usize = 16;
+/// The smallest part that every store takes, and the largest that is still tried again lightly.
+const PART_BYTES: (usize, usize) = (8 << 20, 64 << 20);
+/// Stores take so many parts.
+const PARTS_MAX: usize = 10_000;
+
+/// What is written down before an upload in parts begins.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Begun {
+    pub key: String,
+    pub id: String,
+}
+
+/// Memory of a slot that stays mapped for as long as a request needs it.
+struct Held {
+    slot: Arc<Slot>,
+    range: Range<usize>,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        self.slot.map().bytes(REGION_AT + self.range.start, self.range.len()).unwrap_or_default()
+    }
+}
+
+/// Bytes of each part but the last: all are alike, as some stores ask for.
+fn part_bytes(total: usize) -> usize {
+    let shared = total.div_ceil(AT_ONCE).next_multiple_of(CHUNK_BYTES).clamp(PART_BYTES.0, PART_BYTES.1);
+    shared.max(total.div_ceil(PARTS_MAX).next_multiple_of(CHUNK_BYTES))
+}
+
+/// Part of the file that begins with the header and goes on with the region.
+fn payload(of: &Prepared<'_>, range: Range<usize>) -> io::Result<PutPayload> {
+    let header = of.header.len();
+    let mut pieces = Vec::with_capacity(2);
+    if range.start < header {
+        let head = of.header.get(range.start..range.end.min(header)).unwrap_or_default();
+        pieces.push(Bytes::copy_from_slice(head));
+    }
+    if range.end > header {
+        let body = range.start.saturating_sub(header)..range.end - header;
+        verified(of, &body)?;
+        pieces.push(Bytes::from_owner(Held { slot: of.slot.clone(), range: body }));
+    }
+    Ok(PutPayload::from_iter(pieces))
+}
+
+/// The chunks that this part of the region lies in are what was captured.
+fn verified(of: &Prepared<'_>, body: &Range<usize>) -> io::Result<()> {
+    for chunk in body.start / CHUNK_BYTES..body.end.div_ceil(CHUNK_BYTES) {
+        let from = chunk * CHUNK_BYTES;
+        let bytes = CHUNK_BYTES.min(of.region - from);
+        let data = of.slot.map().bytes(REGION_AT + from, bytes);
+        if data.map(crc).as_ref() != of.index.crcs.get(chunk) {
+            let what = format!("chunk {chunk} of {} is damaged in memory", of.name);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+    }
+    Ok(())
+}
+
+/// Writes a prepared shard under a name that nobody else uses.
+///
+/// # Errors
+/// Those of the store; `InvalidData` when memory does not hold what was captured.
+pub fn write_shard(to: &Location, of: &Prepared<'_>, generation: u64, throttle: &Throttle) -> io::Result<ShardFile> {
+    let attempt = format!("{generation}-{:016x}", unique());
+    let file = format!("{attempt}/{}", of.name);
+    let key = to.join(&format!("step-{}/{file}", of.label.step));
+    let total = of.header.len() + of.region;
+    let part = part_bytes(total);
+    wait(async {
+        if total <= part {
+            tokio::time::sleep(throttle.delay(total)).await;
+            to.bucket.store.put(&key, payload(of, 0..total)?).await.map_err(failed)?;
+        } else {
+            in_parts(to, of, &key, &attempt, part, throttle).await?;
+        }
+        Ok(())
+    })?;
+    of.written(file)
+}
+
+async fn in_parts(
+    to: &Location,
+    of: &Prepared<'_>,
+    key: &Key,
+    attempt: &str,
+    part: usize,
+    throttle: &Throttle,
+) -> io::Result<()> {
+    let store: &dyn MultipartStore = &*to.bucket.store;
+    let total = of.header.len() + of.region;
+    let id = store.create_multipart(key).await.map_err(failed)?;
+    let note = to.join(&format!("uploads/{attempt}.json"));
+    let begun = serde_json::to_vec(&Begun { key: key.to_string(), id: id.clone() })?;
+    let done = async {
+        to.bucket.store.put(&note, begun.into()).await.map_err(failed)?;
+        let ranges = (0..total).step_by(part).map(|at| at..(at + part).min(total));
+        let sent = stream::iter(ranges.enumerate()).map(|(n, range)| {
+            let id = &id;
+            async move {
+                tokio::time::sleep(throttle.delay(range.len())).await;
+                store.put_part(key, id, n, payload(of, range)?).await.map_err(failed)
+            }
+        });
+        let parts = sent.buffered(AT_ONCE).try_collect().await?;
+        if let Err(e) = store.complete_multipart(key, &id, parts).await {
+            // It may have been done, and the answer lost: the second time there is nothing left to complete.
+            let there = to.bucket.store.head(key).await.is_ok_and(|o| o.size == total as u64);
+            return if there { Ok(()) } else { Err(failed(e)) };
+        }
+        Ok(())
+    };
+    let done: io::Result<()> = done.await;
+    // What cannot be ended now is found later by its note.
+    if done.is_err() && store.abort_multipart(key, &id).await.is_err() {
+        return done;
+    }
+    let _ = to.bucket.store.delete(&note).await;
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_chunks_and_as_few_as_stores_take() {
+        assert_eq!(part_bytes(10 << 20), 8 << 20);
+        assert_eq!(part_bytes(1 << 30), 64 << 20);
+        assert_eq!(part_bytes(200 << 20), 13 << 20);
+        assert!((5usize << 40).div_ceil(part_bytes(5 << 40)) <= PARTS_MAX);
+    }
+}

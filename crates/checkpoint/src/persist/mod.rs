@@ -1,0 +1,158 @@
+//! Durable checkpoints: shards and their manifest, on a file system ([`files`]) or in an object store ([`crate::objects`]). A directory is a
+//! path, or the URL of a prefix in a store. Readers trust manifests only, and the manifest comes last.
+
+mod files;
+mod prepared;
+
+pub use prepared::Prepared;
+
+use crate::arena::Slot;
+use crate::direct::Throttle;
+use crate::format::manifest::Manifest;
+use crate::objects::{self, Location, is_url};
+use crate::retain::Policy;
+use everstep_core::id::Rank;
+use everstep_core::message::ShardFile;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A published checkpoint: its step, its directory, its manifest or what is wrong with it.
+pub type Found = (u64, PathBuf, Result<Manifest, String>);
+
+/// Directory of a published checkpoint.
+#[must_use]
+pub fn step_directory(directory: &Path, step: u64) -> PathBuf {
+    directory.join(format!("step-{step}"))
+}
+
+/// Writes a sealed slot as one rank's shard; the slot must be pinned.
+///
+/// # Errors
+/// Those of the file system or store; `InvalidData` when the slot does not hold `step` any more.
+pub fn write_shard(
+    slot: &Arc<Slot>,
+    directory: &Path,
+    generation: u64,
+    step: u64,
+    rank: Rank,
+    throttle: &Throttle,
+) -> io::Result<ShardFile> {
+    let prepared = Prepared::of(slot, step, rank)?;
+    if is_url(directory) {
+        objects::write_shard(&Location::of(directory)?, &prepared, generation, throttle)
+    } else {
+        files::write_shard(directory, &prepared, generation, throttle)
+    }
+}
+
+/// Makes a checkpoint visible. Doing it again changes nothing.
+///
+/// # Errors
+/// Those of the file system or store.
+pub fn publish(directory: &Path, generation: u64, step: u64, shards: &[ShardFile]) -> io::Result<()> {
+    if is_url(directory) {
+        objects::publish(&Location::of(directory)?, generation, step, shards)
+    } else {
+        files::publish(directory, generation, step, shards)
+    }
+}
+
+/// Reads the manifest of a published checkpoint.
+///
+/// # Errors
+/// A sentence with the path.
+pub fn read_manifest(checkpoint: &Path) -> Result<Manifest, String> {
+    if is_url(checkpoint) {
+        objects::read_manifest(&Location::of(checkpoint).map_err(|e| e.to_string())?)
+    } else {
+        files::read_manifest(checkpoint)
+    }
+}
+
+/// Published checkpoints, newest first; damaged ones with the reason.
+///
+/// # Errors
+/// Those of reading the directory; one that is missing holds none.
+pub fn list(directory: &Path) -> io::Result<Vec<Found>> {
+    if is_url(directory) { objects::list(&Location::of(directory)?) } else { files::list(directory) }
+}
+
+/// Deletes published checkpoints that `policy` does not keep, and what generations before `generation` left unpublished. Returns the steps
+/// that went.
+///
+/// # Errors
+/// Those of the file system or store.
+pub fn prune(directory: &Path, policy: Policy, generation: u64) -> io::Result<Vec<u64>> {
+    if is_url(directory) {
+        objects::prune(&Location::of(directory)?, policy, generation)
+    } else {
+        files::prune(directory, policy, generation)
+    }
+}
+
+/// Writes down a shard that was written without anybody who collects what is: at the end of a job, and without an agent.
+///
+/// # Errors
+/// Those of the file system or store.
+pub fn note(directory: &Path, generation: u64, step: u64, shard: &ShardFile) -> io::Result<()> {
+    if is_url(directory) {
+        objects::note(&Location::of(directory)?, generation, step, shard)
+    } else {
+        files::note(directory, generation, step, shard)
+    }
+}
+
+/// A small file beside the checkpoints, such as what was measured of them: as it was written last; `None` when there is none.
+///
+/// # Errors
+/// Those of the file system or store.
+pub fn recall(directory: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
+    let found = if is_url(directory) {
+        Location::of(directory).and_then(|at| objects::recall(&at, name))
+    } else {
+        std::fs::read(directory.join(name))
+    };
+    found.map(Some).or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(None) } else { Err(e) })
+}
+
+/// Writes it.
+///
+/// # Errors
+/// As [`recall`].
+pub fn remember(directory: &Path, name: &str, bytes: Vec<u8>) -> io::Result<()> {
+    if is_url(directory) {
+        return objects::remember(&Location::of(directory)?, name, bytes);
+    }
+    let temporary = directory.join(format!("{name}.{}", std::process::id()));
+    std::fs::write(&temporary, bytes)?;
+    std::fs::rename(&temporary, directory.join(name))
+}
+
+/// What [`note`] has written for a rank, if it has.
+#[must_use]
+pub fn noted(directory: &Path, generation: u64, step: u64, rank: u32) -> Option<ShardFile> {
+    if is_url(directory) {
+        objects::noted(&Location::of(directory).ok()?, generation, step, rank)
+    } else {
+        files::noted(directory, generation, step, rank)
+    }
+}
+
+/// Publishes what all ranks have noted, and forgets the notes.
+///
+/// # Errors
+/// As [`publish`]; `NotFound` when a rank's note is missing.
+pub fn publish_noted(directory: &Path, generation: u64, step: u64, world_size: u32) -> io::Result<()> {
+    let missing = |rank| io::Error::new(io::ErrorKind::NotFound, format!("step {step} was not written by rank {rank}"));
+    let shards = (0..world_size).map(|rank| noted(directory, generation, step, rank).ok_or_else(|| missing(rank)));
+    let shards = shards.collect::<io::Result<Vec<ShardFile>>>()?;
+    for rank in 0..world_size {
+        if is_url(directory) {
+            objects::forget(&Location::of(directory)?, generation, step, rank)?;
+        } else {
+            files::forget(directory, generation, step, rank)?;
+        }
+    }
+    publish(directory, generation, step, &shards)
+}

@@ -1,0 +1,71 @@
+"""Where durable checkpoints live: a directory, or a prefix in an object store."""
+
+from __future__ import annotations
+
+import os
+import re
+from os import PathLike
+from pathlib import Path
+
+from ._internal import CheckpointError, list_checkpoints
+
+
+class Directory:
+    """A path, made absolute, or a URL (``s3://bucket/prefix``, ``gs://…``, ``az://…``), which stays as it is.
+
+    Wherever a path is taken it stands for itself.
+    """
+
+    def __init__(self, given: str | PathLike[str] | Directory) -> None:
+        text = os.fspath(given)
+        self.is_url = "://" in text
+        self._text = text.rstrip("/") if self.is_url else str(Path(text).absolute())
+
+    def __fspath__(self) -> str:
+        return self._text
+
+    __str__ = __fspath__
+
+    def __repr__(self) -> str:
+        return f"Directory({self._text!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Directory) and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def step(self, step: int) -> str:
+        """Where the checkpoint of a step is."""
+        return f"{self._text}/step-{step}"
+
+    def located(self) -> tuple[Directory, int | None]:
+        """The directory of checkpoints that this means, and which one of it (``step-N``), if it says so."""
+        above, _, name = self._text.rpartition("/")
+        found = re.fullmatch(r"step-(\d+)", name)
+        return (Directory(above), int(found[1])) if found else (self, None)
+
+    def has(self, step: int) -> bool:
+        """The checkpoint of this step is there, and complete."""
+        return any(found == step and wrong is None for found, _, _, wrong in list_checkpoints(self))
+
+    def is_there(self) -> bool:
+        """False for a directory that is missing; a store has no directories."""
+        return self.is_url or Path(self._text).is_dir()
+
+    def prepare(self) -> None:
+        """Makes it, so that checkpoints can be written.
+
+        Raises:
+            CheckpointError: when it cannot be made or written to.
+        """
+        if self.is_url:
+            # Says whether the store can be reached at all.
+            list_checkpoints(self)
+            return
+        try:
+            os.makedirs(self._text, exist_ok=True)
+        except OSError as e:
+            raise CheckpointError(f"cannot create the checkpoint directory {self}: {e.strerror}; give another one") from e
+        if not os.access(self._text, os.W_OK | os.X_OK):
+            raise CheckpointError(f"the checkpoint directory {self} is read-only; give one that can be written")
