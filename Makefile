@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 export GLOO_SOCKET_IFNAME ?= lo
 
-.PHONY: help setup build demo test check figures figure soak sim fmt clean
+.PHONY: help setup build demo test check figures figure soak sim s3s fmt clean
 
 help:
 	@echo "make demo            the main job on real text, with real kills"
@@ -46,13 +46,19 @@ test: check
 	$(MAKE) setup
 	$(PY) -m pytest -q python/tests
 
-figure: setup
+# A second server of the S3 protocol, for figure s3-faults.
+target/s3s/bin/s3s-fs:
+	cargo install -q s3s-fs --version 0.14.1 --features binary --locked --root target/s3s
+
+s3s: target/s3s/bin/s3s-fs
+
+figure: setup $(if $(filter s3-faults,$(NAME)),s3s)
 	$(PY) figures/run.py $(NAME)
 
-soak: setup
+soak: setup $(if $(filter s3-faults,$(NAME)),s3s)
 	$(PY) figures/run.py --soak $(NAME)
 
-figures: setup
+figures: setup s3s
 	$(PY) figures/run.py --all
 
 sim:

@@ -7,40 +7,41 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.cluster import free_port
 
 BUCKET = "checkpoints"
+#: Of Linux (asm-generic/socket.h): TCP itself keeps to it.
+SO_MAX_PACING_RATE = 47
 #: Bytes that are passed on at a time.
 PIECE = 1 << 18
 
 
-_CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5)"
-
-
-def _ready(port: int, prefix: Sequence[str], timeout: float = 30) -> None:
+def _ready(port: int, timeout: float = 30) -> None:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
-        if subprocess.run([*prefix, sys.executable, "-c", _CONNECT, str(port)], capture_output=True, check=False).returncode == 0:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), 5).close()
             return
         time.sleep(0.05)
     raise TimeoutError(f"no server answers at port {port}")
 
 
 @contextlib.contextmanager
-def _process(line: list[str], port: int, prefix: Sequence[str] = ()) -> Iterator[str]:
+def _process(line: list[str], port: int) -> Iterator[str]:
     server = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        _ready(port, prefix)
+        _ready(port)
         yield f"http://127.0.0.1:{port}"
     finally:
         server.kill()
@@ -64,8 +65,8 @@ def s3s_binary() -> Path | None:
 
 
 @contextlib.contextmanager
-def s3s(prefix: Sequence[str] = ()) -> Iterator[str]:
-    """s3s-fs, on files, with one bucket; keys are checked. Its URL. ``prefix`` (``ip netns exec NAME``) runs it elsewhere."""
+def s3s() -> Iterator[str]:
+    """s3s-fs, on files, with one bucket; keys are checked. Its URL."""
     binary = s3s_binary()
     if binary is None:
         raise FileNotFoundError("s3s-fs is not installed: make s3s")
@@ -74,7 +75,7 @@ def s3s(prefix: Sequence[str] = ()) -> Iterator[str]:
         (Path(root) / BUCKET).mkdir()
         port = free_port()
         keys = ["--access-key", "everstep", "--secret-key", "everstep"]
-        with _process([*prefix, str(binary), "--host", "127.0.0.1", "--port", str(port), *keys, root], port, prefix) as url:
+        with _process([str(binary), "--host", "127.0.0.1", "--port", str(port), *keys, root], port) as url:
             yield url
 
 
@@ -110,6 +111,8 @@ class Proxy:
     count: int = 0
     #: ``METHOD path`` of each request.
     seen: list[str] = field(default_factory=list)
+    #: Bytes per second of a connection in each direction; 0 is no limit.
+    rate: int = 0
     #: Kills the writer.
     kill: Callable[[], None] = lambda: None
     port: int = field(default_factory=free_port)
@@ -137,7 +140,12 @@ class Proxy:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
 
+    def _paced(self, writer: asyncio.StreamWriter) -> None:
+        if self.rate:
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, self.rate)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._paced(writer)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while await self._request(reader, writer):
                 pass
@@ -150,8 +158,10 @@ class Proxy:
         self.seen.append(what)
         hit = self.fault.kind if self.fault.at <= number < self.fault.at + self.fault.times else "none"
         length = _length(head)
-        if self.unconditional:
-            head = b"\r\n".join(x for x in head.split(b"\r\n") if not x.lower().startswith((b"if-none-match:", b"if-match:")))
+        if b"expect: 100-continue" in head.lower():
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        dropped = (b"expect:", b"if-none-match:", b"if-match:") if self.unconditional else (b"expect:",)
+        head = b"\r\n".join(x for x in head.split(b"\r\n") if not x.lower().startswith(dropped))
         if hit == "503":
             await _read(reader, length)
             body = b"<Error><Code>SlowDown</Code></Error>"
@@ -165,6 +175,7 @@ class Proxy:
             return False
         host, port = self.upstream.removeprefix("http://").split(":")
         up_reader, up = await asyncio.open_connection(host, int(port), limit=PIECE)
+        self._paced(up)
         try:
             up.write(head)
             if hit == "cut-before":

@@ -7,7 +7,7 @@ import re
 from os import PathLike
 from pathlib import Path
 
-from ._internal import CheckpointError, list_checkpoints
+from ._internal import CheckpointError, list_checkpoints, reach
 
 
 class Directory:
@@ -18,8 +18,9 @@ class Directory:
 
     def __init__(self, given: str | PathLike[str] | Directory) -> None:
         text = os.fspath(given)
-        self.is_url = "://" in text
-        self._text = text.rstrip("/") if self.is_url else str(Path(text).absolute())
+        scheme, url, rest = text.partition("://")
+        self.is_url = bool(url)
+        self._text = f"{scheme}://{rest.rstrip('/')}" if self.is_url else str(Path(text).absolute())
 
     def __fspath__(self) -> str:
         return self._text
@@ -60,8 +61,7 @@ class Directory:
             CheckpointError: when it cannot be made or written to.
         """
         if self.is_url:
-            # Says whether the store can be reached at all.
-            list_checkpoints(self)
+            reach(self)
             return
         try:
             os.makedirs(self._text, exist_ok=True)

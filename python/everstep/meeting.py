@@ -64,6 +64,8 @@ def gathered(values: list[int]) -> list[list[int]]:
     if meeting.rank == 0:
         meeting.tell("all", json.dumps([json.loads(meeting.hear(str(r))) for r in range(meeting.size)]))
     found: list[list[int]] = json.loads(meeting.hear("all"))
-    # Rank 0's process may have the store: it must not end before all have heard.
-    meeting.all_here("heard")
+    # Rank 0's process may have the store: it must not end before all have heard, and nobody may ask for anything after that.
+    meeting.come("heard")
+    if meeting.rank == 0:
+        meeting.hear("all heard")
     return found

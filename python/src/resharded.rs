@@ -72,9 +72,9 @@ impl PyWholeCheckpoint {
     }
 
     /// Bytes of one tensor of one rank's shard.
-    fn bytes(&self, rank: usize, name: &str) -> PyResult<Vec<u8>> {
+    fn bytes(&self, py: Python<'_>, rank: usize, name: &str) -> PyResult<Vec<u8>> {
         let shard = self.0.shards().get(rank).ok_or_else(|| checkpoint(format!("there is no rank {rank}")))?;
-        bytes_of(shard, name)
+        bytes_of(py, shard, name)
     }
 
     /// What reading these parts would read: (number of runs, bytes).

@@ -307,16 +307,16 @@ impl PyShard {
     }
 
     /// Bytes of one tensor.
-    fn bytes(&self, name: &str) -> PyResult<Vec<u8>> {
-        bytes_of(&self.shard, name)
+    fn bytes(&self, py: Python<'_>, name: &str) -> PyResult<Vec<u8>> {
+        bytes_of(py, &self.shard, name)
     }
 }
 
 /// Bytes of one tensor of a shard.
-pub fn bytes_of(shard: &Shard, name: &str) -> PyResult<Vec<u8>> {
+pub fn bytes_of(py: Python<'_>, shard: &Shard, name: &str) -> PyResult<Vec<u8>> {
     let places = shard.index().offsets();
     let (offset, tensor) = places.get(name).ok_or_else(|| checkpoint(format!("{name} is not in the checkpoint")))?;
-    shard.fetch(*offset, tensor.bytes).map_err(restore)
+    py.detach(|| shard.fetch(*offset, tensor.bytes)).map_err(restore)
 }
 
 /// Opens a slot by its file.
@@ -342,8 +342,9 @@ type Row = (u64, String, Option<u32>, Option<String>);
 
 /// Published checkpoints, newest first: (step, directory, world size or None, what is wrong or None).
 #[pyfunction]
-fn list_checkpoints(directory: PathBuf) -> PyResult<Vec<Row>> {
-    let found = persist::list(&directory)
+fn list_checkpoints(py: Python<'_>, directory: PathBuf) -> PyResult<Vec<Row>> {
+    let found = py
+        .detach(|| persist::list(&directory))
         .map_err(|e| checkpoint(format!("cannot read the checkpoint directory {}: {e}", directory.display())))?;
     let row = |(step, path, manifest): (u64, PathBuf, Result<_, String>)| {
         let (size, wrong) = match manifest {
@@ -358,7 +359,7 @@ fn list_checkpoints(directory: PathBuf) -> PyResult<Vec<Row>> {
 /// Opens one rank's shard of a published checkpoint, its header verified.
 #[pyfunction]
 fn open_shard(py: Python<'_>, checkpoint_directory: PathBuf, rank: u32) -> PyResult<PyShard> {
-    let manifest = persist::read_manifest(&checkpoint_directory).map_err(checkpoint)?;
+    let manifest = py.detach(|| persist::read_manifest(&checkpoint_directory)).map_err(checkpoint)?;
     let entry = manifest.shards.iter().find(|s| s.rank == Rank(rank));
     let entry =
         entry.ok_or_else(|| checkpoint(format!("{} has no shard of rank {rank}", checkpoint_directory.display())))?;
@@ -411,6 +412,13 @@ fn unpublished(directory: &Path, e: &std::io::Error) -> PyErr {
     checkpoint(format!("cannot publish the checkpoint in {}: {e}; the previous checkpoint stays", directory.display()))
 }
 
+/// Raises unless checkpoints can be kept there (of directories it says nothing).
+#[pyfunction]
+fn reach(py: Python<'_>, directory: PathBuf) -> PyResult<()> {
+    py.detach(|| persist::reach(&directory))
+        .map_err(|e| checkpoint(format!("cannot keep checkpoints in {}: {e}", directory.display())))
+}
+
 /// Writes down a shard, as JSON from `write_shard`, for whoever publishes.
 #[pyfunction]
 fn note_shard(py: Python<'_>, directory: PathBuf, generation: u64, step: u64, shard: &str) -> PyResult<()> {
@@ -446,6 +454,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(list_checkpoints, m)?)?;
     m.add_function(wrap_pyfunction!(open_shard, m)?)?;
     m.add_function(wrap_pyfunction!(open_slot, m)?)?;
+    m.add_function(wrap_pyfunction!(reach, m)?)?;
     m.add_function(wrap_pyfunction!(note_shard, m)?)?;
     m.add_function(wrap_pyfunction!(recall, m)?)?;
     m.add_function(wrap_pyfunction!(remember, m)?)?;

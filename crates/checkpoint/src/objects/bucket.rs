@@ -19,7 +19,11 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
 /// A request is given up after so long.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(180);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// A store that has not answered a first request by then is taken to be none.
+const REACH_TIMEOUT: Duration = Duration::from_secs(15);
 const THREADS: usize = 2;
+/// Variables that name another endpoint than the provider's.
+const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
 
 static RUNTIME: LazyLock<io::Result<Runtime>> = LazyLock::new(|| {
     tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).thread_name("objects").enable_all().build()
@@ -94,14 +98,17 @@ impl Location {
         }
         let key = Key::parse(key).map_err(|e| invalid(&e.to_string()))?;
         let root = format!("{scheme}://{host}");
+        // Who moves to another endpoint means another store.
+        let known =
+            [vec![root.clone()], ENDPOINTS.iter().filter_map(|n| std::env::var(n).ok()).collect()].concat().join(" ");
         let mut buckets = BUCKETS.lock().unwrap_or_else(PoisonError::into_inner);
         let buckets = buckets.get_or_insert_default();
-        let bucket = match buckets.get(&root) {
+        let bucket = match buckets.get(&known) {
             Some(bucket) => bucket.clone(),
             None => {
                 let store = open(scheme, &root).map_err(|e| invalid(&e))?;
                 let bucket = Arc::new(Bucket { store, conditional: OnceLock::new() });
-                buckets.insert(root, bucket.clone());
+                buckets.insert(known, bucket.clone());
                 bucket
             }
         };
@@ -145,11 +152,23 @@ impl Location {
     }
 }
 
+/// Whether the store answers.
+///
+/// # Errors
+/// Those of the store; `TimedOut` when it does not answer for a while.
+pub fn reach(at: &Location) -> io::Result<()> {
+    wait(async {
+        let below = at.join("manifests");
+        let asked = at.bucket.store.list_with_delimiter(Some(&below));
+        let late = || io::Error::new(io::ErrorKind::TimedOut, "the store does not answer; is its endpoint right?");
+        tokio::time::timeout(REACH_TIMEOUT, asked).await.map_err(|_| late())?.map_err(failed).map(drop)
+    })
+}
+
 fn open(scheme: &str, root: &str) -> Result<Box<dyn Store>, String> {
-    let retry = RetryConfig { retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() };
-    let plain = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]
-        .iter()
-        .any(|name| std::env::var(name).is_ok_and(|endpoint| endpoint.starts_with("http://")));
+    // However often: a store that is started anew refuses connections for seconds.
+    let retry = RetryConfig { max_retries: 1000, retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() };
+    let plain = ENDPOINTS.iter().any(|name| std::env::var(name).is_ok_and(|endpoint| endpoint.starts_with("http://")));
     let options = ClientOptions::new().with_timeout(REQUEST_TIMEOUT).with_connect_timeout(CONNECT_TIMEOUT);
     let text = |e: object_store::Error| e.to_string();
     Ok(match scheme {

@@ -17,7 +17,7 @@ mod orphans;
 mod source;
 mod upload;
 
-pub use bucket::{Location, is_url};
+pub use bucket::{Location, is_url, reach};
 pub use commit::{list, publish, read_manifest};
 pub use notes::{forget, note, noted, recall, remember};
 pub use orphans::prune;

@@ -70,6 +70,14 @@ pub fn read_manifest(checkpoint: &Path) -> Result<Manifest, String> {
     }
 }
 
+/// Whether checkpoints can be kept there at all: a store answers within seconds. Says nothing of directories.
+///
+/// # Errors
+/// Those of the store; `TimedOut`.
+pub fn reach(directory: &Path) -> io::Result<()> {
+    if is_url(directory) { objects::reach(&Location::of(directory)?) } else { Ok(()) }
+}
+
 /// Published checkpoints, newest first; damaged ones with the reason.
 ///
 /// # Errors
