@@ -89,9 +89,10 @@ impl Location {
     /// # Errors
     /// `InvalidInput` for a URL that names no store, or settings that are incomplete.
     pub fn of(url: &Path) -> io::Result<Self> {
-        let url = url.to_str().unwrap_or_default().trim_end_matches('/');
+        let url = url.to_str().unwrap_or_default();
         let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{url}: {what}"));
         let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid("no URL"))?;
+        let rest = rest.trim_end_matches('/');
         let (host, key) = rest.split_once('/').unwrap_or((rest, ""));
         if host.is_empty() {
             return Err(invalid("it names no bucket; give s3://BUCKET/PREFIX"));
@@ -112,7 +113,7 @@ impl Location {
                 bucket
             }
         };
-        Ok(Location { bucket, key, url: url.to_owned() })
+        Ok(Location { bucket, key, url: format!("{scheme}://{rest}") })
     }
 
     /// A key below this one.

@@ -15,6 +15,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Manifests that are read at a time.
 const READS: usize = 16;
+/// Seconds for which a writer may go on after the generation that follows its own has published.
+const LATE: u64 = 600;
 /// Times that a manifest is put where another writer puts its own.
 const TRIES: usize = 3;
 
@@ -64,7 +66,7 @@ pub fn publish(to: &Location, generation: u64, step: u64, shards: &[ShardFile]) 
             let there = Manifest::from_bytes(&got.bytes().await.map_err(failed)?);
             match there {
                 Ok(m) if m.shards == shards => return Ok(()),
-                Ok(m) if generation_of(&m.shards) > generation => break,
+                Ok(m) if outlives(&m, generation, manifest.saved_at) => break,
                 _ => mode = PutMode::Update(version),
             }
         }
@@ -120,21 +122,30 @@ async fn read(of: &Location, step: u64, object: ObjectMeta) -> io::Result<(u64, 
     Ok((step, object, manifest))
 }
 
-/// Generation and time of a manifest that can be read.
-type Worth = Option<(u64, u64)>;
-
-/// Of each step the manifest that counts: the newest generation's, the latest of it; a damaged one only where there is no other.
-pub(super) fn newest(all: Vec<(u64, ObjectMeta, Result<Manifest, String>)>) -> BTreeMap<u64, Result<Manifest, String>> {
-    let mut best: BTreeMap<u64, (Worth, Result<Manifest, String>)> = BTreeMap::new();
-    for (step, object, manifest) in all {
-        let written = object.last_modified.timestamp_micros().unsigned_abs();
-        let rank = manifest.as_ref().ok().map(|m| (generation_of(&m.shards), written));
-        match best.get(&step) {
-            Some((there, _)) if *there >= rank => {}
-            _ => _ = best.insert(step, (rank, manifest)),
+/// Of each step the manifest that counts: the latest one, but for what a generation that is over has put after the one that followed it; a
+/// damaged one only where there is no other.
+pub(super) fn newest(
+    mut all: Vec<(u64, ObjectMeta, Result<Manifest, String>)>,
+) -> BTreeMap<u64, Result<Manifest, String>> {
+    all.sort_by_key(|(_, object, _)| object.last_modified);
+    let mut best: BTreeMap<u64, Result<Manifest, String>> = BTreeMap::new();
+    for (step, _, manifest) in all {
+        let keep = match (best.get(&step), &manifest) {
+            (None | Some(Err(_)), _) => false,
+            (Some(Ok(_)), Err(_)) => true,
+            (Some(Ok(there)), Ok(new)) => outlives(there, generation_of(&new.shards), new.saved_at),
+        };
+        if !keep {
+            best.insert(step, manifest);
         }
     }
-    best.into_iter().map(|(step, (_, manifest))| (step, manifest)).collect()
+    best
+}
+
+/// What is there is of a later generation than a manifest of this one that comes now, which is so late that it counts no more. A job
+/// whose coordinator has lost its store counts from 1 again: then what is there is old.
+fn outlives(there: &Manifest, generation: u64, now: u64) -> bool {
+    generation_of(&there.shards) > generation && now.saturating_sub(there.saved_at) < LATE
 }
 
 /// Published checkpoints, newest first; damaged ones with the reason.
@@ -162,4 +173,44 @@ pub fn read_manifest(checkpoint: &Location) -> Result<Manifest, String> {
     });
     let found = newest(own.map_err(unreadable)?).remove(&step);
     found.unwrap_or_else(|| Err(format!("there is no checkpoint {}", checkpoint.url)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use everstep_core::id::Rank;
+    use everstep_core::message::Purpose;
+
+    fn manifest(generation: u64, saved_at: u64) -> Manifest {
+        let file = format!("{generation}-00/rank-0.safetensors");
+        let shard = ShardFile { rank: Rank(0), file, bytes: 1, crc: String::new(), purpose: Purpose::Recovery };
+        Manifest { version: VERSION, step: 4, world_size: 1, saved_at, shards: vec![shard] }
+    }
+
+    fn counts(all: &[(u64, u64)]) -> u64 {
+        let object = |at: u64| ObjectMeta {
+            location: Key::from("manifests/step-4.json"),
+            last_modified: (UNIX_EPOCH + std::time::Duration::from_secs(at)).into(),
+            size: 1,
+            e_tag: None,
+            version: None,
+        };
+        let rows = all.iter().map(|(generation, at)| (4, object(*at), Ok(manifest(*generation, *at)))).collect();
+        generation_of(&newest(rows)[&4].as_ref().unwrap().shards)
+    }
+
+    #[test]
+    fn a_manifest_that_comes_too_late_does_not_count() {
+        assert_eq!(counts(&[(2, 100), (3, 200)]), 3);
+        assert_eq!(counts(&[(3, 200), (2, 230)]), 3, "the generation before was still at it");
+        assert_eq!(counts(&[(7, 200), (1, 200 + LATE)]), 1, "another life of the job counts from 1");
+    }
+
+    #[test]
+    fn manifests_are_told_by_their_names() {
+        let step = |name: &str| step_of(&Key::from(format!("a/manifests/{name}")));
+        assert_eq!(step("step-12.json"), Some(12));
+        assert_eq!(step("step-12.3-00ff.json"), Some(12));
+        assert_eq!([step("step-.json"), step("other.json"), step("step-12")], [None, None, None]);
+    }
 }
