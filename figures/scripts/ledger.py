@@ -93,6 +93,10 @@ def train(args: argparse.Namespace) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 96), nn.ReLU(), nn.Dropout(0.1), nn.Linear(96, KINDS))
     model = nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    # DDP orders its buckets anew after its first pass, and three ranks or more then add gradients in another order: a restart would, too,
+    # in the middle of the run.
+    model(torch.zeros(2, SIDE, SIDE)).sum().backward()
+    optimizer.zero_grad()
     sampler = ElasticDistributedSampler(Pictures(0, augment=True), seed=SEED)
     pictures = Reproducible(Pictures(0, augment=True), sampler)
     loader = DataLoader(pictures, batch_size=MICRO_BATCH, sampler=sampler, num_workers=args.workers, prefetch_factor=4 if args.workers else None)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from ._internal import CheckpointError, list_checkpoints, reach
 
+_COLLAPSED = re.compile(r"(s3a?|gs|az|azure|abfss?|adl):/[^/]")
+
 
 class Directory:
     """A path, made absolute, or a URL (``s3://bucket/prefix``, ``gs://…``, ``az://…``), which stays as it is.
@@ -18,6 +20,8 @@ class Directory:
 
     def __init__(self, given: str | PathLike[str] | Directory) -> None:
         text = os.fspath(given)
+        if _COLLAPSED.match(text):
+            raise CheckpointError(f"{text} is the URL of a store that went through pathlib.Path, which takes one of its slashes: give it as a string")
         scheme, url, rest = text.partition("://")
         self.is_url = bool(url)
         self._text = f"{scheme}://{rest.rstrip('/')}" if self.is_url else str(Path(text).absolute())

@@ -154,7 +154,7 @@ def test_damage_in_the_store_is_found_and_the_older_checkpoint_is_used(store, s3
 
 @pytest.mark.parametrize(
     ("url", "words"),
-    [("s3://", "names no bucket"), ("ftp://host/x", "no object store that everstep knows"), (f"s3://{BUCKET}-that-is-not/x", "NoSuchBucket")],
+    [("s3://", "names no bucket"), ("s3:/bucket/x", "give it as a string"), ("ftp://host/x", "no object store that everstep knows"), (f"s3://{BUCKET}-that-is-not/x", "NoSuchBucket")],
 )
 def test_a_url_that_means_nothing_is_said_at_once(store, url, words):
     line = "import sys, torch, everstep as es; es.CheckpointManager(sys.argv[1], model=torch.nn.Linear(2, 2))"

@@ -161,7 +161,8 @@ pub fn reach(at: &Location) -> io::Result<()> {
     wait(async {
         let below = at.join("manifests");
         let asked = at.bucket.store.list_with_delimiter(Some(&below));
-        let late = || io::Error::new(io::ErrorKind::TimedOut, "the store does not answer; is its endpoint right?");
+        let late =
+            || io::Error::new(io::ErrorKind::TimedOut, "the store does not answer: are endpoint and keys right?");
         tokio::time::timeout(REACH_TIMEOUT, asked).await.map_err(|_| late())?.map_err(failed).map(drop)
     })
 }

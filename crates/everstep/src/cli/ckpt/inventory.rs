@@ -85,8 +85,15 @@ impl Inventory {
                 self.slots((job, name), ask(job, address, Path::new(store)).unwrap_or_default(), false);
             }
         }
-        if let Some(directory) = places::checkpoints(job).filter(|d| d.is_dir() || is_url(d)) {
-            self.directory(&directory)?;
+        match places::checkpoints(job) {
+            // Without the store, what is in memory can be shown all the same.
+            Some(url) if is_url(&url) => {
+                if let Err(e) = self.directory(&url) {
+                    eprintln!("everstep: {}", e.why);
+                }
+            }
+            Some(directory) if directory.is_dir() => self.directory(&directory)?,
+            _ => {}
         }
         Ok(())
     }
@@ -96,7 +103,8 @@ impl Inventory {
         if !self.directories.insert(directory.canonicalize().unwrap_or_else(|_| directory.into())) {
             return Ok(());
         }
-        let listed = persist::list(directory)
+        let listed = persist::reach(directory)
+            .and_then(|()| persist::list(directory))
             .map_err(|e| Failure::config(format!("cannot read {}: {e}", directory.display())))?;
         for (step, path, manifest) in listed {
             let holder = directory.display().to_string();
