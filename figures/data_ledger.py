@@ -115,7 +115,11 @@ def _elastic(cycles: int) -> Iterator[Bound]:
             code = c.agents[0].wait(60)
             restored = [f["steps_lost"] for f in c.facts("Restored")]
         used = _ledger(out)
-        steps = max(used) + 1
+        state = _final_state(out)
+        # Steps that the last checkpoint has; of the one after, which the end has cut off, nothing counts.
+        steps, rest = divmod(state["epoch"] * SAMPLES + state["consumed"], GLOBAL_BATCH)
+        if rest or max(used) > steps:
+            raise RuntimeError(f"the last checkpoint has {steps} steps and {rest} samples; steps up to {max(used)} were run")
         sizes = Counter(ranks for ranks, _ in used.values())
         epochs = steps * GLOBAL_BATCH // SAMPLES
         # Steps follow each other, samples flow from one epoch into the next.
@@ -131,7 +135,6 @@ def _elastic(cycles: int) -> Iterator[Bound]:
                     seen[epoch, sample] += 1
         twice = sum(count != 1 for count in seen.values())
         missing = sum((e, n) not in seen for e in range(epochs) for n in range(SAMPLES))
-        state = _final_state(out)
     closed = {int(e): h for e, h in state["finished"]}
     open_epochs = sum(h != epoch_hash(SAMPLES, seed=ledger.SEED, epoch=e) for e, h in closed.items())
     yield Bound("kills", kills, f"kills in worlds of 1 to 4 ranks: {dict(sorted(sizes.items()))} steps by ranks, {steps} steps, {epochs} epochs", ">=", 10 * cycles)
