@@ -90,6 +90,9 @@ def _cycle(c: Cluster, rng: random.Random, again: bool) -> int:
             kills += 1
         _settled(c, len(alive))
         if len(alive) == 1:
+            # What is seen may still be the worker that was killed.
+            time.sleep(2)
+            _settled(c, 1)
             break
         time.sleep(rng.uniform(0.05, 0.4))
         # Node 0 has the coordinator, which is ended elsewhere.
