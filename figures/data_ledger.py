@@ -70,13 +70,8 @@ def _expected(epochs: int) -> dict[tuple[int, int], int]:
     return {(e, n): zlib.crc32(made[SampleId.of(n, e, ledger.SEED)][1].numpy().tobytes()) for e in range(epochs) for n in range(ledger.SAMPLES)}
 
 
-def _size(c: Cluster, size: int) -> bool:
-    workers = c.workers_now().values()
-    return c.status().get("world_size") == size and sum(w["step"] is not None for w in workers) == size
-
-
 def _settled(c: Cluster, size: int) -> None:
-    c.wait_for(lambda: _size(c, size), 120, f"{size} ranks that step")
+    c.wait_for(lambda: c.runs(size), 120, f"{size} ranks that step")
 
 
 def _cycle(c: Cluster, rng: random.Random, again: bool) -> int:
@@ -127,7 +122,7 @@ def _elastic(cycles: int) -> Iterator[Bound]:
         epochs = steps * GLOBAL_BATCH // SAMPLES
         # Steps follow each other, samples flow from one epoch into the next.
         wrong = sum(len(used.get(s, (0, []))[1]) != GLOBAL_BATCH for s in range(steps))
-        expected, twice, other, seen = _expected(epochs + 1), 0, 0, Counter[tuple[int, int]]()
+        expected, other, seen = _expected(epochs + 1), 0, Counter[tuple[int, int]]()
         for step in range(steps):
             # A step may use samples of two epochs; each is told by what augmentation has made of it.
             first = step * GLOBAL_BATCH // SAMPLES

@@ -19,19 +19,13 @@ from harness.cluster import ROOT, Cluster, cluster, descendants, free_port
 STEPS = 400
 
 
-def _size(c: Cluster, size: int, warm: bool = False) -> bool:
-    workers = c.workers_now().values()
-    stepping = [w["step"] or 0 for w in workers if w["step"] is not None]
-    return c.status().get("world_size") == size and len(stepping) == size and (not warm or all(w["warm"] for w in workers))
-
-
 def _run(out: Path, rng: random.Random) -> tuple[Cluster, list[float], list[float], list[int]]:
     command = ["figures/elastic.py", "--out", str(out), "--steps", str(STEPS), "--pause", "0.04"]
     shrinks, losses = [], []
     with cluster("elastic", command, nodes=3, workers=1, elastic="2:3") as c:
         c.start_all()
         for turn, victim in enumerate((1, 2)):
-            c.wait_for(lambda: _size(c, 3, warm=True), 90, "three nodes, ready to restart")
+            c.wait_for(lambda: c.runs(3, warm=True), 90, "three nodes, ready to restart")
             time.sleep(rng.uniform(0.2, 1.0))
             began = time.time()
             c.agents[victim].kill()
@@ -39,7 +33,7 @@ def _run(out: Path, rng: random.Random) -> tuple[Cluster, list[float], list[floa
             shrinks.append(first["ts"] - began)
             if turn == 0:
                 c.start(victim)
-                c.wait_for(lambda: c.facts("Growing") and _size(c, 3), 90, "growth")
+                c.wait_for(lambda: c.facts("Growing") and c.runs(3), 90, "growth")
         codes = [a.wait(120) for node, a in c.agents.items() if node != 2]
         losses = [f["steps_lost"] for f in c.facts("Restored")]
         return c, shrinks, losses, codes

@@ -137,6 +137,12 @@ class Cluster:
         """Living workers by rank."""
         return {w["rank"]: w for w in self.status().get("workers", [])}
 
+    def runs(self, size: int, *, warm: bool = False) -> bool:
+        """A world of so many ranks steps, each ready to be restarted at once if ``warm``."""
+        workers = self.workers_now().values()
+        stepping = sum(w["step"] is not None for w in workers)
+        return self.status().get("world_size") == size and stepping == size and (not warm or all(w["warm"] for w in workers))
+
     def step(self) -> int:
         """Steps completed by every rank."""
         workers = self.workers_now()

@@ -1,10 +1,10 @@
 //! A durable checkpoint of sharded state as a whole, for Python.
 
 use crate::error::{checkpoint, damaged, restore};
-use crate::shards::bytes_of;
+use crate::shards::{PyShard, bytes_of};
 use everstep_checkpoint::reshard::part::Part;
 use everstep_checkpoint::reshard::together::{Member, Window};
-use everstep_checkpoint::reshard::whole::{Wanted, Whole, WholeError};
+use everstep_checkpoint::reshard::whole::{self, Wanted, Whole, WholeError};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 
@@ -119,6 +119,13 @@ impl PyWholeCheckpoint {
     }
 }
 
+/// Opens every rank's shard of a published checkpoint, headers verified.
+#[pyfunction]
+fn open_shards(py: Python<'_>, checkpoint_directory: PathBuf) -> PyResult<Vec<PyShard>> {
+    let shards = py.detach(|| whole::open_shards(&checkpoint_directory)).map_err(error)?;
+    Ok(shards.into_iter().map(PyShard::from).collect())
+}
+
 /// Bytes of memory that ranks of one node need to read together, for so much data at a time.
 #[pyfunction]
 fn window_bytes(data: u64) -> u64 {
@@ -128,5 +135,6 @@ fn window_bytes(data: u64) -> u64 {
 /// Adds the class to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(window_bytes, m)?)?;
+    m.add_function(wrap_pyfunction!(open_shards, m)?)?;
     m.add_class::<PyWholeCheckpoint>()
 }

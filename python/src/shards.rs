@@ -221,9 +221,15 @@ pub struct PyShard {
     shard: Shard,
 }
 
+impl From<Shard> for PyShard {
+    fn from(shard: Shard) -> Self {
+        PyShard { shard }
+    }
+}
+
 impl PyShard {
     fn of(slot: Arc<Slot>) -> PyResult<Self> {
-        Ok(PyShard { shard: Shard::from_slot(slot).map_err(checkpoint)?.0 })
+        Ok(Shard::from_slot(slot).map_err(checkpoint)?.0.into())
     }
 }
 
@@ -364,7 +370,7 @@ fn open_shard(py: Python<'_>, checkpoint_directory: PathBuf, rank: u32) -> PyRes
     let entry =
         entry.ok_or_else(|| checkpoint(format!("{} has no shard of rank {rank}", checkpoint_directory.display())))?;
     let shard = py.detach(|| Shard::from_file(&checkpoint_directory, entry)).map_err(restore)?;
-    Ok(PyShard { shard })
+    Ok(shard.into())
 }
 
 /// Makes a checkpoint visible (without an agent); shards as JSON from `write_shard`; kept are

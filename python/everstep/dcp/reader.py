@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkSto
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from .._internal import CheckpointError, Shard, list_checkpoints, open_shard
+from .._internal import CheckpointError, Shard, list_checkpoints, open_shards
 from ..directory import Directory
 from .pieces import Stored, Table, read_table
 
@@ -53,7 +53,7 @@ class Reader(dcp.StorageReader):
             if wanted is not None and step != wanted:
                 continue
             if wrong is None and size is not None:
-                self._shards = [open_shard(path, rank) for rank in range(size)]
+                self._shards = open_shards(path)
                 return path
             wrongs.append(str(wrong))
         if any(os.path.exists(f"{place}/.metadata") for place in (root, self._path)):

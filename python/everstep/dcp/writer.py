@@ -47,7 +47,7 @@ class _Save:
 
     step: int
     store: AgentStore | PlainStore
-    where: tuple[Path, int | None]
+    where: tuple[Directory, int | None]
     taken: threading.Event = field(default_factory=threading.Event)
 
 
@@ -66,7 +66,7 @@ class Writer(dcp.StorageWriter, AsyncStager):
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = Directory(path)
-        self._stores: dict[Path, AgentStore | PlainStore] = {}
+        self._stores: dict[Directory, AgentStore | PlainStore] = {}
         self._staged: list[_Save] = []
         self._here = threading.local()
 

@@ -28,7 +28,7 @@ const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_EN
 static RUNTIME: LazyLock<io::Result<Runtime>> = LazyLock::new(|| {
     tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).thread_name("objects").enable_all().build()
 });
-static BUCKETS: Mutex<Option<HashMap<String, Arc<Bucket>>>> = Mutex::new(None);
+static BUCKETS: LazyLock<Mutex<HashMap<String, Arc<Bucket>>>> = LazyLock::new(Mutex::default);
 
 /// What checkpoints need of a store.
 pub trait Store: ObjectStore + MultipartStore {}
@@ -100,10 +100,9 @@ impl Location {
         let key = Key::parse(key).map_err(|e| invalid(&e.to_string()))?;
         let root = format!("{scheme}://{host}");
         // Who moves to another endpoint means another store.
-        let known =
-            [vec![root.clone()], ENDPOINTS.iter().filter_map(|n| std::env::var(n).ok()).collect()].concat().join(" ");
+        let endpoints: Vec<String> = ENDPOINTS.iter().filter_map(|n| std::env::var(n).ok()).collect();
+        let known = format!("{root} {}", endpoints.join(" "));
         let mut buckets = BUCKETS.lock().unwrap_or_else(PoisonError::into_inner);
-        let buckets = buckets.get_or_insert_default();
         let bucket = match buckets.get(&known) {
             Some(bucket) => bucket.clone(),
             None => {

@@ -1,7 +1,7 @@
 //! The manifest in a store: one object, whose being there makes a checkpoint exist.
 
 use super::bucket::{Location, failed, unique, wait};
-use crate::format::manifest::{Manifest, VERSION};
+use crate::format::manifest::Manifest;
 use crate::persist::{Found, step_directory};
 use everstep_core::message::ShardFile;
 use everstep_wire::limits::MANIFEST_BYTES_MAX;
@@ -11,7 +11,6 @@ use object_store::{Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutP
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Manifests that are read at a time.
 const READS: usize = 16;
@@ -36,14 +35,8 @@ pub(super) fn generation_of(shards: &[ShardFile]) -> u64 {
 /// # Errors
 /// Those of the store; `NotFound` when a shard is not there as it was written; `AlreadyExists` when a later generation has published
 /// this step.
-pub fn publish(to: &Location, generation: u64, step: u64, shards: &[ShardFile]) -> io::Result<()> {
-    let manifest = Manifest {
-        version: VERSION,
-        step,
-        world_size: u32::try_from(shards.len()).map_err(io::Error::other)?,
-        saved_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-        shards: shards.to_vec(),
-    };
+pub fn publish(to: &Location, generation: u64, manifest: &Manifest) -> io::Result<()> {
+    let (step, shards) = (manifest.step, &manifest.shards);
     let bytes: PutPayload = manifest.to_bytes().map_err(io::Error::other)?.into();
     wait(async {
         present(to, step, shards).await?;
@@ -65,7 +58,7 @@ pub fn publish(to: &Location, generation: u64, step: u64, shards: &[ShardFile]) 
             let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
             let there = Manifest::from_bytes(&got.bytes().await.map_err(failed)?);
             match there {
-                Ok(m) if m.shards == shards => return Ok(()),
+                Ok(m) if m.shards == *shards => return Ok(()),
                 Ok(m) if outlives(&m, generation, manifest.saved_at) => break,
                 _ => mode = PutMode::Update(version),
             }
@@ -178,8 +171,10 @@ pub fn read_manifest(checkpoint: &Location) -> Result<Manifest, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::manifest::VERSION;
     use everstep_core::id::Rank;
     use everstep_core::message::Purpose;
+    use std::time::UNIX_EPOCH;
 
     fn manifest(generation: u64, saved_at: u64) -> Manifest {
         let file = format!("{generation}-00/rank-0.safetensors");

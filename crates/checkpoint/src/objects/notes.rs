@@ -2,8 +2,8 @@
 
 use super::bucket::{Location, failed, wait};
 use everstep_core::message::ShardFile;
+use object_store::ObjectStoreExt;
 use object_store::path::Path as Key;
-use object_store::{Error, ObjectStoreExt};
 use std::io;
 
 fn get(of: &Location, key: &Key) -> io::Result<Vec<u8>> {
@@ -50,10 +50,7 @@ pub fn noted(to: &Location, generation: u64, step: u64, rank: u32) -> Option<Sha
 /// Removes a note.
 ///
 /// # Errors
-/// Those of the store.
+/// Those of the store; `NotFound`.
 pub fn forget(to: &Location, generation: u64, step: u64, rank: u32) -> io::Result<()> {
-    match wait(async { Ok(to.bucket.store.delete(&note_of(to, generation, step, rank)).await) })? {
-        Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
-        Err(e) => Err(failed(e)),
-    }
+    wait(async { to.bucket.store.delete(&note_of(to, generation, step, rank)).await.map_err(failed) })
 }

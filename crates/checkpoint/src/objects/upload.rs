@@ -3,7 +3,7 @@
 use super::bucket::{Location, failed, unique, wait};
 use crate::arena::{REGION_AT, Slot};
 use crate::direct::Throttle;
-use crate::format::digest::{CHUNK_BYTES, crc};
+use crate::format::digest::CHUNK_BYTES;
 use crate::persist::Prepared;
 use bytes::Bytes;
 use everstep_core::message::ShardFile;
@@ -66,16 +66,14 @@ fn payload(of: &Prepared<'_>, range: Range<usize>) -> io::Result<PutPayload> {
 
 /// The chunks that this part of the region lies in are what was captured.
 fn verified(of: &Prepared<'_>, body: &Range<usize>) -> io::Result<()> {
-    for chunk in body.start / CHUNK_BYTES..body.end.div_ceil(CHUNK_BYTES) {
-        let from = chunk * CHUNK_BYTES;
-        let bytes = CHUNK_BYTES.min(of.region - from);
-        let data = of.slot.map().bytes(REGION_AT + from, bytes);
-        if data.map(crc).as_ref() != of.index.crcs.get(chunk) {
+    let chunks = body.start / CHUNK_BYTES..body.end.div_ceil(CHUNK_BYTES);
+    match chunks.into_iter().find(|chunk| !of.holds(*chunk)) {
+        None => Ok(()),
+        Some(chunk) => {
             let what = format!("chunk {chunk} of {} is damaged in memory", of.name);
-            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+            Err(io::Error::new(io::ErrorKind::InvalidData, what))
         }
     }
-    Ok(())
 }
 
 /// Writes a prepared shard under a name that nobody else uses.

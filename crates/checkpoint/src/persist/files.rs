@@ -7,9 +7,9 @@
 //! ```
 
 use super::prepared::Prepared;
-use super::{Found, step_directory};
+use super::{Found, gone, step_directory};
 use crate::direct::{Throttle, write_file};
-use crate::format::manifest::{MANIFEST_FILE, Manifest, VERSION};
+use crate::format::manifest::{MANIFEST_FILE, Manifest};
 use crate::retain::{Candidate, Policy, surplus};
 use everstep_core::message::ShardFile;
 use everstep_wire::limits::MANIFEST_BYTES_MAX;
@@ -17,7 +17,6 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 fn unpublished(directory: &Path, step: u64, generation: u64) -> PathBuf {
     directory.join(format!("step-{step}.tmp-{generation}"))
@@ -43,15 +42,9 @@ pub fn write_shard(directory: &Path, of: &Prepared<'_>, generation: u64, throttl
 ///
 /// # Errors
 /// Those of the file system.
-pub fn publish(directory: &Path, generation: u64, step: u64, shards: &[ShardFile]) -> io::Result<()> {
+pub fn publish(directory: &Path, generation: u64, manifest: &Manifest) -> io::Result<()> {
+    let step = manifest.step;
     let (from, to) = (unpublished(directory, step, generation), step_directory(directory, step));
-    let manifest = Manifest {
-        version: VERSION,
-        step,
-        world_size: u32::try_from(shards.len()).map_err(io::Error::other)?,
-        saved_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-        shards: shards.to_vec(),
-    };
     if !from.exists() && read_manifest(&to).is_ok_and(|m| m.step == step && m.shards == manifest.shards) {
         return Ok(());
     }
@@ -144,11 +137,6 @@ pub fn prune(directory: &Path, policy: Policy, generation: u64) -> io::Result<Ve
     Ok(go)
 }
 
-/// Whoever else deletes the same at this moment (the next step's publication, another agent) may be first.
-fn gone(done: io::Result<()>) -> io::Result<()> {
-    done.or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
-}
-
 fn note_of(directory: &Path, generation: u64, step: u64, rank: u32) -> PathBuf {
     unpublished(directory, step, generation).join(format!(".rank-{rank}.json"))
 }
@@ -173,7 +161,7 @@ pub fn noted(directory: &Path, generation: u64, step: u64, rank: u32) -> Option<
 /// Removes a note.
 ///
 /// # Errors
-/// Those of the file system.
+/// Those of the file system; `NotFound`.
 pub fn forget(directory: &Path, generation: u64, step: u64, rank: u32) -> io::Result<()> {
-    gone(fs::remove_file(note_of(directory, generation, step, rank)))
+    fs::remove_file(note_of(directory, generation, step, rank))
 }

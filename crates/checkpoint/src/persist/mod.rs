@@ -8,7 +8,7 @@ pub use prepared::Prepared;
 
 use crate::arena::Slot;
 use crate::direct::Throttle;
-use crate::format::manifest::Manifest;
+use crate::format::manifest::{Manifest, VERSION};
 use crate::objects::{self, Location, is_url};
 use crate::retain::Policy;
 use everstep_core::id::Rank;
@@ -16,6 +16,7 @@ use everstep_core::message::ShardFile;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A published checkpoint: its step, its directory, its manifest or what is wrong with it.
 pub type Found = (u64, PathBuf, Result<Manifest, String>);
@@ -51,10 +52,17 @@ pub fn write_shard(
 /// # Errors
 /// Those of the file system or store.
 pub fn publish(directory: &Path, generation: u64, step: u64, shards: &[ShardFile]) -> io::Result<()> {
+    let manifest = Manifest {
+        version: VERSION,
+        step,
+        world_size: u32::try_from(shards.len()).map_err(io::Error::other)?,
+        saved_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        shards: shards.to_vec(),
+    };
     if is_url(directory) {
-        objects::publish(&Location::of(directory)?, generation, step, shards)
+        objects::publish(&Location::of(directory)?, generation, &manifest)
     } else {
-        files::publish(directory, generation, step, shards)
+        files::publish(directory, generation, &manifest)
     }
 }
 
@@ -156,11 +164,16 @@ pub fn publish_noted(directory: &Path, generation: u64, step: u64, world_size: u
     let shards = (0..world_size).map(|rank| noted(directory, generation, step, rank).ok_or_else(|| missing(rank)));
     let shards = shards.collect::<io::Result<Vec<ShardFile>>>()?;
     for rank in 0..world_size {
-        if is_url(directory) {
-            objects::forget(&Location::of(directory)?, generation, step, rank)?;
+        gone(if is_url(directory) {
+            objects::forget(&Location::of(directory)?, generation, step, rank)
         } else {
-            files::forget(directory, generation, step, rank)?;
-        }
+            files::forget(directory, generation, step, rank)
+        })?;
     }
     publish(directory, generation, step, &shards)
+}
+
+/// Whoever else deletes the same at this moment (the next step's publication, another agent) may be first.
+fn gone(done: io::Result<()>) -> io::Result<()> {
+    done.or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })
 }

@@ -66,6 +66,12 @@ impl<'a> Prepared<'a> {
         bytes.ok_or_else(|| stale(self.label.step))
     }
 
+    /// A chunk of the region is what was captured.
+    #[must_use]
+    pub fn holds(&self, chunk: usize) -> bool {
+        holds(self.slot, &self.index, self.region, chunk)
+    }
+
     /// What a manifest says of it, once it is written as `file`.
     ///
     /// # Errors
@@ -84,6 +90,12 @@ fn stale(step: u64) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the slot does not hold step {step} any more"))
 }
 
+fn holds(slot: &Slot, index: &Index, region: usize, chunk: usize) -> bool {
+    let from = chunk * CHUNK_BYTES;
+    let data = slot.map().bytes(REGION_AT + from, CHUNK_BYTES.min(region.saturating_sub(from)));
+    data.is_some_and(|d| index.crcs.get(chunk) == Some(&crc(d)))
+}
+
 /// A slot's bytes that are known to be what was captured.
 struct Verified<'a> {
     slot: &'a Slot,
@@ -96,12 +108,7 @@ impl Verified<'_> {
         let (at, bytes) = (usize::try_from(at).ok()?, usize::try_from(bytes).ok()?);
         let region = usize::try_from(self.index.bytes()).ok()?;
         for chunk in at / CHUNK_BYTES..(at + bytes).div_ceil(CHUNK_BYTES) {
-            let from = chunk * CHUNK_BYTES;
-            let good = self.chunks.entry(chunk).or_insert_with(|| {
-                let data = self.slot.map().bytes(REGION_AT + from, CHUNK_BYTES.min(region.saturating_sub(from)));
-                data.is_some_and(|d| self.index.crcs.get(chunk) == Some(&crc(d)))
-            });
-            if !*good {
+            if !*self.chunks.entry(chunk).or_insert_with(|| holds(self.slot, self.index, region, chunk)) {
                 return None;
             }
         }

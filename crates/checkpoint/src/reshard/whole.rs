@@ -107,14 +107,10 @@ impl Whole {
     /// # Errors
     /// When one cannot be read, or they are of different models.
     pub fn open(directory: &Path) -> Result<Self, WholeError> {
-        let manifest = read_manifest(directory).map_err(WholeError::Manifest)?;
-        let mut shards = Vec::new();
+        let shards = open_shards(directory)?;
         let mut found: HashMap<String, Found> = HashMap::new();
-        let mut lines = Lines::default();
-        for (number, entry) in (0u32..).zip(&manifest.shards) {
-            let shard = Shard::from_file_after(directory, entry, &mut lines)?;
-            add(&mut found, number, &shard)?;
-            shards.push(shard);
+        for (number, shard) in (0u32..).zip(&shards) {
+            add(&mut found, number, shard)?;
         }
         let mut tensors = HashMap::with_capacity(found.len());
         for (name, Found { dtype, shape, element, in_parts, held }) in found {
@@ -171,6 +167,16 @@ impl Whole {
         }
         Ok(())
     }
+}
+
+/// Opens every rank's shard of a published checkpoint, headers verified; the manifest is read once.
+///
+/// # Errors
+/// When one cannot be read.
+pub fn open_shards(directory: &Path) -> Result<Vec<Shard>, WholeError> {
+    let manifest = read_manifest(directory).map_err(WholeError::Manifest)?;
+    let mut lines = Lines::default();
+    manifest.shards.iter().map(|entry| Ok(Shard::from_file_after(directory, entry, &mut lines)?)).collect()
 }
 
 /// Puts what a shard holds beside what the others do.
