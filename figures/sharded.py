@@ -49,7 +49,7 @@ def main() -> None:
     p.add_argument("--width", type=int, default=64)
     p.add_argument("--layers", type=int, default=2)
     p.add_argument("--pause", type=float, default=0.0)
-    p.add_argument("--replicas", type=int, default=1)
+    p.add_argument("--replicas", default="1", help="copies, or a code as 4+2")
     p.add_argument("--persist", type=int, default=0)
     a = p.parse_args()
     torch.set_num_threads(1)
@@ -57,7 +57,7 @@ def main() -> None:
     rank, out = dist.get_rank(), Path(a.out)
     net = model(a.width, a.layers)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-    ckpt = everstep.CheckpointManager(out / "ckpt", model=net, optimizer=optimizer, replicas=a.replicas, persist=a.persist)
+    ckpt = everstep.CheckpointManager(out / "ckpt", model=net, optimizer=optimizer, replicas=int(a.replicas) if a.replicas.isdigit() else a.replicas, persist=a.persist)
     with (out / f"rank-{rank}.jsonl").open("a", buffering=1) as log:
         began = True
         for step in ckpt.steps(a.steps):

@@ -24,7 +24,7 @@ from .placed import Resharded
 from .plan import BatchPlan, batch_plan
 from .schedule import Appointments, Clock, Measured, Snapshots, Source
 from .state import Layout, State, is_replicated
-from .tiers import EPOCH, RECOVERY, USER, AgentTier, DiskTier, HealingShard, Keep, Snapshot
+from .tiers import EPOCH, RECOVERY, USER, AgentTier, DiskTier, HealingShard, Keep, Redundancy, Snapshot
 
 Tier = Literal["local", "peer", "disk"]
 Every = int | Literal["auto"]
@@ -71,7 +71,8 @@ class CheckpointManager:
             always made durable by :meth:`close`. 0 switches durable checkpoints off.
         stall_budget: part of the training time that each ``"auto"`` may spend. Not given: 1 %, and memory snapshots of up to
             5 ms are made at every step, however short steps are.
-        replicas: copies of each step in other nodes' memory. Ranks that hold the same state (DDP) are copies of each
+        replicas: copies of each step in other nodes' memory. ``"4+2"``: parity instead, so that of each six nodes any two may be
+            lost, for half a shard of memory on each instead of two. Ranks that hold the same state (DDP) are copies of each
             other already, and a single node has nobody to send to.
         pacing: copies for other nodes are sent while the training network is idle (20 steps are profiled first), and less
             often when that is too short. Without it they are sent at once, beside whatever the training sends.
@@ -91,7 +92,7 @@ class CheckpointManager:
         directory: str | PathLike[str],
         *,
         every: Every = "auto",
-        replicas: int = 1,
+        replicas: int | str = 1,
         pacing: bool = True,
         persist: Persist = "auto",
         stall_budget: float | None = None,
@@ -121,12 +122,12 @@ class CheckpointManager:
         self._worker = _worker.current()
         self._directory.prepare()
         durable = bool(self._persist)
-        rules = Keep(keep, keep_every, keep_epochs)
+        rules, redundancy = Keep(keep, keep_every, keep_epochs), Redundancy.of(replicas)
         agent = self._worker.agent
         if agent is not None and self._worker.board is not None:
             self._worker.managed = True
             self._tier: AgentTier | DiskTier = AgentTier(
-                agent, self._worker.board, self._directory, rules, durable, same, replicas, persist_bandwidth, pacing
+                agent, self._worker.board, self._directory, rules, durable, same, redundancy, persist_bandwidth, pacing
             )
         else:
             self._tier = DiskTier(self._directory, rules)

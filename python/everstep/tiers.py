@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -67,6 +68,26 @@ class Snapshot:
         blobs = sum(i.tensor.numel() for i in self.items if i.name.startswith(BLOB))
         index = sum(len(i.name) + 160 for i in self.items) + region // (1 << 20) * 21
         return bytes_per_slot(region + 2 * blobs + (256 << 10), 2 * index + (64 << 10))
+
+
+@dataclass(frozen=True)
+class Redundancy:
+    """What other nodes' memory keeps of each step: so many copies, or parity."""
+
+    #: Nodes of a group that may be lost at once.
+    replicas: int
+    #: 0: full copies. Else ``replicas`` parity shards for so many shards.
+    data: int = 0
+
+    @classmethod
+    def of(cls, replicas: int | str) -> Redundancy:
+        """``2``: two copies. ``"4+2"``: of each six nodes any two may be lost, for half a shard on each instead of two."""
+        code = re.fullmatch(r"([1-9]\d?)\+([1-9]\d?)", replicas) if isinstance(replicas, str) else None
+        if code is not None:
+            return cls(int(code[2]), int(code[1]))
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
+            raise ValueError(f"replicas={replicas!r}: give a number of copies, or a code as '4+2' (any two of six nodes may be lost)")
+        return cls(replicas)
 
 
 @dataclass(frozen=True)
@@ -165,7 +186,7 @@ class AgentTier:
         keep: Keep,
         durable: bool,
         any_rank: bool,
-        replicas: int,
+        redundancy: Redundancy,
         bandwidth: int,
         pacing: bool,
         kind: str = "",
@@ -179,10 +200,10 @@ class AgentTier:
         self._identity = (job, world.rank, world.world_size, world.generation, any_rank)
         if durable:
             agent.persist_to(str(directory), *keep.arguments(), bandwidth)
-        agent.replicate(replicas, any_rank)
+        agent.replicate(redundancy.replicas, redundancy.data, any_rank)
         self._every = 1
         self._network: NetworkWatch | None = None
-        self._pacing = pacing if replicas and not any_rank else None
+        self._pacing = pacing if redundancy.replicas and not any_rank else None
         self._adopt()
 
     def _adopt(self) -> None:

@@ -2,7 +2,7 @@
 
 use crate::error::AgentError;
 use everstep_core::id::{Generation, Rank, Step};
-use everstep_core::message::{Offer, Tier};
+use everstep_core::message::{Offer, Redundancy, Tier};
 use everstep_wire::frame;
 use everstep_wire::worker::{Reply, Request};
 use pyo3::prelude::*;
@@ -27,6 +27,7 @@ fn tier_name(tier: Tier) -> &'static str {
     match tier {
         Tier::Memory => "local",
         Tier::Peer => "peer",
+        Tier::Parity => "parity",
         Tier::Durable => "disk",
     }
 }
@@ -94,16 +95,18 @@ impl PyAgent {
         let tier = match tier {
             "local" => Tier::Memory,
             "peer" => Tier::Peer,
+            "parity" => Tier::Parity,
             _ => Tier::Durable,
         };
         let request = Request::RestoreFailed { generation: self.generation, rank: self.rank, step: Step(step), tier };
         self.ask(py, &request, Some(5.0)).map(|_| ())
     }
 
-    /// Says that this worker seals steps in memory, and how many other nodes are to keep copies.
-    fn replicate(&self, py: Python<'_>, replicas: u32, shared: bool) -> PyResult<()> {
+    /// Says that this worker seals steps in memory, and what other nodes are to keep of them (see `Redundancy` in the core).
+    fn replicate(&self, py: Python<'_>, replicas: u32, data: u32, shared: bool) -> PyResult<()> {
         let (generation, local_rank) = (self.generation, self.local_rank);
-        self.ask(py, &Request::Replicas { generation, local_rank, replicas, shared }, Some(5.0)).map(|_| ())
+        let wish = Redundancy { replicas, data, shared };
+        self.ask(py, &Request::Replicas { generation, local_rank, wish }, Some(5.0)).map(|_| ())
     }
 
     /// Waits until a step is on durable storage.

@@ -213,7 +213,7 @@ fn frames(directory: &Path, source: &Slot, count: usize) {
     let (label, index) = source.described().unwrap();
     let hello = Ask::Hello { version: VERSION, token: "t".into(), job: job_hash("j") };
     let crc = description_crc(&label, index);
-    let begin = Ask::Begin { label, region: source.region_bytes(), index: index.len() as u64, crc };
+    let begin = Ask::Begin { label, region: source.region_bytes(), index: index.len() as u64, crc, base: None };
     let mut dice = Dice(0x2545_f491_4f6c_dd1d);
     let mut counts = [0; 3];
     for _ in 0..count {

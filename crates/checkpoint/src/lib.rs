@@ -11,6 +11,7 @@ pub mod arena;
 pub mod board;
 pub mod capture;
 pub mod direct;
+pub mod erasure;
 pub mod format;
 pub mod fused;
 pub mod mapped;

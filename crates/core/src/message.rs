@@ -1,7 +1,10 @@
 //! What the coordinator and the agents say to each other. Types only: bytes are `wire`'s business.
 
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Rank, Step};
-pub use crate::shard::{Copies, Holding, Keeper, Offer, Purpose, Replication, ShardFile, Source, Tier};
+pub use crate::shard::{
+    Copies, Holding, Keeper, Member, Offer, Parity, Purpose, Rebuild, Redundancy, Replication, ShardFile, Source,
+    Stripe, StripeLeft, Tier,
+};
 use crate::spec::JobSpec;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -140,8 +143,11 @@ pub enum Report {
     Holds {
         /// the generation that is starting
         generation: Generation,
-        /// all of it
+        /// shards: its own ranks', copies of others'
         held: Vec<Holding>,
+        /// parity shards
+        #[serde(default)]
+        parity: Vec<Parity>,
     },
     /// A rank says which shards it could restore.
     Offers {
@@ -171,10 +177,10 @@ pub enum Report {
         generation: Generation,
         /// newest step that all of them have sealed
         step: Step,
-        /// replicas that are wanted
-        replicas: u32,
-        /// every rank holds the same
-        shared: bool,
+        /// what is to be kept of it beside their own
+        wish: Redundancy,
+        /// round of the step that cannot be replicated; `None`: this node takes part (again)
+        instead: Option<u64>,
     },
     /// All of this node's shards of a step are sealed and have their replicas.
     Replicated {
@@ -186,6 +192,8 @@ pub enum Report {
         sealed: Step,
         /// what tells each rank's state from another, where ranks hold the same
         digests: Vec<(Rank, u64)>,
+        /// [`Order::Replicate`]'s, so that nothing late is taken for the step at hand
+        round: u64,
     },
     /// A rank's shard is on durable storage, not yet published.
     ShardWritten {
@@ -412,6 +420,8 @@ pub enum Order {
         plan: Replication,
         /// the step
         next: Step,
+        /// counts the steps that were named in this generation
+        round: u64,
     },
     /// A step is held by all nodes with all its replicas: older versions may go. Then as [`Order::Replicate`].
     Committed {
@@ -421,6 +431,8 @@ pub enum Order {
         step: Step,
         /// the step after it
         next: Step,
+        /// as in [`Order::Replicate`]
+        round: u64,
     },
     /// All shards of a step are written: write the manifest and make the checkpoint visible.
     Publish {

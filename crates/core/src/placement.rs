@@ -33,6 +33,29 @@ pub fn holders(nodes: usize, k: usize, scheme: Scheme) -> Vec<Vec<usize>> {
     found
 }
 
+/// Groups of nodes that compute a code together, each as positions in the order that makes neighbours differ in their
+/// failure domain: `data + parity` nodes; what is left joins the last group.
+#[must_use]
+pub fn code_groups(domains: &[&str], data: usize, parity: usize) -> Vec<Vec<usize>> {
+    let order = spread(domains);
+    let bounds = groups(order.len(), data + parity, Scheme::Mixed);
+    bounds.into_iter().map(|(start, end)| order.get(start..end).unwrap_or_default().to_vec()).collect()
+}
+
+/// Of a group of `size` nodes, who takes part in the stripe that the node at `place` computes: whose shards' parts it is
+/// computed from (the i-th brings its i-th part), and who keeps the parity shards after the first.
+///
+/// Every node computes one stripe, keeps a parity shard of `parity` stripes and brings each part of its own shard to
+/// another one: no node has more to do than another (RAID-5's rotation, over nodes).
+#[must_use]
+pub fn stripe(size: usize, parity: usize, place: usize) -> (Vec<usize>, Vec<usize>) {
+    let parity = parity.min(size.saturating_sub(1));
+    let data = size - parity;
+    let members = (1..=data).map(|back| (place + size - back) % size).collect();
+    let keepers = (1..parity).map(|on| (place + on) % size).collect();
+    if parity == 0 { (Vec::new(), Vec::new()) } else { (members, keepers) }
+}
+
 /// Positions `0..domains.len()` in an order in which neighbours lie in different failure domains as far as there are
 /// enough of them: one of the largest domain left, then one of the next largest, and so on. Without domains: as they are.
 #[must_use]
@@ -86,7 +109,39 @@ mod tests {
         assert_eq!(place(&["", "", "", ""], 1), vec![vec![1], vec![0], vec![3], vec![2]]);
     }
 
+    #[test]
+    fn four_and_two_over_six() {
+        assert_eq!(stripe(6, 2, 0), (vec![5, 4, 3, 2], vec![1]));
+        assert_eq!(stripe(6, 2, 5), (vec![4, 3, 2, 1], vec![0]));
+        // Too few nodes for parity: copies.
+        assert_eq!(stripe(3, 2, 0), (vec![2], vec![1]));
+        assert_eq!(stripe(2, 2, 0), (vec![1], vec![]));
+        assert_eq!(stripe(1, 2, 0), (vec![], vec![]));
+        assert_eq!(code_groups(&["", "", "", "", "", "", ""], 2, 1), vec![vec![0, 1, 2], vec![3, 4, 5, 6]]);
+    }
+
     proptest! {
+        #[test]
+        fn any_so_many_of_a_group_may_be_lost(size in 1usize..12, parity in 0usize..4, lost in prop::collection::btree_set(0usize..12, 0..4)) {
+            let all: Vec<(Vec<usize>, Vec<usize>)> = (0..size).map(|p| stripe(size, parity, p)).collect();
+            let parity = parity.min(size - 1);
+            let lost: Vec<usize> = lost.into_iter().filter(|n| *n < size).take(parity).collect();
+            for (place, (members, keepers)) in all.iter().enumerate().filter(|_| parity > 0) {
+                let mut nodes = members.clone();
+                nodes.push(place);
+                nodes.extend(keepers);
+                let distinct: std::collections::BTreeSet<_> = nodes.iter().collect();
+                prop_assert_eq!(distinct.len(), size, "each node once");
+                prop_assert!(nodes.iter().filter(|n| !lost.contains(n)).count() >= members.len());
+            }
+            // Every part of every node's shard is in one stripe.
+            for node in (0..size).filter(|_| parity > 0) {
+                for part in 0..size - parity {
+                    prop_assert_eq!(all.iter().filter(|(members, _)| members.get(part) == Some(&node)).count(), 1);
+                }
+            }
+        }
+
         #[test]
         fn everybody_has_k_copies_on_different_nodes_and_keeps_as_many(
             domains in prop::collection::vec(0u8..5, 1..40), replicas in 0usize..5,

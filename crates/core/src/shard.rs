@@ -10,6 +10,8 @@ pub enum Tier {
     Memory,
     /// Another node's memory.
     Peer,
+    /// Rebuilt from what several other nodes hold: parity shards, and the shards that they were computed from.
+    Parity,
     /// Durable storage.
     Durable,
 }
@@ -38,6 +40,78 @@ pub struct Copies {
     pub holders: Vec<String>,
 }
 
+/// What a job wants kept of its shards beside each rank's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Redundancy {
+    /// Nodes whose memory may be lost at once.
+    pub replicas: u32,
+    /// 0: full copies. Else `replicas` parity shards for so many shards (a Reed–Solomon code over `data + replicas` nodes).
+    pub data: u32,
+    /// Every rank holds the same: all are copies of each other.
+    pub shared: bool,
+}
+
+/// Whose part goes into a stripe, and where it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// The rank; `None` for zeros, where a node has fewer ranks than another.
+    pub rank: Option<Rank>,
+    /// `HOST:PORT` of its agent's replica streams.
+    pub address: String,
+}
+
+/// A stripe of a code, computed by one node: the i-th of its members brings the i-th part of its shard.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stripe {
+    /// Unique in its world.
+    pub number: u32,
+    /// Whose parts.
+    pub members: Vec<Member>,
+    /// Who keeps its parity shards, but for the first, which stays where it is computed.
+    pub keepers: Vec<Keeper>,
+}
+
+/// A parity shard in a node's memory.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Parity {
+    /// State after this many steps.
+    pub step: Step,
+    /// Generation that captured what it was computed from.
+    pub generation: Generation,
+    /// Number of ranks then.
+    pub world_size: u32,
+    /// [`Stripe::number`]
+    pub stripe: u32,
+    /// The stripe's parity shards.
+    pub of: u32,
+    /// Which of them this is.
+    pub number: u32,
+    /// Ranks whose parts it was computed from; `None` for zeros.
+    pub members: Vec<Option<Rank>>,
+}
+
+/// What is left of a stripe.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StripeLeft {
+    /// [`Stripe::number`]
+    pub number: u32,
+    /// Ranks whose parts it was computed from; `None` for zeros.
+    pub members: Vec<Option<Rank>>,
+    /// Agents that hold the members' shards, `HOST:PORT`.
+    pub data: Vec<Option<String>>,
+    /// Agents that hold its parity shards.
+    pub parity: Vec<Option<String>>,
+}
+
+/// How a shard can be computed from others: its i-th part is the i-th member's of the i-th stripe.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rebuild {
+    /// The shard.
+    pub of: Holding,
+    /// One stripe per part.
+    pub stripes: Vec<StripeLeft>,
+}
+
 /// Where a rank reads the step that was decided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
@@ -45,6 +119,17 @@ pub struct Source {
     pub tier: Tier,
     /// Copies on other nodes, if any.
     pub copies: Option<Copies>,
+    /// How to compute it from others, if that is possible.
+    #[serde(default)]
+    pub rebuild: Option<Rebuild>,
+}
+
+impl Source {
+    /// A source of which no copies are known.
+    #[must_use]
+    pub fn of(tier: Tier) -> Self {
+        Source { tier, copies: None, rebuild: None }
+    }
 }
 
 /// A node that keeps replicas of this one.
@@ -63,6 +148,12 @@ pub struct Replication {
     pub keepers: Vec<Keeper>,
     /// Ranks whose replicas it keeps.
     pub keeps: Vec<Rank>,
+    /// Stripes that it computes, instead of full copies.
+    #[serde(default)]
+    pub stripes: Vec<Stripe>,
+    /// Numbers of the stripes of which it keeps a parity shard.
+    #[serde(default)]
+    pub keeps_parity: Vec<u32>,
 }
 
 /// A verified shard that a rank could restore.

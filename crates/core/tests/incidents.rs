@@ -6,7 +6,7 @@ use everstep_core::coordinator::command::Command;
 use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::state::Phase;
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session, Step};
-use everstep_core::message::{Cause, Failure, Hello, Holding, Offer, Order, Outcome, Report, Tier};
+use everstep_core::message::{Cause, Failure, Hello, Holding, Offer, Order, Outcome, Redundancy, Report, Tier};
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
 
@@ -77,7 +77,7 @@ impl Scene {
         let holding = |rank, step| Holding { step: Step(step), generation, rank, world_size, shared: true };
         let all = ranks().flat_map(|(rank, steps)| steps.iter().map(move |s| holding(rank, *s))).collect();
         let session = Session(1);
-        self.event(Event::Report { session, report: Report::Holds { generation, held: all } });
+        self.event(Event::Report { session, report: Report::Holds { generation, held: all, parity: vec![] } });
         for (rank, steps) in ranks() {
             let offers = steps.iter().map(|s| Offer { step: Step(*s), tier: Tier::Memory, generation }).collect();
             self.event(Event::Report { session, report: Report::Offers { generation, rank, offers, shared: true } });
@@ -147,10 +147,13 @@ fn who_holds_something_else_than_the_others_is_named_once() {
     let mut named = |step: u64, digests: &[u64]| {
         scene.sent.clear();
         let step = Step(step);
-        let sealed = Report::Sealed { generation, step, replicas: 1, shared: true };
+        let wish = Redundancy { replicas: 1, data: 0, shared: true };
+        let sealed = Report::Sealed { generation, step, wish, instead: None };
         scene.event(Event::Report { session, report: sealed });
+        let round = |o: &Order| if let Order::Replicate { round, .. } = o { Some(*round) } else { None };
+        let round = scene.sent.iter().find_map(round).unwrap();
         let digests = (0..).map(Rank).zip(digests.iter().copied()).collect();
-        let done = Report::Replicated { generation, step, sealed: step, digests };
+        let done = Report::Replicated { generation, step, sealed: step, digests, round };
         scene.event(Event::Report { session, report: done });
         let notice = |o: &Order| if let Order::Notice { what } = o { Some(what.clone()) } else { None };
         scene.sent.iter().find_map(notice)

@@ -2,7 +2,7 @@
 
 use everstep_core::agent::Agent;
 use everstep_core::id::{Generation, NodeId, Rank, Session, Step};
-use everstep_core::message::{Holding, Offer, Slot, Tier};
+use everstep_core::message::{Holding, Offer, Parity, Slot, Tier};
 use std::collections::BTreeMap;
 
 /// The worker processes of one generation on one host.
@@ -59,6 +59,15 @@ pub struct Held {
     pub rotten: bool,
 }
 
+/// A parity shard in memory.
+#[derive(Clone, Debug)]
+pub struct HeldParity {
+    /// What it is.
+    pub of: Parity,
+    /// Its bytes are not what they were.
+    pub rotten: bool,
+}
+
 /// One machine.
 #[derive(Debug)]
 pub struct Host {
@@ -84,6 +93,10 @@ pub struct Host {
     pub memory: BTreeMap<u32, Vec<Held>>,
     /// Copies of other nodes' steps.
     pub replicas: Vec<Held>,
+    /// Parity of other nodes' steps.
+    pub parity: Vec<HeldParity>,
+    /// Round of replication at hand, and the step that was taken for it.
+    pub taken: (Generation, u64, Option<Step>),
     /// Copies of older generations are refused.
     pub floor: Generation,
     /// The next copies arrive in part.
@@ -116,6 +129,8 @@ impl Host {
             next_port: 20_000,
             memory: BTreeMap::new(),
             replicas: Vec::new(),
+            parity: Vec::new(),
+            taken: (Generation(0), 0, None),
             floor: Generation(0),
             cut_next: false,
             crash_loop: 0,
@@ -162,16 +177,41 @@ impl Host {
         });
     }
 
-    /// A copy arrives: the two newest of a rank stay.
-    pub fn keep(&mut self, of: Holding) {
+    /// A shard is restored from elsewhere: into a free slot or the oldest, but not one of the same step, which is another
+    /// rank's by now.
+    pub fn fetched(&mut self, local: u32, of: Holding) {
+        let held = self.memory.entry(local).or_default();
+        held.retain(|m| m.of != of);
+        if held.len() > 2 {
+            let free = held.iter().enumerate().filter(|(_, m)| !m.pinned && m.of.step != of.step);
+            let oldest = free.min_by_key(|(_, m)| (m.of.generation, m.of.step)).map(|(i, _)| i);
+            oldest.into_iter().for_each(|i| drop(held.remove(i)));
+        }
+        held.push(Held { of, pinned: false, rotten: false });
+    }
+
+    /// A copy arrives: one other of the rank stays, the step to go back to rather than the newest.
+    pub fn keep(&mut self, of: Holding, base: Option<Step>) {
         let same = |m: &Held| (m.of.rank, m.of.world_size) == (of.rank, of.world_size);
         self.replicas.retain(|m| m.of != of);
-        let mut surplus = self.replicas.iter().filter(|m| same(m)).count().saturating_sub(1);
-        self.replicas.retain(|m| {
-            let goes = surplus > 0 && same(m);
-            surplus -= usize::from(goes);
-            !goes
-        });
+        let others = self.replicas.iter().filter(|m| same(m)).map(|m| (m.of.generation, m.of.step));
+        let stays = stays(others, base);
+        self.replicas.retain(|m| !same(m) || Some((m.of.generation, m.of.step)) == stays);
         self.replicas.push(Held { of, pinned: false, rotten: false });
     }
+
+    /// The same for parity.
+    pub fn keep_parity(&mut self, of: Parity, base: Option<Step>) {
+        let name = |p: &Parity| (p.stripe, p.number, p.world_size);
+        self.parity.retain(|p| p.of != of);
+        let others = self.parity.iter().filter(|p| name(&p.of) == name(&of)).map(|p| (p.of.generation, p.of.step));
+        let stays = stays(others, base);
+        self.parity.retain(|p| name(&p.of) != name(&of) || Some((p.of.generation, p.of.step)) == stays);
+        self.parity.push(HeldParity { of, rotten: false });
+    }
+}
+
+/// Which of several versions is not overwritten.
+fn stays(versions: impl Iterator<Item = (Generation, Step)> + Clone, base: Option<Step>) -> Option<(Generation, Step)> {
+    versions.clone().filter(|v| Some(v.1) == base).max().or_else(|| versions.max())
 }

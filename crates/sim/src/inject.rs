@@ -2,6 +2,7 @@
 
 use crate::fault::Fault;
 use crate::host::Host;
+use crate::oracle::Kept;
 use crate::world::{Happening, World};
 use everstep_core::coordinator::command::Precondition;
 use std::collections::BTreeSet;
@@ -79,13 +80,19 @@ impl World {
                 }
             }
             Fault::ReplicasLost => {
-                let host = self.any_host(|h| !h.replicas.is_empty())?;
+                let host = self.any_host(|h| !h.replicas.is_empty() || !h.parity.is_empty())?;
                 self.hosts[host].replicas.clear();
+                self.hosts[host].parity.clear();
+                self.oracle.gone(host, Kept::for_others);
             }
             Fault::ReplicasStale => {
-                let host = self.any_host(|h| !h.replicas.is_empty())?;
-                let newest = self.hosts[host].replicas.iter().map(|m| (m.of.generation, m.of.step)).max()?;
-                self.hosts[host].replicas.retain(|m| (m.of.generation, m.of.step) < newest);
+                let host = self.any_host(|h| !h.replicas.is_empty() || !h.parity.is_empty())?;
+                let h = &mut self.hosts[host];
+                let copies = h.replicas.iter().map(|m| (m.of.generation, m.of.step));
+                let newest = copies.chain(h.parity.iter().map(|p| (p.of.generation, p.of.step))).max()?;
+                h.replicas.retain(|m| (m.of.generation, m.of.step) < newest);
+                h.parity.retain(|p| (p.of.generation, p.of.step) < newest);
+                self.oracle.gone(host, Kept::for_others);
             }
             Fault::ReplicasPartial => {
                 let host = self.running()?;
@@ -94,10 +101,21 @@ impl World {
             }
             Fault::SlotRots => {
                 let host = self.any_host(|h| h.all().next().is_some())?;
-                let slots = self.hosts[host].all().count() as u64;
+                let shards = self.hosts[host].all().count();
+                let slots = (shards + self.hosts[host].parity.len()) as u64;
                 let which = usize::try_from(self.rng.range(0, slots)).unwrap_or(0);
                 let h = &mut self.hosts[host];
-                h.memory.values_mut().flatten().chain(&mut h.replicas).nth(which)?.rotten = true;
+                if which < shards {
+                    let slot = h.memory.values_mut().flatten().chain(&mut h.replicas).nth(which)?;
+                    slot.rotten = true;
+                    let of = slot.of;
+                    self.oracle.gone(host, |kept| kept.shard() == Some(of));
+                } else {
+                    let slot = h.parity.get_mut(which - shards)?;
+                    slot.rotten = true;
+                    let of = slot.of.clone();
+                    self.oracle.gone(host, |kept| kept.parity() == Some(&of));
+                }
                 self.worker_dies_soon(host);
             }
             Fault::NodeGone => {
@@ -249,7 +267,9 @@ impl World {
         h.crews.clear();
         h.memory.clear();
         h.replicas.clear();
+        h.parity.clear();
         h.up = false;
+        self.oracle.gone(host, |_| true);
     }
 
     fn partition(&mut self, until: u64, to: bool, from: bool) -> Option<()> {

@@ -118,8 +118,12 @@ impl World {
                 self.at(delay, Happening::Killed { host, generation });
             }
             AgentCommand::Restore { generation, step, sources, .. } => self.restore(host, generation, step, &sources),
-            AgentCommand::Replicate { generation, from, keepers } => self.replicate(host, generation, from, keepers),
-            AgentCommand::Committed { generation, step, keeps } => self.committed(host, generation, step, &keeps),
+            AgentCommand::Replicate { generation, from, plan, base, round } => {
+                self.replicate(host, generation, from, crate::memory::Sending { plan, base, round, patience: 5000 });
+            }
+            AgentCommand::Committed { generation, step, keeps, keeps_parity } => {
+                self.committed(host, generation, step, (&keeps, &keeps_parity));
+            }
             AgentCommand::HoldAt { step } => {
                 if let Some(crew) = self.hosts[host].crews.last_mut() {
                     crew.hold_at = step.map(|s| s.0);
@@ -243,7 +247,8 @@ impl World {
         if !crew.training && now >= crew.ready_at && !crew.offered {
             crew.offered = true;
             let held = self.hosts[host].all().map(|m| m.of).collect();
-            self.agent(host, AgentEvent::Holds { generation, held });
+            let parity = self.hosts[host].parity.iter().map(|p| p.of.clone()).collect();
+            self.agent(host, AgentEvent::Holds { generation, held, parity });
             let shared = self.shared();
             let size = self.oracle.worlds.get(&generation).map_or(0, |w| w.size);
             for local in 0..workers {

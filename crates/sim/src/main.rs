@@ -1,16 +1,19 @@
-//! `make sim SEED=…`: replays one seed exactly and prints its trace.
+//! `make sim SEED=…`: replays one seed exactly and prints its trace. `tight` after it: with a budget of few restarts.
 
 use everstep_sim::{Options, run};
 
 fn main() {
     let mut args = std::env::args().skip(1);
     let Some(Ok(seed)) = args.next().map(|s| s.parse()) else {
-        eprintln!("usage: everstep-sim SEED [MINUTES]; give a seed as a number, for example 7");
+        eprintln!("usage: everstep-sim SEED [MINUTES] [tight]; give a seed as a number, for example 7");
         std::process::exit(2);
     };
     let mut options = Options { keep_trace: true, ..Options::usual(seed) };
-    if let Some(Ok(minutes)) = args.next().map(|s| s.parse()) {
-        options.minutes = minutes;
+    for arg in args {
+        match arg.parse() {
+            Ok(minutes) => options.minutes = minutes,
+            Err(_) => options.tight_budget = arg == "tight",
+        }
     }
     let outcome = run(&options);
     for line in &outcome.trace {

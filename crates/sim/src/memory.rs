@@ -1,11 +1,12 @@
 //! What the machines' memory holds: their own steps, copies of others', and how copies get there and back.
 
 use crate::host::Held;
+use crate::oracle::Kept;
 use crate::world::{Happening, World};
 use everstep_core::agent::event::Event as AgentEvent;
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::invariant::InvariantId;
-use everstep_core::message::{Copies, Holding, Keeper, Source, Tier};
+use everstep_core::message::{Copies, Holding, Parity, Rebuild, Redundancy, Replication, Source, Stripe, Tier};
 use std::collections::BTreeSet;
 
 /// A step that all nodes have been told is held by all.
@@ -16,15 +17,43 @@ pub struct Committed {
     pub world_size: u32,
 }
 
+/// A step on its way to other machines, or into parity.
+#[derive(Clone, Debug)]
+pub struct Sending {
+    pub plan: Replication,
+    pub base: Option<Step>,
+    pub round: u64,
+    /// How long a machine that has not begun the round is waited for, in milliseconds.
+    pub patience: u64,
+}
+
+/// What became of a stripe.
+enum Computed {
+    Done,
+    /// A member has not begun the round.
+    NotYet,
+    Failed,
+}
+
 impl World {
     /// Sharded and replicated state take turns: every rank its own, or all the same.
     pub(crate) fn shared(&self) -> bool {
         self.options.seed.is_multiple_of(2)
     }
 
+    /// Full copies and codes take turns.
+    fn wish(&self) -> Redundancy {
+        let (replicas, data) = match self.options.seed % 8 {
+            1 | 5 => (1, 2),
+            3 => (2, 4),
+            _ => (1, 0),
+        };
+        Redundancy { replicas, data, shared: self.shared() }
+    }
+
     /// The workers of a host have sealed a step.
     pub(crate) fn seal(&mut self, host: usize, generation: Generation, step: u64) {
-        let shared = self.shared();
+        let (shared, wish) = (self.shared(), self.wish());
         let Some(crew) = self.hosts[host].crews.last() else { return };
         let (first, workers) = (crew.slot.first_rank.0, crew.workers);
         let world_size = self.oracle.worlds.get(&generation).map_or(0, |w| w.size);
@@ -32,13 +61,12 @@ impl World {
             let rank = Rank(first + local);
             let holding = Holding { step: Step(step), generation, rank, world_size, shared };
             self.hosts[host].seal(local, holding);
-            let (step, replicas) = (Step(step), 1);
-            self.agent(host, AgentEvent::Sealed { generation, local_rank: local, step, replicas, shared });
+            self.agent(host, AgentEvent::Sealed { generation, local_rank: local, step: Step(step), wish });
         }
     }
 
-    /// The agent sends the first step from `from` on that all its workers have sealed. It takes a while.
-    pub(crate) fn replicate(&mut self, host: usize, generation: Generation, from: Step, keepers: Vec<Keeper>) {
+    /// The agent sends the first step from `from` on that all its workers have sealed, or computes parity. It takes a while.
+    pub(crate) fn replicate(&mut self, host: usize, generation: Generation, from: Step, sending: Sending) {
         let h = &mut self.hosts[host];
         let workers = h.crews.last().map_or(0, |c| c.workers);
         let steps = |local| {
@@ -47,13 +75,15 @@ impl World {
         };
         let common = (0..workers).map(steps).reduce(|a: BTreeSet<Step>, b| &a & &b).unwrap_or_default();
         let step = common.first().copied();
-        for held in h.memory.values_mut().flatten().filter(|m| m.of.generation == generation && Some(m.of.step) == step)
-        {
-            held.pinned = true;
+        h.taken = (generation, sending.round, step);
+        for held in h.memory.values_mut().flatten().filter(|m| m.of.generation == generation) {
+            // What an earlier round has pinned is let go.
+            held.pinned = Some(held.of.step) == step || (held.pinned && Some(held.of.step) == sending.base);
         }
         let (life, slow) = (h.life, if self.now < h.slow_until { 8 } else { 1 });
-        let delay = self.rng.range(5, if keepers.is_empty() { 20 } else { 900 }) * slow;
-        self.at(delay, Happening::Sent { host, life, generation, step, keepers });
+        let alone = sending.plan.keepers.is_empty() && sending.plan.stripes.is_empty();
+        let delay = self.rng.range(5, if alone { 20 } else { 900 }) * slow;
+        self.at(delay, Happening::Sent { host, life, generation, step, sending });
     }
 
     /// Copies have arrived, or not.
@@ -63,27 +93,40 @@ impl World {
         life: u64,
         generation: Generation,
         step: Option<Step>,
-        keepers: &[Keeper],
+        mut sending: Sending,
     ) {
+        const LOOK: u64 = 50;
         let h = &mut self.hosts[host];
         if h.life != life || !h.up || h.frozen {
             return;
         }
-        let whole = !std::mem::take(&mut h.cut_next);
         let of = |m: &&Held| m.of.generation == generation && Some(m.of.step) == step;
-        let mut shards: Vec<Held> = h.memory.values().flatten().filter(of).cloned().collect();
-        let mut arrived = step.is_some() && !shards.is_empty() && whole;
-        if !whole {
-            // Only some of the ranks' shards are complete at the other end.
-            shards.truncate(1);
+        let shards: Vec<Held> = h.memory.values().flatten().filter(of).cloned().collect();
+        let mut arrived = step.is_some() && !shards.is_empty();
+        for stripe in sending.plan.stripes.iter().filter(|_| arrived) {
+            match step.map_or(Computed::Failed, |step| self.compute(host, (generation, step), stripe, &sending)) {
+                Computed::Done => {}
+                Computed::NotYet if sending.patience >= LOOK => {
+                    sending.patience -= LOOK;
+                    return self.at(LOOK, Happening::Sent { host, life, generation, step, sending });
+                }
+                Computed::NotYet | Computed::Failed => {
+                    arrived = false;
+                    break;
+                }
+            }
         }
-        for keeper in keepers {
+        // Only some of the ranks' shards are complete at the other end.
+        let whole = sending.plan.keepers.is_empty() || !std::mem::take(&mut self.hosts[host].cut_next);
+        arrived &= whole;
+        for keeper in &sending.plan.keepers {
             let to = self
                 .hosts
                 .iter_mut()
                 .find(|k| k.node == keeper.node && k.up && !k.frozen && k.agent.is_some() && k.floor <= generation);
+            let some = if whole { shards.len() } else { 1 };
             match to {
-                Some(to) => shards.iter().for_each(|s| to.keep(s.of)),
+                Some(to) => shards.iter().take(some).for_each(|s| to.keep(s.of, sending.base)),
                 None => arrived = false,
             }
         }
@@ -92,41 +135,130 @@ impl World {
         let digest = |s: &Held| (s.of.rank.0, generation.0 << 32 | s.of.step.0);
         let first = shards.iter().map(|s| s.of.rank.0).min().unwrap_or(0);
         let digests = shards.iter().map(digest).map(|(rank, digest)| (rank - first, digest)).collect();
-        self.agent(host, AgentEvent::Replicated { generation, step, digests });
+        self.agent(host, AgentEvent::Replicated { generation, step, digests, round: sending.round });
+    }
+
+    /// A machine that answers on this address.
+    fn serves(&self, address: &str) -> Option<&crate::host::Host> {
+        let found = self.hosts.iter().enumerate().find(|(i, _)| address == format!("host{i}:{}", 1000 + i));
+        found.map(|(_, h)| h).filter(|h| h.up && !h.frozen && h.agent.is_some())
+    }
+
+    /// Reads every member's shard, as that member has taken it for this round; brings each keeper its parity.
+    fn compute(&mut self, host: usize, at: (Generation, Step), stripe: &Stripe, sending: &Sending) -> Computed {
+        let (generation, step) = at;
+        let world_size = self.oracle.worlds.get(&generation).map_or(0, |w| w.size);
+        for member in &stripe.members {
+            let (Some(rank), Some(h)) = (member.rank, self.serves(&member.address)) else {
+                if member.rank.is_none() {
+                    continue;
+                }
+                return Computed::Failed;
+            };
+            if (h.taken.0, h.taken.1) < (generation, sending.round) {
+                return Computed::NotYet;
+            }
+            let is = |m: &Held| (m.of.rank, m.of.generation, m.of.step) == (rank, generation, step);
+            let there = h.taken == (generation, sending.round, Some(step));
+            if !there || !h.memory.values().flatten().any(|m| is(m) && m.pinned && !m.rotten) {
+                return Computed::Failed;
+            }
+        }
+        let members: Vec<Option<Rank>> = stripe.members.iter().map(|m| m.rank).collect();
+        let of = u32::try_from(stripe.keepers.len()).unwrap_or(0) + 1;
+        let parity = |number| Parity {
+            step,
+            generation,
+            world_size,
+            stripe: stripe.number,
+            of,
+            number,
+            members: members.clone(),
+        };
+        self.hosts[host].keep_parity(parity(0), sending.base);
+        if std::mem::take(&mut self.hosts[host].cut_next) {
+            return Computed::Failed;
+        }
+        for (number, keeper) in (1..).zip(&stripe.keepers) {
+            let mut all = self.hosts.iter_mut();
+            let to =
+                all.find(|k| k.node == keeper.node && k.up && !k.frozen && k.agent.is_some() && k.floor <= generation);
+            let Some(to) = to else { return Computed::Failed };
+            to.keep_parity(parity(number), sending.base);
+        }
+        Computed::Done
     }
 
     /// All nodes hold a step: what is older may go.
-    pub(crate) fn committed(&mut self, host: usize, generation: Generation, step: Step, keeps: &[Rank]) {
+    pub(crate) fn committed(
+        &mut self,
+        host: usize,
+        generation: Generation,
+        step: Step,
+        (keeps, keeps_parity): (&[Rank], &[u32]),
+    ) {
         let world_size = self.oracle.worlds.get(&generation).map_or(0, |w| w.size);
         let h = &mut self.hosts[host];
         for held in h.memory.values_mut().flatten() {
             held.pinned &= (held.of.generation, held.of.step) >= (generation, step);
         }
         h.replicas.retain(|r| r.of.world_size == world_size && keeps.contains(&r.of.rank));
+        h.parity.retain(|p| p.of.world_size == world_size && keeps_parity.contains(&p.of.stripe));
         let newer = self.oracle.committed.is_none_or(|c| (c.generation, c.step) < (generation, step));
         if newer {
             self.oracle.committed = Some(Committed { generation, step, world_size });
+            let now = |of: &Holding| (of.generation, of.step) == (generation, step);
+            self.oracle.kept.clear();
+            for (host, h) in self.hosts.iter().enumerate() {
+                let own = h.memory.values().flatten().filter(|m| now(&m.of) && !m.rotten).map(|m| Kept::Own(m.of));
+                let copies = h.replicas.iter().filter(|m| now(&m.of) && !m.rotten).map(|m| Kept::Copy(m.of));
+                let parity =
+                    h.parity.iter().filter(|p| (p.of.generation, p.of.step) == (generation, step) && !p.rotten);
+                let all = own.chain(copies).chain(parity.map(|p| Kept::Parity(p.of.clone())));
+                self.oracle.kept.extend(all.map(|kept| (host, kept)));
+            }
         }
+    }
+
+    /// Enough is left of each stripe to compute a shard.
+    fn computable(&self, rebuild: &Rebuild) -> bool {
+        let at = (rebuild.of.generation, rebuild.of.step);
+        rebuild.stripes.iter().all(|stripe| {
+            let of_member = |(rank, address): (&Option<Rank>, &Option<String>)| match (rank, address) {
+                (None, _) => true,
+                (Some(rank), Some(address)) => self.serves(address).is_some_and(|h| {
+                    h.all().any(|m| (m.of.rank, (m.of.generation, m.of.step)) == (*rank, at) && !m.rotten)
+                }),
+                (Some(_), None) => false,
+            };
+            let of_parity = |(number, address): (u32, &Option<String>)| {
+                let is = |p: &Parity| (p.stripe, p.number, (p.generation, p.step)) == (stripe.number, number, at);
+                let holder = address.as_ref().and_then(|a| self.serves(a));
+                holder
+                    .is_some_and(|h| h.parity.iter().any(|p| is(&p.of) && p.of.members == stripe.members && !p.rotten))
+            };
+            let data = stripe.members.iter().zip(&stripe.data).filter(|m| of_member(*m)).count();
+            let parity = (0..).zip(&stripe.parity).filter(|p| of_parity(*p)).count();
+            data + parity >= stripe.members.len()
+        })
     }
 
     /// One rank reads what it was told to. False when that cannot be done.
     pub(crate) fn read(&mut self, host: usize, local: u32, step: Step, source: &Source) -> bool {
         let good_copy = |world: &World, copies: &Copies| {
-            copies.holders.iter().any(|address| {
-                let holder = world.hosts.iter().enumerate().find(|(i, _)| *address == format!("host{i}:{}", 1000 + i));
-                holder.is_some_and(|(_, h)| {
-                    let serves = h.up && !h.frozen && h.agent.is_some();
-                    serves && h.all().any(|m| m.of == copies.of && !m.rotten)
-                })
-            })
+            copies
+                .holders
+                .iter()
+                .any(|address| world.serves(address).is_some_and(|h| h.all().any(|m| m.of == copies.of && !m.rotten)))
         };
         let copy = source.copies.as_ref().filter(|c| good_copy(self, c)).map(|c| c.of);
+        let copy = copy.or_else(|| source.rebuild.as_ref().filter(|r| self.computable(r)).map(|r| r.of));
         match (source.tier, copy) {
-            (Tier::Peer, Some(of)) => {
-                self.hosts[host].seal(local, of);
+            (Tier::Peer | Tier::Parity, Some(of)) => {
+                self.hosts[host].fetched(local, of);
                 true
             }
-            (Tier::Peer, None) => false,
+            (Tier::Peer | Tier::Parity, None) => false,
             (Tier::Memory, copy) => {
                 let mut own = self.hosts[host].memory.get_mut(&local).into_iter().flatten();
                 let Some(held) = own.find(|m| m.of.step == step) else { return false };
@@ -145,15 +277,14 @@ impl World {
         let Some(job) = self.processes[index].core.jobs().get(&self.spec.job) else { return };
         let world = &job.record.world;
         let shared = self.shared();
-        let members: Vec<_> = self
-            .hosts
-            .iter()
-            .filter(|h| h.agent.is_some() && h.session.is_some() && !h.frozen && world.slot(&h.node).is_some())
-            .collect();
-        let held = |rank: u32| {
-            let is = |of: &Holding| (of.generation, of.step) == (c.generation, c.step) && (shared || of.rank.0 == rank);
-            members.iter().any(|h| h.all().any(|m| is(&m.of) && !m.rotten))
+        let member = |index: usize| {
+            let h = &self.hosts[index];
+            h.agent.is_some() && h.session.is_some() && !h.frozen && world.slot(&h.node).is_some()
         };
+        // What was there then, on machines that take part, less what faults have taken: it must be there still.
+        let kept: Vec<&Kept> = self.oracle.kept.iter().filter(|(h, _)| member(*h)).map(|(_, kept)| kept).collect();
+        let there = |rank: u32| kept.iter().filter_map(|k| k.shard()).any(|of| shared || of.rank.0 == rank);
+        let held = |rank: u32| there(rank) || can_be_computed(Rank(rank), &kept, there);
         let same = shared || world.size() == c.world_size;
         if same && !self.oracle.unreadable.contains(&c.step) && (0..world.size()).all(held) {
             let what = format!("restored {restored}, but all ranks' shards of {} are there", c.step);
@@ -161,4 +292,19 @@ impl World {
             self.oracle.violations.push(violation);
         }
     }
+}
+
+/// Of each stripe that a rank brings a part to, enough is there.
+fn can_be_computed(rank: Rank, kept: &[&Kept], there: impl Fn(u32) -> bool) -> bool {
+    let of_rank: Vec<&Parity> =
+        kept.iter().filter_map(|k| k.parity()).filter(|p| p.members.contains(&Some(rank))).collect();
+    let stripes: BTreeSet<u32> = of_rank.iter().map(|p| p.stripe).collect();
+    let parts = of_rank.first().map_or(0, |p| p.members.len());
+    let enough = |stripe: u32| {
+        let parity: BTreeSet<u32> = of_rank.iter().filter(|p| p.stripe == stripe).map(|p| p.number).collect();
+        let members = of_rank.iter().find(|p| p.stripe == stripe).map_or(&[][..], |p| &p.members);
+        let data = members.iter().filter(|m| **m != Some(rank) && m.is_none_or(|m| there(m.0))).count();
+        data + parity.len() >= parts
+    };
+    parts > 0 && stripes.len() == parts && stripes.into_iter().all(enough)
 }

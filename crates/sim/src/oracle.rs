@@ -4,7 +4,7 @@ use crate::host::Host;
 use everstep_core::coordinator::command::Fact;
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::invariant::{InvariantId, rank_once};
-use everstep_core::message::{Offer, Place, Tier, World};
+use everstep_core::message::{Holding, Offer, Parity, Place, Tier, World};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A broken invariant.
@@ -16,6 +16,37 @@ pub struct Violation {
     pub at: u64,
     /// What was seen.
     pub what: String,
+}
+
+/// Something in a machine's memory when a step was held by all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// A rank's own shard.
+    Own(Holding),
+    /// A copy of one.
+    Copy(Holding),
+    /// Parity.
+    Parity(Parity),
+}
+
+impl Kept {
+    /// It was kept for other machines.
+    #[must_use]
+    pub fn for_others(&self) -> bool {
+        !matches!(self, Kept::Own(_))
+    }
+
+    /// The shard, if it is one.
+    #[must_use]
+    pub fn shard(&self) -> Option<Holding> {
+        if let Kept::Own(of) | Kept::Copy(of) = self { Some(*of) } else { None }
+    }
+
+    /// The parity, if it is that.
+    #[must_use]
+    pub fn parity(&self) -> Option<&Parity> {
+        if let Kept::Parity(of) = self { Some(of) } else { None }
+    }
 }
 
 /// What agents were told of a world.
@@ -45,6 +76,8 @@ pub struct Oracle {
     newest_stored: Generation,
     /// What all nodes hold, as far as any was told.
     pub committed: Option<crate::memory::Committed>,
+    /// Where that was, less what faults have taken since: nothing else may.
+    pub kept: Vec<(usize, Kept)>,
     /// Steps that somebody could not read.
     pub unreadable: BTreeSet<Step>,
     /// Everything that was found.
@@ -130,6 +163,11 @@ impl Oracle {
         }
     }
 
+    /// A fault takes something out of a machine's memory.
+    pub fn gone(&mut self, host: usize, what: impl Fn(&Kept) -> bool) {
+        self.kept.retain(|(h, kept)| *h != host || !what(kept));
+    }
+
     /// A rank offered what it can restore.
     pub fn offered(&mut self, generation: Generation, rank: Rank, offers: Vec<Offer>) {
         self.offers.insert((generation, rank), offers);
@@ -138,7 +176,7 @@ impl Oracle {
     /// A rank was told what to restore.
     pub fn restored(&mut self, now: u64, generation: Generation, rank: Rank, step: Option<Step>, tier: Option<Tier>) {
         let first = *self.restored.entry(generation).or_insert(step);
-        let held = tier == Some(Tier::Peer)
+        let held = matches!(tier, Some(Tier::Peer | Tier::Parity))
             || self.offers.get(&(generation, rank)).is_some_and(|o| o.iter().any(|o| Some(o.step) == step));
         if first != step || (step.is_some() && !held) {
             let what = format!("generation {generation} rank {rank}: told {step:?}, first {first:?}, offered {held}");

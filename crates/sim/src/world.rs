@@ -13,7 +13,7 @@ use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::state::Phase;
 use everstep_core::id::{Epoch, Generation, JobId, NodeId, PersistId, Session, Step};
 use everstep_core::invariant::InvariantId;
-use everstep_core::message::{Hello, Keeper, Order, Report};
+use everstep_core::message::{Hello, Order, Report};
 use everstep_core::spec::{JobSpec, RestartBudget};
 use std::collections::BTreeMap;
 
@@ -82,7 +82,7 @@ pub(crate) enum Happening {
     AgentTick { host: usize, life: u64 },
     CoordinatorTick { index: usize },
     Killed { host: usize, generation: Generation },
-    Sent { host: usize, life: u64, generation: Generation, step: Option<Step>, keepers: Vec<Keeper> },
+    Sent { host: usize, life: u64, generation: Generation, step: Option<Step>, sending: crate::memory::Sending },
     Apply { index: usize, id: PersistId, key: String, value: Vec<u8>, when: Precondition },
     Persisted { index: usize, id: PersistId, result: Result<Version, StoreFailure> },
     Superseded { index: usize },
@@ -239,8 +239,8 @@ impl World {
                 self.coordinator(index, Event::Tick);
             }
             Happening::Killed { host, generation } => self.killed(host, generation),
-            Happening::Sent { host, life, generation, step, keepers } => {
-                self.sent(host, life, generation, step, &keepers);
+            Happening::Sent { host, life, generation, step, sending } => {
+                self.sent(host, life, generation, step, sending);
             }
             Happening::Apply { index, id, key, value, when } => self.apply(index, id, &key, value, when),
             Happening::Persisted { index, id, result } => self.persisted(index, id, result),

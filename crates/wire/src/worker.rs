@@ -2,7 +2,7 @@
 //! The worker asks, the agent answers each request exactly once.
 
 use everstep_core::id::{Generation, Rank, Step};
-use everstep_core::message::{Offer, Tier};
+use everstep_core::message::{Offer, Redundancy, Tier};
 use serde::{Deserialize, Serialize};
 
 /// From a worker.
@@ -58,10 +58,8 @@ pub enum Request {
         generation: Generation,
         /// rank on the node
         local_rank: u32,
-        /// copies on other nodes
-        replicas: u32,
-        /// every rank holds the same
-        shared: bool,
+        /// what is to be kept of them
+        wish: Redundancy,
     },
     /// Wait until this step is on durable storage.
     AwaitDurable {

@@ -13,7 +13,7 @@ from .. import worker as _worker
 from .._internal import Agent, Arena, CheckpointError, list_checkpoints, publish, reserve_slot
 from ..directory import Directory
 from ..state import Item
-from ..tiers import USER, AgentTier, Keep, Snapshot
+from ..tiers import USER, AgentTier, Keep, Redundancy, Snapshot
 
 #: Everything stays: checkpoints made through DCP are the user's.
 _KEEP = Keep(2, None, True)
@@ -64,7 +64,7 @@ class AgentStore(_Numbered):
         if worker.managed:
             raise CheckpointError("this process has an everstep.CheckpointManager, whose memory everstep.dcp.Writer would share: use its save()")
         assert worker.agent is not None and worker.board is not None
-        self._tier = AgentTier(worker.agent, worker.board, root, _KEEP, True, False, 0, 0, False, "/dcp")
+        self._tier = AgentTier(worker.agent, worker.board, root, _KEEP, True, False, Redundancy(0), 0, False, "/dcp")
 
     def next_step(self, fixed: int | None) -> int:
         """As for all, and newer than all that this process has made."""

@@ -1,11 +1,14 @@
 //! The side that keeps replicas: answers other agents' streams, one thread each.
 
 use super::protocol::{
-    Answer, Ask, BUSY, DAMAGED, EXTENT_HEADER, SILENCE, SlotRow, VERSION, WHEN_IDLE, Want, description_crc,
+    Answer, Ask, BUSY, DAMAGED, EXTENT_HEADER, ParityWant, SILENCE, SlotRow, VERSION, WHEN_IDLE, description_crc,
 };
+use super::room::{Room, room};
+use super::taken::Taken;
 use super::upload::Upload;
-use crate::arena::{Label, Notes, REGION_AT, Slot, slot_bytes};
+use crate::arena::{Label, Notes, Pin, REGION_AT, Slot, State, slot_bytes};
 use crate::board::{Board, Word};
+use crate::erasure::parity::{self, Incoming};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::Index;
 use crate::mapped::Mapped;
@@ -19,11 +22,6 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
-
-/// Other programs keep at least this much memory.
-const HEADROOM_BYTES: u64 = 64 << 20;
-/// Slots per shard that is kept for another node: one complete, one on its way.
-const SLOTS: usize = 2;
 
 /// How long an answer that was asked for when the network is idle waits for that.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -46,6 +44,10 @@ pub struct Holder {
     /// Uploads of older generations are refused.
     floor: AtomicU64,
     uploads: Mutex<BTreeMap<(u64, u64), Arc<Upload>>>,
+    /// Parity shards that arrive, by their slots' name.
+    parities: Mutex<BTreeMap<String, Arc<Incoming>>>,
+    /// What this node's own shards of the step at hand are.
+    pub taken: Taken,
     mapped: Mapped,
     boards: OnceLock<Boards>,
 }
@@ -59,6 +61,8 @@ pub struct Held {
     pub path: PathBuf,
     /// It is another node's.
     pub replica: bool,
+    /// It is no shard of a rank, but parity: the label's rank is its stripe's number.
+    pub parity: bool,
 }
 
 /// All sealed slots in `directories` that belong to `job`, labels verified.
@@ -69,8 +73,9 @@ pub fn held(directories: &[PathBuf], job: u64) -> Vec<Held> {
         .filter_map(|entry| {
             let name = entry.file_name().to_str()?.to_owned();
             let label = Slot::open(&entry.path()).ok().filter(|_| name.contains("-slot-"))?.label()?;
-            let replica = name.starts_with("peer-");
-            (label.job == job).then(|| Held { label, path: entry.path(), replica })
+            let parity = name.starts_with("parity-");
+            let replica = parity || name.starts_with("peer-");
+            (label.job == job).then(|| Held { label, path: entry.path(), replica, parity })
         })
         .collect();
     found.sort_by_key(|h| (h.label.rank, h.label.generation, h.label.step));
@@ -84,7 +89,16 @@ pub fn rows(directories: &[PathBuf], job: u64) -> Vec<SlotRow> {
         let slot = Slot::open(&h.path).ok()?;
         let Notes { sealed_at, replicas, durable } = slot.notes();
         let (bytes, path) = (slot.region_bytes(), h.path.display().to_string());
-        Some(SlotRow { label: h.label, replica: h.replica, bytes, sealed_at, replicas, durable, path })
+        Some(SlotRow {
+            label: h.label,
+            replica: h.replica,
+            parity: h.parity,
+            bytes,
+            sealed_at,
+            replicas,
+            durable,
+            path,
+        })
     };
     held(directories, job).into_iter().filter_map(row).collect()
 }
@@ -99,6 +113,8 @@ impl Holder {
             job,
             floor: AtomicU64::new(0),
             uploads: Mutex::default(),
+            parities: Mutex::default(),
+            taken: Taken::default(),
             mapped: Mapped::default(),
             boards: OnceLock::new(),
         }
@@ -132,12 +148,22 @@ impl Holder {
                 stays
             });
         }
+        if let Ok(mut parities) = self.parities.lock() {
+            parities.retain(|_, p| {
+                let stays = p.of.generation >= generation;
+                if !stays {
+                    p.cancel();
+                }
+                stays
+            });
+        }
     }
 
-    /// Removes replicas of ranks that are not in `keep` (rank and world size).
-    pub fn keep_only(&self, keep: &[(u64, u64)]) {
+    /// Removes replicas of ranks that are not in `keep` (rank and world size), and parity of stripes that are not in `parity`.
+    pub fn keep_only(&self, keep: &[(u64, u64)], parity: &[(u64, u64)]) {
         for held in self.held().into_iter().filter(|h| h.replica) {
-            if !keep.contains(&(held.label.rank, held.label.world_size)) {
+            let kept = if held.parity { parity } else { keep };
+            if !kept.contains(&(held.label.rank, held.label.world_size)) {
                 let _ = std::fs::remove_file(&held.path);
                 self.mapped.forget(&held.path);
             }
@@ -167,17 +193,21 @@ impl Holder {
         // Between steps a stream may be silent for long; it ends when the other side goes.
         tcp.set_read_timeout(None)?;
         let (mut upload, mut found): (Option<Arc<Upload>>, Option<Arc<Slot>>) = (None, None);
+        let mut incoming: Option<Arc<Incoming>> = None;
         loop {
-            let answer = match frame::read::<Ask>(&mut tcp)? {
+            let ask = frame::read::<Ask>(&mut tcp)?;
+            let answer = match ask {
                 Ask::Hello { .. } => Answer::Done,
-                Ask::Begin { label, region, index, crc } => match self.begin(label, (region, index, crc), &mut tcp)? {
-                    Ok(None) => Answer::Done,
-                    Ok(Some(begun)) => {
-                        begun.attach(&tcp);
-                        Answer::Missing(upload.insert(begun).missing())
+                Ask::Begin { label, region, index, crc, base } => {
+                    match self.begin(label, (region, index, crc, base), &mut tcp)? {
+                        Ok(None) => Answer::Done,
+                        Ok(Some(begun)) => {
+                            begun.attach(&tcp);
+                            Answer::Missing(upload.insert(begun).missing())
+                        }
+                        Err(why) => Answer::Refused { why },
                     }
-                    Err(why) => Answer::Refused { why },
-                },
+                }
                 Ask::Join { label } => {
                     upload =
                         self.uploads.lock().ok().and_then(|all| {
@@ -209,8 +239,8 @@ impl Holder {
                     Some(upload) => Answer::Missing(upload.missing()),
                     None => Answer::Refused { why: "nobody has begun this".into() },
                 },
-                Ask::Find(want) => {
-                    found = self.find(want);
+                Ask::Find(_) | Ask::Taken { .. } | Ask::FindParity(_) => {
+                    found = self.find(&ask);
                     let described = found.as_ref().and_then(|s| s.described().ok());
                     match described {
                         Some((label, index)) => {
@@ -230,28 +260,120 @@ impl Holder {
                     tcp.write_all(bytes)?;
                     continue;
                 }
+                Ask::ReadBytes { at, bytes } => {
+                    let Some(slot) = &found else { return Ok(()) };
+                    let Some(bytes) = within(slot, at, bytes) else { return Ok(()) };
+                    tcp.write_all(bytes)?;
+                    continue;
+                }
+                Ask::Parity { of, round, region, description, base } => {
+                    match self.parity((of, round), (region, description), base) {
+                        Ok(None) => Answer::Missing(Vec::new()),
+                        Ok(Some(begun)) => {
+                            begun.attach(&tcp);
+                            frame::write(&mut tcp, &Answer::Done)?;
+                            incoming.insert(begun).receive(&mut tcp)?;
+                            continue;
+                        }
+                        Err(why) => Answer::Refused { why },
+                    }
+                }
+                Ask::SealParity { bytes, crc } => {
+                    let Some(incoming) = &incoming else { return Ok(()) };
+                    let json = received(bytes, &mut tcp)?;
+                    match crate::format::digest::crc(&json) == crc {
+                        true => match incoming.seal(&json) {
+                            Ok(()) => {
+                                self.parities.lock().ok().and_then(|mut all| all.remove(&incoming.of.name()));
+                                Answer::Done
+                            }
+                            Err(why) => Answer::Refused { why },
+                        },
+                        false => Answer::Refused { why: "the description arrived damaged".into() },
+                    }
+                }
             };
             frame::write(&mut tcp, &answer)?;
         }
     }
 
-    fn find(&self, want: Want) -> Option<Arc<Slot>> {
-        let held = self.held().into_iter().find(|h| want.is(&h.label))?;
-        self.mapped.open(&held.path).ok()
+    fn find(&self, ask: &Ask) -> Option<Arc<Slot>> {
+        match ask {
+            Ask::Find(want) => {
+                let held = self.held().into_iter().find(|h| !h.parity && want.is(&h.label))?;
+                self.mapped.open(&held.path).ok()
+            }
+            Ask::Taken { want, round } => self.taken.await_slot(*want, *round).filter(|s| s.pinned_for(Pin::Replicate)),
+            Ask::FindParity(of) => {
+                let name = of.name();
+                let is = |h: &Held| h.parity && h.label == of.label(self.job) && named(h, &name);
+                let held = self.held().into_iter().find(is)?;
+                self.mapped.open(&held.path).ok()
+            }
+            _ => None,
+        }
+    }
+
+    /// Finds or makes the slot for a parity shard; `None` when it is here already.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn parity_room(
+        &self,
+        of: &ParityWant,
+        (region, description): (u64, u64),
+        base: Option<u64>,
+    ) -> Result<Option<Arc<Slot>>, String> {
+        if region > REGION_BYTES_MAX || description > INDEX_BYTES_MAX {
+            return Err("a parity shard over the limit".into());
+        }
+        if of.generation < self.floor.load(Ordering::Acquire) {
+            return Err(format!("generation {} is over", of.generation));
+        }
+        let directory = self.directories.first().ok_or("no memory on this node")?;
+        let need = slot_bytes(region, description);
+        match room((directory, &of.name(), &self.mapped), of.label(self.job), need, base, |_| false)? {
+            Room::Held => Ok(None),
+            Room::Slot(slot) => Ok(Some(slot)),
+        }
+    }
+
+    fn parity(
+        &self,
+        (of, round): (ParityWant, u64),
+        lengths: (u64, u64),
+        base: Option<u64>,
+    ) -> Result<Option<Arc<Incoming>>, String> {
+        let mut parities = self.parities.lock().map_err(|e| e.to_string())?;
+        if let Some(begun) = parities.get(&of.name()) {
+            if (begun.of, begun.round) == (of, round) {
+                return Ok(Some(Arc::clone(begun)));
+            }
+            // A new attempt takes over from one whose stream is gone.
+            begun.cancel();
+            parities.remove(&of.name());
+        }
+        let Some(slot) = self.parity_room(&of, lengths, base)? else { return Ok(None) };
+        let incoming = Arc::new(Incoming::begin(slot, (of, round), lengths)?);
+        parities.insert(of.name(), Arc::clone(&incoming));
+        Ok(Some(incoming))
+    }
+
+    /// Parity shards of this node, as a restore counts them.
+    #[must_use]
+    pub fn parity_held(&self) -> Vec<everstep_core::message::Parity> {
+        let slots = self.held().into_iter().filter(|h| h.parity).filter_map(|h| self.mapped.open(&h.path).ok());
+        slots.filter_map(|slot| parity::holding(&slot)).collect()
     }
 
     /// Finds or makes the slot for an upload; `None` when it is here already. The outer result is the stream's, the inner one the answer.
     fn begin(
         &self,
         label: Label,
-        (region, index, crc): (u64, u64, u64),
+        (region, index, crc, base): (u64, u64, u64, Option<u64>),
         tcp: &mut TcpStream,
     ) -> io::Result<Result<Option<Arc<Upload>>, String>> {
-        if index > INDEX_BYTES_MAX {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "index over the limit"));
-        }
-        let mut json = vec![0; usize::try_from(index).map_err(io::Error::other)?];
-        tcp.read_exact(&mut json)?;
+        let json = received(index, tcp)?;
         if label.job != self.job || label.generation < self.floor.load(Ordering::Acquire) {
             return Ok(Err(format!("generation {} is over", label.generation)));
         }
@@ -263,10 +385,10 @@ impl Holder {
         if region > REGION_BYTES_MAX || index.and_then(|i| i.checked_bytes()) != Some(region) {
             return Ok(Err("the index does not fit its region".into()));
         }
-        Ok(self.open(label, region, &json))
+        Ok(self.open(label, region, &json, base))
     }
 
-    fn open(&self, label: Label, region: u64, json: &[u8]) -> Result<Option<Arc<Upload>>, String> {
+    fn open(&self, label: Label, region: u64, json: &[u8], base: Option<u64>) -> Result<Option<Arc<Upload>>, String> {
         let mut uploads = self.uploads.lock().map_err(|e| e.to_string())?;
         let key = (label.rank, label.world_size);
         // A new attempt takes over from one whose stream is gone.
@@ -274,37 +396,13 @@ impl Holder {
             old.cancel();
         }
         let directory = self.directories.first().ok_or("no memory on this node")?;
-        let path = |i| directory.join(format!("peer-{}-of-{}-slot-{i}", label.rank, label.world_size));
-        let slots: Vec<(PathBuf, Option<Arc<Slot>>)> =
-            (0..SLOTS).map(path).map(|p| (p.clone(), self.mapped.open(&p).ok())).collect();
-        let labelled = |s: &Option<Arc<Slot>>| s.as_ref().and_then(|s| s.label());
-        if slots.iter().any(|(_, s)| labelled(s) == Some(label)) {
-            return Ok(None);
-        }
-        let resumable = |s: &Option<Arc<Slot>>| {
-            let described =
-                s.as_ref().filter(|s| s.state() == crate::arena::State::Writing).and_then(|s| s.described().ok());
-            described.is_some_and(|(l, _)| l == label)
-        };
-        let age = |l: Label| (l.generation, l.step);
-        let chosen = slots.iter().find(|(_, s)| resumable(s)).or_else(|| {
-            // Empty before old before new: the newest complete version stays.
-            slots.iter().min_by_key(|(_, s)| labelled(s).map(age))
-        });
-        let (path, _) = chosen.ok_or("no slot")?;
+        let name = format!("peer-{}-of-{}", label.rank, label.world_size);
+        let resumes = |s: &Slot| s.state() == State::Writing && s.described().is_ok_and(|(l, _)| l == label);
         let need = slot_bytes(region, json.len() as u64 + 4096);
-        let more = need.saturating_sub(std::fs::metadata(path).map_or(0, |m| m.len()));
-        let free = rustix::fs::statvfs(directory).map_or(0, |s| s.f_bavail * s.f_frsize);
-        if more > 0 && more.saturating_add(HEADROOM_BYTES) > free {
-            let (need, free) = (need >> 20, free >> 20);
-            return Err(format!(
-                "a replica of {need} MiB does not fit into this node's shared memory ({free} MiB free)"
-            ));
-        }
-        if more > 0 {
-            Slot::reserve(path, need).and_then(|s| s.map().populate()).map_err(|e| e.to_string())?;
-        }
-        let slot = self.mapped.open(path).map_err(|e| e.to_string())?;
+        let slot = match room((directory, &name, &self.mapped), label, need, base, resumes)? {
+            Room::Held => return Ok(None),
+            Room::Slot(slot) => slot,
+        };
         let upload = Arc::new(Upload::begin(slot, label, json)?);
         uploads.insert(key, Arc::clone(&upload));
         Ok(Some(upload))
@@ -343,6 +441,27 @@ impl Holder {
         }
         true
     }
+}
+
+/// An index or description, so many bytes.
+fn received(bytes: u64, tcp: &mut TcpStream) -> io::Result<Vec<u8>> {
+    if bytes > INDEX_BYTES_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "index over the limit"));
+    }
+    let mut json = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
+    tcp.read_exact(&mut json)?;
+    Ok(json)
+}
+
+fn named(held: &Held, name: &str) -> bool {
+    let file = held.path.file_name().and_then(|f| f.to_str());
+    file.and_then(|f| f.strip_prefix(name)).is_some_and(|rest| rest.starts_with("-slot-"))
+}
+
+fn within(slot: &Slot, at: u64, bytes: u64) -> Option<&[u8]> {
+    let end = at.checked_add(bytes).filter(|end| *end <= slot.region_bytes() && bytes <= CHUNK_BYTES as u64)?;
+    let (from, to) = (usize::try_from(at).ok()?, usize::try_from(end).ok()?);
+    slot.map().bytes(REGION_AT + from, to - from)
 }
 
 fn chunks(slot: &Slot, first: u64, count: u64) -> Option<&[u8]> {

@@ -10,4 +10,8 @@ pub mod holder;
 pub mod protocol;
 pub mod pull;
 pub mod push;
+mod room;
+pub mod taken;
 mod upload;
+
+pub use room::{Room, room};

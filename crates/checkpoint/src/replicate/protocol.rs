@@ -2,7 +2,8 @@
 //!
 //! Data towards a holder comes as extents: offset (u64), length (u32), both little endian, then the bytes; each is answered by
 //! its offset (u64), with [`DAMAGED`] set when it completed a chunk whose checksum differs. Length 0 ends the data. With
-//! [`WHEN_IDLE`] in its length, an extent is answered when the holder's own collectives are over.
+//! [`WHEN_IDLE`] in its length, an extent is answered when the holder's own collectives are over. Parity, whose checksums are known
+//! only when it is computed, comes as whole positions, each with its checksum (u64) after the length.
 
 use crate::arena::Label;
 use crate::fused::Running;
@@ -14,7 +15,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 /// Version of everything in this file.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// In an answer to an extent: its chunk has another checksum than the index says; send the chunk again.
 pub const DAMAGED: u64 = 1 << 63;
 /// A silent peer is given up after this.
@@ -51,6 +52,8 @@ pub enum Ask {
         index: u64,
         /// [`description_crc`] of label and index
         crc: u64,
+        /// the step that everybody would go back to now: it stays
+        base: Option<u64>,
     },
     /// This stream, too, brings data of a slot that another stream began. Answer: [`Answer::Done`].
     Join {
@@ -65,6 +68,16 @@ pub enum Ask {
     Find(Want),
     /// What does this node's memory hold? Answer: [`Answer::Slots`].
     List,
+    /// As [`Ask::Find`], but only what this node has taken for this round of replication and will not overwrite before that is
+    /// over. Waits until it has.
+    Taken {
+        /// the shard
+        want: Want,
+        /// the round
+        round: u64,
+    },
+    /// As [`Ask::Find`], for a parity shard; what follows is its description.
+    FindParity(ParityWant),
     /// Chunks of what was found last on this stream. The bytes follow without an answer.
     Read {
         /// number of the first chunk
@@ -72,6 +85,49 @@ pub enum Ask {
         /// how many
         count: u64,
     },
+    /// So many bytes of the region of what was found last on this stream, at most a chunk's. They follow without an answer.
+    ReadBytes {
+        /// where they begin
+        at: u64,
+        /// how many
+        bytes: u64,
+    },
+    /// A parity shard is to be stored, or more of it comes on this stream, too. Answer: [`Answer::Done`], or
+    /// [`Answer::Missing`] with nothing when it is here already.
+    Parity {
+        /// which
+        of: ParityWant,
+        /// in which round of replication: another one begins anew
+        round: u64,
+        /// length of it
+        region: u64,
+        /// its description is not longer than this
+        description: u64,
+        /// the step that everybody would go back to now: it stays
+        base: Option<u64>,
+    },
+    /// All of the parity shard has come; its description follows. Answer: [`Answer::Done`].
+    SealParity {
+        /// bytes of the description
+        bytes: u64,
+        /// its checksum
+        crc: u64,
+    },
+}
+
+/// A parity shard that somebody looks for or brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ParityWant {
+    /// Number of its stripe.
+    pub stripe: u32,
+    /// Which parity shard of the stripe.
+    pub number: u32,
+    /// Number of ranks.
+    pub world_size: u64,
+    /// Generation that captured what it was computed from.
+    pub generation: u64,
+    /// The step.
+    pub step: u64,
 }
 
 /// A shard that somebody looks for.
@@ -141,6 +197,8 @@ pub struct SlotRow {
     pub label: Label,
     /// It is kept for another node.
     pub replica: bool,
+    /// It is parity of several nodes' shards: the label's rank is its stripe's number.
+    pub parity: bool,
     /// Length of the region in bytes.
     pub bytes: u64,
     /// When it was sealed, in seconds since 1970.

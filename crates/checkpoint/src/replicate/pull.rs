@@ -22,7 +22,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// A shard that some holder has, and a stream to it.
 #[derive(Debug)]
 pub struct Found {
-    stream: Stream,
+    /// The stream.
+    pub stream: Stream,
     /// Its label.
     pub label: Label,
     /// Length of its region.
@@ -38,9 +39,16 @@ pub struct Found {
 /// # Errors
 /// Those of the network; `NotFound` when it has no such shard; `InvalidData` when its index makes no sense.
 pub fn find(peer: &Peer, want: Want) -> io::Result<Found> {
+    find_on(Stream::open(peer)?, &Ask::Find(want), want)
+}
+
+/// The same on a stream that is there, with another question of that kind.
+///
+/// # Errors
+/// As [`find`].
+pub fn find_on(mut stream: Stream, ask: &Ask, want: Want) -> io::Result<Found> {
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
-    let mut stream = Stream::open(peer)?;
-    let (label, region, length, crc) = match stream.ask(&Ask::Find(want))? {
+    let (label, region, length, crc) = match stream.ask(ask)? {
         Answer::Found { label, region, index, crc } => (label, region, index, crc),
         Answer::NotHere => return Err(io::ErrorKind::NotFound.into()),
         other => return Err(unexpected(&other)),

@@ -65,6 +65,8 @@ pub struct Link {
     peer: Peer,
     streams: Vec<Stream>,
     wanted: usize,
+    /// The step that everybody would go back to now: holders keep it.
+    pub base: Option<u64>,
     /// Bytes sent so far.
     pub sent: AtomicU64,
 }
@@ -83,7 +85,7 @@ impl Link {
     /// A link that will use so many streams. Opens them when they are needed.
     #[must_use]
     pub fn new(peer: Peer, streams: usize) -> Self {
-        Link { peer, streams: Vec::new(), wanted: streams.max(1), sent: AtomicU64::new(0) }
+        Link { peer, streams: Vec::new(), wanted: streams.max(1), base: None, sent: AtomicU64::new(0) }
     }
 
     /// The peer.
@@ -115,7 +117,7 @@ impl Link {
         }
         let Some(first) = self.streams.first_mut() else { return Ok(()) };
         let crc = description_crc(&label, index);
-        frame::write(&mut first.tcp, &Ask::Begin { label, region, index: index.len() as u64, crc })?;
+        frame::write(&mut first.tcp, &Ask::Begin { label, region, index: index.len() as u64, crc, base: self.base })?;
         first.tcp.write_all(index)?;
         let missing = match first.answer()? {
             Answer::Missing(runs) => runs,

@@ -1,7 +1,7 @@
 //! Everything an agent may ask of its node: a closed list.
 
 use crate::id::{Generation, Rank, Step};
-use crate::message::{Keeper, Place, Report, ShardFile, Source};
+use crate::message::{Place, Replication, Report, ShardFile, Source};
 use std::time::Duration;
 
 /// An output of [`super::Agent::poll`].
@@ -75,14 +75,19 @@ pub enum Command {
         /// make it durable, too
         persist: bool,
     },
-    /// Bring the keepers the first step from `from` on that all workers have sealed; answer with `Replicated`.
+    /// Bring the keepers the first step from `from` on that all workers have sealed, or compute its parity; answer with
+    /// `Replicated`. Other steps of this generation need not stay, but for `base`.
     Replicate {
         /// generation that captured it
         generation: Generation,
         /// the step
         from: Step,
-        /// to whom
-        keepers: Vec<Keeper>,
+        /// to whom, or of whose shards
+        plan: Replication,
+        /// the step that everybody would go back to now: the newest that is held by all, or what was restored
+        base: Option<Step>,
+        /// goes into the answer
+        round: u64,
     },
     /// This step is held by all nodes with all its replicas: it stays, older ones need not.
     Committed {
@@ -92,6 +97,8 @@ pub enum Command {
         step: Step,
         /// ranks whose replicas stay on this node
         keeps: Vec<Rank>,
+        /// stripes whose parity shards stay on this node
+        keeps_parity: Vec<u32>,
     },
     /// Write a manifest and make a checkpoint visible; answer with `Published`.
     Publish {

@@ -2,7 +2,7 @@
 
 use super::watch::Observation;
 use crate::id::{Epoch, Generation, Rank, Step};
-use crate::message::{Holding, Offer, Order, Outcome, ShardFile, Tier};
+use crate::message::{Holding, Offer, Order, Outcome, Parity, Redundancy, ShardFile, Tier};
 
 /// An input of [`super::Agent::handle`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,8 +62,10 @@ pub enum Event {
     Holds {
         /// the generation
         generation: Generation,
-        /// all of it
+        /// shards: its own ranks', copies of others'
         held: Vec<Holding>,
+        /// parity shards
+        parity: Vec<Parity>,
     },
     /// A worker says what it could restore.
     Offers {
@@ -95,10 +97,8 @@ pub enum Event {
         local_rank: u32,
         /// the step
         step: Step,
-        /// replicas that are wanted
-        replicas: u32,
-        /// every rank holds the same
-        shared: bool,
+        /// what is to be kept of it beside its own
+        wish: Redundancy,
     },
     /// [`super::command::Command::Replicate`] has ended.
     Replicated {
@@ -108,6 +108,8 @@ pub enum Event {
         step: Option<Step>,
         /// by local rank what tells its state from another, where ranks hold the same
         digests: Vec<(u32, u64)>,
+        /// the command's
+        round: u64,
     },
     /// A worker's shard is on durable storage.
     ShardWritten {

@@ -279,13 +279,16 @@ impl Agent {
             }
             Order::Restore { generation, step, sources, persist } => {
                 if self.acknowledge(generation, |r| matches!(r, Report::Offers { .. } | Report::Holds { .. })) {
+                    self.goes_on_from(step);
                     self.out.push_back(Command::Restore { generation, step, sources, persist });
                 }
             }
-            Order::Replicate { generation, plan, next } => self.replicate_next(generation, Some(plan), next),
-            Order::Committed { generation, step, next } => {
+            Order::Replicate { generation, plan, next, round } => {
+                self.replicate_next(generation, Some(plan), (next, round));
+            }
+            Order::Committed { generation, step, next, round } => {
                 self.committed(generation, step);
-                self.replicate_next(generation, None, next);
+                self.replicate_next(generation, None, (next, round));
             }
             Order::Publish { generation, step, directory, shards } => {
                 if self.runs(generation) {

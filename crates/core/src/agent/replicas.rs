@@ -3,7 +3,7 @@
 use super::Agent;
 use super::command::Command;
 use crate::id::{Generation, Rank, Step};
-use crate::message::{Replication, Report};
+use crate::message::{Redundancy, Replication, Report};
 use std::collections::BTreeMap;
 
 /// State of one generation.
@@ -11,15 +11,19 @@ use std::collections::BTreeMap;
 pub(super) struct Replicas {
     /// Newest sealed step by local rank.
     sealed: BTreeMap<u32, Step>,
-    /// Replicas that are wanted, and whether every rank holds the same.
-    wish: (u32, bool),
+    /// What is to be kept beside the workers' own.
+    wish: Redundancy,
     plan: Replication,
-    /// The step that comes next; `None` until the coordinator has named one.
-    next: Option<Step>,
+    /// The step that comes next, and its round; `None` until the coordinator has named one.
+    next: Option<(Step, u64)>,
     /// Newest step held by all.
     committed: Option<Step>,
+    /// What this generation began with.
+    restored: Option<Step>,
     /// It is being sent.
     busy: bool,
+    /// What is being sent was named on an earlier connection, perhaps by an earlier life of the coordinator.
+    stale: bool,
     /// The coordinator knows that this node takes part.
     told: bool,
 }
@@ -33,7 +37,7 @@ impl Replicas {
 
 impl Agent {
     /// A worker has sealed a step.
-    pub(super) fn worker_sealed(&mut self, generation: Generation, local_rank: u32, step: Step, wish: (u32, bool)) {
+    pub(super) fn worker_sealed(&mut self, generation: Generation, local_rank: u32, step: Step, wish: Redundancy) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation && !c.killing) else { return };
         let workers = crew.slot.workers;
         let replicas = &mut crew.replicas;
@@ -42,29 +46,32 @@ impl Agent {
         if !replicas.told
             && let Some(step) = replicas.newest(workers)
         {
-            self.ask_for_a_step(generation, step);
+            self.ask_for_a_step(generation, step, None);
         }
         self.replicate();
     }
 
-    fn ask_for_a_step(&mut self, generation: Generation, step: Step) {
+    /// `instead` is the round of the step that cannot be replicated.
+    fn ask_for_a_step(&mut self, generation: Generation, step: Step, instead: Option<u64>) {
         let Some(crew) = self.crew.as_mut() else { return };
-        let (replicas, shared) = crew.replicas.wish;
-        let report = Report::Sealed { generation, step, replicas, shared };
+        let report = Report::Sealed { generation, step, wish: crew.replicas.wish, instead };
         crew.replicas.told = true;
         self.send(report);
     }
 
     /// The connection is new, perhaps the coordinator, too.
     pub(super) fn take_part_again(&mut self) {
+        if let Some(crew) = self.crew.as_mut() {
+            crew.replicas.stale = crew.replicas.busy;
+        }
         let told = self.crew.as_ref().filter(|c| c.replicas.told && !c.killing);
         if let Some((generation, step)) = told.and_then(|c| Some((c.generation, c.replicas.newest(c.slot.workers)?))) {
-            self.ask_for_a_step(generation, step);
+            self.ask_for_a_step(generation, step, None);
         }
     }
 
     /// The coordinator names the step to replicate; with a plan when that has changed.
-    pub(super) fn replicate_next(&mut self, generation: Generation, plan: Option<Replication>, next: Step) {
+    pub(super) fn replicate_next(&mut self, generation: Generation, plan: Option<Replication>, next: (Step, u64)) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
         if let Some(plan) = plan {
             crew.replicas.plan = plan;
@@ -73,23 +80,31 @@ impl Agent {
         self.replicate();
     }
 
+    /// What all ranks go on from.
+    pub(super) fn goes_on_from(&mut self, step: Option<Step>) {
+        if let Some(crew) = self.crew.as_mut() {
+            crew.replicas.restored = step;
+        }
+    }
+
     /// A step is held by all.
     pub(super) fn committed(&mut self, generation: Generation, step: Step) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
         crew.replicas.committed = Some(step);
-        let keeps = crew.replicas.plan.keeps.clone();
-        self.out.push_back(Command::Committed { generation, step, keeps });
+        let (keeps, keeps_parity) = (crew.replicas.plan.keeps.clone(), crew.replicas.plan.keeps_parity.clone());
+        self.out.push_back(Command::Committed { generation, step, keeps, keeps_parity });
     }
 
     fn replicate(&mut self) {
         let Some(crew) = self.crew.as_mut().filter(|c| !c.killing) else { return };
         let newest = crew.replicas.newest(crew.slot.workers);
-        let due = crew.replicas.next.filter(|next| newest.is_some_and(|n| n >= *next));
-        if let Some(from) = due.filter(|_| !crew.replicas.busy) {
+        let due = crew.replicas.next.filter(|(next, _)| newest.is_some_and(|n| n >= *next));
+        if let Some((from, round)) = due.filter(|_| !crew.replicas.busy) {
             crew.replicas.busy = true;
             crew.replicas.next = None;
-            let (generation, keepers) = (crew.generation, crew.replicas.plan.keepers.clone());
-            self.out.push_back(Command::Replicate { generation, from, keepers });
+            let base = crew.replicas.committed.or(crew.replicas.restored);
+            let (generation, plan) = (crew.generation, crew.replicas.plan.clone());
+            self.out.push_back(Command::Replicate { generation, from, plan, base, round });
         }
     }
 
@@ -98,24 +113,34 @@ impl Agent {
         let Some(crew) = self.crew.as_ref().filter(|c| c.generation == generation && !c.killing) else { return };
         let replicas = &crew.replicas;
         let sealed = replicas.newest(crew.slot.workers);
-        let beyond = sealed.filter(|s| replicas.next.is_some_and(|next| next > *s));
-        if let Some(step) = beyond.filter(|s| !replicas.busy && replicas.committed.is_none_or(|c| c < *s)) {
-            self.ask_for_a_step(generation, step);
+        let beyond = sealed.zip(replicas.next).filter(|(sealed, (next, _))| next > sealed);
+        if let Some((step, (_, round))) =
+            beyond.filter(|(s, _)| !replicas.busy && replicas.committed.is_none_or(|c| c < *s))
+        {
+            self.ask_for_a_step(generation, step, Some(round));
         }
     }
 
     /// Sending has ended.
-    pub(super) fn replica_done(&mut self, generation: Generation, step: Option<Step>, digests: &[(u32, u64)]) {
+    pub(super) fn replica_done(
+        &mut self,
+        generation: Generation,
+        (step, round): (Option<Step>, u64),
+        digests: &[(u32, u64)],
+    ) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
         crew.replicas.busy = false;
+        let stale = std::mem::take(&mut crew.replicas.stale);
         let Some(sealed) = crew.replicas.newest(crew.slot.workers) else { return };
         let first = crew.slot.first_rank.0;
         match step {
+            // With the connection it was asked for another.
+            _ if stale => {}
             Some(step) => {
                 let digests = digests.iter().map(|(local, digest)| (Rank(first + local), *digest)).collect();
-                self.send(Report::Replicated { generation, step, sealed, digests });
+                self.send(Report::Replicated { generation, step, sealed, digests, round });
             }
-            None => self.ask_for_a_step(generation, sealed),
+            None => self.ask_for_a_step(generation, sealed, Some(round)),
         }
         self.replicate();
     }

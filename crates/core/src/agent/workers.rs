@@ -125,9 +125,9 @@ impl Agent {
             }
             Event::WorkersGone { generation, store_port } => self.workers_gone(generation, store_port),
             Event::Sample { generation, local_rank, pid, seen } => self.sample(now, generation, local_rank, pid, seen),
-            Event::Holds { generation, held } if self.runs(generation) => {
+            Event::Holds { generation, held, parity } if self.runs(generation) => {
                 let held = if crate::is_planted!(self, CopiesUnsaid) { Vec::new() } else { held };
-                self.send_surely(Report::Holds { generation, held });
+                self.send_surely(Report::Holds { generation, held, parity });
             }
             Event::Offers { generation, rank, offers, shared } if self.runs(generation) => {
                 self.acknowledge(generation, |r| matches!(r, Report::Offers { rank: old, .. } if *old == rank));
@@ -136,10 +136,12 @@ impl Agent {
             Event::RestoreFailed { generation, rank, step, tier } if self.runs(generation) => {
                 self.send_surely(Report::RestoreFailed { generation, rank, step, tier });
             }
-            Event::Sealed { generation, local_rank, step, replicas, shared } => {
-                self.worker_sealed(generation, local_rank, step, (replicas, shared));
+            Event::Sealed { generation, local_rank, step, wish } => {
+                self.worker_sealed(generation, local_rank, step, wish);
             }
-            Event::Replicated { generation, step, digests } => self.replica_done(generation, step, &digests),
+            Event::Replicated { generation, step, digests, round } => {
+                self.replica_done(generation, (step, round), &digests)
+            }
             Event::ShardWritten { generation, step, directory, shard } if self.runs(generation) => {
                 self.send_surely(Report::ShardWritten { generation, step, directory, shard });
             }

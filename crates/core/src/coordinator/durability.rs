@@ -3,7 +3,7 @@
 use super::command::{Command, Fact};
 use super::state::{Job, Phase, RECENT};
 use crate::id::{Generation, NodeId, Rank, Session, Step};
-use crate::message::{Copies, Holding, Offer, Order, ShardFile, Source, Tier};
+use crate::message::{Copies, Holding, Offer, Order, Parity, ShardFile, Source, Tier};
 use crate::time::Time;
 use std::collections::BTreeMap;
 
@@ -29,11 +29,13 @@ impl Job {
         now: Time,
         node: &NodeId,
         generation: Generation,
-        held: Vec<Holding>,
+        (held, parity): (Vec<Holding>, Vec<Parity>),
         out: &mut Vec<Command>,
     ) {
-        if generation == self.record.generation {
+        // A node that comes back when its job is over is in no world, and nothing is to be decided for it.
+        if generation == self.record.generation && self.record.world.slot(node).is_some() {
             self.durability.holds.insert(node.clone(), held);
+            self.durability.parity.insert(node.clone(), parity);
             self.decide(now, out);
         }
     }
@@ -153,6 +155,7 @@ impl Job {
         let own = |(step, source): &(&Step, &Source)| match source.tier {
             Tier::Memory => here.iter().any(|h| is(h, **step)),
             Tier::Peer => source.copies.as_ref().is_some_and(|c| is(&c.of, **step)),
+            Tier::Parity => true,
             Tier::Durable => false,
         };
         sources.iter().filter(own).map(|(step, source)| (*step, source.clone())).collect()
@@ -163,19 +166,25 @@ impl Job {
         let Some((offers, shared)) = self.durability.offers.get(&rank) else { return Sources::new() };
         let mut found = Sources::new();
         let readable = |step: Step, tier: Tier| !self.unreadable.contains(&(rank, step, tier));
+        for rebuild in self.rebuilds(rank).into_iter().filter(|r| readable(r.of.step, Tier::Parity)) {
+            let step = rebuild.of.step;
+            found.insert(step, Source { rebuild: Some(rebuild), ..Source::of(Tier::Parity) });
+        }
         for (holding, copies) in self.copies(rank, *shared) {
             if readable(holding.step, Tier::Peer) {
-                found.insert(holding.step, Source { tier: Tier::Peer, copies: Some(copies) });
+                let rebuild = found.remove(&holding.step).and_then(|s| s.rebuild).filter(|r| r.of == copies.of);
+                found.insert(holding.step, Source { tier: Tier::Peer, copies: Some(copies), rebuild });
             }
         }
         for offer in offers.iter().filter(|o| readable(o.step, o.tier)) {
             let valid = offer.tier == Tier::Durable || self.is_of_this_past(offer.generation, offer.step);
             let nearest = found.get(&offer.step).map(|s| s.tier);
             if valid && nearest.is_none_or(|t| offer.tier < t) {
-                // Copies of what this very rank captured can heal what is damaged here.
-                let copies = found.get(&offer.step).and_then(|s| s.copies.clone());
+                // Copies of what this very rank captured can heal what is damaged here, and so can its stripes.
+                let (copies, rebuild) = found.remove(&offer.step).map_or((None, None), |s| (s.copies, s.rebuild));
                 let copies = copies.filter(|c| c.of.generation == offer.generation);
-                found.insert(offer.step, Source { tier: offer.tier, copies });
+                let rebuild = rebuild.filter(|r| r.of.generation == offer.generation);
+                found.insert(offer.step, Source { tier: offer.tier, copies, rebuild });
             }
         }
         found
@@ -328,7 +337,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn source(tier: Tier) -> Source {
-        Source { tier, copies: None }
+        Source::of(tier)
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod growth;
 pub mod incident;
 mod membership;
 mod promise;
+mod rebuild;
 mod rendezvous;
 pub mod replication;
 pub mod state;
@@ -72,7 +73,13 @@ impl Coordinator {
             let id = record.spec.job.clone();
             let fact = Fact::CoordinatorStarted { epoch: epoch.0 };
             c.out.push_back(Command::Record { job: id.clone(), fact });
-            c.jobs.insert(id, Job::from_record(record, Some(version), now));
+            let mut job = Job::from_record(record, Some(version), now);
+            job.replication.begin_after(epoch);
+            // Written as it was read: from now on an earlier coordinator's write conflicts. One that came between the reading and
+            // this makes this write conflict, and the record is read anew.
+            job.changed(false);
+            c.jobs.insert(id.clone(), job);
+            c.write(now, &id, false);
         }
         c
     }
@@ -385,18 +392,18 @@ impl Job {
                     }
                 }
             }
-            Report::Holds { generation, held } => self.holds(now, node, generation, held, out),
+            Report::Holds { generation, held, parity } => self.holds(now, node, generation, (held, parity), out),
             Report::Offers { generation, rank, offers, shared } => {
                 self.offers(now, node, generation, rank, (offers, shared), out);
             }
             Report::RestoreFailed { generation, rank, step, tier } => {
                 self.restore_failed(now, generation, (rank, step, tier), out);
             }
-            Report::Sealed { generation, step, replicas, shared } => {
-                self.sealed(node, generation, step, (replicas, shared), out);
+            Report::Sealed { generation, step, wish, instead } => {
+                self.sealed(node, generation, step, (wish, instead), out);
             }
-            Report::Replicated { generation, step, sealed, digests } => {
-                self.replicated(now, node, generation, (step, sealed, digests), out);
+            Report::Replicated { generation, step, sealed, digests, round } => {
+                self.replicated(now, node, (generation, round), (step, sealed, digests), out);
             }
             Report::ShardWritten { generation, step, directory, shard } => {
                 self.shard_written(generation, step, directory, shard, out);

@@ -5,13 +5,15 @@
 //! committed and the next one is named: the newest that any node has sealed, or, where steps are so short that it may be
 //! overwritten by then, the one after it. So all nodes replicate the same steps, a slow network lowers the frequency
 //! instead of slowing training down (G11), and nothing is overwritten before what replaces it is complete everywhere.
+//! Where a code takes the place of full copies (X6), a node's part is to compute the parity of others' shards; all else is
+//! the same. Each naming is a round: what comes from an earlier one is not counted, because nodes may have let go of it.
 
 use super::command::{Command, Fact};
 use super::state::Job;
 use crate::digests::odd_ones;
-use crate::id::{Generation, NodeId, Rank, Step};
-use crate::message::{Keeper, Order, Replication};
-use crate::placement::place;
+use crate::id::{Epoch, Generation, NodeId, Rank, Step};
+use crate::message::{Keeper, Member, Order, Redundancy, Replication, Slot, Stripe};
+use crate::placement::{code_groups, place, stripe};
 use crate::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,10 +34,19 @@ pub struct Replicas {
     pub committed: Option<Step>,
     /// Copies of each shard on other nodes.
     copies: u32,
-    /// Replicas that are wanted, and whether every rank holds the same.
-    wish: (u32, bool),
+    /// What is to be kept beside the ranks' own.
+    wish: Redundancy,
+    /// Counts the steps that were named.
+    round: u64,
     /// Steps are shorter than it takes to name one: a step that nobody has sealed yet is named.
     ahead: bool,
+}
+
+impl Replicas {
+    /// Rounds of this life of the coordinator are no earlier one's.
+    pub(super) fn begin_after(&mut self, epoch: Epoch) {
+        self.round = epoch.0 << 32;
+    }
 }
 
 impl Job {
@@ -45,13 +56,17 @@ impl Job {
         node: &NodeId,
         generation: Generation,
         step: Step,
-        wish: (u32, bool),
+        (wish, instead): (Redundancy, Option<u64>),
         out: &mut Vec<Command>,
     ) {
         if generation != self.record.generation || self.record.world.slot(node).is_none() {
             return;
         }
-        let again = self.replication.sealed.insert(node.clone(), step).is_some();
+        let known = self.replication.sealed.insert(node.clone(), step).is_some();
+        let again = instead.map_or(known, |round| round == self.replication.round);
+        if instead.is_some() && !again {
+            return;
+        }
         self.replication.done.remove(node);
         if self.replication.sealed.len() < self.record.world.slots.len() {
             return;
@@ -67,6 +82,7 @@ impl Job {
     fn name_next(&mut self) -> Step {
         self.replication.done.clear();
         self.replication.digests.clear();
+        self.replication.round += 1;
         let newest = self.replication.sealed.values().max().copied().unwrap_or_default();
         let held_for_growth = self.growth.and_then(|g| g.step);
         let next = match held_for_growth {
@@ -81,12 +97,13 @@ impl Job {
     /// Names a step and tells everybody with whom to replicate it.
     fn begin_replication(&mut self, out: &mut Vec<Command>) {
         let next = self.name_next();
-        let (replicas, shared) = self.replication.wish;
-        let plans = self.placement(replicas, shared);
-        self.replication.copies = replicas.min(u32::try_from(plans.len()).unwrap_or(u32::MAX).saturating_sub(1));
+        let wish = self.replication.wish;
+        let plans = if wish.data > 0 && !wish.shared { self.code(wish) } else { self.placement(wish) };
+        self.replication.copies = wish.replicas.min(u32::try_from(plans.len()).unwrap_or(u32::MAX).saturating_sub(1));
+        let (generation, round) = (self.record.generation, self.replication.round);
         for (node, plan) in plans {
             if let Some(session) = self.nodes.get(&node).and_then(|n| n.session) {
-                let order = Order::Replicate { generation: self.record.generation, plan, next };
+                let order = Order::Replicate { generation, plan, next, round };
                 out.push(Command::Send { session, order, after: None });
             }
         }
@@ -94,11 +111,10 @@ impl Job {
 
     /// Who sends to whom. Ranks that hold the same are copies of each other: nothing is sent between them while
     /// there are enough nodes.
-    fn placement(&self, replicas: u32, shared: bool) -> Vec<(NodeId, Replication)> {
+    fn placement(&self, wish: Redundancy) -> Vec<(NodeId, Replication)> {
         let slots = &self.record.world.slots;
-        let domain = |id: &NodeId| self.nodes.get(id).map_or("", |n| n.hello.domain.as_str());
-        let domains: Vec<&str> = slots.iter().map(|s| domain(&s.node)).collect();
-        let holders = if shared { vec![Vec::new(); slots.len()] } else { place(&domains, replicas as usize) };
+        let replicas = wish.replicas as usize;
+        let holders = if wish.shared { vec![Vec::new(); slots.len()] } else { place(&self.domains(), replicas) };
         let mut plans: Vec<(NodeId, Replication)> =
             slots.iter().map(|s| (s.node.clone(), Replication::default())).collect();
         for (i, keepers) in holders.iter().enumerate() {
@@ -118,12 +134,56 @@ impl Job {
         plans
     }
 
+    fn domains(&self) -> Vec<&str> {
+        let domain = |id: &NodeId| self.nodes.get(id).map_or("", |n| n.hello.domain.as_str());
+        self.record.world.slots.iter().map(|s| domain(&s.node)).collect()
+    }
+
+    /// Which stripes each node computes, and whose parity shards it keeps: one stripe for each of its ranks, or of those
+    /// of the node of its group that has the most.
+    fn code(&self, wish: Redundancy) -> Vec<(NodeId, Replication)> {
+        let slots = &self.record.world.slots;
+        let most = slots.iter().map(|s| s.workers).max().unwrap_or(0);
+        let mut plans: Vec<(NodeId, Replication)> =
+            slots.iter().map(|s| (s.node.clone(), Replication::default())).collect();
+        let address = |slot: &Slot| self.replica_address(&slot.node).unwrap_or_default();
+        for group in code_groups(&self.domains(), wish.data as usize, wish.replicas as usize) {
+            for (place, node) in group.iter().enumerate() {
+                let (members, keepers) = stripe(group.len(), wish.replicas as usize, place);
+                let of = |places: Vec<usize>| -> Vec<usize> {
+                    places.iter().filter_map(|p| group.get(*p).copied()).collect()
+                };
+                let (members, keepers) = (of(members), of(keepers));
+                for local in (0..most).filter(|_| !members.is_empty()) {
+                    let number = u32::try_from(*node).unwrap_or(u32::MAX) * most + local;
+                    let member = |slot: &Slot| Member {
+                        rank: slot.ranks().nth(local as usize).map(Rank),
+                        address: address(slot),
+                    };
+                    let members: Vec<Member> = members.iter().filter_map(|n| slots.get(*n)).map(member).collect();
+                    if members.iter().all(|m| m.rank.is_none()) {
+                        continue;
+                    }
+                    let keeper = |slot: &Slot| Keeper { node: slot.node.clone(), address: address(slot) };
+                    let at = keepers.iter().filter_map(|n| slots.get(*n)).map(keeper).collect();
+                    for keeps in std::iter::once(node).chain(&keepers) {
+                        plans.get_mut(*keeps).into_iter().for_each(|(_, p)| p.keeps_parity.push(number));
+                    }
+                    if let Some((_, plan)) = plans.get_mut(*node) {
+                        plan.stripes.push(Stripe { number, members, keepers: at });
+                    }
+                }
+            }
+        }
+        plans
+    }
+
     /// A node has its shards of a step where they belong. When all have, the step is committed.
     pub(super) fn replicated(
         &mut self,
         now: Time,
         node: &NodeId,
-        generation: Generation,
+        (generation, round): (Generation, u64),
         (step, sealed, digests): (Step, Step, Vec<(Rank, u64)>),
         out: &mut Vec<Command>,
     ) {
@@ -132,6 +192,9 @@ impl Job {
             return;
         }
         self.replication.sealed.insert(node.clone(), sealed);
+        if round != self.replication.round {
+            return;
+        }
         self.replication.done.insert(node.clone(), step);
         self.replication.digests.extend(digests);
         if self.replication.done.len() < self.record.world.slots.len() {
@@ -148,7 +211,8 @@ impl Job {
         self.compare(step, out);
         self.replication.ahead &= self.replication.sealed.values().all(|s| s.0 > step.0 + 1);
         let (committed, next) = (step, self.name_next());
-        let order = Order::Committed { generation, step: committed, next };
+        let round = self.replication.round;
+        let order = Order::Committed { generation, step: committed, next, round };
         let members = self.sessions().filter(|(id, _)| self.record.world.slot(id).is_some());
         out.extend(members.map(|(_, session)| Command::Send { session, order: order.clone(), after: None }));
         if first {

@@ -6,7 +6,7 @@ use super::event::Version;
 use super::growth::Growth;
 use super::replication::Replicas;
 use crate::id::{Generation, Incarnation, NodeId, PersistId, Rank, Session, Step};
-use crate::message::{Hello, Holding, Offer, ShardFile, Source, Tier, World};
+use crate::message::{Hello, Holding, Offer, Parity, ShardFile, Source, Tier, World};
 use crate::spec::JobSpec;
 use crate::time::Time;
 use serde::{Deserialize, Serialize};
@@ -175,6 +175,8 @@ pub struct Durability {
     pub offers: BTreeMap<Rank, (Vec<Offer>, bool)>,
     /// What each node's memory holds.
     pub holds: BTreeMap<NodeId, Vec<Holding>>,
+    /// Parity shards in each node's memory.
+    pub parity: BTreeMap<NodeId, Vec<Parity>>,
     /// The decision, kept for ranks that ask again.
     pub decision: Option<(Option<Step>, Vec<Source>)>,
     /// Written shards by step.

@@ -2,12 +2,14 @@
 
 pub mod connection;
 mod durable;
+mod elsewhere;
 pub mod external;
 mod last;
 pub mod launch;
 mod macros;
 mod numa;
 mod pace;
+mod parity;
 mod replicas;
 mod sample;
 mod storage;
@@ -393,10 +395,13 @@ impl Driver {
             Command::Restore { generation, step, sources, persist } => {
                 self.answer_restores(generation, (step, persist), &sources);
             }
-            Command::Replicate { generation, from, keepers } => self.replicate(generation, from, &keepers),
-            Command::Committed { generation, step, keeps } => {
+            Command::Replicate { generation, from, plan, base, round } => {
+                self.replicate(generation, from, plan, (base, round));
+            }
+            Command::Committed { generation, step, keeps, keeps_parity } => {
                 if let Some(crew) = self.crew.as_ref().filter(|c| c.generation == generation) {
-                    self.replicas.committed(generation, step, &keeps, crew.slot.workers, crew.world_size);
+                    let keeps = (keeps.as_slice(), keeps_parity.as_slice());
+                    self.replicas.committed(generation, step, keeps, crew.slot.workers, crew.world_size);
                     crew.replicated(step);
                     self.last.held = Some((generation, step));
                 }

@@ -2,21 +2,18 @@
 
 use super::launch::{board_path, profile_path};
 use super::pace::{Paced, Speed};
-use super::storage;
+use super::parity;
 use super::{Driver, Input};
-use everstep_checkpoint::arena::{Pin, Slot, job_hash, slot_bytes, slot_paths};
+use everstep_checkpoint::arena::{Pin, Slot, job_hash, slot_paths};
 use everstep_checkpoint::board::Board;
-use everstep_checkpoint::format::digest::CHUNK_BYTES;
+use everstep_checkpoint::erasure::encode::Streams;
 use everstep_checkpoint::mapped::Mapped;
-use everstep_checkpoint::persist::{read_manifest, step_directory};
 use everstep_checkpoint::replicate::holder::{Held, Holder};
-use everstep_checkpoint::replicate::protocol::{Peer, Want};
-use everstep_checkpoint::replicate::pull;
+use everstep_checkpoint::replicate::protocol::Peer;
 use everstep_checkpoint::replicate::push::Link;
-use everstep_checkpoint::restore::Shard;
 use everstep_core::agent::event::Event;
 use everstep_core::id::{Generation, Rank, Step};
-use everstep_core::message::{Copies, Holding, Keeper, Source, Tier};
+use everstep_core::message::{Holding, Redundancy, Replication, Source, Tier};
 use everstep_wire::token::Token;
 use everstep_wire::worker::Reply;
 use std::collections::BTreeMap;
@@ -28,21 +25,14 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 /// Streams per peer.
-const STREAMS: usize = 2;
+pub const STREAMS: usize = 2;
 /// How long a watcher waits before it looks whether it is still needed.
 const WATCH: Duration = Duration::from_millis(100);
 /// Until a replica that failed is tried again; one that was refused waits longer.
 const RETRY: Duration = Duration::from_millis(200);
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
 /// Slots of a worker: see `tiers.py`.
-const SLOTS: u32 = 3;
-
-/// What a worker wants of its replicas.
-#[derive(Clone, Copy, Debug)]
-pub struct Wish {
-    pub replicas: u32,
-    pub shared: bool,
-}
+pub const SLOTS: u32 = 3;
 
 /// Replica streams of one node.
 pub struct Replicas {
@@ -52,11 +42,13 @@ pub struct Replicas {
     job: u64,
     own: Own,
     links: Arc<Mutex<BTreeMap<String, Link>>>,
+    /// Streams that bring others' parts and take parity.
+    streams: Arc<Streams>,
     speed: Arc<Speed>,
     /// The user has been told how often copies go out.
     told: Arc<AtomicBool>,
-    /// Copies of what each rank of this node restores.
-    copies: BTreeMap<Rank, Copies>,
+    /// Where each rank of this node restores from, and what can heal it.
+    sources: BTreeMap<Rank, Source>,
     /// The latest trouble, so that it is said once.
     said: Arc<Mutex<String>>,
 }
@@ -96,9 +88,10 @@ impl Replicas {
             job: job_hash(job),
             own: Own { directories, mapped: Arc::default() },
             links: Arc::default(),
+            streams: Arc::default(),
             speed: Arc::default(),
             told: Arc::default(),
-            copies: BTreeMap::new(),
+            sources: BTreeMap::new(),
             said: Arc::default(),
         })
     }
@@ -114,7 +107,7 @@ impl Replicas {
         Generation(self.holder.held().iter().map(|h| h.label.generation).max().unwrap_or(0))
     }
 
-    fn peer(&self, address: &str) -> Peer {
+    pub(super) fn peer(&self, address: &str) -> Peer {
         let token = self.token.as_ref().map(|t| t.reveal().to_owned()).unwrap_or_default();
         Peer { address: address.to_owned(), token, job: self.job }
     }
@@ -127,14 +120,15 @@ impl Replicas {
     /// A generation begins: what memory holds, and nothing older may come in any more.
     pub fn begin(&mut self, generation: Generation, workers: u32) -> Vec<Holding> {
         self.holder.raise_floor(generation.0);
-        self.copies.clear();
+        self.sources.clear();
+        self.streams.clear();
         if let Ok(mut links) = self.links.lock() {
             links.clear();
         }
         for local in 0..workers {
             self.own.slots(local).iter().for_each(|s| s.release(Pin::Replicate));
         }
-        self.holder.held().iter().filter_map(holding).collect()
+        self.holder.held().iter().filter(|h| !h.parity).filter_map(holding).collect()
     }
 
     /// A step is on durable storage, too.
@@ -147,7 +141,14 @@ impl Replicas {
     }
 
     /// A step is held by all: only it is pinned from now on.
-    pub fn committed(&self, generation: Generation, step: Step, keeps: &[Rank], workers: u32, world_size: u32) {
+    pub fn committed(
+        &self,
+        generation: Generation,
+        step: Step,
+        (keeps, keeps_parity): (&[Rank], &[u32]),
+        workers: u32,
+        world_size: u32,
+    ) {
         for local in 0..workers {
             for slot in self.own.slots(local).iter().filter(|s| s.pinned_for(Pin::Replicate)) {
                 let older = slot.label().is_none_or(|l| (l.generation, l.step) < (generation.0, step.0));
@@ -157,7 +158,8 @@ impl Replicas {
             }
         }
         let keeps: Vec<(u64, u64)> = keeps.iter().map(|r| (u64::from(r.0), u64::from(world_size))).collect();
-        self.holder.keep_only(&keeps);
+        let parity: Vec<(u64, u64)> = keeps_parity.iter().map(|n| (u64::from(*n), u64::from(world_size))).collect();
+        self.holder.keep_only(&keeps, &parity);
     }
 }
 
@@ -175,13 +177,21 @@ fn holding(held: &Held) -> Option<Holding> {
 /// A step and its slots by local rank.
 type Pinned = (Step, Vec<Arc<Slot>>);
 
-/// Slots of all local ranks for the first step from `from` on that all of them have sealed, pinned.
-fn pin_all(own: &Own, workers: u32, generation: Generation, from: Step) -> Option<Pinned> {
+/// Slots of all local ranks for the first step from `from` on that all of them have sealed, pinned. What was pinned for
+/// another round is let go, but for the step to go back to.
+fn pin_all(own: &Own, workers: u32, generation: Generation, (from, base): (Step, Option<Step>)) -> Option<Pinned> {
     let sealed = |s: &Arc<Slot>| s.label().filter(|l| l.generation == generation.0 && l.step >= from.0).map(|l| l.step);
     let all: Vec<Vec<Arc<Slot>>> = (0..workers).map(|local| own.slots(local)).collect();
     let mut steps: Vec<u64> = all.first()?.iter().filter_map(sealed).collect();
     steps.sort_unstable();
-    let step = steps.into_iter().find(|step| all.iter().all(|slots| slots.iter().any(|s| sealed(s) == Some(*step))))?;
+    let step = steps.into_iter().find(|step| all.iter().all(|slots| slots.iter().any(|s| sealed(s) == Some(*step))));
+    let of_now = |s: &&Arc<Slot>| s.label().filter(|l| l.generation == generation.0).map(|l| Step(l.step));
+    for slot in all.iter().flatten().filter(|s| s.pinned_for(Pin::Replicate)) {
+        if of_now(&slot).is_some_and(|s| Some(s) != base && Some(s.0) != step) {
+            slot.release(Pin::Replicate);
+        }
+    }
+    let step = step?;
     let mut pinned = Vec::new();
     for slots in all {
         let found = slots.into_iter().find(|s| sealed(s) == Some(step))?;
@@ -199,7 +209,7 @@ fn pin_all(own: &Own, workers: u32, generation: Generation, from: Step) -> Optio
 /// Watches a worker's board for sealed steps until `over`.
 pub fn watch(
     board: Board,
-    wish: Wish,
+    wish: Redundancy,
     who: (Generation, u32),
     over: Arc<AtomicBool>,
     inbox: mpsc::UnboundedSender<Input>,
@@ -211,8 +221,7 @@ pub fn watch(
             let now = board.await_sealed(seen, WATCH);
             if now != seen && now > 0 {
                 let step = Step(now - 1);
-                let Wish { replicas, shared } = wish;
-                let _ = inbox.send(Input::Core(Event::Sealed { generation, local_rank, step, replicas, shared }));
+                let _ = inbox.send(Input::Core(Event::Sealed { generation, local_rank, step, wish }));
             }
             seen = now;
         }
@@ -222,23 +231,42 @@ pub fn watch(
 }
 
 impl Driver {
-    /// Brings the keepers a step.
-    pub(super) fn replicate(&self, generation: Generation, from: Step, keepers: &[Keeper]) {
+    /// Brings the keepers a step, or computes parity of others' shards.
+    pub(super) fn replicate(
+        &self,
+        generation: Generation,
+        from: Step,
+        plan: Replication,
+        (base, round): (Option<Step>, u64),
+    ) {
         let Some(crew) = &self.crew else { return };
         let (workers, replicas) = (crew.slot.workers, &self.replicas);
         let boards = (0..workers).filter_map(|local| Board::open(&board_path(&self.template.memory, local)).ok());
         let mut gate = Paced::new(boards.collect(), crew.over.clone(), replicas.speed.clone());
-        let peers: Vec<Peer> = keepers.iter().map(|k| replicas.peer(&k.address)).collect();
+        let peers: Vec<Peer> = plan.keepers.iter().map(|k| replicas.peer(&k.address)).collect();
         let (links, own, said) = (replicas.links.clone(), replicas.own.clone(), replicas.said.clone());
         let (inbox, told) = (self.inbox.clone(), replicas.told.clone());
+        let (holder, streams) = (replicas.holder.clone(), replicas.streams.clone());
+        let peer = replicas.peer("");
+        let size = crew.world_size;
         let profile = profile_path(&self.template.memory, 0);
         tokio::task::spawn_blocking(move || {
             let mut digests: Vec<(u32, u64)> = Vec::new();
-            let step = pin_all(&own, workers, generation, from).and_then(|(step, slots)| {
+            let pinned = pin_all(&own, workers, generation, (from, base));
+            // Others compute parity of what is pinned now; or hear that there is nothing.
+            holder.taken.set(generation.0, round, pinned.iter().flat_map(|(_, slots)| slots.clone()).collect());
+            let step = pinned.and_then(|(step, slots)| {
                 digests = (0..).zip(&slots).filter_map(|(local, slot)| Some((local, slot.digest()?))).collect();
-                match send(&slots, &peers, &links, &mut gate) {
+                let sent = if plan.stripes.is_empty() {
+                    send(&slots, &peers, base, &links, &mut gate)
+                } else {
+                    let at = parity::Moment { generation, step, world_size: size, round, base };
+                    parity::compute(&plan.stripes, &at, &peer, (&holder, &streams, &slots), &mut gate)
+                };
+                match sent {
                     Ok(()) => {
-                        slots.iter().for_each(|s| s.note_replicas(peers.len() as u64));
+                        let lost = plan.stripes.first().map_or(peers.len(), |s| s.keepers.len() + 1);
+                        slots.iter().for_each(|s| s.note_replicas(lost as u64));
                         if let Some(outlook) = gate.outlook(&profile).filter(|_| !told.swap(true, Ordering::AcqRel)) {
                             eprintln!("everstep: {outlook}");
                         }
@@ -246,6 +274,8 @@ impl Driver {
                     }
                     // The generation is over.
                     Err(e) if e.kind() == std::io::ErrorKind::Interrupted => None,
+                    // Another node has taken another step: another round comes.
+                    Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
                     Err(e) => {
                         let refused = e.kind() == std::io::ErrorKind::PermissionDenied;
                         say_once(&said, &format!("step {step} could not be replicated: {e}; training goes on"));
@@ -255,7 +285,7 @@ impl Driver {
                 }
             });
             let digests = step.map_or_else(Vec::new, |_| std::mem::take(&mut digests));
-            let _ = inbox.send(Input::Core(Event::Replicated { generation, step, digests }));
+            let _ = inbox.send(Input::Core(Event::Replicated { generation, step, digests, round }));
         });
     }
 
@@ -273,12 +303,12 @@ impl Driver {
             let durable = crew.workers.get(&local).is_some_and(|w| w.destination.is_some());
             let persist = (persist && durable).then_some(Pin::Persist);
             let source = sources.get(local as usize).cloned();
-            if let Some(copies) = source.as_ref().and_then(|s| s.copies.clone()) {
-                self.replicas.copies.insert(rank, copies);
+            if let Some(source) = &source {
+                self.replicas.sources.insert(rank, source.clone());
             }
             match (step, source) {
-                (Some(step), Some(Source { tier: Tier::Peer, copies: Some(copies) })) => {
-                    self.fetch(generation, (rank, local), step, (&copies, persist), answer);
+                (Some(step), Some(source)) if matches!(source.tier, Tier::Peer | Tier::Parity) => {
+                    self.fetch(generation, (rank, local), step, (&source, persist), answer);
                 }
                 (step, source) => {
                     let tier = source.map(|s| s.tier);
@@ -302,19 +332,19 @@ impl Driver {
         generation: Generation,
         (rank, local): (Rank, u32),
         step: Step,
-        (copies, persist): (&Copies, Option<Pin>),
+        (source, persist): (&Source, Option<Pin>),
         answer: oneshot::Sender<Reply>,
     ) {
-        let peers: Vec<Peer> = copies.holders.iter().map(|h| self.replicas.peer(h)).collect();
-        let (directories, want, inbox) = (self.replicas.own.directories.clone(), want(&copies.of), self.inbox.clone());
-        tokio::task::spawn_blocking(move || match fetch(&directories, local, want, (&peers, persist)) {
+        let (directories, inbox) = (self.replicas.own.directories.clone(), self.inbox.clone());
+        let (tier, from) = (source.tier, self.replicas.elsewhere(source));
+        tokio::task::spawn_blocking(move || match from.fetch(&directories, local, persist) {
             Ok(path) => {
                 let path = Some(path.display().to_string());
-                let _ = answer.send(Reply::Restore { step: Some(step), tier: Some(Tier::Peer), path });
+                let _ = answer.send(Reply::Restore { step: Some(step), tier: Some(tier), path });
             }
             Err(e) => {
-                eprintln!("everstep: step {step} of rank {rank} could not be fetched from another node: {e}");
-                let _ = inbox.send(Input::Core(Event::RestoreFailed { generation, rank, step, tier: Tier::Peer }));
+                eprintln!("everstep: step {step} of rank {rank} could not be had from other nodes: {e}");
+                let _ = inbox.send(Input::Core(Event::RestoreFailed { generation, rank, step, tier }));
                 // The worker waits: its generation is over.
                 let _ = answer.send(Reply::Refused { why: "the world forms anew".into() });
             }
@@ -323,8 +353,7 @@ impl Driver {
 
     /// Brings damaged chunks of a slot back from wherever they are good.
     pub(super) fn heal(&self, rank: Rank, path: String, chunks: Vec<usize>, answer: oneshot::Sender<Reply>) {
-        let copies = self.replicas.copies.get(&rank).cloned();
-        let peers: Vec<Peer> = copies.iter().flat_map(|c| &c.holders).map(|h| self.replicas.peer(h)).collect();
+        let from = self.replicas.sources.get(&rank).map(|s| self.replicas.elsewhere(s)).unwrap_or_default();
         let durable = self
             .crew
             .iter()
@@ -332,7 +361,7 @@ impl Driver {
             .find_map(|w| w.destination.clone().filter(|d| d.rank == rank).map(|d| d.directory));
         let inside = self.replicas.own.directories.iter().any(|d| Path::new(&path).starts_with(d));
         tokio::task::spawn_blocking(move || {
-            let healed = inside && heal(Path::new(&path), &peers, durable.as_deref(), chunks.clone());
+            let healed = inside && from.heal(Path::new(&path), durable.as_deref(), chunks.clone());
             let reply = if healed {
                 eprintln!("everstep: {path}: {} damaged chunks of 1 MiB were healed from a copy", chunks.len());
                 Reply::Done
@@ -353,19 +382,11 @@ fn say_once(said: &Mutex<String>, what: &str) {
     }
 }
 
-fn want(of: &Holding) -> Want {
-    Want {
-        rank: u64::from(of.rank.0),
-        world_size: u64::from(of.world_size),
-        generation: of.generation.0,
-        step: of.step.0,
-    }
-}
-
 /// All slots to all peers, one thread per peer.
 fn send(
     slots: &[Arc<Slot>],
     peers: &[Peer],
+    base: Option<Step>,
     links: &Mutex<BTreeMap<String, Link>>,
     gate: &mut Paced,
 ) -> std::io::Result<()> {
@@ -378,6 +399,7 @@ fn send(
         let mut links = links.lock().map_err(|e| std::io::Error::other(e.to_string()))?;
         peers.iter().map(|p| links.remove(&p.address).unwrap_or_else(|| Link::new(p.clone(), STREAMS))).collect()
     };
+    taken.iter_mut().for_each(|link| link.base = base.map(|step| step.0));
     let results: Vec<std::io::Result<()>> = std::thread::scope(|scope| {
         let threads: Vec<_> = taken
             .iter_mut()
@@ -390,64 +412,4 @@ fn send(
         links.extend(taken.into_iter().map(|l| (l.peer().address.clone(), l)));
     }
     results.into_iter().collect()
-}
-
-/// Fetches a shard into a free slot of a worker.
-fn fetch(
-    directories: &[PathBuf],
-    local: u32,
-    want: Want,
-    (peers, persist): (&[Peer], Option<Pin>),
-) -> std::io::Result<PathBuf> {
-    let mut trouble = std::io::Error::from(std::io::ErrorKind::NotFound);
-    let (mut found, mut from) = (Vec::new(), Vec::new());
-    for peer in peers {
-        match pull::find(peer, want) {
-            Ok(f) => {
-                found.push(f);
-                from.push(peer.clone());
-            }
-            Err(e) => trouble = e,
-        }
-    }
-    let Some(first) = found.first() else { return Err(trouble) };
-    let need = slot_bytes(first.region, first.json.len() as u64 + 4096);
-    let (path, slot) = storage::free_slot(directories, local, need, SLOTS)?;
-    let streams = if found.len() == 1 { STREAMS } else { 1 };
-    pull::fill(&slot, found, &from, want, streams)?;
-    let _ = slot.pin(Pin::Replicate);
-    let _ = persist.is_some_and(|p| slot.pin(p));
-    Ok(path)
-}
-
-fn heal(path: &Path, peers: &[Peer], durable: Option<&Path>, mut chunks: Vec<usize>) -> bool {
-    let Ok(slot) = Slot::open(path) else { return false };
-    let Some(label) = slot.label() else { return false };
-    let want = Want { rank: label.rank, world_size: label.world_size, generation: label.generation, step: label.step };
-    for peer in peers {
-        if let Ok(healed) = pull::heal(&slot, peer, want, &chunks) {
-            chunks.retain(|c| !healed.contains(c));
-        }
-    }
-    if let Some(directory) = durable.filter(|_| !chunks.is_empty()) {
-        heal_from_file(&slot, &step_directory(directory, label.step), label.rank, &mut chunks);
-    }
-    chunks.is_empty()
-}
-
-/// The same step on durable storage, if its bytes are the same.
-fn heal_from_file(slot: &Slot, checkpoint: &Path, rank: u64, chunks: &mut Vec<usize>) {
-    let entry = read_manifest(checkpoint).ok().and_then(|m| m.shards.into_iter().find(|s| u64::from(s.rank.0) == rank));
-    let shard = entry.and_then(|e| Shard::from_file(checkpoint, &e).ok());
-    let (Some(shard), Ok((_, index))) = (shard, slot.inspect()) else { return };
-    if shard.index().tensors != index.tensors {
-        return;
-    }
-    chunks.retain(|chunk| {
-        let (from, bytes) = ((*chunk * CHUNK_BYTES) as u64, index.bytes());
-        let same = index.crcs.get(*chunk).is_some() && shard.index().crcs.get(*chunk) == index.crcs.get(*chunk);
-        let good = same.then(|| shard.fetch(from, (CHUNK_BYTES as u64).min(bytes - from)).ok()).flatten();
-        let written = good.map(|bytes| slot.map().write(everstep_checkpoint::arena::REGION_AT + from as usize, &bytes));
-        !matches!(written, Some(Ok(())))
-    });
 }

@@ -78,11 +78,17 @@ pub fn reserve(job: &str, node: &str, local_rank: u32, bytes: u64, slots: u32) -
     }
 }
 
-/// A slot of a worker that may be overwritten, of at least `need` bytes: an empty one, else the oldest.
+/// A slot of a worker that may be overwritten, of at least `need` bytes: an empty one, else the oldest. One that holds `step`, which
+/// is being restored, is another rank's by now, which fetches it from here.
 ///
 /// # Errors
 /// `ResourceBusy` when all are needed; those of making room.
-pub fn free_slot(directories: &[PathBuf], local_rank: u32, need: u64, slots: u32) -> std::io::Result<(PathBuf, Slot)> {
+pub fn free_slot(
+    directories: &[PathBuf],
+    local_rank: u32,
+    need: u64,
+    (slots, step): (u32, u64),
+) -> std::io::Result<(PathBuf, Slot)> {
     // Where the worker's slots are, if it has any: memory before disk.
     let has_any = |d: &&PathBuf| slot_paths(d, local_rank, slots).iter().any(|p| p.exists());
     let directory = directories.iter().find(has_any).or(directories.first()).ok_or(std::io::ErrorKind::NotFound)?;
@@ -91,7 +97,9 @@ pub fn free_slot(directories: &[PathBuf], local_rank: u32, need: u64, slots: u32
         .filter_map(|path| {
             let slot = Slot::open(&path).ok();
             let pinned = slot.as_ref().is_some_and(Slot::pinned);
-            (!pinned).then(|| (slot.and_then(|s| s.label()).map(|l| (l.generation, l.step)), path))
+            let label = slot.and_then(|s| s.label());
+            let needed = pinned || label.is_some_and(|l| l.step == step);
+            (!needed).then(|| (label.map(|l| (l.generation, l.step)), path))
         })
         .collect();
     free.sort();

@@ -1,7 +1,7 @@
 //! Workers as the driver sees them: launched through the guard, sampled, answered.
 
 use super::launch::{Start, board_path};
-use super::replicas::{Wish, watch};
+use super::replicas::watch;
 use super::storage::{self, Destination};
 use super::{Driver, End, sample};
 use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest, Template as GuardTemplate};
@@ -170,7 +170,7 @@ impl Driver {
             self.ask_guard(&GuardRequest::Launch(Box::new(launch)));
         }
         let held = self.replicas.begin(generation, start.place.slot.workers);
-        Some(Event::Holds { generation, held })
+        Some(Event::Holds { generation, held, parity: self.replicas.holder.parity_held() })
     }
 
     /// Has a process with torch imported made ready, unless it would not do what a new one does.
@@ -363,11 +363,11 @@ impl Driver {
                 let _ = answer.send(Reply::Done);
                 self.event(Event::RestoreFailed { generation, rank, step, tier }).await;
             }
-            Request::Replicas { generation, local_rank, replicas, shared } => {
+            Request::Replicas { generation, local_rank, wish } => {
                 let over = self.crew.as_ref().map(|c| c.over.clone());
                 let board = Board::open(&board_path(&self.template.memory, local_rank));
                 if let (Some(over), Ok(board)) = (over, board) {
-                    watch(board, Wish { replicas, shared }, (generation, local_rank), over, self.inbox.clone());
+                    watch(board, wish, (generation, local_rank), over, self.inbox.clone());
                 }
                 let _ = answer.send(Reply::Done);
             }

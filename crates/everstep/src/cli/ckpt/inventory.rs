@@ -138,16 +138,21 @@ impl Inventory {
     }
 
     fn slots(&mut self, (job, node): (&str, &str), slots: Vec<SlotRow>, here: bool) {
-        let mut groups: BTreeMap<(u64, u64, bool), Vec<SlotRow>> = BTreeMap::new();
+        let mut groups: BTreeMap<(u64, u64, &str), Vec<SlotRow>> = BTreeMap::new();
         for slot in slots {
-            groups.entry((slot.label.step, slot.label.generation, slot.replica)).or_default().push(slot);
+            let tier = match (slot.parity, slot.replica) {
+                (true, _) => "parity",
+                (false, true) => "peer",
+                (false, false) => "local",
+            };
+            groups.entry((slot.label.step, slot.label.generation, tier)).or_default().push(slot);
         }
-        for ((step, _, replica), group) in groups {
+        for ((step, _, tier), group) in groups {
             let world = group.iter().map(|s| s.label.world_size).max().unwrap_or(0);
             let ranks: Vec<u64> = group.iter().map(|s| s.label.rank).collect();
             let copies = group.iter().map(|s| s.replicas).min().unwrap_or(0);
             let mut state = "sealed".to_owned();
-            if copies > 0 && !replica {
+            if copies > 0 && tier == "local" {
                 state = format!("replicated ×{copies}");
             }
             if group.iter().all(|s| s.durable) {
@@ -155,10 +160,15 @@ impl Inventory {
             }
             self.rows.push(Row {
                 step,
-                tier: if replica { "peer" } else { "local" },
+                tier,
                 job: Some(job.to_owned()),
                 holder: format!("node {node}"),
-                ranks: format!("{} of {world}", runs(ranks)),
+                // Of parity it is stripes that are counted, not ranks.
+                ranks: if tier == "parity" {
+                    format!("{} stripes", group.len())
+                } else {
+                    format!("{} of {world}", runs(ranks))
+                },
                 bytes: group.iter().map(|s| s.bytes).sum(),
                 saved_at: group.iter().map(|s| s.sealed_at).max().unwrap_or(0),
                 state,

@@ -1,0 +1,481 @@
+//! One node's part in protecting a step: fetch the members' parts of a stripe, compute its parity, keep one shard of it, bring
+//! the others to their nodes. What is on its way is a few extents per member, whatever the size of the shards.
+
+use super::code::{Encoder, GRAIN, PIECE_BYTES};
+use super::layout::Layout;
+use super::parity::{Described, Description, HEADER};
+use crate::arena::{REGION_AT, Slot};
+use crate::format::digest::{CHUNK_BYTES, crc};
+use crate::fused::Running;
+use crate::replicate::holder::Holder;
+use crate::replicate::protocol::{Answer, Ask, DAMAGED, ParityWant, Peer, Stream, Want, unexpected};
+use crate::replicate::pull::{Found, find_on};
+use crate::replicate::push::{Gate, Pass, Window};
+use everstep_wire::frame;
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, Read, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// A position whose bytes arrive damaged is fetched again so many times.
+const ATTEMPTS: u32 = 3;
+/// Threads per stripe; each has a stream to every member and keeper.
+const THREADS: usize = 2;
+
+/// A stripe to compute.
+#[derive(Clone, Debug)]
+pub struct Task {
+    /// Which, at which step; the first of its parity shards stays here.
+    pub of: ParityWant,
+    /// The job's.
+    pub job: u64,
+    /// Whose parts; `None` for zeros.
+    pub members: Vec<Option<(Peer, Want)>>,
+    /// Who keeps the other parity shards.
+    pub keepers: Vec<Peer>,
+    /// Round of replication.
+    pub round: u64,
+    /// The step that everybody would go back to now: it stays.
+    pub base: Option<u64>,
+}
+
+/// Streams to other agents that nobody uses just now.
+#[derive(Debug, Default)]
+pub struct Streams {
+    idle: Mutex<BTreeMap<String, Vec<Stream>>>,
+}
+
+impl Streams {
+    fn take(&self, peer: &Peer) -> io::Result<Stream> {
+        let idle = self.idle.lock().ok().and_then(|mut all| all.get_mut(&peer.address).and_then(Vec::pop));
+        idle.map_or_else(|| Stream::open(peer), Ok)
+    }
+
+    fn give(&self, peer: &Peer, stream: Stream) {
+        if let Ok(mut all) = self.idle.lock() {
+            all.entry(peer.address.clone()).or_default().push(stream);
+        }
+    }
+
+    /// Closes all.
+    pub fn clear(&self) {
+        if let Ok(mut all) = self.idle.lock() {
+            all.clear();
+        }
+    }
+}
+
+/// A parity shard that is wanted somewhere.
+struct Output {
+    /// Checksums of the positions.
+    crcs: Vec<AtomicU64>,
+    to: To,
+}
+
+enum To {
+    /// It stays here.
+    Slot(Arc<Slot>),
+    /// Another node keeps it.
+    Keeper(Peer),
+    /// It is there already; it takes part in the computation all the same.
+    Nowhere,
+}
+
+struct Work<'a> {
+    task: &'a Task,
+    streams: &'a Streams,
+    layout: Layout,
+    /// Checksums of the members' chunks.
+    crcs: Vec<Vec<u64>>,
+    outputs: Vec<Output>,
+    gate: &'a dyn Gate,
+    window: Window,
+    /// Of the parity shards, and the longest that their description can be.
+    lengths: (u64, u64),
+}
+
+/// Computes the parity of a stripe and brings it where it belongs; what is there already is not brought again.
+///
+/// # Errors
+/// `NotFound` when a member has taken another step; those of the network; `PermissionDenied` with a keeper's reason;
+/// `InvalidData` when a chunk is damaged where it is; `Interrupted` when the gate gave up.
+pub fn encode(task: &Task, holder: &Holder, streams: &Streams, gate: &dyn Gate, window: Window) -> io::Result<()> {
+    let done = attempt(task, holder, streams, gate, window);
+    if done.is_err() {
+        // In whatever state the streams are.
+        streams.clear();
+    }
+    done
+}
+
+fn attempt(task: &Task, holder: &Holder, streams: &Streams, gate: &dyn Gate, window: Window) -> io::Result<()> {
+    let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
+    let found = lanes(task, streams)?;
+    let (last, of) = (count(task.keepers.len())?, count(task.keepers.len() + 1)?);
+    let mut description = Description { number: last, of, members: Vec::new(), crcs: vec![] };
+    let mut crcs = Vec::new();
+    for lane in &found {
+        crcs.push(lane.as_ref().map_or_else(Vec::new, |f| f.index.crcs.clone()));
+        let described = lane.as_ref().map(|f| {
+            let index = String::from_utf8(f.json.clone()).map_err(|e| invalid(e.to_string()))?;
+            let index = serde_json::value::RawValue::from_string(index).map_err(|e| invalid(e.to_string()))?;
+            Ok::<_, io::Error>(Described { label: f.label, region: f.region, index })
+        });
+        description.members.push(described.transpose()?);
+    }
+    let layout = description.layout();
+    let positions = layout.positions();
+    description.crcs = vec![u64::MAX; positions];
+    let lengths = (layout.parity_bytes(), description.to_bytes()?.len() as u64);
+    let refused = |why: String| io::Error::new(io::ErrorKind::PermissionDenied, why);
+    let empty = || (0..positions).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+    let own = holder.parity_room(&task.of, lengths, task.base).map_err(refused)?;
+    if let Some(slot) = &own
+        && !slot.begin()
+    {
+        return Err(io::ErrorKind::ResourceBusy.into());
+    }
+    let mut outputs = vec![Output { crcs: empty(), to: own.map_or(To::Nowhere, To::Slot) }];
+    for (number, peer) in (1..).zip(&task.keepers) {
+        let mut stream = streams.take(peer)?;
+        let wanted = begin(&mut stream, task, number, lengths)?;
+        let to = if wanted { To::Keeper(peer.clone()) } else { To::Nowhere };
+        if wanted {
+            end(&mut stream)?;
+        }
+        streams.give(peer, stream);
+        outputs.push(Output { crcs: empty(), to });
+    }
+    if outputs.iter().all(|o| matches!(o.to, To::Nowhere)) {
+        give_back(task, streams, found);
+        return Ok(());
+    }
+    let work = Work { task, streams, layout, crcs, outputs, gate, window, lengths };
+    let half = positions.div_ceil(THREADS);
+    std::thread::scope(|scope| {
+        let work = &work;
+        let others: Vec<_> = (1..THREADS)
+            .map(|i| positions.min(i * half)..positions.min((i + 1) * half))
+            .filter(|range| !range.is_empty())
+            .map(|range| scope.spawn(move || work.run(lanes(task, streams)?, range)))
+            .collect();
+        let mut done = work.run(found, 0..positions.min(half));
+        for other in others {
+            done = done.and(other.join().unwrap_or_else(|_| Err(io::Error::other("an encoder panicked"))));
+        }
+        done
+    })?;
+    work.seal(description)
+}
+
+fn count(n: usize) -> io::Result<u32> {
+    u32::try_from(n).map_err(io::Error::other)
+}
+
+/// A stream to each member, its shard found there.
+fn lanes(task: &Task, streams: &Streams) -> io::Result<Vec<Option<Found>>> {
+    let lane = |(peer, want): &(Peer, Want)| {
+        let ask = Ask::Taken { want: *want, round: task.round };
+        find_on(streams.take(peer)?, &ask, *want)
+    };
+    task.members.iter().map(|m| m.as_ref().map(lane).transpose()).collect()
+}
+
+fn give_back(task: &Task, streams: &Streams, found: Vec<Option<Found>>) {
+    for (member, lane) in task.members.iter().zip(found) {
+        if let (Some((peer, _)), Some(found)) = (member, lane) {
+            streams.give(peer, found.stream);
+        }
+    }
+}
+
+/// Announces a parity shard; false when it is there already. Else positions may follow, up to [`end`].
+fn begin(stream: &mut Stream, task: &Task, number: u32, (region, description): (u64, u64)) -> io::Result<bool> {
+    let of = ParityWant { number, ..task.of };
+    match stream.ask(&Ask::Parity { of, round: task.round, region, description, base: task.base })? {
+        Answer::Done => Ok(true),
+        Answer::Missing(_) => Ok(false),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn end(stream: &mut Stream) -> io::Result<()> {
+    stream.tcp.write_all(&[0; HEADER])
+}
+
+/// Bytes of each member that were asked for.
+#[derive(Clone, Copy)]
+struct Extent {
+    position: usize,
+    from: usize,
+    bytes: usize,
+    /// Nothing more is asked for before they have arrived.
+    alone: bool,
+    attempts: u32,
+}
+
+/// What one thread has at hand.
+struct Desk {
+    lanes: Vec<Option<Found>>,
+    keepers: Vec<Option<Stream>>,
+    encoder: Encoder,
+    /// A piece of each member.
+    pieces: Vec<Vec<u8>>,
+    /// A position of each parity shard for another node.
+    held: Vec<Vec<u8>>,
+    /// Checksums of the position at hand, members first, then parity.
+    sums: Vec<Running>,
+    /// Positions sent to each keeper and not yet answered, with the attempts so far.
+    sent: Vec<VecDeque<(usize, u32)>>,
+}
+
+impl Work<'_> {
+    fn run(&self, lanes: Vec<Option<Found>>, range: std::ops::Range<usize>) -> io::Result<()> {
+        let (data, parity) = (self.task.members.len(), self.outputs.len());
+        let mut keepers = vec![None];
+        for (number, (output, peer)) in (1..).zip(self.outputs.iter().skip(1).zip(&self.task.keepers)) {
+            let stream = matches!(output.to, To::Keeper(_)).then(|| {
+                let mut stream = self.streams.take(peer)?;
+                match begin(&mut stream, self.task, number, self.lengths)? {
+                    true => Ok(stream),
+                    false => Err(io::Error::other("another attempt has taken over")),
+                }
+            });
+            keepers.push(stream.transpose()?);
+        }
+        let mut desk = Desk {
+            lanes,
+            keepers,
+            encoder: Encoder::new(data, parity)?,
+            pieces: vec![Vec::with_capacity(PIECE_BYTES); data],
+            held: vec![Vec::with_capacity(CHUNK_BYTES); parity],
+            sums: vec![Running::default(); data + parity],
+            sent: vec![VecDeque::new(); parity],
+        };
+        self.positions(&mut desk, range)?;
+        for (peer, stream) in self.task.keepers.iter().zip(desk.keepers.into_iter().skip(1)) {
+            if let Some(mut stream) = stream {
+                end(&mut stream)?;
+                self.streams.give(peer, stream);
+            }
+        }
+        give_back(self.task, self.streams, desk.lanes);
+        Ok(())
+    }
+
+    fn positions(&self, desk: &mut Desk, range: std::ops::Range<usize>) -> io::Result<()> {
+        let mut left: VecDeque<(usize, u32)> = range.map(|position| (position, 0)).collect();
+        let (mut asked, mut at): (VecDeque<Extent>, usize) = (VecDeque::new(), 0);
+        loop {
+            while let Some((position, attempts)) = left.front().copied() {
+                if asked.len() >= self.window.buffers.max(1) || asked.back().is_some_and(|e| e.alone) {
+                    break;
+                }
+                let extent = self.ask(desk, (position, attempts), at)?;
+                at += extent.bytes;
+                asked.push_back(extent);
+                if at >= self.layout.length(position) {
+                    left.pop_front();
+                    at = 0;
+                }
+            }
+            let Some(extent) = asked.pop_front() else {
+                // What a keeper got damaged is computed again.
+                (0..desk.sent.len()).try_for_each(|n| self.answers(desk, n, 0, &mut left))?;
+                if left.is_empty() {
+                    return Ok(());
+                }
+                continue;
+            };
+            self.take(desk, extent)?;
+            if extent.alone {
+                self.gate.arrived(true);
+            }
+            if extent.from + extent.bytes < self.layout.length(extent.position) {
+                continue;
+            }
+            let again = (extent.position, extent.attempts + 1);
+            match self.arrived_whole(desk, extent.position) {
+                None => self.bring(desk, (extent.position, extent.attempts), &mut left)?,
+                Some(member) if again.1 >= ATTEMPTS => {
+                    let why =
+                        format!("a chunk of member {member} arrives damaged again and again, or is damaged there");
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+                }
+                Some(_) => left.push_back(again),
+            }
+        }
+    }
+
+    /// Asks every member for its bytes of an extent from `from` on.
+    fn ask(&self, desk: &mut Desk, (position, attempts): (usize, u32), from: usize) -> io::Result<Extent> {
+        let length = self.layout.length(position);
+        let members = desk.lanes.iter().flatten().count().max(1);
+        let most = self.window.extent.next_multiple_of(GRAIN).min(length - from);
+        let Pass { bytes, alone } = self.gate.pass(most * members);
+        if bytes == 0 {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let bytes = (bytes / members).next_multiple_of(GRAIN).clamp(GRAIN, most);
+        for (member, lane) in desk.lanes.iter_mut().enumerate() {
+            let there = self.there(member, position, from, bytes);
+            if let (Some(lane), false) = (lane, there.is_empty()) {
+                let ask = Ask::ReadBytes { at: there.start as u64, bytes: there.len() as u64 };
+                frame::write(&mut lane.stream.tcp, &ask)?;
+            }
+        }
+        Ok(Extent { position, from, bytes, alone, attempts })
+    }
+
+    /// Where in a member's region its bytes of an extent are; what is missing at the end is zeros.
+    fn there(&self, member: usize, position: usize, from: usize, bytes: usize) -> std::ops::Range<usize> {
+        let chunk = self.layout.bytes(member, position).unwrap_or(0..0);
+        chunk.end.min(chunk.start + from)..chunk.end.min(chunk.start + from + bytes)
+    }
+
+    /// Takes an extent off the streams, piece by piece, and computes its parity while it is in the cache.
+    fn take(&self, desk: &mut Desk, extent: Extent) -> io::Result<()> {
+        let Desk { lanes, encoder, pieces, held, sums, .. } = desk;
+        if extent.from == 0 {
+            sums.fill(Running::default());
+            held.iter_mut().for_each(Vec::clear);
+        }
+        let mut done = 0;
+        while done < extent.bytes {
+            let n = PIECE_BYTES.min(extent.bytes - done);
+            let from = extent.from + done;
+            for (member, (lane, piece)) in lanes.iter_mut().zip(pieces.iter_mut()).enumerate() {
+                let there = self.there(member, extent.position, from, n).len();
+                piece.resize(n, 0);
+                let (bytes, zeros) = piece.split_at_mut(there);
+                zeros.fill(0);
+                if let Some(lane) = lane {
+                    lane.stream.tcp.read_exact(bytes)?;
+                }
+                sums.get_mut(member).into_iter().for_each(|s| s.read(bytes));
+            }
+            let (data, at) = (pieces.len(), self.layout.parity(extent.position).start + from);
+            encoder.encode(pieces, |number, piece| {
+                sums.get_mut(data + number).into_iter().for_each(|s| s.read(piece));
+                match (self.outputs.get(number).map(|o| &o.to), held.get_mut(number)) {
+                    (Some(To::Slot(slot)), _) => slot.map().write(REGION_AT + at, piece),
+                    (Some(To::Keeper(_)), Some(held)) => {
+                        held.extend_from_slice(piece);
+                        Ok(())
+                    }
+                    _ => Ok(()),
+                }
+            })?;
+            done += n;
+        }
+        Ok(())
+    }
+
+    /// Every member's chunk is what was captured; else whose is not.
+    fn arrived_whole(&self, desk: &Desk, position: usize) -> Option<usize> {
+        self.crcs.iter().enumerate().find_map(|(member, crcs)| {
+            let chunk = self.layout.chunk(member, position)?;
+            (crcs.get(chunk) != desk.sums.get(member).map(|s| s.value()).as_ref()).then_some(member)
+        })
+    }
+
+    /// Notes the checksums of a position, and sends it to whoever keeps it.
+    fn bring(
+        &self,
+        desk: &mut Desk,
+        (position, attempts): (usize, u32),
+        left: &mut VecDeque<(usize, u32)>,
+    ) -> io::Result<()> {
+        let data = self.task.members.len();
+        for (number, output) in self.outputs.iter().enumerate() {
+            let sum = desk.sums.get(data + number).map_or(0, |s| s.value());
+            output.crcs.get(position).into_iter().for_each(|c| c.store(sum, Ordering::Release));
+            let To::Keeper(_) = output.to else { continue };
+            self.answers(desk, number, self.window.buffers.max(1), left)?;
+            let (Some(Some(stream)), Some(bytes)) = (desk.keepers.get_mut(number), desk.held.get(number)) else {
+                continue;
+            };
+            let mut passed = 0;
+            while passed < bytes.len() {
+                let Pass { bytes: n, alone } = self.gate.pass(bytes.len() - passed);
+                if n == 0 {
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
+                let n = n.min(bytes.len() - passed);
+                if passed == 0 {
+                    let length = count(bytes.len())?;
+                    let mut header = (self.layout.parity(position).start as u64).to_le_bytes().to_vec();
+                    header.extend(length.to_le_bytes());
+                    header.extend(sum.to_le_bytes());
+                    stream.tcp.write_all(&header)?;
+                }
+                stream.tcp.write_all(bytes.get(passed..passed + n).unwrap_or_default())?;
+                passed += n;
+                if alone {
+                    self.gate.arrived(true);
+                }
+            }
+            desk.sent.get_mut(number).into_iter().for_each(|s| s.push_back((position, attempts)));
+        }
+        Ok(())
+    }
+
+    /// Takes answers of a keeper until no more than `most` positions are under way to it.
+    fn answers(
+        &self,
+        desk: &mut Desk,
+        number: usize,
+        most: usize,
+        left: &mut VecDeque<(usize, u32)>,
+    ) -> io::Result<()> {
+        let (Some(Some(stream)), Some(sent)) = (desk.keepers.get_mut(number), desk.sent.get_mut(number)) else {
+            return Ok(());
+        };
+        while sent.len() > most {
+            let mut answer = [0; 8];
+            stream.tcp.read_exact(&mut answer)?;
+            let answer = u64::from_le_bytes(answer);
+            let Some((position, attempts)) = sent.pop_front() else { break };
+            if answer & !DAMAGED != self.layout.parity(position).start as u64 {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "answer to a position that was not sent"));
+            }
+            if answer & DAMAGED != 0 {
+                if attempts + 1 >= ATTEMPTS {
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, "parity arrives damaged again and again"));
+                }
+                left.push_back((position, attempts + 1));
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything has arrived: the parity shards become what they are.
+    fn seal(&self, mut description: Description) -> io::Result<()> {
+        for (number, output) in (0..).zip(&self.outputs) {
+            description.number = number;
+            description.crcs = output.crcs.iter().map(|c| c.load(Ordering::Acquire)).collect();
+            let json = description.to_bytes()?;
+            match &output.to {
+                To::Slot(slot) => {
+                    slot.describe(self.task.of.label(self.task.job), &json, self.lengths.0)?;
+                    slot.finish(None);
+                }
+                To::Keeper(peer) => {
+                    let mut stream = self.streams.take(peer)?;
+                    if begin(&mut stream, self.task, number, self.lengths)? {
+                        end(&mut stream)?;
+                        frame::write(&mut stream.tcp, &Ask::SealParity { bytes: json.len() as u64, crc: crc(&json) })?;
+                        stream.tcp.write_all(&json)?;
+                        match stream.answer()? {
+                            Answer::Done => {}
+                            other => return Err(unexpected(&other)),
+                        }
+                    }
+                    self.streams.give(peer, stream);
+                }
+                To::Nowhere => {}
+            }
+        }
+        Ok(())
+    }
+}

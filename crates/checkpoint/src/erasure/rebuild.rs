@@ -1,0 +1,337 @@
+//! A lost shard, computed from what is left of its stripes: from any k of each, the next where one is gone or damaged. Every
+//! source is verified before it is used, and every chunk that comes out against the checksum of its capture.
+
+use super::code::{Decoder, GRAIN};
+use super::layout::Layout;
+use super::parity::{Described, Description};
+use crate::arena::{Label, REGION_AT, Slot};
+use crate::format::digest::CHUNK_BYTES;
+use crate::format::shard::Index;
+use crate::fused::Running;
+use crate::replicate::protocol::{Answer, Ask, ParityWant, Peer, Stream, Want, description_crc, unexpected};
+use crate::replicate::pull::{Found, find};
+use everstep_core::id::Rank;
+use everstep_wire::frame;
+use everstep_wire::limits::INDEX_BYTES_MAX;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read};
+use std::sync::Mutex;
+
+/// Threads per part; each has a stream to every source.
+const THREADS: usize = 2;
+/// Bytes of each shard that are decoded at a time: to find out how costs as much as some hundred kilobytes.
+const PIECE_BYTES: usize = CHUNK_BYTES;
+
+/// What is left of the stripe of one part.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    /// Number of the stripe.
+    pub stripe: u32,
+    /// Whose parts it is computed from; `None` for zeros.
+    pub members: Vec<Option<Rank>>,
+    /// Who holds the members' shards.
+    pub data: Vec<Option<Peer>>,
+    /// Who holds its parity shards.
+    pub parity: Vec<Option<Peer>>,
+}
+
+/// A shard to compute: its parts in order.
+#[derive(Clone, Debug)]
+pub struct Task {
+    /// The shard.
+    pub want: Want,
+    /// Where its parts come from.
+    pub stripes: Vec<Sources>,
+}
+
+/// What the shard is, as the parity says.
+#[derive(Clone, Debug)]
+pub struct Outline {
+    /// Its label.
+    pub label: Label,
+    /// Length of its region.
+    pub region: u64,
+    /// Its index as it was (JSON).
+    pub json: Vec<u8>,
+    index: Index,
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+/// Asks what the shard is.
+///
+/// # Errors
+/// `NotFound` when no parity of it is left; those of the network.
+pub fn outline(task: &Task) -> io::Result<Outline> {
+    let mut trouble = io::Error::from(io::ErrorKind::NotFound);
+    for (part, stripe) in task.stripes.iter().enumerate() {
+        for (number, peer) in stripe.parity.iter().enumerate() {
+            let Some(peer) = peer else { continue };
+            match described(peer, &task.parity(stripe, number)) {
+                Ok((_, description)) => return task.outline_in(&description, part),
+                Err(e) => trouble = e,
+            }
+        }
+    }
+    Err(trouble)
+}
+
+/// A stream on which a parity shard was found, and what that says of itself.
+fn described(peer: &Peer, of: &ParityWant) -> io::Result<(Stream, Description)> {
+    let mut stream = Stream::open(peer)?;
+    let (label, region, length, crc) = match stream.ask(&Ask::FindParity(*of))? {
+        Answer::Found { label, region, index, crc } => (label, region, index, crc),
+        Answer::NotHere => return Err(io::ErrorKind::NotFound.into()),
+        other => return Err(unexpected(&other)),
+    };
+    if length > INDEX_BYTES_MAX {
+        return Err(invalid("a description over the limit"));
+    }
+    let mut json = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+    stream.tcp.read_exact(&mut json)?;
+    let found = Description::from_bytes(&json)?;
+    let fits = description_crc(&label, &json) == crc && found.layout().parity_bytes() == region;
+    if fits && found.number == of.number {
+        Ok((stream, found))
+    } else {
+        Err(invalid("another parity shard than asked for"))
+    }
+}
+
+impl Task {
+    fn parity(&self, stripe: &Sources, number: usize) -> ParityWant {
+        let Want { world_size, generation, step, .. } = self.want;
+        let number = u32::try_from(number).unwrap_or(u32::MAX);
+        ParityWant { stripe: stripe.stripe, number, world_size, generation, step }
+    }
+
+    fn outline_in(&self, description: &Description, part: usize) -> io::Result<Outline> {
+        let member = description.members.get(part).and_then(Option::as_ref).filter(|m| self.want.is(&m.label));
+        let member = member.ok_or_else(|| invalid("this parity shard is not of the shard that is wanted"))?;
+        let index = member.index().ok_or_else(|| invalid("an index that does not fit its region"))?;
+        let json = member.index.get().as_bytes().to_vec();
+        Ok(Outline { label: member.label, region: member.region, json, index })
+    }
+
+    /// Computes the whole shard into `slot`, and seals it.
+    ///
+    /// # Errors
+    /// `InvalidData` when too little of a stripe is good; `StorageFull` and `ResourceBusy` for a slot that is too small or
+    /// needed. The slot is then not sealed.
+    pub fn fill(&self, slot: &Slot, outline: &Outline) -> io::Result<()> {
+        if !slot.fits(outline.region, outline.json.len() as u64) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        if !slot.begin() {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        slot.describe(outline.label, &outline.json, outline.region)?;
+        let chunks: Vec<usize> = (0..outline.index.chunks()).collect();
+        let done = self.compute(slot, outline, &chunks)?;
+        if done.len() < chunks.len() {
+            return Err(invalid("too little is left of a stripe"));
+        }
+        slot.finish(None);
+        Ok(())
+    }
+
+    /// Computes single chunks of a sealed slot again. Returns those that are good now.
+    ///
+    /// # Errors
+    /// Those of the network; `NotFound` when the parity is of other bytes.
+    pub fn heal(&self, slot: &Slot, chunks: &[usize]) -> io::Result<Vec<usize>> {
+        let outline = outline(self)?;
+        let (_, own) = slot.described().map_err(|e| invalid(&e.to_string()))?;
+        if own != outline.json.as_slice() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        self.compute(slot, &outline, chunks)
+    }
+
+    /// What the stripe of a part was computed from, as the first parity shard of it that answers says.
+    fn known(&self, stripe: &Sources) -> io::Result<Known> {
+        let mut trouble = io::Error::from(io::ErrorKind::NotFound);
+        for (number, peer) in stripe.parity.iter().enumerate() {
+            let Some(peer) = peer else { continue };
+            match described(peer, &self.parity(stripe, number)) {
+                Ok((_, found)) => {
+                    let crcs = |m: &Option<Described>| m.as_ref().and_then(Described::index).map(|i| i.crcs);
+                    let crcs = found.members.iter().map(|m| crcs(m).unwrap_or_default()).collect();
+                    return Ok(Known { layout: found.layout(), crcs });
+                }
+                Err(e) => trouble = e,
+            }
+        }
+        Err(trouble)
+    }
+
+    /// Computes chunks; returns those that are good.
+    fn compute(&self, slot: &Slot, outline: &Outline, chunks: &[usize]) -> io::Result<Vec<usize>> {
+        let done = Mutex::new(Vec::new());
+        for (part, stripe) in self.stripes.iter().enumerate() {
+            let own = super::layout::part(outline.region, self.stripes.len(), part);
+            let wanted: Vec<usize> = chunks.iter().copied().filter(|c| own.contains(c)).collect();
+            if wanted.is_empty() {
+                continue;
+            }
+            let known = self.known(stripe)?;
+            let run = |chunks: &[usize]| {
+                let (lanes, bad) = (BTreeMap::new(), BTreeSet::new());
+                let mut desk = Desk { task: self, stripe, part, outline, known: &known, lanes, bad };
+                let mut decoder = Decoder::new(stripe.members.len(), stripe.parity.len())?;
+                chunks.iter().try_for_each(|chunk| {
+                    desk.chunk(slot, &mut decoder, *chunk)?;
+                    done.lock().map_err(|_| invalid("a reader panicked"))?.push(*chunk);
+                    Ok(())
+                })
+            };
+            let each = wanted.len().div_ceil(THREADS);
+            let results: Vec<io::Result<()>> = std::thread::scope(|scope| {
+                let run = &run;
+                let threads: Vec<_> = wanted.chunks(each).map(|chunks| scope.spawn(move || run(chunks))).collect();
+                threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(invalid("a reader panicked")))).collect()
+            });
+            results.into_iter().collect::<io::Result<()>>()?;
+        }
+        done.into_inner().map_err(|_| invalid("a reader panicked"))
+    }
+}
+
+/// What a stripe was computed from.
+struct Known {
+    layout: Layout,
+    /// Checksums of the members' chunks.
+    crcs: Vec<Vec<u64>>,
+}
+
+/// A source of a stripe.
+struct Lane {
+    stream: Stream,
+    /// Checksums of its chunks, or of its positions.
+    crcs: Vec<u64>,
+}
+
+/// One thread's work on one part.
+struct Desk<'a> {
+    task: &'a Task,
+    stripe: &'a Sources,
+    part: usize,
+    outline: &'a Outline,
+    known: &'a Known,
+    lanes: BTreeMap<usize, Lane>,
+    /// Sources that are of no use.
+    bad: BTreeSet<usize>,
+}
+
+impl Desk<'_> {
+    /// Computes one chunk, from other sources as long as some are left.
+    fn chunk(&mut self, slot: &Slot, decoder: &mut Decoder, chunk: usize) -> io::Result<()> {
+        let data = self.stripe.members.len();
+        let position = self.known.layout.position(self.part, chunk);
+        let position = position.ok_or_else(|| invalid("not a chunk of this part"))?;
+        loop {
+            let usable = |source: &usize| *source != self.part && !self.bad.contains(source);
+            let chosen: Vec<usize> = (0..data + self.stripe.parity.len()).filter(usable).take(data).collect();
+            if chosen.len() < data {
+                return Err(invalid("too little is left of a stripe"));
+            }
+            match self.attempt(slot, decoder, (chunk, position), &chosen) {
+                Ok(()) => return Ok(()),
+                Err(Trouble::Source(source)) => self.bad.insert(source),
+                Err(Trouble::Here(e)) => return Err(e),
+            };
+            // What is still on its way on the other streams belongs to the attempt that has failed.
+            self.lanes.clear();
+        }
+    }
+
+    fn attempt(
+        &mut self,
+        slot: &Slot,
+        decoder: &mut Decoder,
+        (chunk, position): (usize, usize),
+        chosen: &[usize],
+    ) -> Result<(), Trouble> {
+        let layout = &self.known.layout;
+        let (data, length) = (self.stripe.members.len(), layout.length(position));
+        let target = layout.bytes(self.part, position).unwrap_or(0..0);
+        // A member whose part is shorter has zeros here.
+        let there = |source: usize| match source.checked_sub(data) {
+            None => layout.bytes(source, position).unwrap_or(0..0),
+            Some(_) => layout.parity(position),
+        };
+        for source in chosen.iter().filter(|s| !there(**s).is_empty()) {
+            let at = there(*source);
+            let ask = Ask::ReadBytes { at: at.start as u64, bytes: at.len() as u64 };
+            let lane = self.lane(*source).map_err(|_| Trouble::Source(*source))?;
+            frame::write(&mut lane.stream.tcp, &ask).map_err(|_| Trouble::Source(*source))?;
+        }
+        let mut sums = vec![Running::default(); chosen.len()];
+        let (mut sum, mut done) = (Running::default(), 0);
+        let mut pieces: Vec<(usize, Vec<u8>)> = chosen.iter().map(|s| (*s, Vec::with_capacity(PIECE_BYTES))).collect();
+        while done < length {
+            let n = PIECE_BYTES.min(length - done).next_multiple_of(GRAIN);
+            for ((source, piece), sum) in pieces.iter_mut().zip(&mut sums) {
+                piece.resize(n, 0);
+                let (bytes, zeros) = piece.split_at_mut(n.min(there(*source).len().saturating_sub(done)));
+                zeros.fill(0);
+                if let Some(lane) = self.lanes.get_mut(source).filter(|_| !bytes.is_empty()) {
+                    lane.stream.tcp.read_exact(bytes).map_err(|_| Trouble::Source(*source))?;
+                }
+                sum.read(bytes);
+            }
+            let own = n.min(target.len().saturating_sub(done));
+            decoder
+                .decode(&pieces, self.part, |piece| {
+                    let piece = piece.get(..own).unwrap_or_default();
+                    sum.read(piece);
+                    if piece.is_empty() { Ok(()) } else { slot.map().write(REGION_AT + target.start + done, piece) }
+                })
+                .map_err(Trouble::Here)?;
+            done += n;
+        }
+        for (source, sum) in chosen.iter().zip(&sums).filter(|(s, _)| !there(**s).is_empty()) {
+            let place = if *source < data { layout.chunk(*source, position) } else { Some(position) };
+            let expected = self.lanes.get(source).zip(place).and_then(|(lane, place)| lane.crcs.get(place));
+            if expected != Some(&sum.value()) {
+                return Err(Trouble::Source(*source));
+            }
+        }
+        if self.outline.index.crcs.get(chunk) != Some(&sum.value()) {
+            return Err(Trouble::Here(invalid("what was computed is not what was captured")));
+        }
+        Ok(())
+    }
+
+    fn lane(&mut self, source: usize) -> io::Result<&mut Lane> {
+        if !self.lanes.contains_key(&source) {
+            let lane = self.open(source)?;
+            self.lanes.insert(source, lane);
+        }
+        self.lanes.get_mut(&source).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn open(&self, source: usize) -> io::Result<Lane> {
+        let gone = || io::Error::from(io::ErrorKind::NotFound);
+        let data = self.stripe.members.len();
+        if let Some(number) = source.checked_sub(data) {
+            let peer = self.stripe.parity.get(number).and_then(Option::as_ref).ok_or_else(gone)?;
+            let (stream, found) = described(peer, &self.task.parity(self.stripe, number))?;
+            return Ok(Lane { stream, crcs: found.crcs });
+        }
+        let peer = self.stripe.data.get(source).and_then(Option::as_ref).ok_or_else(gone)?;
+        let rank = self.stripe.members.get(source).copied().flatten().ok_or_else(gone)?;
+        let Found { stream, .. } = find(peer, Want { rank: u64::from(rank.0), ..self.task.want })?;
+        Ok(Lane { stream, crcs: self.known.crcs.get(source).cloned().unwrap_or_default() })
+    }
+}
+
+/// Why a chunk could not be computed.
+enum Trouble {
+    /// This source is of no use.
+    Source(usize),
+    /// It would not help to take another one.
+    Here(io::Error),
+}

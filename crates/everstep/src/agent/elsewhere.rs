@@ -1,0 +1,140 @@
+//! A shard that is not here, or not whole: copies on other nodes, the code over several of them, durable storage.
+
+use super::replicas::{Replicas, SLOTS, STREAMS};
+use super::storage;
+use everstep_checkpoint::arena::{Pin, Slot, slot_bytes};
+use everstep_checkpoint::erasure::rebuild;
+use everstep_checkpoint::format::digest::CHUNK_BYTES;
+use everstep_checkpoint::persist::{read_manifest, step_directory};
+use everstep_checkpoint::replicate::protocol::{Peer, Want};
+use everstep_checkpoint::replicate::pull;
+use everstep_checkpoint::restore::Shard;
+use everstep_core::message::{Holding, Rebuild, Source, StripeLeft};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Where else a rank's shard is.
+#[derive(Clone, Debug, Default)]
+pub struct Elsewhere {
+    /// Copies of it: what, and who holds one.
+    copies: Option<(Want, Vec<Peer>)>,
+    /// How to compute it.
+    rebuild: Option<rebuild::Task>,
+}
+
+fn want(of: &Holding) -> Want {
+    Want {
+        rank: u64::from(of.rank.0),
+        world_size: u64::from(of.world_size),
+        generation: of.generation.0,
+        step: of.step.0,
+    }
+}
+
+impl Replicas {
+    /// Where else a shard is, as the coordinator says.
+    pub fn elsewhere(&self, source: &Source) -> Elsewhere {
+        let peers = |all: &[Option<String>]| all.iter().map(|a| a.as_deref().map(|a| self.peer(a))).collect();
+        let stripe = |left: &StripeLeft| rebuild::Sources {
+            stripe: left.number,
+            members: left.members.clone(),
+            data: peers(&left.data),
+            parity: peers(&left.parity),
+        };
+        let task = |r: &Rebuild| rebuild::Task { want: want(&r.of), stripes: r.stripes.iter().map(stripe).collect() };
+        let copies = source.copies.as_ref();
+        Elsewhere {
+            copies: copies.map(|c| (want(&c.of), c.holders.iter().map(|h| self.peer(h)).collect())),
+            rebuild: source.rebuild.as_ref().map(task),
+        }
+    }
+}
+
+impl Elsewhere {
+    /// Brings the shard into a free slot of a worker.
+    ///
+    /// # Errors
+    /// Those of the network and of memory; `InvalidData` when too little is good.
+    pub fn fetch(&self, directories: &[PathBuf], local: u32, persist: Option<Pin>) -> io::Result<PathBuf> {
+        let copied = self.copies.as_ref().map(|(want, peers)| copy(directories, local, *want, peers));
+        let (path, slot) = match (copied, &self.rebuild) {
+            (Some(Ok(found)), _) => found,
+            (_, Some(task)) => computed(directories, local, task)?,
+            (Some(Err(e)), None) => return Err(e),
+            (None, None) => return Err(io::ErrorKind::NotFound.into()),
+        };
+        let _ = slot.pin(Pin::Replicate);
+        let _ = persist.is_some_and(|p| slot.pin(p));
+        Ok(path)
+    }
+
+    /// Makes damaged chunks of a slot good again; true when all are.
+    pub fn heal(&self, path: &Path, durable: Option<&Path>, mut chunks: Vec<usize>) -> bool {
+        let Ok(slot) = Slot::open(path) else { return false };
+        let Some(label) = slot.label() else { return false };
+        let is = |w: &Want| w.is(&label);
+        for (want, peer) in
+            self.copies.iter().filter(|(w, _)| is(w)).flat_map(|(w, peers)| peers.iter().map(move |p| (*w, p)))
+        {
+            if let Ok(healed) = pull::heal(&slot, peer, want, &chunks) {
+                chunks.retain(|c| !healed.contains(c));
+            }
+        }
+        if let Some(task) = self.rebuild.as_ref().filter(|t| is(&t.want) && !chunks.is_empty())
+            && let Ok(healed) = task.heal(&slot, &chunks)
+        {
+            chunks.retain(|c| !healed.contains(c));
+        }
+        if let Some(directory) = durable.filter(|_| !chunks.is_empty()) {
+            heal_from_file(&slot, &step_directory(directory, label.step), label.rank, &mut chunks);
+        }
+        chunks.is_empty()
+    }
+}
+
+/// A copy that other nodes hold.
+fn copy(directories: &[PathBuf], local: u32, want: Want, peers: &[Peer]) -> io::Result<(PathBuf, Slot)> {
+    let mut trouble = io::Error::from(io::ErrorKind::NotFound);
+    let (mut found, mut from) = (Vec::new(), Vec::new());
+    for peer in peers {
+        match pull::find(peer, want) {
+            Ok(f) => {
+                found.push(f);
+                from.push(peer.clone());
+            }
+            Err(e) => trouble = e,
+        }
+    }
+    let Some(first) = found.first() else { return Err(trouble) };
+    let need = slot_bytes(first.region, first.json.len() as u64 + 4096);
+    let (path, slot) = storage::free_slot(directories, local, need, (SLOTS, want.step))?;
+    let streams = if found.len() == 1 { STREAMS } else { 1 };
+    pull::fill(&slot, found, &from, want, streams)?;
+    Ok((path, slot))
+}
+
+/// The shard as several other nodes' memory says that it was.
+fn computed(directories: &[PathBuf], local: u32, task: &rebuild::Task) -> io::Result<(PathBuf, Slot)> {
+    let outline = rebuild::outline(task)?;
+    let need = slot_bytes(outline.region, outline.json.len() as u64 + 4096);
+    let (path, slot) = storage::free_slot(directories, local, need, (SLOTS, task.want.step))?;
+    task.fill(&slot, &outline)?;
+    Ok((path, slot))
+}
+
+/// The same step on durable storage, if its bytes are the same.
+fn heal_from_file(slot: &Slot, checkpoint: &Path, rank: u64, chunks: &mut Vec<usize>) {
+    let entry = read_manifest(checkpoint).ok().and_then(|m| m.shards.into_iter().find(|s| u64::from(s.rank.0) == rank));
+    let shard = entry.and_then(|e| Shard::from_file(checkpoint, &e).ok());
+    let (Some(shard), Ok((_, index))) = (shard, slot.inspect()) else { return };
+    if shard.index().tensors != index.tensors {
+        return;
+    }
+    chunks.retain(|chunk| {
+        let (from, bytes) = ((*chunk * CHUNK_BYTES) as u64, index.bytes());
+        let same = index.crcs.get(*chunk).is_some() && shard.index().crcs.get(*chunk) == index.crcs.get(*chunk);
+        let good = same.then(|| shard.fetch(from, (CHUNK_BYTES as u64).min(bytes - from)).ok()).flatten();
+        let written = good.map(|bytes| slot.map().write(everstep_checkpoint::arena::REGION_AT + from as usize, &bytes));
+        !matches!(written, Some(Ok(())))
+    });
+}

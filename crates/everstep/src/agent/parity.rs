@@ -1,0 +1,61 @@
+//! The driver's part in a code over several nodes: the stripes that this node computes.
+
+use super::pace::Paced;
+use super::replicas::STREAMS;
+use everstep_checkpoint::arena::Slot;
+use everstep_checkpoint::erasure::encode::{Streams, Task, encode};
+use everstep_checkpoint::replicate::holder::Holder;
+use everstep_checkpoint::replicate::protocol::{ParityWant, Peer, Want};
+use everstep_core::id::{Generation, Step};
+use everstep_core::message::{Member, Stripe};
+use std::io;
+use std::sync::Arc;
+
+/// Which step of which history, in which round.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    pub generation: Generation,
+    pub step: Step,
+    pub world_size: u32,
+    pub round: u64,
+    /// The step that everybody would go back to now.
+    pub base: Option<Step>,
+}
+
+/// Computes stripes; `like` is another agent of this job, whatever its address.
+///
+/// # Errors
+/// As [`encode`].
+pub fn compute(
+    stripes: &[Stripe],
+    at: &Moment,
+    like: &Peer,
+    (holder, streams, own): (&Holder, &Streams, &[Arc<Slot>]),
+    gate: &mut Paced,
+) -> io::Result<()> {
+    let window = gate.window(STREAMS);
+    // Other nodes' shards are as long as this one's, more or less: as much comes in, and of the parity all but the first go out.
+    let shards: u64 = own.iter().map(|s| s.region_bytes()).sum();
+    let (data, out) = stripes.first().map_or((1, 0), |s| (s.members.len() as u64, s.keepers.len() as u64));
+    let under_way = window.extent * window.buffers * window.streams * data as usize;
+    gate.expect(shards + shards / data * out, under_way as u64);
+    let gate = &*gate;
+    stripes.iter().try_for_each(|stripe| encode(&task(stripe, at, like), holder, streams, gate, window))
+}
+
+fn task(stripe: &Stripe, at: &Moment, like: &Peer) -> Task {
+    let (generation, step, world_size) = (at.generation.0, at.step.0, u64::from(at.world_size));
+    let peer = |address: &str| Peer { address: address.to_owned(), ..like.clone() };
+    let member = |m: &Member| {
+        let want = Want { rank: u64::from(m.rank?.0), world_size, generation, step };
+        Some((peer(&m.address), want))
+    };
+    Task {
+        of: ParityWant { stripe: stripe.number, number: 0, world_size, generation, step },
+        job: like.job,
+        members: stripe.members.iter().map(member).collect(),
+        keepers: stripe.keepers.iter().map(|k| peer(&k.address)).collect(),
+        round: at.round,
+        base: at.base.map(|s| s.0),
+    }
+}
