@@ -132,7 +132,7 @@ fn an_interrupted_push_goes_on_where_it_stopped_and_a_stale_one_is_refused() {
     let late = captured(&scratch.path().join("slot"), 0, 8, 2);
     assert!(Link::new(peer.clone(), 1).push(&late, Window::default(), &Open).is_err());
     assert!(Link::new(Peer { token: "guess".into(), ..peer }, 1).push(&late, Window::default(), &Open).is_err());
-    holder.keep_only(&[]);
+    holder.keep_only(&[], &[]);
     assert!(holder.held().is_empty());
 }
 

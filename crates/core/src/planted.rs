@@ -17,11 +17,13 @@ pub enum Bug {
     StaleLostAfterJoined,
     /// An agent does not say which copies of other nodes' shards it keeps.
     CopiesUnsaid,
+    /// An agent does not tell those who keep copies or parity which step everybody would go back to.
+    BaseForgotten,
 }
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Bug; 7] = [
+    pub const ALL: [Bug; 8] = [
         Bug::MissingGenerationCheck,
         Bug::SendBeforePersist,
         Bug::DoubleAssignment,
@@ -29,5 +31,6 @@ impl Bug {
         Bug::TrimmedNeverReadmitted,
         Bug::StaleLostAfterJoined,
         Bug::CopiesUnsaid,
+        Bug::BaseForgotten,
     ];
 }

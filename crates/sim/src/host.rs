@@ -99,8 +99,10 @@ pub struct Host {
     pub taken: (Generation, u64, Option<Step>),
     /// Copies of older generations are refused.
     pub floor: Generation,
-    /// The next copies arrive in part.
-    pub cut_next: bool,
+    /// So many of the next copies arrive in part.
+    pub cut_next: u32,
+    /// It is lost when the last of them has.
+    pub doomed: bool,
     /// Starts that will crash at once.
     pub crash_loop: u32,
     /// Everything takes longer until then.
@@ -132,7 +134,8 @@ impl Host {
             parity: Vec::new(),
             taken: (Generation(0), 0, None),
             floor: Generation(0),
-            cut_next: false,
+            cut_next: 0,
+            doomed: false,
             crash_loop: 0,
             slow_until: 0,
             exited: None,
@@ -145,6 +148,13 @@ impl Host {
     #[must_use]
     pub fn agent_or_guard_alive(&self) -> bool {
         self.up && (self.agent.is_some() || self.guard_ending)
+    }
+
+    /// What is being sent arrives in part.
+    pub fn cuts(&mut self) -> bool {
+        let cut = self.cut_next > 0;
+        self.cut_next = self.cut_next.saturating_sub(1);
+        cut
     }
 
     /// Everything that memory holds.
@@ -185,7 +195,9 @@ impl Host {
         if held.len() > 2 {
             let free = held.iter().enumerate().filter(|(_, m)| !m.pinned && m.of.step != of.step);
             let oldest = free.min_by_key(|(_, m)| (m.of.generation, m.of.step)).map(|(i, _)| i);
-            oldest.into_iter().for_each(|i| drop(held.remove(i)));
+            if let Some(i) = oldest {
+                held.remove(i);
+            }
         }
         held.push(Held { of, pinned: false, rotten: false });
     }

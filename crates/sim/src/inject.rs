@@ -64,19 +64,13 @@ impl World {
             }
             Fault::NodeCrash => {
                 let host = self.attached()?;
-                self.crash_node(host);
-                let delay = self.rng.range(2000, 60_000);
-                self.hosts[host].up = true;
-                self.at(delay, Happening::StartAgent { host });
+                self.lose_node(host);
             }
             Fault::TwoNodesCrash => {
                 let first = self.attached()?;
                 let second = self.any_host(|h| h.up && !h.frozen && h.agent.is_some() && h.session.is_some())?;
                 for host in BTreeSet::from([first, second]) {
-                    self.crash_node(host);
-                    let delay = self.rng.range(2000, 60_000);
-                    self.hosts[host].up = true;
-                    self.at(delay, Happening::StartAgent { host });
+                    self.lose_node(host);
                 }
             }
             Fault::ReplicasLost => {
@@ -96,8 +90,13 @@ impl World {
             }
             Fault::ReplicasPartial => {
                 let host = self.running()?;
-                self.hosts[host].cut_next = true;
-                self.worker_dies_soon(host);
+                if self.rng.percent(50) {
+                    self.hosts[host].cut_next = 1;
+                    self.worker_dies_soon(host);
+                } else {
+                    // Two steps in a row; then the machine is lost, so that what those before them have left counts.
+                    (self.hosts[host].cut_next, self.hosts[host].doomed) = (2, true);
+                }
             }
             Fault::SlotRots => {
                 let host = self.any_host(|h| h.all().next().is_some())?;
@@ -259,6 +258,14 @@ impl World {
         if let Some(session) = session {
             self.close_agent_end(session);
         }
+    }
+
+    /// A machine is lost with its memory, and comes back empty after a while.
+    pub(crate) fn lose_node(&mut self, host: usize) {
+        self.crash_node(host);
+        let delay = self.rng.range(2000, 60_000);
+        self.hosts[host].up = true;
+        self.at(delay, Happening::StartAgent { host });
     }
 
     fn crash_node(&mut self, host: usize) {

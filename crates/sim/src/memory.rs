@@ -117,7 +117,7 @@ impl World {
             }
         }
         // Only some of the ranks' shards are complete at the other end.
-        let whole = sending.plan.keepers.is_empty() || !std::mem::take(&mut self.hosts[host].cut_next);
+        let whole = sending.plan.keepers.is_empty() || !self.hosts[host].cuts();
         arrived &= whole;
         for keeper in &sending.plan.keepers {
             let to = self
@@ -136,6 +136,10 @@ impl World {
         let first = shards.iter().map(|s| s.of.rank.0).min().unwrap_or(0);
         let digests = shards.iter().map(digest).map(|(rank, digest)| (rank - first, digest)).collect();
         self.agent(host, AgentEvent::Replicated { generation, step, digests, round: sending.round });
+        if self.hosts[host].doomed && self.hosts[host].cut_next == 0 {
+            self.hosts[host].doomed = false;
+            self.lose_node(host);
+        }
     }
 
     /// A machine that answers on this address.
@@ -176,7 +180,7 @@ impl World {
             members: members.clone(),
         };
         self.hosts[host].keep_parity(parity(0), sending.base);
-        if std::mem::take(&mut self.hosts[host].cut_next) {
+        if self.hosts[host].cuts() {
             return Computed::Failed;
         }
         for (number, keeper) in (1..).zip(&stripe.keepers) {

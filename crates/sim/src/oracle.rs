@@ -73,6 +73,8 @@ pub struct Oracle {
     newest_on_host: BTreeMap<usize, Generation>,
     offers: BTreeMap<(Generation, Rank), Vec<Offer>>,
     restored: BTreeMap<Generation, Option<Step>>,
+    /// Ranks that were told to restore, by tier.
+    pub tiers: BTreeMap<Tier, u64>,
     newest_stored: Generation,
     /// What all nodes hold, as far as any was told.
     pub committed: Option<crate::memory::Committed>,
@@ -176,6 +178,7 @@ impl Oracle {
     /// A rank was told what to restore.
     pub fn restored(&mut self, now: u64, generation: Generation, rank: Rank, step: Option<Step>, tier: Option<Tier>) {
         let first = *self.restored.entry(generation).or_insert(step);
+        tier.into_iter().for_each(|t| *self.tiers.entry(t).or_default() += 1);
         let held = matches!(tier, Some(Tier::Peer | Tier::Parity))
             || self.offers.get(&(generation, rank)).is_some_and(|o| o.iter().any(|o| Some(o.step) == step));
         if first != step || (step.is_some() && !held) {

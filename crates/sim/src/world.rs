@@ -13,7 +13,7 @@ use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::state::Phase;
 use everstep_core::id::{Epoch, Generation, JobId, NodeId, PersistId, Session, Step};
 use everstep_core::invariant::InvariantId;
-use everstep_core::message::{Hello, Order, Report};
+use everstep_core::message::{Hello, Order, Report, Tier};
 use everstep_core::spec::{JobSpec, RestartBudget};
 use std::collections::BTreeMap;
 
@@ -67,6 +67,8 @@ pub struct Outcome {
     pub events: u64,
     /// Generations whose workers ran.
     pub generations: usize,
+    /// Ranks that were told to restore, by tier.
+    pub restores: BTreeMap<Tier, u64>,
     /// The trace, if kept.
     pub trace: Vec<String>,
 }
@@ -139,6 +141,7 @@ pub fn run(options: &Options) -> Outcome {
         hash: world.trace.hash(),
         events: world.events,
         generations: world.oracle.started.len(),
+        restores: std::mem::take(&mut world.oracle.tiers),
         trace: world.trace.lines().to_vec(),
     }
 }

@@ -2,6 +2,7 @@
 
 use everstep_sim::fault::{Fault, FaultCounts};
 use everstep_sim::{Options, run};
+use std::collections::BTreeMap;
 
 /// Seeds that once found a bug; they stay for ever.
 const REGRESSIONS: &[u64] = &[169, 373, 904, 1092, 1874, 3868];
@@ -15,7 +16,7 @@ fn seeds() -> u64 {
 
 #[test]
 fn no_seed_breaks_an_invariant() {
-    let mut counts = FaultCounts::new();
+    let (mut counts, mut restores) = (FaultCounts::new(), BTreeMap::new());
     let (mut events, mut generations, mut fewest) = (0, 0, u64::MAX);
     let all: Vec<u64> = REGRESSIONS.iter().copied().chain(0..seeds()).collect();
     let mut bad = Vec::new();
@@ -26,6 +27,9 @@ fn no_seed_breaks_an_invariant() {
         generations += outcome.generations;
         for (fault, n) in outcome.faults {
             *counts.entry(fault).or_default() += n;
+        }
+        for (tier, n) in outcome.restores {
+            *restores.entry(tier).or_insert(0) += n;
         }
         bad.extend(
             outcome.violations.first().map(|v| format!("seed {seed}: {} at {} ms: {}", v.invariant, v.at, v.what)),
@@ -38,8 +42,10 @@ fn no_seed_breaks_an_invariant() {
         counts.len()
     );
     println!("simulation faults: {counts:?}");
+    println!("simulation restores by tier: {restores:?}");
     assert!(bad.is_empty(), "{} of {} seeds; replay with make sim SEED=…\n{}", bad.len(), all.len(), bad.join("\n"));
     if seeds() >= 600 {
+        assert!(restores.values().filter(|n| **n >= 500).count() == 4, "{restores:?}");
         assert!(fewest >= 20, "a seed with only {fewest} faults");
         assert!(Fault::ALL.iter().all(|f| counts.get(f).is_some_and(|n| *n >= 100)), "{counts:?}");
     }

@@ -96,6 +96,7 @@ impl Agent {
     }
 
     fn replicate(&mut self) {
+        let forgotten = crate::is_planted!(self, BaseForgotten);
         let Some(crew) = self.crew.as_mut().filter(|c| !c.killing) else { return };
         let newest = crew.replicas.newest(crew.slot.workers);
         let due = crew.replicas.next.filter(|(next, _)| newest.is_some_and(|n| n >= *next));
@@ -103,6 +104,7 @@ impl Agent {
             crew.replicas.busy = true;
             crew.replicas.next = None;
             let base = crew.replicas.committed.or(crew.replicas.restored);
+            let base = if forgotten { None } else { base };
             let (generation, plan) = (crew.generation, crew.replicas.plan.clone());
             self.out.push_back(Command::Replicate { generation, from, plan, base, round });
         }
