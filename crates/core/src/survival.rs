@@ -79,6 +79,29 @@ pub fn survival(nodes: u64, k: u64, failed: u64, scheme: Scheme) -> f64 {
     ways.ratio(&all, f).min(1.0)
 }
 
+/// Probability that every shard can still be computed when `failed` of `nodes` are lost at once, under a code of `data` shards
+/// and `parity` parity shards: no group has lost more nodes than it has parity.
+#[must_use]
+pub fn survival_of_code(nodes: u64, (data, parity): (u64, u64), failed: u64) -> f64 {
+    if failed == 0 {
+        return 1.0;
+    }
+    if failed >= nodes {
+        return 0.0;
+    }
+    let (f, scale) = (size(failed), failed as f64 / nodes as f64);
+    let all = Series::new(vec![1.0, scale], f).power(nodes);
+    let one = Series::new(vec![1.0], f);
+    let found = groups(size(nodes), size(data + parity), Scheme::Mixed);
+    let ways = found.into_iter().fold(one, |ways, (start, end)| {
+        let members = end - start;
+        let most = size(parity).min(members.saturating_sub(1));
+        let terms = group_terms(members, scale).into_iter().take(most + 1).collect();
+        ways.times(&Series::new(terms, f))
+    });
+    ways.ratio(&all, f).min(1.0)
+}
+
 fn size(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
@@ -144,6 +167,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_code_is_exact_against_every_way_to_fail() {
+        for (n, data, parity) in [(6, 4, 2), (7, 4, 2), (12, 4, 2), (5, 2, 1), (4, 4, 2), (1, 4, 2), (9, 2, 1)] {
+            let found = groups(n, data + parity, Scheme::Mixed);
+            for f in 0..=n as u32 {
+                let sets: Vec<u32> = (0u32..1 << n).filter(|s| s.count_ones() == f).collect();
+                let holds = |lost: &u32, (start, end): &(usize, usize)| {
+                    let gone = (*start..*end).filter(|i| lost >> i & 1 == 1).count();
+                    gone <= parity.min(end - start - 1)
+                };
+                let good = sets.iter().filter(|lost| found.iter().all(|g| holds(lost, g))).count();
+                let (is, counted) = (
+                    survival_of_code(n as u64, (data as u64, parity as u64), u64::from(f)),
+                    good as f64 / sets.len() as f64,
+                );
+                assert!((is - counted).abs() < 1e-12, "{n} {data}+{parity} {f}: {is} {counted}");
+            }
+        }
+        // Six nodes: any two, as with two full copies.
+        assert!((survival_of_code(6, (4, 2), 2) - survival(6, 3, 2, Scheme::Mixed)).abs() < 1e-12);
     }
 
     #[test]

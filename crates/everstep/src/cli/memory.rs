@@ -7,7 +7,7 @@ use clap::Args;
 use everstep_checkpoint::arena::slot_bytes;
 use everstep_checkpoint::persist;
 use everstep_core::placement::Scheme;
-use everstep_core::survival::{survival, wasted_seconds};
+use everstep_core::survival::{survival, survival_of_code, wasted_seconds};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -34,9 +34,9 @@ pub struct Options {
     /// Nodes
     #[arg(long, default_value_t = 1)]
     nodes: u64,
-    /// Copies of each step on other nodes (replicas= of the CheckpointManager)
-    #[arg(long, default_value_t = 1)]
-    replicas: u64,
+    /// What other nodes keep of each step (replicas= of the CheckpointManager): so many copies, or a code as 4+2
+    #[arg(long, default_value = "1", value_parser = redundancy)]
+    replicas: Redundancy,
     /// All ranks hold the same (DDP): nothing is sent
     #[arg(long)]
     replicated: bool,
@@ -49,6 +49,48 @@ pub struct Options {
     /// As JSON
     #[arg(long)]
     json: bool,
+}
+
+/// What is kept of a shard on other nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Redundancy {
+    Copies(u64),
+    /// Data shards, parity shards.
+    Code(u64, u64),
+}
+
+fn redundancy(text: &str) -> Result<Redundancy, String> {
+    let number = |t: &str| t.parse::<u64>().ok().filter(|n| *n < 100);
+    let found = match text.split_once('+') {
+        None => number(text).map(Redundancy::Copies),
+        Some((data, parity)) => {
+            let some = |t| number(t).filter(|n| *n > 0);
+            some(data).zip(some(parity)).map(|(data, parity)| Redundancy::Code(data, parity))
+        }
+    };
+    found.ok_or_else(|| "give a number of copies, or a code as 4+2 (any two of six nodes may be lost)".into())
+}
+
+/// Bytes that a node keeps for others per slot, how that came about, and the probabilities to survive losses.
+fn kept(o: &Options, slot: u64) -> (u64, String, Vec<(u64, f64)>) {
+    let odds = |p: &dyn Fn(u64) -> f64| (1..=6.min(o.nodes)).map(|f| (f, p(f))).collect();
+    match o.replicas {
+        // Ranks that hold the same are as many copies as there are nodes.
+        _ if o.replicated => (0, "0 copies".into(), odds(&|f| survival(o.nodes, o.nodes, f, Scheme::Mixed))),
+        Redundancy::Copies(n) => {
+            let copies = n.min(o.nodes - 1);
+            (copies * slot, format!("{copies} copies"), odds(&|f| survival(o.nodes, copies + 1, f, Scheme::Mixed)))
+        }
+        Redundancy::Code(data, parity) => {
+            // The smallest group has the fewest shards to share its parity.
+            let group = (data + parity).min(o.nodes);
+            let parity = parity.min(group - 1);
+            let data = group - parity;
+            let bytes = slot * parity / data.max(1);
+            let what = format!("{parity} parity of 1/{data}");
+            (bytes, what, odds(&|f| survival_of_code(o.nodes, (data, parity), f)))
+        }
+    }
 }
 
 fn bytes(text: &str) -> Result<u64, String> {
@@ -87,17 +129,14 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     }
     let chunks = state.div_ceil(1 << 20);
     let slot = slot_bytes(state + SLACK, 2 * chunks * 21 + INDEX_SLACK);
-    let copies = if o.replicated { 0 } else { o.replicas.min(o.nodes - 1) };
+    let (kept, what, odds) = kept(o, slot);
     let slots = OWN_SLOTS + u64::from(!o.no_persist);
     let own = o.workers * slots * slot;
-    let peers = o.workers * copies * PEER_SLOTS * slot;
+    let peers = o.workers * PEER_SLOTS * kept;
     let need = own + peers + AGENT;
     let root = places::memory();
     let root = root.parent().unwrap_or(Path::new("/dev/shm"));
     let free = rustix::fs::statvfs(root).map_or(0, |s| s.f_bavail * s.f_frsize);
-    // Ranks that hold the same are as many copies as there are nodes.
-    let k = if o.replicated { o.nodes } else { copies + 1 };
-    let odds: Vec<(u64, f64)> = (1..=6.min(o.nodes)).map(|f| (f, survival(o.nodes, k, f, Scheme::Mixed))).collect();
     let wasted = o.step_time.map(|t| wasted_seconds(t, t, t, 0.0));
     if o.json {
         let report = json!({"version": 1, "slot_bytes": slot, "own_bytes": own, "replica_bytes": peers, "need_bytes": need,
@@ -107,7 +146,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     }
     println!("per node, in shared memory ({}):", root.display());
     println!("  own steps      {:>10}   {} workers × {slots} slots of {}", size(own), o.workers, size(slot));
-    println!("  others' steps  {:>10}   {} workers × {copies} copies × {PEER_SLOTS} slots", size(peers), o.workers);
+    println!("  others' steps  {:>10}   {} workers × {what} × {PEER_SLOTS} slots", size(peers), o.workers);
     println!("  agent          {:>10}", size(AGENT));
     println!("  needed         {:>10}   free here {}", size(need), size(free));
     println!("every step survives the loss of so many of {} nodes at once with probability:", o.nodes);
@@ -119,7 +158,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     }
     if need > free {
         eprintln!(
-            "it does not fit: use fewer replicas, or set EVERSTEP_SHM_DIR to a larger tmpfs (mount -t tmpfs -o size=…,huge=always)"
+            "it does not fit: use fewer replicas or a code (--replicas 4+2), or set EVERSTEP_SHM_DIR to a larger tmpfs (mount -t tmpfs -o size=…,huge=always)"
         );
     }
     Ok(i32::from(need > free))
@@ -127,7 +166,14 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::bytes;
+    use super::{Redundancy, bytes, redundancy};
+
+    #[test]
+    fn copies_and_codes() {
+        assert_eq!(redundancy("2"), Ok(Redundancy::Copies(2)));
+        assert_eq!(redundancy("4+2"), Ok(Redundancy::Code(4, 2)));
+        assert!(["4+", "+2", "0+2", "4+0", "x", "-1", "4+2+1"].iter().all(|t| redundancy(t).is_err()));
+    }
 
     #[test]
     fn sizes_are_read_as_people_write_them() {
