@@ -12,7 +12,6 @@ import os
 import random
 import shutil
 import signal
-import struct
 import subprocess
 import tempfile
 import time
@@ -22,12 +21,12 @@ from typing import Any
 
 from figures.bound import Bound
 from figures.hosts import hosts
+from figures.slots import SEALED, WRITING, superblock
 from harness.cluster import EVERSTEP, ROOT, Cluster, descendants
 
 VICTIMS = ("worker", "agent", "node", "node-0", "group", "coordinator")
 MOMENTS = ("idle", "capture", "replicate", "persist", "restore")
 STEPS = 80
-SEALED = 2
 
 
 class Hosts(Cluster):
@@ -59,26 +58,13 @@ class Hosts(Cluster):
         return jobs[0] if jobs else {}
 
 
-def _superblock(slot: Path) -> tuple[int, ...]:
-    """The first words of a slot: state at 1, rank at 4, step at 6 (crates/checkpoint/src/arena.rs)."""
-    with contextlib.suppress(OSError), slot.open("rb") as f:
-        head = f.read(7 * 8)
-        if len(head) == 7 * 8:
-            return struct.unpack("<7Q", head)
-    return (0,) * 7
-
-
-def _state(slot: Path) -> int:
-    return _superblock(slot)[1] & 0xFF
-
-
 def _reachable(c: Hosts, out: Path) -> int:
     """Newest step of which every rank's shard is whole somewhere: in a slot of a node that is left, or on disk."""
     held: dict[int, set[int]] = {rank: set() for rank in range(3)}
     for slot in [*c.memory.glob("*/local-*-slot-*"), *c.memory.glob("*/peer-*-slot-*")]:
-        words = _superblock(slot)
-        if words[1] & 0xFF == SEALED:
-            held[words[4]].add(words[6])
+        of = superblock(slot)
+        if of.state == SEALED:
+            held[of.rank].add(of.step)
     durable = {int(p.parent.name.removeprefix("step-")) for p in (out / "ckpt").glob("step-*/manifest.json") if ".tmp-" not in p.parent.name}
     return max(set.intersection(*held.values()) | durable, default=0)
 
@@ -91,7 +77,7 @@ def _moment(c: Hosts, out: Path, when: str) -> Callable[[], bool]:
         return lambda: any(p.name.count(".tmp-") for p in (out / "ckpt").glob("step-*"))
     pattern = "local-0-slot-*" if when == "capture" else "peer-*-slot-*"
     slots = [p for node in range(c.nodes) for p in (c.memory / str(node)).glob(pattern)]
-    return lambda: any(_state(p) == 1 for p in slots)
+    return lambda: any(superblock(p).state == WRITING for p in slots)
 
 
 def _kill(c: Hosts, victim: str) -> list[int]:

@@ -23,7 +23,7 @@ FIGURES = [
     "snapshot-blocking", "lost-time", "two-phase-breakdown", "replication-overhead", "replication-throughput", "persist-throughput", "restore", "placement-exact",
     "writer-kills", "crash-states", "kill-matrix",
     "corruption", "memory-flat", "gpu-snapshot",
-    "dcp-plugin", "frequency-contention", "silent-corruption", "planning-cost", "export", "reshard", "data-ledger", "s3-faults",
+    "dcp-plugin", "frequency-contention", "silent-corruption", "planning-cost", "export", "reshard", "data-ledger", "s3-faults", "erasure",
 ]  # fmt: skip
 
 

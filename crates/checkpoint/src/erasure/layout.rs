@@ -4,12 +4,21 @@ use super::code::GRAIN;
 use crate::format::digest::CHUNK_BYTES;
 use std::ops::Range;
 
-/// The chunks of a region of `bytes` that are its `part`-th of `parts`.
-#[must_use]
-pub fn part(bytes: u64, parts: usize, part: usize) -> Range<usize> {
+/// Chunks of a region of `bytes`: so many in each of `parts` parts, and so many parts that have one more. The one more comes
+/// from the region's end: where it is short, so is what is computed from it.
+fn shares(bytes: u64, parts: usize) -> (usize, usize) {
     let chunks = usize::try_from(bytes.div_ceil(CHUNK_BYTES as u64)).unwrap_or(usize::MAX);
-    let each = chunks.div_ceil(parts.max(1));
-    chunks.min(part * each)..chunks.min((part + 1) * each)
+    (chunks / parts.max(1), chunks % parts.max(1))
+}
+
+/// The part that a chunk of a region of `bytes` is in, and its position there.
+#[must_use]
+pub fn place(bytes: u64, parts: usize, chunk: usize) -> (usize, usize) {
+    let (each, _) = shares(bytes, parts);
+    match chunk.checked_sub(each * parts) {
+        Some(part) => (part, each),
+        None => (chunk / each.max(1), chunk % each.max(1)),
+    }
 }
 
 /// A stripe over the regions of its members (0 where a node has no such rank): position by position, one chunk of each.
@@ -29,14 +38,24 @@ impl Layout {
     #[must_use]
     pub fn positions(&self) -> usize {
         let parts = self.regions.len();
-        self.regions.iter().enumerate().map(|(i, bytes)| part(*bytes, parts, i).len()).max().unwrap_or(0)
+        let of = |(member, bytes): (usize, &u64)| {
+            let (each, more) = shares(*bytes, parts);
+            each + usize::from(member < more)
+        };
+        self.regions.iter().enumerate().map(of).max().unwrap_or(0)
     }
 
     /// Where in the member's region its bytes of this position are, if it has any.
     #[must_use]
     pub fn bytes(&self, member: usize, position: usize) -> Option<Range<usize>> {
         let region = *self.regions.get(member)?;
-        let chunk = part(region, self.regions.len(), member).nth(position)?;
+        let parts = self.regions.len();
+        let (each, more) = shares(region, parts);
+        let chunk = match position.checked_sub(each) {
+            None => member * each + position,
+            Some(0) if member < more => each * parts + member,
+            Some(_) => return None,
+        };
         let region = usize::try_from(region).ok()?;
         Some(chunk * CHUNK_BYTES..region.min((chunk + 1) * CHUNK_BYTES))
     }
@@ -45,13 +64,6 @@ impl Layout {
     #[must_use]
     pub fn chunk(&self, member: usize, position: usize) -> Option<usize> {
         self.bytes(member, position).map(|b| b.start / CHUNK_BYTES)
-    }
-
-    /// The position of a chunk of the member's region, if it is in this stripe.
-    #[must_use]
-    pub fn position(&self, member: usize, chunk: usize) -> Option<usize> {
-        let own = part(*self.regions.get(member)?, self.regions.len(), member);
-        own.contains(&chunk).then(|| chunk - own.start)
     }
 
     /// Bytes of a parity shard at this position: those of the longest chunk there.
@@ -79,25 +91,33 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    proptest! {
-        #[test]
-        fn every_byte_is_in_one_part(bytes in 0u64..40 << 20, parts in 1usize..9) {
-            let all: Vec<usize> = (0..parts).flat_map(|i| part(bytes, parts, i)).collect();
-            prop_assert_eq!(all, (0..bytes.div_ceil(1 << 20) as usize).collect::<Vec<_>>());
+    #[test]
+    fn what_a_shard_costs() {
+        // 17 MiB and a bit: four chunks each, and a short one.
+        let layout = Layout::new(vec![(17 << 20) - 900_000; 4]);
+        assert_eq!((layout.positions(), layout.parity_bytes()), (5, (4 << 20) + 148_608));
+        for mib in 17..200u64 {
+            let bytes = (mib << 20) - 1000;
+            let parity = 2 * Layout::new(vec![bytes; 4]).parity_bytes();
+            assert!((parity as f64) < 0.6 * bytes as f64, "{mib} MiB: {parity}");
         }
+    }
 
+    proptest! {
         #[test]
         fn positions_cover_their_members(regions in prop::collection::vec(0u64..30 << 20, 1..7)) {
             let layout = Layout::new(regions.clone());
             for (member, region) in regions.iter().enumerate() {
-                let own = part(*region, regions.len(), member);
-                let there: Vec<usize> = (0..layout.positions()).filter_map(|x| layout.chunk(member, x)).collect();
-                prop_assert_eq!(&there, &own.clone().collect::<Vec<_>>());
-                for chunk in own {
-                    let position = layout.position(member, chunk).unwrap_or(usize::MAX);
-                    prop_assert_eq!(layout.chunk(member, position), Some(chunk));
+                let chunks = region.div_ceil(1 << 20) as usize;
+                let own: Vec<usize> = (0..chunks).filter(|c| place(*region, regions.len(), *c).0 == member).collect();
+                let mut there: Vec<usize> = (0..layout.positions()).filter_map(|x| layout.chunk(member, x)).collect();
+                for chunk in &own {
+                    let (_, position) = place(*region, regions.len(), *chunk);
+                    prop_assert_eq!(layout.chunk(member, position), Some(*chunk));
                     prop_assert!(layout.bytes(member, position).is_some_and(|b| b.len() <= layout.length(position)));
                 }
+                there.sort_unstable();
+                prop_assert_eq!(there, own);
             }
             // Only the last position may be shorter than a chunk.
             for position in 1..layout.positions() {

@@ -2,7 +2,7 @@
 //! source is verified before it is used, and every chunk that comes out against the checksum of its capture.
 
 use super::code::{Decoder, GRAIN};
-use super::layout::Layout;
+use super::layout::{Layout, place};
 use super::parity::{Described, Description};
 use crate::arena::{Label, REGION_AT, Slot};
 use crate::format::digest::CHUNK_BYTES;
@@ -171,8 +171,8 @@ impl Task {
     fn compute(&self, slot: &Slot, outline: &Outline, chunks: &[usize]) -> io::Result<Vec<usize>> {
         let done = Mutex::new(Vec::new());
         for (part, stripe) in self.stripes.iter().enumerate() {
-            let own = super::layout::part(outline.region, self.stripes.len(), part);
-            let wanted: Vec<usize> = chunks.iter().copied().filter(|c| own.contains(c)).collect();
+            let here = |chunk: &usize| place(outline.region, self.stripes.len(), *chunk).0 == part;
+            let wanted: Vec<usize> = chunks.iter().copied().filter(here).collect();
             if wanted.is_empty() {
                 continue;
             }
@@ -229,8 +229,7 @@ impl Desk<'_> {
     /// Computes one chunk, from other sources as long as some are left.
     fn chunk(&mut self, slot: &Slot, decoder: &mut Decoder, chunk: usize) -> io::Result<()> {
         let data = self.stripe.members.len();
-        let position = self.known.layout.position(self.part, chunk);
-        let position = position.ok_or_else(|| invalid("not a chunk of this part"))?;
+        let (_, position) = place(self.outline.region, data, chunk);
         loop {
             let usable = |source: &usize| *source != self.part && !self.bad.contains(source);
             let chosen: Vec<usize> = (0..data + self.stripe.parity.len()).filter(usable).take(data).collect();
