@@ -112,7 +112,7 @@ def _losses(times: int) -> Iterator[Bound]:
     random.Random(5).shuffle(pairs)
     with tempfile.TemporaryDirectory() as scratch:
         command = ["figures/sharded.py", "--out", scratch, "--steps", str(STEPS), "--pause", "0.05", "--width", "1024", "--layers", "4", "--replicas", "4+2"]
-        with cluster("erasure", command, nodes=NODES, workers=1) as c:
+        with cluster("erasure", command, nodes=NODES, workers=1, options=["--max-restarts", "1000"]) as c:
             c.start_all()
             c.wait_for(lambda: (c.status().get("replicated_step") or 0) >= 4, 180, "a few steps")
             told, during = [], 0

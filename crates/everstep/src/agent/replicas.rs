@@ -185,12 +185,7 @@ fn pin_all(own: &Own, workers: u32, generation: Generation, (from, base): (Step,
     let mut steps: Vec<u64> = all.first()?.iter().filter_map(sealed).collect();
     steps.sort_unstable();
     let step = steps.into_iter().find(|step| all.iter().all(|slots| slots.iter().any(|s| sealed(s) == Some(*step))));
-    let of_now = |s: &&Arc<Slot>| s.label().filter(|l| l.generation == generation.0).map(|l| Step(l.step));
-    for slot in all.iter().flatten().filter(|s| s.pinned_for(Pin::Replicate)) {
-        if of_now(&slot).is_some_and(|s| Some(s) != base && Some(s.0) != step) {
-            slot.release(Pin::Replicate);
-        }
-    }
+    release(own, workers, generation, |s| Some(s) != base && Some(s.0) != step);
     let step = step?;
     let mut pinned = Vec::new();
     for slots in all {
@@ -204,6 +199,15 @@ fn pin_all(own: &Own, workers: u32, generation: Generation, (from, base): (Step,
         }
     }
     Some((Step(step), pinned))
+}
+
+/// Lets go of steps of this generation that were pinned for other nodes.
+fn release(own: &Own, workers: u32, generation: Generation, goes: impl Fn(Step) -> bool) {
+    for slot in (0..workers).flat_map(|local| own.slots(local)).filter(|s| s.pinned_for(Pin::Replicate)) {
+        if slot.label().is_some_and(|l| l.generation == generation.0 && goes(Step(l.step))) {
+            slot.release(Pin::Replicate);
+        }
+    }
 }
 
 /// Watches a worker's board for sealed steps until `over`.
@@ -284,6 +288,10 @@ impl Driver {
                     }
                 }
             });
+            if step.is_none() {
+                // Another step will be named, for which there must be a slot.
+                release(&own, workers, generation, |s| Some(s) != base);
+            }
             let digests = step.map_or_else(Vec::new, |_| std::mem::take(&mut digests));
             let _ = inbox.send(Input::Core(Event::Replicated { generation, step, digests, round }));
         });
@@ -313,10 +321,11 @@ impl Driver {
                 (step, source) => {
                     let tier = source.map(|s| s.tier);
                     if let (Some(step), Some(Tier::Memory)) = (step, tier) {
-                        // It stays until what comes after it is held by all.
+                        // It stays until what comes after it is held by all. Of two with this number an earlier generation's is
+                        // of a past that did not happen.
                         let slots = self.replicas.own.slots(local);
-                        let restored = slots.iter().filter(|s| s.label().is_some_and(|l| l.step == step.0));
-                        for slot in restored {
+                        let of_step = |s: &&Arc<Slot>| s.label().filter(|l| l.step == step.0).map(|l| l.generation);
+                        if let Some(slot) = slots.iter().max_by_key(of_step).filter(|s| of_step(s).is_some()) {
                             let _ = slot.pin(Pin::Replicate);
                             let _ = persist.is_some_and(|p| slot.pin(p));
                         }
