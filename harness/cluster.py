@@ -224,6 +224,17 @@ class Cluster:
         shutil.rmtree(self.memory / str(node), ignore_errors=True)
         return at
 
+    def rot(self, node: int, at: int) -> int:
+        """Changes a bit of every slot of a node's first rank, ``at`` bytes behind the superblock; returns how many there are."""
+        slots = list((self.memory / str(node)).glob("local-0-slot-*"))
+        for slot in slots:
+            with slot.open("r+b") as f:
+                f.seek(4096 + at)
+                byte = f.read(1)
+                f.seek(-1, 1)
+                f.write(bytes([byte[0] ^ 8]))
+        return len(slots)
+
     # -- leaving ------------------------------------------------------------------------------------
 
     def leaks(self) -> list[str]:

@@ -5,6 +5,7 @@ use crate::arena::{Label, REGION_AT, Slot};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::Index;
 use crate::fused::Running;
+use crate::replicate::bringers::Bringers;
 use crate::replicate::protocol::{DAMAGED, ParityWant};
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::message::{Parity, Purpose};
@@ -12,9 +13,8 @@ use everstep_wire::limits::INDEX_BYTES_MAX;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::net::TcpStream;
+use std::sync::{Arc, OnceLock};
 
 /// Bytes before each position of a parity shard on a stream: offset (u64), length (u32), checksum (u64), little endian.
 pub const HEADER: usize = 20;
@@ -132,12 +132,8 @@ pub struct Incoming {
     region: u64,
     /// Checksums of what has come.
     crcs: Vec<OnceLock<u64>>,
-    /// Nobody wants it any more.
-    cancelled: AtomicBool,
-    /// Connections that bring it.
-    streams: Mutex<Vec<TcpStream>>,
-    /// Held by whoever writes into the slot.
-    writing: RwLock<()>,
+    /// Who brings it.
+    pub bringers: Bringers,
 }
 
 impl Incoming {
@@ -163,26 +159,8 @@ impl Incoming {
             slot,
             region,
             crcs: (0..positions).map(|_| OnceLock::new()).collect(),
-            cancelled: AtomicBool::new(false),
-            streams: Mutex::default(),
-            writing: RwLock::default(),
+            bringers: Bringers::default(),
         })
-    }
-
-    /// One more connection brings parts of it.
-    pub fn attach(&self, stream: &TcpStream) {
-        if let (Ok(mut streams), Ok(stream)) = (self.streams.lock(), stream.try_clone()) {
-            streams.push(stream);
-        }
-    }
-
-    /// Ends it: when this returns, nobody writes into the slot any more.
-    pub fn cancel(&self) {
-        self.cancelled.store(true, Ordering::Release);
-        for stream in self.streams.lock().iter().flat_map(|s| s.iter()) {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-        drop(self.writing.write());
     }
 
     /// Takes positions off the stream, up to one of length 0, and answers each.
@@ -206,10 +184,7 @@ impl Incoming {
             if at % CHUNK_BYTES as u64 != 0 || bytes != expected {
                 return Err(wrong("not a position of this parity shard"));
             }
-            let _writing = self.writing.read().map_err(|_| wrong("an earlier position failed"))?;
-            if self.cancelled.load(Ordering::Acquire) {
-                return Err(wrong("this parity shard is not wanted any more"));
-            }
+            let _writing = self.bringers.write()?;
             let done = self.crcs.get(position).ok_or_else(|| wrong("not a position of this parity shard"))?;
             let (from, bytes) = (position * CHUNK_BYTES, usize::try_from(bytes).map_err(io::Error::other)?);
             let (mut sum, mut got) = (Running::default(), 0);
@@ -236,14 +211,12 @@ impl Incoming {
         let found = Description::from_bytes(json).map_err(|e| e.to_string())?;
         let came: Vec<Option<u64>> = self.crcs.iter().map(|c| c.get().copied()).collect();
         let all = found.crcs.iter().map(|c| Some(*c)).eq(came) && found.layout().parity_bytes() == self.region;
-        if !all || found.number != self.of.number || self.cancelled.load(Ordering::Acquire) {
+        if !all || found.number != self.of.number || self.bringers.is_over() {
             return Err("the parity shard is not complete".into());
         }
         let job = found.members.iter().flatten().map(|m| m.label.job).next().unwrap_or_default();
-        let writing = self.writing.write().map_err(|e| e.to_string())?;
         self.slot.describe(self.of.label(job), json, self.region).map_err(|e| e.to_string())?;
         self.slot.finish(None);
-        drop(writing);
         Ok(())
     }
 }

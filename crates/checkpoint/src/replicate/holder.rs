@@ -1,5 +1,6 @@
 //! The side that keeps replicas: answers other agents' streams, one thread each.
 
+use super::bringers::Bringers;
 use super::protocol::{
     Answer, Ask, BUSY, DAMAGED, EXTENT_HEADER, ParityWant, SILENCE, SlotRow, VERSION, WHEN_IDLE, description_crc,
 };
@@ -139,23 +140,18 @@ impl Holder {
     /// From now on only `generation` and later ones may store anything; what is on its way from older ones ends.
     pub fn raise_floor(&self, generation: u64) {
         self.floor.fetch_max(generation, Ordering::AcqRel);
+        let ends = |begun: u64, bringers: &Bringers| {
+            let over = begun < generation;
+            if over {
+                bringers.cancel();
+            }
+            over
+        };
         if let Ok(mut uploads) = self.uploads.lock() {
-            uploads.retain(|_, u| {
-                let stays = u.label.generation >= generation;
-                if !stays {
-                    u.cancel();
-                }
-                stays
-            });
+            uploads.retain(|_, u| !ends(u.label.generation, &u.bringers));
         }
         if let Ok(mut parities) = self.parities.lock() {
-            parities.retain(|_, p| {
-                let stays = p.of.generation >= generation;
-                if !stays {
-                    p.cancel();
-                }
-                stays
-            });
+            parities.retain(|_, p| !ends(p.of.generation, &p.bringers));
         }
     }
 
@@ -202,7 +198,7 @@ impl Holder {
                     match self.begin(label, (region, index, crc, base), &mut tcp)? {
                         Ok(None) => Answer::Done,
                         Ok(Some(begun)) => {
-                            begun.attach(&tcp);
+                            begun.bringers.attach(&tcp);
                             Answer::Missing(upload.insert(begun).missing())
                         }
                         Err(why) => Answer::Refused { why },
@@ -215,7 +211,7 @@ impl Holder {
                         });
                     match &upload {
                         Some(upload) => {
-                            upload.attach(&tcp);
+                            upload.bringers.attach(&tcp);
                             Answer::Done
                         }
                         None => Answer::Refused { why: "nobody has begun this".into() },
@@ -270,7 +266,7 @@ impl Holder {
                     match self.parity((of, round), (region, description), base) {
                         Ok(None) => Answer::Missing(Vec::new()),
                         Ok(Some(begun)) => {
-                            begun.attach(&tcp);
+                            begun.bringers.attach(&tcp);
                             frame::write(&mut tcp, &Answer::Done)?;
                             incoming.insert(begun).receive(&mut tcp)?;
                             continue;
@@ -350,7 +346,7 @@ impl Holder {
                 return Ok(Some(Arc::clone(begun)));
             }
             // A new attempt takes over from one whose stream is gone.
-            begun.cancel();
+            begun.bringers.cancel();
             parities.remove(&of.name());
         }
         let Some(slot) = self.parity_room(&of, lengths, base)? else { return Ok(None) };
@@ -393,7 +389,7 @@ impl Holder {
         let key = (label.rank, label.world_size);
         // A new attempt takes over from one whose stream is gone.
         if let Some(old) = uploads.remove(&key) {
-            old.cancel();
+            old.bringers.cancel();
         }
         let directory = self.directories.first().ok_or("no memory on this node")?;
         let name = format!("peer-{}-of-{}", label.rank, label.world_size);

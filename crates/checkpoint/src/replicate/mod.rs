@@ -6,6 +6,7 @@
 //!  slot <──pull── holders' slots    (ranges from several at once, verified on arrival; a bad chunk comes from the next)
 //! ```
 
+pub mod bringers;
 pub mod holder;
 pub mod protocol;
 pub mod pull;

@@ -1,13 +1,13 @@
 //! A slot that arrives from another node: which chunks are there, verified as they come.
 
+use super::bringers::Bringers;
 use crate::arena::{Label, REGION_AT, Slot, State};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::Index;
 use crate::fused::Running;
 use std::io::{self, Read};
-use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex};
 
 /// Bytes that are received and summed while they are in the cache.
 const PIECE_BYTES: usize = 256 << 10;
@@ -24,12 +24,8 @@ pub struct Upload {
     done: Vec<AtomicBool>,
     /// Chunks on their way: bytes so far and their checksum. Each chunk comes on one stream, in order.
     partial: Vec<Mutex<(usize, Running)>>,
-    /// Nobody wants it any more.
-    cancelled: AtomicBool,
-    /// Connections that bring it.
-    streams: Mutex<Vec<TcpStream>>,
-    /// Held by whoever writes into the slot.
-    writing: RwLock<()>,
+    /// Who brings it.
+    pub bringers: Bringers,
 }
 
 impl Upload {
@@ -62,30 +58,12 @@ impl Upload {
             done: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
             partial: (0..chunks).map(|_| Mutex::new((0, Running::default()))).collect(),
             index,
-            cancelled: AtomicBool::new(false),
-            streams: Mutex::default(),
-            writing: RwLock::default(),
+            bringers: Bringers::default(),
         };
         if known {
             upload.recognise();
         }
         Ok(upload)
-    }
-
-    /// One more connection brings parts of it.
-    pub fn attach(&self, stream: &TcpStream) {
-        if let (Ok(mut streams), Ok(stream)) = (self.streams.lock(), stream.try_clone()) {
-            streams.push(stream);
-        }
-    }
-
-    /// Ends it: when this returns, nobody writes into the slot any more.
-    pub fn cancel(&self) {
-        self.cancelled.store(true, Ordering::Release);
-        for stream in self.streams.lock().iter().flat_map(|s| s.iter()) {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-        drop(self.writing.write());
     }
 
     /// Chunks that an interrupted attempt has brought are told by their checksums.
@@ -124,10 +102,7 @@ impl Upload {
     /// Those of the stream; `InvalidData` for an extent that is not the next of its chunk.
     pub fn receive(&self, offset: u64, len: usize, from: &mut impl Read) -> io::Result<bool> {
         let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
-        let _writing = self.writing.read().map_err(|_| wrong("an earlier extent failed"))?;
-        if self.cancelled.load(Ordering::Acquire) {
-            return Err(wrong("this upload is over"));
-        }
+        let _writing = self.bringers.write()?;
         let offset = usize::try_from(offset).map_err(|_| wrong("extent outside the region"))?;
         let chunk = offset / CHUNK_BYTES;
         let partial = self.partial.get(chunk).ok_or_else(|| wrong("extent outside the region"))?;
@@ -163,7 +138,7 @@ impl Upload {
 
     /// Seals the slot if all chunks are there.
     pub fn seal(&self) -> bool {
-        let complete = self.done.iter().all(|d| d.load(Ordering::Acquire)) && !self.cancelled.load(Ordering::Acquire);
+        let complete = self.done.iter().all(|d| d.load(Ordering::Acquire)) && !self.bringers.is_over();
         if complete && self.slot.state() == State::Writing {
             self.slot.finish(None);
         }
