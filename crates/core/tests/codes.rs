@@ -227,3 +227,19 @@ fn what_comes_from_an_earlier_round_is_not_counted() {
     (0..6).for_each(|node| scene.done(node, Step(next), second));
     assert_eq!(scene.committed(), [next]);
 }
+
+/// A node took a later step than was named (that one was gone), before it had heard that all its workers have sealed it: what is
+/// named next is none that is held by all already.
+#[test]
+fn what_is_held_by_all_is_not_named_again() {
+    let mut scene = Scene::new(&[1; 6]);
+    let (_, round) = scene.plans();
+    let later = Step(STEP.0 + 1);
+    for node in 0..6 {
+        let report = Report::Replicated { generation: GENERATION, step: later, sealed: STEP, digests: vec![], round };
+        scene.report(node, report);
+    }
+    assert_eq!(scene.committed(), [later.0]);
+    let next = |o: &Order| if let Order::Committed { next, .. } = o { Some(*next) } else { None };
+    assert!(scene.sent.iter().filter_map(|(_, o)| next(o)).all(|next| next > later));
+}

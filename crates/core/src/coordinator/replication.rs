@@ -83,7 +83,9 @@ impl Job {
         self.replication.done.clear();
         self.replication.digests.clear();
         self.replication.round += 1;
-        let newest = self.replication.sealed.values().max().copied().unwrap_or_default();
+        // What all hold they have sealed, whether the events of all workers have arrived or not.
+        let newest =
+            self.replication.sealed.values().max().copied().max(self.replication.committed).unwrap_or_default();
         let held_for_growth = self.growth.and_then(|g| g.step);
         let next = match held_for_growth {
             Some(held) if held > newest => held,
