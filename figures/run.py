@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -54,16 +55,19 @@ def measure(name: str, soak: bool) -> list[Bound]:
 
 
 def write_page() -> None:
-    """docs/figures.md from the newest measurement of each figure."""
+    """docs/figures.md from the newest measurement of each figure; what was not measured on this machine stays as it is there."""
+    page = ROOT / "docs" / "figures.md"
+    there = dict(re.findall(r"^## (\S+)\n\n(.*?```\n.*?```)\n", page.read_text(), re.DOTALL | re.MULTILINE))
     lines = ["# Figures", "", "Each line is printed by `make figure NAME=…` on a 2-core machine; a control arm must read short.", ""]
     for name in FIGURES:
         path = ROOT / "target" / "figures" / f"{name}.json"
         if path.exists():
             record = json.loads(path.read_text())
-            lines += [f"## {name}", "", f"commit {record['commit']}, {record['seconds']:.0f} s", "", "```"]
-            lines += [b["line"] for b in record["bounds"]]
-            lines += ["```", ""]
-    (ROOT / "docs" / "figures.md").write_text("\n".join(lines))
+            bounds = "\n".join(b["line"] for b in record["bounds"])
+            there[name] = f"commit {record['commit']}, {record['seconds']:.0f} s\n\n```\n{bounds}\n```"
+        if name in there:
+            lines += [f"## {name}", "", there[name], ""]
+    page.write_text("\n".join(lines))
 
 
 def main() -> int:
