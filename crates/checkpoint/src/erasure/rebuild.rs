@@ -8,11 +8,10 @@ use crate::arena::{Label, REGION_AT, Slot};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::Index;
 use crate::fused::Running;
-use crate::replicate::protocol::{Answer, Ask, ParityWant, Peer, Stream, Want, description_crc, unexpected};
+use crate::replicate::protocol::{Ask, ParityWant, Peer, Stream, Want};
 use crate::replicate::pull::{Found, find};
 use everstep_core::id::Rank;
 use everstep_wire::frame;
-use everstep_wire::limits::INDEX_BYTES_MAX;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read};
 use std::sync::Mutex;
@@ -81,19 +80,9 @@ pub fn outline(task: &Task) -> io::Result<Outline> {
 /// A stream on which a parity shard was found, and what that says of itself.
 fn described(peer: &Peer, of: &ParityWant) -> io::Result<(Stream, Description)> {
     let mut stream = Stream::open(peer)?;
-    let (label, region, length, crc) = match stream.ask(&Ask::FindParity(*of))? {
-        Answer::Found { label, region, index, crc } => (label, region, index, crc),
-        Answer::NotHere => return Err(io::ErrorKind::NotFound.into()),
-        other => return Err(unexpected(&other)),
-    };
-    if length > INDEX_BYTES_MAX {
-        return Err(invalid("a description over the limit"));
-    }
-    let mut json = vec![0; usize::try_from(length).map_err(io::Error::other)?];
-    stream.tcp.read_exact(&mut json)?;
+    let (_, region, json) = stream.find(&Ask::FindParity(*of))?;
     let found = Description::from_bytes(&json)?;
-    let fits = description_crc(&label, &json) == crc && found.layout().parity_bytes() == region;
-    if fits && found.number == of.number {
+    if found.layout().parity_bytes() == region && found.number == of.number {
         Ok((stream, found))
     } else {
         Err(invalid("another parity shard than asked for"))

@@ -8,9 +8,9 @@
 use crate::arena::Label;
 use crate::fused::Running;
 use everstep_wire::frame;
-use everstep_wire::limits::CONNECT_TIMEOUT;
+use everstep_wire::limits::{CONNECT_TIMEOUT, INDEX_BYTES_MAX};
 use serde::{Deserialize, Serialize};
-use std::io;
+use std::io::{self, Read};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
@@ -271,6 +271,27 @@ impl Stream {
             Answer::Refused { why } => Err(io::Error::new(io::ErrorKind::PermissionDenied, why)),
             answer => Ok(answer),
         }
+    }
+
+    /// Asks for something that is described by JSON: its label, the length of its region, and the JSON, which arrived whole.
+    ///
+    /// # Errors
+    /// As [`Stream::ask`]; `NotFound` when it is not there; `InvalidData` when label or JSON are damaged or over the limit.
+    pub fn find(&mut self, ask: &Ask) -> io::Result<(Label, u64, Vec<u8>)> {
+        let (label, region, length, crc) = match self.ask(ask)? {
+            Answer::Found { label, region, index, crc } => (label, region, index, crc),
+            Answer::NotHere => return Err(io::ErrorKind::NotFound.into()),
+            other => return Err(unexpected(&other)),
+        };
+        if length > INDEX_BYTES_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "an index over the limit"));
+        }
+        let mut json = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+        self.tcp.read_exact(&mut json)?;
+        if description_crc(&label, &json) != crc {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "label or index arrived damaged"));
+        }
+        Ok((label, region, json))
     }
 
     /// Asks for something that can only be done or not.

@@ -1,12 +1,12 @@
 //! The side that fetches: a shard from several holders at once, every chunk verified; what one holder has damaged comes
 //! from the next.
 
-use super::protocol::{Answer, Ask, Peer, Stream, Want, description_crc, unexpected};
+use super::protocol::{Ask, Peer, Stream, Want};
 use crate::arena::{Label, REGION_AT, Slot};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::shard::Index;
 use crate::fused::Running;
-use everstep_wire::limits::{INDEX_BYTES_MAX, REGION_BYTES_MAX};
+use everstep_wire::limits::REGION_BYTES_MAX;
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read};
 use std::sync::Mutex;
@@ -48,18 +48,9 @@ pub fn find(peer: &Peer, want: Want) -> io::Result<Found> {
 /// As [`find`].
 pub fn find_on(mut stream: Stream, ask: &Ask, want: Want) -> io::Result<Found> {
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
-    let (label, region, length, crc) = match stream.ask(ask)? {
-        Answer::Found { label, region, index, crc } => (label, region, index, crc),
-        Answer::NotHere => return Err(io::ErrorKind::NotFound.into()),
-        other => return Err(unexpected(&other)),
-    };
-    if length > INDEX_BYTES_MAX || !want.is(&label) {
-        return Err(invalid("another shard than asked for, or an index over the limit".into()));
-    }
-    let mut json = vec![0; usize::try_from(length).map_err(io::Error::other)?];
-    stream.tcp.read_exact(&mut json)?;
-    if description_crc(&label, &json) != crc {
-        return Err(invalid("label or index arrived damaged".into()));
+    let (label, region, json) = stream.find(ask)?;
+    if !want.is(&label) {
+        return Err(invalid("another shard than asked for".into()));
     }
     let index: Index = serde_json::from_slice(&json).map_err(|e| invalid(e.to_string()))?;
     if region > REGION_BYTES_MAX || index.checked_bytes() != Some(region) || index.crcs.len() != index.chunks() {
