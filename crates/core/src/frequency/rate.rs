@@ -60,6 +60,9 @@ pub struct Rate {
     now: Interval,
     #[serde(skip)]
     blind: u32,
+    /// Seconds of earlier checkpoints that their own intervals, which are not stretched without limit, have not paid for.
+    #[serde(skip)]
+    owed: f64,
 }
 
 /// The interval that is under way.
@@ -101,6 +104,7 @@ impl Rate {
             seen: 0,
             now: Interval::default(),
             blind: 0,
+            owed: 0.0,
         }
     }
 
@@ -188,8 +192,13 @@ impl Rate {
     /// it, so that the budget holds whatever the next one will cost.
     fn steps_now(&self, iteration: f64) -> u64 {
         let Some(occupied) = self.now.occupied.filter(|_| !self.now.disturbed) else { return self.every };
-        let (own, _) = self.choose(iteration, self.now.extra(iteration), occupied);
-        own.clamp(self.every.div_ceil(STRETCH), self.every.saturating_mul(STRETCH))
+        let (own, _) = self.choose(iteration, self.now.extra(iteration) + self.owed, occupied);
+        own.clamp(self.every.div_ceil(STRETCH), self.longest())
+    }
+
+    /// The longest interval as things are.
+    fn longest(&self) -> u64 {
+        self.every.saturating_mul(STRETCH)
     }
 
     /// A checkpoint begins.
@@ -207,6 +216,8 @@ impl Rate {
             // Taken already, or known better from an earlier life.
             return;
         }
+        let paid = self.budget * iteration * self.longest() as f64;
+        self.owed = (self.owed + extra(iteration) - paid).max(0.0);
         let before = if std::mem::take(&mut self.provisional) { (None, None) } else { (self.cost, self.occupied) };
         self.cost = Some(blend(before.0, extra(iteration)));
         self.occupied = Some(blend(before.1, occupied));
@@ -330,6 +341,23 @@ mod tests {
             let overhead = run(&mut rate, 1, |_| (1.0, cost(n), 0.5));
             assert!((overhead - 0.05).abs() < 0.003, "{overhead} at {n}");
         }
+    }
+
+    #[test]
+    fn the_intervals_after_a_stall_pay_for_what_its_own_cannot() {
+        let mut rate = Rate::new(0.05, 1.0);
+        rate.profile(&[1.0; 20]);
+        run(&mut rate, 20, |_| (1.0, 1.0, 0.5));
+        // Twelve times the usual: its own interval is stretched four times and no more.
+        let (mut spent, mut ideal) = (0.0, 0.0);
+        for n in 0..10 {
+            let cost = if n == 0 { 12.0 } else { 1.0 };
+            let overhead = run(&mut rate, 1, |_| (1.0, cost, 0.5));
+            (spent, ideal) = (spent + cost, ideal + cost / overhead);
+        }
+        assert!((spent / ideal - 0.05).abs() < 0.002, "{}", spent / ideal);
+        let after = run(&mut rate, 10, |_| (1.0, 1.0, 0.5));
+        assert!((after - 0.05).abs() < 0.003 && rate.every().unwrap().0 <= 22, "{after} {:?}", rate.every());
     }
 
     #[test]
