@@ -26,7 +26,7 @@ fn part_of(offsets: Vec<u64>, sizes: Vec<u64>, flat: bool) -> Part {
         let (first, n) = (offsets.first().copied().unwrap_or(0), sizes.first().copied().unwrap_or(0));
         return Part::Flat { first, last: first.saturating_add(n) };
     }
-    Part::Block { offsets, sizes }
+    Part::Block { offsets: offsets.into(), sizes: sizes.into() }
 }
 
 fn wanted(asked: Vec<Asked>) -> Vec<Wanted> {

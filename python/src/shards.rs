@@ -295,7 +295,7 @@ impl PyShard {
                 )));
             }
             let held = vec![Held { shard: 0, at: *at, part }];
-            let asked = Part::Block { offsets, sizes };
+            let asked = Part::Block { offsets: offsets.into(), sizes: sizes.into() };
             largest = largest.max(asked.elements().unwrap_or(0).saturating_mul(element));
             let runs = Table::new(&shape, element, held).and_then(|t| t.plan(&asked));
             let runs = runs.map_err(|e| checkpoint(format!("{name}: {e}")))?;

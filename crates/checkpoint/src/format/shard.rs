@@ -131,7 +131,25 @@ pub fn places_to_text(table: &[u8]) -> String {
 /// The numbers of such a text; `None` when it is none.
 #[must_use]
 pub fn places_from_text(text: &str) -> Option<Vec<u64>> {
-    text.split(' ').map(|word| u64::from_str_radix(word, 16).ok()).collect()
+    // Digit by digit: all shards of a large job have millions of them.
+    let mut table = Vec::with_capacity(text.len() / 2);
+    let (mut word, mut digits) = (0u64, 0u32);
+    for byte in text.bytes() {
+        let digit = match byte {
+            b'0'..=b'9' => byte - b'0',
+            b'a'..=b'f' => byte - b'a' + 10,
+            b' ' if digits > 0 => {
+                table.push(word);
+                (word, digits) = (0, 0);
+                continue;
+            }
+            _ => return None,
+        };
+        digits += 1;
+        word = word.checked_mul(16)? | u64::from(digit);
+    }
+    table.push(Some(word).filter(|_| digits > 0)?);
+    Some(table)
 }
 
 /// Checksums (CRC-64/NVME) of single values by where they begin in the region, as text for a header: `offset:checksum`, hexadecimal.

@@ -1,6 +1,11 @@
 //! Parts of a tensor: blocks, and ranges of the flattened tensor.
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+/// One number for each dimension; of up to four of them without memory of their own: a checkpoint of 256 ranks has a quarter of a
+/// million parts.
+pub type Dimensions = SmallVec<[u64; 4]>;
 
 /// Which elements of a whole tensor something holds. It holds them without gaps, in the order of the whole tensor's rows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -9,9 +14,9 @@ pub enum Part {
     /// `sizes[d]` elements from `offsets[d]` on in each dimension.
     Block {
         /// first element
-        offsets: Vec<u64>,
+        offsets: Dimensions,
         /// number of elements
-        sizes: Vec<u64>,
+        sizes: Dimensions,
     },
     /// Elements `first..last` of the flattened tensor.
     Flat {
@@ -25,15 +30,15 @@ pub enum Part {
 /// A block of a tensor: in each dimension from where, and how many.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Block {
-    pub offsets: Vec<u64>,
-    pub sizes: Vec<u64>,
+    pub offsets: Dimensions,
+    pub sizes: Dimensions,
 }
 
 impl Part {
     /// All of a tensor.
     #[must_use]
     pub fn whole(shape: &[u64]) -> Self {
-        Part::Block { offsets: vec![0; shape.len()], sizes: shape.to_vec() }
+        Part::Block { offsets: smallvec::smallvec![0; shape.len()], sizes: shape.into() }
     }
 
     /// Number of elements; `None` when there are more than fit into 64 bits.
@@ -104,7 +109,7 @@ impl Part {
 impl Block {
     /// What both have.
     pub(super) fn both(&self, other: &Block) -> Option<Block> {
-        let (mut offsets, mut sizes) = (Vec::with_capacity(self.sizes.len()), Vec::with_capacity(self.sizes.len()));
+        let (mut offsets, mut sizes) = (Dimensions::new(), Dimensions::new());
         let mine = self.offsets.iter().zip(&self.sizes);
         for ((a, n), (b, m)) in mine.zip(other.offsets.iter().zip(&other.sizes)) {
             let (from, to) = ((*a).max(*b), (a + n).min(b + m));
@@ -150,7 +155,7 @@ fn flat_blocks(shape: &[u64], first: u64, last: u64) -> Vec<Block> {
         return Vec::new();
     }
     let Some((rows, inner)) = shape.split_first() else {
-        return vec![Block { offsets: Vec::new(), sizes: Vec::new() }];
+        return vec![Block { offsets: Dimensions::new(), sizes: Dimensions::new() }];
     };
     let row: u64 = inner.iter().product();
     let mut found = Vec::new();
@@ -171,7 +176,11 @@ fn flat_blocks(shape: &[u64], first: u64, last: u64) -> Vec<Block> {
         add(a, 1, flat_blocks(inner, first % row, row));
     }
     if whole_from < b {
-        add(whole_from, b - whole_from, vec![Block { offsets: vec![0; inner.len()], sizes: inner.to_vec() }]);
+        add(
+            whole_from,
+            b - whole_from,
+            vec![Block { offsets: smallvec::smallvec![0; inner.len()], sizes: inner.into() }],
+        );
     }
     if b < *rows && !last.is_multiple_of(row) {
         add(b, 1, flat_blocks(inner, 0, last % row));

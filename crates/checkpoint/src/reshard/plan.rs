@@ -113,7 +113,7 @@ impl Table {
         if let Some(hole) = missing.first() {
             let count = |b: &Block| b.sizes.iter().product::<u64>();
             let (elements, wanted) = (missing.iter().map(count).sum(), wanted.elements().unwrap_or(0));
-            return Err(PlanError::Missing { wanted, elements, first: hole.offsets.clone() });
+            return Err(PlanError::Missing { wanted, elements, first: hole.offsets.to_vec() });
         }
         runs.sort_unstable_by_key(|r| r.into);
         join(&mut runs);

@@ -2,11 +2,13 @@
 
 use super::part::Part;
 use super::plan::{Held, PlanError, Run, Table};
-use crate::format::shard::{Lines, places_from_text};
+
+use crate::format::shard::{Lines, Tensor, places_from_text};
 use crate::persist::read_manifest;
 use crate::restore::{Readers, RestoreError, Shard, Target};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+use std::sync::Arc;
 
 /// Tensors have no more dimensions.
 const DIMENSIONS_MAX: u64 = 64;
@@ -77,11 +79,22 @@ pub struct WholeTensor {
 
 /// A tensor while the shards are looked through.
 struct Found {
+    name: String,
     dtype: String,
     shape: Vec<u64>,
     element: u64,
     in_parts: bool,
     held: Vec<Held>,
+}
+
+/// All that were found so far.
+#[derive(Default)]
+struct Tensors {
+    all: Vec<Found>,
+    /// Where each one is, by its name.
+    by_name: HashMap<String, usize>,
+    /// The lines of the shard before, and where each one's tensor is: ranks of evenly sharded state have the same ones.
+    before: (Arc<[Tensor]>, Vec<usize>),
 }
 
 /// A part of a tensor, and the address of contiguous memory of its size.
@@ -108,12 +121,12 @@ impl Whole {
     /// When one cannot be read, or they are of different models.
     pub fn open(directory: &Path) -> Result<Self, WholeError> {
         let shards = open_shards(directory)?;
-        let mut found: HashMap<String, Found> = HashMap::new();
+        let mut found = Tensors::default();
         for (number, shard) in (0u32..).zip(&shards) {
-            add(&mut found, number, shard)?;
+            found.add(number, shard)?;
         }
-        let mut tensors = HashMap::with_capacity(found.len());
-        for (name, Found { dtype, shape, element, in_parts, held }) in found {
+        let mut tensors = HashMap::with_capacity(found.all.len());
+        for Found { name, dtype, shape, element, in_parts, held } in found.all {
             let (holders, first) = (held.len(), held.first().map_or(0, |h| h.shard));
             let table = Table::new(&shape, element, held).map_err(|e| WholeError::Part(name.clone(), e))?;
             tensors.insert(name, WholeTensor { dtype, shape, element, in_parts, holders, first, table });
@@ -179,45 +192,57 @@ pub fn open_shards(directory: &Path) -> Result<Vec<Shard>, WholeError> {
     manifest.shards.iter().map(|entry| Ok(Shard::from_file_after(directory, entry, &mut lines)?)).collect()
 }
 
-/// Puts what a shard holds beside what the others do.
-fn add(found: &mut HashMap<String, Found>, number: u32, shard: &Shard) -> Result<(), WholeError> {
-    let unreadable = || WholeError::Places(shard.path().into());
-    let table = match shard.places() {
-        None => Vec::new(),
-        Some(text) => places_from_text(text).ok_or_else(unreadable)?,
-    };
-    let mut left = table.as_slice();
-    let mut at = 0;
-    for (n, tensor) in (0u64..).zip(shard.index().tensors.iter()) {
-        let here = at;
-        at += tensor.bytes;
-        let elements = tensor.shape.iter().try_fold(1u64, |n, s| n.checked_mul(*s)).unwrap_or(0);
-        let element = tensor.bytes.checked_div(elements).unwrap_or(1);
-        let (mut shape, mut part, in_parts) = (tensor.shape.as_slice(), None, left.first() == Some(&n));
-        if in_parts {
-            let (own, rest) = place(left).ok_or_else(unreadable)?;
-            let first = own.offsets.first().copied().unwrap_or(0);
-            part = Some(if own.flat {
-                Part::Flat { first, last: first.saturating_add(elements) }
-            } else {
-                Part::Block { offsets: own.offsets.to_vec(), sizes: tensor.shape.clone() }
-            });
-            (shape, left) = (own.shape, rest);
-        }
-        let part = part.unwrap_or_else(|| Part::whole(shape));
-        let held = Held { shard: number, at: here, part };
-        let Some(whole) = found.get_mut(&tensor.name) else {
-            let (dtype, shape) = (tensor.dtype.clone(), shape.to_vec());
-            found.insert(tensor.name.clone(), Found { dtype, shape, element, in_parts, held: vec![held] });
-            continue;
+impl Tensors {
+    /// Puts what a shard holds beside what the others do.
+    fn add(&mut self, number: u32, shard: &Shard) -> Result<(), WholeError> {
+        let unreadable = || WholeError::Places(shard.path().into());
+        let table = match shard.places() {
+            None => Vec::new(),
+            Some(text) => places_from_text(text).ok_or_else(unreadable)?,
         };
-        // What is each rank's own has other sizes from rank to rank and is asked for by rank.
-        if whole.shape == shape && whole.dtype == tensor.dtype && whole.in_parts == in_parts {
-            whole.element = whole.element.max(element);
-            whole.held.push(held);
-        } else if in_parts || whole.in_parts {
-            return Err(WholeError::OfTwoModels(tensor.name.clone(), whole.shape.clone(), shape.to_vec()));
+        let mut left = table.as_slice();
+        let mut at = 0;
+        let lines = &shard.index().tensors;
+        if !Arc::ptr_eq(lines, &self.before.0) {
+            self.before = (lines.clone(), Vec::with_capacity(lines.len()));
         }
+        for (n, tensor) in (0u64..).zip(lines.iter()) {
+            let here = at;
+            at += tensor.bytes;
+            let elements = tensor.shape.iter().try_fold(1u64, |n, s| n.checked_mul(*s)).unwrap_or(0);
+            let element = tensor.bytes.checked_div(elements).unwrap_or(1);
+            let (mut shape, mut part, in_parts) = (tensor.shape.as_slice(), None, left.first() == Some(&n));
+            if in_parts {
+                let (own, rest) = place(left).ok_or_else(unreadable)?;
+                let first = own.offsets.first().copied().unwrap_or(0);
+                part = Some(if own.flat {
+                    Part::Flat { first, last: first.saturating_add(elements) }
+                } else {
+                    Part::Block { offsets: own.offsets.into(), sizes: tensor.shape.as_slice().into() }
+                });
+                (shape, left) = (own.shape, rest);
+            }
+            let part = part.unwrap_or_else(|| Part::whole(shape));
+            let held = Held { shard: number, at: here, part };
+            let line = usize::try_from(n).unwrap_or(usize::MAX);
+            let known = self.before.1.get(line).or_else(|| self.by_name.get(&tensor.name)).copied();
+            if self.before.1.len() == line {
+                self.before.1.push(known.unwrap_or(self.all.len()));
+            }
+            let Some(whole) = known.and_then(|i| self.all.get_mut(i)) else {
+                let (name, dtype, shape) = (tensor.name.clone(), tensor.dtype.clone(), shape.to_vec());
+                self.by_name.insert(name.clone(), self.all.len());
+                self.all.push(Found { name, dtype, shape, element, in_parts, held: vec![held] });
+                continue;
+            };
+            // What is each rank's own has other sizes from rank to rank and is asked for by rank.
+            if whole.shape == shape && whole.dtype == tensor.dtype && whole.in_parts == in_parts {
+                whole.element = whole.element.max(element);
+                whole.held.push(held);
+            } else if in_parts || whole.in_parts {
+                return Err(WholeError::OfTwoModels(tensor.name.clone(), whole.shape.clone(), shape.to_vec()));
+            }
+        }
+        if left.is_empty() { Ok(()) } else { Err(unreadable()) }
     }
-    if left.is_empty() { Ok(()) } else { Err(unreadable()) }
 }
