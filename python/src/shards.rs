@@ -294,7 +294,7 @@ impl PyShard {
                     tensor.bytes
                 )));
             }
-            let held = vec![Held { shard: 0, at: *at, part }];
+            let held = vec![Held::new(0, *at, part)];
             let asked = Part::Block { offsets: offsets.into(), sizes: sizes.into() };
             largest = largest.max(asked.elements().unwrap_or(0).saturating_mul(element));
             let runs = Table::new(&shape, element, held).and_then(|t| t.plan(&asked));

@@ -120,6 +120,14 @@ pub struct Shard {
     values: BTreeMap<u64, u64>,
 }
 
+/// What reading the header of one of many shards leaves for the next.
+#[derive(Debug, Default)]
+pub struct Headers {
+    lines: Lines,
+    /// Memory that a header was read into.
+    room: Option<MmapMut>,
+}
+
 impl std::fmt::Debug for Shard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shard").field("path", &self.path).finish_non_exhaustive()
@@ -142,14 +150,14 @@ impl Shard {
     /// # Errors
     /// [`RestoreError`].
     pub fn from_file(directory: &Path, entry: &ShardFile) -> Result<Self, RestoreError> {
-        Self::from_file_after(directory, entry, &mut Lines::default())
+        Self::from_file_after(directory, entry, &mut Headers::default())
     }
 
     /// The same for one of many, which costs less where its header has the lines of the one `before`.
     ///
     /// # Errors
     /// As [`Shard::from_file`].
-    pub fn from_file_after(directory: &Path, entry: &ShardFile, before: &mut Lines) -> Result<Self, RestoreError> {
+    pub fn from_file_after(directory: &Path, entry: &ShardFile, before: &mut Headers) -> Result<Self, RestoreError> {
         let path = directory.join(&entry.file);
         let name = path.display().to_string();
         let unreadable = |source| RestoreError::Unreadable { path: name.clone(), source };
@@ -161,27 +169,34 @@ impl Shard {
         if length != entry.bytes {
             return Err(damaged(&format!("{length} bytes long, {} were written", entry.bytes)));
         }
-        let mut page = MmapMut::map_anon(ALIGN).map_err(unreadable)?;
-        let got = source.read(&mut page, 0).map_err(unreadable)?;
-        let head = page.first_chunk::<8>().filter(|_| got >= 8).map(|h| u64::from_le_bytes(*h));
+        // The first page says how long the header is; mostly as long as the last one was.
+        let Headers { lines, room } = before;
+        let mut memory = match room.take() {
+            Some(memory) => memory,
+            None => MmapMut::map_anon(ALIGN).map_err(unreadable)?,
+        };
+        let mut got = source.read(&mut memory, 0).map_err(unreadable)?;
+        let head = memory.first_chunk::<8>().filter(|_| got >= 8).map(|h| u64::from_le_bytes(*h));
         let head = head.ok_or_else(|| damaged("too short"))?;
         let region_at = head.checked_add(8).filter(|n| head <= HEADER_BYTES_MAX && *n <= length);
         let region_at = region_at.filter(|n| n.is_multiple_of(ALIGN as u64)).ok_or_else(|| damaged("header length"))?;
         let header_bytes = usize::try_from(region_at).map_err(|_| damaged("header length"))?;
-        let mut header = MmapMut::map_anon(header_bytes).map_err(unreadable)?;
-        if source.read(&mut header, 0).map_err(unreadable)? != header_bytes {
-            return Err(damaged("too short"));
+        if got < header_bytes {
+            memory = MmapMut::map_anon(header_bytes).map_err(unreadable)?;
+            got = source.read(&mut memory, 0).map_err(unreadable)?;
         }
+        let header = memory.get(..header_bytes).filter(|_| got >= header_bytes).ok_or_else(|| damaged("too short"))?;
         let json = header.get(8..).unwrap_or_default();
-        let (mut index, mut metadata) = parse_safetensors_header(json, before).map_err(|e| damaged(&e))?;
+        let (mut index, mut metadata) = parse_safetensors_header(json, lines).map_err(|e| damaged(&e))?;
         let crcs = metadata.get(CHUNKS_KEY).and_then(|text| chunks_from_text(text));
         index.crcs = crcs.ok_or_else(|| damaged("no checksums in its header"))?;
         let region = index.checked_bytes().filter(|b| b.checked_add(region_at) == Some(length));
         let region = region.ok_or_else(|| damaged("tensors do not fill the file"))?;
-        let whole = (index.crcs.len() == index.chunks()).then(|| combine_chunks(crc(&header), &index.crcs, region));
+        let whole = (index.crcs.len() == index.chunks()).then(|| combine_chunks(crc(header), &index.crcs, region));
         if whole.map(|w| format!("{w:016x}")).as_deref() != Some(entry.crc.as_str()) {
             return Err(damaged("its header differs from what the manifest says"));
         }
+        *room = Some(memory);
         let places = metadata.remove(PLACES_KEY);
         let values = metadata.get(VALUES_KEY).map(|text| values_from_text(text)).unwrap_or_default();
         Ok(Shard { bytes: Bytes::Stored(source, region_at), index, path: name, places, values })

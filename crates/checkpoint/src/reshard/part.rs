@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-/// One number for each dimension; of up to four of them without memory of their own: a checkpoint of 256 ranks has a quarter of a
-/// million parts.
-pub type Dimensions = SmallVec<[u64; 4]>;
+/// One number for each dimension; of one or two without memory of their own: a checkpoint of 256 ranks has a quarter of a million
+/// parts.
+pub type Dimensions = SmallVec<[u64; 2]>;
 
 /// Which elements of a whole tensor something holds. It holds them without gaps, in the order of the whole tensor's rows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -11,6 +11,18 @@ pub struct Held {
     pub at: u64,
     /// Which elements.
     pub part: Part,
+    /// In a [`Table`]: the first of them in the flattened tensor.
+    first: u64,
+    /// In a [`Table`]: the last of these and of all parts before.
+    reach: u64,
+}
+
+impl Held {
+    /// `part` lies in `shard`'s region from `at` on.
+    #[must_use]
+    pub fn new(shard: u32, at: u64, part: Part) -> Self {
+        Held { shard, at, part, first: 0, reach: 0 }
+    }
 }
 
 /// Bytes that follow each other where they are and where they go.
@@ -31,7 +43,7 @@ pub struct Run {
 pub enum PlanError {
     /// A part that lies outside of its tensor.
     #[error("a part lies outside of its tensor of shape {0:?}: {1:?}")]
-    Outside(Vec<u64>, Part),
+    Outside(Vec<u64>, Box<Part>),
     /// Nobody holds some of it.
     #[error("no shard holds {elements} of the {wanted} elements that are wanted, from element {first:?} on")]
     Missing {
@@ -49,8 +61,8 @@ pub enum PlanError {
 pub struct Table {
     shape: Vec<u64>,
     element: u64,
-    /// By the first element in the flattened tensor, with the last of this and all before.
-    held: Vec<(u64, u64, Held)>,
+    /// By the first element in the flattened tensor.
+    held: Vec<Held>,
 }
 
 impl Table {
@@ -58,23 +70,19 @@ impl Table {
     ///
     /// # Errors
     /// When a part lies outside of the tensor.
-    pub fn new(shape: &[u64], element: u64, held: Vec<Held>) -> Result<Self, PlanError> {
+    pub fn new(shape: &[u64], element: u64, mut held: Vec<Held>) -> Result<Self, PlanError> {
         if let Some(wrong) = held.iter().find(|h| !h.part.fits(shape)) {
-            return Err(PlanError::Outside(shape.to_vec(), wrong.part.clone()));
+            return Err(PlanError::Outside(shape.to_vec(), Box::new(wrong.part.clone())));
         }
-        let mut held: Vec<(u64, u64, Held)> = held
-            .into_iter()
-            .map(|h| {
-                let (first, last) = h.part.span(shape);
-                (first, last, h)
-            })
-            .filter(|(first, last, _)| first < last)
-            .collect();
-        held.sort_by_key(|(first, ..)| *first);
+        for h in &mut held {
+            (h.first, h.reach) = h.part.span(shape);
+        }
+        held.retain(|h| h.first < h.reach);
+        held.sort_by_key(|h| h.first);
         let mut reach = 0;
-        for (_, last, _) in &mut held {
-            reach = reach.max(*last);
-            *last = reach;
+        for h in &mut held {
+            reach = reach.max(h.reach);
+            h.reach = reach;
         }
         Ok(Table { shape: shape.to_vec(), element, held })
     }
@@ -85,14 +93,14 @@ impl Table {
     /// When it lies outside of the tensor, or nobody holds all of it.
     pub fn plan(&self, wanted: &Part) -> Result<Vec<Run>, PlanError> {
         if !wanted.fits(&self.shape) {
-            return Err(PlanError::Outside(self.shape.clone(), wanted.clone()));
+            return Err(PlanError::Outside(self.shape.clone(), Box::new(wanted.clone())));
         }
         let mut missing = wanted.blocks(&self.shape);
         let (first, last) = wanted.span(&self.shape);
-        let from = self.held.partition_point(|(_, reach, _)| *reach <= first);
-        let to = self.held.partition_point(|(begins, ..)| *begins < last);
+        let from = self.held.partition_point(|h| h.reach <= first);
+        let to = self.held.partition_point(|h| h.first < last);
         let mut runs = Vec::new();
-        for (.., held) in self.held.get(from..to).unwrap_or_default() {
+        for held in self.held.get(from..to).unwrap_or_default() {
             if missing.is_empty() {
                 break;
             }
@@ -179,12 +187,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn block(offsets: &[u64], sizes: &[u64]) -> Part {
-        Part::Block { offsets: offsets.to_vec(), sizes: sizes.to_vec() }
+        Part::Block { offsets: offsets.into(), sizes: sizes.into() }
     }
 
     #[test]
     fn rows_to_columns() {
-        let rows = |shard, from| Held { shard, at: 100, part: block(&[from, 0], &[2, 4]) };
+        let rows = |shard, from| Held::new(shard, 100, block(&[from, 0], &[2, 4]));
         let table = Table::new(&[4, 4], 2, vec![rows(0, 0), rows(1, 2)]).unwrap();
         let runs = table.plan(&block(&[0, 0], &[4, 2])).unwrap();
         let run = |shard, at, into| Run { shard, at, bytes: 4, into };
@@ -193,7 +201,7 @@ mod tests {
 
     #[test]
     fn whole_shards_are_one_run_each() {
-        let rows = |shard: u32| Held { shard, at: 0, part: block(&[u64::from(shard) * 8, 0, 0], &[8, 16, 4]) };
+        let rows = |shard: u32| Held::new(shard, 0, block(&[u64::from(shard) * 8, 0, 0], &[8, 16, 4]));
         let table = Table::new(&[32, 16, 4], 4, (0..4).map(rows).collect()).unwrap();
         assert_eq!(table.plan(&Part::whole(&[32, 16, 4])).unwrap().len(), 4);
         assert_eq!(table.plan(&block(&[8, 0, 0], &[8, 16, 4])).unwrap().len(), 1);
@@ -202,16 +210,16 @@ mod tests {
 
     #[test]
     fn what_nobody_holds_is_said() {
-        let table = Table::new(&[4, 4], 1, vec![Held { shard: 0, at: 0, part: block(&[0, 0], &[2, 4]) }]).unwrap();
+        let table = Table::new(&[4, 4], 1, vec![Held::new(0, 0, block(&[0, 0], &[2, 4]))]).unwrap();
         let missing = PlanError::Missing { wanted: 16, elements: 8, first: vec![2, 0] };
         assert_eq!(table.plan(&Part::whole(&[4, 4])), Err(missing));
         assert!(matches!(table.plan(&block(&[3, 0], &[2, 4])), Err(PlanError::Outside(..))));
-        assert!(Table::new(&[4], 1, vec![Held { shard: 0, at: 0, part: Part::Flat { first: 3, last: 5 } }]).is_err());
+        assert!(Table::new(&[4], 1, vec![Held::new(0, 0, Part::Flat { first: 3, last: 5 })]).is_err());
     }
 
     #[test]
     fn scalars_and_empty_tensors() {
-        let table = Table::new(&[], 8, vec![Held { shard: 3, at: 16, part: Part::whole(&[]) }]).unwrap();
+        let table = Table::new(&[], 8, vec![Held::new(3, 16, Part::whole(&[]))]).unwrap();
         assert_eq!(table.plan(&Part::whole(&[])).unwrap(), [Run { shard: 3, at: 16, bytes: 8, into: 0 }]);
         assert_eq!(table.plan(&Part::Flat { first: 0, last: 1 }).unwrap().len(), 1);
         assert_eq!(Table::new(&[0, 5], 8, vec![]).unwrap().plan(&Part::whole(&[0, 5])).unwrap(), []);
@@ -250,7 +258,10 @@ mod tests {
                     })
                     .collect();
             }
-            blocks.into_iter().map(|(offsets, sizes)| Part::Block { offsets, sizes }).collect()
+            blocks
+                .into_iter()
+                .map(|(offsets, sizes)| Part::Block { offsets: offsets.into(), sizes: sizes.into() })
+                .collect()
         })
     }
 
@@ -275,7 +286,7 @@ mod tests {
         #[test]
         fn every_element_comes_from_where_it_is((shape, saved, wanted) in cut(), twice in any::<bool>()) {
             let held: Vec<Held> =
-                (0..).zip(saved.iter().chain(saved.iter().filter(|_| twice))).map(|(shard, part)| Held { shard, at: 7, part: part.clone() }).collect();
+                (0..).zip(saved.iter().chain(saved.iter().filter(|_| twice))).map(|(shard, part)| Held::new(shard, 7, part.clone())).collect();
             let table = Table::new(&shape, 3, held.clone()).unwrap();
             for part in &wanted {
                 let runs = table.plan(part).unwrap();
@@ -299,7 +310,7 @@ mod tests {
             let full: Vec<Part> = saved.into_iter().filter(|p| p.elements() != Some(0)).collect();
             prop_assume!(!full.is_empty());
             let lost = lost.index(full.len());
-            let held = (0..).zip(&full).filter(|(n, _)| *n as usize != lost).map(|(shard, part)| Held { shard, at: 0, part: part.clone() });
+            let held = (0..).zip(&full).filter(|(n, _)| *n as usize != lost).map(|(shard, part)| Held::new(shard, 0, part.clone()));
             let table = Table::new(&shape, 1, held.collect()).unwrap();
             let missing = table.plan(&Part::whole(&shape));
             let elements = full[lost].elements().unwrap();

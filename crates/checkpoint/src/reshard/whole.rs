@@ -3,9 +3,9 @@
 use super::part::Part;
 use super::plan::{Held, PlanError, Run, Table};
 
-use crate::format::shard::{Lines, Tensor, places_from_text};
+use crate::format::shard::{Tensor, places_from_text};
 use crate::persist::read_manifest;
-use crate::restore::{Readers, RestoreError, Shard, Target};
+use crate::restore::{Headers, Readers, RestoreError, Shard, Target};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
@@ -188,8 +188,8 @@ impl Whole {
 /// When one cannot be read.
 pub fn open_shards(directory: &Path) -> Result<Vec<Shard>, WholeError> {
     let manifest = read_manifest(directory).map_err(WholeError::Manifest)?;
-    let mut lines = Lines::default();
-    manifest.shards.iter().map(|entry| Ok(Shard::from_file_after(directory, entry, &mut lines)?)).collect()
+    let mut before = Headers::default();
+    manifest.shards.iter().map(|entry| Ok(Shard::from_file_after(directory, entry, &mut before)?)).collect()
 }
 
 impl Tensors {
@@ -223,7 +223,7 @@ impl Tensors {
                 (shape, left) = (own.shape, rest);
             }
             let part = part.unwrap_or_else(|| Part::whole(shape));
-            let held = Held { shard: number, at: here, part };
+            let held = Held::new(number, here, part);
             let line = usize::try_from(n).unwrap_or(usize::MAX);
             let known = self.before.1.get(line).or_else(|| self.by_name.get(&tensor.name)).copied();
             if self.before.1.len() == line {
