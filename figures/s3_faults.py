@@ -128,7 +128,7 @@ print(put, time.perf_counter() - began)
 def _streams() -> tuple[list[float], list[float]]:
     """Seconds of ours over one stream's: writing, reading, by round."""
     writes, reads = [], []
-    with objects.s3s() as server, Proxy(server, rate=RATE).running() as proxy:
+    with objects.s3s() as server, objects.Link(server, RATE).running() as proxy:
         env = {**objects.environment(proxy.url), "LARGE_MB": str(LARGE_MB)}
         writer = Writer(env)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -111,8 +112,6 @@ class Proxy:
     count: int = 0
     #: ``METHOD path`` of each request.
     seen: list[str] = field(default_factory=list)
-    #: Bytes per second of a connection in each direction; 0 is no limit.
-    rate: int = 0
     #: Kills the writer.
     kill: Callable[[], None] = lambda: None
     port: int = field(default_factory=free_port)
@@ -140,12 +139,7 @@ class Proxy:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
 
-    def _paced(self, writer: asyncio.StreamWriter) -> None:
-        if self.rate:
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, self.rate)
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._paced(writer)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while await self._request(reader, writer):
                 pass
@@ -175,7 +169,6 @@ class Proxy:
             return False
         host, port = self.upstream.removeprefix("http://").split(":")
         up_reader, up = await asyncio.open_connection(host, int(port), limit=PIECE)
-        self._paced(up)
         try:
             up.write(head)
             if hit == "cut-before":
@@ -198,6 +191,59 @@ class Proxy:
             return b"connection: close" not in answer.lower()
         finally:
             up.close()
+
+
+@dataclass
+class Link:
+    """A way to a server on which each connection has so many bytes per second in each direction. The bytes are passed on within the
+    kernel: with many connections, copying them here would be the limit."""
+
+    upstream: str
+    rate: int
+    port: int = field(default_factory=free_port)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Link]:
+        """Serves from threads of its own."""
+        with socket.create_server(("127.0.0.1", self.port), backlog=64) as listener:
+            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+            yield self
+            # Wakes the one who waits in accept, which closing does not.
+            listener.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self, listener: socket.socket) -> None:
+        host, port = self.upstream.removeprefix("http://").split(":")
+        with contextlib.suppress(OSError):
+            while True:
+                ends = (listener.accept()[0], socket.create_connection((host, int(port))))
+                for end_ in ends:
+                    end_.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, self.rate)
+                    end_.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for come, go in (ends, ends[::-1]):
+                    threading.Thread(target=_splice, args=(come, go), daemon=True).start()
+
+
+def _splice(come: socket.socket, go: socket.socket) -> None:
+    """Passes on what comes until it ends."""
+    out, into = os.pipe()
+    try:
+        fcntl.fcntl(into, fcntl.F_SETPIPE_SZ, 1 << 20)
+        while left := os.splice(come.fileno(), into, 1 << 20):
+            while left:
+                left -= os.splice(out, go.fileno(), left)
+        go.shutdown(socket.SHUT_WR)
+    except OSError:
+        for end_ in (come, go):
+            with contextlib.suppress(OSError):
+                end_.shutdown(socket.SHUT_RDWR)
+    finally:
+        os.close(out)
+        os.close(into)
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> None:

@@ -15,6 +15,7 @@ pub mod coordinator;
 pub mod digests;
 pub mod frequency;
 pub mod goodput;
+pub mod history;
 pub mod id;
 pub mod interleave;
 pub mod invariant;
@@ -23,6 +24,7 @@ pub mod order;
 pub mod placement;
 #[cfg(feature = "planted")]
 pub mod planted;
+pub mod severity;
 pub mod shard;
 pub mod slow;
 pub mod spec;

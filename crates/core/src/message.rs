@@ -1,6 +1,7 @@
 //! What the coordinator and the agents say to each other. Types only: bytes are `wire`'s business.
 
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Rank, Step};
+use crate::severity::Verdict;
 pub use crate::shard::{
     Copies, Holding, Keeper, Member, Offer, Parity, Purpose, Rebuild, Redundancy, Replication, ShardFile, Source,
     Stripe, StripeLeft, Tier,
@@ -106,6 +107,8 @@ pub struct Failure {
     pub step: Option<Step>,
     /// It had completed a step that it did not restore.
     pub progressed: bool,
+    /// What it is held to be.
+    pub verdict: Verdict,
 }
 
 /// From an agent to the coordinator.

@@ -7,6 +7,7 @@ use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::state::Phase;
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session, Step};
 use everstep_core::message::{Cause, Failure, Hello, Holding, Offer, Order, Outcome, Redundancy, Report, Tier};
+use everstep_core::severity::Table;
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
 
@@ -102,19 +103,76 @@ fn a_node_lost_before_it_told_of_a_step_is_replaced() {
     assert_eq!(scene.started(), [1, 2], "{:?}", scene.core.jobs());
 }
 
+/// Rank 0 ended with an error after so many steps, as its agent says it.
+fn failure(text: &str, step: u64) -> Failure {
+    let cause = Cause::Exited(Outcome::Code(1));
+    let verdict = Table::built_in().judge(&cause, text);
+    Failure {
+        rank: Rank(0),
+        local_rank: 0,
+        pid: 7,
+        cause,
+        message: text.into(),
+        step: Some(Step(step)),
+        progressed: true,
+        verdict,
+    }
+}
+
+impl Scene {
+    /// Fails the current generation, and says that its workers are gone.
+    fn fails(&mut self, failure: Failure) {
+        let generation = Generation(self.started().last().copied().unwrap());
+        self.event(Event::Report { session: Session(1), report: Report::WorkerFailed { generation, failure } });
+        let stopped = Report::Stopped { generation, store_port: 1, reached: None };
+        self.event(Event::Report { session: Session(1), report: stopped });
+    }
+
+    fn over(&self) -> Option<(i32, String)> {
+        match &self.core.jobs().values().next().unwrap().phase {
+            Phase::Over { code, why } => Some((*code, why.clone())),
+            _ => None,
+        }
+    }
+}
+
+#[test]
+fn the_same_error_after_the_same_step_twice_is_not_tried_a_third_time() {
+    let mut scene = Scene::new();
+    scene.join(1, 1);
+    scene.fails(failure("IndexError: index 17 is out of bounds at 0x7f31", 40));
+    scene.fails(failure("IndexError: index 17 is out of bounds at 0x7e99", 41));
+    assert_eq!(scene.over(), None, "another step");
+    scene.fails(failure("KeyError: 'lr'", 41));
+    assert_eq!(scene.over(), None, "another error");
+    scene.fails(failure("IndexError: index 17 is out of bounds at 0x7f31", 41));
+    assert_eq!(scene.over(), None, "not twice in a row");
+    scene.fails(failure("IndexError: index 17 is out of bounds at 0x0051", 41));
+    let (code, why) = scene.over().unwrap();
+    assert!(code == 93 && why.contains("IndexError") && why.contains("script-error"), "{code} {why}");
+}
+
+#[test]
+fn what_the_machine_or_another_rank_has_done_is_tried_again() {
+    let texts = [
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "RuntimeError: Connection closed by peer [10.0.0.4]:1",
+    ];
+    for text in texts {
+        let mut scene = Scene::new();
+        scene.join(1, 1);
+        for _ in 0..3 {
+            scene.fails(failure(text, 7));
+        }
+        assert_eq!((scene.over(), scene.started().len()), (None, 4), "{text}");
+    }
+}
+
 #[test]
 fn a_script_that_fails_before_its_first_step_is_not_tried_again() {
     let mut scene = Scene::new();
     scene.join(1, 1);
-    let failure = Failure {
-        rank: Rank(0),
-        local_rank: 0,
-        pid: 7,
-        cause: Cause::Exited(Outcome::Code(1)),
-        message: "ValueError: no".into(),
-        step: None,
-        progressed: false,
-    };
+    let failure = Failure { step: None, progressed: false, ..failure("ValueError: no", 0) };
     let report = Report::WorkerFailed { generation: Generation(1), failure };
     scene.event(Event::Report { session: Session(1), report });
     assert_eq!(scene.started(), [1]);

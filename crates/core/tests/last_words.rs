@@ -6,8 +6,10 @@ use everstep_core::agent::event::Event;
 use everstep_core::agent::{Agent, Config};
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank};
 use everstep_core::message::{Order, Outcome, Place, Slot};
+use everstep_core::severity::Table;
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
+use std::sync::Arc;
 use std::time::Duration;
 
 fn running() -> Agent {
@@ -36,6 +38,7 @@ fn running() -> Agent {
             named: true,
             shutdown_grace: Duration::from_secs(30),
             stop_signals: vec![],
+            table: Arc::new(Table::built_in().clone()),
         },
         Time(0),
     );
@@ -77,7 +80,7 @@ fn a_worker_that_is_failing_too_is_not_interrupted() {
         local_rank: 0,
         pid: 7,
         outcome: Outcome::Code(1),
-        message: "ValueError".into(),
+        words: "ValueError".to_owned().into(),
     };
     agent.handle(Time(20), exited);
     assert_eq!(kills(&commands(&mut agent)), 1, "what it has left behind is ended at once");

@@ -6,7 +6,7 @@ use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::state::{JobRecord, Phase};
-use everstep_core::id::{Epoch, Generation, JobId, PersistId, Session};
+use everstep_core::id::{Epoch, Generation, JobId, PersistId, Session, Step};
 use everstep_core::message::Order;
 use everstep_core::slow::SlowWatch;
 use everstep_core::time::Time;
@@ -289,6 +289,7 @@ impl Driver {
             }
         }
         let changes = pace.slow.changes();
+        let behind = job.behind;
         if pace.written.is_none_or(|at| at.elapsed() >= PROGRESS) {
             pace.written = Some(Instant::now());
             self.record_progress(id);
@@ -296,6 +297,19 @@ impl Driver {
         for change in changes {
             self.event(Event::Slow { job: id.clone(), change });
         }
+        if let Some((_, there)) = behind
+            && let Some(step) = self.all_reached(id).filter(|step| *step >= there)
+        {
+            self.event(Event::Reached { job: id.clone(), step });
+        }
+    }
+
+    /// The step that all ranks of a job have completed; `None` while some rank tells of none.
+    fn all_reached(&self, id: &JobId) -> Option<Step> {
+        let ranks = self.core.jobs().get(id)?.record.world.size() as usize;
+        let of_job = self.peers.values().filter(|p| p.job.as_deref() == Some(id.0.as_str()));
+        let steps: Vec<u64> = of_job.flat_map(|p| &p.progress).filter_map(|w| w.step).collect();
+        steps.iter().min().filter(|_| steps.len() >= ranks).map(|step| Step(*step))
     }
 
     /// How far all ranks of a job are, for the ledger.

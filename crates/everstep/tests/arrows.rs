@@ -47,7 +47,7 @@ fn crates_use_only_what_the_arrows_allow() {
 fn the_core_is_pure_and_the_training_process_has_no_server() {
     let all = dependencies();
     let core: Vec<_> = all["everstep-core"].iter().map(|(n, _)| n.as_str()).collect();
-    assert_eq!(core, ["serde", "serde_json", "thiserror"], "the core decides; it needs nothing else");
+    assert_eq!(core, ["serde", "serde_json", "thiserror", "toml"], "the core decides; it needs nothing else");
     // The server stack is optional in wire, and the Python package does not ask for it.
     for server in ["tokio", "axum", "hyper", "hyper-util"] {
         assert!(all["everstep-wire"].contains(&(server.into(), true)), "{server} must be optional in wire");

@@ -3,13 +3,15 @@
 use crate::host::Crew;
 use crate::world::{Happening, World};
 use everstep_core::agent::command::Command as AgentCommand;
-use everstep_core::agent::event::Event as AgentEvent;
+use everstep_core::agent::event::{Event as AgentEvent, Words};
 use everstep_core::agent::watch::Observation;
 use everstep_core::agent::{Agent, Config};
 use everstep_core::id::{Generation, Incarnation, Rank, Session, Step};
 use everstep_core::message::{Outcome as Exit, Purpose, ShardFile, Source};
+use everstep_core::severity::Table;
 use everstep_core::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 impl World {
@@ -37,6 +39,7 @@ impl World {
             named: true,
             shutdown_grace: Duration::from_secs(30),
             stop_signals: Vec::new(),
+            table: Arc::new(Table::built_in().clone()),
         };
         #[allow(unused_mut)]
         let mut agent = Agent::new(config, Time(self.now));
@@ -184,7 +187,7 @@ impl World {
         *alive = false;
         let generation = crew.generation;
         let outcome = Exit::Signal(9);
-        self.agent(host, AgentEvent::WorkerExited { generation, local_rank, pid: 1, outcome, message: String::new() });
+        self.agent(host, AgentEvent::WorkerExited { generation, local_rank, pid: 1, outcome, words: Words::default() });
     }
 
     pub(crate) fn restore(&mut self, host: usize, generation: Generation, step: Option<Step>, sources: &[Source]) {

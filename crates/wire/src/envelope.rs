@@ -5,7 +5,7 @@ use everstep_core::message::{Hello, Order, Report};
 use serde::{Deserialize, Serialize};
 
 /// Version of everything in this file.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// What a worker is doing, for status; decisions do not rest on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,6 +4,22 @@ use super::watch::Observation;
 use crate::id::{Epoch, Generation, Rank, Step};
 use crate::message::{Holding, Offer, Order, Outcome, Parity, Redundancy, ShardFile, Tier};
 
+/// What a process that has ended said of its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Words {
+    /// Its exception or last line on stderr, shortened, for people.
+    pub message: String,
+    /// All that is kept of what it said: its exception with the traceback, its last lines on stderr.
+    pub text: String,
+}
+
+impl From<String> for Words {
+    /// A message that is all there is.
+    fn from(message: String) -> Self {
+        Words { text: message.clone(), message }
+    }
+}
+
 /// An input of [`super::Agent::handle`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -28,8 +44,8 @@ pub enum Event {
         pid: u32,
         /// how
         outcome: Outcome,
-        /// its exception or last lines on stderr, shortened
-        message: String,
+        /// what it said of its end
+        words: Words,
     },
     /// A worker process could not be started.
     SpawnFailed {

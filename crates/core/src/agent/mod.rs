@@ -12,11 +12,13 @@ mod workers;
 use crate::coordinator::incident::EXIT_FAILED;
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Step};
 use crate::message::{Failure, Hello, Order, Place, Report, Running, Slot};
+use crate::severity::Table;
 use crate::spec::JobSpec;
 use crate::time::Time;
 use command::Command;
 use event::Event;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 use watch::Watch;
 
@@ -56,6 +58,8 @@ pub struct Config {
     pub shutdown_grace: Duration,
     /// Signals that stop the job although they would else be passed on to the workers (`--signals-to-handle`).
     pub stop_signals: Vec<i32>,
+    /// What failures are (`--failure-table`).
+    pub table: Arc<Table>,
 }
 
 /// The workers of one generation.

@@ -1,7 +1,7 @@
 //! The workers of this node: started, watched, ended; never two generations at once.
 
 use super::command::Command;
-use super::event::Event;
+use super::event::{Event, Words};
 use super::watch::Watch;
 use super::{Agent, Crew, Stopping};
 use crate::id::{Generation, Rank, Step};
@@ -114,13 +114,13 @@ impl Agent {
 
     pub(super) fn worker_event(&mut self, now: Time, event: Event) {
         match event {
-            Event::WorkerExited { generation, local_rank, pid, outcome, message } => {
-                self.worker_exited(generation, local_rank, pid, outcome, message);
+            Event::WorkerExited { generation, local_rank, pid, outcome, words } => {
+                self.worker_exited(generation, local_rank, pid, outcome, words);
             }
             Event::SpawnFailed { generation, local_rank, message } => {
                 if let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) {
                     crew.alive.remove(&local_rank);
-                    self.failed(generation, local_rank, 0, Cause::NotStarted, message, None);
+                    self.failed(generation, local_rank, 0, Cause::NotStarted, Words::from(message), None);
                 }
             }
             Event::WorkersGone { generation, store_port } => self.workers_gone(generation, store_port),
@@ -162,7 +162,7 @@ impl Agent {
         }
     }
 
-    fn worker_exited(&mut self, generation: Generation, local_rank: u32, pid: u32, outcome: Outcome, message: String) {
+    fn worker_exited(&mut self, generation: Generation, local_rank: u32, pid: u32, outcome: Outcome, words: Words) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
         let Some(watch) = crew.alive.remove(&local_rank) else { return };
         let step = watch.step();
@@ -177,7 +177,7 @@ impl Agent {
                 self.kill(generation, Duration::ZERO);
             }
         } else if outcome != Outcome::Code(0) {
-            self.failed(generation, local_rank, pid, Cause::Exited(outcome), message, step);
+            self.failed(generation, local_rank, pid, Cause::Exited(outcome), words, step);
         } else if nobody_left && crew.failure.is_none() {
             crew.finished = true;
             self.send(Report::Finished { generation });
@@ -190,13 +190,15 @@ impl Agent {
         local_rank: u32,
         pid: u32,
         cause: Cause,
-        message: String,
+        words: Words,
         step: Option<u64>,
     ) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.failure.is_none()) else { return };
         let rank = Rank(crew.slot.first_rank.0 + local_rank);
         let progressed = crew.progressed();
-        let failure = Failure { rank, local_rank, pid, cause, message, step: step.map(Step), progressed };
+        let verdict = self.config.table.judge(&cause, &words.text);
+        let Words { message, .. } = words;
+        let failure = Failure { rank, local_rank, pid, cause, message, step: step.map(Step), progressed, verdict };
         crew.failure = Some(failure.clone());
         self.send(Report::WorkerFailed { generation, failure });
     }
@@ -219,7 +221,7 @@ impl Agent {
             && !stopping
         {
             let silence_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
-            self.failed(generation, local_rank, pid, Cause::Hung { evidence, silence_ms }, String::new(), step);
+            self.failed(generation, local_rank, pid, Cause::Hung { evidence, silence_ms }, Words::default(), step);
             return;
         }
         let all_stepped = crew.alive.values().all(Watch::has_new_step);

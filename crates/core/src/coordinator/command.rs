@@ -193,6 +193,15 @@ pub enum Fact {
         /// incident that this ends, if any
         incident: Option<u64>,
     },
+    /// All ranks are where the job had been before a failure: what it cost is made good.
+    CaughtUp {
+        /// the generation
+        generation: Generation,
+        /// the step
+        step: Step,
+        /// the incident
+        incident: u64,
+    },
     /// A rank's own work takes longer than the others', who wait for it; or no longer does.
     SlowRank {
         /// which

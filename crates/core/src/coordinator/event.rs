@@ -1,6 +1,6 @@
 //! Everything that can happen to the coordinator: a closed list.
 
-use crate::id::{JobId, PersistId, Session};
+use crate::id::{JobId, PersistId, Session, Step};
 use crate::message::{Hello, Report};
 use crate::slow::Change;
 
@@ -58,6 +58,13 @@ pub enum Event {
         job: JobId,
         /// which rank, and how slow
         change: Change,
+    },
+    /// All ranks of the current generation have completed this step. Only asked for while [`super::state::Job::behind`] says so.
+    Reached {
+        /// which job
+        job: JobId,
+        /// the step
+        step: Step,
     },
     /// The store shows that a later coordinator has started (watch on the epoch's key).
     Superseded,

@@ -5,6 +5,7 @@ use super::state::{Job, Node, Phase, RECENT};
 use crate::digests::Odd;
 use crate::id::{Generation, NodeId, Rank, Step};
 use crate::message::{Cause, Failure, Order, Outcome};
+use crate::severity::{Scope, Verdict};
 use crate::slow::Change;
 use crate::spec::RestartBudget;
 use crate::time::Time;
@@ -16,6 +17,8 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 pub const EXIT_FAILED: i32 = 1;
 /// Exit code that asks a scheduler to queue the job again.
 pub const EXIT_REQUEUE: i32 = 75;
+/// Exit code that asks a scheduler not to queue the job again: it would fail the same way.
+pub const EXIT_SAME_AGAIN: i32 = 93;
 
 impl Job {
     /// Restarts that `TORCHELASTIC_MAX_RESTARTS` should show.
@@ -46,6 +49,18 @@ impl Job {
         }
     }
 
+    /// The same error after the same step as last time: the script does that every time. Not asked where the user has said how
+    /// often to restart.
+    fn same_again(&mut self, failure: Option<&Failure>) -> Option<String> {
+        let error = failure.and_then(error_of);
+        let again = error.is_some() && error == self.record.last_error;
+        self.record.last_error = error;
+        let counted = matches!(self.record.spec.restarts, RestartBudget::Exactly(_));
+        (again && !counted).then(|| {
+            "the same error after the same step as the last time: a restart would end the same way; mend it, or give --max-restarts N to restart all the same".into()
+        })
+    }
+
     /// A member of the training world failed: `failure` of a worker, or the whole node when `None`.
     pub(super) fn fail(&mut self, now: Time, node: &NodeId, failure: Option<Failure>, out: &mut Vec<Command>) {
         let job = self.record.spec.job.clone();
@@ -54,7 +69,10 @@ impl Job {
         if failure.as_ref().is_some_and(|f| f.progressed) {
             self.record.progressed = true;
         }
-        let refusal = self.budget_allows(now, failure.is_some()).err();
+        let refusal = self.same_again(failure.as_ref()).map_or_else(
+            || self.budget_allows(now, failure.is_some()).err().map(|why| (EXIT_FAILED, why)),
+            |why| Some((EXIT_SAME_AGAIN, why)),
+        );
         let action = match (&refusal, &failure) {
             (Some(_), _) => Action::Fail,
             (None, Some(_)) => Action::Restart,
@@ -72,8 +90,8 @@ impl Job {
             },
         });
         self.reached = None;
-        if let Some(why) = refusal {
-            self.phase = Phase::Over { code: EXIT_FAILED, why: format!("{what}; {why}") };
+        if let Some((code, why)) = refusal {
+            self.phase = Phase::Over { code, why: format!("{what}; {why}") };
             return;
         }
         self.record.restarts += 1;
@@ -81,9 +99,25 @@ impl Job {
         let surplus = self.record.recent.len().saturating_sub(RECENT);
         self.record.recent.drain(..surplus);
         self.open_incident = Some(incident);
+        self.behind = None;
         self.newcomers = false;
         self.fence(now, out);
         self.phase = Phase::Forming { since: now, last_join: None };
+    }
+
+    /// The first new step of a generation is complete: if the job had been further, the incident is over when it is there again.
+    pub(super) fn first_step(&mut self, generation: Generation, step: Step, out: &mut Vec<Command>) {
+        let incident = self.open_incident.take();
+        self.behind = incident.zip(self.high_water.filter(|high| *high > step));
+        let fact = Fact::FirstStep { generation, step, incident };
+        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+    }
+
+    /// All ranks have completed this step.
+    pub(super) fn reached(&mut self, step: Step, out: &mut Vec<Command>) {
+        let Some((incident, _)) = self.behind.take_if(|(_, high)| *high <= step) else { return };
+        let fact = Fact::CaughtUp { generation: self.record.generation, step, incident };
+        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
     }
 
     /// A rank holds the others up, or no longer does. Only said: what to do about it is not decided here.
@@ -148,6 +182,28 @@ impl Job {
     }
 }
 
+/// What a worker's error is known again by: its message without numbers (addresses, sizes, times), and its step. `None` for one that
+/// may be the machine's or another rank's.
+fn error_of(failure: &Failure) -> Option<(String, Step)> {
+    let own = matches!(failure.verdict.scope, Scope::User | Scope::Process | Scope::Unknown);
+    let ended = matches!(failure.cause, Cause::Exited(Outcome::Code(_)));
+    if !own || !ended || failure.verdict.follows || failure.message.is_empty() {
+        return None;
+    }
+    let mut known = String::with_capacity(failure.message.len());
+    let (mut within, mut number) = (false, false);
+    for c in failure.message.chars() {
+        if c.is_alphanumeric() && !within {
+            number = c.is_ascii_digit();
+            known.push(if number { '#' } else { c });
+        } else if !(c.is_alphanumeric() && number) {
+            known.push(c);
+        }
+        within = c.is_alphanumeric();
+    }
+    Some((known, failure.step?))
+}
+
 fn fence(node: &mut Node, generation: Generation, now: Time, out: &mut Vec<Command>) {
     node.fenced_at = Some(now);
     if let Some(session) = node.session {
@@ -171,5 +227,8 @@ pub fn describe(node: &NodeId, failure: Option<&Failure>) -> String {
         }
         Cause::NotStarted => "could not be started".into(),
     };
-    if f.message.is_empty() { format!("{who} {how}") } else { format!("{who} {how}: {}", f.message) }
+    let said = if f.message.is_empty() { String::new() } else { format!(": {}", f.message) };
+    let Verdict { class, what, .. } = &f.verdict;
+    let held = if what.is_empty() || class == "unknown" { String::new() } else { format!(" ({class}: {what})") };
+    format!("{who} {how}{said}{held}")
 }

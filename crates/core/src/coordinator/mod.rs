@@ -102,6 +102,7 @@ impl Coordinator {
             Event::Persisted { id, result } => self.persisted(now, id, result),
             Event::StopJob { job, signal } => self.with(now, &job, |j, now, out| j.stop(now, signal, None, out)),
             Event::Slow { job, change } => self.with(now, &job, |j, _, out| j.slow(change, out)),
+            Event::Reached { job, step } => self.with(now, &job, |j, _, out| j.reached(step, out)),
             Event::Superseded => self.step_down("a later coordinator has taken over".into()),
             Event::Tick => {
                 let ids: Vec<JobId> = self.jobs.keys().cloned().collect();
@@ -383,9 +384,7 @@ impl Job {
             Report::FirstStep { generation, step } => {
                 if generation == self.record.generation && !self.stepped {
                     self.stepped = true;
-                    let incident = self.open_incident.take();
-                    let fact = Fact::FirstStep { generation, step, incident };
-                    out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+                    self.first_step(generation, step, out);
                     if !self.record.progressed {
                         self.record.progressed = true;
                         self.changed(false);

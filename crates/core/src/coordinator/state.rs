@@ -39,6 +39,9 @@ pub struct JobRecord {
     pub restored: Vec<(Generation, Step)>,
     /// Incidents opened so far.
     pub incidents: u64,
+    /// The latest failure of a worker that ended with an error: what it said, and after how many steps.
+    #[serde(default)]
+    pub last_error: Option<(String, Step)>,
     /// Newest published durable checkpoint.
     pub durable: Option<Step>,
 }
@@ -212,6 +215,8 @@ pub struct Job {
     pub reached: Option<Step>,
     /// The incident that the current generation is to end.
     pub open_incident: Option<u64>,
+    /// The incident that is over when all ranks have completed this step again.
+    pub behind: Option<(u64, Step)>,
     /// First step of the current generation was reported.
     pub stepped: bool,
     /// When the current generation began.
@@ -243,6 +248,7 @@ impl Job {
             checkpointed: false,
             restored: Vec::new(),
             incidents: 0,
+            last_error: None,
             durable: None,
         };
         Job::from_record(record, None, now)
@@ -275,6 +281,7 @@ impl Job {
             high_water: None,
             reached: None,
             open_incident: None,
+            behind: None,
             stepped: false,
             trained_since: now,
             growth: None,

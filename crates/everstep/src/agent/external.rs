@@ -131,7 +131,7 @@ impl External {
     async fn exited(&mut self, outcome: Outcome) {
         let Some(generation) = self.running else { return };
         let message = "its torchrun agent says so".to_owned();
-        self.event(Event::WorkerExited { generation, local_rank: 0, pid: 0, outcome, message }).await;
+        self.event(Event::WorkerExited { generation, local_rank: 0, pid: 0, outcome, words: message.into() }).await;
     }
 
     /// What was to be ended is gone: torchrun's agent asks for the next world only then.

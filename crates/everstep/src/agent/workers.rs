@@ -9,7 +9,7 @@ use crate::places;
 use everstep_checkpoint::arena::Pin;
 use everstep_checkpoint::board::{Board, EVERY_BITS, Word};
 use everstep_checkpoint::retain::Policy;
-use everstep_core::agent::event::Event;
+use everstep_core::agent::event::{Event, Words};
 use everstep_core::coordinator::incident::describe;
 use everstep_core::id::{Generation, NodeId, Step};
 use everstep_core::message::{Cause, Outcome, Report, ShardFile, Slot};
@@ -111,7 +111,7 @@ fn names_exception(line: &str) -> bool {
 
 /// What a worker said of its end: its error file (torch's format), else the exception on stderr, else its last line
 /// there. Who is killed by others says nothing.
-fn last_words(error_file: &Path, last_lines: &str, own: Option<&str>, outcome: Outcome) -> String {
+fn last_words(error_file: &Path, last_lines: &str, own: Option<&str>, outcome: Outcome) -> Words {
     let from_file = || {
         let json: serde_json::Value = serde_json::from_slice(&std::fs::read(error_file).ok()?).ok()?;
         let message = &json["message"];
@@ -121,8 +121,10 @@ fn last_words(error_file: &Path, last_lines: &str, own: Option<&str>, outcome: O
     let killed = matches!(outcome, Outcome::Signal(9 | 15));
     let last = || lines().rfind(|l| names_exception(l)).or_else(|| lines().next_back()).map(str::to_owned);
     let from_stderr = || if killed { None } else { last() };
-    let text = own.map(str::to_owned).or_else(from_file).or_else(from_stderr).unwrap_or_default();
-    text.lines().next().unwrap_or_default().chars().take(300).collect()
+    let said = own.map(str::to_owned).or_else(from_file);
+    let text = [said.as_deref().unwrap_or_default(), last_lines].join("\n");
+    let told = said.or_else(from_stderr).unwrap_or_default();
+    Words { message: told.lines().next().unwrap_or_default().chars().take(300).collect(), text }
 }
 
 impl Driver {
@@ -217,7 +219,7 @@ impl Driver {
                 self.ping();
                 let crew = self.crew.as_mut().filter(|c| c.generation.0 == generation);
                 let worker = crew.and_then(|c| c.workers.get_mut(&local_rank).map(|w| (w, c.restarts)));
-                let message = match worker {
+                let words = match worker {
                     Some((worker, restarts)) if outcome != Outcome::Code(0) => {
                         worker.pid = 0;
                         let file = PathBuf::from(self.template.streams.error_file(restarts, local_rank));
@@ -237,12 +239,12 @@ impl Driver {
                     }
                     Some((worker, _)) => {
                         worker.pid = 0;
-                        String::new()
+                        Words::default()
                     }
-                    None => String::new(),
+                    None => Words::default(),
                 };
                 let generation = Generation(generation);
-                self.event(Event::WorkerExited { generation, local_rank, pid, outcome, message }).await;
+                self.event(Event::WorkerExited { generation, local_rank, pid, outcome, words }).await;
             }
             Some(GuardEvent::Gone { generation }) => {
                 self.crew = None;
@@ -411,7 +413,7 @@ mod tests {
 
     #[test]
     fn last_words_are_the_exception_not_what_follows_it() {
-        let said = |lines: &str, outcome| last_words(Path::new("/nonexistent"), lines, None, outcome);
+        let said = |lines: &str, outcome| last_words(Path::new("/nonexistent"), lines, None, outcome).message;
         let long = "[rank1]:   File \"a.py\"\n[rank1]: RuntimeError: Expected it\n[rank1]:  In addition, set this\n";
         assert_eq!(said(long, Outcome::Code(1)), "[rank1]: RuntimeError: Expected it");
         assert_eq!(said("torch.cuda.OutOfMemoryError: no\nbye", Outcome::Code(1)), "torch.cuda.OutOfMemoryError: no");

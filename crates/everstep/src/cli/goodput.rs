@@ -1,11 +1,9 @@
 //! `everstep goodput`: which share of the held time went into new steps.
 
-use super::Failure;
-use crate::{coordinator, places};
+use super::{Failure, facts};
 use clap::Args;
 use everstep_core::goodput::{Goodput, Span, goodput};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 #[derive(Args, Clone, Debug)]
@@ -26,21 +24,6 @@ goodput = productive / held.
   productive  new steps x the generation's median step time x ranks
   new steps   steps beyond the highest that an earlier generation had completed
 What is missing is start-up, restarts, waiting, repeated steps, and steps that took longer than the median.";
-
-/// Directories of stores that jobs of this user have written to on this machine.
-fn stores(job: Option<&str>) -> Vec<PathBuf> {
-    let entries = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten().map(|e| e.path());
-    let jobs = places::state().join("jobs");
-    let agents = entries(jobs).filter(|j| job.is_none_or(|name| j.ends_with(name))).flat_map(entries);
-    let about = |p: PathBuf| serde_json::from_slice::<Value>(&std::fs::read(p).ok()?).ok();
-    let mut found: Vec<PathBuf> = agents
-        .filter(|p| p.extension().is_some_and(|e| e == "json"))
-        .filter_map(|p| Some(PathBuf::from(about(p)?["store"].as_str()?)))
-        .collect();
-    found.sort();
-    found.dedup();
-    found
-}
 
 /// Generations of a job's latest run, from the facts that its coordinator wrote down.
 fn spans(facts: &[Value], now: f64) -> Vec<Span> {
@@ -81,19 +64,6 @@ fn fact_ended(last: Option<&Span>, now: f64) -> bool {
     last.is_some_and(|s| s.to < now)
 }
 
-fn jobs(store: &Path) -> Vec<(String, Vec<Value>)> {
-    let text = std::fs::read_to_string(coordinator::events_file(store)).unwrap_or_default();
-    let mut found: Vec<(String, Vec<Value>)> = Vec::new();
-    for line in text.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok()) {
-        let Some(job) = line["job"].as_str().map(str::to_owned) else { continue };
-        match found.iter_mut().find(|(name, _)| *name == job) {
-            Some((_, facts)) => facts.push(line),
-            None => found.push((job, vec![line])),
-        }
-    }
-    found
-}
-
 /// Prints the goodput of one job or of all.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     if o.explain {
@@ -103,12 +73,11 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         }
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
-    let all = stores(o.job.as_deref()).into_iter().flat_map(|s| jobs(&s));
-    let wanted = all.filter(|(name, _)| o.job.as_deref().is_none_or(|j| j == name));
-    let found: Vec<(String, usize, Goodput)> = wanted
-        .map(|(name, facts)| {
-            let spans = spans(&facts, now);
-            (name, spans.len(), goodput(&spans))
+    let found: Vec<(String, usize, Goodput)> = facts::told(o.job.as_deref())
+        .into_iter()
+        .map(|told| {
+            let spans = spans(&told.lines, now);
+            (told.job, spans.len(), goodput(&spans))
         })
         .filter(|(_, generations, _)| *generations > 0)
         .collect();

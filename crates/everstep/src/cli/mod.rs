@@ -1,9 +1,12 @@
 //! The command line: parsing and dispatch. Data goes to standard output, talk to standard error.
 
 mod ckpt;
+mod classify;
 mod completion;
 mod doctor;
+mod facts;
 mod goodput;
+mod incidents;
 mod interpreter;
 mod logs;
 mod memory;
@@ -54,10 +57,16 @@ enum Command {
     Logs(logs::Options),
     /// Which share of the held time went into new steps.
     Goodput(goodput::Options),
+    /// What happened, why, what was lost, what was done, whether it worked, what next.
+    Explain(incidents::Explain),
+    /// Incidents of a job: list, show.
+    Incidents(incidents::Options),
     /// Checkpoints in memory and on durable storage: list, look into, verify, prune, export, import.
     Ckpt(ckpt::Options),
     /// What a job needs per node, before it starts, and what its copies are worth.
     Memory(memory::Options),
+    /// What a text of an error says: its class, whose fault it is, what is done.
+    Classify(classify::Options),
     /// Check this machine: shared memory, limits, leftovers; print the timeouts.
     Doctor(doctor::Options),
     /// Run a coordinator (agents start one where none answers).
@@ -108,8 +117,11 @@ pub fn main() -> i32 {
         Command::Status(options) => status::run(&options),
         Command::Logs(options) => logs::run(&options),
         Command::Goodput(options) => goodput::run(&options),
+        Command::Explain(options) => incidents::explain(&options),
+        Command::Incidents(options) => incidents::run(&options),
         Command::Ckpt(options) => ckpt::run(&options),
         Command::Memory(options) => memory::run(&options),
+        Command::Classify(options) => classify::run(&options),
         Command::Doctor(options) => doctor::run(&options),
         Command::Coordinator { bind, store, token_file } => coordinator(&bind, &store, token_file.as_deref()),
         Command::Guard { lock, input } => return crate::guard::run(lock, input),

@@ -115,6 +115,9 @@ pub struct Options {
     /// Nodes with the same name here may fail together (a rack, a switch): copies go to other ones
     #[arg(long, env = "EVERSTEP_FAILURE_DOMAIN", value_name = "NAME")]
     pub failure_domain: Option<String>,
+    /// Classes and lines of errors of your own, asked before the built-in ones (TOML; everstep classify --table shows those)
+    #[arg(long, env = "EVERSTEP_FAILURE_TABLE", value_name = "FILE")]
+    pub failure_table: Option<PathBuf>,
     /// Directory of the coordinator's store, on the node that --rdzv-endpoint names
     #[arg(long, env = "EVERSTEP_STORE")]
     pub store: Option<PathBuf>,

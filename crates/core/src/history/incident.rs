@@ -1,0 +1,174 @@
+//! From facts to incidents.
+
+use super::{Entry, Progress, What};
+use crate::coordinator::command::{Action, Fact};
+use crate::id::{NodeId, Step};
+use crate::message::{Cause, Failure, Tier};
+use serde::Serialize;
+
+/// How an incident ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub enum Outcome {
+    /// It is not over.
+    Open,
+    /// The job steps again; when it was where it had been before, if it is known.
+    Recovered,
+    /// Another failure came before the job had stepped again.
+    Overtaken {
+        /// its number
+        by: u64,
+    },
+    /// The job ended.
+    Ended {
+        /// exit code
+        code: i32,
+        /// the cause
+        why: String,
+    },
+}
+
+/// What was restored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Restore {
+    /// The step; `None` for a fresh start.
+    pub step: Option<Step>,
+    /// Where from, by rank.
+    pub tiers: Vec<Tier>,
+    /// Completed steps that had to be computed again.
+    pub steps_lost: u64,
+}
+
+/// One failure from its first sign to where the job is again where it had been. Times in microseconds since 1970.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Incident {
+    /// Number within the run of the job, from 1.
+    pub number: u64,
+    /// Generation that failed.
+    pub generation: u64,
+    /// Node at fault.
+    pub node: NodeId,
+    /// The worker's failure; `None`: the whole node was lost.
+    pub failure: Option<Failure>,
+    /// What was done.
+    pub action: Action,
+    /// Ranks before and after.
+    pub world: (u32, Option<u32>),
+    /// Declared.
+    pub opened: u64,
+    /// The next generation's processes are being started.
+    pub regrouped: Option<u64>,
+    /// All were told what to restore.
+    pub told: Option<u64>,
+    /// The first new step was complete.
+    pub stepped: Option<(u64, Step)>,
+    /// The job was where it had been.
+    pub caught_up: Option<u64>,
+    /// What was restored.
+    pub restored: Option<Restore>,
+    /// Median step time before and after, in microseconds.
+    pub step_us: (Option<u64>, Option<u64>),
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+impl Incident {
+    /// Silence before it was declared, in microseconds, where silence was the sign.
+    #[must_use]
+    pub fn silence(&self) -> Option<u64> {
+        match self.failure.as_ref()?.cause {
+            Cause::Hung { silence_ms, .. } => Some(silence_ms * 1000),
+            _ => None,
+        }
+    }
+
+    /// From the first sign to where the job was again where it had been (or, at least, stepped), in microseconds.
+    #[must_use]
+    pub fn lasted(&self) -> Option<u64> {
+        let end = self.caught_up.or(self.stepped.map(|(at, _)| at))?;
+        Some(end.saturating_sub(self.opened) + self.silence().unwrap_or(0))
+    }
+
+    /// Rank-seconds in which nothing new was computed.
+    #[must_use]
+    pub fn rank_seconds(&self) -> Option<f64> {
+        Some(self.lasted()? as f64 / 1e6 * f64::from(self.world.1.unwrap_or(self.world.0)))
+    }
+}
+
+/// The incidents of a job's latest run, in order.
+#[must_use]
+pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
+    let mut found: Vec<Incident> = Vec::new();
+    let (mut world, mut step_us, mut over) = (0, None, false);
+    for Entry { at, what } in entries {
+        let last = found.last_mut();
+        match what {
+            What::Fact(Fact::GenerationStarted { generation, world_size, restarts }) => {
+                if *restarts == 0 && over {
+                    // The job was run anew.
+                    (found, step_us, over) = (Vec::new(), None, false);
+                } else if let Some(i) = last.filter(|i| i.outcome == Outcome::Open && i.generation < generation.0) {
+                    i.regrouped = Some(*at);
+                    i.world.1 = Some(*world_size);
+                }
+                world = *world_size;
+            }
+            What::Fact(Fact::IncidentOpened { incident, generation, node, failure, action }) => {
+                if let Some(before) = last.filter(|i| i.outcome == Outcome::Open) {
+                    before.outcome = Outcome::Overtaken { by: *incident };
+                }
+                found.push(Incident {
+                    number: *incident,
+                    generation: generation.0,
+                    node: node.clone(),
+                    failure: failure.clone(),
+                    action: *action,
+                    world: (world, None),
+                    opened: *at,
+                    regrouped: None,
+                    told: None,
+                    stepped: None,
+                    caught_up: None,
+                    restored: None,
+                    step_us: (step_us, None),
+                    outcome: Outcome::Open,
+                });
+            }
+            What::Fact(Fact::Restored { step, tiers, steps_lost, .. }) => {
+                if let Some(i) = last.filter(|i| i.outcome == Outcome::Open) {
+                    i.told = Some(*at);
+                    i.restored = Some(Restore { step: *step, tiers: tiers.clone(), steps_lost: *steps_lost });
+                }
+            }
+            What::Fact(Fact::FirstStep { generation, step, .. }) => {
+                // Its own number is not said by a coordinator that began in between.
+                if let Some(i) = last.filter(|i| i.outcome == Outcome::Open && i.generation < generation.0) {
+                    i.stepped = Some((*at, *step));
+                    i.outcome = Outcome::Recovered;
+                    if i.restored.as_ref().is_none_or(|r| r.steps_lost == 0) {
+                        i.caught_up = Some(*at);
+                    }
+                }
+            }
+            What::Fact(Fact::CaughtUp { incident, .. }) => {
+                if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
+                    i.caught_up.get_or_insert(*at);
+                }
+            }
+            What::Fact(Fact::Ended { code, why }) => {
+                over = true;
+                if let Some(i) = last.filter(|i| i.outcome == Outcome::Open) {
+                    i.outcome = Outcome::Ended { code: *code, why: why.clone() };
+                }
+            }
+            What::Fact(_) => {}
+            What::Progress(Progress { step_us: us, .. }) => {
+                if let Some(i) = last.filter(|i| i.stepped.is_some()) {
+                    i.step_us.1.get_or_insert(*us);
+                }
+                step_us = Some(*us);
+            }
+        }
+    }
+    found
+}

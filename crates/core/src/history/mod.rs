@@ -1,0 +1,59 @@
+//! What happened, told from the facts that were written down: an incident from its first sign to where all that it cost is made good.
+//!
+//! ```text
+//!  last progress    declared     world formed    all told what      first new step   where the job had been
+//!       │ detect       │ regroup       │ restore decided │ start and load  │ recompute       │
+//!       ▼              ▼               ▼                 ▼                 ▼                 ▼
+//!  ─────●──────────────●───────────────●─────────────────●─────────────────●─────────────────●────
+//! ```
+
+mod incident;
+mod tell;
+
+pub use incident::{Incident, Outcome, Restore, incidents};
+pub use tell::tell;
+
+use crate::coordinator::command::Fact;
+use serde::{Deserialize, Serialize};
+
+/// How far all ranks were, as the coordinator's driver notes it now and then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Their generation.
+    pub generation: u64,
+    /// Steps that all ranks had completed.
+    pub step: u64,
+    /// Median time of a step, in microseconds.
+    pub step_us: u64,
+}
+
+/// One line of what was written down about a job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// When, in microseconds since 1970.
+    pub at: u64,
+    /// What.
+    pub what: What,
+}
+
+/// A fact, or how far the job was.
+#[derive(Clone, Debug, PartialEq)]
+pub enum What {
+    /// Something happened.
+    Fact(Fact),
+    /// How far all ranks were.
+    Progress(Progress),
+}
+
+impl Entry {
+    /// Reads a line: its time in seconds, and its fact as JSON. `None` for what this version does not know.
+    #[must_use]
+    pub fn read(seconds: f64, fact: &serde_json::Value) -> Option<Entry> {
+        let at = (seconds * 1e6).round() as u64;
+        let what = match fact.get("Progress") {
+            Some(progress) => What::Progress(serde_json::from_value(progress.clone()).ok()?),
+            None => What::Fact(serde_json::from_value(fact.clone()).ok()?),
+        };
+        Some(Entry { at, what })
+    }
+}

@@ -1,0 +1,160 @@
+//! An incident in a dozen lines: what happened, why, what was lost, what was done, whether it worked, what to do next.
+
+use super::incident::{Incident, Outcome, Restore};
+use crate::coordinator::command::Action;
+use crate::coordinator::incident::describe;
+use crate::message::Tier;
+use crate::severity::{Scope, Verdict};
+
+/// The lines, the first one with the job's name and `when` (the time of day for people) it was declared.
+#[must_use]
+pub fn tell(of: &Incident, job: &str, when: &str) -> Vec<String> {
+    let next = of.regrouped.map_or(String::new(), |_| " → the next".into());
+    let mut lines =
+        vec![format!("inc-{}  {when}  {}  job {job}, generation {}{next}", of.number, head(of), of.generation)];
+    lines.push(format!("What     {}", describe(&of.node, of.failure.as_ref())));
+    let (why, evidence) = why(of);
+    lines.push(format!("Why      {why}"));
+    lines.extend(evidence.map(|line| format!("         {line}")));
+    lines.push(format!("Lost     {}", lost(of)));
+    lines.push(format!("Done     {}", done(of)));
+    lines.push(format!("Worked?  {}", worked(of)));
+    lines.push(format!("Next     {}", advice(of)));
+    lines
+}
+
+/// Microseconds as people say them.
+fn span(micros: u64) -> String {
+    let seconds = micros as f64 / 1e6;
+    if seconds < 1.0 {
+        format!("{:.0} ms", seconds * 1e3)
+    } else if seconds < 120.0 {
+        format!("{seconds:.1} s")
+    } else {
+        format!("{:.1} min", seconds / 60.0)
+    }
+}
+
+fn head(of: &Incident) -> String {
+    match (&of.outcome, of.lasted()) {
+        (Outcome::Recovered, Some(lasted)) => format!("RECOVERED in {}", span(lasted)),
+        (Outcome::Recovered, None) => "RECOVERED".into(),
+        (Outcome::Open, _) => "OPEN".into(),
+        (Outcome::Overtaken { by }, _) => format!("OVERTAKEN by inc-{by}"),
+        (Outcome::Ended { code, .. }, _) => format!("ENDED THE JOB with exit code {code}"),
+    }
+}
+
+/// Whose it is.
+fn whose(scope: Scope) -> &'static str {
+    match scope {
+        Scope::User => "the script's",
+        Scope::Process => "one process's",
+        Scope::Node => "the machine's",
+        Scope::Fabric => "the network's",
+        Scope::Storage => "the storage's",
+        Scope::Unknown => "not known whose",
+    }
+}
+
+fn why(of: &Incident) -> (String, Option<String>) {
+    let Some(failure) = &of.failure else {
+        return (format!("the machine's (node-lost): no word from the agent of node {} any more", of.node), None);
+    };
+    let Verdict { class, what, scope, line, follows, .. } = &failure.verdict;
+    let echo = if *follows { "; mostly follows from a failure elsewhere" } else { "" };
+    let why = format!("{} ({class}): {what}{echo}", whose(*scope));
+    (why, Some(line.clone()).filter(|l| !l.is_empty() && !failure.message.contains(l.as_str())))
+}
+
+fn lost(of: &Incident) -> String {
+    let steps = match &of.restored {
+        None => "not known yet".into(),
+        Some(Restore { steps_lost: 0, .. }) => "no step".into(),
+        Some(Restore { steps_lost: 1, .. }) => "1 step, computed again".into(),
+        Some(Restore { steps_lost, .. }) => format!("{steps_lost} steps, computed again"),
+    };
+    let Some(seconds) = of.rank_seconds() else { return steps };
+    let mut stages = Vec::new();
+    let mut from = of.opened;
+    if let Some(silence) = of.silence() {
+        stages.push(format!("detect {}", span(silence)));
+    }
+    let ends = [
+        ("regroup", of.regrouped),
+        ("restore decided", of.told),
+        ("load and first step", of.stepped.map(|(at, _)| at)),
+        ("recompute", of.caught_up),
+    ];
+    for (name, end) in ends {
+        let Some(end) = end else { continue };
+        if end > from {
+            stages.push(format!("{name} {}", span(end - from)));
+        }
+        from = end;
+    }
+    format!("{steps}; {seconds:.1} rank-seconds ({})", stages.join(", "))
+}
+
+fn done(of: &Incident) -> String {
+    let action = match of.action {
+        Action::Restart => "restarted the processes",
+        Action::Reconfigure => "formed the world anew",
+        Action::Fail => "ended the job",
+    };
+    let world = match of.world {
+        (before, Some(after)) if before != after => format!(", {before} ranks → {after}"),
+        (_, Some(after)) => format!(", {after} ranks"),
+        _ => String::new(),
+    };
+    let restored = match &of.restored {
+        None => String::new(),
+        Some(Restore { step: None, .. }) => "; nothing to restore, a fresh start".into(),
+        Some(Restore { step: Some(step), tiers, .. }) => format!("; step {step} restored from {}", places(tiers)),
+    };
+    format!("{action}{world}{restored}")
+}
+
+fn places(tiers: &[Tier]) -> String {
+    let kinds = [
+        (Tier::Memory, "local memory"),
+        (Tier::Peer, "other nodes' memory"),
+        (Tier::Parity, "parity"),
+        (Tier::Durable, "durable storage"),
+    ];
+    let count = |tier| tiers.iter().filter(|t| **t == tier).count();
+    let all: Vec<String> = kinds
+        .into_iter()
+        .map(|(tier, name)| (count(tier), name))
+        .filter(|(n, _)| *n > 0)
+        .map(|(n, name)| format!("{name} ({n} {})", if n == 1 { "rank" } else { "ranks" }))
+        .collect();
+    if all.is_empty() { "memory".into() } else { all.join(" and ") }
+}
+
+fn worked(of: &Incident) -> String {
+    match (&of.outcome, of.stepped) {
+        (Outcome::Recovered, Some((_, step))) => {
+            let again = match (of.caught_up, of.lasted()) {
+                (Some(_), Some(lasted)) => format!("yes: where it had been after {}", span(lasted)),
+                _ => format!("yes: step {step} is complete; not yet where it had been"),
+            };
+            let pace = match of.step_us {
+                (Some(before), Some(after)) => format!("; a step takes {} (was {})", span(after), span(before)),
+                _ => String::new(),
+            };
+            format!("{again}{pace}")
+        }
+        (Outcome::Ended { code, why }, _) => format!("no: the job ended with exit code {code}: {why}"),
+        (Outcome::Overtaken { by }, _) => format!("no: inc-{by} came before the first new step"),
+        _ => "not known yet".into(),
+    }
+}
+
+fn advice(of: &Incident) -> String {
+    match &of.failure {
+        Some(failure) if !failure.verdict.advice.is_empty() => failure.verdict.advice.clone(),
+        Some(_) => "read what the process wrote: everstep logs --first-cause".into(),
+        None => "see whether the machine is up; its own log says why it went".into(),
+    }
+}

@@ -1,0 +1,72 @@
+//! What a text says: an exception with its traceback, the last lines of a worker, a line of the kernel.
+
+use super::kernel;
+use super::table::{Class, Rule, Severity, Table};
+
+/// A class, and what shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found<'t, 's> {
+    /// The class.
+    pub class: &'t Class,
+    /// The line of the text that says so, trimmed.
+    pub line: &'s str,
+    /// Where such lines come from.
+    pub source: &'t str,
+}
+
+/// A line, and the same in lower case.
+type Line<'s> = (&'s str, String);
+
+impl Table {
+    /// The class that a text shows, by the first rule that any of its lines fits: a cause is found above what it has brought
+    /// about, wherever in the text it stands. Of several lines that fit, the last one is shown. Warnings, and lines of the program in a
+    /// traceback, are asked only when nothing else says anything. `None`: the text says nothing.
+    #[must_use]
+    pub fn classify<'s>(&self, text: &'s str) -> Option<Found<'_, 's>> {
+        let (mut told, mut remarks) = (Vec::new(), Vec::new());
+        let mut of_program = false;
+        for line in text.lines().map(str::trim).filter(|l| !l.is_empty()) {
+            let lower = line.to_lowercase();
+            // A traceback's line of the program may speak of anything.
+            let frame = is_frame(&lower);
+            let remark = frame || of_program || is_remark(&lower);
+            of_program = frame;
+            if remark { &mut remarks } else { &mut told }.push((line, lower));
+        }
+        self.of_numbers(&told).or_else(|| self.of_rules(&told)).or_else(|| self.of_rules(&remarks))
+    }
+
+    /// The gravest of the driver's numbers; one that needs no action, or follows from another, says nothing.
+    fn of_numbers<'s>(&self, lines: &[Line<'s>]) -> Option<Found<'_, 's>> {
+        let seen = lines.iter().filter_map(|(line, _)| Some((*line, self.of_number(&kernel::numbered(line)?)?.0)));
+        let (line, class) =
+            seen.filter(|(_, c)| !c.follows && c.severity < Severity::Sev3).min_by_key(|(_, c)| c.severity)?;
+        Some(Found { class, line, source: "NVIDIA's Xid catalogue" })
+    }
+
+    fn of_rules<'s>(&self, lines: &[Line<'s>]) -> Option<Found<'_, 's>> {
+        self.rules.iter().find_map(|rule| {
+            let (line, _) = lines.iter().rfind(|(_, lower)| rule.fits(lower))?;
+            Some(Found { class: self.class(&rule.class)?, line, source: &rule.source })
+        })
+    }
+}
+
+/// `File "train.py", line 3, in main`: where an exception was; its next line is a line of the program.
+fn is_frame(lower: &str) -> bool {
+    lower.contains("file \"") && lower.contains("\", line ")
+}
+
+/// Something that did not end the program: `UserWarning: …`, `[rank0]:[W1122 …`, `… | INFO | …`.
+fn is_remark(lower: &str) -> bool {
+    let bare =
+        lower.strip_prefix("[rank").and_then(|l| l.split_once("]:")).map_or(lower, |(_, rest)| rest).trim_start();
+    let glog = |letter: &str| bare.strip_prefix(letter).is_some_and(|l| l.starts_with(|c: char| c.is_ascii_digit()));
+    lower.contains("warning:") || lower.contains("warnings.warn") || glog("[w") || glog("[i")
+}
+
+impl Rule {
+    fn fits(&self, lower: &str) -> bool {
+        self.line.iter().any(|p| p.is_in(lower)) && !self.unless.iter().any(|p| p.is_in(lower))
+    }
+}

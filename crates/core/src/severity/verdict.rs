@@ -1,0 +1,116 @@
+//! From what is known of one failure to its class.
+
+use super::table::{Class, Scope, Severity, Table};
+use crate::message::{Cause, Outcome};
+use serde::{Deserialize, Serialize};
+
+/// What a failure is held to be. Says all that people are told, so that nobody needs the table that it was read from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Name of the class.
+    pub class: String,
+    /// Who is at fault.
+    pub scope: Scope,
+    /// What is tried first.
+    pub severity: Severity,
+    /// Mostly follows from a failure somewhere else.
+    pub follows: bool,
+    /// What happened: half a sentence.
+    pub what: String,
+    /// What a person can do: a sentence.
+    pub advice: String,
+    /// The line that shows it; empty when it is not known from a text.
+    pub line: String,
+}
+
+impl Verdict {
+    fn of(class: &Class, line: &str) -> Self {
+        Verdict {
+            class: class.name.clone(),
+            scope: class.scope,
+            severity: class.severity,
+            follows: class.follows,
+            what: class.what.clone(),
+            advice: class.advice.clone(),
+            line: line.chars().take(LINE_MAX).collect(),
+        }
+    }
+}
+
+/// Characters of a line that are kept.
+const LINE_MAX: usize = 300;
+/// Class of what nothing is known of.
+const UNKNOWN: &str = "unknown";
+
+impl Table {
+    /// What a worker's failure is: how it ended, and the text it left (its exception, the last lines that it wrote to stderr). Nothing
+    /// is said of the end of one that was killed from what it wrote before.
+    #[must_use]
+    pub fn judge(&self, cause: &Cause, text: &str) -> Verdict {
+        let killed = matches!(cause, Cause::Exited(Outcome::Signal(9 | 15)));
+        if let Some(found) = self.classify(text).filter(|_| !killed) {
+            return Verdict::of(found.class, found.line);
+        }
+        let name = match cause {
+            Cause::Hung { .. } => "hung",
+            Cause::NotStarted => "not-started",
+            Cause::Exited(Outcome::Signal(9)) => "killed",
+            Cause::Exited(Outcome::Signal(1 | 2 | 15)) => "interrupted",
+            Cause::Exited(Outcome::Signal(4 | 6 | 7 | 8 | 11)) => "crashed",
+            Cause::Exited(_) => UNKNOWN,
+        };
+        self.named(name)
+    }
+
+    /// The verdict of this name; of one that the table does not have, nothing is known.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Verdict {
+        self.class(name).or_else(|| self.class(UNKNOWN)).map_or_else(nothing, |class| Verdict::of(class, ""))
+    }
+}
+
+fn nothing() -> Verdict {
+    Verdict {
+        class: UNKNOWN.into(),
+        scope: Scope::Unknown,
+        severity: Severity::Sev2,
+        follows: false,
+        what: String::new(),
+        advice: String::new(),
+        line: String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::HangEvidence;
+
+    fn class(cause: Cause, text: &str) -> String {
+        Table::built_in().judge(&cause, text).class
+    }
+
+    #[test]
+    fn what_it_said_comes_before_how_it_ended() {
+        let text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.";
+        assert_eq!(class(Cause::Exited(Outcome::Code(1)), text), "cuda-out-of-memory");
+        assert_eq!(class(Cause::Exited(Outcome::Signal(6)), text), "cuda-out-of-memory");
+        assert_eq!(class(Cause::Exited(Outcome::Signal(9)), text), "killed");
+    }
+
+    #[test]
+    fn how_it_ended_says_something_too() {
+        let signal = |s| class(Cause::Exited(Outcome::Signal(s)), "step 3 loss 2.1");
+        assert_eq!([signal(9), signal(11), signal(6), signal(15)], ["killed", "crashed", "crashed", "interrupted"]);
+        assert_eq!(class(Cause::Exited(Outcome::Code(3)), ""), "unknown");
+        assert_eq!(class(Cause::NotStarted, ""), "not-started");
+        assert_eq!(class(Cause::Hung { evidence: HangEvidence::Stopped, silence_ms: 2000 }, ""), "hung");
+    }
+
+    #[test]
+    fn all_that_is_said_without_a_text_is_in_the_table() {
+        for name in ["hung", "not-started", "killed", "interrupted", "crashed", "unknown", "node-lost"] {
+            assert_eq!(Table::built_in().named(name).class, name);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! `everstep classify`: what a text of an error says; the same table that decides on a running job.
+
+use super::Failure;
+use clap::Args;
+use everstep_core::severity::{Scope, Severity, Table};
+use serde_json::json;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// The text; without it, standard input
+    file: Option<PathBuf>,
+    /// Rows of your own, asked before the built-in ones
+    #[arg(long, env = "EVERSTEP_FAILURE_TABLE", value_name = "FILE")]
+    failure_table: Option<PathBuf>,
+    /// Print the built-in table, the pattern for one of your own
+    #[arg(long, conflicts_with = "file")]
+    table: bool,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The built-in table, with the rows of a file before it.
+pub fn table(own: Option<&Path>) -> Result<Table, Failure> {
+    let built_in = Table::built_in();
+    let Some(path) = own else { return Ok(built_in.clone()) };
+    let written = std::fs::read_to_string(path)
+        .map_err(|e| Failure::config(format!("cannot read --failure-table {}: {e}", path.display())))?;
+    built_in.with(&written).map_err(|e| Failure::config(format!("--failure-table {}: {e}", path.display())))
+}
+
+fn read(file: Option<&Path>) -> std::io::Result<String> {
+    let mut bytes = Vec::new();
+    match file {
+        Some(path) => bytes = std::fs::read(path)?,
+        None => {
+            std::io::stdin().read_to_end(&mut bytes)?;
+        }
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// What is tried first, in words.
+fn action(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Sev1 => "leave the machine out and go on without it",
+        Severity::Sev2 => "restart the processes",
+        Severity::Sev3 => "wait, it may pass; then restart the processes",
+    }
+}
+
+/// Prints the class of a text.
+pub fn run(o: &Options) -> Result<i32, Failure> {
+    if o.table {
+        print!("{}", Table::BUILT_IN);
+        return Ok(0);
+    }
+    let table = table(o.failure_table.as_deref())?;
+    let text = read(o.file.as_deref()).map_err(|e| Failure::usage(format!("cannot read the text: {e}")))?;
+    let Some(found) = table.classify(&text) else {
+        if o.json {
+            println!("{}", json!({"version": 1, "class": null}));
+        }
+        eprintln!("everstep: no line of this text is known; rows of your own go into a file for --failure-table");
+        return Ok(1);
+    };
+    let class = found.class;
+    if o.json {
+        println!(
+            "{}",
+            json!({"version": 1, "class": class.name, "scope": class.scope, "severity": class.severity, "follows": class.follows,
+                "what": class.what, "advice": class.advice, "line": found.line, "source": found.source})
+        );
+        return Ok(0);
+    }
+    let scope = match class.scope {
+        Scope::User => "the script's",
+        Scope::Process => "a process's",
+        Scope::Node => "the machine's",
+        Scope::Fabric => "the network's",
+        Scope::Storage => "the storage's",
+        Scope::Unknown => "not known whose",
+    };
+    let follows = if class.follows { "; mostly follows from a failure elsewhere" } else { "" };
+    println!("{}  {} ({scope}{follows})", class.name, class.what);
+    println!("  line    {}", found.line);
+    println!("  action  {}", action(class.severity));
+    println!("  advice  {}", class.advice);
+    Ok(0)
+}

@@ -1,0 +1,61 @@
+//! What coordinators wrote down about jobs, on this machine.
+
+use crate::{coordinator, places};
+use everstep_core::history::Entry;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// One job's facts, in order.
+pub struct Told {
+    /// Its name.
+    pub job: String,
+    /// Lines as they were written: `ts` (seconds since 1970), `fact`.
+    pub lines: Vec<Value>,
+}
+
+impl Told {
+    /// The lines that this version knows.
+    pub fn entries(&self) -> Vec<Entry> {
+        let read = |l: &Value| Entry::read(l["ts"].as_f64()?, &l["fact"]);
+        self.lines.iter().filter_map(read).collect()
+    }
+
+    /// When the latest one was written, in seconds since 1970.
+    pub fn latest(&self) -> f64 {
+        self.lines.last().and_then(|l| l["ts"].as_f64()).unwrap_or(0.0)
+    }
+}
+
+/// Facts of one job, or of all, from the stores that jobs of this user have written to.
+pub fn told(job: Option<&str>) -> Vec<Told> {
+    let all = stores(job).into_iter().flat_map(|s| of_store(&s));
+    all.filter(|t| job.is_none_or(|j| j == t.job)).collect()
+}
+
+/// Directories of stores that jobs of this user have written to on this machine.
+fn stores(job: Option<&str>) -> Vec<PathBuf> {
+    let entries = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten().map(|e| e.path());
+    let jobs = places::state().join("jobs");
+    let agents = entries(jobs).filter(|j| job.is_none_or(|name| j.ends_with(name))).flat_map(entries);
+    let about = |p: PathBuf| serde_json::from_slice::<Value>(&std::fs::read(p).ok()?).ok();
+    let mut found: Vec<PathBuf> = agents
+        .filter(|p| p.extension().is_some_and(|e| e == "json"))
+        .filter_map(|p| Some(PathBuf::from(about(p)?["store"].as_str()?)))
+        .collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+fn of_store(store: &Path) -> Vec<Told> {
+    let text = std::fs::read_to_string(coordinator::events_file(store)).unwrap_or_default();
+    let mut found: Vec<Told> = Vec::new();
+    for line in text.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok()) {
+        let Some(job) = line["job"].as_str().map(str::to_owned) else { continue };
+        match found.iter_mut().find(|t| t.job == job) {
+            Some(told) => told.lines.push(line),
+            None => found.push(Told { job, lines: vec![line] }),
+        }
+    }
+    found
+}
