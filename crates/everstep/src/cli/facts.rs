@@ -33,7 +33,7 @@ pub fn told(job: Option<&str>) -> Vec<Told> {
 }
 
 /// Directories of stores that jobs of this user have written to on this machine.
-fn stores(job: Option<&str>) -> Vec<PathBuf> {
+pub fn stores(job: Option<&str>) -> Vec<PathBuf> {
     let entries = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten().map(|e| e.path());
     let jobs = places::state().join("jobs");
     let agents = entries(jobs).filter(|j| job.is_none_or(|name| j.ends_with(name))).flat_map(entries);

@@ -1,11 +1,10 @@
 //! `everstep status`: what all jobs of this user are doing.
 
-use super::{Failure, runtime};
-use crate::places;
+use super::{Failure, facts, runtime};
 use clap::Args;
 use everstep_wire::client::ask;
 use everstep_wire::token::Token;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 #[derive(Args, Clone, Debug)]
@@ -20,25 +19,6 @@ pub struct Options {
     json: bool,
 }
 
-/// Directories of all stores that agents of this user have used.
-fn stores() -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for job in std::fs::read_dir(places::state().join("jobs")).into_iter().flatten().flatten() {
-        for file in std::fs::read_dir(job.path()).into_iter().flatten().flatten() {
-            if file.path().extension().is_some_and(|e| e == "json")
-                && let Ok(bytes) = std::fs::read(file.path())
-                && let Ok(about) = serde_json::from_slice::<serde_json::Value>(&bytes)
-                && let Some(store) = about["store"].as_str()
-            {
-                found.push(PathBuf::from(store));
-            }
-        }
-    }
-    found.sort();
-    found.dedup();
-    found
-}
-
 async fn coordinator_status(store: &Path) -> Option<serde_json::Value> {
     let about: serde_json::Value =
         serde_json::from_slice(&std::fs::read(crate::coordinator::endpoint_file(store)).ok()?).ok()?;
@@ -50,7 +30,7 @@ async fn coordinator_status(store: &Path) -> Option<serde_json::Value> {
 /// Jobs of all coordinators that answer.
 pub async fn jobs(only: Option<&str>) -> Vec<serde_json::Value> {
     let mut all = Vec::new();
-    for store in stores() {
+    for store in facts::stores(None) {
         let Some(status) = coordinator_status(&store).await else { continue };
         for job in status["jobs"].as_array().into_iter().flatten() {
             if only.is_none_or(|name| job["job"] == name) {
