@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  last progress    declared     world formed    all told what      first new step   where the job had been
-//!       │ detect       │ regroup       │ restore decided │ start and load  │ recompute       │
+//!       │ detect       │ regroup       │ start           │ load and a step │ recompute       │
 //!       ▼              ▼               ▼                 ▼                 ▼                 ▼
 //!  ─────●──────────────●───────────────●─────────────────●─────────────────●─────────────────●────
 //! ```

@@ -82,7 +82,7 @@ fn lost(of: &Incident) -> String {
     }
     let ends = [
         ("regroup", of.regrouped),
-        ("restore decided", of.told),
+        ("start", of.told),
         ("load and first step", of.stepped.map(|(at, _)| at)),
         ("recompute", of.caught_up),
     ];

@@ -1,0 +1,135 @@
+//! Incidents told from facts, as a coordinator's driver writes them down.
+#![allow(clippy::unwrap_used)]
+
+use everstep_core::coordinator::command::{Action, Fact};
+use everstep_core::history::{Entry, Outcome, Progress, What, incidents, tell};
+use everstep_core::id::{Generation, NodeId, Rank, Step};
+use everstep_core::message::{Cause, Failure, HangEvidence, Outcome as Exit, Tier};
+use everstep_core::severity::Table;
+
+/// Facts, a second apart but for those that say otherwise.
+struct Log(Vec<Entry>, u64);
+
+impl Log {
+    fn new() -> Self {
+        Log(Vec::new(), 0)
+    }
+
+    fn at(mut self, seconds: u64, fact: Fact) -> Self {
+        self.1 += seconds * 1_000_000;
+        self.0.push(Entry { at: self.1, what: What::Fact(fact) });
+        self
+    }
+
+    fn progress(mut self, generation: u64, step: u64, step_us: u64) -> Self {
+        self.0.push(Entry { at: self.1, what: What::Progress(Progress { generation, step, step_us }) });
+        self
+    }
+
+    fn starts(self, generation: u64, restarts: u32) -> Self {
+        let started = Fact::GenerationStarted { generation: Generation(generation), world_size: 4, restarts };
+        self.at(1, started)
+    }
+
+    fn fails(self, incident: u64, generation: u64, failure: Option<Failure>) -> Self {
+        let node = NodeId("n".into());
+        let action = if failure.is_some() { Action::Restart } else { Action::Reconfigure };
+        self.at(1, Fact::IncidentOpened { incident, generation: Generation(generation), node, failure, action })
+    }
+
+    fn restored(self, generation: u64, steps_lost: u64) -> Self {
+        let tiers = vec![Tier::Memory, Tier::Memory, Tier::Memory, Tier::Peer];
+        let generation = Generation(generation);
+        self.at(1, Fact::Restored { generation, step: Some(Step(90)), tiers, steps_lost })
+    }
+
+    fn steps(self, generation: u64, incident: Option<u64>) -> Self {
+        self.at(1, Fact::FirstStep { generation: Generation(generation), step: Step(91), incident })
+    }
+}
+
+fn failure(cause: Cause, text: &str) -> Failure {
+    let verdict = Table::built_in().judge(&cause, text);
+    let (rank, step) = (Rank(3), Some(Step(93)));
+    Failure { rank, local_rank: 3, pid: 9, cause, message: text.into(), step, progressed: true, verdict }
+}
+
+fn killed() -> Option<Failure> {
+    Some(failure(Cause::Exited(Exit::Signal(9)), ""))
+}
+
+#[test]
+fn an_incident_lasts_until_the_job_is_where_it_had_been() {
+    let log = Log::new().starts(1, 0).progress(1, 93, 100_000).fails(1, 1, killed()).starts(2, 1).restored(2, 3);
+    let log = log.steps(2, Some(1)).progress(2, 92, 110_000);
+    let found = incidents(&log.0);
+    assert_eq!((found[0].outcome.clone(), found[0].caught_up), (Outcome::Recovered, None));
+    assert!(tell(&found[0], "j", "now").iter().any(|l| l.contains("not yet where it had been")));
+    let caught_up = Fact::CaughtUp { generation: Generation(2), step: Step(94), incident: 1 };
+    let found = incidents(&log.at(2, caught_up).0);
+    assert_eq!(found[0].lasted(), Some(5_000_000));
+    assert_eq!((found[0].step_us, found[0].rank_seconds()), ((Some(100_000), Some(110_000)), Some(20.0)));
+    let told = tell(&found[0], "j", "now").join("\n");
+    for part in [
+        "RECOVERED in 5.0 s",
+        "SIGKILL",
+        "(killed)",
+        "3 steps, computed again",
+        "regroup 1.0 s, start 1.0 s, load and first step 1.0 s, recompute 2.0 s",
+        "local memory (3 ranks) and other nodes' memory (1 rank)",
+        "110 ms (was 100 ms)",
+    ] {
+        assert!(told.contains(part), "{part} is not in\n{told}");
+    }
+    assert!(told.lines().count() <= 12);
+}
+
+#[test]
+fn nothing_lost_means_the_first_step_is_the_end() {
+    let log = Log::new().starts(1, 0).fails(1, 1, killed()).starts(2, 1).restored(2, 0).steps(2, Some(1));
+    assert_eq!(incidents(&log.0)[0].lasted(), Some(3_000_000));
+}
+
+#[test]
+fn silence_counts_and_a_lost_machine_is_one() {
+    let hung = failure(Cause::Hung { evidence: HangEvidence::Stopped, silence_ms: 2000 }, "");
+    let log = Log::new().starts(1, 0).fails(1, 1, Some(hung)).starts(2, 1).restored(2, 0).steps(2, Some(1));
+    let log = log.fails(2, 2, None);
+    let found = incidents(&log.0);
+    assert_eq!(found[0].lasted(), Some(5_000_000));
+    assert!(tell(&found[0], "j", "now").join("\n").contains("detect 2.0 s"));
+    let lost = tell(&found[1], "j", "now").join("\n");
+    assert!(lost.contains("node-lost") && lost.contains("OPEN") && lost.contains("formed the world anew"), "{lost}");
+}
+
+#[test]
+fn one_failure_may_overtake_another_and_one_may_end_the_job() {
+    let log = Log::new().starts(1, 0).fails(1, 1, killed()).starts(2, 1).fails(2, 2, killed());
+    let ended = Fact::Ended { code: 93, why: "the same again".into() };
+    let log = log.at(1, ended);
+    let found = incidents(&log.0);
+    assert_eq!(found[0].outcome, Outcome::Overtaken { by: 2 });
+    assert_eq!(found[1].outcome, Outcome::Ended { code: 93, why: "the same again".into() });
+    // Run anew: what an earlier run has seen is over.
+    assert_eq!(incidents(&log.starts(3, 0).0), []);
+}
+
+#[test]
+fn a_coordinator_that_began_in_between_does_not_know_the_number() {
+    let log = Log::new().starts(1, 0).fails(1, 1, killed()).at(1, Fact::CoordinatorStarted { epoch: 2 });
+    let log = log.starts(2, 1).restored(2, 0).steps(2, None);
+    assert_eq!(incidents(&log.0)[0].outcome, Outcome::Recovered);
+}
+
+#[test]
+fn what_is_written_is_read_and_what_is_unknown_is_passed_over() {
+    let fact = Fact::GenerationStarted { generation: Generation(2), world_size: 8, restarts: 1 };
+    let read = Entry::read(1.5, &serde_json::to_value(&fact).unwrap()).unwrap();
+    assert_eq!(read, Entry { at: 1_500_000, what: What::Fact(fact) });
+    let progress = serde_json::json!({"Progress": {"generation": 1, "step": 7, "step_us": 9}});
+    assert_eq!(
+        Entry::read(0.0, &progress).unwrap().what,
+        What::Progress(Progress { generation: 1, step: 7, step_us: 9 })
+    );
+    assert_eq!(Entry::read(0.0, &serde_json::json!({"Later": {}})), None);
+}
