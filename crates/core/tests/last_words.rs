@@ -9,7 +9,6 @@ use everstep_core::message::{Order, Outcome, Place, Slot};
 use everstep_core::severity::Table;
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
-use std::sync::Arc;
 use std::time::Duration;
 
 fn running() -> Agent {
@@ -38,7 +37,7 @@ fn running() -> Agent {
             named: true,
             shutdown_grace: Duration::from_secs(30),
             stop_signals: vec![],
-            table: Arc::new(Table::built_in().clone()),
+            table: Table::built_in().clone(),
         },
         Time(0),
     );

@@ -11,7 +11,6 @@ use everstep_core::message::{Outcome as Exit, Purpose, ShardFile, Source};
 use everstep_core::severity::Table;
 use everstep_core::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 impl World {
@@ -39,7 +38,7 @@ impl World {
             named: true,
             shutdown_grace: Duration::from_secs(30),
             stop_signals: Vec::new(),
-            table: Arc::new(Table::built_in().clone()),
+            table: Table::built_in().clone(),
         };
         #[allow(unused_mut)]
         let mut agent = Agent::new(config, Time(self.now));

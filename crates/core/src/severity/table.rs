@@ -4,7 +4,7 @@ use super::codes::Codes;
 use super::pattern::Pattern;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 /// How severe a failure is (Unicron, table 1): what is tried first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -122,10 +122,11 @@ impl Table {
 
     /// The built-in table.
     #[must_use]
-    pub fn built_in() -> &'static Table {
-        static TABLE: LazyLock<Table> = LazyLock::new(|| {
+    pub fn built_in() -> &'static Arc<Table> {
+        static TABLE: LazyLock<Arc<Table>> = LazyLock::new(|| {
             // It is part of the program: a test reads it, so this cannot fail for a user.
-            Table::read(Table::BUILT_IN).unwrap_or(Table { classes: Vec::new(), rules: Vec::new(), xids: Vec::new() })
+            let nothing = Table { classes: Vec::new(), rules: Vec::new(), xids: Vec::new() };
+            Arc::new(Table::read(Table::BUILT_IN).unwrap_or(nothing))
         });
         &TABLE
     }

@@ -6,6 +6,7 @@ use everstep_core::severity::{Scope, Severity, Table};
 use serde_json::json;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
@@ -23,12 +24,15 @@ pub struct Options {
 }
 
 /// The built-in table, with the rows of a file before it.
-pub fn table(own: Option<&Path>) -> Result<Table, Failure> {
+pub fn table(own: Option<&Path>) -> Result<Arc<Table>, Failure> {
     let built_in = Table::built_in();
     let Some(path) = own else { return Ok(built_in.clone()) };
     let written = std::fs::read_to_string(path)
         .map_err(|e| Failure::config(format!("cannot read --failure-table {}: {e}", path.display())))?;
-    built_in.with(&written).map_err(|e| Failure::config(format!("--failure-table {}: {e}", path.display())))
+    built_in
+        .with(&written)
+        .map(Arc::new)
+        .map_err(|e| Failure::config(format!("--failure-table {}: {e}", path.display())))
 }
 
 fn read(file: Option<&Path>) -> std::io::Result<String> {

@@ -18,7 +18,6 @@ use everstep_core::agent::Config;
 use everstep_core::id::{Generation, Incarnation, JobId, NodeId};
 use everstep_core::spec::{JobSpec, RESTARTS_PER_DAY, RestartBudget};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Runs an agent; the exit code is the job's.
@@ -93,7 +92,7 @@ pub fn rendezvous(o: &Options) -> Result<i32, Failure> {
         named: true,
         shutdown_grace: Duration::ZERO,
         stop_signals: Vec::new(),
-        table: Arc::new(classify::table(o.failure_table.as_deref())?),
+        table: classify::table(o.failure_table.as_deref())?,
     };
     let runtime = runtime()?;
     let end = runtime.block_on(crate::agent::external::run(config, target));
@@ -167,7 +166,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
         named: o.job_name().is_some(),
         shutdown_grace: Duration::from_secs(shutdown_timeout(o)),
         stop_signals,
-        table: Arc::new(classify::table(o.failure_table.as_deref())?),
+        table: classify::table(o.failure_table.as_deref())?,
     };
     let end = runtime()?.block_on(crate::agent::run(config, template, target, &lock));
     let end = end.map_err(|e| Failure { code: 1, why: format!("cannot run an agent here: {e}") })?;
