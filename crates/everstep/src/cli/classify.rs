@@ -46,7 +46,7 @@ fn read(file: Option<&Path>) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// What is tried first, in words.
+/// What the severity asks for, in words.
 fn action(severity: Severity) -> &'static str {
     match severity {
         Severity::Sev1 => "leave the machine out and go on without it",
@@ -90,7 +90,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let follows = if class.follows { "; mostly follows from a failure elsewhere" } else { "" };
     println!("{}  {} ({scope}{follows})", class.name, class.what);
     println!("  line    {}", found.line);
-    println!("  action  {}", action(class.severity));
+    println!("  wants   {}", action(class.severity));
     println!("  advice  {}", class.advice);
     Ok(0)
 }
