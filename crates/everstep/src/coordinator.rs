@@ -304,11 +304,16 @@ impl Driver {
         }
     }
 
+    /// What the workers of a job last told of themselves.
+    fn workers(&self, id: &JobId) -> impl Iterator<Item = &Progress> {
+        let of_job = self.peers.values().filter(|p| p.job.as_deref() == Some(id.0.as_str()));
+        of_job.flat_map(|p| &p.progress)
+    }
+
     /// The step that all ranks of a job have completed; `None` while some rank tells of none.
     fn all_reached(&self, id: &JobId) -> Option<Step> {
         let ranks = self.core.jobs().get(id)?.record.world.size() as usize;
-        let of_job = self.peers.values().filter(|p| p.job.as_deref() == Some(id.0.as_str()));
-        let steps: Vec<u64> = of_job.flat_map(|p| &p.progress).filter_map(|w| w.step).collect();
+        let steps: Vec<u64> = self.workers(id).filter_map(|w| w.step).collect();
         steps.iter().min().filter(|_| steps.len() >= ranks).map(|step| Step(*step))
     }
 
@@ -316,8 +321,7 @@ impl Driver {
     fn record_progress(&mut self, id: &JobId) {
         let Some(job) = self.core.jobs().get(id) else { return };
         let ranks = job.record.world.size();
-        let workers: Vec<&Progress> =
-            self.peers.values().filter(|p| p.job.as_deref() == Some(id.0.as_str())).flat_map(|p| &p.progress).collect();
+        let workers: Vec<&Progress> = self.workers(id).collect();
         let step = workers.iter().filter_map(|w| w.step).min();
         let mut micros: Vec<u64> = workers.iter().filter_map(|w| w.step_us).collect();
         micros.sort_unstable();
@@ -402,8 +406,7 @@ impl Driver {
                     Phase::Stopping { .. } => "stopping",
                     Phase::Over { .. } => "over",
                 };
-                let mine = self.peers.values().filter(|p| p.job.as_deref() == Some(id.0.as_str()));
-                let mut workers: Vec<&Progress> = mine.flat_map(|p| &p.progress).collect();
+                let mut workers: Vec<&Progress> = self.workers(id).collect();
                 workers.sort_by_key(|w| w.rank);
                 let nodes: Vec<_> = job.nodes.values().map(|n| json!({"node": n.hello.node, "host": n.hello.host, "attached": n.session.is_some(), "replicas": (n.hello.replica_port != 0).then(|| format!("{}:{}", n.hello.host, n.hello.replica_port))})).collect();
                 json!({

@@ -4,7 +4,7 @@ use super::incident::{Incident, Outcome, Restore};
 use crate::coordinator::command::Action;
 use crate::coordinator::incident::describe;
 use crate::message::Tier;
-use crate::severity::{Scope, Verdict};
+use crate::severity::Verdict;
 
 /// The lines, the first one with the job's name and `when` (the time of day for people) it was declared.
 #[must_use]
@@ -45,25 +45,13 @@ fn head(of: &Incident) -> String {
     }
 }
 
-/// Whose it is.
-fn whose(scope: Scope) -> &'static str {
-    match scope {
-        Scope::User => "the script's",
-        Scope::Process => "one process's",
-        Scope::Node => "the machine's",
-        Scope::Fabric => "the network's",
-        Scope::Storage => "the storage's",
-        Scope::Unknown => "not known whose",
-    }
-}
-
 fn why(of: &Incident) -> (String, Option<String>) {
     let Some(failure) = &of.failure else {
         return (format!("the machine's (node-lost): no word from the agent of node {} any more", of.node), None);
     };
     let Verdict { class, what, scope, line, follows, .. } = &failure.verdict;
     let echo = if *follows { "; mostly follows from a failure elsewhere" } else { "" };
-    let why = format!("{} ({class}): {what}{echo}", whose(*scope));
+    let why = format!("{} ({class}): {what}{echo}", scope.whose());
     (why, Some(line.clone()).filter(|l| !l.is_empty() && !failure.message.contains(l.as_str())))
 }
 

@@ -36,6 +36,21 @@ pub enum Scope {
     Unknown,
 }
 
+impl Scope {
+    /// Whose the failure is, for people.
+    #[must_use]
+    pub fn whose(self) -> &'static str {
+        match self {
+            Scope::User => "the script's",
+            Scope::Process => "one process's",
+            Scope::Node => "the machine's",
+            Scope::Fabric => "the network's",
+            Scope::Storage => "the storage's",
+            Scope::Unknown => "not known whose",
+        }
+    }
+}
+
 /// One kind of failure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

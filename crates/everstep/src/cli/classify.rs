@@ -2,7 +2,7 @@
 
 use super::Failure;
 use clap::Args;
-use everstep_core::severity::{Scope, Severity, Table};
+use everstep_core::severity::{Severity, Table};
 use serde_json::json;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -79,14 +79,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         );
         return Ok(0);
     }
-    let scope = match class.scope {
-        Scope::User => "the script's",
-        Scope::Process => "a process's",
-        Scope::Node => "the machine's",
-        Scope::Fabric => "the network's",
-        Scope::Storage => "the storage's",
-        Scope::Unknown => "not known whose",
-    };
+    let scope = class.scope.whose();
     let follows = if class.follows { "; mostly follows from a failure elsewhere" } else { "" };
     println!("{}  {} ({scope}{follows})", class.name, class.what);
     println!("  line    {}", found.line);

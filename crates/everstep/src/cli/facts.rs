@@ -1,5 +1,6 @@
 //! What coordinators wrote down about jobs, on this machine.
 
+use super::Failure;
 use crate::{coordinator, places};
 use everstep_core::history::Entry;
 use serde_json::Value;
@@ -30,6 +31,12 @@ impl Told {
 pub fn told(job: Option<&str>) -> Vec<Told> {
     let all = stores(job).into_iter().flat_map(|s| of_store(&s));
     all.filter(|t| job.is_none_or(|j| j == t.job)).collect()
+}
+
+/// Nothing was written down about a job here, or about any.
+pub fn none_of(job: Option<&str>) -> Failure {
+    let what = job.map_or("any job".to_owned(), |j| format!("job {j}"));
+    Failure { code: 1, why: format!("no records of {what} on this machine; they are where its coordinator ran") }
 }
 
 /// Directories of stores that jobs of this user have written to on this machine.

@@ -89,11 +89,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         println!("{}", json!({"version": 1, "jobs": rows.collect::<Vec<_>>()}));
     }
     if found.is_empty() {
-        let what = o.job.as_ref().map_or("any job".to_owned(), |j| format!("job {j}"));
-        return Err(Failure {
-            code: 1,
-            why: format!("no records of {what} on this machine; they are where its coordinator ran"),
-        });
+        return Err(facts::none_of(o.job.as_deref()));
     }
     if !o.json {
         for (job, generations, g) in &found {

@@ -49,9 +49,7 @@ struct Of {
 fn all(job: Option<&str>) -> Result<Vec<Of>, Failure> {
     let told = facts::told(job);
     if told.is_empty() {
-        let what = job.map_or("any job".to_owned(), |j| format!("job {j}"));
-        let why = format!("no records of {what} on this machine; they are where its coordinator ran");
-        return Err(Failure { code: 1, why });
+        return Err(facts::none_of(job));
     }
     let of = |t: &facts::Told| Of { job: t.job.clone(), latest: t.latest(), incidents: incidents(&t.entries()) };
     Ok(told.iter().map(of).collect())
