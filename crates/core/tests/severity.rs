@@ -107,7 +107,7 @@ fn a_users_rows_come_first() {
     let table = Table::built_in().with(own).unwrap();
     let text = "ValueError: tokend: shard 3 unavailable";
     assert_eq!(table.classify(text).map(|f| &f.class.name[..]), Some("tokenizer-service"));
-    assert_eq!(Table::built_in().classify(text).map(|f| &f.class.name[..]), Some("script-error"));
+    assert_eq!(Table::built_in().classify(text).map(|f| &f.class.name[..]), Some("connection-refused"));
     let again = Table::built_in()
         .with("[[class]]\nname = \"gpu-lost\"\nscope = \"node\"\nseverity = \"sev2\"\nwhat = \"w\"\nadvice = \"a\"")
         .unwrap();
