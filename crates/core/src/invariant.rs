@@ -33,6 +33,8 @@ pub enum InvariantId {
     CommittedIsKept,
     /// INV-12: ranks are said to hold something else than the others only where they do.
     OnlyTheOddAreNamed,
+    /// INV-13: only machines that have failed themselves are left out for that.
+    OnlyTheBrokenAreLeftOut,
 }
 
 impl InvariantId {

@@ -13,6 +13,7 @@
 pub mod agent;
 pub mod coordinator;
 pub mod digests;
+pub mod failure;
 pub mod frequency;
 pub mod goodput;
 pub mod history;

@@ -1,7 +1,7 @@
 //! What the coordinator and the agents say to each other. Types only: bytes are `wire`'s business.
 
+pub use crate::failure::{Cause, Failure, HangEvidence, Outcome, Sign};
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Rank, Step};
-use crate::severity::Verdict;
 pub use crate::shard::{
     Copies, Holding, Keeper, Member, Offer, Parity, Purpose, Rebuild, Redundancy, Replication, ShardFile, Source,
     Stripe, StripeLeft, Tier,
@@ -50,67 +50,6 @@ pub struct Running {
     pub progressed: bool,
 }
 
-/// How a worker ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Outcome {
-    /// Exit code; 0 is success.
-    Code(i32),
-    /// Number of the signal that ended it.
-    Signal(i32),
-}
-
-/// Why a silent worker is held to be hung. Silence alone is never enough.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum HangEvidence {
-    /// The process is in the stopped state (SIGSTOP, a debugger).
-    Stopped,
-    /// The process burns CPU but its interpreter lock has not been free for the whole silence.
-    InterpreterHeld,
-    /// The process burns CPU on one and the same line of Python.
-    Spinning,
-    /// The process has used no CPU for many steps' time.
-    NoCpu,
-    /// A section outlasted the timeout that the script gave for it.
-    SectionTimeout,
-}
-
-/// What failed in a worker.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Cause {
-    /// The process ended.
-    Exited(Outcome),
-    /// The process is there but makes no progress.
-    Hung {
-        /// what shows it
-        evidence: HangEvidence,
-        /// how long it has been silent
-        silence_ms: u64,
-    },
-    /// The process could not be started.
-    NotStarted,
-}
-
-/// One worker's failure as its agent saw it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
-    /// Global rank.
-    pub rank: Rank,
-    /// Rank on its node.
-    pub local_rank: u32,
-    /// Process id on its node, 0 when it never started.
-    pub pid: u32,
-    /// What happened.
-    pub cause: Cause,
-    /// The exception or the last lines on stderr, shortened.
-    pub message: String,
-    /// Steps that the worker had completed.
-    pub step: Option<Step>,
-    /// It had completed a step that it did not restore.
-    pub progressed: bool,
-    /// What it is held to be.
-    pub verdict: Verdict,
-}
-
 /// From an agent to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
@@ -121,6 +60,8 @@ pub enum Report {
         /// what happened
         failure: Failure,
     },
+    /// Something shows that is wrong with the machine; no worker need have failed.
+    Signed(Sign),
     /// All workers of this node exited with 0.
     Finished {
         /// their generation

@@ -20,6 +20,18 @@ faults! {
     WorkerCrash,
     /// A worker dies again right after each of its next starts.
     CrashLoop,
+    /// A worker ends with an error of its own, and says of what.
+    WorkerErrs,
+    /// The same on two machines at once.
+    TwoWorkersErr,
+    /// A worker dies again while the job recovers.
+    RecoveryFails,
+    /// A GPU of a machine fails for good: whatever is started there fails.
+    GpuFails,
+    /// The driver of a machine's GPUs notes memory errors without end; nothing fails of them.
+    EccStorm,
+    /// A link of a machine goes down and comes up again and again; nothing fails of it.
+    LinkFlaps,
     /// A worker stops making progress.
     WorkerHang,
     /// The agent process is killed and started again.

@@ -18,6 +18,8 @@ pub struct Crew {
     pub living: BTreeMap<u32, bool>,
     /// Local ranks that make no progress.
     pub hung: Vec<u32>,
+    /// Their GPU does not answer: no rank of the world gets on.
+    pub stuck: bool,
     /// When they are ready to offer checkpoints.
     pub ready_at: u64,
     /// Their offers were made.
@@ -44,7 +46,7 @@ impl Crew {
     /// All processes run.
     #[must_use]
     pub fn able_to_train(&self) -> bool {
-        self.living.values().all(|a| *a) && self.hung.is_empty() && !self.living.is_empty()
+        self.living.values().all(|a| *a) && self.hung.is_empty() && !self.stuck && !self.living.is_empty()
     }
 }
 
@@ -105,6 +107,8 @@ pub struct Host {
     pub doomed: bool,
     /// Starts that will crash at once.
     pub crash_loop: u32,
+    /// A GPU has failed: this is how it shows.
+    pub gpu: Option<crate::ailing::Shows>,
     /// Everything takes longer until then.
     pub slow_until: u64,
     /// Exit of the agent, when it ended by itself.
@@ -137,6 +141,7 @@ impl Host {
             cut_next: 0,
             doomed: false,
             crash_loop: 0,
+            gpu: None,
             slow_until: 0,
             exited: None,
             restart: true,

@@ -20,16 +20,16 @@ impl World {
         }
     }
 
-    fn any_host(&mut self, suits: impl Fn(&Host) -> bool) -> Option<usize> {
+    pub(crate) fn any_host(&mut self, suits: impl Fn(&Host) -> bool) -> Option<usize> {
         let suitable: Vec<usize> = (0..self.hosts.len()).filter(|i| suits(&self.hosts[*i])).collect();
         self.rng.pick(&suitable).copied()
     }
 
-    fn running(&mut self) -> Option<usize> {
+    pub(crate) fn running(&mut self) -> Option<usize> {
         self.any_host(|h| h.up && !h.frozen && h.agent.is_some() && h.crews.iter().any(crate::host::Crew::alive))
     }
 
-    fn attached(&mut self) -> Option<usize> {
+    pub(crate) fn attached(&mut self) -> Option<usize> {
         self.any_host(|h| h.up && !h.frozen && h.agent.is_some() && h.session.is_some())
     }
 
@@ -52,9 +52,35 @@ impl World {
                 self.hosts[host].crash_loop = 2;
                 self.worker_dies(host, 0);
             }
+            Fault::WorkerErrs | Fault::TwoWorkersErr => {
+                let host = self.running()?;
+                self.worker_errs_soon(host, 1);
+                if fault == Fault::TwoWorkersErr {
+                    let other = self.running()?;
+                    self.worker_errs_soon(other, 300);
+                }
+            }
+            Fault::RecoveryFails => {
+                let host = self.running()?;
+                self.worker_errs_soon(host, 1);
+                let other = self.running()?;
+                self.worker_errs_soon(other, 8000);
+            }
+            Fault::GpuFails => self.gpu_fails()?,
+            Fault::EccStorm => {
+                let host = self.attached()?;
+                self.at(1, Happening::Signs { host, line: crate::ailing::ECC, times: 200 });
+            }
+            Fault::LinkFlaps => {
+                let host = self.attached()?;
+                self.at(1, Happening::Signs { host, line: crate::ailing::LINK, times: 12 });
+            }
             Fault::WorkerHang => {
                 let host = self.running()?;
-                self.hosts[host].crews.last_mut()?.hung.push(1);
+                let h = &mut self.hosts[host];
+                let crew = h.crews.last_mut()?;
+                crew.hung.push(1);
+                self.oracle.blames.cause(crew.generation, &h.node);
             }
             Fault::AgentCrash => {
                 let host = self.attached()?;
@@ -135,6 +161,7 @@ impl World {
                 let spare = self.any_host(|h| !h.up && h.life == 0)?;
                 let host = self.attached()?;
                 self.hosts[host].frozen = true;
+                self.oracle.blames.cut(&self.hosts[host].node);
                 let frozen_for = self.rng.range(3000, 20_000);
                 self.at(frozen_for, Happening::Thaw { host });
                 self.links[host].to_blocked_until = self.now + frozen_for;
@@ -156,16 +183,19 @@ impl World {
             }
             Fault::SlowNode => {
                 let host = self.attached()?;
+                self.oracle.blames.cut(&self.hosts[host].node);
                 self.hosts[host].slow_until = until;
                 self.links[host].slow = (400, until);
             }
             Fault::Drop => {
                 let host = self.running()?;
+                self.oracle.blames.cut(&self.hosts[host].node);
                 self.links[host].drop_next = true;
                 self.worker_dies(host, 0);
             }
             Fault::Delay => {
                 let host = self.attached()?;
+                self.oracle.blames.cut(&self.hosts[host].node);
                 self.links[host].slow = (self.rng.range(100, 1500), until);
             }
             Fault::Duplicate => {
@@ -247,7 +277,10 @@ impl World {
         self.at(delay, Happening::StartAgent { host: spare });
     }
 
-    fn crash_agent(&mut self, host: usize) {
+    pub(crate) fn crash_agent(&mut self, host: usize) {
+        if let Some(crew) = self.hosts[host].crews.last() {
+            self.oracle.blames.cause(crew.generation, &self.hosts[host].node);
+        }
         let h = &mut self.hosts[host];
         h.agent = None;
         h.life += 1;
@@ -281,6 +314,7 @@ impl World {
 
     fn partition(&mut self, until: u64, to: bool, from: bool) -> Option<()> {
         let host = self.attached()?;
+        self.oracle.blames.cut(&self.hosts[host].node);
         let link = &mut self.links[host];
         if to {
             link.to_blocked_until = until;

@@ -10,6 +10,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod ailing;
 pub mod control;
 mod coordinators;
 pub mod fault;

@@ -101,6 +101,7 @@ impl World {
                     workers,
                     living,
                     hung: Vec::new(),
+                    stuck: false,
                     ready_at,
                     offered: false,
                     training: false,
@@ -109,6 +110,10 @@ impl World {
                     beats: 0,
                     hold_at: None,
                 });
+                if self.hosts[host].gpu.is_some() {
+                    let delay = self.rng.range(500, 6000);
+                    self.at(delay, Happening::Ails { host, generation });
+                }
                 if self.hosts[host].crash_loop > 0 {
                     self.hosts[host].crash_loop -= 1;
                     self.worker_dies(host, 0);
@@ -181,12 +186,24 @@ impl World {
     }
 
     pub(crate) fn worker_dies(&mut self, host: usize, local_rank: u32) {
+        self.worker_ends(host, local_rank, Exit::Signal(9), "");
+    }
+
+    pub(crate) fn worker_errs(&mut self, host: usize, local_rank: u32, text: &str) {
+        self.worker_ends(host, local_rank, Exit::Code(1), text);
+    }
+
+    fn worker_ends(&mut self, host: usize, local_rank: u32, outcome: Exit, text: &str) {
         let Some(crew) = self.hosts[host].crews.last_mut() else { return };
         let Some(alive) = crew.living.get_mut(&local_rank).filter(|a| **a) else { return };
         *alive = false;
         let generation = crew.generation;
-        let outcome = Exit::Signal(9);
-        self.agent(host, AgentEvent::WorkerExited { generation, local_rank, pid: 1, outcome, words: Words::default() });
+        if text != crate::ailing::CASCADE {
+            let node = self.hosts[host].node.clone();
+            self.oracle.blames.cause(generation, &node);
+        }
+        let words = Words::from(text.to_owned());
+        self.agent(host, AgentEvent::WorkerExited { generation, local_rank, pid: 1, outcome, words });
     }
 
     pub(crate) fn restore(&mut self, host: usize, generation: Generation, step: Option<Step>, sources: &[Source]) {
@@ -288,7 +305,7 @@ impl World {
         } else if broken.contains(&generation) && self.rng.percent(30) {
             // A peer is gone: the collective fails here, too.
             let local = u32::from(self.rng.percent(50));
-            return self.worker_dies(host, local);
+            return self.worker_errs(host, local, crate::ailing::CASCADE);
         }
         let Some(crew) = self.hosts[host].crews.last().cloned() else { return };
         for (local_rank, alive) in &crew.living {

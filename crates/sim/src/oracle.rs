@@ -2,7 +2,7 @@
 
 use crate::host::Host;
 use everstep_core::coordinator::command::Fact;
-use everstep_core::id::{Generation, Rank, Step};
+use everstep_core::id::{Generation, NodeId, Rank, Step};
 use everstep_core::invariant::{InvariantId, rank_once};
 use everstep_core::message::{Holding, Offer, Parity, Place, Tier, World};
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,6 +49,62 @@ impl Kept {
     }
 }
 
+/// What was done to which machine, and who was blamed.
+#[derive(Clone, Debug, Default)]
+pub struct Blames {
+    causes: BTreeMap<Generation, BTreeSet<NodeId>>,
+    /// Generation and node of the latest incident; `None` for a failure that follows from others.
+    open: Option<(Generation, Option<NodeId>)>,
+    /// Nodes whose connection was interfered with.
+    cut: BTreeSet<NodeId>,
+    /// Incidents that were blamed on a machine to which something had been done.
+    pub right: u64,
+    /// Incidents that were blamed on a machine to which nothing had been done.
+    pub wrong: u64,
+    /// Incidents of which only consequences were heard.
+    pub unknown: u64,
+}
+
+impl Blames {
+    /// Something is done to a machine that runs workers of `generation`.
+    pub fn cause(&mut self, generation: Generation, node: &NodeId) {
+        self.causes.entry(generation).or_default().insert(node.clone());
+    }
+
+    /// Something is done to a machine's connection.
+    pub fn cut(&mut self, node: &NodeId) {
+        self.cut.insert(node.clone());
+    }
+
+    fn recorded(&mut self, fact: &Fact) {
+        match fact {
+            Fact::IncidentOpened { generation, node, failure, .. } => {
+                self.close();
+                let follows = failure.as_ref().is_some_and(|f| f.verdict.follows);
+                self.open = Some((*generation, (!follows).then(|| node.clone())));
+            }
+            Fact::Blamed { node, verdict, .. } => {
+                if let Some((_, blamed)) = &mut self.open {
+                    *blamed = (!verdict.follows).then(|| node.clone());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The latest incident is as it will stay.
+    pub fn close(&mut self) {
+        let Some((generation, blamed)) = self.open.take() else { return };
+        // Nothing was done to it but to the network: who is cut off is at fault then, and that is not kept account of.
+        let Some(causes) = self.causes.get(&generation) else { return };
+        match blamed {
+            Some(node) if causes.contains(&node) || self.cut.contains(&node) => self.right += 1,
+            Some(_) => self.wrong += 1,
+            None => self.unknown += 1,
+        }
+    }
+}
+
 /// What agents were told of a world.
 #[derive(Clone, Debug, Default)]
 pub struct Told {
@@ -80,6 +136,10 @@ pub struct Oracle {
     pub committed: Option<crate::memory::Committed>,
     /// Where that was, less what faults have taken since: nothing else may.
     pub kept: Vec<(usize, Kept)>,
+    /// Nodes whose machine has failed at some time.
+    pub ailed: BTreeSet<NodeId>,
+    /// Whether those who are blamed have done it.
+    pub blames: Blames,
     /// Steps that somebody could not read.
     pub unreadable: BTreeSet<Step>,
     /// Everything that was found.
@@ -93,6 +153,7 @@ impl Oracle {
 
     /// A coordinator wrote something down.
     pub fn recorded(&mut self, now: u64, fact: &Fact) {
+        self.blames.recorded(fact);
         match fact {
             Fact::Growing { .. } => {
                 self.regrouped += 1;
@@ -102,6 +163,10 @@ impl Oracle {
             Fact::Diverged { step, ranks, .. } => {
                 let what = format!("ranks {ranks:?} were said to hold something else at step {step}, and nobody does");
                 self.violation(InvariantId::OnlyTheOddAreNamed, now, what);
+            }
+            Fact::Excluded { node, verdict, .. } if verdict.is_of_machine() && !self.ailed.contains(node) => {
+                let what = format!("node {node} is left out for {}, and nothing is wrong with it", verdict.class);
+                self.violation(InvariantId::OnlyTheBrokenAreLeftOut, now, what);
             }
             Fact::RestoreFailed { step, .. } => {
                 self.regrouped += 1;

@@ -69,6 +69,8 @@ pub struct Outcome {
     pub generations: usize,
     /// Ranks that were told to restore, by tier.
     pub restores: BTreeMap<Tier, u64>,
+    /// Incidents that were blamed on who had done it, on somebody else, on nobody.
+    pub blames: (u64, u64, u64),
     /// The trace, if kept.
     pub trace: Vec<String>,
 }
@@ -93,6 +95,10 @@ pub(crate) enum Happening {
     GuardDone { host: usize },
     Thaw { host: usize },
     WorkerDies { host: usize },
+    WorkerErrs { host: usize, local_rank: u32, text: &'static str },
+    Ails { host: usize, generation: Generation },
+    Mended { host: usize },
+    Signs { host: usize, line: &'static str, times: u32 },
     Workload,
     Inject(Fault),
 }
@@ -135,6 +141,9 @@ pub fn run(options: &Options) -> Outcome {
         world.check();
     }
     world.check_liveness();
+    world.oracle.blames.close();
+    let blames = &world.oracle.blames;
+    let blames = (blames.right, blames.wrong, blames.unknown);
     Outcome {
         violations: world.oracle.violations,
         faults: world.counts,
@@ -142,6 +151,7 @@ pub fn run(options: &Options) -> Outcome {
         events: world.events,
         generations: world.oracle.started.len(),
         restores: std::mem::take(&mut world.oracle.tiers),
+        blames,
         trace: world.trace.lines().to_vec(),
     }
 }
@@ -256,6 +266,10 @@ impl World {
             }
             Happening::Thaw { host } => self.hosts[host].frozen = false,
             Happening::WorkerDies { host } => self.worker_dies(host, 0),
+            Happening::WorkerErrs { host, local_rank, text } => self.worker_errs(host, local_rank, text),
+            Happening::Ails { host, generation } => self.ails(host, generation),
+            Happening::Mended { host } => self.mended(host),
+            Happening::Signs { host, line, times } => self.signs(host, line, times),
             Happening::Workload => {
                 self.workload();
                 self.at(1000, Happening::Workload);
@@ -306,7 +320,8 @@ impl World {
         }
         let Some(process) = self.processes.iter().rev().find(|p| p.alive) else { return };
         let Some(job) = process.core.jobs().get(&self.spec.job) else { return };
-        let usable = self.hosts.iter().filter(|h| h.agent.is_some() && h.session.is_some()).count();
+        // A machine with a broken GPU is of no use, however long it is attached.
+        let usable = self.hosts.iter().filter(|h| h.agent.is_some() && h.session.is_some() && h.gpu.is_none()).count();
         let full = u32::try_from(usable).unwrap_or(0).min(self.spec.nodes_max);
         // A machine that comes back after the job has failed starts it anew and waits for the others.
         let failed = self.hosts.iter().any(|h| h.exited.as_ref().is_some_and(|(code, _)| *code == 1));

@@ -18,12 +18,15 @@ fn seeds() -> u64 {
 fn no_seed_breaks_an_invariant() {
     let (mut counts, mut restores) = (FaultCounts::new(), BTreeMap::new());
     let (mut events, mut generations, mut fewest) = (0, 0, u64::MAX);
+    let mut blames = (0, 0, 0);
     let all: Vec<u64> = REGRESSIONS.iter().copied().chain(0..seeds()).collect();
     let mut bad = Vec::new();
     for seed in &all {
         let outcome = run(&Options::usual(*seed));
         fewest = fewest.min(outcome.faults.values().sum());
         events += outcome.events;
+        let (right, wrong, unknown) = outcome.blames;
+        blames = (blames.0 + right, blames.1 + wrong, blames.2 + unknown);
         generations += outcome.generations;
         for (fault, n) in outcome.faults {
             *counts.entry(fault).or_default() += n;
@@ -43,7 +46,9 @@ fn no_seed_breaks_an_invariant() {
     );
     println!("simulation faults: {counts:?}");
     println!("simulation restores by tier: {restores:?}");
+    println!("simulation blames: {} right, {} wrong, {} on nobody", blames.0, blames.1, blames.2);
     assert!(bad.is_empty(), "{} of {} seeds; replay with make sim SEED=…\n{}", bad.len(), all.len(), bad.join("\n"));
+    assert!(blames.1 * 100 <= blames.0, "{blames:?}: who had done it is blamed");
     if seeds() >= 600 {
         assert!(restores.values().filter(|n| **n >= 500).count() == 4, "{restores:?}");
         assert!(fewest >= 20, "a seed with only {fewest} faults");

@@ -2,7 +2,7 @@
 
 use super::watch::Observation;
 use crate::id::{Epoch, Generation, Rank, Step};
-use crate::message::{Holding, Offer, Order, Outcome, Parity, Redundancy, ShardFile, Tier};
+use crate::message::{Holding, Offer, Order, Outcome, Parity, Redundancy, ShardFile, Sign, Tier};
 
 /// What a process that has ended said of its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,6 +47,8 @@ pub enum Event {
         /// what it said of its end
         words: Words,
     },
+    /// The machine tells something of itself: a line in the kernel's log, an event of a device.
+    Signed(Sign),
     /// A worker process could not be started.
     SpawnFailed {
         /// its generation

@@ -6,6 +6,7 @@
 pub mod command;
 pub mod event;
 mod replicas;
+mod signs;
 pub mod watch;
 mod workers;
 
@@ -17,7 +18,7 @@ use crate::spec::JobSpec;
 use crate::time::Time;
 use command::Command;
 use event::Event;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use watch::Watch;
@@ -76,6 +77,8 @@ struct Crew {
     finished: bool,
     /// A worker that has exited had completed a new step.
     progressed: bool,
+    /// Local ranks whose failure was told.
+    told: BTreeSet<u32>,
     /// The job is stopping: exits are no failures.
     stopping: Option<Stopping>,
     first_step_sent: bool,
@@ -111,6 +114,7 @@ pub struct Agent {
     warmed: bool,
     refused_since: Option<Time>,
     last_reached: Option<Step>,
+    signs: signs::Signs,
     signals: u32,
     over: Option<(i32, String)>,
     exited: bool,
@@ -138,6 +142,7 @@ impl Agent {
             warmed: false,
             refused_since: None,
             last_reached: None,
+            signs: signs::Signs::default(),
             signals: 0,
             over: None,
             exited: false,
@@ -192,6 +197,7 @@ impl Agent {
             }
             Event::Order { epoch, order } => self.order(now, epoch, order),
             Event::Signal { signal } => self.signal(now, signal),
+            Event::Signed(sign) => self.signed(now, sign),
             Event::Tick => self.tick(now),
             other => self.worker_event(now, other),
         }

@@ -40,6 +40,8 @@ pub struct Observation {
     pub from_outside: bool,
     /// The worker waits until its newest step is held by other nodes, too.
     pub awaits_copies: bool,
+    /// Its machine has told of a failure since its last progress, or a little before.
+    pub machine_failed: bool,
 }
 
 /// What has been learned of one worker.
@@ -71,6 +73,12 @@ impl Watch {
         let mut sorted: Vec<u64> = self.durations.iter().copied().collect();
         sorted.sort_unstable();
         sorted.get(sorted.len() / 2).copied()
+    }
+
+    /// When it was last seen to make progress.
+    #[must_use]
+    pub fn progress_at(&self) -> Time {
+        self.progress_at
     }
 
     /// True when TERM only sets a flag in the worker.
@@ -137,6 +145,10 @@ impl Watch {
             let limit = Duration::from_millis(seen.section_timeout_ms);
             return (seen.section_timeout_ms > 0 && silence >= limit)
                 .then_some((HangEvidence::SectionTimeout, silence));
+        }
+        let told = if self.durations.is_empty() { ladder.step_silence * 15 } else { threshold };
+        if seen.machine_failed && silence >= told {
+            return Some((HangEvidence::MachineSign, silence));
         }
         // Before the first timed step there is nothing to compare with: set-up, compilation, warm-up.
         if self.durations.is_empty() || silence < threshold {

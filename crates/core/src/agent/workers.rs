@@ -5,9 +5,9 @@ use super::event::{Event, Words};
 use super::watch::Watch;
 use super::{Agent, Crew, Stopping};
 use crate::id::{Generation, Rank, Step};
-use crate::message::{Cause, Failure, Outcome, Place, Report};
+use crate::message::{Cause, Failure, HangEvidence, Outcome, Place, Report};
 use crate::time::Time;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Word from one rank to all others takes at most this long.
@@ -41,6 +41,7 @@ impl Agent {
             alive: (0..slot.workers).map(|l| (l, Watch::default())).collect(),
             exited_at: BTreeMap::new(),
             failure: None,
+            told: BTreeSet::new(),
             killing: false,
             finished: false,
             progressed: false,
@@ -170,6 +171,10 @@ impl Agent {
         crew.exited_at.insert(local_rank, step);
         let nobody_left = crew.alive.is_empty();
         if crew.killing {
+            // It may have been failing by itself when others did: what it says of that counts, not how it was ended.
+            if matches!(outcome, Outcome::Code(code) if code != 0) {
+                self.failed(generation, local_rank, pid, Cause::Exited(outcome), words, step);
+            }
             return;
         }
         if crew.stopping.is_some() {
@@ -193,13 +198,16 @@ impl Agent {
         words: Words,
         step: Option<u64>,
     ) {
-        let Some(crew) = self.crew.as_mut().filter(|c| c.failure.is_none()) else { return };
+        let Some(crew) = self.crew.as_mut().filter(|c| c.stopping.is_none()) else { return };
         let rank = Rank(crew.slot.first_rank.0 + local_rank);
         let progressed = crew.progressed();
         let verdict = self.config.table.judge(&cause, &words.text);
+        if (crew.killing && !verdict.says_why()) || !crew.told.insert(local_rank) {
+            return;
+        }
         let Words { message, .. } = words;
         let failure = Failure { rank, local_rank, pid, cause, message, step: step.map(Step), progressed, verdict };
-        crew.failure = Some(failure.clone());
+        crew.failure.get_or_insert_with(|| failure.clone());
         self.send(Report::WorkerFailed { generation, failure });
     }
 
@@ -215,13 +223,16 @@ impl Agent {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation && !c.killing) else { return };
         let (stopping, awaits_copies) = (crew.stopping.is_some(), seen.awaits_copies);
         let Some(watch) = crew.alive.get_mut(&local_rank) else { return };
-        let verdict = watch.observe(now, seen, &ladder);
+        let sign = self.signs.grave_since(watch.progress_at());
+        let verdict = watch.observe(now, super::watch::Observation { machine_failed: sign.is_some(), ..seen }, &ladder);
         let step = watch.step();
         if let Some((evidence, silence)) = verdict
             && !stopping
         {
             let silence_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
-            self.failed(generation, local_rank, pid, Cause::Hung { evidence, silence_ms }, Words::default(), step);
+            let said = sign.filter(|_| evidence == HangEvidence::MachineSign).map(|s| s.verdict.line.clone());
+            let words = Words::from(said.unwrap_or_default());
+            self.failed(generation, local_rank, pid, Cause::Hung { evidence, silence_ms }, words, step);
             return;
         }
         let all_stepped = crew.alive.values().all(Watch::has_new_step);

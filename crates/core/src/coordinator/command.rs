@@ -1,8 +1,11 @@
 //! Everything the coordinator may ask of the world: a closed list.
 
 use crate::id::{Generation, JobId, NodeId, PersistId, Rank, Session, Step};
-use crate::message::{Failure, Order, Tier};
+use crate::message::{Failure, Order, Sign, Tier};
+use crate::severity::Verdict;
+use crate::time::Time;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 use super::event::Version;
 
@@ -84,6 +87,11 @@ pub enum Reason {
     },
     /// A write to the store is on its way or will be repeated.
     StoreBusy,
+    /// Generations fail before their first step: the next one waits for a while.
+    BackingOff {
+        /// until then
+        until: Time,
+    },
     /// Training.
     Training,
     /// The job is stopping on request.
@@ -129,6 +137,35 @@ pub enum Fact {
         failure: Option<Failure>,
         /// what is done about it
         action: Action,
+    },
+    /// What a machine has told of itself: a line in the kernel's log, an event of a device.
+    Signed {
+        /// which
+        node: NodeId,
+        /// what
+        sign: Sign,
+    },
+    /// All that failed around an incident was heard: whose failure the others follow from.
+    Blamed {
+        /// the incident
+        incident: u64,
+        /// the node at fault
+        node: NodeId,
+        /// what failed first there; `None`: the machine itself
+        failure: Option<Failure>,
+        /// what it is held to be
+        verdict: Verdict,
+        /// classes of the other failures, and how many of each
+        others: BTreeMap<String, u32>,
+    },
+    /// From now on the job does without a node, as long as enough others are there.
+    Excluded {
+        /// the incident that shows why
+        incident: u64,
+        /// the node
+        node: NodeId,
+        /// what is wrong with it
+        verdict: Verdict,
     },
     /// Workers of a new generation are being started.
     GenerationStarted {

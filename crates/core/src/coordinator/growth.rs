@@ -32,6 +32,7 @@ impl Job {
         self.nodes
             .iter()
             .filter(move |(id, n)| ready(n) && !self.unable.contains_key(*id) && self.record.world.slot(id).is_none())
+            .filter(|(_, n)| !self.is_excluded(&n.hello.node, n.hello.incarnation))
     }
 
     /// Nodes that wait have torch imported: as many as `--spares` says, or all while the world could be larger.

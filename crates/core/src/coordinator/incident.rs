@@ -63,6 +63,8 @@ impl Job {
 
     /// A member of the training world failed: `failure` of a worker, or the whole node when `None`.
     pub(super) fn fail(&mut self, now: Time, node: &NodeId, failure: Option<Failure>, out: &mut Vec<Command>) {
+        // What was heard of an earlier failure is all that will be.
+        self.conclude(now, out);
         let job = self.record.spec.job.clone();
         self.record.incidents += 1;
         let incident = self.record.incidents;
@@ -70,7 +72,11 @@ impl Job {
             self.record.progressed = true;
         }
         let refusal = self.same_again(failure.as_ref()).map_or_else(
-            || self.budget_allows(now, failure.is_some()).err().map(|why| (EXIT_FAILED, why)),
+            || {
+                self.budget_allows(now, failure.as_ref().is_some_and(|f| f.cause != Cause::Fenced))
+                    .err()
+                    .map(|why| (EXIT_FAILED, why))
+            },
             |why| Some((EXIT_SAME_AGAIN, why)),
         );
         let action = match (&refusal, &failure) {
@@ -79,25 +85,32 @@ impl Job {
             (None, None) => Action::Reconfigure,
         };
         let what = describe(node, failure.as_ref());
-        out.push(Command::Record {
-            job,
-            fact: Fact::IncidentOpened {
-                incident,
-                generation: self.record.generation,
-                node: node.clone(),
-                failure,
-                action,
-            },
-        });
+        let follows = failure.as_ref().is_some_and(|f| f.verdict.follows);
+        let fact = Fact::IncidentOpened {
+            incident,
+            generation: self.record.generation,
+            node: node.clone(),
+            failure: failure.clone(),
+            action,
+        };
+        out.push(Command::Record { job, fact });
+        self.back_off(now);
+        self.inquire(now, incident, node, failure, out);
         self.reached = None;
-        if let Some((code, why)) = refusal {
-            self.phase = Phase::Over { code, why: format!("{what}; {why}") };
-            return;
+        match refusal {
+            Some((code, why)) if follows => self.giving_up = Some((code, why)),
+            Some((code, why)) => {
+                self.phase = Phase::Over { code, why: format!("{what}; {why}") };
+                return;
+            }
+            None => {}
         }
-        self.record.restarts += 1;
-        self.record.recent.push(now);
-        let surplus = self.record.recent.len().saturating_sub(RECENT);
-        self.record.recent.drain(..surplus);
+        if self.giving_up.is_none() {
+            self.record.restarts += 1;
+            self.record.recent.push(now);
+            let surplus = self.record.recent.len().saturating_sub(RECENT);
+            self.record.recent.drain(..surplus);
+        }
         self.open_incident = Some(incident);
         self.behind = None;
         self.newcomers = false;
@@ -108,6 +121,7 @@ impl Job {
     /// The first new step of a generation is complete: if the job had been further, the incident is over when it is there again.
     pub(super) fn first_step(&mut self, generation: Generation, step: Step, out: &mut Vec<Command>) {
         let incident = self.open_incident.take();
+        self.in_a_row = (0, Time(0));
         self.behind = incident.zip(self.high_water.filter(|high| *high > step));
         let fact = Fact::FirstStep { generation, step, incident };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
@@ -211,10 +225,23 @@ fn fence(node: &mut Node, generation: Generation, now: Time, out: &mut Vec<Comma
     }
 }
 
+/// The same with what it turned out to be.
+#[must_use]
+pub fn describe_as(node: &NodeId, failure: Option<&Failure>, verdict: &Verdict) -> String {
+    match failure {
+        Some(failure) => describe(node, Some(&Failure { verdict: verdict.clone(), ..failure.clone() })),
+        None if verdict.line.is_empty() => describe(node, None),
+        None => format!("node {node}: {} ({}): {}", verdict.what, verdict.class, verdict.line),
+    }
+}
+
 /// One line for people: who failed and how.
 #[must_use]
 pub fn describe(node: &NodeId, failure: Option<&Failure>) -> String {
     let Some(f) = failure else { return format!("node {node} was lost") };
+    if f.cause == Cause::Fenced {
+        return format!("node {node} had ended its workers, for a failure that an earlier coordinator heard of");
+    }
     let who = format!("rank {} (local rank {}, pid {}) on node {node}", f.rank, f.local_rank, f.pid);
     let how = match &f.cause {
         Cause::Exited(Outcome::Code(code)) => format!("exited with code {code}"),
@@ -225,7 +252,7 @@ pub fn describe(node: &NodeId, failure: Option<&Failure>) -> String {
         Cause::Hung { evidence, silence_ms } => {
             format!("hung: no step for {:.1} s, {evidence:?}", *silence_ms as f64 / 1000.0)
         }
-        Cause::NotStarted => "could not be started".into(),
+        Cause::NotStarted | Cause::Fenced => "could not be started".into(),
     };
     let said = if f.message.is_empty() { String::new() } else { format!(": {}", f.message) };
     let Verdict { class, what, .. } = &f.verdict;

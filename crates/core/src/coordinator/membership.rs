@@ -72,6 +72,9 @@ impl Job {
                 if let Some(at) = last_join {
                     *at = now;
                 }
+                if let Some((of, failure)) = running.and_then(|r| Some((r.generation, r.failure?))) {
+                    self.testify(&id, of, Some(failure), out);
+                }
                 self.fence_node(&id, now, out);
             }
             Phase::Training { finished, .. } if self.record.world.slot(&id).is_some() => {
@@ -94,7 +97,8 @@ impl Job {
                     }
                     self.set_unclean(&id);
                 } else {
-                    self.fail(now, &id, None, out);
+                    let failure = self.fenced_before(&id);
+                    self.fail(now, &id, failure, out);
                 }
             }
             Phase::Training { .. } | Phase::Stopping { .. } => {
@@ -148,6 +152,7 @@ impl Job {
             Phase::Stopping { done, .. } => {
                 done.insert(id.clone());
             }
+            Phase::Forming { .. } if member => self.testify(id, self.record.generation, None, out),
             _ => {}
         }
     }
@@ -164,6 +169,7 @@ impl Job {
         for id in gone {
             self.remove(now, &id, out);
         }
+        self.hear_out(now, out);
         if let Phase::Training { reattach_until, finished } = &mut self.phase
             && let Some(until) = *reattach_until
         {
@@ -225,6 +231,7 @@ impl Job {
                 ];
                 next.extend(last_join.map(|at| at.after(ladder.last_call)));
                 next.extend(fences.map(|at| at.after(FENCE_PATIENCE)));
+                next.extend(self.held_back(now));
                 next
             }
             Phase::Training { reattach_until, .. } => {
@@ -233,6 +240,10 @@ impl Job {
             Phase::Stopping { deadline, .. } => vec![*deadline],
             Phase::Over { .. } => Vec::new(),
         };
-        lost.chain(phase).chain(self.write.retry.map(|(at, _)| at)).filter(|at| *at > now).min()
+        lost.chain(phase)
+            .chain(self.inquiry.iter().map(|i| i.until))
+            .chain(self.write.retry.map(|(at, _)| at))
+            .filter(|at| *at > now)
+            .min()
     }
 }

@@ -4,6 +4,7 @@
 //! at the same times give the same commands, byte for byte. A `Send` that names a `Persist` leaves
 //! only when that write has returned. A message of an old generation or connection changes nothing.
 
+mod blame;
 pub mod command;
 pub mod durability;
 pub mod event;
@@ -14,9 +15,10 @@ mod promise;
 mod rebuild;
 mod rendezvous;
 pub mod replication;
+mod reports;
 pub mod state;
 
-use crate::id::{Epoch, Generation, JobId, NodeId, PersistId, Session, Step};
+use crate::id::{Epoch, JobId, NodeId, PersistId, Session, Step};
 use crate::message::{Hello, Order, Report};
 use crate::time::Time;
 use command::{Command, Fact, Reason};
@@ -279,6 +281,9 @@ impl Job {
             }
             return;
         };
+        if self.giving_up.is_some() {
+            return;
+        }
         if self.old.members.is_empty() && self.nodes.len() < self.record.spec.nodes_min as usize {
             // The common case while a large world gathers, told without a look at every node.
             let have = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
@@ -294,13 +299,18 @@ impl Job {
             self.reason = Reason::OldWorldUnreachable;
             return;
         }
-        let candidates: Vec<&Hello> = self
+        if let Some(until) = self.held_back(now) {
+            self.reason = Reason::BackingOff { until };
+            return;
+        }
+        let able: Vec<&Hello> = self
             .nodes
             .iter()
             .filter(|(id, n)| n.session.is_some() && n.clean && !self.unable.contains_key(*id))
             .filter(|(id, _)| !(leave_out && self.left_out.contains(*id)))
             .map(|(_, n)| &n.hello)
             .collect();
+        let candidates = self.fit(able);
         // Who holds the job's memory comes first; others are taken in later, at a step boundary.
         let keep_together = self.record.checkpointed && !self.newcomers;
         match rendezvous::form(&self.record.spec, &candidates, &self.record.world, keep_together, last_join, now) {
@@ -368,114 +378,5 @@ impl Job {
             }
             Phase::Stopping { .. } | Phase::Over { .. } => {}
         }
-    }
-
-    fn report(&mut self, now: Time, node: &NodeId, report: Report, out: &mut Vec<Command>) {
-        match report {
-            Report::WorkerFailed { generation, failure } => {
-                if generation == self.record.generation && matches!(self.phase, Phase::Training { .. }) {
-                    self.fail(now, node, Some(failure), out);
-                }
-            }
-            Report::Finished { generation } => self.finished(generation, node),
-            Report::Stopped { generation, store_port, reached } => {
-                self.node_stopped(generation, node, store_port, reached);
-            }
-            Report::FirstStep { generation, step } => {
-                if generation == self.record.generation && !self.stepped {
-                    self.stepped = true;
-                    self.first_step(generation, step, out);
-                    if !self.record.progressed {
-                        self.record.progressed = true;
-                        self.changed(false);
-                    }
-                }
-            }
-            Report::Holds { generation, held, parity } => self.holds(now, node, generation, (held, parity), out),
-            Report::Offers { generation, rank, offers, shared } => {
-                self.offers(now, node, generation, rank, (offers, shared), out);
-            }
-            Report::RestoreFailed { generation, rank, step, tier } => {
-                self.restore_failed(now, generation, (rank, step, tier), out);
-            }
-            Report::Sealed { generation, step, wish, instead } => {
-                self.sealed(node, generation, step, (wish, instead), out);
-            }
-            Report::Replicated { generation, step, sealed, digests, round } => {
-                self.replicated(now, node, (generation, round), (step, sealed, digests), out);
-            }
-            Report::ShardWritten { generation, step, directory, shard } => {
-                self.shard_written(generation, step, directory, shard, out);
-            }
-            Report::Published { generation, step } => {
-                if self.published(generation, step, out) {
-                    self.changed(false);
-                }
-                if generation == self.record.generation {
-                    self.grow_from(now, step, out);
-                }
-            }
-            Report::StopRequested { signal, at } => self.stop(now, signal, at, out),
-            Report::StepProposed { generation, step } => self.step_proposed(now, generation, step, out),
-            Report::PersistDue { generation, at } => {
-                self.tell_all(Order::PersistAt { generation, step: at }, generation, out)
-            }
-            Report::SnapshotEvery { generation, from, every } => {
-                self.tell_all(Order::SnapshotEvery { generation, from, every }, generation, out);
-            }
-        }
-    }
-
-    /// What concerns the ranks of a generation, as long as it is the current one.
-    fn tell_all(&self, order: Order, generation: Generation, out: &mut Vec<Command>) {
-        if generation == self.record.generation {
-            out.extend(self.sessions().map(|(_, session)| Command::Send {
-                session,
-                order: order.clone(),
-                after: None,
-            }));
-        }
-    }
-
-    fn finished(&mut self, generation: Generation, node: &NodeId) {
-        if generation != self.record.generation {
-            return;
-        }
-        match &mut self.phase {
-            Phase::Training { finished, .. } => {
-                finished.insert(node.clone());
-                if self.record.world.slots.iter().all(|s| finished.contains(&s.node)) {
-                    self.phase = Phase::Over { code: 0, why: "all workers finished".into() };
-                }
-            }
-            Phase::Stopping { .. } => self.stopping_done(node),
-            Phase::Forming { .. } | Phase::Over { .. } => {}
-        }
-    }
-
-    fn stopping_done(&mut self, node: &NodeId) {
-        let Phase::Stopping { done, signal, .. } = &mut self.phase else { return };
-        done.insert(node.clone());
-        if self.record.world.slots.iter().all(|s| done.contains(&s.node)) {
-            let signal = *signal;
-            self.phase = Phase::stopped_by(signal);
-        }
-    }
-
-    fn node_stopped(&mut self, generation: Generation, id: &NodeId, port: u16, reached: Option<Step>) {
-        if generation < self.record.generation {
-            return;
-        }
-        if let Some(node) = self.nodes.get_mut(id) {
-            node.clean = true;
-            node.fenced_at = None;
-            node.hello.store_port = port;
-            node.hello.seen = node.hello.seen.max(generation);
-        }
-        self.confirm(id);
-        if let Some(step) = reached {
-            self.reached = Some(self.reached.map_or(step, |r| r.min(step)));
-        }
-        self.stopping_done(id);
     }
 }

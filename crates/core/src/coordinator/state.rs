@@ -1,16 +1,17 @@
 //! The coordinator's data. [`JobRecord`] is what the store holds; everything else is rebuilt from
 //! what agents say when they come back.
 
+use super::blame::{Exclusion, Inquiry};
 use super::command::Reason;
 use super::event::Version;
 use super::growth::Growth;
 use super::replication::Replicas;
 use crate::id::{Generation, Incarnation, NodeId, PersistId, Rank, Session, Step};
-use crate::message::{Hello, Holding, Offer, Parity, ShardFile, Source, Tier, World};
+use crate::message::{Hello, Holding, Offer, Parity, ShardFile, Sign, Source, Tier, World};
 use crate::spec::JobSpec;
 use crate::time::Time;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// What a job's key in the store holds.
@@ -44,6 +45,12 @@ pub struct JobRecord {
     pub last_error: Option<(String, Step)>,
     /// Newest published durable checkpoint.
     pub durable: Option<Step>,
+    /// Nodes that the job does without.
+    #[serde(default)]
+    pub excluded: Vec<Exclusion>,
+    /// Nodes that failures were blamed on (at most [`RECENT`]), and when.
+    #[serde(default)]
+    pub blamed: Vec<(NodeId, Incarnation, Time)>,
 }
 
 /// How many restart times and restored steps a record keeps.
@@ -221,6 +228,14 @@ pub struct Job {
     pub stepped: bool,
     /// When the current generation began.
     pub trained_since: Time,
+    /// All that is heard of the latest incident, for a moment.
+    pub inquiry: Option<Inquiry>,
+    /// The job ends with this code when it is known whose failure that was, and why it is not restarted.
+    pub giving_up: Option<(i32, String)>,
+    /// What machines have told of themselves lately.
+    pub signs: VecDeque<(Time, NodeId, Sign)>,
+    /// Generations in a row that failed before their first step, and until when the next one waits.
+    pub in_a_row: (u32, Time),
     /// An attempt to take in nodes that wait.
     pub growth: Option<Growth>,
     /// No attempt before this.
@@ -250,6 +265,8 @@ impl Job {
             incidents: 0,
             last_error: None,
             durable: None,
+            excluded: Vec::new(),
+            blamed: Vec::new(),
         };
         Job::from_record(record, None, now)
     }
@@ -284,6 +301,10 @@ impl Job {
             behind: None,
             stepped: false,
             trained_since: now,
+            inquiry: None,
+            giving_up: None,
+            signs: VecDeque::new(),
+            in_a_row: (0, Time(0)),
             growth: None,
             growth_after: Time(0),
             newcomers: false,

@@ -2,9 +2,12 @@
 
 use super::{Entry, Progress, What};
 use crate::coordinator::command::{Action, Fact};
+use crate::coordinator::incident::{describe, describe_as};
 use crate::id::{NodeId, Step};
 use crate::message::{Cause, Failure, Tier};
+use crate::severity::Verdict;
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// How an incident ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -67,11 +70,49 @@ pub struct Incident {
     pub restored: Option<Restore>,
     /// Median step time before and after, in microseconds.
     pub step_us: (Option<u64>, Option<u64>),
+    /// Whose failure it was, when all was heard: known a moment later.
+    pub blamed: Option<Blamed>,
+    /// The node is left out from then on.
+    pub excluded: Option<NodeId>,
     /// How it ended.
     pub outcome: Outcome,
 }
 
+/// The first cause of an incident.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Blamed {
+    /// Where.
+    pub node: NodeId,
+    /// The worker's failure; `None`: the machine itself.
+    pub failure: Option<Failure>,
+    /// What it is held to be.
+    pub verdict: Verdict,
+    /// Classes of what followed, and how many of each.
+    pub others: BTreeMap<String, u32>,
+}
+
 impl Incident {
+    /// The node at fault, as far as it is known.
+    #[must_use]
+    pub fn at_fault(&self) -> &NodeId {
+        self.blamed.as_ref().map_or(&self.node, |b| &b.node)
+    }
+
+    /// What it is held to be; `None`: the node was lost.
+    #[must_use]
+    pub fn verdict(&self) -> Option<&Verdict> {
+        self.blamed.as_ref().map(|b| &b.verdict).or(self.failure.as_ref().map(|f| &f.verdict))
+    }
+
+    /// What failed, in a line.
+    #[must_use]
+    pub fn what(&self) -> String {
+        match &self.blamed {
+            Some(b) => describe_as(&b.node, b.failure.as_ref(), &b.verdict),
+            None => describe(&self.node, self.failure.as_ref()),
+        }
+    }
+
     /// Silence before it was declared, in microseconds, where silence was the sign.
     #[must_use]
     pub fn silence(&self) -> Option<u64> {
@@ -131,6 +172,8 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                     caught_up: None,
                     restored: None,
                     step_us: (step_us, None),
+                    blamed: None,
+                    excluded: None,
                     outcome: Outcome::Open,
                 });
             }
@@ -148,6 +191,17 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                     if i.restored.as_ref().is_none_or(|r| r.steps_lost == 0) {
                         i.caught_up = Some(*at);
                     }
+                }
+            }
+            What::Fact(Fact::Blamed { incident, node, failure, verdict, others }) => {
+                if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
+                    let (node, failure) = (node.clone(), failure.clone());
+                    i.blamed = Some(Blamed { node, failure, verdict: verdict.clone(), others: others.clone() });
+                }
+            }
+            What::Fact(Fact::Excluded { incident, node, .. }) => {
+                if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
+                    i.excluded = Some(node.clone());
                 }
             }
             What::Fact(Fact::CaughtUp { incident, .. }) => {

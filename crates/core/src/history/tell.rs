@@ -2,7 +2,6 @@
 
 use super::incident::{Incident, Outcome, Restore};
 use crate::coordinator::command::Action;
-use crate::coordinator::incident::describe;
 use crate::message::Tier;
 use crate::severity::Verdict;
 
@@ -12,7 +11,8 @@ pub fn tell(of: &Incident, job: &str, when: &str) -> Vec<String> {
     let next = of.regrouped.map_or(String::new(), |_| " → the next".into());
     let mut lines =
         vec![format!("inc-{}  {when}  {}  job {job}, generation {}{next}", of.number, head(of), of.generation)];
-    lines.push(format!("What     {}", describe(&of.node, of.failure.as_ref())));
+    lines.push(format!("What     {}", of.what()));
+    lines.extend(followed(of).map(|line| format!("         {line}")));
     let (why, evidence) = why(of);
     lines.push(format!("Why      {why}"));
     lines.extend(evidence.map(|line| format!("         {line}")));
@@ -46,13 +46,20 @@ fn head(of: &Incident) -> String {
 }
 
 fn why(of: &Incident) -> (String, Option<String>) {
-    let Some(failure) = &of.failure else {
-        return (format!("the machine's (node-lost): no word from the agent of node {} any more", of.node), None);
+    let Some(verdict) = of.verdict().filter(|v| v.class != "node-lost") else {
+        return (format!("the machine's (node-lost): no word from the agent of node {} any more", of.at_fault()), None);
     };
-    let Verdict { class, what, scope, line, follows, .. } = &failure.verdict;
+    let Verdict { class, what, scope, line, follows, .. } = verdict;
     let echo = if *follows { "; mostly follows from a failure elsewhere" } else { "" };
     let why = format!("{} ({class}): {what}{echo}", scope.whose());
-    (why, Some(line.clone()).filter(|l| !l.is_empty() && !failure.message.contains(l.as_str())))
+    (why, Some(line.clone()).filter(|l| !l.is_empty() && !of.what().contains(l.as_str())))
+}
+
+/// What others failed of because of it.
+fn followed(of: &Incident) -> Option<String> {
+    let others = &of.blamed.as_ref().filter(|b| !b.others.is_empty())?.others;
+    let each: Vec<String> = others.iter().map(|(class, n)| format!("{n} × {class}")).collect();
+    Some(format!("then {}", each.join(", ")))
 }
 
 fn lost(of: &Incident) -> String {
@@ -100,7 +107,8 @@ fn done(of: &Incident) -> String {
         Some(Restore { step: None, .. }) => "; nothing to restore, a fresh start".into(),
         Some(Restore { step: Some(step), tiers, .. }) => format!("; step {step} restored from {}", places(tiers)),
     };
-    format!("{action}{world}{restored}")
+    let left_out = of.excluded.as_ref().map_or(String::new(), |node| format!("; node {node} is left out"));
+    format!("{action}{world}{restored}{left_out}")
 }
 
 fn places(tiers: &[Tier]) -> String {
@@ -140,8 +148,8 @@ fn worked(of: &Incident) -> String {
 }
 
 fn advice(of: &Incident) -> String {
-    match &of.failure {
-        Some(failure) if !failure.verdict.advice.is_empty() => failure.verdict.advice.clone(),
+    match of.verdict() {
+        Some(verdict) if !verdict.advice.is_empty() => verdict.advice.clone(),
         Some(_) => "read what the process wrote: everstep logs --first-cause".into(),
         None => "see whether the machine is up; its own log says why it went".into(),
     }

@@ -1,6 +1,8 @@
 //! What the kernel's log says of devices: numbered errors of NVIDIA's drivers, and which device they are about.
 
-use super::table::{Class, Table, Xid};
+use super::table::{Class, Scope, Table, Xid};
+use super::verdict::Verdict;
+use crate::failure::Sign;
 
 /// Class of a number that no row has.
 const NOTICE: &str = "gpu-notice";
@@ -31,7 +33,34 @@ pub fn numbered(line: &str) -> Option<Numbered<'_>> {
     Some(Numbered { code, device: device.trim_start_matches("PCI:"), switch, fatal })
 }
 
+/// The process that a line is about: `Killed process 1234 (python)`, `pid=1234`, `python[1234]: segfault at …`.
+fn process(line: &str) -> Option<u32> {
+    let after = |sign: &str| line.split_once(sign).map(|(_, rest)| rest.trim_start());
+    let within = || Some(line.split_once("]: segfault")?.0.rsplit_once('[')?.1);
+    let digits = after("Killed process ").or_else(|| after("pid=")).or_else(within)?;
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    digits.get(..end)?.parse().ok()
+}
+
 impl Table {
+    /// What a line of the kernel says of the machine, or of a process on it; `None` for what is nobody's failure.
+    #[must_use]
+    pub fn sign(&self, line: &str) -> Option<Sign> {
+        let seen = numbered(line);
+        let class = match &seen {
+            Some(seen) => self.of_number(seen)?.0,
+            None => self.classify(line)?.class,
+        };
+        let pid = process(line);
+        let of_machine = matches!(class.scope, Scope::Node | Scope::Fabric | Scope::Storage);
+        let of_process = class.scope == Scope::Process && pid.is_some();
+        if seen.is_none() && (class.follows || !(of_machine || of_process)) {
+            return None;
+        }
+        let device = seen.map_or(String::new(), |s| s.device.to_owned());
+        Some(Sign { verdict: Verdict::of(class, line), pid, device })
+    }
+
     /// The class of a numbered error, and what the vendor recommends.
     #[must_use]
     pub fn of_number(&self, seen: &Numbered<'_>) -> Option<(&Class, &str)> {
@@ -59,6 +88,25 @@ mod tests {
             numbered("nvidia-nvswitch3: SXid (PCI:0000:c6:00.0): 20034, Fatal, Link 30 LTSSM Fault Up").unwrap().fatal
         );
         assert_eq!(numbered("NVRM: loading NVIDIA UNIX x86_64 Kernel Module"), None);
+    }
+
+    #[test]
+    fn a_line_says_what_it_is_about() {
+        let sign = |line: &str| Table::built_in().sign(line).map(|s| (s.verdict.class, s.pid, s.device));
+        let oom = "Out of memory: Killed process 4242 (python) total-vm:1kB, anon-rss:1kB";
+        assert_eq!(sign(oom), Some(("host-memory".into(), Some(4242), String::new())));
+        let memcg = "Memory cgroup out of memory: Killed process 77 (python3) total-vm:9kB";
+        assert_eq!(sign(memcg), Some(("host-memory".into(), Some(77), String::new())));
+        let xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.";
+        assert_eq!(sign(xid), Some(("gpu-lost".into(), Some(1234), "0000:3b:00".into())));
+        let crash = "python[991]: segfault at 0 ip 00007f error 4 in libfoo.so";
+        assert_eq!(sign(crash), Some(("crashed".into(), Some(991), String::new())));
+        assert_eq!(sign("mce: [Hardware Error]: Machine check events logged").unwrap().0, "machine-check");
+        for quiet in
+            ["usb 1-1: new high-speed USB device number 2", "eth0: renamed from veth1a2b", "audit: type=1400 error=0"]
+        {
+            assert_eq!(sign(quiet), None, "{quiet}");
+        }
     }
 
     #[test]

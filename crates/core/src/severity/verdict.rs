@@ -24,7 +24,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    fn of(class: &Class, line: &str) -> Self {
+    pub(super) fn of(class: &Class, line: &str) -> Self {
         Verdict {
             class: class.name.clone(),
             scope: class.scope,
@@ -37,6 +37,22 @@ impl Verdict {
     }
 }
 
+impl Verdict {
+    /// The machine itself has failed.
+    #[must_use]
+    pub fn is_of_machine(&self) -> bool {
+        self.severity == Severity::Sev1 && self.scope == Scope::Node
+    }
+
+    /// It says why a process ended, not only how.
+    #[must_use]
+    pub fn says_why(&self) -> bool {
+        !SILENT.contains(&self.class.as_str())
+    }
+}
+
+/// Classes of processes that ended without a word of why.
+const SILENT: &[&str] = &[UNKNOWN, "exception", "killed", "crashed", "hung", "interrupted", "not-started"];
 /// Characters of a line that are kept.
 const LINE_MAX: usize = 300;
 /// Class of what nothing is known of.
@@ -57,7 +73,7 @@ impl Table {
             Cause::Exited(Outcome::Signal(9)) => "killed",
             Cause::Exited(Outcome::Signal(1 | 2 | 15)) => "interrupted",
             Cause::Exited(Outcome::Signal(4 | 6 | 7 | 8 | 11)) => "crashed",
-            Cause::Exited(_) => UNKNOWN,
+            Cause::Exited(_) | Cause::Fenced => UNKNOWN,
         };
         self.named(name)
     }

@@ -31,6 +31,7 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
         flags_stop: board.get(Word::FlagsStop) == 1,
         from_outside: board.get(Word::ZeroLine) == 1,
         awaits_copies: board.get(Word::AwaitsCopies) == 1,
+        machine_failed: false,
     }
 }
 

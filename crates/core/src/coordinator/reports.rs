@@ -1,0 +1,121 @@
+//! What agents say, and whose business it is.
+
+use super::command::Command;
+use super::state::{Job, Phase};
+use crate::id::{Generation, NodeId, Step};
+use crate::message::{Order, Report};
+use crate::time::Time;
+
+impl Job {
+    pub(super) fn report(&mut self, now: Time, node: &NodeId, report: Report, out: &mut Vec<Command>) {
+        match report {
+            Report::WorkerFailed { generation, failure } => {
+                if generation == self.record.generation && matches!(self.phase, Phase::Training { .. }) {
+                    self.fail(now, node, Some(failure), out);
+                } else {
+                    self.testify(node, generation, Some(failure), out);
+                }
+            }
+            Report::Signed(sign) => self.signed(now, node, sign, out),
+            Report::Finished { generation } => self.finished(generation, node),
+            Report::Stopped { generation, store_port, reached } => {
+                self.node_stopped(generation, node, store_port, reached);
+            }
+            Report::FirstStep { generation, step } => {
+                if generation == self.record.generation && !self.stepped {
+                    self.stepped = true;
+                    self.first_step(generation, step, out);
+                    if !self.record.progressed {
+                        self.record.progressed = true;
+                        self.changed(false);
+                    }
+                }
+            }
+            Report::Holds { generation, held, parity } => self.holds(now, node, generation, (held, parity), out),
+            Report::Offers { generation, rank, offers, shared } => {
+                self.offers(now, node, generation, rank, (offers, shared), out);
+            }
+            Report::RestoreFailed { generation, rank, step, tier } => {
+                self.restore_failed(now, generation, (rank, step, tier), out);
+            }
+            Report::Sealed { generation, step, wish, instead } => {
+                self.sealed(node, generation, step, (wish, instead), out);
+            }
+            Report::Replicated { generation, step, sealed, digests, round } => {
+                self.replicated(now, node, (generation, round), (step, sealed, digests), out);
+            }
+            Report::ShardWritten { generation, step, directory, shard } => {
+                self.shard_written(generation, step, directory, shard, out);
+            }
+            Report::Published { generation, step } => {
+                if self.published(generation, step, out) {
+                    self.changed(false);
+                }
+                if generation == self.record.generation {
+                    self.grow_from(now, step, out);
+                }
+            }
+            Report::StopRequested { signal, at } => self.stop(now, signal, at, out),
+            Report::StepProposed { generation, step } => self.step_proposed(now, generation, step, out),
+            Report::PersistDue { generation, at } => {
+                self.tell_all(Order::PersistAt { generation, step: at }, generation, out)
+            }
+            Report::SnapshotEvery { generation, from, every } => {
+                self.tell_all(Order::SnapshotEvery { generation, from, every }, generation, out);
+            }
+        }
+    }
+
+    /// What concerns the ranks of a generation, as long as it is the current one.
+    fn tell_all(&self, order: Order, generation: Generation, out: &mut Vec<Command>) {
+        if generation == self.record.generation {
+            out.extend(self.sessions().map(|(_, session)| Command::Send {
+                session,
+                order: order.clone(),
+                after: None,
+            }));
+        }
+    }
+
+    fn finished(&mut self, generation: Generation, node: &NodeId) {
+        if generation != self.record.generation {
+            return;
+        }
+        match &mut self.phase {
+            Phase::Training { finished, .. } => {
+                finished.insert(node.clone());
+                if self.record.world.slots.iter().all(|s| finished.contains(&s.node)) {
+                    self.phase = Phase::Over { code: 0, why: "all workers finished".into() };
+                }
+            }
+            Phase::Stopping { .. } => self.stopping_done(node),
+            Phase::Forming { .. } | Phase::Over { .. } => {}
+        }
+    }
+
+    fn stopping_done(&mut self, node: &NodeId) {
+        let Phase::Stopping { done, signal, .. } = &mut self.phase else { return };
+        done.insert(node.clone());
+        if self.record.world.slots.iter().all(|s| done.contains(&s.node)) {
+            let signal = *signal;
+            self.phase = Phase::stopped_by(signal);
+        }
+    }
+
+    fn node_stopped(&mut self, generation: Generation, id: &NodeId, port: u16, reached: Option<Step>) {
+        if generation < self.record.generation {
+            return;
+        }
+        if let Some(node) = self.nodes.get_mut(id) {
+            node.clean = true;
+            node.fenced_at = None;
+            node.hello.store_port = port;
+            node.hello.seen = node.hello.seen.max(generation);
+        }
+        self.confirm(id);
+        if let Some(step) = reached {
+            self.reached = Some(self.reached.map_or(step, |r| r.min(step)));
+        }
+        self.stopping_done(id);
+    }
+}

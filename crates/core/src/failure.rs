@@ -1,0 +1,81 @@
+//! What fails, and what shows it.
+
+use crate::id::{Rank, Step};
+use crate::severity::Verdict;
+use serde::{Deserialize, Serialize};
+
+/// How a worker ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// Exit code; 0 is success.
+    Code(i32),
+    /// Number of the signal that ended it.
+    Signal(i32),
+}
+
+/// Why a silent worker is held to be hung. Silence alone is never enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum HangEvidence {
+    /// The process is in the stopped state (SIGSTOP, a debugger).
+    Stopped,
+    /// The process burns CPU but its interpreter lock has not been free for the whole silence.
+    InterpreterHeld,
+    /// The process burns CPU on one and the same line of Python.
+    Spinning,
+    /// The process has used no CPU for many steps' time.
+    NoCpu,
+    /// A section outlasted the timeout that the script gave for it.
+    SectionTimeout,
+    /// Its machine has told of a failure: a line in the kernel's log, an event of a device.
+    MachineSign,
+}
+
+/// What failed in a worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cause {
+    /// The process ended.
+    Exited(Outcome),
+    /// The process is there but makes no progress.
+    Hung {
+        /// what shows it
+        evidence: HangEvidence,
+        /// how long it has been silent
+        silence_ms: u64,
+    },
+    /// The process could not be started.
+    NotStarted,
+    /// An earlier coordinator had it ended, for a failure that this one has not heard of.
+    Fenced,
+}
+
+/// One worker's failure as its agent saw it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// Global rank.
+    pub rank: Rank,
+    /// Rank on its node.
+    pub local_rank: u32,
+    /// Process id on its node, 0 when it never started.
+    pub pid: u32,
+    /// What happened.
+    pub cause: Cause,
+    /// The exception or the last lines on stderr, shortened.
+    pub message: String,
+    /// Steps that the worker had completed.
+    pub step: Option<Step>,
+    /// It had completed a step that it did not restore.
+    pub progressed: bool,
+    /// What it is held to be.
+    pub verdict: Verdict,
+}
+
+/// Something that shows on a machine without a process having ended: a line in the kernel's log, an event of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sign {
+    /// What it is held to be, and the line that says so.
+    pub verdict: Verdict,
+    /// The process that it is about, if it names one.
+    pub pid: Option<u32>,
+    /// The device that it is about (PCI address, UUID), or empty.
+    pub device: String,
+}
