@@ -6,11 +6,11 @@ use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::state::{JobRecord, Phase};
-use everstep_core::id::{Epoch, Generation, JobId, PersistId, Session, Step};
+use everstep_core::id::{Epoch, Generation, JobId, PersistId, Rank, Session, Step};
 use everstep_core::message::Order;
 use everstep_core::slow::SlowWatch;
 use everstep_core::time::Time;
-use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
+use everstep_wire::envelope::{Injection, Progress, ToAgent, ToCoordinator, VERSION};
 use everstep_wire::server::{Inbound, serve};
 use everstep_wire::token::Token;
 use rustix::fs::{FlockOperation, flock};
@@ -235,6 +235,9 @@ impl Driver {
                 let _ = done.send(self.core.jobs().contains_key(&job));
                 self.event(Event::StopJob { job, signal: 15 });
             }
+            Input::Server(Inbound::Inject { job, injection, done }) => {
+                let _ = done.send(self.inject(&JobId(job), injection));
+            }
             Input::Line(session, Some(line)) => self.line(session, line),
             Input::Line(session, None) => self.close(session),
             Input::Persisted(id, result) => {
@@ -374,6 +377,22 @@ impl Driver {
         let ts = unix_millis() as f64 / 1000.0;
         let line = json!({"ts": ts, "job": job, "fact": fact});
         let _ = writeln!(self.events, "{line}");
+    }
+
+    /// Has something broken on the node that a rank is on; which one that is.
+    fn inject(&mut self, id: &JobId, injection: Injection) -> Result<String, String> {
+        let job = self.core.jobs().get(id).ok_or_else(|| format!("no job {id} here"))?;
+        let training = matches!(job.phase, Phase::Training { .. });
+        let slot = job.record.world.slot_of(Rank(injection.rank)).filter(|_| training);
+        let slot = slot.ok_or_else(|| format!("no rank {} trains in job {id} now", injection.rank))?;
+        let node = slot.node.clone();
+        let peer = job.nodes.get(&node).and_then(|n| self.peers.get(&n.session?));
+        let peer = peer.ok_or_else(|| format!("node {node} is not attached"))?;
+        let _ = peer.orders.send(ToAgent::Inject(injection));
+        let fact = json!({"Injected": {"node": node, "injection": injection}});
+        let line = json!({"ts": unix_millis() as f64 / 1000.0, "job": id, "fact": fact});
+        let _ = writeln!(self.events, "{line}");
+        Ok(node.0)
     }
 
     /// Pings, silences, and whether this coordinator is of no use any more.

@@ -322,6 +322,10 @@ impl World {
         let Some(job) = process.core.jobs().get(&self.spec.job) else { return };
         // A machine with a broken GPU is of no use, however long it is attached.
         let usable = self.hosts.iter().filter(|h| h.agent.is_some() && h.session.is_some() && h.gpu.is_none()).count();
+        if usable < self.spec.nodes_min as usize {
+            // It waits for other machines.
+            return;
+        }
         let full = u32::try_from(usable).unwrap_or(0).min(self.spec.nodes_max);
         // A machine that comes back after the job has failed starts it anew and waits for the others.
         let failed = self.hosts.iter().any(|h| h.exited.as_ref().is_some_and(|(code, _)| *code == 1));

@@ -65,6 +65,7 @@ fn build(endpoint: &str, method: &str, path: &str, token: &Token, body: Body) ->
     Request::builder()
         .method(method)
         .uri(format!("http://{endpoint}{path}"))
+        .header("content-type", "application/json")
         .header("authorization", format!("Bearer {}", token.reveal()))
         .body(body)
         .map_err(|_| ConnectError::NotCoordinator { endpoint: endpoint.into() })
@@ -75,7 +76,21 @@ fn build(endpoint: &str, method: &str, path: &str, token: &Token, body: Body) ->
 /// # Errors
 /// [`ConnectError`].
 pub async fn ask(endpoint: &str, method: &str, path: &str, token: &Token) -> Result<Vec<u8>, ConnectError> {
-    let body = Full::new(Bytes::new()).boxed();
+    tell(endpoint, method, path, token, &serde_json::Value::Null).await
+}
+
+/// The same with something to say, as JSON.
+///
+/// # Errors
+/// [`ConnectError`].
+pub async fn tell(
+    endpoint: &str,
+    method: &str,
+    path: &str,
+    token: &Token,
+    what: &impl serde::Serialize,
+) -> Result<Vec<u8>, ConnectError> {
+    let body = Full::new(Bytes::from(serde_json::to_vec(what).unwrap_or_default())).boxed();
     let response = request(endpoint, build(endpoint, method, path, token, body)?).await?;
     let bytes = response.into_body().collect().await;
     bytes.map(|b| b.to_bytes().to_vec()).map_err(|_| ConnectError::NotCoordinator { endpoint: endpoint.into() })

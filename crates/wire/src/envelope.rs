@@ -5,7 +5,7 @@ use everstep_core::message::{Hello, Order, Report};
 use serde::{Deserialize, Serialize};
 
 /// Version of everything in this file.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// What a worker is doing, for status; decisions do not rest on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +31,45 @@ pub struct Progress {
     pub sealed: Option<u64>,
     /// What it is doing: `starting`, `step`, `section NAME`, `stopped`, `exited`.
     pub doing: String,
+}
+
+/// A fault that a person asks for, to see what happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Injected {
+    /// The worker is killed.
+    Kill,
+    /// The worker is stopped (SIGSTOP).
+    Hang,
+    /// The worker runs a part of the time only.
+    Slow {
+        /// of the time, 1 to 99
+        percent: u8,
+    },
+    /// The worker is killed, and the kernel's log says that it was for memory.
+    Oom,
+    /// The kernel's log tells of an error of a GPU.
+    Xid {
+        /// its number
+        code: u32,
+    },
+    /// Nothing passes between the agent and the coordinator.
+    Netsplit,
+    /// Durable storage is full.
+    DiskFull,
+    /// A byte of a copy that the node keeps of another one's shard changes.
+    CorruptReplica,
+}
+
+/// What is to be broken, where, for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Injection {
+    /// What.
+    pub fault: Injected,
+    /// The rank; faults of a machine happen on the one that it is on.
+    pub rank: u32,
+    /// For how long, in milliseconds, where it does not last by itself.
+    pub milliseconds: u64,
 }
 
 /// From an agent.
@@ -59,6 +98,8 @@ pub enum ToAgent {
         /// What.
         order: Order,
     },
+    /// Break something.
+    Inject(Injection),
     /// Still here.
     Ping,
 }

@@ -1,7 +1,7 @@
 //! The coordinator's end: held streams from agents, and questions from the command line.
 
 use crate::client::LineSplitter;
-use crate::envelope::{ToAgent, ToCoordinator};
+use crate::envelope::{Injection, ToAgent, ToCoordinator};
 use crate::token::Token;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Request, State};
@@ -32,6 +32,15 @@ pub enum Inbound {
         /// answered with whether the job is known
         done: oneshot::Sender<bool>,
     },
+    /// Someone asks for something to be broken.
+    Inject {
+        /// in which job
+        job: String,
+        /// what
+        injection: Injection,
+        /// answered with the node, or a sentence that says why not
+        done: oneshot::Sender<Result<String, String>>,
+    },
 }
 
 #[derive(Clone)]
@@ -50,6 +59,7 @@ pub async fn serve(listener: TcpListener, token: Token, inbox: mpsc::UnboundedSe
         .route("/v1/attach", post(attach))
         .route("/v1/status", get(status))
         .route("/v1/jobs/{job}/stop", post(stop))
+        .route("/v1/jobs/{job}/inject", post(inject))
         .layer(middleware::from_fn_with_state(shared.clone(), authorize))
         .with_state(shared);
     axum::serve(listener, router).await
@@ -109,6 +119,20 @@ async fn status(State(shared): State<Shared>) -> Response {
         Ok(value) => Json(value).into_response(),
         Err(_) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
     }
+}
+
+async fn inject(
+    State(shared): State<Shared>,
+    Path(job): Path<String>,
+    Json(injection): Json<Injection>,
+) -> Json<serde_json::Value> {
+    let (done, answer) = oneshot::channel();
+    let _ = shared.inbox.send(Inbound::Inject { job, injection, done });
+    Json(match answer.await {
+        Ok(Ok(node)) => serde_json::json!({"injected": true, "node": node}),
+        Ok(Err(why)) => serde_json::json!({"injected": false, "why": why}),
+        Err(_) => serde_json::json!({"injected": false, "why": "the coordinator is ending"}),
+    })
 }
 
 async fn stop(State(shared): State<Shared>, Path(job): Path<String>) -> Response {

@@ -70,8 +70,13 @@ pub struct Exclusion {
     pub incarnation: Incarnation,
     /// What is wrong with it.
     pub class: String,
+    /// The incident that showed it.
+    pub incident: u64,
     /// Left out only where another node takes its place.
     pub if_replaced: bool,
+    /// It was used all the same, for lack of others, and failed again: the job waits for another one.
+    #[serde(default)]
+    pub barred: bool,
 }
 
 /// Who is blamed.
@@ -165,7 +170,28 @@ impl Job {
             return well;
         }
         let well = without(true);
-        if usable(well.len()) >= spec.nodes_min as usize && usable(well.len()) > 0 { well } else { able }
+        if usable(well.len()) >= spec.nodes_min as usize && usable(well.len()) > 0 {
+            return well;
+        }
+        // Once more, for lack of others: what it told may have passed.
+        able.into_iter().filter(|h| !self.is_barred(&h.node, h.incarnation)).collect()
+    }
+
+    /// Whether this life of a node is not used in any case.
+    pub(super) fn is_barred(&self, node: &NodeId, life: Incarnation) -> bool {
+        self.record.excluded.iter().any(|e| e.barred && e.node == *node && e.incarnation == life)
+    }
+
+    /// Which attached nodes are not used, and why, as the rest of a sentence.
+    pub(super) fn barred_for_people(&self) -> String {
+        let attached = |e: &&Exclusion| e.barred && self.nodes.contains_key(&e.node);
+        let each: Vec<String> =
+            self.record.excluded.iter().filter(attached).map(|e| format!("node {} ({})", e.node, e.class)).collect();
+        if each.is_empty() {
+            String::new()
+        } else {
+            format!("; not used, because of failures of the machine: {}", each.join(", "))
+        }
     }
 
     /// Hears what else fails, from the first failure on.
@@ -252,14 +278,27 @@ impl Job {
     fn exclude(&mut self, node: &NodeId, verdict: Verdict, if_replaced: bool, out: &mut Vec<Command>) {
         let Some(inquiry) = &self.inquiry else { return };
         let (Some(life), incident) = (inquiry.members.get(node).copied(), inquiry.incident) else { return };
-        let known = |e: &Exclusion| e.node == *node && e.incarnation == life && (if_replaced || !e.if_replaced);
-        if self.record.excluded.iter().any(known) {
+        let known = |e: &&mut Exclusion| e.node == *node && e.incarnation == life && (if_replaced || !e.if_replaced);
+        if let Some(before) = self.record.excluded.iter_mut().find(known) {
+            // Not by another witness of the same incident.
+            if !if_replaced && !before.barred && before.incident < incident {
+                before.barred = true;
+                self.changed(false);
+            }
             return;
         }
         // Earlier lives of the same node are no more.
         self.record.excluded.retain(|e| e.node != *node);
         let class = verdict.class.clone();
-        self.record.excluded.push(Exclusion { node: node.clone(), incarnation: life, class, if_replaced });
+        let barred = false;
+        self.record.excluded.push(Exclusion {
+            node: node.clone(),
+            incarnation: life,
+            class,
+            incident,
+            if_replaced,
+            barred,
+        });
         self.changed(false);
         let what = format!(
             "node {node} is left out from now on, as long as enough others are there ({}: {}{}); start its agent anew when that is mended",
@@ -317,6 +356,7 @@ impl Job {
         let what = describe_as(&blame.node, blame.failure.as_ref(), &blame.verdict);
         if !same || !others.is_empty() {
             let Blame { node, failure, verdict, .. } = blame;
+            let (failure, verdict) = (failure.map(Box::new), Box::new(verdict));
             let fact = Fact::Blamed { incident: inquiry.incident, node, failure, verdict, others };
             out.push(Command::Record { job: self.record.spec.job.clone(), fact });
         }

@@ -152,9 +152,9 @@ pub enum Fact {
         /// the node at fault
         node: NodeId,
         /// what failed first there; `None`: the machine itself
-        failure: Option<Failure>,
+        failure: Option<Box<Failure>>,
         /// what it is held to be
-        verdict: Verdict,
+        verdict: Box<Verdict>,
         /// classes of the other failures, and how many of each
         others: BTreeMap<String, u32>,
     },

@@ -188,14 +188,18 @@ impl Job {
         match &self.phase {
             Phase::Forming { since, .. } => {
                 let patience = Duration::from_millis(self.record.spec.join_timeout_ms);
-                let able = |(id, n): &(&NodeId, &Node)| n.session.is_some() && !self.unable.contains_key(*id);
+                let able = |(id, n): &(&NodeId, &Node)| {
+                    let usable = !self.unable.contains_key(*id) && !self.is_barred(id, n.hello.incarnation);
+                    n.session.is_some() && usable
+                };
                 let have = self.nodes.iter().filter(able).count();
                 // With enough nodes it is something else that is waited for, and that has patience of its own.
                 if now >= since.after(patience) && have < self.record.spec.nodes_min as usize {
                     let why = format!(
-                        "{have} of {} nodes joined within {} s; start the missing ones, or ask for fewer with --nnodes MIN:MAX",
+                        "{have} of {} nodes joined within {} s; start the missing ones, or ask for fewer with --nnodes MIN:MAX{}",
                         self.record.spec.nodes_min,
-                        patience.as_secs()
+                        patience.as_secs(),
+                        self.barred_for_people()
                     );
                     self.phase = Phase::Over { code: EXIT_REQUEUE, why };
                 }

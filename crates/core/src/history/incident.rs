@@ -195,8 +195,9 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
             }
             What::Fact(Fact::Blamed { incident, node, failure, verdict, others }) => {
                 if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
-                    let (node, failure) = (node.clone(), failure.clone());
-                    i.blamed = Some(Blamed { node, failure, verdict: verdict.clone(), others: others.clone() });
+                    let (node, failure) = (node.clone(), failure.as_deref().cloned());
+                    let verdict = Verdict::clone(verdict);
+                    i.blamed = Some(Blamed { node, failure, verdict, others: others.clone() });
                 }
             }
             What::Fact(Fact::Excluded { incident, node, .. }) => {

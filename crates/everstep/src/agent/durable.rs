@@ -9,6 +9,7 @@ use everstep_core::message::ShardFile;
 use everstep_wire::worker::Reply;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{mpsc, oneshot};
 
@@ -24,6 +25,8 @@ pub struct Durable {
     /// Steps that could not be written or published, and why.
     failed: BTreeMap<u64, String>,
     awaiting: Vec<(Step, oneshot::Sender<Reply>)>,
+    /// It is to be as if storage were full (`everstep inject`).
+    pub full: Arc<AtomicBool>,
     /// Publications take turns: the same one may be asked for twice.
     turn: Arc<Mutex<()>>,
 }
@@ -44,8 +47,12 @@ impl Durable {
         self.failed.remove(&step);
         let (inbox, to) = (inbox.clone(), to.clone());
         let directory = to.directory.display().to_string();
+        let full = self.full.load(Ordering::Relaxed);
         tokio::task::spawn_blocking(move || {
-            let result = storage::write_shard(&slot, &to, generation.0, step);
+            let result = match full {
+                true => storage::refuse_shard(&slot, &to, step, &std::io::Error::from_raw_os_error(28)),
+                false => storage::write_shard(&slot, &to, generation.0, step),
+            };
             let _ = inbox.send(Input::Shard { local_rank, generation, step: Step(step), directory, result });
         });
     }

@@ -48,6 +48,8 @@ pub struct Template {
     pub virtual_local_rank: bool,
     /// `--numa-binding`.
     pub numa_binding: Option<String>,
+    /// Where the kernel writes its log.
+    pub kernel_log: Option<PathBuf>,
 }
 
 /// The step board of a worker.

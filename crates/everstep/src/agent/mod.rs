@@ -4,6 +4,8 @@ pub mod connection;
 mod durable;
 mod elsewhere;
 pub mod external;
+mod inject;
+pub mod kernel_log;
 mod last;
 pub mod launch;
 mod macros;
@@ -24,6 +26,7 @@ use everstep_core::agent::command::Command;
 use everstep_core::agent::event::Event;
 use everstep_core::agent::{Agent, Config};
 use everstep_core::id::{Generation, Rank, Step};
+use everstep_core::severity::Table;
 use everstep_core::time::Time;
 use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
 use everstep_wire::frame;
@@ -36,6 +39,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command as Process, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::OwnedWriteHalf;
@@ -83,6 +87,8 @@ pub enum Input {
     Published(Generation, Step, Result<(), String>),
     /// A signal came.
     Signal(i32),
+    /// A line that an injection had silenced may be used again.
+    Heard,
     /// Something that only the core needs to hear.
     Core(Event),
 }
@@ -127,6 +133,8 @@ struct Driver {
     first_error: Option<(std::path::PathBuf, i32)>,
     /// A process with torch imported is ready.
     warm: bool,
+    table: Arc<Table>,
+    silenced: inject::Silenced,
 }
 
 /// Runs an agent until its job is over.
@@ -145,7 +153,10 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
     config.held = replicas.newest_generation();
     listen_to_workers(&template, &inbox)?;
     listen_to_signals(&inbox)?;
-    let (ladder, workers) = (config.spec.ladder(), config.workers);
+    let (ladder, workers, table) = (config.spec.ladder(), config.workers, config.table.clone());
+    if let Some(path) = &template.kernel_log {
+        kernel_log::follow(path.clone(), table.clone(), inbox.clone());
+    }
     if let Some(preload) = &template.preload {
         crate::preload::write(preload)?;
     }
@@ -173,6 +184,8 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
         started: false,
         first_error: None,
         warm: false,
+        table,
+        silenced: None,
     };
     let mut ping = tokio::time::interval(ladder.ping);
     let mut look = tokio::time::interval(ladder.ping.min(Duration::from_millis(100)));
@@ -292,6 +305,8 @@ impl Driver {
 
     async fn input(&mut self, input: Input) {
         match input {
+            Input::Connected(lines) if self.silenced.is_some() => self.silenced = Some(lines),
+            Input::Disconnected if self.silenced.is_some() => {}
             Input::Connected(lines) => {
                 if let Ok(token) = self.target.token() {
                     self.replicas.set_token(token);
@@ -305,7 +320,10 @@ impl Driver {
                 self.link = None;
                 self.event(Event::Disconnected).await;
             }
+            Input::Line(_) if self.silenced.is_some() => {}
             Input::Line(ToAgent::Ping) => {}
+            Input::Line(ToAgent::Inject(injection)) => self.inject(injection).await,
+            Input::Heard => self.silenced = None,
             Input::Line(ToAgent::Order { epoch, order }) => self.event(Event::Order { epoch, order }).await,
             Input::Fatal { code, why } => self.fatal(code, why).await,
             Input::Guard(event) => self.guard_says(event).await,

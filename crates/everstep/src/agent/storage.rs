@@ -124,13 +124,21 @@ pub fn write_shard(path: &Path, to: &Destination, generation: u64, step: u64) ->
     let throttle = Throttle::new(to.bandwidth);
     let written = persist::write_shard(&slot, &to.directory, generation, step, to.rank, &throttle);
     slot.release(Pin::Persist);
-    written.map_err(|e| {
-        format!(
-            "step {step} of rank {} could not be written to {}: {e}; training goes on, the previous checkpoint stays",
-            to.rank,
-            to.directory.display()
-        )
-    })
+    written.map_err(|e| unwritten(to, step, &e))
+}
+
+fn unwritten(to: &Destination, step: u64, why: &impl std::fmt::Display) -> String {
+    format!(
+        "step {step} of rank {} could not be written to {}: {why}; training goes on, the previous checkpoint stays",
+        to.rank,
+        to.directory.display()
+    )
+}
+
+/// The same slot, not written because of `why`.
+pub fn refuse_shard(path: &Path, to: &Destination, step: u64, why: &std::io::Error) -> Result<ShardFile, String> {
+    Slot::open(path).map_err(|e| format!("cannot open {}: {e}", path.display()))?.release(Pin::Persist);
+    Err(unwritten(to, step, why))
 }
 
 /// True when a worker of this node has left slots behind.

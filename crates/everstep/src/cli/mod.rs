@@ -7,6 +7,7 @@ mod doctor;
 mod facts;
 mod goodput;
 mod incidents;
+mod inject;
 mod interpreter;
 mod logs;
 mod memory;
@@ -61,6 +62,8 @@ enum Command {
     Explain(incidents::Explain),
     /// Incidents of a job: list, show.
     Incidents(incidents::Options),
+    /// Break something on a running job, to see what happens.
+    Inject(inject::Options),
     /// Checkpoints in memory and on durable storage: list, look into, verify, prune, export, import.
     Ckpt(ckpt::Options),
     /// What a job needs per node, before it starts, and what its copies are worth.
@@ -119,6 +122,7 @@ pub fn main() -> i32 {
         Command::Goodput(options) => goodput::run(&options),
         Command::Explain(options) => incidents::explain(&options),
         Command::Incidents(options) => incidents::run(&options),
+        Command::Inject(options) => inject::run(&options),
         Command::Ckpt(options) => ckpt::run(&options),
         Command::Memory(options) => memory::run(&options),
         Command::Classify(options) => classify::run(&options),

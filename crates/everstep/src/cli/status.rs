@@ -24,7 +24,9 @@ async fn coordinator_status(store: &Path) -> Option<serde_json::Value> {
         serde_json::from_slice(&std::fs::read(crate::coordinator::endpoint_file(store)).ok()?).ok()?;
     let token = Token::read(about["token_file"].as_str()?.as_ref()).ok()?;
     let answer = ask(about["endpoint"].as_str()?, "GET", "/v1/status", &token).await.ok()?;
-    serde_json::from_slice(&answer).ok()
+    let mut status: serde_json::Value = serde_json::from_slice(&answer).ok()?;
+    status["token_file"] = about["token_file"].clone();
+    Some(status)
 }
 
 /// Jobs of all coordinators that answer.
@@ -37,6 +39,7 @@ pub async fn jobs(only: Option<&str>) -> Vec<serde_json::Value> {
                 let mut job = job.clone();
                 job["coordinator"] =
                     serde_json::json!({"endpoint": status["endpoint"], "pid": status["pid"], "epoch": status["epoch"]});
+                job["token_file"] = status["token_file"].clone();
                 job["store"] = store.display().to_string().into();
                 all.push(job);
             }

@@ -6,7 +6,7 @@ mod node;
 mod options;
 mod spelling;
 
-pub use options::Options;
+pub use options::{Options, duration};
 pub use spelling::uniform;
 
 use super::{Failure, classify, runtime};
@@ -152,6 +152,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
         signals_to_handle: o.signals_to_handle.clone(),
         virtual_local_rank: o.virtual_local_rank,
         numa_binding: o.numa_binding.clone(),
+        kernel_log: Some(o.kernel_log.clone()).filter(|p| p != Path::new("off")),
     };
     let config = Config {
         node: NodeId(node),

@@ -118,6 +118,9 @@ pub struct Options {
     /// Classes and lines of errors of your own, asked before the built-in ones (TOML; everstep classify --table shows those)
     #[arg(long, env = "EVERSTEP_FAILURE_TABLE", value_name = "FILE")]
     pub failure_table: Option<PathBuf>,
+    /// Where the kernel writes its log: errors of GPUs, processes killed for memory; a file is followed, "off" reads none
+    #[arg(long, env = "EVERSTEP_KERNEL_LOG", value_name = "FILE", default_value = crate::agent::kernel_log::DEVICE)]
+    pub kernel_log: PathBuf,
     /// Directory of the coordinator's store, on the node that --rdzv-endpoint names
     #[arg(long, env = "EVERSTEP_STORE")]
     pub store: Option<PathBuf>,
@@ -156,7 +159,7 @@ pub struct Options {
 }
 
 /// `2s`, `500ms` or seconds.
-fn duration(text: &str) -> Result<Duration, String> {
+pub fn duration(text: &str) -> Result<Duration, String> {
     let bad = || format!("{text:?} is no duration; write it like 2s or 500ms");
     let (number, scale) = if let Some(n) = text.strip_suffix("ms") {
         (n, 0.001)

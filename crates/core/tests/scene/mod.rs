@@ -1,0 +1,136 @@
+//! A coordinator, its store (which always succeeds), and a clock.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use everstep_core::coordinator::Coordinator;
+use everstep_core::coordinator::command::{Command, Fact};
+use everstep_core::coordinator::event::Event;
+use everstep_core::coordinator::state::{Job, Phase};
+use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session, Step};
+use everstep_core::message::{Cause, Failure, Hello, Order, Outcome, Report};
+use everstep_core::severity::Table;
+use everstep_core::spec::{JobSpec, RestartBudget};
+use everstep_core::time::Time;
+
+/// A job on some nodes; node `n` speaks on session `n + 1`.
+pub struct Scene {
+    pub core: Coordinator,
+    pub now: u64,
+    pub version: u64,
+    pub sent: Vec<Order>,
+    pub facts: Vec<Fact>,
+}
+
+impl Scene {
+    pub fn new() -> Self {
+        let core = Coordinator::new(Epoch(1), vec![], Time(0));
+        Scene { core, now: 0, version: 0, sent: vec![], facts: vec![] }
+    }
+
+    pub fn event(&mut self, event: Event) {
+        self.now += 10;
+        let mut next = Some(event);
+        while let Some(event) = next.take() {
+            self.core.handle(Time(self.now), event);
+            while let Some(command) = self.core.poll() {
+                match command {
+                    Command::Send { order, .. } => self.sent.push(order),
+                    Command::Record { fact, .. } => self.facts.push(fact),
+                    Command::Persist { id, .. } => {
+                        self.version += 1;
+                        next = Some(Event::Persisted { id, result: Ok(self.version) });
+                    }
+                    Command::StepDown { .. } => {}
+                }
+            }
+        }
+    }
+
+    /// Lets time pass.
+    pub fn passes(&mut self, milliseconds: u64) {
+        let until = self.now + milliseconds;
+        while self.now < until {
+            self.now = (self.now + 100).min(until);
+            self.event(Event::Tick);
+        }
+    }
+
+    pub fn spec(nodes: (u32, u32), restarts: RestartBudget) -> JobSpec {
+        JobSpec {
+            job: JobId("j".into()),
+            nodes_min: nodes.0,
+            nodes_max: nodes.1,
+            node_unit: 1,
+            spares: 0,
+            restarts,
+            detect_timeout_ms: 2000,
+            join_timeout_ms: 600_000,
+        }
+    }
+
+    pub fn join(&mut self, node: u64, incarnation: u64, workers: u32, spec: JobSpec) {
+        let hello = Hello {
+            node: NodeId(node.to_string()),
+            incarnation: Incarnation(incarnation),
+            spec,
+            host: format!("h{node}"),
+            workers,
+            store_port: 1,
+            replica_port: 7,
+            domain: String::new(),
+            seen: Generation(0),
+            running: None,
+        };
+        self.event(Event::Joined { session: Session(node + 1), hello: Box::new(hello) });
+    }
+
+    pub fn says(&mut self, node: u64, report: Report) {
+        self.event(Event::Report { session: Session(node + 1), report });
+    }
+
+    /// All of these nodes say that their workers are gone.
+    pub fn stopped(&mut self, nodes: impl IntoIterator<Item = u64>) {
+        let generation = self.job().record.generation;
+        for node in nodes {
+            self.says(node, Report::Stopped { generation, store_port: 1, reached: None });
+        }
+    }
+
+    pub fn started(&self) -> Vec<u64> {
+        let start = |o: &Order| if let Order::Start { generation, .. } = o { Some(generation.0) } else { None };
+        let mut all: Vec<u64> = self.sent.iter().filter_map(start).collect();
+        all.dedup();
+        all
+    }
+
+    pub fn job(&self) -> &Job {
+        self.core.jobs().values().next().unwrap()
+    }
+
+    pub fn world(&self) -> Vec<String> {
+        self.job().record.world.slots.iter().map(|s| s.node.0.clone()).collect()
+    }
+
+    pub fn over(&self) -> Option<(i32, String)> {
+        match &self.job().phase {
+            Phase::Over { code, why } => Some((*code, why.clone())),
+            _ => None,
+        }
+    }
+}
+
+/// A rank ended with an error after so many steps, as its agent says it.
+pub fn failure(rank: u32, outcome: Outcome, text: &str, step: u64) -> Failure {
+    let cause = Cause::Exited(outcome);
+    let verdict = Table::built_in().judge(&cause, text);
+    let message = text.into();
+    Failure {
+        rank: Rank(rank),
+        local_rank: 0,
+        pid: 100 + rank,
+        cause,
+        message,
+        step: Some(Step(step)),
+        progressed: true,
+        verdict,
+    }
+}

@@ -1,0 +1,119 @@
+//! Breaks something on this node because a person has asked for it (`everstep inject`): the real thing where the agent can do that, what the
+//! machine would show of it where it cannot.
+
+use super::{Driver, Input};
+use everstep_core::agent::event::Event;
+use everstep_wire::envelope::{Injected, Injection, ToCoordinator};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// One turn of a process that runs a part of the time.
+const TURN: Duration = Duration::from_millis(20);
+
+/// Nothing is heard from or said to the coordinator: the line is held, so that it falls silent instead of ending.
+pub type Silenced = Option<mpsc::UnboundedSender<ToCoordinator>>;
+
+impl Driver {
+    /// The process of a rank on this node.
+    fn pid_of(&self, rank: u32) -> Option<u32> {
+        let crew = self.crew.as_ref()?;
+        let local = rank.checked_sub(crew.slot.first_rank.0)?;
+        crew.workers.get(&local).map(|w| w.pid).filter(|pid| *pid != 0)
+    }
+
+    /// Carries out an injection.
+    pub(super) async fn inject(&mut self, injection: Injection) {
+        let Injection { fault, rank, milliseconds } = injection;
+        let lasts = Duration::from_millis(milliseconds);
+        eprintln!("everstep: injected, because somebody asked for it: {fault:?} at rank {rank}");
+        let pid = self.pid_of(rank);
+        let process = pid.and_then(|p| Pid::from_raw(i32::try_from(p).ok()?));
+        match (fault, process) {
+            (Injected::Kill, Some(process)) => send(process, Signal::KILL),
+            (Injected::Hang, Some(process)) => send(process, Signal::STOP),
+            (Injected::Slow { percent }, Some(process)) => slow(process, percent, lasts),
+            (Injected::Oom, Some(process)) => {
+                let pid = process.as_raw_nonzero();
+                self.kernel_says(&format!(
+                    "Memory cgroup out of memory: Killed process {pid} (python) total-vm:0kB, anon-rss:0kB (injected)"
+                ))
+                .await;
+                send(process, Signal::KILL);
+            }
+            (Injected::Xid { code }, _) => {
+                let pid = pid.map_or("'<unknown>'".into(), |p| p.to_string());
+                self.kernel_says(&format!("NVRM: Xid (PCI:0000:3b:00): {code}, pid={pid}, name=python, (injected)"))
+                    .await;
+            }
+            (Injected::Netsplit, _) => {
+                self.silenced = self.link.take();
+                self.event(Event::Disconnected).await;
+                let inbox = self.inbox.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(lasts).await;
+                    let _ = inbox.send(Input::Heard);
+                });
+            }
+            (Injected::DiskFull, _) => {
+                let full = self.durable.full.clone();
+                full.store(true, Ordering::Relaxed);
+                tokio::spawn(async move {
+                    tokio::time::sleep(lasts).await;
+                    full.store(false, Ordering::Relaxed);
+                });
+            }
+            (Injected::CorruptReplica, _) => self.corrupt(),
+            (_, None) => eprintln!("everstep: rank {rank} has no process here to be broken"),
+        }
+    }
+
+    /// As if it stood in the kernel's log.
+    async fn kernel_says(&mut self, line: &str) {
+        if let Some(sign) = self.table.sign(line) {
+            self.event(Event::Signed(sign)).await;
+        }
+    }
+
+    /// Flips a byte in the middle of the newest copy of another node's shard.
+    fn corrupt(&self) {
+        let held = self.replicas.holder.held();
+        let Some(newest) = held.iter().max_by_key(|h| (h.label.generation, h.label.step)) else {
+            return eprintln!("everstep: this node keeps no copy of another one's shard");
+        };
+        let flipped = OpenOptions::new().read(true).write(true).open(&newest.path).and_then(|file| {
+            let middle = file.metadata()?.len() / 2;
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, middle)?;
+            byte[0] ^= 0x10;
+            file.write_all_at(&byte, middle)
+        });
+        if let Err(e) = flipped {
+            eprintln!("everstep: {} could not be changed: {e}", newest.path.display());
+        }
+    }
+}
+
+/// One that has just ended needs no signal.
+fn send(process: Pid, signal: Signal) {
+    let _ = kill_process(process, signal);
+}
+
+/// Stops and continues a process in turns.
+fn slow(process: Pid, percent: u8, lasts: Duration) {
+    let runs = TURN * u32::from(percent.clamp(1, 99)) / 100;
+    let until = Instant::now() + lasts;
+    let turns = move || {
+        while Instant::now() < until && kill_process(process, Signal::STOP).is_ok() {
+            std::thread::sleep(TURN - runs);
+            if kill_process(process, Signal::CONT).is_err() {
+                return;
+            }
+            std::thread::sleep(runs);
+        }
+    };
+    let _ = std::thread::Builder::new().name("everstep-slow".into()).spawn(turns);
+}
