@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
+from . import loading
 from ._internal import Agent, AgentError, Board
 
 Scope = Literal["user", "process", "node", "fabric", "storage", "unknown"]
@@ -77,6 +78,7 @@ class _Worker:
         self.gradients_at = 0
         self.update_at = 0
         self.watches_gradients = False
+        self.watches_data = False
         self.step_began = time.perf_counter_ns()
         self._agent: Agent | None = None
         path = os.environ.get("EVERSTEP_BOARD")
@@ -156,6 +158,8 @@ class _Worker:
         gradients, self.gradients_at = self.gradients_at, 0
         wait = max(self.update_at - gradients, 0) if gradients > self.step_began else 0
         self.board.stepped(step, wall, wall - wait, wait)  # type: ignore[union-attr]
+        if not self.watches_data:
+            self.watches_data = loading.watch(self)
         self.step_began = now
 
     def restored(self, step: int) -> None:
@@ -272,10 +276,7 @@ def _show_section(worker: _Worker) -> None:
     if board is None:
         return
     name, limit = worker.sections[-1] if worker.sections else ("", 0)
-    board.set_section(name)
-    board.set("SectionTimeout", limit)
-    board.set("SectionDepth", len(worker.sections))
-    board.add("Beats", 1)
+    board.enter(name, limit, len(worker.sections))
 
 
 def report_error(

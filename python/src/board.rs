@@ -45,8 +45,13 @@ impl PyBoard {
         Ok(())
     }
 
-    fn set_section(&self, name: &str) {
-        self.board.set_section(name);
+    /// The innermost section changes: its name (empty: the loop), its timeout in milliseconds, how deep it is.
+    fn enter(&self, name: &str, timeout: u64, depth: u64) {
+        let b = &self.board;
+        b.enter(name);
+        b.set(Word::SectionTimeout, timeout);
+        b.set(Word::SectionDepth, depth);
+        b.add(Word::Beats, 1);
     }
 
     /// A step is complete: one call, no system call.

@@ -94,12 +94,70 @@ words! {
     IdleUntil = 30,
     /// Rises with every idle span that begins.
     IdleSpans = 31,
+    /// When the innermost section was entered (monotonic); 0 outside of sections.
+    SectionSince = 36,
+    /// What the innermost section is: a [`Section`].
+    SectionKind = 37,
+    /// Time in sections of the script that are over, in total.
+    EvalNanos = 38,
+    /// The same for checkpoints.
+    SaveNanos = 39,
+    /// The same for restoring.
+    RestoreNanos = 40,
+    /// Time that the loop has waited for data, in total.
+    DataNanos = 41,
     /// 1 while the loop waits for the copies of its newest step.
     AwaitsCopies = 33,
     /// 1: one part of a copy under way at a time (Gemini's scheme without its pipeline, to measure it).
     OneBuffer = 34,
     /// From the agent: newest step that all nodes hold with its copies, plus 1.
     Replicated = 32,
+}
+
+/// What a section is, for the ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Section {
+    /// Evaluation, or anything else that the script names.
+    Eval = 1,
+    /// Waiting for a checkpoint.
+    Save = 2,
+    /// Reading one.
+    Restore = 3,
+    /// Waiting for data.
+    Data = 4,
+    /// Taking the process down: nothing of its own.
+    Exit = 5,
+}
+
+impl Section {
+    /// By its name.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        match name {
+            "checkpoint" | "regroup" => Section::Save,
+            "restore" => Section::Restore,
+            "data" => Section::Data,
+            "exit" => Section::Exit,
+            _ => Section::Eval,
+        }
+    }
+
+    fn of(kind: u64) -> Option<Self> {
+        [Section::Eval, Section::Save, Section::Restore, Section::Data, Section::Exit]
+            .into_iter()
+            .find(|s| *s as u64 == kind)
+    }
+
+    /// Where its time is summed up.
+    fn total(self) -> Option<Word> {
+        match self {
+            Section::Eval => Some(Word::EvalNanos),
+            Section::Save => Some(Word::SaveNanos),
+            Section::Restore => Some(Word::RestoreNanos),
+            Section::Data => Some(Word::DataNanos),
+            Section::Exit => None,
+        }
+    }
 }
 
 /// Low bits of [`Word::SnapshotEvery`].
@@ -235,6 +293,28 @@ impl Board {
         String::from_utf8_lossy(&text).into_owned()
     }
 
+    /// The innermost section changes; `name` is empty when the loop goes on.
+    pub fn enter(&self, name: &str) {
+        let now = monotonic();
+        let since = self.get(Word::SectionSince);
+        if let Some(total) = Section::of(self.get(Word::SectionKind)).and_then(Section::total).filter(|_| since > 0) {
+            // First that it is over, then how long it was: a look in between misses it for a moment and does not count it twice.
+            self.set(Word::SectionSince, 0);
+            self.add(total, now.saturating_sub(since));
+        }
+        self.set(Word::SectionKind, if name.is_empty() { 0 } else { Section::named(name) as u64 });
+        self.set(Word::SectionSince, if name.is_empty() { 0 } else { now });
+        self.set_section(name);
+    }
+
+    /// Nanoseconds in sections of this kind so far, the one at hand included.
+    #[must_use]
+    pub fn time_in(&self, section: Section) -> u64 {
+        let (since, kind) = (self.get(Word::SectionSince), self.get(Word::SectionKind));
+        let now = if since > 0 && kind == section as u64 { monotonic().saturating_sub(since) } else { 0 };
+        section.total().map_or(0, |word| self.get(word)) + now
+    }
+
     /// Sets the name of the innermost section, cut to what fits.
     pub fn set_section(&self, name: &str) {
         let mut bytes = [0u8; SECTION_BYTES];
@@ -255,6 +335,10 @@ mod tests {
         let worker = Board::create(&path, 7).unwrap();
         let agent = Board::open(&path).unwrap();
         worker.set(Word::Step, 42);
+        worker.set_section(&"ü".repeat(60));
+        worker.enter("restore");
+        worker.enter("");
+        assert!(agent.time_in(Section::Restore) > 0 && agent.time_in(Section::Eval) == 0);
         worker.set_section(&"ü".repeat(60));
         agent.set(Word::StopRequested, 15);
         assert_eq!((agent.get(Word::Step), agent.get(Word::Generation)), (42, 7));

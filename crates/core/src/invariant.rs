@@ -35,6 +35,8 @@ pub enum InvariantId {
     OnlyTheOddAreNamed,
     /// INV-13: only machines that have failed themselves are left out for that.
     OnlyTheBrokenAreLeftOut,
+    /// INV-14: every microsecond of every place for a rank has exactly one category.
+    TimeIsWhole,
 }
 
 impl InvariantId {

@@ -355,6 +355,9 @@ pub enum Order {
         sources: Vec<Source>,
         /// it is in memory only: whoever has just come back makes it durable, too
         persist: bool,
+        /// highest step that all ranks had completed before
+        #[serde(default)]
+        best: Option<Step>,
     },
     /// Replicate the first step from `next` on that all workers of this node have sealed.
     Replicate {
@@ -398,6 +401,11 @@ pub enum Order {
     },
     /// There is no place in the world for this node now, but there may be one soon: be ready.
     StandBy,
+    /// This node has no part in the world.
+    Idle {
+        /// it is left out
+        excluded: bool,
+    },
     /// Something for people to read on this node's console.
     Notice {
         /// a sentence

@@ -15,6 +15,12 @@ impl Time {
         Time(self.0.saturating_add(u64::try_from(d.as_millis()).unwrap_or(u64::MAX)))
     }
 
+    /// The same in microseconds.
+    #[must_use]
+    pub fn micros(self) -> u64 {
+        self.0.saturating_mul(1000)
+    }
+
     /// How long ago `earlier` was; zero when it lies in the future (a clock that jumped back).
     #[must_use]
     pub fn since(self, earlier: Time) -> Duration {

@@ -1,5 +1,6 @@
 //! The coordinator's driver: receive, handle, execute. No policy lives here.
 
+use crate::books::{Books, Owner};
 use crate::places;
 use crate::store::{Store, redb::RedbStore};
 use everstep_core::coordinator::Coordinator;
@@ -69,6 +70,7 @@ struct Peer {
     silence: Duration,
     ping: Duration,
     job: Option<String>,
+    owner: Option<Owner>,
     progress: Vec<Progress>,
 }
 
@@ -90,6 +92,7 @@ struct Driver {
     used: bool,
     endpoint: String,
     paces: BTreeMap<JobId, Pace>,
+    books: Books,
 }
 
 /// Runs a coordinator on `bind` with its store in `directory` until nobody needs it.
@@ -160,6 +163,7 @@ pub async fn run(bind: &str, directory: &Path, token_file: Option<&Path>) -> Res
         used: false,
         endpoint,
         paces: BTreeMap::new(),
+        books: Books::default(),
     };
     driver.event(Event::Tick);
     let mut pulse = tokio::time::interval(Duration::from_millis(50));
@@ -216,6 +220,7 @@ impl Driver {
                     silence: second,
                     ping: second / 8,
                     job: None,
+                    owner: None,
                     progress: vec![],
                 };
                 self.peers.insert(session, peer);
@@ -260,6 +265,7 @@ impl Driver {
                 let ladder = hello.spec.ladder();
                 (peer.silence, peer.ping) = (ladder.silence, ladder.ping);
                 peer.job = Some(hello.spec.job.0.clone());
+                peer.owner = Some((hello.spec.job.0.clone(), hello.node.clone(), hello.incarnation));
                 self.event(Event::Joined { session, hello });
             }
             ToCoordinator::Hello { version, .. } => {
@@ -267,6 +273,12 @@ impl Driver {
                     "this agent speaks version {version}, the coordinator {VERSION}; install one everstep version on all nodes"
                 );
                 self.send(session, Order::Refused { why, code: 78 });
+            }
+            ToCoordinator::Spent(accounts) => {
+                if let Some(owner) = peer.owner.clone() {
+                    let lines = self.books.heard(&owner, accounts);
+                    self.write_all(&owner.0, lines);
+                }
             }
             ToCoordinator::Report(report) => self.event(Event::Report { session, report }),
             ToCoordinator::Ping(progress) => {
@@ -333,12 +345,16 @@ impl Driver {
             return;
         }
         let fact = json!({"Progress": {"generation": job.record.generation, "step": step, "step_us": step_us}});
-        let line = json!({"ts": unix_millis() as f64 / 1000.0, "job": id, "fact": fact});
+        let line = json!({"ts": self.seconds(), "job": id, "fact": fact});
         let _ = writeln!(self.events, "{line}");
     }
 
     fn close(&mut self, session: Session) {
-        if self.peers.remove(&session).is_some() {
+        if let Some(peer) = self.peers.remove(&session) {
+            if let Some(owner) = peer.owner {
+                let lines = self.books.silent(&owner);
+                self.write_all(&owner.0, lines);
+            }
             self.event(Event::Lost { session });
         }
     }
@@ -370,12 +386,24 @@ impl Driver {
         }
     }
 
+    /// Lines about a job that are no facts of the core's.
+    fn write_all(&mut self, job: &str, lines: Vec<serde_json::Value>) {
+        for fact in lines {
+            let line = json!({"ts": self.seconds(), "job": job, "fact": fact});
+            let _ = writeln!(self.events, "{line}");
+        }
+    }
+
+    /// Time of a line, in seconds since 1970: never earlier than the one before it.
+    fn seconds(&self) -> f64 {
+        self.now().0 as f64 / 1000.0
+    }
+
     fn record(&mut self, job: &JobId, fact: &Fact) {
         if matches!(fact, Fact::IncidentOpened { .. } | Fact::Growing { .. } | Fact::Ended { .. }) {
             self.record_progress(job);
         }
-        let ts = unix_millis() as f64 / 1000.0;
-        let line = json!({"ts": ts, "job": job, "fact": fact});
+        let line = json!({"ts": self.seconds(), "job": job, "fact": fact});
         let _ = writeln!(self.events, "{line}");
     }
 
@@ -390,7 +418,7 @@ impl Driver {
         let peer = peer.ok_or_else(|| format!("node {node} is not attached"))?;
         let _ = peer.orders.send(ToAgent::Inject(injection));
         let fact = json!({"Injected": {"node": node, "injection": injection}});
-        let line = json!({"ts": unix_millis() as f64 / 1000.0, "job": id, "fact": fact});
+        let line = json!({"ts": self.seconds(), "job": id, "fact": fact});
         let _ = writeln!(self.events, "{line}");
         Ok(node.0)
     }

@@ -1,6 +1,7 @@
 //! The everstep binary: every role is a subcommand.
 
 mod agent;
+mod books;
 mod cli;
 mod coordinator;
 mod guard;

@@ -1,12 +1,14 @@
 //! What happens on machines: agents, workers, and a second of training after the other.
 
 use crate::host::Crew;
+use crate::oracle::Violation;
 use crate::world::{Happening, World};
 use everstep_core::agent::command::Command as AgentCommand;
 use everstep_core::agent::event::{Event as AgentEvent, Words};
 use everstep_core::agent::watch::Observation;
 use everstep_core::agent::{Agent, Config};
 use everstep_core::id::{Generation, Incarnation, Rank, Session, Step};
+use everstep_core::invariant::InvariantId;
 use everstep_core::message::{Outcome as Exit, Purpose, ShardFile, Source};
 use everstep_core::severity::Table;
 use everstep_core::time::Time;
@@ -61,6 +63,10 @@ impl World {
             commands.push(command);
         }
         let deadline = agent.deadline(now);
+        if !agent.accounts_are_whole(now) {
+            let what = format!("{:?}", agent.accounts(now).last());
+            self.oracle.violations.push(Violation { invariant: InvariantId::TimeIsWhole, at: self.now, what });
+        }
         let life = self.hosts[host].life;
         for command in commands {
             self.execute(host, command);

@@ -1,6 +1,7 @@
 //! Lines on the held stream between an agent and the coordinator: one JSON object per line.
 
 use everstep_core::id::Epoch;
+use everstep_core::ledger::Account;
 use everstep_core::message::{Hello, Order, Report};
 use serde::{Deserialize, Serialize};
 
@@ -84,6 +85,8 @@ pub enum ToCoordinator {
     },
     /// Something happened.
     Report(Report),
+    /// Where the time of a node's places went: the latest generations, in totals.
+    Spent(Vec<Account>),
     /// Still here.
     Ping(Vec<Progress>),
 }

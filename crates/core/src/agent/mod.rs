@@ -12,6 +12,7 @@ mod workers;
 
 use crate::coordinator::incident::EXIT_FAILED;
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Step};
+use crate::ledger::{Account, Book};
 use crate::message::{Failure, Hello, Order, Place, Report, Running, Slot};
 use crate::severity::Table;
 use crate::spec::JobSpec;
@@ -115,6 +116,9 @@ pub struct Agent {
     refused_since: Option<Time>,
     last_reached: Option<Step>,
     signs: signs::Signs,
+    book: Book,
+    /// Time of the latest event.
+    now: Time,
     signals: u32,
     over: Option<(i32, String)>,
     exited: bool,
@@ -129,6 +133,7 @@ impl Agent {
     #[must_use]
     pub fn new(config: Config, now: Time) -> Self {
         let config_held = config.held;
+        let book = Book::new(config.workers, now.micros());
         Agent {
             config,
             epoch: Epoch(0),
@@ -143,6 +148,8 @@ impl Agent {
             refused_since: None,
             last_reached: None,
             signs: signs::Signs::default(),
+            book,
+            now,
             signals: 0,
             over: None,
             exited: false,
@@ -185,6 +192,7 @@ impl Agent {
         if self.exited {
             return;
         }
+        self.now = now;
         match event {
             Event::Connected => self.connected = true,
             Event::Disconnected => {
@@ -201,6 +209,18 @@ impl Agent {
             Event::Tick => self.tick(now),
             other => self.worker_event(now, other),
         }
+    }
+
+    /// Where the time of this node's places went: the latest generations, the one at hand last.
+    #[must_use]
+    pub fn accounts(&self, now: Time) -> Vec<Account> {
+        self.book.accounts(now.micros())
+    }
+
+    /// Nothing of that time is missing or counted twice.
+    #[must_use]
+    pub fn accounts_are_whole(&self, now: Time) -> bool {
+        self.book.is_whole(now.micros())
     }
 
     /// The next command, until `None`.
@@ -275,6 +295,8 @@ impl Agent {
                 }
             }
             Order::StandBy => self.warm(),
+            Order::Idle { excluded } if self.crew.is_none() => self.book.waits(now.micros(), excluded),
+            Order::Idle { .. } => {}
             Order::Notice { what } => self.out.push_back(Command::Say { what }),
             Order::ProposeStep { generation } => {
                 if self.runs(generation) {
@@ -287,8 +309,9 @@ impl Agent {
                     self.hold(step);
                 }
             }
-            Order::Restore { generation, step, sources, persist } => {
+            Order::Restore { generation, step, sources, persist, best } => {
                 if self.acknowledge(generation, |r| matches!(r, Report::Offers { .. } | Report::Holds { .. })) {
+                    self.book.best(best.map_or(0, |s| s.0));
                     self.goes_on_from(step);
                     self.out.push_back(Command::Restore { generation, step, sources, persist });
                 }

@@ -1,5 +1,6 @@
 //! Is this worker making progress? Learned from its own steps; silence is a hang only with evidence.
 
+use crate::ledger::Reading;
 use crate::message::HangEvidence;
 use crate::spec::Ladder;
 use crate::time::Time;
@@ -40,6 +41,8 @@ pub struct Observation {
     pub from_outside: bool,
     /// The worker waits until its newest step is held by other nodes, too.
     pub awaits_copies: bool,
+    /// Where its time went so far.
+    pub reading: Reading,
     /// Its machine has told of a failure since its last progress, or a little before.
     pub machine_failed: bool,
 }

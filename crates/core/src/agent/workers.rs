@@ -5,6 +5,7 @@ use super::event::{Event, Words};
 use super::watch::Watch;
 use super::{Agent, Crew, Stopping};
 use crate::id::{Generation, Rank, Step};
+use crate::ledger::{End, Reading};
 use crate::message::{Cause, Failure, HangEvidence, Outcome, Place, Report};
 use crate::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +36,7 @@ impl Agent {
         }
         self.holding = false;
         self.seen = self.seen.max(generation);
+        self.book.start(self.now.micros(), generation);
         self.crew = Some(Crew {
             generation,
             slot: slot.clone(),
@@ -79,6 +81,9 @@ impl Agent {
     pub(super) fn kill(&mut self, generation: Generation, grace: Duration) {
         if let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation && !c.killing) {
             crew.killing = true;
+            if crew.stopping.is_none() {
+                self.book.fenced(self.now.micros());
+            }
             let flags = !crew.alive.is_empty() && crew.alive.values().all(Watch::flags_stop);
             let grace = if flags { Duration::ZERO } else { grace };
             self.out.push_back(Command::Kill { generation, grace });
@@ -170,6 +175,12 @@ impl Agent {
         crew.progressed |= watch.has_new_step();
         crew.exited_at.insert(local_rank, step);
         let nobody_left = crew.alive.is_empty();
+        let how = match outcome {
+            _ if crew.stopping.is_some() => End::Stopped,
+            Outcome::Code(0) => End::Well,
+            _ => End::Failed,
+        };
+        self.book.ended(self.now.micros(), local_rank, how);
         if crew.killing {
             // It may have been failing by itself when others did: what it says of that counts, not how it was ended.
             if matches!(outcome, Outcome::Code(code) if code != 0) {
@@ -223,6 +234,8 @@ impl Agent {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation && !c.killing) else { return };
         let (stopping, awaits_copies) = (crew.stopping.is_some(), seen.awaits_copies);
         let Some(watch) = crew.alive.get_mut(&local_rank) else { return };
+        let reading = Reading { step: seen.step, restored: seen.restored, ..seen.reading };
+        self.book.look(now.micros(), local_rank, reading);
         let sign = self.signs.grave_since(watch.progress_at());
         let verdict = watch.observe(now, super::watch::Observation { machine_failed: sign.is_some(), ..seen }, &ladder);
         let step = watch.step();
@@ -232,6 +245,7 @@ impl Agent {
             let silence_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
             let said = sign.filter(|_| evidence == HangEvidence::MachineSign).map(|s| s.verdict.line.clone());
             let words = Words::from(said.unwrap_or_default());
+            self.book.ended(now.micros(), local_rank, End::Failed);
             self.failed(generation, local_rank, pid, Cause::Hung { evidence, silence_ms }, words, step);
             return;
         }

@@ -97,7 +97,7 @@ impl Job {
             }
         }
         let persist = self.in_memory_only(wanted);
-        let order = Order::Restore { generation, step: wanted, sources, persist };
+        let order = Order::Restore { generation, step: wanted, sources, persist, best: self.high_water };
         out.push(Command::Send { session, order, after: None });
     }
 
@@ -234,7 +234,13 @@ impl Job {
             let first = slot.first_rank.0 as usize;
             let own = sources.get(first..first + slot.workers as usize).unwrap_or_default().to_vec();
             let persist = self.in_memory_only(*step);
-            let order = Order::Restore { generation: self.record.generation, step: *step, sources: own, persist };
+            let order = Order::Restore {
+                generation: self.record.generation,
+                step: *step,
+                sources: own,
+                persist,
+                best: self.high_water,
+            };
             Some((id.clone(), session, order))
         };
         self.sessions().filter_map(order).collect()

@@ -37,6 +37,11 @@ impl Job {
 
     /// Nodes that wait have torch imported: as many as `--spares` says, or all while the world could be larger.
     pub(super) fn stand_by(&self, out: &mut Vec<Command>) {
+        let outside = self.nodes.iter().filter(|(id, n)| n.clean && self.record.world.slot(id).is_none());
+        out.extend(outside.filter_map(|(id, n)| {
+            let order = Order::Idle { excluded: self.is_excluded(id, n.hello.incarnation) };
+            Some(Command::Send { session: n.session?, order, after: None })
+        }));
         let spec = &self.record.spec;
         let full = self.record.world.slots.len() >= spec.nodes_max as usize;
         let ready = if full { spec.spares as usize } else { usize::MAX };

@@ -216,7 +216,7 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                     i.outcome = Outcome::Ended { code: *code, why: why.clone() };
                 }
             }
-            What::Fact(_) => {}
+            What::Fact(_) | What::Spent { .. } => {}
             What::Progress(Progress { step_us: us, .. }) => {
                 if let Some(i) = last.filter(|i| i.stepped.is_some()) {
                     i.step_us.1.get_or_insert(*us);

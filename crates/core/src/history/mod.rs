@@ -14,6 +14,8 @@ pub use incident::{Incident, Outcome, Restore, incidents};
 pub use tell::tell;
 
 use crate::coordinator::command::Fact;
+use crate::id::{Incarnation, NodeId};
+use crate::ledger::Account;
 use serde::{Deserialize, Serialize};
 
 /// How far all ranks were, as the coordinator's driver notes it now and then.
@@ -43,6 +45,23 @@ pub enum What {
     Fact(Fact),
     /// How far all ranks were.
     Progress(Progress),
+    /// Where the time of a node's places went.
+    Spent {
+        /// the node
+        node: NodeId,
+        /// life of its agent
+        incarnation: Incarnation,
+        /// one generation's
+        account: Account,
+    },
+}
+
+/// A [`What::Spent`] as it is written.
+#[derive(Deserialize)]
+struct Spent {
+    node: NodeId,
+    incarnation: Incarnation,
+    account: Account,
 }
 
 impl Entry {
@@ -50,9 +69,13 @@ impl Entry {
     #[must_use]
     pub fn read(seconds: f64, fact: &serde_json::Value) -> Option<Entry> {
         let at = (seconds * 1e6).round() as u64;
-        let what = match fact.get("Progress") {
-            Some(progress) => What::Progress(serde_json::from_value(progress.clone()).ok()?),
-            None => What::Fact(serde_json::from_value(fact.clone()).ok()?),
+        let what = if let Some(progress) = fact.get("Progress") {
+            What::Progress(serde_json::from_value(progress.clone()).ok()?)
+        } else if let Some(spent) = fact.get("Spent") {
+            let Spent { node, incarnation, account } = serde_json::from_value(spent.clone()).ok()?;
+            What::Spent { node, incarnation, account }
+        } else {
+            What::Fact(serde_json::from_value(fact.clone()).ok()?)
         };
         Some(Entry { at, what })
     }

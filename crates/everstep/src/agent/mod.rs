@@ -51,6 +51,9 @@ use workers::Crew;
 /// The guard gets this long to end itself.
 const GUARD_END: Duration = Duration::from_secs(3);
 
+/// The coordinator is told this often where the time of this node went.
+const ACCOUNT: Duration = Duration::from_secs(2);
+
 /// Everything that reaches the driver.
 pub enum Input {
     /// The stream to the coordinator is open.
@@ -135,6 +138,8 @@ struct Driver {
     warm: bool,
     table: Arc<Table>,
     silenced: inject::Silenced,
+    /// When the coordinator was last told where the time went.
+    accounted: Instant,
 }
 
 /// Runs an agent until its job is over.
@@ -186,6 +191,7 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
         warm: false,
         table,
         silenced: None,
+        accounted: Instant::now(),
     };
     let mut ping = tokio::time::interval(ladder.ping);
     let mut look = tokio::time::interval(ladder.ping.min(Duration::from_millis(100)));
@@ -196,7 +202,7 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
         tokio::select! {
             input = inputs.recv() => if let Some(input) = input { driver.input(input).await },
             () = tokio::time::sleep(deadline) => driver.event(Event::Tick).await,
-            _ = ping.tick() => driver.ping(),
+            _ = ping.tick() => driver.ping(false),
             _ = look.tick() => driver.look().await,
         }
         if let Some(end) = driver.end.take() {
@@ -351,11 +357,16 @@ impl Driver {
         }
     }
 
-    fn ping(&self) {
+    fn ping(&mut self, now: bool) {
         if let Some(link) = &self.link {
             let warm = self.warm;
             let progress = self.progress.values().map(|p| Progress { warm, ..p.clone() });
             let _ = link.send(ToCoordinator::Ping(progress.collect()));
+            // Totals: what is not said now is in the next ones.
+            if now || self.accounted.elapsed() >= ACCOUNT {
+                self.accounted = Instant::now();
+                let _ = link.send(ToCoordinator::Spent(self.core.accounts(self.now())));
+            }
         }
     }
 
@@ -436,6 +447,7 @@ impl Driver {
                 self.durable.durable(step);
             }
             Command::Exit { code, why, discard_memory } => {
+                self.ping(true);
                 self.discard = discard_memory;
                 let first_error = self.first_error.take();
                 self.end = Some(End { code, why, first_error });

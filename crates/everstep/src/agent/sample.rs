@@ -1,7 +1,8 @@
 //! What the step board and /proc show of a worker.
 
-use everstep_checkpoint::board::{Board, Word};
+use everstep_checkpoint::board::{Board, Section, Word};
 use everstep_core::agent::watch::Observation;
+use everstep_core::ledger::Reading;
 use everstep_wire::envelope::Progress;
 
 /// State letter and CPU time in milliseconds from `/proc/PID/stat`.
@@ -18,6 +19,7 @@ fn process_state(pid: u32) -> Option<(char, u64)> {
 /// One look at a worker.
 pub fn observe(pid: u32, board: &Board) -> Observation {
     let (state, cpu_ms) = process_state(pid).unwrap_or(('?', 0));
+    let micros = |section| board.time_in(section) / 1000;
     Observation {
         step: (board.get(Word::StepKnown) == 1).then(|| board.get(Word::Step)),
         restored: board.get(Word::Restored),
@@ -31,6 +33,13 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
         flags_stop: board.get(Word::FlagsStop) == 1,
         from_outside: board.get(Word::ZeroLine) == 1,
         awaits_copies: board.get(Word::AwaitsCopies) == 1,
+        reading: Reading {
+            data: micros(Section::Data),
+            eval: micros(Section::Eval),
+            stall: micros(Section::Save) + (board.get(Word::BlockingNanos) + board.get(Word::FenceNanos)) / 1000,
+            restore: micros(Section::Restore),
+            ..Reading::default()
+        },
         machine_failed: false,
     }
 }

@@ -216,7 +216,7 @@ impl Driver {
             Some(GuardEvent::Exited { generation, local_rank, pid, outcome, last_lines }) => {
                 // Its last steps must be known before its end is.
                 self.look_at(local_rank).await;
-                self.ping();
+                self.ping(false);
                 let crew = self.crew.as_mut().filter(|c| c.generation.0 == generation);
                 let worker = crew.and_then(|c| c.workers.get_mut(&local_rank).map(|w| (w, c.restarts)));
                 let words = match worker {

@@ -1,15 +1,44 @@
-//! `everstep goodput`: which share of the held time went into new steps.
+//! `everstep goodput`: where the time of every rank went.
 
 use super::{Failure, facts};
-use clap::Args;
-use everstep_core::goodput::{Goodput, Span, goodput};
+use clap::{Args, ValueEnum};
+use everstep_core::ledger::{Category, Spent, Sums, sums};
 use serde_json::{Value, json};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// What the time is broken down by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum By {
+    /// What it was spent on
+    Category,
+    /// Where
+    Node,
+    /// What would not have been spent without it
+    Incident,
+}
+
+/// What the share is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Base {
+    /// The time for which places for ranks were held
+    Held,
+    /// The same, and the time for which ranks that were asked for were not there yet
+    Wallclock,
+}
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// The job; without it all jobs whose records are on this machine
     job: Option<String>,
+    /// Only the latest 90m, 12h, 7d
+    #[arg(long, value_parser = span, value_name = "TIME")]
+    since: Option<Duration>,
+    /// Break it down
+    #[arg(long, value_enum)]
+    by: Option<By>,
+    /// What the share is of
+    #[arg(long, value_enum, default_value = "held")]
+    base: Base,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -19,49 +48,119 @@ pub struct Options {
 }
 
 const EXPLANATION: &str = "\
-goodput = productive / held.
-  held        ranks x seconds from the start of a generation to the start of the next one, the end, or now
-  productive  new steps x the generation's median step time x ranks
-  new steps   steps beyond the highest that an earlier generation had completed
-What is missing is start-up, restarts, waiting, repeated steps, and steps that took longer than the median.";
+goodput = productive / held. Each microsecond of each place for a rank, from the moment its agent takes part to its end, is one of:
+  productive        a new step, up to what a step usually takes there (median of the latest 1000)
+  degraded          what a new step takes beyond that
+  recompute         steps that had been completed before
+  checkpoint_stall  the loop waits for captures or saves            data_stall  the loop waits for its data loader
+  eval              sections of the script (everstep.section)
+  init              from the start of processes to their first step or restore, and taking them down
+  warmup            what the first step of a start takes beyond a usual one          restore  reading a checkpoint
+  detect            from the last complete step to a declared failure  decide  from there to the next start of processes
+  schedule          waiting for other nodes before the first start
+  spare_idle        a spare, or a node without a place                 excluded_idle  a node that is left out
+  suspended         after the job was asked to stop                    unknown  steps under way, and what nobody knows
+A new step is one beyond the highest that the job had completed. The parts sum to the whole.";
 
-/// Generations of a job's latest run, from the facts that its coordinator wrote down.
-fn spans(facts: &[Value], now: f64) -> Vec<Span> {
-    let mut spans: Vec<(u64, Span)> = Vec::new();
-    for line in facts {
-        let (ts, fact) = (line["ts"].as_f64().unwrap_or(now), &line["fact"]);
-        if let Some(started) = fact.get("GenerationStarted") {
-            if started["restarts"] == 0 && fact_ended(spans.last().map(|(_, s)| s), now) {
-                spans.clear();
-            }
-            if let Some((_, last)) = spans.last_mut() {
-                last.to = ts;
-            }
-            let ranks = started["world_size"].as_u64().and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
-            let span = Span { from: ts, to: now, ranks, ..Span::default() };
-            spans.push((started["generation"].as_u64().unwrap_or(0), span));
-        } else if let Some(restored) = fact.get("Restored") {
-            if let Some((_, last)) = spans.last_mut() {
-                last.restored = restored["step"].as_u64().unwrap_or(0);
-            }
-        } else if let Some(progress) = fact.get("Progress") {
-            let generation = progress["generation"].as_u64().unwrap_or(0);
-            if let Some((_, span)) = spans.iter_mut().rev().find(|(g, _)| *g == generation) {
-                span.step = span.step.max(progress["step"].as_u64().unwrap_or(0));
-                span.step_micros.extend(progress["step_us"].as_u64());
-            }
-        } else if fact.get("Ended").is_some()
-            && let Some((_, last)) = spans.last_mut()
-        {
-            last.to = ts;
+/// `90m`, `12h`, `7d`.
+fn span(text: &str) -> Result<Duration, String> {
+    if let Some(days) = text.strip_suffix('d').and_then(|d| d.parse::<f64>().ok()).filter(|d| *d > 0.0 && *d < 1e5) {
+        return Ok(Duration::from_secs_f64(days * 86_400.0));
+    }
+    for (unit, seconds) in [("h", 3600.0), ("m", 60.0)] {
+        if let Some(n) = text.strip_suffix(unit).and_then(|d| d.parse::<f64>().ok()).filter(|n| *n > 0.0 && *n < 1e7) {
+            return Ok(Duration::from_secs_f64(n * seconds));
         }
     }
-    spans.into_iter().map(|(_, s)| s).collect()
+    super::run::duration(text)
 }
 
-/// The run before this one has ended: its last generation is closed.
-fn fact_ended(last: Option<&Span>, now: f64) -> bool {
-    last.is_some_and(|s| s.to < now)
+/// One job's, over the whole that is asked for.
+struct Of {
+    job: String,
+    sums: Sums,
+    whole: u64,
+}
+
+impl Of {
+    fn share(&self, micros: u64) -> f64 {
+        if self.whole == 0 { 0.0 } else { micros as f64 / self.whole as f64 }
+    }
+
+    fn as_json(&self) -> Value {
+        let total = self.sums.total();
+        let (productive, degraded) = (total.of(Category::Productive), total.of(Category::Degraded));
+        json!({
+            "job": self.job, "goodput": self.share(productive), "goodput_time": self.share(productive + degraded),
+            "held_rank_seconds": total.total() as f64 / 1e6, "productive_rank_seconds": productive as f64 / 1e6,
+            "held_us": total.total(), "queued_us": self.sums.queued, "spent_us": total,
+            "nodes": self.sums.nodes, "incidents": self.sums.incidents,
+            "new_steps": self.sums.new_steps, "repeated_steps": self.sums.repeated_steps, "generations": self.sums.generations,
+        })
+    }
+
+    fn print(&self, by: Option<By>) {
+        let total = self.sums.total();
+        let productive = total.of(Category::Productive);
+        println!(
+            "{}  goodput {:.1} %  held {:.0} rank-s  productive {:.0} rank-s  new steps {}  repeated {}  generations {}",
+            self.job,
+            self.share(productive) * 100.0,
+            total.total() as f64 / 1e6,
+            productive as f64 / 1e6,
+            self.sums.new_steps,
+            self.sums.repeated_steps,
+            self.sums.generations
+        );
+        let parts = |of: &Spent| {
+            let mut parts: Vec<(Category, u64)> = of.iter().collect();
+            parts.sort_by_key(|(_, micros)| std::cmp::Reverse(*micros));
+            let each = parts.iter().take(4).map(|(c, micros)| format!("{} {:.1} s", c.name(), *micros as f64 / 1e6));
+            each.collect::<Vec<_>>().join(", ")
+        };
+        match by {
+            None => {}
+            Some(By::Category) => {
+                for (category, micros) in total.iter() {
+                    println!(
+                        "  {:<17} {:>12.1} rank-s  {:>5.1} %",
+                        category.name(),
+                        micros as f64 / 1e6,
+                        self.share(micros) * 100.0
+                    );
+                }
+                if self.whole > total.total() {
+                    let queued = self.whole - total.total();
+                    println!(
+                        "  {:<17} {:>12.1} rank-s  {:>5.1} %",
+                        "(queued)",
+                        queued as f64 / 1e6,
+                        self.share(queued) * 100.0
+                    );
+                }
+            }
+            Some(By::Node) => {
+                for (node, of) in &self.sums.nodes {
+                    println!(
+                        "  node {node:<12} {:>5.1} %  of {:.1} rank-s: {}",
+                        of.goodput() * 100.0,
+                        of.total() as f64 / 1e6,
+                        parts(of)
+                    );
+                }
+            }
+            Some(By::Incident) => {
+                for (incident, of) in &self.sums.incidents {
+                    println!(
+                        "  inc-{incident:<6} {:>10.1} rank-s  {:>5.1} %  {}",
+                        of.total() as f64 / 1e6,
+                        self.share(of.total()) * 100.0,
+                        parts(of)
+                    );
+                }
+            }
+        }
+    }
 }
 
 /// Prints the goodput of one job or of all.
@@ -72,36 +171,25 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
             return Ok(0);
         }
     }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
-    let found: Vec<(String, usize, Goodput)> = facts::told(o.job.as_deref())
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = o.since.map(|s| u64::try_from(now.saturating_sub(s).as_micros()).unwrap_or(0));
+    let found: Vec<Of> = facts::told(o.job.as_deref())
         .into_iter()
         .map(|told| {
-            let spans = spans(&told.lines, now);
-            (told.job, spans.len(), goodput(&spans))
+            let sums = sums(&told.entries(), since);
+            let queued = if o.base == Base::Wallclock { sums.queued } else { 0 };
+            Of { job: told.job, whole: sums.total().total() + queued, sums }
         })
-        .filter(|(_, generations, _)| *generations > 0)
+        .filter(|of| of.sums.generations > 0)
         .collect();
     if o.json {
-        let rows = found.iter().map(|(job, generations, g)| {
-            json!({"job": job, "goodput": g.ratio(), "held_rank_seconds": g.held, "productive_rank_seconds": g.productive,
-                "new_steps": g.new_steps, "repeated_steps": g.repeated_steps, "generations": generations})
-        });
-        println!("{}", json!({"version": 1, "jobs": rows.collect::<Vec<_>>()}));
+        println!("{}", json!({"version": 2, "jobs": found.iter().map(Of::as_json).collect::<Vec<_>>()}));
     }
     if found.is_empty() {
         return Err(facts::none_of(o.job.as_deref()));
     }
     if !o.json {
-        for (job, generations, g) in &found {
-            println!(
-                "{job}  goodput {:.1} %  held {:.0} rank-s  productive {:.0} rank-s  new steps {}  repeated {}  generations {generations}",
-                g.ratio() * 100.0,
-                g.held,
-                g.productive,
-                g.new_steps,
-                g.repeated_steps
-            );
-        }
+        found.iter().for_each(|of| of.print(o.by));
     }
     Ok(0)
 }

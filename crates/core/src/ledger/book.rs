@@ -1,0 +1,204 @@
+//! The time of all places of one node, over the generations that it takes part in.
+
+use super::meter::Usual;
+use super::{Category, Meter, Reading, Spent};
+use crate::id::Generation;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Closed accounts that are told again.
+const CLOSED: usize = 4;
+
+/// What a node's places have spent on one generation: from the start of its workers to that of the next ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Account {
+    /// The generation; of a node that waits, the one that it waits for the end of.
+    pub generation: Generation,
+    /// Places for ranks.
+    pub places: u32,
+    /// Microseconds, summed over the places.
+    pub spent: Spent,
+    /// Microseconds of steps that are not complete, which a step or a failure will explain.
+    pub pending: u64,
+}
+
+/// How a worker ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It has finished.
+    Well,
+    /// It failed: what it had begun came to nothing.
+    Failed,
+    /// It was asked to.
+    Stopped,
+}
+
+/// Why a node's places have no worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Idle {
+    /// The job has not started.
+    Schedule,
+    /// Something failed, or the world changes.
+    Decide,
+    /// It waits for a place in the world.
+    Spare,
+    /// It is left out.
+    Excluded,
+    /// The job ends.
+    Suspended,
+}
+
+impl Idle {
+    fn category(self) -> Category {
+        match self {
+            Idle::Schedule => Category::Schedule,
+            Idle::Decide => Category::Decide,
+            Idle::Spare => Category::SpareIdle,
+            Idle::Excluded => Category::ExcludedIdle,
+            Idle::Suspended => Category::Suspended,
+        }
+    }
+}
+
+/// One node's book. Totals of a generation only grow; their sum is places × time, exactly.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Book {
+    places: u32,
+    generation: Generation,
+    /// Of the generation, without its workers that run.
+    spent: Spent,
+    idle: Idle,
+    /// Since when the places without a worker are as they are.
+    since: u64,
+    meters: BTreeMap<u32, Meter>,
+    usual: Usual,
+    /// The latest accounts that are closed, oldest first.
+    closed: VecDeque<Account>,
+    /// Microseconds of all accounts that are closed.
+    past: u64,
+    /// When the node began to take part.
+    began: u64,
+    /// The highest step that any worker here, or the job, had completed in an earlier generation.
+    best: u64,
+    reached: u64,
+}
+
+impl Book {
+    /// A node that takes part from `at` on (microseconds on its clock).
+    #[must_use]
+    pub fn new(places: u32, at: u64) -> Self {
+        Book {
+            places,
+            generation: Generation(0),
+            spent: Spent::default(),
+            idle: Idle::Schedule,
+            since: at,
+            meters: BTreeMap::new(),
+            usual: Usual::default(),
+            closed: VecDeque::new(),
+            past: 0,
+            began: at,
+            best: 0,
+            reached: 0,
+        }
+    }
+
+    /// Accounts for the places without a worker up to `at`.
+    fn settle(&mut self, at: u64) {
+        let free = u64::from(self.places).saturating_sub(self.meters.len() as u64);
+        self.spent.put(self.idle.category(), at.saturating_sub(self.since) * free);
+        self.since = self.since.max(at);
+    }
+
+    /// Workers of a new generation start.
+    pub fn start(&mut self, at: u64, generation: Generation) {
+        self.fenced(at);
+        // The first generation's account is the one that it waited in.
+        if self.generation != Generation(0) {
+            let account = self.account(at);
+            self.past += account.spent.total() + account.pending;
+            self.closed.push_back(account);
+            self.spent = Spent::default();
+        }
+        while self.closed.len() > CLOSED {
+            self.closed.pop_front();
+        }
+        self.generation = generation;
+        self.best = self.best.max(self.reached);
+        self.meters = (0..self.places).map(|local| (local, Meter::new(at))).collect();
+        self.idle = Idle::Decide;
+    }
+
+    /// A worker's board says so.
+    pub fn look(&mut self, at: u64, local: u32, seen: Reading) {
+        if let Some(meter) = self.meters.get_mut(&local) {
+            meter.look(at, seen, self.best, &mut self.usual);
+            self.reached = self.reached.max(seen.step.unwrap_or(0));
+        }
+    }
+
+    /// The job had completed this step before.
+    pub fn best(&mut self, step: u64) {
+        self.best = self.best.max(step);
+    }
+
+    /// One worker is over.
+    pub fn ended(&mut self, at: u64, local: u32, how: End) {
+        self.settle(at);
+        let category = match how {
+            // Taking itself down is the other half of setting itself up.
+            End::Well => Category::Init,
+            End::Failed => Category::Detect,
+            End::Stopped => Category::Suspended,
+        };
+        if let Some(meter) = self.meters.remove(&local) {
+            self.spent += meter.close(at, category);
+        }
+        if how != End::Failed && self.meters.is_empty() {
+            self.idle = Idle::Suspended;
+        }
+    }
+
+    /// A failure was declared, or the world changes: no step of this generation will be complete any more.
+    pub fn fenced(&mut self, at: u64) {
+        self.settle(at);
+        let meters = std::mem::take(&mut self.meters);
+        if !meters.is_empty() {
+            self.idle = Idle::Decide;
+        }
+        for (_, meter) in meters {
+            self.spent += meter.close(at, Category::Detect);
+        }
+    }
+
+    /// There is no place in the world for this node.
+    pub fn waits(&mut self, at: u64, excluded: bool) {
+        self.settle(at);
+        self.idle = if excluded { Idle::Excluded } else { Idle::Spare };
+    }
+
+    /// Every microsecond of every place has a category: the sum is places × time, exactly.
+    #[must_use]
+    pub fn is_whole(&self, at: u64) -> bool {
+        let now = self.account(at);
+        self.past + now.spent.total() + now.pending == u64::from(self.places) * at.saturating_sub(self.began)
+    }
+
+    /// The latest accounts, the one at hand last. Whoever has missed one finds it here for a while.
+    #[must_use]
+    pub fn accounts(&self, at: u64) -> Vec<Account> {
+        self.closed.iter().cloned().chain([self.account(at)]).collect()
+    }
+
+    fn account(&self, at: u64) -> Account {
+        let free = u64::from(self.places).saturating_sub(self.meters.len() as u64);
+        let (mut spent, mut pending) = (self.spent, 0);
+        spent.put(self.idle.category(), at.saturating_sub(self.since) * free);
+        for meter in self.meters.values() {
+            let (of, open) = meter.spent(at);
+            spent += of;
+            pending += open;
+        }
+        Account { generation: self.generation, places: self.places, spent, pending }
+    }
+}

@@ -1,0 +1,36 @@
+"""How long the loop waits for data: seen where torch's data loaders hand out a batch."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .worker import _Worker
+
+
+def watch(worker: _Worker) -> bool:
+    """Watches all data loaders of this process (``torch.utils.data.dataloader._BaseDataLoaderIter.__next__``). False where there
+    are none yet."""
+    module = sys.modules.get("torch.utils.data.dataloader")
+    base = getattr(module, "_BaseDataLoaderIter", None)
+    if base is None:
+        return module is not None
+    inner = base.__next__
+    main = threading.main_thread()
+
+    def next_batch(iterator: Any) -> Any:
+        board = worker.board
+        # A section (an evaluation) accounts for all that is in it.
+        if board is None or worker.sections or threading.current_thread() is not main:
+            return inner(iterator)
+        began = time.perf_counter_ns()
+        try:
+            return inner(iterator)
+        finally:
+            board.add("DataNanos", time.perf_counter_ns() - began)
+
+    base.__next__ = next_batch
+    return True
