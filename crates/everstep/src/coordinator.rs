@@ -1,6 +1,7 @@
 //! The coordinator's driver: receive, handle, execute. No policy lives here.
 
 use crate::books::{Books, Owner};
+use crate::notify::{Desk, routes::Route};
 use crate::places;
 use crate::store::{Store, redb::RedbStore};
 use everstep_core::coordinator::Coordinator;
@@ -93,13 +94,19 @@ struct Driver {
     endpoint: String,
     paces: BTreeMap<JobId, Pace>,
     books: Books,
+    desk: Desk,
 }
 
 /// Runs a coordinator on `bind` with its store in `directory` until nobody needs it.
 ///
 /// # Errors
 /// [`StartError`] when it cannot start.
-pub async fn run(bind: &str, directory: &Path, token_file: Option<&Path>) -> Result<(), StartError> {
+pub async fn run(
+    bind: &str,
+    directory: &Path,
+    token_file: Option<&Path>,
+    routes: Vec<Route>,
+) -> Result<(), StartError> {
     let fail = |why: String| StartError { code: 78, why };
     std::fs::create_dir_all(directory).map_err(|e| fail(format!("cannot create {}: {e}", directory.display())))?;
     let lock =
@@ -164,6 +171,7 @@ pub async fn run(bind: &str, directory: &Path, token_file: Option<&Path>) -> Res
         endpoint,
         paces: BTreeMap::new(),
         books: Books::default(),
+        desk: Desk::open(routes, &events_file(directory)),
     };
     driver.event(Event::Tick);
     let mut pulse = tokio::time::interval(Duration::from_millis(50));
@@ -345,8 +353,7 @@ impl Driver {
             return;
         }
         let fact = json!({"Progress": {"generation": job.record.generation, "step": step, "step_us": step_us}});
-        let line = json!({"ts": self.seconds(), "job": id, "fact": fact});
-        let _ = writeln!(self.events, "{line}");
+        self.write(&id.0, &fact);
     }
 
     fn close(&mut self, session: Session) {
@@ -388,10 +395,14 @@ impl Driver {
 
     /// Lines about a job that are no facts of the core's.
     fn write_all(&mut self, job: &str, lines: Vec<serde_json::Value>) {
-        for fact in lines {
-            let line = json!({"ts": self.seconds(), "job": job, "fact": fact});
-            let _ = writeln!(self.events, "{line}");
-        }
+        lines.iter().for_each(|fact| self.write(job, fact));
+    }
+
+    /// Writes a line about a job.
+    fn write(&mut self, job: &str, fact: &serde_json::Value) {
+        let line = json!({"ts": self.seconds(), "job": job, "fact": fact});
+        let _ = writeln!(self.events, "{line}");
+        self.desk.heard(&line);
     }
 
     /// Time of a line, in seconds since 1970: never earlier than the one before it.
@@ -403,8 +414,7 @@ impl Driver {
         if matches!(fact, Fact::IncidentOpened { .. } | Fact::Growing { .. } | Fact::Ended { .. }) {
             self.record_progress(job);
         }
-        let line = json!({"ts": self.seconds(), "job": job, "fact": fact});
-        let _ = writeln!(self.events, "{line}");
+        self.write(&job.0, &json!(fact));
     }
 
     /// Has something broken on the node that a rank is on; which one that is.
@@ -417,9 +427,7 @@ impl Driver {
         let peer = job.nodes.get(&node).and_then(|n| self.peers.get(&n.session?));
         let peer = peer.ok_or_else(|| format!("node {node} is not attached"))?;
         let _ = peer.orders.send(ToAgent::Inject(injection));
-        let fact = json!({"Injected": {"node": node, "injection": injection}});
-        let line = json!({"ts": self.seconds(), "job": id, "fact": fact});
-        let _ = writeln!(self.events, "{line}");
+        self.write(&id.0, &json!({"Injected": {"node": node, "injection": injection}}));
         Ok(node.0)
     }
 
@@ -434,6 +442,9 @@ impl Driver {
         for peer in self.peers.values_mut().filter(|p| now.duration_since(p.pinged) >= p.ping) {
             peer.pinged = now;
             let _ = peer.orders.send(ToAgent::Ping);
+        }
+        for (job, fact) in self.desk.say(self.now().micros()) {
+            self.write(&job, &fact);
         }
         if !self.core.idle() || !self.peers.is_empty() {
             self.idle_since = now;

@@ -41,6 +41,8 @@ pub struct Observation {
     pub from_outside: bool,
     /// The worker waits until its newest step is held by other nodes, too.
     pub awaits_copies: bool,
+    /// It waits for its data loader.
+    pub waits_for_data: bool,
     /// Where its time went so far.
     pub reading: Reading,
     /// Its machine has told of a failure since its last progress, or a little before.
@@ -173,6 +175,8 @@ impl Watch {
         if busy && seen.stack_changes > 0 && now.since(self.stack_at) >= stuck {
             return Some((HangEvidence::Spinning, silence));
         }
+        // Storage may take its time; a loader that is stuck does not come back.
+        let idle_for = if seen.waits_for_data { idle_for.max(ladder.step_silence * 150) } else { idle_for };
         let idle = cpu <= IDLE_PERCENT * silence.as_millis();
         (idle && silence >= idle_for).then_some((HangEvidence::NoCpu, silence))
     }
@@ -236,6 +240,14 @@ mod tests {
     fn a_section_and_a_short_wait_are_left_alone() {
         assert_eq!(run(600, |_, s| Observation { in_section: true, ..s }), None);
         assert_eq!(run(25, |_, s| Observation { interpreter_ticks: s.interpreter_ticks + 1, ..s }), None);
+    }
+
+    #[test]
+    fn a_slow_store_of_data_is_no_hang_but_a_stuck_loader_is() {
+        let waits = |_, s: Observation| Observation { waits_for_data: true, ..s };
+        assert_eq!(run(120, waits), None);
+        assert_eq!(run(400, waits).map(|(e, _)| e), Some(HangEvidence::NoCpu));
+        assert_eq!(run(120, |_, s| s).map(|(e, _)| e), Some(HangEvidence::NoCpu));
     }
 
     #[test]

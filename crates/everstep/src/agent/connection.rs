@@ -29,6 +29,8 @@ pub struct Target {
     pub store: PathBuf,
     /// Where the token is, if not in the store's directory.
     pub token_file: Option<PathBuf>,
+    /// Where notices go, for a coordinator that is started here.
+    pub notify: Option<PathBuf>,
     /// This node may start the coordinator.
     pub may_host: bool,
     /// Silence after which the connection is given up.
@@ -147,6 +149,9 @@ fn start(bind: &str, target: &Target) -> std::io::Result<Child> {
     command.arg("coordinator").arg("--bind").arg(bind).arg("--store").arg(&target.store);
     if let Some(path) = &target.token_file {
         command.arg("--token-file").arg(path);
+    }
+    if let Some(path) = &target.notify {
+        command.arg("--notify").arg(path);
     }
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     // SAFETY: setsid is async-signal-safe. A session of its own: it outlives the agent and its terminal.

@@ -33,6 +33,7 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
         flags_stop: board.get(Word::FlagsStop) == 1,
         from_outside: board.get(Word::ZeroLine) == 1,
         awaits_copies: board.get(Word::AwaitsCopies) == 1,
+        waits_for_data: board.get(Word::SectionKind) == Section::Data as u64,
         reading: Reading {
             data: micros(Section::Data),
             eval: micros(Section::Eval),
@@ -49,6 +50,7 @@ pub fn progress(rank: u32, pid: u32, board: &Board, seen: &Observation) -> Progr
     let doing = match () {
         () if seen.stopped => "stopped".to_owned(),
         () if seen.in_section => format!("section {}", board.section()),
+        () if seen.waits_for_data => "waits for data".to_owned(),
         () if seen.step.is_some() => "step".to_owned(),
         () => "starting".to_owned(),
     };

@@ -11,11 +11,12 @@ mod inject;
 mod interpreter;
 mod logs;
 mod memory;
+mod notify;
 mod run;
 mod status;
 
 use clap::{Parser, Subcommand};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Exit code for a wrong command line.
 pub const USAGE: i32 = 2;
@@ -70,6 +71,8 @@ enum Command {
     Memory(memory::Options),
     /// What a text of an error says: its class, whose fault it is, what is done.
     Classify(classify::Options),
+    /// Send a message to each place of a file for --notify, to see that it arrives.
+    Notify(notify::Options),
     /// Check this machine: shared memory, limits, leftovers; print the timeouts.
     Doctor(doctor::Options),
     /// Run a coordinator (agents start one where none answers).
@@ -84,6 +87,9 @@ enum Command {
         /// the token, if not the store's own
         #[arg(long)]
         token_file: Option<PathBuf>,
+        /// where notices go
+        #[arg(long)]
+        notify: Option<PathBuf>,
     },
     /// Takes part in a rendezvous for torchrun (--rdzv-backend everstep); started by its plug-in only.
     #[command(hide = true)]
@@ -126,15 +132,19 @@ pub fn main() -> i32 {
         Command::Ckpt(options) => ckpt::run(&options),
         Command::Memory(options) => memory::run(&options),
         Command::Classify(options) => classify::run(&options),
+        Command::Notify(options) => notify::run(&options),
         Command::Doctor(options) => doctor::run(&options),
-        Command::Coordinator { bind, store, token_file } => coordinator(&bind, &store, token_file.as_deref()),
+        Command::Coordinator { bind, store, token_file, notify } => {
+            coordinator(&bind, &store, token_file.as_deref(), notify.as_deref())
+        }
         Command::Guard { lock, input } => return crate::guard::run(lock, input),
     };
     done.unwrap_or_else(Failure::end)
 }
 
-fn coordinator(bind: &str, store: &std::path::Path, token_file: Option<&std::path::Path>) -> Result<i32, Failure> {
-    let done = runtime()?.block_on(crate::coordinator::run(bind, store, token_file));
+fn coordinator(bind: &str, store: &Path, token_file: Option<&Path>, notify: Option<&Path>) -> Result<i32, Failure> {
+    let routes = notify.map_or(Ok(Vec::new()), crate::notify::routes::read).map_err(Failure::config)?;
+    let done = runtime()?.block_on(crate::coordinator::run(bind, store, token_file, routes));
     done.map(|()| 0).map_err(|e| Failure { code: e.code, why: e.why })
 }
 

@@ -58,6 +58,10 @@ fn now() -> u64 {
 /// How to reach the coordinator; the directory of its store is there when this node may start it.
 fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Failure> {
     let store = &meet.store;
+    // What is wrong with it is said here and now, not in a coordinator's log.
+    let notify = o.notify.as_ref().map(std::path::absolute).transpose();
+    let notify = notify.map_err(|e| Failure::config(format!("cannot use --notify: {e}")))?;
+    notify.as_deref().map(crate::notify::routes::read).transpose().map_err(Failure::config)?;
     if meet.may_host {
         std::fs::create_dir_all(store).map_err(|e| {
             Failure::config(format!("cannot use the store {}: {e}; give another --store", store.display()))
@@ -67,6 +71,7 @@ fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Fail
         endpoint: meet.endpoint.clone(),
         store: store.clone(),
         token_file: o.token_file.clone(),
+        notify,
         may_host: meet.may_host,
         silence: spec.ladder().silence,
     })

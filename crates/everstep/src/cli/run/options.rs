@@ -118,6 +118,9 @@ pub struct Options {
     /// Classes and lines of errors of your own, asked before the built-in ones (TOML; everstep classify --table shows those)
     #[arg(long, env = "EVERSTEP_FAILURE_TABLE", value_name = "FILE")]
     pub failure_table: Option<PathBuf>,
+    /// Where people are told of incidents: webhooks, Slack, PagerDuty, DingTalk (TOML; everstep notify FILE tries it)
+    #[arg(long, env = "EVERSTEP_NOTIFY", value_name = "FILE")]
+    pub notify: Option<PathBuf>,
     /// Where the kernel writes its log: errors of GPUs, processes killed for memory; a file is followed, "off" reads none
     #[arg(long, env = "EVERSTEP_KERNEL_LOG", value_name = "FILE", default_value = crate::agent::kernel_log::DEVICE)]
     pub kernel_log: PathBuf,

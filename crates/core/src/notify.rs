@@ -1,0 +1,206 @@
+//! What people are told of a job's incidents, and when: once when it is known whose failure it was, and once when it is over. A person is
+//! called only when one is needed: the job has ended, or does not recover.
+
+use crate::coordinator::command::Fact;
+use crate::history::{Entry, Incident, Outcome, What, incidents, tell};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Who is at fault is known after this, in microseconds; where only consequences were heard, later.
+const KNOWN: u64 = 2_300_000;
+const KNOWN_AT_LAST: u64 = 5_500_000;
+/// An incident that is open for so long needs a person.
+const PATIENCE: u64 = 600_000_000;
+
+/// Whether it is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// It is not.
+    Firing,
+    /// A person is needed.
+    Person,
+    /// The job is where it had been.
+    Resolved,
+}
+
+/// One message about one incident; a later one of the same key replaces it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Notice {
+    /// The same for all messages about an incident: job, run, number.
+    pub key: String,
+    /// The job.
+    pub job: String,
+    /// Number within the run.
+    pub incident: u64,
+    /// Whether it is over.
+    pub status: Status,
+    /// Node at fault.
+    pub node: String,
+    /// What it is held to be.
+    pub class: String,
+    /// Who is at fault, for people.
+    pub whose: String,
+    /// One line.
+    pub title: String,
+    /// As `everstep explain` tells it.
+    pub lines: Vec<String>,
+    /// When it was declared, and when it was over, in microseconds since 1970.
+    pub opened: u64,
+    /// The latter.
+    pub ended: Option<u64>,
+}
+
+/// Decides for one job.
+#[derive(Clone, Debug, Default)]
+pub struct Notifier {
+    job: String,
+    entries: Vec<Entry>,
+    over: bool,
+    /// When the run began.
+    run: u64,
+    told: BTreeMap<u64, Status>,
+}
+
+impl Notifier {
+    /// Of a job nothing is known of.
+    #[must_use]
+    pub fn new(job: &str) -> Self {
+        Notifier { job: job.into(), ..Notifier::default() }
+    }
+
+    /// Something was written down about the job.
+    pub fn heard(&mut self, entry: Entry) {
+        match &entry.what {
+            What::Fact(Fact::GenerationStarted { restarts: 0, .. }) if self.over || self.entries.is_empty() => {
+                *self = Notifier { job: std::mem::take(&mut self.job), run: entry.at, ..Notifier::default() };
+            }
+            What::Fact(Fact::Ended { .. }) => self.over = true,
+            // They come all the time, and say nothing of incidents.
+            What::Spent { .. } | What::Progress(_) => return,
+            What::Fact(_) => {}
+        }
+        self.entries.push(entry);
+    }
+
+    /// What is to be said now, in order. Nothing is said twice.
+    pub fn due(&mut self, now: u64, when: impl Fn(u64) -> String) -> Vec<Notice> {
+        let mut notices = Vec::new();
+        for incident in incidents(&self.entries) {
+            let Some(status) = status(&incident, now) else { continue };
+            let told = self.told.get(&incident.number).copied();
+            if told.is_some_and(|told| told >= status) {
+                continue;
+            }
+            self.told.insert(incident.number, status);
+            notices.push(self.notice(&incident, status, &when));
+        }
+        notices
+    }
+
+    /// Something was said already, by an earlier life of the coordinator.
+    pub fn was_told(&mut self, incident: u64, status: Status) {
+        let told = self.told.entry(incident).or_insert(status);
+        *told = (*told).max(status);
+    }
+
+    fn notice(&self, of: &Incident, status: Status, when: &impl Fn(u64) -> String) -> Notice {
+        let (class, whose) = of.verdict().map_or(("node-lost", "the machine's"), |v| (&v.class, v.scope.whose()));
+        let (job, number, node) = (&self.job, of.number, of.at_fault());
+        let title = match status {
+            Status::Firing => format!("{job} inc-{number}: {class} on node {node}, recovering"),
+            Status::Person => format!("{job} inc-{number}: {class} on node {node}: a person is needed"),
+            Status::Resolved => format!("{job} inc-{number}: {class} on node {node}, handled"),
+        };
+        Notice {
+            key: format!("everstep/{job}/{}/{number}", self.run),
+            job: job.clone(),
+            incident: number,
+            status,
+            node: node.0.clone(),
+            class: class.to_owned(),
+            whose: whose.to_owned(),
+            title,
+            lines: tell(of, job, &when(of.opened)),
+            opened: of.opened,
+            ended: of.caught_up.or(of.stepped.map(|(at, _)| at)).filter(|_| status == Status::Resolved),
+        }
+    }
+}
+
+/// What is to be said of an incident; `None`: nothing yet.
+fn status(of: &Incident, now: u64) -> Option<Status> {
+    let follows = of.verdict().is_some_and(|v| v.follows);
+    let known = of.blamed.is_some() || now >= of.opened + if follows { KNOWN_AT_LAST } else { KNOWN };
+    match &of.outcome {
+        Outcome::Ended { code, .. } if *code != 0 && *code < 128 => Some(Status::Person),
+        // Who has ended it knows.
+        Outcome::Ended { .. } | Outcome::Overtaken { .. } => Some(Status::Resolved),
+        Outcome::Recovered => known.then_some(if of.caught_up.is_some() { Status::Resolved } else { Status::Firing }),
+        Outcome::Open if now >= of.opened + PATIENCE => Some(Status::Person),
+        Outcome::Open => known.then_some(Status::Firing),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coordinator::command::Action;
+    use crate::id::{Generation, NodeId, Step};
+
+    fn at(seconds: u64, fact: Fact) -> Entry {
+        Entry { at: seconds * 1_000_000, what: What::Fact(fact) }
+    }
+
+    fn started(generation: u64, restarts: u32) -> Fact {
+        Fact::GenerationStarted { generation: Generation(generation), world_size: 2, restarts }
+    }
+
+    fn lost(incident: u64, generation: u64) -> Fact {
+        let (node, action) = (NodeId("1".into()), Action::Reconfigure);
+        Fact::IncidentOpened { incident, generation: Generation(generation), node, failure: None, action }
+    }
+
+    fn due(n: &mut Notifier, seconds: u64) -> Vec<(u64, Status)> {
+        n.due(seconds * 1_000_000, |_| String::new()).into_iter().map(|n| (n.incident, n.status)).collect()
+    }
+
+    #[test]
+    fn each_incident_once_and_again_when_it_is_over() {
+        let mut n = Notifier::new("j");
+        n.heard(at(1, started(1, 0)));
+        n.heard(at(10, lost(1, 1)));
+        assert_eq!(due(&mut n, 11), []);
+        assert_eq!(due(&mut n, 13), [(1, Status::Firing)]);
+        assert_eq!(due(&mut n, 14), []);
+        n.heard(at(15, started(2, 1)));
+        n.heard(at(16, Fact::FirstStep { generation: Generation(2), step: Step(9), incident: Some(1) }));
+        assert_eq!(due(&mut n, 17), [(1, Status::Resolved)]);
+        assert_eq!(due(&mut n, 5000), []);
+    }
+
+    #[test]
+    fn a_person_is_called_when_one_is_needed() {
+        let mut n = Notifier::new("j");
+        n.heard(at(1, started(1, 0)));
+        n.heard(at(10, lost(1, 1)));
+        assert_eq!(due(&mut n, 20), [(1, Status::Firing)]);
+        assert_eq!(due(&mut n, 611), [(1, Status::Person)]);
+        n.heard(at(700, lost(2, 1)));
+        n.heard(at(701, Fact::Ended { code: 1, why: "no restart left".into() }));
+        assert_eq!(due(&mut n, 702), [(1, Status::Resolved), (2, Status::Person)]);
+        // The next run's first incident is another one.
+        n.heard(at(800, started(7, 0)));
+        n.heard(at(801, lost(1, 7)));
+        assert_eq!(due(&mut n, 810), [(1, Status::Firing)]);
+    }
+
+    #[test]
+    fn what_an_earlier_life_has_said_is_not_said_again() {
+        let mut n = Notifier::new("j");
+        n.heard(at(1, started(1, 0)));
+        n.heard(at(10, lost(1, 1)));
+        n.was_told(1, Status::Firing);
+        assert_eq!(due(&mut n, 20), []);
+    }
+}

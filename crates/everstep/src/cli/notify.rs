@@ -1,0 +1,40 @@
+//! `everstep notify`: does what is in a file for `--notify` arrive?
+
+use super::{Failure, runtime};
+use crate::notify::{Sender, routes, test_notice};
+use clap::Args;
+use everstep_core::notify::Status;
+use std::path::PathBuf;
+
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// The file for everstep run --notify
+    file: PathBuf,
+}
+
+/// Sends a message to each route, and takes it back.
+pub fn run(o: &Options) -> Result<i32, Failure> {
+    let routes = routes::read(&o.file).map_err(Failure::config)?;
+    let failed = runtime()?.block_on(async {
+        let mut failed = 0;
+        for route in routes {
+            let name = route.name();
+            let mut sender = Sender::new(route);
+            let mut notice = test_notice(Status::Person);
+            let mut sent = sender.send(&notice).await;
+            if sent.is_ok() {
+                (notice.status, notice.ended) = (Status::Resolved, Some(notice.opened));
+                sent = sender.send(&notice).await;
+            }
+            match sent {
+                Ok(()) => println!("{name}: arrives"),
+                Err(why) => {
+                    println!("{name}: does not arrive: {why}");
+                    failed += 1;
+                }
+            }
+        }
+        failed
+    });
+    Ok(i32::from(failed > 0))
+}

@@ -1,0 +1,93 @@
+//! The shapes that services want a notice in.
+
+use chrono::{DateTime, SecondsFormat};
+use everstep_core::notify::{Notice, Status};
+use serde_json::{Value, json};
+
+/// RFC 3339.
+fn time(micros: u64) -> String {
+    let at = i64::try_from(micros).ok().and_then(DateTime::from_timestamp_micros).unwrap_or_default();
+    at.to_rfc3339_opts(SecondsFormat::Millis, true)
+}
+
+fn labels(of: &Notice) -> Value {
+    let severity = if of.status == Status::Person { "critical" } else { "warning" };
+    // Without the severity an alert would be another one when a person is needed: it is an annotation, and a label of one name only.
+    json!({"alertname": "EverstepIncident", "job": of.job, "incident": format!("inc-{}", of.incident), "key": of.key, "class": of.class, "node": of.node, "severity": severity})
+}
+
+/// One alert, as Alertmanager's API takes it (`POST /api/v2/alerts`).
+fn alert(of: &Notice) -> Value {
+    let mut labels = labels(of);
+    // What names an alert must stay the same until it is resolved.
+    labels["severity"] = "warning".into();
+    let mut alert = json!({
+        "labels": labels,
+        "annotations": {"summary": of.title, "description": of.lines.join("\n"), "needs_person": (of.status == Status::Person).to_string()},
+        "startsAt": time(of.opened),
+    });
+    if of.status == Status::Resolved {
+        alert["endsAt"] = time(of.ended.unwrap_or(of.opened)).into();
+    }
+    alert
+}
+
+pub fn alertmanager(of: &Notice) -> Value {
+    json!([alert(of)])
+}
+
+/// What Alertmanager sends to webhooks (version 4).
+pub fn webhook(of: &Notice) -> Value {
+    let status = if of.status == Status::Resolved { "resolved" } else { "firing" };
+    let ended = of.ended.filter(|_| of.status == Status::Resolved).map_or("0001-01-01T00:00:00Z".into(), time);
+    let annotations = alert(of)["annotations"].clone();
+    json!({
+        "version": "4", "groupKey": of.key, "truncatedAlerts": 0, "status": status, "receiver": "everstep",
+        "groupLabels": {"job": of.job}, "commonLabels": labels(of), "commonAnnotations": annotations, "externalURL": "",
+        "alerts": [{
+            "status": status, "labels": labels(of), "annotations": annotations, "startsAt": time(of.opened), "endsAt": ended,
+            "generatorURL": "", "fingerprint": format!("{:016x}", everstep_checkpoint::arena::job_hash(&of.key)),
+        }],
+    })
+}
+
+/// Slack's blocks, with a text for where they are not shown.
+pub fn slack(of: &Notice) -> Value {
+    let sign = match of.status {
+        Status::Firing => ":large_yellow_circle:",
+        Status::Person => ":red_circle:",
+        Status::Resolved => ":large_green_circle:",
+    };
+    let told = of.lines.join("\n").replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let told: String = told.chars().take(2900).collect();
+    json!({
+        "text": of.title,
+        "blocks": [
+            {"type": "section", "text": {"type": "mrkdwn", "text": format!("{sign} *{}*", of.title)}},
+            {"type": "section", "text": {"type": "mrkdwn", "text": format!("```{told}```")}},
+        ],
+    })
+}
+
+/// PagerDuty's Events API v2; `None` for what it need not hear.
+pub fn pagerduty(of: &Notice, routing_key: &str) -> Value {
+    let key: String = of.key.chars().take(255).collect();
+    if of.status == Status::Resolved {
+        return json!({"routing_key": routing_key, "event_action": "resolve", "dedup_key": key});
+    }
+    let severity = if of.status == Status::Person { "critical" } else { "warning" };
+    let summary: String = of.title.chars().take(1024).collect();
+    json!({
+        "routing_key": routing_key, "event_action": "trigger", "dedup_key": key,
+        "payload": {
+            "summary": summary, "source": of.node, "severity": severity, "timestamp": time(of.opened), "component": of.job,
+            "group": of.job, "class": of.class, "custom_details": {"explain": of.lines},
+        },
+    })
+}
+
+/// A robot's markdown message.
+pub fn dingtalk(of: &Notice) -> Value {
+    let text = format!("#### {}\n\n{}", of.title, of.lines.iter().map(|l| format!("> {l}\n\n")).collect::<String>());
+    json!({"msgtype": "markdown", "markdown": {"title": of.title, "text": text}})
+}
