@@ -39,3 +39,9 @@ def hosts(count: int, rate: str | None = None) -> Iterator[list[str]]:
     finally:
         for name in [*names, bridge]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def link(names: list[str], index: int, state: str) -> None:
+    """Cuts a host off from all others (``down``), or joins it again (``up``)."""
+    bridge = names[0].rsplit("h", 1)[0] + "b"
+    _ip(f"ip -n {bridge} link set p{index} {state}")

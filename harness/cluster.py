@@ -235,6 +235,11 @@ class Cluster:
                 f.write(bytes([byte[0] ^ 8]))
         return len(slots)
 
+    def inject(self, *words: str) -> None:
+        """``everstep inject`` on this job."""
+        line = [str(EVERSTEP), "inject", *words, "--job", self.job]
+        subprocess.run(line, env=self.env, check=True, capture_output=True, timeout=30)
+
     # -- leaving ------------------------------------------------------------------------------------
 
     def leaks(self) -> list[str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import functools
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +25,8 @@ Scope = Literal["user", "process", "node", "fabric", "storage", "unknown"]
 F = TypeVar("F", bound=Callable[..., Any])
 #: The agent's question for stacks: SIGRTMIN + 6 of glibc.
 _STACKS_SIGNAL = 40
+#: Characters of a traceback that are told.
+_TRACE_MAX = 16_000
 #: Taking down a process may last this long (freed memory, communicators, exporters).
 _EXIT_TIMEOUT = timedelta(seconds=60)
 
@@ -99,6 +104,26 @@ class _Worker:
         if main is not None:
             board.start_pulse(main)
         self._mark_exit()
+        self._watch_exceptions()
+
+    def _watch_exceptions(self) -> None:
+        """An exception that nobody catches is told at once: taking the process down may take long, or never end."""
+        inner, pid = sys.excepthook, os.getpid()
+
+        def hook(kind: type[BaseException], exc: BaseException, trace: Any) -> None:
+            inner(kind, exc, trace)
+            if os.getpid() == pid and not issubclass(kind, KeyboardInterrupt):
+                with contextlib.suppress(Exception):
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    self._tell_uncaught(exc)
+
+        sys.excepthook = hook
+
+    def _tell_uncaught(self, exc: BaseException) -> None:
+        if self.agent is not None:
+            text = "".join(traceback.format_exception(exc))[-_TRACE_MAX:]
+            self.agent.report_error(_one_line(exc), text)
 
     def _mark_exit(self) -> None:
         """While the interpreter takes itself down it answers to nobody, which is no hang yet."""
@@ -279,6 +304,11 @@ def _show_section(worker: _Worker) -> None:
     board.enter(name, limit, len(worker.sections))
 
 
+def _one_line(exc: BaseException) -> str:
+    text = f"{type(exc).__name__}: {exc}".splitlines()
+    return (text[0] if text else type(exc).__name__)[:1000]
+
+
 def report_error(
     exc: BaseException,
     *,
@@ -288,8 +318,7 @@ def report_error(
 ) -> None:
     """Tells the agent what the program knows of a failure, before the process ends."""
     worker = current()
-    text = f"{type(exc).__name__}: {exc}".splitlines()
-    message = text[0] if text else type(exc).__name__
+    message = _one_line(exc)
     notes = [f"scope={scope}"] if scope != "unknown" else []
     notes += [] if retryable is None else [f"retryable={retryable}"]
     notes += ["suspect node"] if suspect_node else []
@@ -326,7 +355,6 @@ def record(fn: F) -> F:
 
 def _write_error_file(path: str, exc: BaseException) -> None:
     import json
-    import traceback
 
     stack = "".join(traceback.format_exception(exc))
     extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}

@@ -1,7 +1,7 @@
 //! The step board as Python sees it, and the thread that shows whether the interpreter is alive.
 
 use crate::error::checkpoint;
-use everstep_checkpoint::board::{Board, EVERY_BITS, Word};
+use everstep_checkpoint::board::{Board, EVERY_BITS, Word, monotonic};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -60,6 +60,7 @@ impl PyBoard {
         b.set(Word::StepNanos, step_nanos);
         b.set(Word::ComputeNanos, compute_nanos);
         b.set(Word::WaitNanos, wait_nanos);
+        b.set(Word::StepAt, monotonic());
         b.set(Word::Step, step);
         b.set(Word::StepKnown, 1);
         b.add(Word::Beats, 1);

@@ -150,8 +150,9 @@ impl PyAgent {
     }
 
     /// Says that an exception left the training function.
-    fn report_error(&self, py: Python<'_>, message: String) -> PyResult<()> {
-        let request = Request::Error { generation: self.generation, local_rank: self.local_rank, message };
+    #[pyo3(signature = (message, uncaught=None))]
+    fn report_error(&self, py: Python<'_>, message: String, uncaught: Option<String>) -> PyResult<()> {
+        let request = Request::Error { generation: self.generation, local_rank: self.local_rank, message, uncaught };
         self.ask(py, &request, Some(2.0)).map(|_| ())
     }
 }

@@ -106,6 +106,8 @@ words! {
     RestoreNanos = 40,
     /// Time that the loop has waited for data, in total.
     DataNanos = 41,
+    /// When the last step was complete (monotonic).
+    StepAt = 42,
     /// 1 while the loop waits for the copies of its newest step.
     AwaitsCopies = 33,
     /// 1: one part of a copy under way at a time (Gemini's scheme without its pipeline, to measure it).

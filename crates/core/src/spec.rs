@@ -125,8 +125,8 @@ impl Ladder {
     pub fn from_detect_timeout(detect: Duration) -> Self {
         Ladder {
             ping: detect / 8,
-            reconnect: detect / 4,
-            silence: detect,
+            reconnect: detect / 5,
+            silence: detect / 2,
             step_silence: detect,
             reattach: (detect * 3).max(Duration::from_secs(5)),
             last_call: detect,

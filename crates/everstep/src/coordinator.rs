@@ -27,8 +27,12 @@ use tokio::sync::mpsc;
 
 /// How often the ledger learns how far a job is.
 const PROGRESS: Duration = Duration::from_secs(5);
+/// How often it looks who is silent.
+const PULSE: Duration = Duration::from_millis(25);
 /// A coordinator that nobody needs any more ends after this.
 const LINGER: Duration = Duration::from_secs(2);
+/// The same while notices have not arrived.
+const NOTICES: Duration = Duration::from_secs(60);
 /// A coordinator that nobody has found yet ends after this.
 const UNUSED: Duration = Duration::from_secs(60);
 
@@ -95,6 +99,7 @@ struct Driver {
     paces: BTreeMap<JobId, Pace>,
     books: Books,
     desk: Desk,
+    pulsed: Instant,
 }
 
 /// Runs a coordinator on `bind` with its store in `directory` until nobody needs it.
@@ -172,9 +177,10 @@ pub async fn run(
         paces: BTreeMap::new(),
         books: Books::default(),
         desk: Desk::open(routes, &events_file(directory)),
+        pulsed: Instant::now(),
     };
     driver.event(Event::Tick);
-    let mut pulse = tokio::time::interval(Duration::from_millis(50));
+    let mut pulse = tokio::time::interval(PULSE);
     loop {
         // Seen from the latest event, not from now: what fell due meanwhile must not be passed over.
         let deadline = driver.core.deadline(driver.latest);
@@ -434,6 +440,10 @@ impl Driver {
     /// Pings, silences, and whether this coordinator is of no use any more.
     fn pulse(&mut self) -> bool {
         let now = Instant::now();
+        // Who was not heard because this process did not run has not been silent.
+        let late = now.duration_since(self.pulsed).saturating_sub(PULSE * 2);
+        self.pulsed = now;
+        self.peers.values_mut().for_each(|p| p.heard = (p.heard + late).min(now));
         let silent: Vec<Session> =
             self.peers.iter().filter(|(_, p)| now.duration_since(p.heard) > p.silence).map(|(s, _)| *s).collect();
         for session in silent {
@@ -449,7 +459,13 @@ impl Driver {
         if !self.core.idle() || !self.peers.is_empty() {
             self.idle_since = now;
         }
-        now.duration_since(self.idle_since) > if self.used { LINGER } else { UNUSED }
+        let linger = match () {
+            () if !self.used => UNUSED,
+            // How the job ended is what people need to hear most.
+            () if self.desk.busy() => NOTICES,
+            () => LINGER,
+        };
+        now.duration_since(self.idle_since) > linger
     }
 
     fn status(&self) -> serde_json::Value {

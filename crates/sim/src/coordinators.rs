@@ -165,9 +165,9 @@ impl World {
     /// Sends one message in one direction, with whatever the link does to it.
     pub(crate) fn transmit(&mut self, session: Session, to_coordinator: bool, make: impl FnOnce(bool) -> Happening) {
         let Some(c) = self.network.connections.get(&session).cloned() else { return };
+        let silence = self.silence();
         let link = &mut self.links[c.host];
         let blocked = if to_coordinator { link.to_blocked_until } else { link.from_blocked_until };
-        let silence = self.spec.detect_timeout_ms;
         let direction = usize::from(to_coordinator);
         let lost = std::mem::take(&mut link.drop_next) || blocked > self.now + silence;
         let reorder = std::mem::take(&mut link.reorder_next);
@@ -231,8 +231,7 @@ impl World {
         let (host, life, other_open) = (c.host, c.life, c.coordinator_end);
         if other_open {
             // The coordinator hears of it when the path lets it, at the latest by silence.
-            let delay =
-                if self.links[host].open(self.now) { self.rng.range(1, 1500) } else { self.spec.detect_timeout_ms };
+            let delay = if self.links[host].open(self.now) { self.rng.range(1, 1500) } else { self.silence() };
             self.at(delay, Happening::CoordinatorSeesEnd { session });
         }
         let h = &mut self.hosts[host];

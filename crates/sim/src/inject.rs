@@ -167,7 +167,7 @@ impl World {
                 self.links[host].to_blocked_until = self.now + frozen_for;
                 self.links[host].from_blocked_until = self.now + frozen_for;
                 let session = self.hosts[host].session?;
-                let silence = self.spec.detect_timeout_ms;
+                let silence = self.silence();
                 self.at(silence, Happening::CoordinatorSeesEnd { session });
                 self.at(frozen_for + 5, Happening::AgentSeesEnd { session });
                 self.hosts[host].restart = false;
@@ -323,7 +323,7 @@ impl World {
             link.from_blocked_until = until;
         }
         let session = self.hosts[host].session?;
-        let silence = self.spec.detect_timeout_ms;
+        let silence = self.silence();
         if until > self.now + silence {
             if to {
                 self.at(silence, Happening::CoordinatorSeesEnd { session });

@@ -176,7 +176,7 @@ impl World {
         let Some(c) = self.network.connections.get_mut(&session) else { return };
         c.agent_end = false;
         let host = c.host;
-        let delay = if self.links[host].open(self.now) { self.rng.range(1, 30) } else { self.spec.detect_timeout_ms };
+        let delay = if self.links[host].open(self.now) { self.rng.range(1, 30) } else { self.silence() };
         self.at(delay, Happening::CoordinatorSeesEnd { session });
     }
 

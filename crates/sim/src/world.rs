@@ -220,6 +220,11 @@ impl World {
         self.at(self.quiet_at - 1, Happening::Inject(Fault::NodeGone));
     }
 
+    /// A connection that says nothing is lost after so many milliseconds.
+    pub(crate) fn silence(&self) -> u64 {
+        u64::try_from(self.spec.ladder().silence.as_millis()).unwrap_or(u64::MAX)
+    }
+
     /// Schedules something `delay` milliseconds from now.
     pub(crate) fn at(&mut self, delay: u64, happening: Happening) {
         self.order += 1;

@@ -107,6 +107,9 @@ pub enum Request {
         local_rank: u32,
         /// type and text, one line
         message: String,
+        /// with its traceback, if nobody catches it: the process takes itself down
+        #[serde(default)]
+        uncaught: Option<String>,
     },
 }
 

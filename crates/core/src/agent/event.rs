@@ -47,6 +47,17 @@ pub enum Event {
         /// what it said of its end
         words: Words,
     },
+    /// A worker has met an exception that nobody catches: it is taking itself down.
+    WorkerRaised {
+        /// its generation
+        generation: Generation,
+        /// its rank on this node
+        local_rank: u32,
+        /// its process id
+        pid: u32,
+        /// the exception
+        words: Words,
+    },
     /// The machine tells something of itself: a line in the kernel's log, an event of a device.
     Signed(Sign),
     /// A worker process could not be started.

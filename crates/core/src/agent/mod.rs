@@ -80,6 +80,10 @@ struct Crew {
     progressed: bool,
     /// Local ranks whose failure was told.
     told: BTreeSet<u32>,
+    /// Local ranks that take themselves down after an exception.
+    raised: BTreeSet<u32>,
+    /// The crew is to be ended; those that take themselves down have until then.
+    end_by: Option<Time>,
     /// The job is stopping: exits are no failures.
     stopping: Option<Stopping>,
     first_step_sent: bool,
@@ -234,7 +238,8 @@ impl Agent {
     pub fn deadline(&self, now: Time) -> Option<Time> {
         let orphan = (!self.connected).then(|| self.alone_since.after(self.config.spec.ladder().orphan));
         let stop = self.crew.as_ref().and_then(|c| c.stopping.map(|s| s.until).filter(|_| !c.killing));
-        orphan.into_iter().chain(stop).filter(|at| *at > now).min()
+        let fence = self.crew.as_ref().and_then(|c| c.end_by.filter(|_| !c.killing));
+        orphan.into_iter().chain(stop).chain(fence).filter(|at| *at > now).min()
     }
 
     fn send(&mut self, report: Report) {
@@ -408,6 +413,10 @@ impl Agent {
                 );
                 self.end(now, EXIT_NO_COORDINATOR, why);
             }
+        }
+        if let Some(crew) = self.crew.as_ref().filter(|c| c.end_by.is_some_and(|at| now >= at)) {
+            let generation = crew.generation;
+            self.kill(generation, ladder.fence_grace);
         }
         if let Some(crew) = &self.crew
             && let Some(Stopping { grace, .. }) = crew.stopping.filter(|s| now >= s.until)

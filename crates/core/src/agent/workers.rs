@@ -11,6 +11,8 @@ use crate::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+/// A worker that takes itself down after an exception (its loggers finish, its buffers are written) is left to it for so long.
+const TAKE_DOWN: Duration = Duration::from_secs(3);
 /// Word from one rank to all others takes at most this long.
 const NEWS: Duration = Duration::from_secs(1);
 
@@ -44,6 +46,8 @@ impl Agent {
             exited_at: BTreeMap::new(),
             failure: None,
             told: BTreeSet::new(),
+            raised: BTreeSet::new(),
+            end_by: None,
             killing: false,
             finished: false,
             progressed: false,
@@ -63,10 +67,21 @@ impl Agent {
         match &self.crew {
             Some(crew) if crew.generation <= generation => {
                 let running = crew.generation;
-                self.kill(running, self.config.spec.ladder().fence_grace);
+                self.end_crew(running);
             }
             Some(_) => {}
             None => self.report_stopped(),
+        }
+    }
+
+    /// Ends a crew whose generation is over; those that take themselves down may finish that.
+    fn end_crew(&mut self, generation: Generation) {
+        let end_by = self.now.after(TAKE_DOWN);
+        match self.crew.as_mut().filter(|c| c.generation == generation && !c.killing && !c.raised.is_empty()) {
+            Some(crew) => {
+                crew.end_by.get_or_insert(end_by);
+            }
+            None => self.kill(generation, self.config.spec.ladder().fence_grace),
         }
     }
 
@@ -122,6 +137,16 @@ impl Agent {
         match event {
             Event::WorkerExited { generation, local_rank, pid, outcome, words } => {
                 self.worker_exited(generation, local_rank, pid, outcome, words);
+            }
+            Event::WorkerRaised { generation, local_rank, pid, words } => {
+                let alive =
+                    |c: &&mut Crew| c.generation == generation && c.alive.contains_key(&local_rank) && !c.killing;
+                let Some(crew) = self.crew.as_mut().filter(alive) else { return };
+                crew.raised.insert(local_rank);
+                let step = crew.alive.get(&local_rank).and_then(Watch::step);
+                // Python's exit code for it.
+                let cause = Cause::Exited(Outcome::Code(1));
+                self.failed(generation, local_rank, pid, cause, words, step);
             }
             Event::SpawnFailed { generation, local_rank, message } => {
                 if let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) {
@@ -181,6 +206,8 @@ impl Agent {
             _ => End::Failed,
         };
         self.book.ended(self.now.micros(), local_rank, how);
+        crew.raised.remove(&local_rank);
+        let may_end = crew.end_by.is_some() && crew.raised.is_empty() && !crew.killing;
         if crew.killing {
             // It may have been failing by itself when others did: what it says of that counts, not how it was ended.
             if matches!(outcome, Outcome::Code(code) if code != 0) {
@@ -197,6 +224,9 @@ impl Agent {
         } else if nobody_left && crew.failure.is_none() {
             crew.finished = true;
             self.send(Report::Finished { generation });
+        }
+        if may_end {
+            self.kill(generation, self.config.spec.ladder().fence_grace);
         }
     }
 

@@ -324,7 +324,7 @@ impl Job {
         let ladder = self.record.spec.ladder();
         if let Some(inquiry) = self.inquiry.as_mut().filter(|i| only_consequences && !i.drawn_out) {
             // A machine that is gone is known to be after its silence only.
-            let longer = inquiry.opened.after(ladder.silence + ladder.reconnect + Duration::from_secs(1));
+            let longer = inquiry.opened.after(ladder.silence + ladder.reconnect + Duration::from_secs(2));
             inquiry.drawn_out = true;
             if longer > now {
                 inquiry.until = longer;

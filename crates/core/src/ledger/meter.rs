@@ -13,6 +13,8 @@ pub struct Reading {
     pub step: Option<u64>,
     /// Step that it restored.
     pub restored: u64,
+    /// Since the last one was complete.
+    pub since_step: u64,
     /// Waiting for data.
     pub data: u64,
     /// In sections of the script: evaluation, anything with a name.
@@ -108,7 +110,11 @@ impl Meter {
             (Some(before), Some(step)) => {
                 self.pending += left;
                 if step > before {
+                    // What came after the last one's end is of the next.
+                    let next = seen.since_step.min(self.pending);
+                    self.pending -= next;
                     self.stepped(before, step, best, usual);
+                    self.pending = next;
                 }
             }
         }

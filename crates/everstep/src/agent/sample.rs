@@ -1,6 +1,6 @@
 //! What the step board and /proc show of a worker.
 
-use everstep_checkpoint::board::{Board, Section, Word};
+use everstep_checkpoint::board::{Board, Section, Word, monotonic};
 use everstep_core::agent::watch::Observation;
 use everstep_core::ledger::Reading;
 use everstep_wire::envelope::Progress;
@@ -35,6 +35,7 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
         awaits_copies: board.get(Word::AwaitsCopies) == 1,
         waits_for_data: board.get(Word::SectionKind) == Section::Data as u64,
         reading: Reading {
+            since_step: monotonic().saturating_sub(board.get(Word::StepAt)) / 1000,
             data: micros(Section::Data),
             eval: micros(Section::Eval),
             stall: micros(Section::Save) + (board.get(Word::BlockingNanos) + board.get(Word::FenceNanos)) / 1000,

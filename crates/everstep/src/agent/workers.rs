@@ -48,6 +48,8 @@ pub struct Worker {
     pub board: Board,
     pub destination: Option<Destination>,
     pub error: Option<String>,
+    /// It told of an exception that nobody caught.
+    pub raised: bool,
 }
 
 impl Crew {
@@ -154,7 +156,7 @@ impl Driver {
         for local in 0..slot.workers {
             match Board::create(&board_path(&self.template.memory, local), generation.0) {
                 Ok(board) => {
-                    crew.workers.insert(local, Worker { pid: 0, board, destination: None, error: None });
+                    crew.workers.insert(local, Worker { pid: 0, board, destination: None, error: None, raised: false });
                 }
                 Err(e) => failure = Some((local, format!("cannot write {}: {e}", self.template.memory.display()))),
             }
@@ -224,6 +226,8 @@ impl Driver {
                         worker.pid = 0;
                         let file = PathBuf::from(self.template.streams.error_file(restarts, local_rank));
                         let code = match outcome {
+                            // However long taking itself down was allowed to last.
+                            _ if worker.raised => 1,
                             Outcome::Code(code) => code,
                             Outcome::Signal(signal) => -signal,
                         };
@@ -397,11 +401,19 @@ impl Driver {
                 let _ = answer.send(Reply::Done);
                 self.event(Event::SnapshotEvery { generation, every }).await;
             }
-            Request::Error { local_rank, message, .. } => {
-                if let Some(worker) = self.crew.as_mut().and_then(|c| c.workers.get_mut(&local_rank)) {
-                    worker.error = Some(message);
-                }
+            Request::Error { generation, local_rank, message, uncaught } => {
                 let _ = answer.send(Reply::Done);
+                let Some(worker) = self.crew.as_mut().and_then(|c| c.workers.get_mut(&local_rank)) else { return };
+                worker.error = Some(message.clone());
+                if let Some(text) = uncaught {
+                    worker.raised = true;
+                    let pid = worker.pid;
+                    // Its last steps must be known before its end is.
+                    self.look_at(local_rank).await;
+                    self.ping(false);
+                    let words = Words { message, text };
+                    self.event(Event::WorkerRaised { generation, local_rank, pid, words }).await;
+                }
             }
         }
     }

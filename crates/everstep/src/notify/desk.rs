@@ -7,6 +7,8 @@ use everstep_core::notify::{Notice, Notifier, Status};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::mpsc;
 
 /// All jobs of a coordinator.
@@ -14,6 +16,7 @@ use tokio::sync::mpsc;
 pub struct Desk {
     jobs: BTreeMap<String, Notifier>,
     routes: Vec<mpsc::UnboundedSender<Notice>>,
+    under_way: Arc<AtomicUsize>,
 }
 
 /// Time of day, UTC.
@@ -25,12 +28,18 @@ fn when(micros: u64) -> String {
 impl Desk {
     /// Goes on where an earlier life of the coordinator has ended, by its records.
     pub fn open(routes: Vec<Route>, records: &Path) -> Self {
-        let mut desk = Desk { jobs: BTreeMap::new(), routes: start(routes) };
+        let under_way = Arc::<AtomicUsize>::default();
+        let mut desk = Desk { jobs: BTreeMap::new(), routes: start(routes, &under_way), under_way };
         if !desk.routes.is_empty() {
             let text = std::fs::read_to_string(records).unwrap_or_default();
             text.lines().filter_map(|l| serde_json::from_str(l).ok()).for_each(|line| desk.heard(&line));
         }
         desk
+    }
+
+    /// Something has not arrived yet.
+    pub fn busy(&self) -> bool {
+        self.under_way.load(Ordering::Relaxed) > 0
     }
 
     /// A line was written down.
@@ -56,6 +65,7 @@ impl Desk {
         let mut said = Vec::new();
         for notice in notices {
             for route in &self.routes {
+                self.under_way.fetch_add(1, Ordering::Relaxed);
                 let _ = route.send(notice.clone());
             }
             said.push((notice.job, json!({"Notified": {"incident": notice.incident, "status": notice.status}})));

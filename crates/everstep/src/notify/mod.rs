@@ -10,6 +10,8 @@ use ring::hmac;
 use routes::Route;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 
@@ -31,28 +33,31 @@ pub struct Sender {
     paged: Vec<String>,
 }
 
-/// Starts a sender per route; what is sent into the channels reaches them.
-pub fn start(routes: Vec<Route>) -> Vec<mpsc::UnboundedSender<Notice>> {
-    routes
-        .into_iter()
-        .map(|route| {
-            let (notices, mut inbox) = mpsc::unbounded_channel::<Notice>();
-            tokio::spawn(async move {
-                let mut sender = Sender::new(route);
-                while let Some(mut notice) = inbox.recv().await {
+/// Starts a sender per route; what is sent into the channels reaches them. `under_way` counts what has not arrived.
+fn start(routes: Vec<Route>, under_way: &Arc<AtomicUsize>) -> Vec<mpsc::UnboundedSender<Notice>> {
+    let each = |route: Route| {
+        let (notices, mut inbox) = mpsc::unbounded_channel::<Notice>();
+        let under_way = under_way.clone();
+        tokio::spawn(async move {
+            let mut sender = Sender::new(route);
+            while let Some(notice) = inbox.recv().await {
+                let mut waiting = vec![notice];
+                while let Ok(next) = inbox.try_recv() {
                     // What has become of it meanwhile is all that is worth a message.
-                    let mut later = Vec::new();
-                    while let Ok(next) = inbox.try_recv() {
-                        if next.key == notice.key { notice = next } else { later.push(next) }
-                    }
-                    for notice in std::iter::once(notice).chain(later) {
-                        sender.insist(&notice).await;
-                    }
+                    let before = waiting.len();
+                    waiting.retain(|n| n.key != next.key);
+                    under_way.fetch_sub(before - waiting.len(), Ordering::Relaxed);
+                    waiting.push(next);
                 }
-            });
-            notices
-        })
-        .collect()
+                for notice in waiting {
+                    sender.insist(&notice).await;
+                    under_way.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+        });
+        notices
+    };
+    routes.into_iter().map(each).collect()
 }
 
 impl Sender {
@@ -92,7 +97,8 @@ impl Sender {
             }
             Route::Alertmanager { url } => {
                 let url = format!("{}/api/v2/alerts", url.trim_end_matches('/'));
-                answer(self.json(&url, &payload::alertmanager(notice))).await.map(drop)
+                let now = u64::try_from(now() * 1000).unwrap_or(u64::MAX);
+                answer(self.json(&url, &payload::alertmanager(notice, now))).await.map(drop)
             }
             Route::Slack { url: Some(url), token: None, .. } => {
                 answer(self.json(&url, &payload::slack(notice))).await.map(drop)

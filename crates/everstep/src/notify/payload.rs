@@ -16,24 +16,28 @@ fn labels(of: &Notice) -> Value {
     json!({"alertname": "EverstepIncident", "job": of.job, "incident": format!("inc-{}", of.incident), "key": of.key, "class": of.class, "node": of.node, "severity": severity})
 }
 
-/// One alert, as Alertmanager's API takes it (`POST /api/v2/alerts`).
+/// What an alert is known by, and what it says.
 fn alert(of: &Notice) -> Value {
     let mut labels = labels(of);
     // What names an alert must stay the same until it is resolved.
     labels["severity"] = "warning".into();
-    let mut alert = json!({
+    json!({
         "labels": labels,
         "annotations": {"summary": of.title, "description": of.lines.join("\n"), "needs_person": (of.status == Status::Person).to_string()},
         "startsAt": time(of.opened),
-    });
-    if of.status == Status::Resolved {
-        alert["endsAt"] = time(of.ended.unwrap_or(of.opened)).into();
-    }
-    alert
+    })
 }
 
-pub fn alertmanager(of: &Notice) -> Value {
-    json!([alert(of)])
+/// Alertmanager waits before it tells of a new group (`group_wait`, 30 s unless set), and never tells of an alert that is over by then.
+const SHOWN_FOR: u64 = 40_000_000;
+
+/// As Alertmanager's API takes it (`POST /api/v2/alerts`). What is over ends a little later there, so that it is heard of at all.
+pub fn alertmanager(of: &Notice, now: u64) -> Value {
+    let mut alert = alert(of);
+    if of.status == Status::Resolved {
+        alert["endsAt"] = time(now + SHOWN_FOR).into();
+    }
+    json!([alert])
 }
 
 /// What Alertmanager sends to webhooks (version 4).
