@@ -73,9 +73,9 @@ def _workers(times: int) -> Iterator[Bound]:
         for _ in range(times):
             _stepping(c, 2)
             asked = time.time()
-            (out / "failed-0").unlink(missing_ok=True)
-            (out / "fail-0").write_text("script-error")
-            at = float(c.wait_for(lambda: (out / "failed-0").exists() and (out / "failed-0").read_text(), 20, "the exception"))
+            (out / "failed-0-0").unlink(missing_ok=True)
+            (out / "fail-0-0").write_text("script-error")
+            at = float(c.wait_for(lambda: (out / "failed-0-0").exists() and (out / "failed-0-0").read_text(), 20, "the exception"))
             raised.append(_incident(c, asked)["ts"] - at)
         for _ in range(times):
             _stepping(c, 2)

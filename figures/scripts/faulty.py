@@ -1,9 +1,11 @@
-"""A run that fails in the way that a file tells it to: ``OUT/fail-RANK`` names what, once; the time goes into ``OUT/failed-RANK``."""
+"""A run that fails in the way that a file tells it to: ``OUT/fail-NODE-LOCALRANK`` names what, once; the time goes into
+``OUT/failed-NODE-LOCALRANK``."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import os
 import re
 import sys
@@ -37,7 +39,7 @@ out = Path(args.out)
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 # By node, not by rank: ranks move when a node is left out.
-name = os.environ["EVERSTEP_NODE"]
+name = f"{os.environ['EVERSTEP_NODE']}-{os.environ['LOCAL_RANK']}"
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 ckpt = everstep.CheckpointManager(out / "ckpt", model=model, optimizer=optimizer, persist=25)
@@ -54,6 +56,8 @@ for step in ckpt.steps(args.steps):
             sys.exit(3)
         if kind == "gil":
             re.match(r"(a+)+$", "a" * 64 + "b")
+        if kind == "c":
+            ctypes.CDLL(None).pause()
         while kind == "line":
             pass
     loss = ddp(torch.ones(8, 64)).pow(2).mean()

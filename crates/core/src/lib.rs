@@ -30,6 +30,7 @@ pub mod severity;
 pub mod shard;
 pub mod slow;
 pub mod spec;
+pub mod stacks;
 pub mod survival;
 pub mod time;
 

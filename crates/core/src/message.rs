@@ -307,6 +307,9 @@ pub enum Order {
     Fence {
         /// the newest generation to end
         generation: Generation,
+        /// first ask the workers where they are
+        #[serde(default)]
+        stacks: bool,
     },
     /// Pass a signal to the workers and let them finish (the job is stopping).
     Signal {

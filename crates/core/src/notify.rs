@@ -78,7 +78,7 @@ impl Notifier {
             What::Fact(Fact::Ended { .. }) => self.over = true,
             // They come all the time, and say nothing of incidents.
             What::Spent { .. } | What::Progress(_) => return,
-            What::Fact(_) => {}
+            What::Fact(_) | What::Stacks { .. } => {}
         }
         self.entries.push(entry);
     }

@@ -1,5 +1,7 @@
 //! The coordinator's driver: receive, handle, execute. No policy lives here.
 
+mod questions;
+
 use crate::books::{Books, Owner};
 use crate::notify::{Desk, routes::Route};
 use crate::places;
@@ -7,12 +9,12 @@ use crate::store::{Store, redb::RedbStore};
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
-use everstep_core::coordinator::state::{JobRecord, Phase};
-use everstep_core::id::{Epoch, Generation, JobId, PersistId, Rank, Session, Step};
+use everstep_core::coordinator::state::JobRecord;
+use everstep_core::id::{Epoch, Generation, JobId, PersistId, Session, Step};
 use everstep_core::message::Order;
 use everstep_core::slow::SlowWatch;
 use everstep_core::time::Time;
-use everstep_wire::envelope::{Injection, Progress, ToAgent, ToCoordinator, VERSION};
+use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
 use everstep_wire::server::{Inbound, serve};
 use everstep_wire::token::Token;
 use rustix::fs::{FlockOperation, flock};
@@ -254,6 +256,9 @@ impl Driver {
                 let _ = done.send(self.core.jobs().contains_key(&job));
                 self.event(Event::StopJob { job, signal: 15 });
             }
+            Input::Server(Inbound::Stacks { job, done }) => {
+                let _ = done.send(self.ask_for_stacks(&job));
+            }
             Input::Server(Inbound::Inject { job, injection, done }) => {
                 let _ = done.send(self.inject(&JobId(job), injection));
             }
@@ -287,6 +292,11 @@ impl Driver {
                     "this agent speaks version {version}, the coordinator {VERSION}; install one everstep version on all nodes"
                 );
                 self.send(session, Order::Refused { why, code: 78 });
+            }
+            ToCoordinator::Stacks { generation, stacks } => {
+                if let Some(job) = peer.job.clone() {
+                    self.write(&job, &json!({"Stacks": {"generation": generation, "stacks": stacks}}));
+                }
             }
             ToCoordinator::Spent(accounts) => {
                 if let Some(owner) = peer.owner.clone() {
@@ -423,20 +433,6 @@ impl Driver {
         self.write(&job.0, &json!(fact));
     }
 
-    /// Has something broken on the node that a rank is on; which one that is.
-    fn inject(&mut self, id: &JobId, injection: Injection) -> Result<String, String> {
-        let job = self.core.jobs().get(id).ok_or_else(|| format!("no job {id} here"))?;
-        let training = matches!(job.phase, Phase::Training { .. });
-        let slot = job.record.world.slot_of(Rank(injection.rank)).filter(|_| training);
-        let slot = slot.ok_or_else(|| format!("no rank {} trains in job {id} now", injection.rank))?;
-        let node = slot.node.clone();
-        let peer = job.nodes.get(&node).and_then(|n| self.peers.get(&n.session?));
-        let peer = peer.ok_or_else(|| format!("node {node} is not attached"))?;
-        let _ = peer.orders.send(ToAgent::Inject(injection));
-        self.write(&id.0, &json!({"Injected": {"node": node, "injection": injection}}));
-        Ok(node.0)
-    }
-
     /// Pings, silences, and whether this coordinator is of no use any more.
     fn pulse(&mut self) -> bool {
         let now = Instant::now();
@@ -466,30 +462,5 @@ impl Driver {
             () => LINGER,
         };
         now.duration_since(self.idle_since) > linger
-    }
-
-    fn status(&self) -> serde_json::Value {
-        let jobs: Vec<_> = self
-            .core
-            .jobs()
-            .iter()
-            .map(|(id, job)| {
-                let phase = match &job.phase {
-                    Phase::Forming { .. } => "forming",
-                    Phase::Training { .. } => "training",
-                    Phase::Stopping { .. } => "stopping",
-                    Phase::Over { .. } => "over",
-                };
-                let mut workers: Vec<&Progress> = self.workers(id).collect();
-                workers.sort_by_key(|w| w.rank);
-                let nodes: Vec<_> = job.nodes.values().map(|n| json!({"node": n.hello.node, "host": n.hello.host, "attached": n.session.is_some(), "replicas": (n.hello.replica_port != 0).then(|| format!("{}:{}", n.hello.host, n.hello.replica_port))})).collect();
-                json!({
-                    "job": id, "phase": phase, "reason": job.reason, "generation": job.record.generation,
-                    "world_size": job.record.world.size(), "restarts": job.record.restarts, "max_restarts": job.max_restarts(),
-                    "durable_step": job.record.durable, "replicated_step": job.replication.committed, "slow": self.paces.get(id).map(|p| p.slow.slow()), "nodes": nodes, "workers": workers,
-                })
-            })
-            .collect();
-        json!({"version": 1, "epoch": self.epoch, "pid": std::process::id(), "endpoint": self.endpoint, "jobs": jobs})
     }
 }

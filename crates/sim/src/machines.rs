@@ -150,6 +150,7 @@ impl World {
             | AgentCommand::StopAt { .. }
             | AgentCommand::PersistAt { .. }
             | AgentCommand::SnapshotEvery { .. }
+            | AgentCommand::Stacks { .. }
             | AgentCommand::Warm
             | AgentCommand::Say { .. }
             | AgentCommand::Durable { .. } => {}

@@ -1,9 +1,11 @@
 //! Lines on the held stream between an agent and the coordinator: one JSON object per line.
 
-use everstep_core::id::Epoch;
+use everstep_core::id::{Epoch, Generation};
 use everstep_core::ledger::Account;
 use everstep_core::message::{Hello, Order, Report};
+use everstep_core::stacks::Stack;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Version of everything in this file.
 pub const VERSION: u32 = 3;
@@ -85,6 +87,13 @@ pub enum ToCoordinator {
     },
     /// Something happened.
     Report(Report),
+    /// Where the workers of this node are.
+    Stacks {
+        /// their generation
+        generation: Generation,
+        /// by rank
+        stacks: BTreeMap<u32, Stack>,
+    },
     /// Where the time of a node's places went: the latest generations, in totals.
     Spent(Vec<Account>),
     /// Still here.
@@ -103,6 +112,8 @@ pub enum ToAgent {
     },
     /// Break something.
     Inject(Injection),
+    /// Say where the workers are.
+    Stacks,
     /// Still here.
     Ping,
 }

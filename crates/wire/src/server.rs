@@ -32,6 +32,13 @@ pub enum Inbound {
         /// answered with whether the job is known
         done: oneshot::Sender<bool>,
     },
+    /// Someone asks where the workers of a job are.
+    Stacks {
+        /// which
+        job: String,
+        /// answered with whether the job is known
+        done: oneshot::Sender<bool>,
+    },
     /// Someone asks for something to be broken.
     Inject {
         /// in which job
@@ -59,6 +66,7 @@ pub async fn serve(listener: TcpListener, token: Token, inbox: mpsc::UnboundedSe
         .route("/v1/attach", post(attach))
         .route("/v1/status", get(status))
         .route("/v1/jobs/{job}/stop", post(stop))
+        .route("/v1/jobs/{job}/stacks", post(stacks))
         .route("/v1/jobs/{job}/inject", post(inject))
         .layer(middleware::from_fn_with_state(shared.clone(), authorize))
         .with_state(shared);
@@ -118,6 +126,15 @@ async fn status(State(shared): State<Shared>) -> Response {
     match value.await {
         Ok(value) => Json(value).into_response(),
         Err(_) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+    }
+}
+
+async fn stacks(State(shared): State<Shared>, Path(job): Path<String>) -> Response {
+    let (done, known) = oneshot::channel();
+    let _ = shared.inbox.send(Inbound::Stacks { job, done });
+    match known.await {
+        Ok(true) => Json(serde_json::json!({"asked": true})).into_response(),
+        _ => StatusCode::NOT_FOUND.into_response(),
     }
 }
 

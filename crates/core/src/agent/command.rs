@@ -28,6 +28,11 @@ pub enum Command {
         /// time between TERM and KILL
         grace: Duration,
     },
+    /// Ask the workers where they are, and tell the coordinator.
+    Stacks {
+        /// their generation
+        generation: Generation,
+    },
     /// Pass a signal to the workers.
     Forward {
         /// its number

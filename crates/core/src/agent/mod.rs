@@ -287,7 +287,7 @@ impl Agent {
                     self.start(generation, place, restarts, max_restarts);
                 }
             }
-            Order::Fence { generation } => self.fence(generation),
+            Order::Fence { generation, stacks } => self.fence(generation, stacks),
             Order::Signal { generation, signal, at } => self.stop_workers(now, generation, signal, at),
             Order::PersistAt { generation, step } => {
                 if self.runs(generation) {

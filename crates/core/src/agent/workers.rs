@@ -13,6 +13,8 @@ use std::time::Duration;
 
 /// A worker that takes itself down after an exception (its loggers finish, its buffers are written) is left to it for so long.
 const TAKE_DOWN: Duration = Duration::from_secs(3);
+/// Workers that are asked where they are have so long to write it down.
+const STACKS: Duration = Duration::from_millis(150);
 /// Word from one rank to all others takes at most this long.
 const NEWS: Duration = Duration::from_secs(1);
 
@@ -59,7 +61,7 @@ impl Agent {
         self.out.push_back(Command::Spawn { generation, place, restarts, max_restarts });
     }
 
-    pub(super) fn fence(&mut self, generation: Generation) {
+    pub(super) fn fence(&mut self, generation: Generation, stacks: bool) {
         self.seen = self.seen.max(generation);
         if self.queued.as_ref().is_some_and(|(g, ..)| *g <= generation) {
             self.queued = None;
@@ -67,7 +69,7 @@ impl Agent {
         match &self.crew {
             Some(crew) if crew.generation <= generation => {
                 let running = crew.generation;
-                self.end_crew(running);
+                self.end_crew(running, stacks);
             }
             Some(_) => {}
             None => self.report_stopped(),
@@ -75,13 +77,15 @@ impl Agent {
     }
 
     /// Ends a crew whose generation is over; those that take themselves down may finish that.
-    fn end_crew(&mut self, generation: Generation) {
-        let end_by = self.now.after(TAKE_DOWN);
-        match self.crew.as_mut().filter(|c| c.generation == generation && !c.killing && !c.raised.is_empty()) {
-            Some(crew) => {
-                crew.end_by.get_or_insert(end_by);
+    fn end_crew(&mut self, generation: Generation, stacks: bool) {
+        let now = self.now;
+        match self.crew.as_mut().filter(|c| c.generation == generation && !c.killing && c.end_by.is_none()) {
+            Some(crew) if stacks => {
+                crew.end_by = Some(now.after(STACKS));
+                self.out.push_back(Command::Stacks { generation });
             }
-            None => self.kill(generation, self.config.spec.ladder().fence_grace),
+            Some(crew) if !crew.raised.is_empty() => crew.end_by = Some(now.after(TAKE_DOWN)),
+            Some(_) | None => self.kill(generation, self.config.spec.ladder().fence_grace),
         }
     }
 

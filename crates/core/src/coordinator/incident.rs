@@ -86,6 +86,7 @@ impl Job {
         };
         let what = describe(node, failure.as_ref());
         let follows = failure.as_ref().is_some_and(|f| f.verdict.follows);
+        let hung = failure.as_ref().is_some_and(|f| matches!(f.cause, Cause::Hung { .. }));
         let fact = Fact::IncidentOpened {
             incident,
             generation: self.record.generation,
@@ -114,7 +115,8 @@ impl Job {
         self.open_incident = Some(incident);
         self.behind = None;
         self.newcomers = false;
-        self.fence(now, out);
+        // Who hangs is known; what the others wait for says why.
+        self.fence_all(now, hung, out);
         self.phase = Phase::Forming { since: now, last_join: None };
     }
 
@@ -181,9 +183,13 @@ impl Job {
 
     /// Tells every node to end the workers of the current generation.
     pub(super) fn fence(&mut self, now: Time, out: &mut Vec<Command>) {
+        self.fence_all(now, false, out);
+    }
+
+    fn fence_all(&mut self, now: Time, stacks: bool, out: &mut Vec<Command>) {
         let generation = self.record.generation;
         for node in self.nodes.values_mut().filter(|n| !n.clean) {
-            fence(node, generation, now, out);
+            fence(node, (generation, stacks), now, out);
         }
     }
 
@@ -191,7 +197,7 @@ impl Job {
     pub(super) fn fence_node(&mut self, id: &NodeId, now: Time, out: &mut Vec<Command>) {
         let generation = self.record.generation;
         if let Some(node) = self.nodes.get_mut(id).filter(|n| !n.clean) {
-            fence(node, generation, now, out);
+            fence(node, (generation, false), now, out);
         }
     }
 }
@@ -218,10 +224,10 @@ fn error_of(failure: &Failure) -> Option<(String, Step)> {
     Some((known, failure.step?))
 }
 
-fn fence(node: &mut Node, generation: Generation, now: Time, out: &mut Vec<Command>) {
+fn fence(node: &mut Node, (generation, stacks): (Generation, bool), now: Time, out: &mut Vec<Command>) {
     node.fenced_at = Some(now);
     if let Some(session) = node.session {
-        out.push(Command::Send { session, order: Order::Fence { generation }, after: None });
+        out.push(Command::Send { session, order: Order::Fence { generation, stacks }, after: None });
     }
 }
 

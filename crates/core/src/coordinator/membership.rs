@@ -105,7 +105,7 @@ impl Job {
                 if clean {
                     self.stand_by(out);
                 } else {
-                    out.push(Command::Send { session, order: Order::Fence { generation }, after: None });
+                    out.push(Command::Send { session, order: Order::Fence { generation, stacks: false }, after: None });
                 }
             }
             Phase::Over { code, why } => {

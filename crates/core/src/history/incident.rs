@@ -6,8 +6,12 @@ use crate::coordinator::incident::{describe, describe_as};
 use crate::id::{NodeId, Step};
 use crate::message::{Cause, Failure, Tier};
 use crate::severity::Verdict;
+use crate::stacks::Stack;
 use serde::Serialize;
 use std::collections::BTreeMap;
+
+/// Stacks that come within this of an incident are of it, in microseconds.
+const HEARD: u64 = 2_000_000;
 
 /// How an incident ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -72,6 +76,8 @@ pub struct Incident {
     pub step_us: (Option<u64>, Option<u64>),
     /// Whose failure it was, when all was heard: known a moment later.
     pub blamed: Option<Blamed>,
+    /// Where the main thread of each rank was, of a hang.
+    pub stacks: BTreeMap<u32, Stack>,
     /// The node is left out from then on.
     pub excluded: Option<NodeId>,
     /// How it ended.
@@ -173,6 +179,7 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                     restored: None,
                     step_us: (step_us, None),
                     blamed: None,
+                    stacks: BTreeMap::new(),
                     excluded: None,
                     outcome: Outcome::Open,
                 });
@@ -214,6 +221,12 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                 over = true;
                 if let Some(i) = last.filter(|i| i.outcome == Outcome::Open) {
                     i.outcome = Outcome::Ended { code: *code, why: why.clone() };
+                }
+            }
+            What::Stacks { generation, stacks } => {
+                // Those that were asked for in between belong to nobody's failure.
+                if let Some(i) = last.filter(|i| i.generation == *generation && *at < i.opened + HEARD) {
+                    i.stacks.extend(stacks.clone());
                 }
             }
             What::Fact(_) | What::Spent { .. } => {}

@@ -16,7 +16,9 @@ pub use tell::tell;
 use crate::coordinator::command::Fact;
 use crate::id::{Incarnation, NodeId};
 use crate::ledger::Account;
+use crate::stacks::Stack;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// How far all ranks were, as the coordinator's driver notes it now and then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +56,20 @@ pub enum What {
         /// one generation's
         account: Account,
     },
+    /// Where the workers of a node are.
+    Stacks {
+        /// their generation
+        generation: u64,
+        /// by rank
+        stacks: BTreeMap<u32, Stack>,
+    },
+}
+
+/// A [`What::Stacks`] as it is written.
+#[derive(Deserialize)]
+struct Stacks {
+    generation: u64,
+    stacks: BTreeMap<u32, Stack>,
 }
 
 /// A [`What::Spent`] as it is written.
@@ -74,6 +90,9 @@ impl Entry {
         } else if let Some(spent) = fact.get("Spent") {
             let Spent { node, incarnation, account } = serde_json::from_value(spent.clone()).ok()?;
             What::Spent { node, incarnation, account }
+        } else if let Some(stacks) = fact.get("Stacks") {
+            let Stacks { generation, stacks } = serde_json::from_value(stacks.clone()).ok()?;
+            What::Stacks { generation, stacks }
         } else {
             What::Fact(serde_json::from_value(fact.clone()).ok()?)
         };

@@ -4,6 +4,10 @@ use super::incident::{Incident, Outcome, Restore};
 use crate::coordinator::command::Action;
 use crate::message::Tier;
 use crate::severity::Verdict;
+use crate::stacks::group;
+
+/// Groups of stacks that are told; the rest say no more than these.
+const STACKS: usize = 3;
 
 /// The lines, the first one with the job's name and `when` (the time of day for people) it was declared.
 #[must_use]
@@ -16,6 +20,14 @@ pub fn tell(of: &Incident, job: &str, when: &str) -> Vec<String> {
     let (why, evidence) = why(of);
     lines.push(format!("Why      {why}"));
     lines.extend(evidence.map(|line| format!("         {line}")));
+    let groups = group(&of.stacks);
+    lines.extend(
+        groups
+            .iter()
+            .take(STACKS)
+            .enumerate()
+            .map(|(i, g)| format!("{}{}", if i == 0 { "Stacks   " } else { "         " }, g.tell())),
+    );
     lines.push(format!("Lost     {}", lost(of)));
     lines.push(format!("Done     {}", done(of)));
     lines.push(format!("Worked?  {}", worked(of)));

@@ -82,7 +82,7 @@ pub fn sums(entries: &[Entry], since: Option<u64>) -> Sums {
                 }
             }
             What::Fact(Fact::Ended { .. }) => over = true,
-            What::Fact(_) => {}
+            What::Fact(_) | What::Stacks { .. } => {}
             What::Progress(Progress { generation, step, .. }) => {
                 if let Some((_, of)) = steps.iter_mut().rfind(|(g, _)| g.0 == *generation) {
                     of.step = of.step.max(*step);

@@ -14,6 +14,7 @@ mod pace;
 mod parity;
 mod replicas;
 mod sample;
+mod stacks;
 mod storage;
 pub mod streams;
 mod workers;
@@ -27,6 +28,7 @@ use everstep_core::agent::event::Event;
 use everstep_core::agent::{Agent, Config};
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::severity::Table;
+use everstep_core::stacks::Stack;
 use everstep_core::time::Time;
 use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
 use everstep_wire::frame;
@@ -92,6 +94,8 @@ pub enum Input {
     Signal(i32),
     /// A line that an injection had silenced may be used again.
     Heard,
+    /// Workers have said where they are.
+    Stacks(Generation, BTreeMap<u32, Stack>),
     /// Something that only the core needs to hear.
     Core(Event),
 }
@@ -329,6 +333,12 @@ impl Driver {
             Input::Line(_) if self.silenced.is_some() => {}
             Input::Line(ToAgent::Ping) => {}
             Input::Line(ToAgent::Inject(injection)) => self.inject(injection).await,
+            Input::Line(ToAgent::Stacks) => self.ask_for_stacks(),
+            Input::Stacks(generation, stacks) => {
+                if let Some(link) = &self.link {
+                    let _ = link.send(ToCoordinator::Stacks { generation, stacks });
+                }
+            }
             Input::Heard => self.silenced = None,
             Input::Line(ToAgent::Order { epoch, order }) => self.event(Event::Order { epoch, order }).await,
             Input::Fatal { code, why } => self.fatal(code, why).await,
@@ -395,6 +405,7 @@ impl Driver {
                 return self.spawn(&Start { generation, place: &place, restarts, max_restarts });
             }
             Command::Say { what } => eprintln!("everstep: {what}"),
+            Command::Stacks { .. } => self.ask_for_stacks(),
             Command::Warm => self.warm_up(),
             Command::HoldAt { step } => {
                 if let Some(crew) = &self.crew {

@@ -12,18 +12,14 @@ use everstep_checkpoint::retain::Policy;
 use everstep_core::agent::event::{Event, Words};
 use everstep_core::coordinator::incident::describe;
 use everstep_core::id::{Generation, NodeId, Step};
-use everstep_core::message::{Cause, Outcome, Report, ShardFile, Slot};
+use everstep_core::message::{Outcome, Report, ShardFile, Slot};
 use everstep_wire::worker::{Reply, Request};
-use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::oneshot;
-
-/// Asks a worker for its stacks (`SIGRTMIN` + 6 of glibc).
-const STACKS_SIGNAL: i32 = 40;
 
 /// Workers of one generation.
 pub struct Crew {
@@ -272,21 +268,7 @@ impl Driver {
     /// One line on the console for what people want to know at once.
     pub(super) fn announce(&self, report: &Report) {
         if let Report::WorkerFailed { failure, .. } = report {
-            if matches!(failure.cause, Cause::Hung { .. }) {
-                self.ask_for_stacks(failure.local_rank);
-            }
             eprintln!("everstep: {}", describe(&NodeId(self.template.node.clone()), Some(failure)));
-        }
-    }
-
-    /// A hung worker writes down where its threads are before it is ended; `worker.py` listens for this signal.
-    fn ask_for_stacks(&self, local_rank: u32) {
-        let worker = self.crew.as_ref().and_then(|c| c.workers.get(&local_rank));
-        let Some(worker) = worker.filter(|w| w.pid != 0 && w.board.get(Word::Stacks) == 1) else { return };
-        if let Some(pid) = Pid::from_raw(worker.pid as i32) {
-            // SAFETY: a real-time signal that neither libc nor this process gives a meaning to.
-            let signal = unsafe { Signal::from_raw_unchecked(STACKS_SIGNAL) };
-            let _ = kill_process(pid, signal);
         }
     }
 

@@ -74,23 +74,7 @@ impl Options {
 /// Asks the job's coordinator for it.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     let runtime = runtime()?;
-    let jobs = runtime.block_on(status::jobs(o.job.as_deref()));
-    let job = match jobs.as_slice() {
-        [] => {
-            let which =
-                o.job.as_ref().map_or("no job is running here".into(), |j| format!("job {j} is not running here"));
-            return Err(Failure { code: 69, why: format!("{which}; run this where its coordinator runs") });
-        }
-        [job] => job,
-        several => {
-            let names: Vec<&str> = several.iter().filter_map(|j| j["job"].as_str()).collect();
-            return Err(Failure::usage(format!(
-                "{} jobs run here; say which with --job: {}",
-                names.len(),
-                names.join(", ")
-            )));
-        }
-    };
+    let job = status::one(&runtime, o.job.as_deref())?;
     let name = job["job"].as_str().unwrap_or_default();
     let answer = runtime.block_on(async {
         let endpoint = job["coordinator"]["endpoint"].as_str()?;

@@ -13,6 +13,7 @@ mod logs;
 mod memory;
 mod notify;
 mod run;
+mod stacks;
 mod status;
 
 use clap::{Parser, Subcommand};
@@ -63,6 +64,8 @@ enum Command {
     Explain(incidents::Explain),
     /// Incidents of a job: list, show.
     Incidents(incidents::Options),
+    /// Where the ranks of a running job are, grouped, the odd one on top.
+    Stacks(stacks::Options),
     /// Break something on a running job, to see what happens.
     Inject(inject::Options),
     /// Checkpoints in memory and on durable storage: list, look into, verify, prune, export, import.
@@ -128,6 +131,7 @@ pub fn main() -> i32 {
         Command::Goodput(options) => goodput::run(&options),
         Command::Explain(options) => incidents::explain(&options),
         Command::Incidents(options) => incidents::run(&options),
+        Command::Stacks(options) => stacks::run(&options),
         Command::Inject(options) => inject::run(&options),
         Command::Ckpt(options) => ckpt::run(&options),
         Command::Memory(options) => memory::run(&options),

@@ -48,6 +48,22 @@ pub async fn jobs(only: Option<&str>) -> Vec<serde_json::Value> {
     all
 }
 
+/// The job of this name, or the only one that runs here.
+pub fn one(runtime: &tokio::runtime::Runtime, only: Option<&str>) -> Result<serde_json::Value, Failure> {
+    let mut jobs = runtime.block_on(jobs(only));
+    match jobs.len() {
+        0 => {
+            let which = only.map_or("no job is running here".into(), |j| format!("job {j} is not running here"));
+            Err(Failure { code: 69, why: format!("{which}; run this where its coordinator runs") })
+        }
+        1 => Ok(jobs.remove(0)),
+        n => {
+            let names: Vec<&str> = jobs.iter().filter_map(|j| j["job"].as_str()).collect();
+            Err(Failure::usage(format!("{n} jobs run here; say which: {}", names.join(", "))))
+        }
+    }
+}
+
 fn show(job: &serde_json::Value) {
     let number = |v: &serde_json::Value| v.as_u64().map_or("-".to_owned(), |n| n.to_string());
     println!(

@@ -1,0 +1,67 @@
+//! `everstep stacks`: where the ranks of a running job are, grouped, the odd one on top.
+
+use super::{Failure, facts, runtime, status};
+use clap::Args;
+use everstep_core::history::{Entry, What};
+use everstep_core::stacks::{Stack, group};
+use everstep_wire::client::ask;
+use everstep_wire::token::Token;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// All nodes answer within this, or are taken for silent.
+const ANSWER: Duration = Duration::from_secs(3);
+
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// The job; not needed when only one runs here
+    job: Option<String>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn answers(job: &str, after: f64) -> BTreeMap<u32, Stack> {
+    let told = facts::told(Some(job));
+    let lines = told.iter().flat_map(|t| &t.lines).filter(|l| l["ts"].as_f64().is_some_and(|ts| ts >= after));
+    let entries = lines.filter_map(|l| Entry::read(l["ts"].as_f64()?, &l["fact"]));
+    let mut stacks = BTreeMap::new();
+    for entry in entries {
+        if let What::Stacks { stacks: of, .. } = entry.what {
+            stacks.extend(of);
+        }
+    }
+    stacks
+}
+
+/// Asks, waits for the answers, prints them.
+pub fn run(o: &Options) -> Result<i32, Failure> {
+    let runtime = runtime()?;
+    let running = status::one(&runtime, o.job.as_deref())?;
+    let job = running["job"].as_str().unwrap_or_default().to_owned();
+    let ranks = running["workers"].as_array().map_or(0, Vec::len);
+    let after = facts::told(Some(&job)).iter().map(facts::Told::latest).fold(0.0, f64::max) + 0.000_5;
+    let asked = runtime.block_on(async {
+        let token = Token::read(Path::new(running["token_file"].as_str()?)).ok()?;
+        ask(running["coordinator"]["endpoint"].as_str()?, "POST", &format!("/v1/jobs/{job}/stacks"), &token).await.ok()
+    });
+    asked.ok_or_else(|| Failure { code: 69, why: format!("the coordinator of job {job} does not answer") })?;
+    let began = Instant::now();
+    let mut stacks = BTreeMap::new();
+    while stacks.len() < ranks.max(1) && began.elapsed() < ANSWER {
+        std::thread::sleep(Duration::from_millis(50));
+        stacks = answers(&job, after);
+    }
+    let groups = group(&stacks);
+    if o.json {
+        println!("{}", json!({"version": 1, "job": job, "groups": groups}));
+        return Ok(0);
+    }
+    for of in &groups {
+        println!("{}", of.tell());
+        of.stack.iter().for_each(|frame| println!("    {frame}"));
+    }
+    Ok(i32::from(groups.is_empty()))
+}
