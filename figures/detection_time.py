@@ -30,8 +30,8 @@ def _stepping(c: Cluster, size: int, ahead: int = 6) -> None:
     def ready() -> bool:
         status = c.status()
         steps = [w["step"] for w in status.get("workers", []) if w["step"] is not None]
-        first = c.facts("FirstStep")
-        newest = first and first[-1]["generation"] == status.get("generation")
+        first, opened = c.facts("FirstStep"), c.facts("IncidentOpened")
+        newest = first and first[-1]["generation"] == status.get("generation") and not (opened and opened[-1]["ts"] > first[-1]["ts"])
         return bool(newest and status.get("world_size") == size and len(steps) == size and min(steps) >= first[-1]["step"] + ahead)
 
     c.wait_for(ready, 120, "steps")

@@ -40,8 +40,8 @@ class Run:
         def ready() -> bool:
             status = self.c.status()
             steps = [w["step"] for w in status.get("workers", []) if w["step"] is not None]
-            first = self.c.facts("FirstStep")
-            newest = bool(first) and first[-1]["generation"] == status.get("generation")
+            first, opened = self.c.facts("FirstStep"), self.c.facts("IncidentOpened")
+            newest = bool(first) and first[-1]["generation"] == status.get("generation") and not (opened and opened[-1]["ts"] > first[-1]["ts"])
             return newest and status.get("world_size") == NODES and len(steps) == NODES and min(steps) >= first[-1]["step"] + 3
 
         self.c.wait_for(ready, 180, "all machines")

@@ -42,7 +42,7 @@ rank = dist.get_rank()
 name = f"{os.environ['EVERSTEP_NODE']}-{os.environ['LOCAL_RANK']}"
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-ckpt = everstep.CheckpointManager(out / "ckpt", model=model, optimizer=optimizer, persist=25)
+ckpt = everstep.CheckpointManager(out / "ckpt", model=model, optimizer=optimizer, persist=25, replicated=True)
 ddp = DistributedDataParallel(model)
 trigger = out / f"fail-{name}"
 for step in ckpt.steps(args.steps):
@@ -57,7 +57,8 @@ for step in ckpt.steps(args.steps):
         if kind == "gil":
             re.match(r"(a+)+$", "a" * 64 + "b")
         if kind == "c":
-            ctypes.CDLL(None).pause()
+            # A read of a pipe that nobody writes to: it goes on after a signal.
+            ctypes.CDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
         while kind == "line":
             pass
     loss = ddp(torch.ones(8, 64)).pow(2).mean()

@@ -7,10 +7,12 @@ use pyo3::prelude::*;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often the interpreter is asked whether it is there.
 const PULSE: Duration = Duration::from_millis(200);
+/// Who runs Python gives the lock away after 5 ms (`sys.getswitchinterval`); from C it is had in less.
+const AT_ONCE: Duration = Duration::from_millis(2);
 /// Frames of the main thread that tell one place from another.
 const FRAMES: usize = 24;
 
@@ -80,9 +82,13 @@ impl PyBoard {
                     board.add(Word::StackChanges, 1);
                     continue;
                 }
-                let place = Python::try_attach(|py| main_thread_place(py, main_thread));
-                let Some(place) = place else { return };
+                let asked = Instant::now();
+                let taken = Python::try_attach(|py| (asked.elapsed(), main_thread_place(py, main_thread)));
+                let Some((waited, place)) = taken else { return };
                 board.add(Word::InterpreterTicks, 1);
+                if waited < AT_ONCE {
+                    board.add(Word::FreeTicks, 1);
+                }
                 if place != last {
                     last = place;
                     board.add(Word::StackChanges, 1);

@@ -108,6 +108,8 @@ words! {
     DataNanos = 41,
     /// When the last step was complete (monotonic).
     StepAt = 42,
+    /// Rises while the interpreter lock can be had at once: nobody runs Python.
+    FreeTicks = 43,
     /// 1 while the loop waits for the copies of its newest step.
     AwaitsCopies = 33,
     /// 1: one part of a copy under way at a time (Gemini's scheme without its pipeline, to measure it).

@@ -35,6 +35,8 @@ pub struct Observation {
     pub interpreter_ticks: u64,
     /// Rises when the main thread is seen on another line of Python.
     pub stack_changes: u64,
+    /// Rises while the interpreter lock can be had at once: the main thread waits or computes outside of Python.
+    pub free_ticks: u64,
     /// TERM only sets a flag in this process: it gains nothing from time between TERM and KILL.
     pub flags_stop: bool,
     /// Steps are seen from outside: the script tells nothing of its evaluations and saves.
@@ -57,6 +59,7 @@ pub struct Watch {
     cpu_at_progress: u64,
     tick_at: Time,
     stack_at: Time,
+    free_at: Time,
     stopped_since: Option<Time>,
     step_at: Option<Time>,
     durations: VecDeque<u64>,
@@ -129,6 +132,9 @@ impl Watch {
         if seen.stack_changes != last.stack_changes {
             self.stack_at = now;
         }
+        if seen.free_ticks != last.free_ticks {
+            self.free_at = now;
+        }
         self.stopped_since = if seen.stopped { self.stopped_since.or(Some(now)) } else { None };
         self.last = Some(seen);
         if self.reported {
@@ -172,6 +178,9 @@ impl Watch {
         if busy && seen.interpreter_ticks > 0 && now.since(self.tick_at) >= stuck {
             return Some((HangEvidence::InterpreterHeld, silence));
         }
+        // One long call of a library that computes looks the same, but for the interpreter, which it does not need.
+        let computes = self.free_at > self.progress_at;
+        let stuck = if computes { stuck.max(ladder.step_silence * 15).max(median * 30) } else { stuck };
         if busy && seen.stack_changes > 0 && now.since(self.stack_at) >= stuck {
             return Some((HangEvidence::Spinning, silence));
         }
@@ -234,6 +243,18 @@ mod tests {
             ..s
         };
         assert_eq!(run(600, busy), None);
+    }
+
+    #[test]
+    fn one_long_call_of_a_library_is_left_alone() {
+        let call = |_, s: Observation| Observation {
+            cpu_ms: s.cpu_ms + 100,
+            interpreter_ticks: s.interpreter_ticks + 1,
+            free_ticks: s.free_ticks + 1,
+            ..s
+        };
+        assert_eq!(run(25, call), None);
+        assert_eq!(run(60, call).map(|(e, _)| e), Some(HangEvidence::Spinning));
     }
 
     #[test]

@@ -30,6 +30,7 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
         cpu_ms,
         interpreter_ticks: board.get(Word::InterpreterTicks),
         stack_changes: board.get(Word::StackChanges),
+        free_ticks: board.get(Word::FreeTicks),
         flags_stop: board.get(Word::FlagsStop) == 1,
         from_outside: board.get(Word::ZeroLine) == 1,
         awaits_copies: board.get(Word::AwaitsCopies) == 1,
