@@ -96,11 +96,7 @@ class Run:
         return at
 
     def mend(self, node: int) -> None:
-        """Somebody has seen to the machine: its agent starts anew."""
-        self.c.agents[node].terminate()
-        deadline = time.monotonic() + 20
-        while self.c.agents[node].poll() is None and time.monotonic() < deadline:
-            time.sleep(0.1)
+        """Somebody has seen to the machine: its agent starts anew (TERM would ask the whole job to stop)."""
         self.c.agents[node].kill()
         self.c.agents[node].wait()
         self.c.start(node)

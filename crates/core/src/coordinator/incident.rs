@@ -99,7 +99,8 @@ impl Job {
         self.inquire(now, incident, node, failure, out);
         self.reached = None;
         match refusal {
-            Some((code, why)) if follows => self.giving_up = Some((code, why)),
+            // Of a hang, it is still to be asked where all ranks are.
+            Some((code, why)) if follows || hung => self.giving_up = Some((code, why)),
             Some((code, why)) => {
                 self.phase = Phase::Over { code, why: format!("{what}; {why}") };
                 return;

@@ -1,0 +1,196 @@
+"""A running job is broken on purpose: what is noticed, named, told, accounted for, and who hears of it. Real workers, signals, HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import EVERSTEP
+
+from figures.receivers import WEBHOOK_SECRET, Receivers
+
+#: Steps for ever; what a file tells a rank to do, it does once.
+LOOP = """
+import atexit, os, pathlib, time
+import torch, everstep
+out = pathlib.Path(os.environ["OUT"])
+rank = os.environ["RANK"]
+def slowly():
+    time.sleep(1.0)
+    (out / f"down-{rank}").write_text("written to its end")
+atexit.register(slowly)
+model = torch.nn.Linear(2, 2)
+ckpt = everstep.CheckpointManager(out / "ckpt", model=model)
+for step in ckpt.steps(100_000):
+    (out / f"step-{rank}").write_text(str(step))
+    ask = out / f"ask-{rank}"
+    if ask.exists():
+        what = ask.read_text()
+        ask.unlink()
+        exec(what)
+    time.sleep(0.02)
+"""
+
+
+class Job:
+    """One that runs, with two workers."""
+
+    def __init__(self, env: dict[str, str], out: Path, script: str, options: list[str]) -> None:
+        self.env, self.out = {**env, "OUT": str(out), "EVERSTEP_KERNEL_LOG": str(out / "kmsg")}, out
+        (out / "kmsg").touch()
+        line = [EVERSTEP, "run", "--standalone", "--name", "job", "--nproc-per-node", "2", *options, script]
+        self.agent = subprocess.Popen(line, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([EVERSTEP, *words], env=self.env, capture_output=True, text=True, timeout=30, check=False)
+
+    def wait(self, what: Callable[[], Any], seconds: float = 60) -> Any:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+                if value := what():
+                    return value
+            time.sleep(0.05)
+        raise AssertionError(f"not within {seconds} s")
+
+    def steps(self, more: int = 20) -> None:
+        """Both workers make some steps from now on."""
+        for rank in (0, 1):
+            at = self.out / f"step-{rank}"
+            now = int(at.read_text() or 0) if at.exists() else 0
+            self.wait(lambda at=at, now=now: int(at.read_text()) >= now + more)
+
+    def incident(self, number: int) -> dict[str, Any]:
+        """When it is over."""
+
+        def over() -> dict[str, Any] | None:
+            seen = json.loads(self.ask("explain", f"inc-{number}", "--json").stdout)["incident"]
+            return seen if seen["outcome"] == "Recovered" else None
+
+        return dict(self.wait(over))
+
+    def pid(self, rank: int) -> int:
+        workers = json.loads(self.ask("status", "--json").stdout)["jobs"][0]["workers"]
+        return int(next(w["pid"] for w in workers if w["rank"] == rank))
+
+
+@pytest.fixture
+def job(env: dict[str, str], tmp_path: Path, script: Callable[[str], str]) -> Iterator[Callable[..., Job]]:
+    started: list[Job] = []
+
+    def start(*options: str) -> Job:
+        out = tmp_path / "out"
+        out.mkdir(exist_ok=True)
+        started.append(Job(env, out, script(LOOP), ["--max-restarts", "9", *options]))
+        started[-1].steps()
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.agent.terminate()
+        try:
+            one.agent.wait(30)
+        except subprocess.TimeoutExpired:
+            one.agent.kill()
+
+
+def test_what_is_injected_is_what_is_told(job):
+    j = job()
+    done = j.ask("inject", "kill", "--rank", "1")
+    assert done.returncode == 0 and "node 0" in done.stdout, done.stderr
+    assert j.incident(1)["failure"]["verdict"]["class"] == "killed"
+    j.steps()
+    # As the kernel would have it: the process is named in its log.
+    j.ask("inject", "oom", "--rank", "0")
+    j.wait(lambda: j.incident(2)["blamed"]["verdict"]["class"] == "host-memory")
+    said = j.ask("explain", "inc-2").stdout.splitlines()
+    assert len(said) <= 12 and "Killed process" in "\n".join(said), said
+    assert any(line.startswith("Why") and "host-memory" in line for line in said), said
+    missing = j.ask("inject", "kill", "--rank", "7")
+    assert missing.returncode == 1 and "no rank 7 trains" in missing.stderr
+
+
+def test_the_kernels_log_says_why_a_process_was_killed(job):
+    j = job()
+    pid = j.pid(1)
+    with (j.out / "kmsg").open("a") as log:
+        log.write(f"[ 12.345] Out of memory: Killed process {pid} (python) total-vm:1kB\n")
+    os.kill(pid, signal.SIGKILL)
+    j.incident(1)
+    j.wait(lambda: j.incident(1)["blamed"]["verdict"]["class"] == "host-memory")
+
+
+def test_an_exception_is_told_at_once_and_the_process_may_take_itself_down(job):
+    j = job()
+    (j.out / "ask-1").write_text("raise ValueError('odd batch')")
+    opened = j.wait(lambda: json.loads(j.ask("incidents", "ls", "--json").stdout)["incidents"], 20)
+    assert "odd batch" in opened[0]["incident"]["failure"]["message"]
+    assert not (j.out / "down-1").exists(), "it was not waited for"
+    j.wait(lambda: (j.out / "down-1").read_text() == "written to its end", 20)
+    assert j.incident(1)["failure"]["cause"] == {"Exited": {"Code": 1}}
+
+
+def test_stacks_show_the_odd_rank_first(job):
+    j = job()
+    (j.out / "ask-1").write_text("def stuck_here():\n    while True: pass\nstuck_here()")
+    j.wait(lambda: not (j.out / "ask-1").exists())
+    lines = j.wait(lambda: [line for line in j.ask("stacks").stdout.splitlines() if line.startswith("rank")], 20)
+    assert len(lines) == 2, lines
+    told = j.wait(lambda: j.incident(1)["stacks"])
+    assert any("stuck_here" in frame for frame in told["1"][:1]) and told["0"], told
+    assert "Stacks" in j.ask("explain").stdout
+
+
+def test_the_time_goes_somewhere(job):
+    j = job()
+    (j.out / "ask-0").write_text("with everstep.section('eval'): time.sleep(2)")
+    j.wait(lambda: not (j.out / "ask-0").exists())
+    time.sleep(2.5)
+    j.ask("inject", "kill", "--rank", "1")
+    j.incident(1)
+    j.steps()
+    time.sleep(2.5)
+    found = json.loads(j.ask("goodput", "--json").stdout)["jobs"][0]
+    spent = found["spent_us"]
+    assert sum(spent.values()) == found["held_us"]
+    assert abs(spent["eval"] / 1e6 - 2.0) < 0.3 and spent["productive"] > 0 and spent["decide"] > 0, spent
+    assert found["incidents"]["1"], found
+    by = j.ask("goodput", "--by", "category").stdout
+    assert "eval" in by and "productive" in by
+    assert "inc-1" in j.ask("goodput", "--by", "incident").stdout
+    assert "node 0" in j.ask("goodput", "--by", "node", "--since", "1h").stdout
+    assert j.ask("goodput", "--since", "soon").returncode == 2
+
+
+def test_a_webhook_hears_of_it_once_and_again_when_it_is_over(job, tmp_path):
+    got = Receivers(fail_first=1)
+    routes = tmp_path / "notify.toml"
+    routes.write_text(f'[[route]]\nkind = "webhook"\nurl = "{got.url}/hook"\nsecret = "{WEBHOOK_SECRET}"\n')
+    j = job("--notify", str(routes))
+    assert "webhook: does not arrive: it answers 503" in j.ask("notify", str(routes)).stdout
+    tried = j.ask("notify", str(routes))
+    assert tried.returncode == 0 and "webhook: arrives" in tried.stdout, tried.stdout
+    j.ask("inject", "kill", "--rank", "1")
+    j.wait(lambda: any(b["status"] == "resolved" and b["groupLabels"] == {"job": "job"} for b in got.taken["/hook"]), 30)
+    ours = [b for b in got.taken["/hook"] if b["groupLabels"] == {"job": "job"}]
+    assert len({b["groupKey"] for b in ours}) == 1 and len(ours) <= 2 and not got.wrong, got.wrong
+    got.close()
+
+
+def test_what_cannot_be_used_is_said_in_a_sentence(everstep, script, tmp_path):
+    bad = tmp_path / "notify.toml"
+    bad.write_text('[[route]]\nkind = "pigeon"\n')
+    done = everstep("run", "--standalone", "--notify", str(bad), script("pass"))
+    assert done.returncode == 78 and len(done.stderr.splitlines()) == 1 and "pigeon" in done.stderr, done.stderr
+    for words in (["inject", "kill"], ["stacks"]):
+        done = everstep(*words)
+        assert done.returncode == 69 and "no job is running here" in done.stderr, done.stderr
+    assert everstep("inject", "flood").returncode == 2
