@@ -231,3 +231,29 @@ fn what_ends_the_job_is_the_cause_not_what_followed() {
     assert!(code == 1 && why.starts_with("rank 1 ") && why.contains("batch of 31"), "{code} {why}");
     assert!(why.contains("--max-restarts 0"), "{why}");
 }
+
+#[test]
+fn what_a_machine_told_before_it_was_seen_to_explains_nothing_after() {
+    let mut scene = job((2, 2), 2, PER_DAY);
+    sign(&mut scene, 1, XID);
+    scene.event(Event::Lost { session: Session(2) });
+    scene.passes(500);
+    scene.join(1, 2, 1, Scene::spec((2, 2), PER_DAY));
+    scene.stopped([0]);
+    scene.passes(4000);
+    assert_eq!(scene.world(), ["0", "1"]);
+    scene.facts.clear();
+    fails(&mut scene, 1, failure(1, Outcome::Signal(9), "", 50));
+    scene.passes(2100);
+    assert!(!scene.facts.iter().any(|f| matches!(f, Fact::Excluded { .. } | Fact::Blamed { .. })), "{:?}", scene.facts);
+}
+
+#[test]
+fn a_worker_that_says_itself_what_its_machine_has_is_believed() {
+    let mut scene = job((2, 2), 3, PER_DAY);
+    sign(&mut scene, 1, XID);
+    fails(&mut scene, 1, failure(1, Outcome::Code(1), ECC, 40));
+    scene.passes(2100);
+    let class = |f: &Fact| if let Fact::Excluded { verdict, .. } = f { Some(verdict.class.clone()) } else { None };
+    assert_eq!(scene.facts.iter().find_map(class), Some("gpu-memory".into()));
+}

@@ -143,7 +143,8 @@ impl Inquiry {
 /// know better.
 fn explains(sign: &Sign, failure: &Failure) -> bool {
     let named = sign.pid.is_some_and(|pid| pid == failure.pid && pid != 0) && !sign.verdict.follows;
-    let knows_better = failure.verdict.scope == Scope::User && Rank::of(&failure.verdict) == Rank::Cause;
+    let says = Rank::of(&failure.verdict) == Rank::Cause;
+    let knows_better = says && (failure.verdict.scope == Scope::User || failure.verdict.is_of_machine());
     (named && sign.verdict.severity != Severity::Sev3) || (sign.verdict.is_of_machine() && !knows_better)
 }
 

@@ -37,6 +37,10 @@ impl Job {
                 self.remove(now, &id, out);
             }
         }
+        if self.nodes.get(&id).is_none_or(|known| known.hello.incarnation != hello.incarnation) {
+            // What an earlier life has told is of a machine that somebody may have seen to.
+            self.signs.retain(|(_, node, _)| *node != id);
+        }
         out.push(Command::Send { session, order: Order::Welcome { epoch }, after: None });
         let again = self.nodes.contains_key(&id);
         out.push(Command::Record {
