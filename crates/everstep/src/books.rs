@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// An account that grows is written down this often.
+/// An account that grows is written down this often; with many nodes less often, so that records grow no faster than with a few.
 const WRITE: Duration = Duration::from_secs(15);
+const FEW: usize = 8;
 
 /// Whose book.
 pub type Owner = (String, NodeId, Incarnation);
@@ -25,6 +26,7 @@ pub struct Books(BTreeMap<Owner, Kept>);
 impl Books {
     /// A node tells of its latest generations. Returns what is to be written down.
     pub fn heard(&mut self, owner: &Owner, accounts: Vec<Account>) -> Vec<Value> {
+        let pause = WRITE * u32::try_from(self.0.len() / FEW + 1).unwrap_or(u32::MAX);
         let kept = self.0.entry(owner.clone()).or_default();
         let newest = accounts.last().map(|a| a.generation);
         for account in accounts {
@@ -33,7 +35,7 @@ impl Books {
                 kept.accounts.insert(account.generation, (account, false));
             }
         }
-        let due = kept.written.is_none_or(|at| at.elapsed() >= WRITE);
+        let due = kept.written.is_none_or(|at| at.elapsed() >= pause);
         let lines = kept.unwritten(owner, |generation| due || Some(generation) != newest);
         if due {
             kept.written = Some(Instant::now());
