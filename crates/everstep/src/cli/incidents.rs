@@ -3,7 +3,6 @@
 use super::{Failure, facts};
 use chrono::DateTime;
 use clap::{Args, Subcommand};
-use everstep_core::coordinator::incident::describe;
 use everstep_core::history::{Incident, Outcome, incidents, tell};
 use serde_json::json;
 
@@ -124,13 +123,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
                 (Outcome::Overtaken { by }, _) => format!("overtaken by inc-{by}"),
                 (Outcome::Ended { code, .. }, _) => format!("ended the job ({code})"),
             };
-            println!(
-                "{}  inc-{:<4} {}  {outcome:<20} {}",
-                of.job,
-                i.number,
-                when(i.opened),
-                describe(&i.node, i.failure.as_ref())
-            );
+            println!("{}  inc-{:<4} {}  {outcome:<20} {}", of.job, i.number, when(i.opened), i.what());
         }
     }
     Ok(0)

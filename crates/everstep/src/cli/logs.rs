@@ -4,6 +4,10 @@ use super::Failure;
 use crate::agent::streams::STACKS_FILE;
 use crate::places;
 use clap::Args;
+use everstep_core::coordinator::incident::describe_as;
+use everstep_core::id::NodeId;
+use everstep_core::message::{Cause, Failure as CoreFailure};
+use everstep_core::severity::{Table, Verdict};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -54,12 +58,15 @@ fn first_cause(job: &str, agents: &[serde_json::Value]) -> Option<()> {
     let facts: Vec<serde_json::Value> = events.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
     let incident = facts.iter().rev().find(|f| f["job"] == job && f["fact"]["IncidentOpened"].is_object())?;
     let opened = &incident["fact"]["IncidentOpened"];
-    let node = opened["node"].as_str()?;
-    let failure = serde_json::from_value(opened["failure"].clone()).ok();
-    println!(
-        "{}",
-        everstep_core::coordinator::incident::describe(&everstep_core::id::NodeId(node.into()), failure.as_ref())
-    );
+    // Whose failure it was may be known since.
+    let mut blamed = facts.iter().rev().filter(|f| f["job"] == job).map(|f| &f["fact"]["Blamed"]);
+    let told = blamed.find(|b| b["incident"] == opened["incident"]).unwrap_or(opened);
+    let node = told["node"].as_str()?;
+    let failure: Option<CoreFailure> = serde_json::from_value(told["failure"].clone()).ok();
+    let verdict = serde_json::from_value(told["verdict"].clone()).ok();
+    let verdict: Option<Verdict> = verdict.or_else(|| Some(failure.as_ref()?.verdict.clone()));
+    let lost = || Table::built_in().named("node-lost");
+    println!("{}", describe_as(&NodeId(node.into()), failure.as_ref(), &verdict.unwrap_or_else(lost)));
     println!("incident {}, generation {}, at {}", opened["incident"], opened["generation"], incident["ts"]);
     let failure = failure?;
     let roots = roots(agents.iter().find(|a| a["node"] == node)?);
@@ -69,7 +76,8 @@ fn first_cause(job: &str, agents: &[serde_json::Value]) -> Option<()> {
     let worker = format!("attempt_{}/{}", restarts.unwrap_or(0), failure.local_rank);
     let found = |name: &str| roots.iter().map(|r| r.join(&worker).join(name)).find(|p| p.is_file());
     // A hang is explained by where it hangs, everything else by what was said last.
-    let stacks = found(STACKS_FILE).filter(|p| std::fs::metadata(p).is_ok_and(|m| m.len() > 0));
+    let hung = matches!(failure.cause, Cause::Hung { .. });
+    let stacks = found(STACKS_FILE).filter(|p| hung && std::fs::metadata(p).is_ok_and(|m| m.len() > 0));
     let (path, first, count) = match &stacks {
         Some(path) => (path.clone(), "stacks of its threads", 40),
         None => (found("stderr.log")?, "last lines", 8),

@@ -87,7 +87,11 @@ fn show(job: &serde_json::Value) {
         job["coordinator"]["epoch"]
     );
     for node in job["nodes"].as_array().into_iter().flatten() {
-        let state = if node["attached"] == true { "attached" } else { "lost a moment ago" };
+        let state = match (node["left_out"].as_str(), node["attached"] == true) {
+            (_, false) => "lost a moment ago".to_owned(),
+            (Some(class), true) => format!("left out: {class}"),
+            (None, true) => "attached".to_owned(),
+        };
         println!(
             "  node {:<12} {:<16} {state}",
             node["node"].as_str().unwrap_or("?"),

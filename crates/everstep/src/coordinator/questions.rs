@@ -1,7 +1,7 @@
 //! What people ask of a coordinator: how its jobs are, where their workers are, to break something.
 
 use super::Driver;
-use everstep_core::coordinator::state::Phase;
+use everstep_core::coordinator::state::{Node, Phase};
 use everstep_core::id::{JobId, Rank};
 use everstep_wire::envelope::{Injection, Progress, ToAgent};
 use serde_json::json;
@@ -43,7 +43,12 @@ impl Driver {
                 };
                 let mut workers: Vec<&Progress> = self.workers(id).collect();
                 workers.sort_by_key(|w| w.rank);
-                let nodes: Vec<_> = job.nodes.values().map(|n| json!({"node": n.hello.node, "host": n.hello.host, "attached": n.session.is_some(), "replicas": (n.hello.replica_port != 0).then(|| format!("{}:{}", n.hello.host, n.hello.replica_port))})).collect();
+                let left_out = |n: &Node| {
+                    let of = job.record.excluded.iter().find(|e| e.node == n.hello.node && e.incarnation == n.hello.incarnation);
+                    // Used all the same, for lack of others, it is not left out.
+                    of.filter(|_| job.record.world.slot(&n.hello.node).is_none()).map(|e| e.class.clone())
+                };
+                let nodes: Vec<_> = job.nodes.values().map(|n| json!({"node": n.hello.node, "host": n.hello.host, "attached": n.session.is_some(), "left_out": left_out(n), "replicas": (n.hello.replica_port != 0).then(|| format!("{}:{}", n.hello.host, n.hello.replica_port))})).collect();
                 json!({
                     "job": id, "phase": phase, "reason": job.reason, "generation": job.record.generation,
                     "world_size": job.record.world.size(), "restarts": job.record.restarts, "max_restarts": job.max_restarts(),
