@@ -190,7 +190,10 @@ impl World {
 
     pub(crate) fn send_order(&mut self, session: Session, epoch: Epoch, order: Order) {
         let Some(c) = self.network.connections.get(&session).filter(|c| c.coordinator_end) else { return };
-        if std::mem::take(&mut self.links[c.host].duplicate_order) {
+        let link = &mut self.links[c.host];
+        if link.duplicate_order {
+            // Up to the next start, which is the one that may not be done twice.
+            link.duplicate_order = !matches!(order, Order::Start { .. });
             let again = order.clone();
             self.transmit(session, false, |_| Happening::ToAgent { session, epoch, order: again });
         }

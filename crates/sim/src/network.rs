@@ -18,7 +18,7 @@ pub struct Link {
     pub drop_next: bool,
     /// The next message to the coordinator arrives twice.
     pub duplicate_next: bool,
-    /// The next message from the coordinator arrives twice.
+    /// What the coordinator sends arrives twice, up to the next start.
     pub duplicate_order: bool,
     /// The next message is overtaken.
     pub reorder_next: bool,
