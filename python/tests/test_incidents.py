@@ -55,7 +55,7 @@ class Job:
     def wait(self, what: Callable[[], Any], seconds: float = 60) -> Any:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+            with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):
                 if value := what():
                     return value
             time.sleep(0.05)

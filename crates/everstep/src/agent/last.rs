@@ -37,10 +37,15 @@ impl Last {
 
     /// Makes the last step durable, as far as this node can, and says what came of it. Who asks for the end once more does
     /// not wait for it.
-    pub async fn persist(self, own: Own, inputs: &mut mpsc::UnboundedReceiver<Input>) {
+    pub async fn persist(self, own: Own, asked_again: bool, inputs: &mut mpsc::UnboundedReceiver<Input>) {
         let Some((generation, step)) = self.held.filter(|(_, s)| self.durable.is_none_or(|d| *s > d)) else { return };
         let Some(to) = self.destinations.values().next().filter(|_| generation == self.generation) else { return };
         let directory = to.directory.clone();
+        let not_waiting =
+            || eprintln!("everstep: not waiting for step {step} to be written to {}", directory.display());
+        if asked_again {
+            return not_waiting();
+        }
         let (done, mut written) = oneshot::channel();
         // A thread of its own: the runtime would wait for one of its own threads at the end.
         std::thread::spawn(move || done.send(self.write(&own, generation, step)));
@@ -55,8 +60,7 @@ impl Last {
                     return;
                 }
                 input = inputs.recv() => if let Some(Input::Signal(2 | 3 | 15)) = input {
-                    eprintln!("everstep: not waiting for step {step} to be written to {}", directory.display());
-                    return;
+                    return not_waiting();
                 },
             }
         }

@@ -27,6 +27,7 @@ use everstep_core::agent::command::Command;
 use everstep_core::agent::event::Event;
 use everstep_core::agent::{Agent, Config};
 use everstep_core::id::{Generation, Rank, Step};
+use everstep_core::message::Order;
 use everstep_core::severity::Table;
 use everstep_core::stacks::Stack;
 use everstep_core::time::Time;
@@ -144,6 +145,9 @@ struct Driver {
     silenced: inject::Silenced,
     /// When the coordinator was last told where the time went.
     accounted: Instant,
+    /// The job is over, and somebody has asked for its end since.
+    over: bool,
+    impatient: bool,
 }
 
 /// Runs an agent until its job is over.
@@ -196,6 +200,8 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
         table,
         silenced: None,
         accounted: Instant::now(),
+        over: false,
+        impatient: false,
     };
     let mut ping = tokio::time::interval(ladder.ping);
     let mut look = tokio::time::interval(ladder.ping.min(Duration::from_millis(100)));
@@ -211,7 +217,8 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
         }
         if let Some(end) = driver.end.take() {
             if end.code != 0 {
-                std::mem::take(&mut driver.last).persist(driver.replicas.own().clone(), &mut inputs).await;
+                let own = driver.replicas.own().clone();
+                std::mem::take(&mut driver.last).persist(own, driver.impatient, &mut inputs).await;
             }
             if driver.discard || !storage::holds_slots(&driver.template.job, &driver.template.node) {
                 storage::discard(&driver.template.job, &driver.template.node);
@@ -340,7 +347,10 @@ impl Driver {
                 }
             }
             Input::Heard => self.silenced = None,
-            Input::Line(ToAgent::Order { epoch, order }) => self.event(Event::Order { epoch, order }).await,
+            Input::Line(ToAgent::Order { epoch, order }) => {
+                self.over |= matches!(order, Order::End { .. });
+                self.event(Event::Order { epoch, order }).await;
+            }
             Input::Fatal { code, why } => self.fatal(code, why).await,
             Input::Guard(event) => self.guard_says(event).await,
             Input::Worker(request, answer) => self.worker_asks(request, answer).await,
@@ -352,7 +362,11 @@ impl Driver {
                 Ok(()) => self.event(Event::Published { generation, step }).await,
                 Err(why) => self.durable.fail(None, step, &why),
             },
-            Input::Signal(signal) => self.event(Event::Signal { signal }).await,
+            Input::Signal(signal) => {
+                // Who asks for an end that has come already does not want to wait for the disk.
+                self.impatient |= self.over;
+                self.event(Event::Signal { signal }).await;
+            }
             Input::Core(event) => self.event(event).await,
         }
         self.flush_guard().await;
