@@ -3,6 +3,7 @@
 
 use everstep_core::agent::command::Command;
 use everstep_core::agent::event::Event;
+use everstep_core::agent::watch::Observation;
 use everstep_core::agent::{Agent, Config};
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank};
 use everstep_core::message::{Order, Outcome, Place, Slot};
@@ -91,10 +92,25 @@ fn a_worker_that_is_failing_too_is_not_interrupted() {
 fn a_worker_that_goes_on_is_ended_soon() {
     let mut agent = running();
     end(&mut agent, 1);
-    let at = agent.deadline(Time(10)).unwrap();
+    let at = agent.deadline().unwrap();
     assert_eq!(at, Time(510), "a quarter of --detect-timeout");
     agent.handle(at, Event::Tick);
     assert!(commands(&mut agent).iter().any(|c| matches!(c, Command::Kill { grace, .. } if !grace.is_zero())));
+}
+
+#[test]
+fn what_comes_just_after_a_deadline_does_not_put_it_off() {
+    let mut agent = running();
+    end(&mut agent, 1);
+    let at = agent.deadline().unwrap();
+    let late = at.after(Duration::from_millis(1));
+    // A look at the worker, before the tick that was due.
+    agent
+        .handle(late, Event::Sample { generation: Generation(1), local_rank: 0, pid: 7, seen: Observation::default() });
+    assert_eq!(agent.deadline(), Some(at), "due since then");
+    agent.handle(late, Event::Tick);
+    assert_eq!(kills(&commands(&mut agent)), 1);
+    assert_eq!(agent.deadline(), None);
 }
 
 #[test]

@@ -87,8 +87,6 @@ struct Driver {
     core: Coordinator,
     epoch: Epoch,
     base: (u64, Instant),
-    /// Time of the latest event that the core has handled.
-    latest: Time,
     peers: BTreeMap<Session, Peer>,
     sessions: u64,
     waiting: BTreeMap<PersistId, Vec<(Session, Order)>>,
@@ -166,7 +164,6 @@ pub async fn run(
         core: Coordinator::new(epoch, records, now),
         epoch,
         base: start,
-        latest: now,
         peers: BTreeMap::new(),
         sessions: 0,
         waiting: BTreeMap::new(),
@@ -184,9 +181,8 @@ pub async fn run(
     driver.event(Event::Tick);
     let mut pulse = tokio::time::interval(PULSE);
     loop {
-        // Seen from the latest event, not from now: what fell due meanwhile must not be passed over.
-        let deadline = driver.core.deadline(driver.latest);
-        let deadline = deadline.map_or(Duration::from_secs(3600), |at| at.since(driver.now()));
+        let now = driver.now();
+        let deadline = driver.core.deadline(now).map_or(Duration::from_secs(3600), |at| at.since(now));
         tokio::select! {
             input = inputs.recv() => match input {
                 Some(input) => driver.input(input),
@@ -389,8 +385,7 @@ impl Driver {
     }
 
     fn event(&mut self, event: Event) {
-        self.latest = self.now();
-        self.core.handle(self.latest, event);
+        self.core.handle(self.now(), event);
         while let Some(command) = self.core.poll() {
             match command {
                 Command::Send { session, order, after: None } => self.send(session, order),

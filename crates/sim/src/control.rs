@@ -62,7 +62,7 @@ pub struct Process {
     pub waiting: BTreeMap<PersistId, Vec<(Session, Order)>>,
     /// Dies at its next write: before it reaches the store (true) or after (false).
     pub crash_at_persist: Option<bool>,
-    /// Latest scheduled wake-up.
+    /// When it wakes up by itself.
     pub wake_at: Option<u64>,
 }
 

@@ -108,14 +108,14 @@ impl World {
                 }
             }
         }
+        let process = &self.processes[index];
+        let wait = process.core.deadline(now).map(|at| u64::try_from(at.since(now).as_millis()).unwrap_or(0));
+        let at = wait.map(|wait| self.wakes(self.now + wait));
         let process = &mut self.processes[index];
-        if let Some(deadline) = process.core.deadline(now) {
-            let wait = deadline.since(now).as_millis();
-            let at = self.now + u64::try_from(wait).unwrap_or(1).max(1);
-            if process.wake_at.is_none_or(|w| at < w || w <= self.now) {
-                process.wake_at = Some(at);
-                self.at(at - self.now, Happening::CoordinatorTick { index });
-            }
+        if std::mem::replace(&mut process.wake_at, at) != at
+            && let Some(at) = at
+        {
+            self.at(at - self.now, Happening::CoordinatorTick { index });
         }
     }
 

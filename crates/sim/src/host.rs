@@ -115,7 +115,7 @@ pub struct Host {
     pub exited: Option<(i32, String)>,
     /// Whether a scheduler starts the agent again when it ends.
     pub restart: bool,
-    /// Latest scheduled wake-up.
+    /// When it wakes up by itself.
     pub wake_at: Option<u64>,
 }
 

@@ -258,6 +258,7 @@ impl World {
                 let jump = i64::try_from(self.rng.range(0, 7_200_000)).ok()? - 3_600_000;
                 self.processes[index].clock_offset += jump;
                 // A sleeping timer is re-armed by the next event at the latest.
+                self.processes[index].wake_at = Some(self.now + 1);
                 self.at(1, Happening::CoordinatorTick { index });
             }
         }

@@ -62,7 +62,7 @@ impl World {
         while let Some(command) = agent.poll() {
             commands.push(command);
         }
-        let deadline = agent.deadline(now);
+        let deadline = agent.deadline();
         if !agent.accounts_are_whole(now) {
             let what = format!("{:?}", agent.accounts(now).last());
             self.oracle.violations.push(Violation { invariant: InvariantId::TimeIsWhole, at: self.now, what });
@@ -71,13 +71,11 @@ impl World {
         for command in commands {
             self.execute(host, command);
         }
-        if let Some(deadline) = deadline {
-            let at = deadline.0.max(self.now + 1);
-            let h = &mut self.hosts[host];
-            if h.wake_at.is_none_or(|w| at < w || w <= self.now) {
-                h.wake_at = Some(at);
-                self.at(at - self.now, Happening::AgentTick { host, life });
-            }
+        let at = deadline.map(|at| self.wakes(at.0));
+        if std::mem::replace(&mut self.hosts[host].wake_at, at) != at
+            && let Some(at) = at
+        {
+            self.at(at - self.now, Happening::AgentTick { host, life });
         }
     }
 

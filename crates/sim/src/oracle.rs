@@ -123,6 +123,8 @@ pub struct Oracle {
     pub worlds: BTreeMap<Generation, Told>,
     /// Worlds formed anew although nothing had failed.
     pub regrouped: u64,
+    /// Starts before this run of the job: who starts it again has a new budget.
+    pub of_earlier_runs: u64,
     growing: bool,
     /// Generations whose workers were started anywhere.
     pub started: BTreeSet<Generation>,
@@ -160,6 +162,7 @@ impl Oracle {
                 self.growing = true;
             }
             Fact::LeftOut { .. } => self.regrouped += 1,
+            Fact::Ended { .. } => (self.of_earlier_runs, self.regrouped) = (self.started.len() as u64, 0),
             Fact::Diverged { step, ranks, .. } => {
                 let what = format!("ranks {ranks:?} were said to hold something else at step {step}, and nobody does");
                 self.violation(InvariantId::OnlyTheOddAreNamed, now, what);
@@ -224,8 +227,9 @@ impl Oracle {
             self.violation(InvariantId::RankOnce, now, what);
         }
         self.started.insert(generation);
-        if self.started.len() as u64 > budget + 1 + self.regrouped {
-            let what = format!("{} starts with a budget of {budget} restarts", self.started.len());
+        let starts = self.started.len() as u64 - self.of_earlier_runs;
+        if starts > budget + 1 + self.regrouped {
+            let what = format!("{starts} starts with a budget of {budget} restarts");
             self.violation(InvariantId::BudgetKept, now, what);
         }
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 const REGRESSIONS: &[u64] = &[169, 373, 904, 1092, 1874, 3868];
 
 /// The same with a tight budget.
-const TIGHT_REGRESSIONS: &[u64] = &[188];
+const TIGHT_REGRESSIONS: &[u64] = &[94, 188];
 
 fn seeds() -> u64 {
     std::env::var("EVERSTEP_SIM_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(600)

@@ -4,7 +4,7 @@
 //!  step-N/G-XXXX/rank-R.safetensors   each rank: under a name that nobody else uses, in parts, several at a time
 //!  manifests/step-N.json              the leader, when all shards are there: one conditional put; from now on it exists
 //!  manifests/step-N.G-XXXX.json       the same in a store that ignores conditions: the newest generation's counts
-//!  uploads/G-XXXX.json                an upload in parts that has begun: whoever finds it later ends it
+//!  uploads/G-XXXX.json                an upload in parts that has begun: whoever finds it later ends it (parts follow the note: one without it holds nothing)
 //!  notes/step-N.G/rank-R.json         a shard, for whoever publishes (see `persist::note`)
 //! ```
 //!

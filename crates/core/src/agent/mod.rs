@@ -121,8 +121,9 @@ pub struct Agent {
     last_reached: Option<Step>,
     signs: signs::Signs,
     book: Book,
-    /// Time of the latest event.
+    /// Time of the latest event, and of the latest tick.
     now: Time,
+    ticked: Time,
     signals: u32,
     over: Option<(i32, String)>,
     exited: bool,
@@ -154,6 +155,7 @@ impl Agent {
             signs: signs::Signs::default(),
             book,
             now,
+            ticked: now,
             signals: 0,
             over: None,
             exited: false,
@@ -232,14 +234,13 @@ impl Agent {
         self.out.pop_front()
     }
 
-    /// When to call [`Agent::handle`] with [`Event::Tick`]: the next moment after `now`, which must be
-    /// the time of the latest event.
+    /// When to call [`Agent::handle`] with [`Event::Tick`]; in the past when another event came just after that moment.
     #[must_use]
-    pub fn deadline(&self, now: Time) -> Option<Time> {
+    pub fn deadline(&self) -> Option<Time> {
         let orphan = (!self.connected).then(|| self.alone_since.after(self.config.spec.ladder().orphan));
         let stop = self.crew.as_ref().and_then(|c| c.stopping.map(|s| s.until).filter(|_| !c.killing));
         let fence = self.crew.as_ref().and_then(|c| c.end_by.filter(|_| !c.killing));
-        orphan.into_iter().chain(stop).chain(fence).filter(|at| *at > now).min()
+        orphan.into_iter().chain(stop).chain(fence).filter(|at| *at > self.ticked).min()
     }
 
     fn send(&mut self, report: Report) {
@@ -399,6 +400,7 @@ impl Agent {
     }
 
     fn tick(&mut self, now: Time) {
+        self.ticked = now;
         let ladder = self.config.spec.ladder();
         if !self.connected && self.over.is_none() && now >= self.alone_since.after(ladder.orphan) {
             let waited = ladder.orphan.as_secs();

@@ -226,8 +226,8 @@ impl Job {
             .collect()
     }
 
-    /// When [`Job::tick`] has something to do next; what was due at `now` is done.
-    pub(super) fn deadline(&self, now: Time) -> Option<Time> {
+    /// When [`Job::tick`] has something to do next; what was due when it `ticked` last is done.
+    pub(super) fn deadline(&self, ticked: Time) -> Option<Time> {
         let ladder = self.record.spec.ladder();
         let lost = self.nodes.values().filter_map(|n| n.lost_at).map(|at| at.after(ladder.reconnect));
         let phase = match &self.phase {
@@ -239,7 +239,7 @@ impl Job {
                 ];
                 next.extend(last_join.map(|at| at.after(ladder.last_call)));
                 next.extend(fences.map(|at| at.after(FENCE_PATIENCE)));
-                next.extend(self.held_back(now));
+                next.extend(self.held_back(ticked));
                 next
             }
             Phase::Training { reattach_until, .. } => {
@@ -251,7 +251,7 @@ impl Job {
         lost.chain(phase)
             .chain(self.inquiry.iter().map(|i| i.until))
             .chain(self.write.retry.map(|(at, _)| at))
-            .filter(|at| *at > now)
+            .filter(|at| *at > ticked)
             .min()
     }
 }

@@ -49,6 +49,7 @@ pub struct Coordinator {
     /// Latest time, and how far the caller's clock has jumped back so far.
     latest: Time,
     behind: Duration,
+    ticked: Time,
     /// The bug to exhibit, if any.
     #[cfg(feature = "planted")]
     pub planted: Option<crate::planted::Bug>,
@@ -68,6 +69,7 @@ impl Coordinator {
             stepped_down: false,
             latest: now,
             behind: Duration::ZERO,
+            ticked: now,
             #[cfg(feature = "planted")]
             planted: None,
         };
@@ -107,6 +109,7 @@ impl Coordinator {
             Event::Reached { job, step } => self.with(now, &job, |j, _, out| j.reached(step, out)),
             Event::Superseded => self.step_down("a later coordinator has taken over".into()),
             Event::Tick => {
+                self.ticked = now;
                 let ids: Vec<JobId> = self.jobs.keys().cloned().collect();
                 for id in ids {
                     self.with(now, &id, Job::tick);
@@ -120,11 +123,11 @@ impl Coordinator {
         self.out.pop_front()
     }
 
-    /// When to call [`Coordinator::handle`] with [`Event::Tick`]: the next moment after `now`, which
-    /// must be the time of the latest event.
+    /// When to call [`Coordinator::handle`] with [`Event::Tick`], at `now` of the same clock: at once when another event came
+    /// just after that moment.
     #[must_use]
     pub fn deadline(&self, now: Time) -> Option<Time> {
-        let next = self.jobs.values().filter_map(|j| j.deadline(now.after(self.behind))).min()?;
+        let next = self.jobs.values().filter_map(|j| j.deadline(self.ticked)).min()?;
         Some(Time(now.0 + u64::try_from(next.since(now.after(self.behind)).as_millis()).unwrap_or(u64::MAX)))
     }
 

@@ -23,7 +23,6 @@ use tokio::sync::mpsc;
 struct External {
     core: Agent,
     start: Instant,
-    latest: Time,
     link: Option<mpsc::UnboundedSender<ToCoordinator>>,
     store: PgStore,
     /// The generation whose workers torchrun's agent runs.
@@ -50,7 +49,6 @@ pub async fn run(mut config: Config, target: Target) -> std::io::Result<i32> {
     let mut external = External {
         core: Agent::new(config, Time(0)),
         start: Instant::now(),
-        latest: Time(0),
         link: None,
         store,
         running: None,
@@ -59,7 +57,7 @@ pub async fn run(mut config: Config, target: Target) -> std::io::Result<i32> {
         end: None,
     };
     while external.end.is_none() {
-        let deadline = external.core.deadline(external.latest);
+        let deadline = external.core.deadline();
         let deadline = deadline.map_or(Duration::from_secs(3600), |at| at.since(external.now()));
         tokio::select! {
             input = inputs.recv() => external.input(input).await,
@@ -146,8 +144,7 @@ impl External {
     }
 
     async fn event(&mut self, event: Event) {
-        self.latest = self.now();
-        self.core.handle(self.latest, event);
+        self.core.handle(self.now(), event);
         let mut gone = false;
         while let Some(command) = self.core.poll() {
             match command {

@@ -115,8 +115,6 @@ pub struct End {
 struct Driver {
     core: Agent,
     start: Instant,
-    /// Time of the latest event that the core has handled.
-    latest: Time,
     template: Template,
     inbox: mpsc::UnboundedSender<Input>,
     link: Option<mpsc::UnboundedSender<ToCoordinator>>,
@@ -179,7 +177,6 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
         replicas,
         core: Agent::new(config, Time(0)),
         start: Instant::now(),
-        latest: Time(0),
         template,
         inbox,
         link: None,
@@ -206,8 +203,7 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
     let mut ping = tokio::time::interval(ladder.ping);
     let mut look = tokio::time::interval(ladder.ping.min(Duration::from_millis(100)));
     loop {
-        // Seen from the latest event, not from now: what fell due meanwhile must not be passed over.
-        let deadline = driver.core.deadline(driver.latest);
+        let deadline = driver.core.deadline();
         let deadline = deadline.map_or(Duration::from_secs(3600), |at| at.since(driver.now()));
         tokio::select! {
             input = inputs.recv() => if let Some(input) = input { driver.input(input).await },
@@ -398,8 +394,7 @@ impl Driver {
     async fn event(&mut self, event: Event) {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
-            self.latest = self.now();
-            self.core.handle(self.latest, event);
+            self.core.handle(self.now(), event);
             while let Some(command) = self.core.poll() {
                 events.extend(self.execute(command));
             }
