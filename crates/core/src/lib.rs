@@ -21,6 +21,7 @@ pub mod interleave;
 pub mod invariant;
 pub mod ledger;
 pub mod message;
+pub mod node_check;
 pub mod notify;
 pub mod order;
 pub mod placement;

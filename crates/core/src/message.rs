@@ -2,11 +2,13 @@
 
 pub use crate::failure::{Cause, Failure, HangEvidence, Outcome, Sign};
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Rank, Step};
+use crate::node_check::Speed;
 pub use crate::shard::{
     Copies, Holding, Keeper, Member, Offer, Parity, Purpose, Rebuild, Redundancy, Replication, ShardFile, Source,
     Stripe, StripeLeft, Tier,
 };
 use crate::spec::JobSpec;
+use crate::time::Time;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -50,6 +52,34 @@ pub struct Running {
     pub progressed: bool,
 }
 
+/// Whom a node is tested with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Partner {
+    /// The other node.
+    pub node: NodeId,
+    /// Host of the store where both meet.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// This node's ranks come first; the store is its own.
+    pub first: bool,
+}
+
+/// How a node's part of a round of a check went.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checked {
+    /// [`Order::Check`]'s.
+    pub check: Time,
+    /// Its round.
+    pub round: u32,
+    /// How fast it is, or why it could not even do its own work; `None`: it was not asked.
+    pub speed: Option<Result<Speed, String>>,
+    /// By partner: microseconds of the collective, `None` when it failed.
+    pub pairs: Vec<(NodeId, Option<u64>)>,
+    /// Nothing could be checked, which says nothing of the machine.
+    pub cannot: Option<String>,
+}
+
 /// From an agent to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
@@ -62,6 +92,8 @@ pub enum Report {
     },
     /// Something shows that is wrong with the machine; no worker need have failed.
     Signed(Sign),
+    /// This node's part of a round of a check is over.
+    Checked(Checked),
     /// All workers of this node exited with 0.
     Finished {
         /// their generation
@@ -404,6 +436,17 @@ pub enum Order {
     },
     /// There is no place in the world for this node now, but there may be one soon: be ready.
     StandBy,
+    /// No workers run here: show that this machine works, by itself and with others.
+    Check {
+        /// which check
+        check: Time,
+        /// its round
+        round: u32,
+        /// measure itself first
+        measure: bool,
+        /// whom to test with, at the same time
+        partners: Vec<Partner>,
+    },
     /// This node has no part in the world.
     Idle {
         /// it is left out

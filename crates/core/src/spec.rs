@@ -17,6 +17,20 @@ pub enum RestartBudget {
 /// The default when `--max-restarts` is not given.
 pub const RESTARTS_PER_DAY: u32 = 10;
 
+/// When nodes are checked (see [`crate::node_check`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CheckWhen {
+    /// After failures that nothing explains.
+    #[default]
+    OnTrouble,
+    /// Also before the first start.
+    First,
+    /// There is nothing else to do: the job is over then.
+    Only,
+    /// Never.
+    Never,
+}
+
 /// What a job needs and how patient it is. All nodes of a job must present an equal spec.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobSpec {
@@ -37,6 +51,9 @@ pub struct JobSpec {
     pub detect_timeout_ms: u64,
     /// How long a world that lacks nodes waits for them before the job asks to be requeued, in milliseconds.
     pub join_timeout_ms: u64,
+    /// When its nodes are checked.
+    #[serde(default)]
+    pub check: CheckWhen,
 }
 
 /// Why a spec cannot be used; the text says what to do.
@@ -152,6 +169,7 @@ mod tests {
             restarts: RestartBudget::Exactly(3),
             detect_timeout_ms: 2000,
             join_timeout_ms: 600_000,
+            check: crate::spec::CheckWhen::Never,
         }
     }
 

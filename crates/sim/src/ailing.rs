@@ -33,6 +33,8 @@ pub enum Shows {
     Hang,
     /// The worker is killed without a word; the kernel says so a moment later.
     SilentThenSign,
+    /// Nothing says so: what the worker ends with is what others end with, too.
+    Never,
 }
 
 impl World {
@@ -53,7 +55,7 @@ impl World {
         let host = self.any_host(|h| {
             h.up && !h.frozen && h.gpu.is_none() && h.agent.is_some() && h.crews.iter().any(crate::host::Crew::alive)
         })?;
-        let shows = [Shows::Said, Shows::Hang, Shows::SilentThenSign];
+        let shows = [Shows::Said, Shows::Hang, Shows::SilentThenSign, Shows::Never];
         let h = &mut self.hosts[host];
         h.gpu = self.rng.pick(&shows).copied();
         self.oracle.ailed.insert(h.node.clone());
@@ -83,6 +85,7 @@ impl World {
                     self.worker_errs(host, 0, GPU_ERROR);
                 }
             }
+            Shows::Never => self.worker_errs(host, 0, CASCADE),
             Shows::SilentThenSign => {
                 self.worker_dies(host, 0);
                 let delay = self.rng.range(1, 900);

@@ -19,6 +19,7 @@ pub mod inject;
 mod machines;
 mod memory;
 pub mod network;
+mod node_check;
 pub mod oracle;
 pub mod rng;
 pub mod scale;

@@ -144,6 +144,9 @@ impl World {
                 self.durable = self.durable.max(Some(step.0));
                 self.agent(host, AgentEvent::Published { generation, step });
             }
+            AgentCommand::Check { check, round, measure, partners } => {
+                self.take_part(host, (check, round), measure, &partners);
+            }
             AgentCommand::Forward { .. }
             | AgentCommand::StopAt { .. }
             | AgentCommand::PersistAt { .. }

@@ -142,6 +142,8 @@ pub struct Oracle {
     pub ailed: BTreeSet<NodeId>,
     /// Whether those who are blamed have done it.
     pub blames: Blames,
+    /// Checks of the nodes that ended, and nodes that they named.
+    pub checks: (u64, u64),
     /// Steps that somebody could not read.
     pub unreadable: BTreeSet<Step>,
     /// Everything that was found.
@@ -163,6 +165,10 @@ impl Oracle {
             }
             Fact::LeftOut { .. } => self.regrouped += 1,
             Fact::Ended { .. } => (self.of_earlier_runs, self.regrouped) = (self.started.len() as u64, 0),
+            Fact::Checked { found, .. } => {
+                self.checks.0 += 1;
+                self.checks.1 += found.faulty.len() as u64;
+            }
             Fact::Diverged { step, ranks, .. } => {
                 let what = format!("ranks {ranks:?} were said to hold something else at step {step}, and nobody does");
                 self.violation(InvariantId::OnlyTheOddAreNamed, now, what);

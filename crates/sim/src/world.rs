@@ -13,8 +13,8 @@ use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::state::Phase;
 use everstep_core::id::{Epoch, Generation, JobId, NodeId, PersistId, Session, Step};
 use everstep_core::invariant::InvariantId;
-use everstep_core::message::{Hello, Order, Report, Tier};
-use everstep_core::spec::{JobSpec, RestartBudget};
+use everstep_core::message::{Checked, Hello, Order, Report, Tier};
+use everstep_core::spec::{CheckWhen, JobSpec, RestartBudget};
 use std::collections::BTreeMap;
 
 /// One deadline of so many is noticed late, by so many milliseconds.
@@ -75,6 +75,8 @@ pub struct Outcome {
     pub restores: BTreeMap<Tier, u64>,
     /// Incidents that were blamed on who had done it, on somebody else, on nobody.
     pub blames: (u64, u64, u64),
+    /// Checks of the nodes that ended, and nodes that they named.
+    pub checks: (u64, u64),
     /// The trace, if kept.
     pub trace: Vec<String>,
 }
@@ -88,6 +90,7 @@ pub(crate) enum Happening {
     CoordinatorSeesEnd { session: Session },
     Connect { host: usize, life: u64 },
     AgentTick { host: usize, life: u64 },
+    Checked { host: usize, life: u64, answer: Checked },
     CoordinatorTick { index: usize },
     Killed { host: usize, generation: Generation },
     Sent { host: usize, life: u64, generation: Generation, step: Option<Step>, sending: crate::memory::Sending },
@@ -156,6 +159,7 @@ pub fn run(options: &Options) -> Outcome {
         generations: world.oracle.started.len(),
         restores: std::mem::take(&mut world.oracle.tiers),
         blames,
+        checks: world.oracle.checks,
         trace: world.trace.lines().to_vec(),
     }
 }
@@ -176,6 +180,7 @@ impl World {
             restarts: RestartBudget::Exactly(u32::try_from(budget).unwrap_or(u32::MAX)),
             detect_timeout_ms: 2000,
             join_timeout_ms: 20 * 60_000,
+            check: if options.seed % 5 == 2 { CheckWhen::First } else { CheckWhen::OnTrouble },
         };
         let spares = 4;
         let mut hosts: Vec<Host> = (0..options.nodes).map(|n| Host::new(NodeId(n.to_string()))).collect();
@@ -286,6 +291,7 @@ impl World {
             Happening::WorkerDies { host } => self.worker_dies(host, 0),
             Happening::WorkerErrs { host, local_rank, text } => self.worker_errs(host, local_rank, text),
             Happening::Ails { host, generation } => self.ails(host, generation),
+            Happening::Checked { host, life, answer } => self.checked(host, life, answer),
             Happening::Mended { host } => self.mended(host),
             Happening::Signs { host, line, times } => self.signs(host, line, times),
             Happening::Workload => {
@@ -339,7 +345,9 @@ impl World {
         let Some(process) = self.processes.iter().rev().find(|p| p.alive) else { return };
         let Some(job) = process.core.jobs().get(&self.spec.job) else { return };
         // A machine with a broken GPU is of no use, however long it is attached.
-        let usable = self.hosts.iter().filter(|h| h.agent.is_some() && h.session.is_some() && h.gpu.is_none()).count();
+        let well = self.hosts.iter().filter(|h| h.agent.is_some() && h.session.is_some() && h.gpu.is_none());
+        // Of two machines that call themselves by one name, one is being refused.
+        let usable = well.map(|h| &h.node).collect::<BTreeSet<_>>().len();
         if usable < self.spec.nodes_min as usize {
             // It waits for other machines.
             return;

@@ -5,7 +5,7 @@ use everstep_sim::{Options, run};
 use std::collections::BTreeMap;
 
 /// Seeds that once found a bug; they stay for ever.
-const REGRESSIONS: &[u64] = &[169, 373, 904, 1092, 1874, 3868];
+const REGRESSIONS: &[u64] = &[169, 373, 375, 904, 1092, 1874, 3868];
 
 /// The same with a tight budget.
 const TIGHT_REGRESSIONS: &[u64] = &[94, 188];
@@ -18,13 +18,14 @@ fn seeds() -> u64 {
 fn no_seed_breaks_an_invariant() {
     let (mut counts, mut restores) = (FaultCounts::new(), BTreeMap::new());
     let (mut events, mut generations, mut fewest) = (0, 0, u64::MAX);
-    let mut blames = (0, 0, 0);
+    let (mut blames, mut checks) = ((0, 0, 0), (0, 0));
     let all: Vec<u64> = REGRESSIONS.iter().copied().chain(0..seeds()).collect();
     let mut bad = Vec::new();
     for seed in &all {
         let outcome = run(&Options::usual(*seed));
         fewest = fewest.min(outcome.faults.values().sum());
         events += outcome.events;
+        checks = (checks.0 + outcome.checks.0, checks.1 + outcome.checks.1);
         let (right, wrong, unknown) = outcome.blames;
         blames = (blames.0 + right, blames.1 + wrong, blames.2 + unknown);
         generations += outcome.generations;
@@ -47,6 +48,7 @@ fn no_seed_breaks_an_invariant() {
     println!("simulation faults: {counts:?}");
     println!("simulation restores by tier: {restores:?}");
     println!("simulation blames: {} right, {} wrong, {} on nobody", blames.0, blames.1, blames.2);
+    println!("simulation checks of nodes: {}, {} nodes named, all of them bad", checks.0, checks.1);
     assert!(bad.is_empty(), "{} of {} seeds; replay with make sim SEED=…\n{}", bad.len(), all.len(), bad.join("\n"));
     assert!(blames.1 * 100 <= blames.0, "{blames:?}: who had done it is blamed");
     if seeds() >= 600 {

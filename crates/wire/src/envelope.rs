@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Version of everything in this file.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// What a worker is doing, for status; decisions do not rest on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,7 +1,8 @@
 //! Everything an agent may ask of its node: a closed list.
 
 use crate::id::{Generation, Rank, Step};
-use crate::message::{Place, Replication, Report, ShardFile, Source};
+use crate::message::{Partner, Place, Replication, Report, ShardFile, Source};
+use crate::time::Time;
 use std::time::Duration;
 
 /// An output of [`super::Agent::poll`].
@@ -32,6 +33,17 @@ pub enum Command {
     Stacks {
         /// their generation
         generation: Generation,
+    },
+    /// Show that this machine works; then [`super::event::Event::Checked`].
+    Check {
+        /// which check
+        check: Time,
+        /// its round
+        round: u32,
+        /// measure the machine first
+        measure: bool,
+        /// then run a collective with each of these, at the same time
+        partners: Vec<Partner>,
     },
     /// Pass a signal to the workers.
     Forward {

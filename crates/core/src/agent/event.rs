@@ -2,7 +2,7 @@
 
 use super::watch::Observation;
 use crate::id::{Epoch, Generation, Rank, Step};
-use crate::message::{Holding, Offer, Order, Outcome, Parity, Redundancy, ShardFile, Sign, Tier};
+use crate::message::{Checked, Holding, Offer, Order, Outcome, Parity, Redundancy, ShardFile, Sign, Tier};
 
 /// What a process that has ended said of its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,6 +60,8 @@ pub enum Event {
     },
     /// The machine tells something of itself: a line in the kernel's log, an event of a device.
     Signed(Sign),
+    /// [`super::command::Command::Check`] is done.
+    Checked(Checked),
     /// A worker process could not be started.
     SpawnFailed {
         /// its generation

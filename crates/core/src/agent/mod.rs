@@ -5,6 +5,7 @@
 
 pub mod command;
 pub mod event;
+mod node_check;
 mod replicas;
 mod signs;
 pub mod watch;
@@ -13,7 +14,7 @@ mod workers;
 use crate::coordinator::incident::EXIT_FAILED;
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Step};
 use crate::ledger::{Account, Book};
-use crate::message::{Failure, Hello, Order, Place, Report, Running, Slot};
+use crate::message::{Checked, Failure, Hello, Order, Place, Report, Running, Slot};
 use crate::severity::Table;
 use crate::spec::JobSpec;
 use crate::time::Time;
@@ -120,6 +121,8 @@ pub struct Agent {
     refused_since: Option<Time>,
     last_reached: Option<Step>,
     signs: signs::Signs,
+    /// The latest part in a check of the nodes, and how it went.
+    checked: Option<((Time, u32), Option<Checked>)>,
     book: Book,
     /// Time of the latest event, and of the latest tick.
     now: Time,
@@ -153,6 +156,7 @@ impl Agent {
             refused_since: None,
             last_reached: None,
             signs: signs::Signs::default(),
+            checked: None,
             book,
             now,
             ticked: now,
@@ -212,6 +216,7 @@ impl Agent {
             Event::Order { epoch, order } => self.order(now, epoch, order),
             Event::Signal { signal } => self.signal(now, signal),
             Event::Signed(sign) => self.signed(now, sign),
+            Event::Checked(answer) => self.checked(answer),
             Event::Tick => self.tick(now),
             other => self.worker_event(now, other),
         }
@@ -300,6 +305,7 @@ impl Agent {
                     self.out.push_back(Command::SnapshotEvery { from, every });
                 }
             }
+            Order::Check { check, round, measure, partners } => self.check(check, round, measure, partners),
             Order::StandBy => self.warm(),
             Order::Idle { excluded } if self.crew.is_none() => self.book.waits(now.micros(), excluded),
             Order::Idle { .. } => {}

@@ -10,11 +10,10 @@ use super::command::{Command, Fact};
 use super::incident::describe_as;
 use super::state::{Job, Phase, RECENT};
 use crate::id::{Generation, Incarnation, NodeId};
-use crate::message::{Cause, Failure, Hello, Order, Sign};
+use crate::message::{Cause, Failure, Sign};
 use crate::severity::{Scope, Severity, Table, Verdict};
 use crate::spec::RestartBudget;
 use crate::time::Time;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -59,24 +58,6 @@ pub struct Inquiry {
     drawn_out: bool,
     /// In the order in which they were heard.
     pub witnesses: Vec<Witness>,
-}
-
-/// A node that the job does without.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exclusion {
-    /// Which.
-    pub node: NodeId,
-    /// This life of its agent: one that comes later is of a machine that was seen to.
-    pub incarnation: Incarnation,
-    /// What is wrong with it.
-    pub class: String,
-    /// The incident that showed it.
-    pub incident: u64,
-    /// Left out only where another node takes its place.
-    pub if_replaced: bool,
-    /// It was used all the same, for lack of others, and failed again: the job waits for another one.
-    #[serde(default)]
-    pub barred: bool,
 }
 
 /// Who is blamed.
@@ -149,52 +130,6 @@ fn explains(sign: &Sign, failure: &Failure) -> bool {
 }
 
 impl Job {
-    /// Whether this life of a node is one that the job does without, whoever else is there.
-    #[must_use]
-    pub fn is_excluded(&self, node: &NodeId, life: Incarnation) -> bool {
-        self.record.excluded.iter().any(|e| e.node == *node && e.incarnation == life && !e.if_replaced)
-    }
-
-    /// Without the nodes that are left out, as far as enough others are there.
-    pub(super) fn fit<'h>(&self, able: Vec<&'h Hello>) -> Vec<&'h Hello> {
-        let spec = &self.record.spec;
-        let usable = |n: usize| n.min(spec.nodes_max as usize) / spec.node_unit as usize * spec.node_unit as usize;
-        let without = |only_firm: bool| -> Vec<&'h Hello> {
-            let out = |h: &Hello| {
-                let of = self.record.excluded.iter().find(|e| e.node == h.node && e.incarnation == h.incarnation);
-                of.is_some_and(|e| !(only_firm && e.if_replaced))
-            };
-            able.iter().copied().filter(|h| !out(h)).collect()
-        };
-        let well = without(false);
-        if usable(well.len()) >= usable(able.len()) {
-            return well;
-        }
-        let well = without(true);
-        if usable(well.len()) >= spec.nodes_min as usize && usable(well.len()) > 0 {
-            return well;
-        }
-        // Once more, for lack of others: what it told may have passed.
-        able.into_iter().filter(|h| !self.is_barred(&h.node, h.incarnation)).collect()
-    }
-
-    /// Whether this life of a node is not used in any case.
-    pub(super) fn is_barred(&self, node: &NodeId, life: Incarnation) -> bool {
-        self.record.excluded.iter().any(|e| e.barred && e.node == *node && e.incarnation == life)
-    }
-
-    /// Which attached nodes are not used, and why, as the rest of a sentence.
-    pub(super) fn barred_for_people(&self) -> String {
-        let attached = |e: &&Exclusion| e.barred && self.nodes.contains_key(&e.node);
-        let each: Vec<String> =
-            self.record.excluded.iter().filter(attached).map(|e| format!("node {} ({})", e.node, e.class)).collect();
-        if each.is_empty() {
-            String::new()
-        } else {
-            format!("; not used, because of failures of the machine: {}", each.join(", "))
-        }
-    }
-
     /// Hears what else fails, from the first failure on.
     pub(super) fn inquire(
         &mut self,
@@ -279,41 +214,7 @@ impl Job {
     fn exclude(&mut self, node: &NodeId, verdict: Verdict, if_replaced: bool, out: &mut Vec<Command>) {
         let Some(inquiry) = &self.inquiry else { return };
         let (Some(life), incident) = (inquiry.members.get(node).copied(), inquiry.incident) else { return };
-        let known = |e: &&mut Exclusion| e.node == *node && e.incarnation == life && (if_replaced || !e.if_replaced);
-        if let Some(before) = self.record.excluded.iter_mut().find(known) {
-            // Not by another witness of the same incident.
-            if !if_replaced && !before.barred && before.incident < incident {
-                before.barred = true;
-                self.changed(false);
-            }
-            return;
-        }
-        // Earlier lives of the same node are no more.
-        self.record.excluded.retain(|e| e.node != *node);
-        let class = verdict.class.clone();
-        let barred = false;
-        self.record.excluded.push(Exclusion {
-            node: node.clone(),
-            incarnation: life,
-            class,
-            incident,
-            if_replaced,
-            barred,
-        });
-        self.changed(false);
-        let what = format!(
-            "node {node} is left out from now on, as long as enough others are there ({}: {}{}); start its agent anew when that is mended",
-            verdict.class,
-            verdict.what,
-            if verdict.line.is_empty() { String::new() } else { format!(": {}", verdict.line) }
-        );
-        let own = self.nodes.get(node).and_then(|n| n.session);
-        let told = self.leader().into_iter().chain(own.filter(|s| Some(*s) != self.leader()));
-        let notices =
-            told.map(|session| Command::Send { session, order: Order::Notice { what: what.clone() }, after: None });
-        out.extend(notices);
-        let fact = Fact::Excluded { incident, node: node.clone(), verdict };
-        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        self.do_without((node, life), verdict, incident, if_replaced, out);
     }
 
     /// Ends the inquiry when its time is over.
@@ -340,6 +241,10 @@ impl Job {
         let blame = self.blame();
         if let Some(blame) = &blame {
             self.blamed_again(now, blame, out);
+            if blame.rank == Rank::Consequence || blame.verdict.class == "unknown" {
+                self.remained_unexplained(now);
+            }
+            self.doubtful = false;
         }
         let Some((inquiry, blame)) = self.inquiry.take().zip(blame) else { return };
         let opening = inquiry.witnesses.first();

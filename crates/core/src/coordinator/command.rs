@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 use super::event::Version;
+use super::node_check::Found;
 
 /// What must hold for a write to happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +88,11 @@ pub enum Reason {
     },
     /// A write to the store is on its way or will be repeated.
     StoreBusy,
+    /// The nodes are being checked.
+    Checking {
+        /// round of pairs
+        round: u32,
+    },
     /// Generations fail before their first step: the next one waits for a while.
     BackingOff {
         /// until then
@@ -166,6 +172,17 @@ pub enum Fact {
         node: NodeId,
         /// what is wrong with it
         verdict: Verdict,
+    },
+    /// The nodes were checked.
+    Checked {
+        /// the latest incident; 0 for none
+        incident: u64,
+        /// how many
+        nodes: u64,
+        /// rounds of pairs
+        rounds: u32,
+        /// what was found
+        found: Found,
     },
     /// Workers of a new generation are being started.
     GenerationStarted {

@@ -96,6 +96,7 @@ impl Job {
         };
         out.push(Command::Record { job, fact });
         self.back_off(now);
+        self.doubt(now, failure.as_ref());
         self.inquire(now, incident, node, failure, out);
         self.reached = None;
         match refusal {

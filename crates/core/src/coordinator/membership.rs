@@ -80,6 +80,7 @@ impl Job {
                     self.testify(&id, of, Some(failure), out);
                 }
                 self.fence_node(&id, now, out);
+                self.check_again(&id, out);
             }
             Phase::Training { finished, .. } if self.record.world.slot(&id).is_some() => {
                 if !member {
@@ -150,6 +151,7 @@ impl Job {
     pub(super) fn remove(&mut self, now: Time, id: &NodeId, out: &mut Vec<Command>) {
         let Some(node) = self.nodes.remove(id) else { return };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact: Fact::NodeLost { node: id.clone() } });
+        self.check_without(now, id, out);
         let member = self.is_member(id, node.hello.incarnation);
         match &mut self.phase {
             Phase::Training { finished, .. } if member && !finished.contains(id) => self.fail(now, id, None, out),
@@ -174,6 +176,7 @@ impl Job {
             self.remove(now, &id, out);
         }
         self.hear_out(now, out);
+        self.check_in_time(now, out);
         if let Phase::Training { reattach_until, finished } = &mut self.phase
             && let Some(until) = *reattach_until
         {
@@ -250,6 +253,7 @@ impl Job {
         };
         lost.chain(phase)
             .chain(self.inquiry.iter().map(|i| i.until))
+            .chain(self.checking.iter().map(|c| c.until))
             .chain(self.write.retry.map(|(at, _)| at))
             .filter(|at| *at > ticked)
             .min()

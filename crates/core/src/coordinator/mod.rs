@@ -8,9 +8,11 @@ mod blame;
 pub mod command;
 pub mod durability;
 pub mod event;
+pub mod exclusion;
 pub mod growth;
 pub mod incident;
 mod membership;
+pub mod node_check;
 mod promise;
 mod rebuild;
 mod rendezvous;
@@ -23,6 +25,7 @@ use crate::message::{Hello, Order, Report};
 use crate::time::Time;
 use command::{Command, Fact, Reason};
 use event::{Event, Version};
+use node_check::Checking;
 use state::{Durability, Job, JobRecord, OldWorld, Phase, Stage};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -318,7 +321,15 @@ impl Job {
         let keep_together = self.record.checkpointed && !self.newcomers;
         match rendezvous::form(&self.record.spec, &candidates, &self.record.world, keep_together, last_join, now) {
             Err((reason, _)) => self.reason = reason,
-            Ok(world) => self.begin(now, world, out),
+            Ok(world) => {
+                let nodes: Vec<_> = candidates.iter().map(|h| (h.node.clone(), h.incarnation)).collect();
+                if self.check_before(now, &nodes, out) {
+                    let round = self.checking.as_ref().map_or(0, Checking::round);
+                    self.reason = Reason::Checking { round };
+                } else if matches!(self.phase, Phase::Forming { .. }) {
+                    self.begin(now, world, out);
+                }
+            }
         }
     }
 

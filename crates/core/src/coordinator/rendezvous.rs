@@ -85,6 +85,7 @@ mod tests {
             restarts: RestartBudget::Exactly(0),
             detect_timeout_ms: 2000,
             join_timeout_ms: 1000,
+            check: crate::spec::CheckWhen::Never,
         }
     }
 

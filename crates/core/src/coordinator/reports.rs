@@ -16,6 +16,7 @@ impl Job {
                     self.testify(node, generation, Some(failure), out);
                 }
             }
+            Report::Checked(answer) => self.checked(now, node, answer, out),
             Report::Signed(sign) => self.signed(now, node, sign, out),
             Report::Finished { generation } => self.finished(generation, node),
             Report::Stopped { generation, store_port, reached } => {

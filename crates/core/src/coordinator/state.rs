@@ -1,10 +1,12 @@
 //! The coordinator's data. [`JobRecord`] is what the store holds; everything else is rebuilt from
 //! what agents say when they come back.
 
-use super::blame::{Exclusion, Inquiry};
+use super::blame::Inquiry;
 use super::command::Reason;
 use super::event::Version;
+use super::exclusion::Exclusion;
 use super::growth::Growth;
+use super::node_check::Checking;
 use super::replication::Replicas;
 use crate::id::{Generation, Incarnation, NodeId, PersistId, Rank, Session, Step};
 use crate::message::{Hello, Holding, Offer, Parity, ShardFile, Sign, Source, Tier, World};
@@ -51,6 +53,9 @@ pub struct JobRecord {
     /// Nodes that failures were blamed on (at most [`RECENT`]), and when.
     #[serde(default)]
     pub blamed: Vec<(NodeId, Incarnation, Time)>,
+    /// The nodes of this run were checked.
+    #[serde(default)]
+    pub checked: bool,
 }
 
 /// How many restart times and restored steps a record keeps.
@@ -236,6 +241,14 @@ pub struct Job {
     pub signs: VecDeque<(Time, NodeId, Sign)>,
     /// Generations in a row that failed before their first step, and until when the next one waits.
     pub in_a_row: (u32, Time),
+    /// A check of the nodes that is under way.
+    pub checking: Option<Checking>,
+    /// When the latest failure was that nothing explained.
+    pub unexplained: Option<Time>,
+    /// The failure at hand may be another one.
+    pub doubtful: bool,
+    /// The nodes are checked before the next world.
+    pub check_asked: bool,
     /// An attempt to take in nodes that wait.
     pub growth: Option<Growth>,
     /// No attempt before this.
@@ -267,6 +280,7 @@ impl Job {
             durable: None,
             excluded: Vec::new(),
             blamed: Vec::new(),
+            checked: false,
         };
         Job::from_record(record, None, now)
     }
@@ -305,6 +319,10 @@ impl Job {
             giving_up: None,
             signs: VecDeque::new(),
             in_a_row: (0, Time(0)),
+            checking: None,
+            unexplained: None,
+            doubtful: false,
+            check_asked: false,
             growth: None,
             growth_after: Time(0),
             newcomers: false,

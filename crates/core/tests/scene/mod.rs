@@ -17,13 +17,15 @@ pub struct Scene {
     pub now: u64,
     pub version: u64,
     pub sent: Vec<Order>,
+    /// Parts of checks, and which node was asked.
+    pub asked: Vec<(u64, Order)>,
     pub facts: Vec<Fact>,
 }
 
 impl Scene {
     pub fn new() -> Self {
         let core = Coordinator::new(Epoch(1), vec![], Time(0));
-        Scene { core, now: 0, version: 0, sent: vec![], facts: vec![] }
+        Scene { core, now: 0, version: 0, sent: vec![], asked: vec![], facts: vec![] }
     }
 
     pub fn event(&mut self, event: Event) {
@@ -33,6 +35,9 @@ impl Scene {
             self.core.handle(Time(self.now), event);
             while let Some(command) = self.core.poll() {
                 match command {
+                    Command::Send { session, order: order @ Order::Check { .. }, .. } => {
+                        self.asked.push((session.0 - 1, order));
+                    }
                     Command::Send { order, .. } => self.sent.push(order),
                     Command::Record { fact, .. } => self.facts.push(fact),
                     Command::Persist { id, .. } => {
@@ -64,6 +69,7 @@ impl Scene {
             restarts,
             detect_timeout_ms: 2000,
             join_timeout_ms: 600_000,
+            check: everstep_core::spec::CheckWhen::Never,
         }
     }
 

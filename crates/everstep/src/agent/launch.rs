@@ -22,6 +22,8 @@ pub enum Entry {
 pub struct Template {
     /// Program and arguments; `${local_rank}` in an argument is replaced.
     pub argv: Vec<String>,
+    /// The interpreter that scripts run in.
+    pub python: String,
     /// How a process with torch imported can run the same; `None`: it must not.
     pub warm: Option<Entry>,
     /// Directory that is put on Python's path, so that scripts that do not import everstep are watched, too.

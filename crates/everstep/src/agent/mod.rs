@@ -9,6 +9,7 @@ pub mod kernel_log;
 mod last;
 pub mod launch;
 mod macros;
+mod node_check;
 mod numa;
 mod pace;
 mod parity;
@@ -141,10 +142,13 @@ struct Driver {
     warm: bool,
     table: Arc<Table>,
     silenced: inject::Silenced,
+    /// Does this node's part in checks of the nodes, once there was one.
+    checker: Option<mpsc::UnboundedSender<node_check::Part>>,
     /// When the coordinator was last told where the time went.
     accounted: Instant,
-    /// The job is over, and somebody has asked for its end since.
+    /// The job is over.
     over: bool,
+    /// Somebody has asked for its end since.
     impatient: bool,
 }
 
@@ -196,6 +200,7 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
         warm: false,
         table,
         silenced: None,
+        checker: None,
         accounted: Instant::now(),
         over: false,
         impatient: false,
@@ -416,6 +421,9 @@ impl Driver {
             Command::Say { what } => eprintln!("everstep: {what}"),
             Command::Stacks { .. } => self.ask_for_stacks(),
             Command::Warm => self.warm_up(),
+            Command::Check { check, round, measure, partners } => {
+                self.check(node_check::Part { check, round, measure, partners });
+            }
             Command::HoldAt { step } => {
                 if let Some(crew) = &self.crew {
                     crew.hold_at(step);

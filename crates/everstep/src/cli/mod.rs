@@ -54,6 +54,8 @@ struct Cli {
 enum Command {
     /// Run a training script on this node; takes torchrun's options.
     Run(Box<run::Options>),
+    /// Which of these nodes are bad or slow; takes the options of run that say where the nodes meet, on each of them.
+    Check(Box<run::Options>),
     /// What all jobs of this user are doing.
     Status(status::Options),
     /// What the workers wrote.
@@ -110,9 +112,19 @@ enum Command {
 /// Runs the command line; returns the exit code.
 pub fn main() -> i32 {
     let mut arguments: Vec<String> = std::env::args().collect();
-    if arguments.get(1).is_some_and(|a| a == "run" || a == "rendezvous") {
+    let command = arguments.get(1).cloned().unwrap_or_default();
+    if ["run", "rendezvous", "check"].contains(&command.as_str()) {
         match run::uniform(&arguments.split_off(2)) {
-            Ok(rest) => arguments.extend(rest),
+            Ok(rest) if command == "check" && rest.iter().any(|a| a == "--") => {
+                return Failure::usage("everstep check runs no script; leave it away").end();
+            }
+            Ok(rest) => {
+                arguments.extend(rest);
+                if command == "check" {
+                    // No script is what is asked for here.
+                    arguments.extend(["--".into(), String::new()]);
+                }
+            }
             Err(failure) => return failure.end(),
         }
     }
@@ -126,6 +138,7 @@ pub fn main() -> i32 {
     let done = match cli.command {
         Command::Run(options) => run::run(&options),
         Command::Rendezvous(options) => run::rendezvous(&options),
+        Command::Check(options) => run::check(&options),
         Command::Status(options) => status::run(&options),
         Command::Logs(options) => logs::run(&options),
         Command::Goodput(options) => goodput::run(&options),

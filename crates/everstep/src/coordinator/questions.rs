@@ -44,7 +44,7 @@ impl Driver {
                 let mut workers: Vec<&Progress> = self.workers(id).collect();
                 workers.sort_by_key(|w| w.rank);
                 let left_out = |n: &Node| {
-                    let of = job.record.excluded.iter().find(|e| e.node == n.hello.node && e.incarnation == n.hello.incarnation);
+                    let of = job.record.exclusion(&n.hello.node, n.hello.incarnation);
                     // Used all the same, for lack of others, it is not left out.
                     of.filter(|_| job.record.world.slot(&n.hello.node).is_none()).map(|e| e.class.clone())
                 };

@@ -10,6 +10,7 @@ const RUN_PATH: &str = "import runpy, sys; from torch.distributed.elastic.multip
 sys.argv = sys.argv[1:]; sys.path[0] = __import__('os').path.dirname(sys.executable); record(lambda: runpy.run_path(sys.argv[0], run_name='__main__'))()";
 
 /// What a worker runs.
+#[derive(Default)]
 pub struct Program {
     /// Program and arguments; macros are still in them.
     pub argv: Vec<String>,

@@ -20,6 +20,11 @@ use everstep_core::spec::{JobSpec, RESTARTS_PER_DAY, RestartBudget};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+/// `everstep check`: takes part in a check of the nodes that nothing is started after.
+pub fn check(o: &Options) -> Result<i32, Failure> {
+    start(&Options { only_check: true, ..o.clone() })
+}
+
 /// Runs an agent; the exit code is the job's.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     if let Some(shell) = &o.print_completion {
@@ -46,6 +51,7 @@ fn spec(o: &Options) -> Result<JobSpec, Failure> {
         restarts,
         detect_timeout_ms: u64::try_from(o.detect_timeout.as_millis()).unwrap_or(u64::MAX),
         join_timeout_ms: u64::try_from(o.join_timeout()?.as_millis()).unwrap_or(u64::MAX),
+        check: o.check_when(),
     };
     spec.validate().map_err(|e| Failure::usage(e.to_string()))?;
     Ok(spec)
@@ -116,7 +122,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
             "--logs-specs {plugin} is a plug-in written in Python; run it with torchrun --rdzv-backend everstep --logs-specs {plugin}"
         )));
     }
-    let program = command::program(o)?;
+    let program = if o.only_check { command::Program::default() } else { command::program(o)? };
     let meet = meet::meet(o, spec.nodes_max)?;
     spec.job = JobId(meet.job.clone());
     let (node, lock) = node::node_id(o, &meet, spec.nodes_max)?;
@@ -144,6 +150,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
     let short = everstep_checkpoint::arena::job_hash(&format!("{}/{node}", meet.job));
     let template = Template {
         argv: program.argv,
+        python: super::interpreter::python(),
         warm: program.warm.filter(|_| !o.no_warm && o.numa_binding.is_none()),
         preload: (!o.no_preload).then(|| places::job(&meet.job).join("preload")),
         run_id: meet.run_id,
@@ -176,7 +183,9 @@ fn start(o: &Options) -> Result<i32, Failure> {
     };
     let end = runtime()?.block_on(crate::agent::run(config, template, target, &lock));
     let end = end.map_err(|e| Failure { code: 1, why: format!("cannot run an agent here: {e}") })?;
-    if end.code != 0 {
+    if end.code != 0 && o.only_check {
+        eprintln!("everstep: {}", end.why);
+    } else if end.code != 0 {
         if let Some((file, code)) = &end.first_error {
             copy_error(file, *code);
         }

@@ -3,6 +3,7 @@
 use crate::cli::Failure;
 use clap::Args;
 use clap::builder::FalseyValueParser;
+use everstep_core::spec::CheckWhen;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -142,6 +143,15 @@ pub struct Options {
     /// Name of the job; a job started again under its name finds its memory checkpoints
     #[arg(long, env = "EVERSTEP_NAME")]
     pub name: Option<String>,
+    /// Check the nodes before the first start: each by itself and in pairs; who is bad is left out
+    #[arg(long, env = "EVERSTEP_CHECK", value_parser = FalseyValueParser::new())]
+    pub check: bool,
+    /// Never check the nodes, not even after failures that nothing explains
+    #[arg(long, env = "EVERSTEP_NO_CHECK", value_parser = FalseyValueParser::new(), conflicts_with = "check")]
+    pub no_check: bool,
+    /// Nothing else (`everstep check`).
+    #[arg(skip)]
+    pub only_check: bool,
     /// everstep's exit codes, or torchrun's plain 0 and 1
     #[arg(long, env = "EVERSTEP_EXIT_CODES", default_value = "everstep", value_parser = ["everstep", "torchrun"])]
     pub exit_codes: String,
@@ -159,6 +169,18 @@ pub struct Options {
         value_name = "SCRIPT"
     )]
     pub script: Vec<String>,
+}
+
+impl Options {
+    /// When the nodes are checked.
+    pub fn check_when(&self) -> CheckWhen {
+        match (self.only_check, self.check, self.no_check) {
+            (true, ..) => CheckWhen::Only,
+            (_, true, _) => CheckWhen::First,
+            (_, _, true) => CheckWhen::Never,
+            _ => CheckWhen::OnTrouble,
+        }
+    }
 }
 
 /// `2s`, `500ms` or seconds.

@@ -20,6 +20,11 @@ const OURS: &[&str] = &[
     "exit-codes",
     "no-preload",
     "no-warm",
+    "check",
+    "no-check",
+    "notify",
+    "kernel-log",
+    "failure-table",
 ];
 
 struct Known {

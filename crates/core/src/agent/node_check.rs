@@ -1,0 +1,31 @@
+//! This node's part in a check of the nodes: done once, answered as often as it is asked for.
+
+use super::Agent;
+use super::command::Command;
+use crate::message::{Checked, Partner, Report};
+use crate::time::Time;
+
+impl Agent {
+    pub(super) fn check(&mut self, check: Time, round: u32, measure: bool, partners: Vec<Partner>) {
+        if self.crew.is_some() || self.over.is_some() {
+            return;
+        }
+        match &self.checked {
+            Some((of, answer)) if *of == (check, round) => {
+                let again = answer.clone().map(Report::Checked);
+                again.into_iter().for_each(|report| self.send(report));
+            }
+            _ => {
+                self.checked = Some(((check, round), None));
+                self.out.push_back(Command::Check { check, round, measure, partners });
+            }
+        }
+    }
+
+    pub(super) fn checked(&mut self, answer: Checked) {
+        if let Some((_, known)) = self.checked.as_mut().filter(|(of, _)| *of == (answer.check, answer.round)) {
+            *known = Some(answer.clone());
+            self.send(Report::Checked(answer));
+        }
+    }
+}

@@ -1,0 +1,436 @@
+//! Which of these nodes is bad, or slow? At most three rounds of pairs; a pair runs a real collective, and in the first round each node
+//! measures itself. DLRover's check has two rounds and calls a node faulty that fails twice (its paper, section 3.3); here a test that passes
+//! clears both of its nodes, and only failures with two nodes that were cleared speak against one. What can also be a link is said to be so.
+//!
+//! ```text
+//!  round 1   all in pairs                                a pass clears both
+//!  round 2   who is not cleared, with one who is         fails with two that are cleared: faulty
+//!  round 3   the same with yet another                    failed between two that are cleared: the link
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Most rounds of pairs.
+pub const ROUNDS: u32 = 3;
+/// A node whose own work takes this many percent of the median node's is slow.
+const SLOW_PERCENT: u64 = 150;
+/// A pair whose collective takes this many percent of the median pair's is slow: networks differ more than processors do.
+const SLOW_PAIR_PERCENT: u64 = 250;
+/// A good node may test so many others at the same time, where good ones are few.
+const AT_ONCE: usize = 4;
+/// So many must have been measured before a median says something.
+const FOR_A_MEDIAN: usize = 3;
+
+/// How a pair's collective went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Right, in so many microseconds.
+    Passed {
+        /// on the slower of both sides
+        micros: u64,
+    },
+    /// Wrong, not in time, or not at all.
+    Failed,
+}
+
+/// Microseconds of a node's own work, alike on all nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Speed {
+    /// A matrix multiplication, on the slowest of its devices.
+    pub compute: u64,
+    /// Copying memory there.
+    pub memory: u64,
+}
+
+/// What one node is to do in a round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Task {
+    /// Who.
+    pub node: usize,
+    /// With whom: at the same time, each in a test of its own.
+    pub peers: Vec<usize>,
+    /// Measure itself first.
+    pub measure: bool,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// Nodes that are certainly bad, and what shows it.
+    pub faulty: BTreeMap<usize, String>,
+    /// Nodes that work, but slowly, and what shows it.
+    pub slow: BTreeMap<usize, String>,
+    /// Between two good nodes.
+    pub links: BTreeSet<(usize, usize)>,
+    /// All that is bad beside those above is among these, or between two of them.
+    pub suspects: BTreeSet<usize>,
+    /// Nothing is known of these.
+    pub untested: BTreeSet<usize>,
+}
+
+impl Findings {
+    /// Nothing was found.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        *self == Findings::default()
+    }
+}
+
+/// A check of the nodes `0..nodes`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeCheck {
+    nodes: usize,
+    round: u32,
+    tests: BTreeMap<(usize, usize), Outcome>,
+    speeds: BTreeMap<usize, Speed>,
+    broken: BTreeMap<usize, String>,
+    gone: BTreeSet<usize>,
+}
+
+fn pair(a: usize, b: usize) -> (usize, usize) {
+    (a.min(b), a.max(b))
+}
+
+/// The value in the middle of at least [`FOR_A_MEDIAN`].
+fn median(of: impl Iterator<Item = u64>) -> Option<u64> {
+    let mut all: Vec<u64> = of.collect();
+    all.sort_unstable();
+    all.get(all.len() / 2).copied().filter(|_| all.len() >= FOR_A_MEDIAN)
+}
+
+impl NodeCheck {
+    /// Nothing is known yet.
+    #[must_use]
+    pub fn new(nodes: usize) -> Self {
+        NodeCheck {
+            nodes,
+            round: 0,
+            tests: BTreeMap::new(),
+            speeds: BTreeMap::new(),
+            broken: BTreeMap::new(),
+            gone: BTreeSet::new(),
+        }
+    }
+
+    /// Rounds so far.
+    #[must_use]
+    pub fn round(&self) -> u32 {
+        self.round
+    }
+
+    /// A node has measured itself, or could not.
+    pub fn measured(&mut self, node: usize, speed: Result<Speed, String>) {
+        match speed {
+            Ok(speed) => {
+                // The better of two: a neighbour may have been busy the first time.
+                let best = self.speeds.entry(node).or_insert(speed);
+                best.compute = best.compute.min(speed.compute);
+                best.memory = best.memory.min(speed.memory);
+            }
+            Err(why) => {
+                self.broken.insert(node, why);
+            }
+        }
+    }
+
+    /// A node does not answer any more, which says nothing of those it was tested with.
+    pub fn gone(&mut self, node: usize) {
+        self.gone.insert(node);
+        self.tests.retain(|(a, b), outcome| *outcome != Outcome::Failed || (*a != node && *b != node));
+    }
+
+    /// One side of a pair says how it went; the worse of both counts.
+    pub fn tested(&mut self, a: usize, b: usize, outcome: Outcome) {
+        if self.gone.contains(&a) || self.gone.contains(&b) {
+            return;
+        }
+        let known = self.tests.entry(pair(a, b)).or_insert(outcome);
+        *known = match (*known, outcome) {
+            (Outcome::Passed { micros: x }, Outcome::Passed { micros: y }) => Outcome::Passed { micros: x.max(y) },
+            _ => Outcome::Failed,
+        };
+    }
+
+    /// What each node is to do now; empty when nothing more can be learned, or the rounds are used up. Call it when all of the last
+    /// round is known.
+    pub fn next_round(&mut self) -> Vec<Task> {
+        if self.round == ROUNDS {
+            return Vec::new();
+        }
+        let pairs = if self.round == 0 { self.neighbours() } else { self.retests() };
+        let again = self.slow();
+        let measure = |node: &usize| self.round == 0 || (self.round == 1 && again.contains_key(node));
+        let peers = |node: usize| {
+            pairs.iter().filter_map(|(a, b)| if *a == node { Some(*b) } else { (*b == node).then_some(*a) }).collect()
+        };
+        let tasks = (0..self.nodes).map(|node| Task { node, peers: peers(node), measure: measure(&node) });
+        let tasks: Vec<Task> = tasks.filter(|t| !t.peers.is_empty() || t.measure).collect();
+        if !tasks.is_empty() {
+            self.round += 1;
+        }
+        tasks
+    }
+
+    fn neighbours(&self) -> Vec<(usize, usize)> {
+        (0..self.nodes / 2).map(|i| (2 * i, 2 * i + 1)).collect()
+    }
+
+    /// Who is not cleared, with one who is and has not tested it yet; those for whom there is none, with each other.
+    fn retests(&self) -> Vec<(usize, usize)> {
+        let cleared = self.cleared();
+        let faulty = self.faulty(&cleared);
+        let mut load: BTreeMap<usize, usize> = cleared.iter().map(|good| (*good, 0)).collect();
+        let (mut pairs, mut left) = (Vec::new(), Vec::new());
+        for node in
+            (0..self.nodes).filter(|n| !cleared.contains(n) && !faulty.contains_key(n) && !self.gone.contains(n))
+        {
+            let new = load.iter_mut().filter(|(good, load)| **load < AT_ONCE && !self.knows(node, **good));
+            match new.min_by_key(|(_, load)| **load) {
+                Some((good, load)) => {
+                    *load += 1;
+                    pairs.push((node, *good));
+                }
+                None => left.push(node),
+            }
+        }
+        while let Some(node) = left.pop() {
+            // The farthest from it: neighbours were tried first.
+            if let Some(at) = left.iter().position(|other| !self.knows(node, *other)) {
+                pairs.push((node, left.remove(at)));
+            }
+        }
+        pairs
+    }
+
+    fn knows(&self, a: usize, b: usize) -> bool {
+        self.tests.contains_key(&pair(a, b))
+    }
+
+    fn of(&self, node: usize) -> impl Iterator<Item = (usize, Outcome)> {
+        self.tests.iter().filter_map(move |((a, b), outcome)| match node {
+            n if n == *a => Some((*b, *outcome)),
+            n if n == *b => Some((*a, *outcome)),
+            _ => None,
+        })
+    }
+
+    fn failed_with(&self, node: usize) -> impl Iterator<Item = usize> {
+        let slow = self.slow_from();
+        self.of(node).filter(move |(_, outcome)| !passed(*outcome, slow)).map(|(peer, _)| peer)
+    }
+
+    /// Microseconds from which a pair counts as slow.
+    fn slow_from(&self) -> Option<u64> {
+        let took =
+            self.tests.values().filter_map(|o| if let Outcome::Passed { micros } = o { Some(*micros) } else { None });
+        median(took).map(|m| m * SLOW_PAIR_PERCENT / 100)
+    }
+
+    /// Nodes with a test that passed in time.
+    fn cleared(&self) -> BTreeSet<usize> {
+        let slow = self.slow_from();
+        let passed = self.tests.iter().filter(|(_, outcome)| passed(**outcome, slow));
+        passed
+            .flat_map(|((a, b), _)| [*a, *b])
+            .filter(|n| !self.broken.contains_key(n) && !self.gone.contains(n))
+            .collect()
+    }
+
+    /// Nodes that failed by themselves, or with two that were cleared.
+    fn faulty(&self, cleared: &BTreeSet<usize>) -> BTreeMap<usize, String> {
+        let mut found = self.broken.clone();
+        for node in (0..self.nodes).filter(|n| !cleared.contains(n)) {
+            let with: Vec<usize> = self.failed_with(node).filter(|peer| cleared.contains(peer)).collect();
+            if with.len() >= 2 {
+                found.entry(node).or_insert_with(|| String::from("collectives with two good nodes failed"));
+            }
+        }
+        found
+    }
+
+    /// Slow by their own measure.
+    fn slow(&self) -> BTreeMap<usize, String> {
+        let mut found = BTreeMap::new();
+        let measures: [(&str, fn(&Speed) -> u64); 2] =
+            [("matrix multiplication", |s| s.compute), ("memory", |s| s.memory)];
+        for (what, of) in measures {
+            let Some(median) = median(self.speeds.values().map(of)).filter(|m| *m > 0) else { continue };
+            for (node, speed) in &self.speeds {
+                let percent = of(speed).saturating_mul(100) / median;
+                if percent >= SLOW_PERCENT {
+                    found.entry(*node).or_insert_with(|| {
+                        format!("{what} takes {}.{} times as long as on the others", percent / 100, percent % 100 / 10)
+                    });
+                }
+            }
+        }
+        found
+    }
+
+    /// What the rounds so far show.
+    #[must_use]
+    pub fn findings(&self) -> Findings {
+        let cleared = self.cleared();
+        let mut faulty = self.faulty(&cleared);
+        let mut slow = self.slow();
+        // All of its collectives ended, only late.
+        let late = |n: &usize| !self.broken.contains_key(n) && self.of(*n).all(|(_, o)| o != Outcome::Failed);
+        for node in faulty.keys().copied().filter(late).collect::<Vec<_>>() {
+            faulty.remove(&node);
+            slow.insert(node, "collectives with two good nodes take long".into());
+        }
+        slow.retain(|n, _| !faulty.contains_key(n));
+        let bad = |n: &usize| faulty.contains_key(n) || (slow.contains_key(n) && !cleared.contains(n));
+        let open = || (0..self.nodes).filter(|n| !cleared.contains(n) && !bad(n));
+        let failed = |n: &usize| self.failed_with(*n).any(|peer| !bad(&peer));
+        let between = self.tests.keys().filter(|(a, b)| cleared.contains(a) && cleared.contains(b));
+        let links = between.copied().filter(|(a, b)| self.failed_with(*a).any(|peer| peer == *b)).collect();
+        let (suspects, untested) = open().partition(failed);
+        Findings { faulty, slow, links, suspects, untested }
+    }
+}
+
+/// The collective gave the right result, and in time.
+fn passed(outcome: Outcome, slow_from: Option<u64>) -> bool {
+    matches!(outcome, Outcome::Passed { micros } if slow_from.is_none_or(|slow| micros < slow))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What is really wrong.
+    #[derive(Clone, Debug, Default)]
+    struct Truth {
+        bad: BTreeSet<usize>,
+        links: BTreeSet<(usize, usize)>,
+        slow: BTreeSet<usize>,
+        late: BTreeSet<usize>,
+    }
+
+    /// Runs a check to its end; also how many pairs of good nodes the first round had.
+    fn check(nodes: usize, truth: &Truth) -> (NodeCheck, usize) {
+        let mut check = NodeCheck::new(nodes);
+        let mut good_pairs = 0;
+        loop {
+            let tasks = check.next_round();
+            if tasks.is_empty() {
+                return (check, good_pairs);
+            }
+            let mut seen = BTreeSet::new();
+            for task in tasks {
+                assert!(seen.insert(task.node), "one task at a time");
+                if task.measure {
+                    let compute = if truth.slow.contains(&task.node) { 2000 } else { 1000 };
+                    check.measured(task.node, Ok(Speed { compute, memory: 500 }));
+                }
+                for peer in task.peers {
+                    let either = |of: &BTreeSet<usize>| of.contains(&task.node) || of.contains(&peer);
+                    let fails = either(&truth.bad) || truth.links.contains(&pair(task.node, peer));
+                    let micros = if either(&truth.late) { 9000 } else { 1000 };
+                    check.tested(task.node, peer, if fails { Outcome::Failed } else { Outcome::Passed { micros } });
+                    good_pairs += usize::from(check.round() == 1 && !fails && task.node < peer);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn dlrovers_example() {
+        let truth = Truth { bad: [4].into(), ..Truth::default() };
+        let (done, _) = check(6, &truth);
+        assert_eq!(done.findings().faulty.into_keys().collect::<Vec<_>>(), [4]);
+        assert_eq!(done.round(), 2, "its neighbour is cleared by another one, and it fails with both");
+    }
+
+    #[test]
+    fn all_well_takes_one_round_or_two_for_the_odd_one() {
+        assert_eq!(check(8, &Truth::default()).0.round(), 1);
+        let (odd, _) = check(7, &Truth::default());
+        assert!(odd.round() == 2 && odd.findings().is_clean());
+    }
+
+    #[test]
+    fn a_link_is_not_a_node() {
+        let truth = Truth { links: [(2, 3)].into(), ..Truth::default() };
+        let found = check(6, &truth).0.findings();
+        assert_eq!(found, Findings { links: [(2, 3)].into(), ..Findings::default() });
+    }
+
+    #[test]
+    fn of_two_nodes_both_are_suspects() {
+        let found = check(2, &Truth { bad: [0].into(), ..Truth::default() }).0.findings();
+        assert_eq!(found, Findings { suspects: [0, 1].into(), ..Findings::default() });
+    }
+
+    #[test]
+    fn one_node_is_measured_and_not_tested() {
+        let (one, _) = check(1, &Truth::default());
+        assert_eq!(one.findings().untested, [0].into());
+    }
+
+    #[test]
+    fn slow_nodes_and_slow_networks_are_not_faulty() {
+        let truth = Truth { slow: [1].into(), late: [4].into(), ..Truth::default() };
+        let found = check(8, &truth).0.findings();
+        assert_eq!(found.slow.keys().copied().collect::<Vec<_>>(), [1, 4]);
+        assert!(found.faulty.is_empty() && found.suspects.is_empty());
+    }
+
+    #[test]
+    fn who_cannot_even_measure_itself_is_faulty() {
+        let mut check = NodeCheck::new(2);
+        check.next_round();
+        check.measured(1, Err("CUDA error".into()));
+        check.tested(0, 1, Outcome::Failed);
+        assert!(check.next_round().is_empty());
+        let found = check.findings();
+        assert_eq!((found.faulty.len(), found.untested), (1, [0].into()));
+    }
+
+    #[test]
+    fn who_does_not_answer_is_not_bad_and_speaks_against_nobody() {
+        let mut check = NodeCheck::new(4);
+        check.next_round();
+        check.tested(0, 1, Outcome::Failed);
+        check.gone(1);
+        check.tested(1, 0, Outcome::Failed);
+        check.tested(2, 3, Outcome::Passed { micros: 1 });
+        assert_eq!(check.next_round().iter().map(|t| t.node).collect::<Vec<_>>(), [0, 2]);
+        check.tested(0, 2, Outcome::Passed { micros: 1 });
+        assert!(check.next_round().is_empty());
+        assert_eq!(check.findings(), Findings { untested: [1].into(), ..Findings::default() });
+    }
+
+    /// Up to three bad nodes anywhere, and perhaps a link between two of the others.
+    fn truths() -> impl Strategy<Value = (usize, Truth)> {
+        (2usize..=64).prop_flat_map(|n| {
+            let bad = prop::collection::btree_set(0..n, 0..=3.min(n));
+            (Just(n), bad, prop::option::of((0..n, 0..n))).prop_map(|(n, bad, link)| {
+                let good = |(a, b): &(usize, usize)| a != b && !bad.contains(a) && !bad.contains(b);
+                let links = link.filter(good).map(|(a, b)| pair(a, b)).into_iter().collect();
+                (n, Truth { bad, links, ..Truth::default() })
+            })
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20_000))]
+        #[test]
+        fn named_exactly_where_two_good_pairs_exist_and_else_nobody_outside((nodes, truth) in truths()) {
+            let (done, good_pairs) = check(nodes, &truth);
+            let found = done.findings();
+            prop_assert!(done.round() <= ROUNDS);
+            let named: BTreeSet<usize> = found.faulty.keys().copied().collect();
+            prop_assert!(named.is_subset(&truth.bad), "{named:?} of {:?}", truth.bad);
+            let certain: BTreeSet<usize> = &(&named | &found.suspects) | &found.untested;
+            prop_assert!(truth.bad.is_subset(&certain), "{:?} not within {certain:?}", truth.bad);
+            prop_assert!(found.links.is_subset(&truth.links));
+            if good_pairs >= 2 {
+                prop_assert_eq!(&named, &truth.bad, "suspects {:?}", found.suspects);
+                prop_assert!(found.suspects.is_empty() && found.untested.is_empty());
+            }
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! This node's part in a check of the nodes, done by a process of Python that lives as long as the check: torch is imported once, and
+//! whatever a bad device does to that process does not reach the agent.
+
+use super::{Driver, Input};
+use everstep_core::agent::event::Event;
+use everstep_core::message::{Checked, Partner};
+use everstep_core::node_check::Speed;
+use everstep_core::time::Time;
+use serde::Deserialize;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::mpsc;
+
+/// How long a node waits for its partner: in the first round torch is imported there.
+const WAIT: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(15));
+/// A part that has not ended by then never will.
+const PART: Duration = Duration::from_secs(140);
+
+/// What is to be done.
+pub struct Part {
+    pub check: Time,
+    pub round: u32,
+    pub measure: bool,
+    pub partners: Vec<Partner>,
+}
+
+/// What the process answers (see `python/everstep/check.py`).
+#[derive(Deserialize)]
+struct Answer {
+    speed: Option<Measured>,
+    pairs: Vec<Option<u64>>,
+    cannot: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Measured {
+    Speed(Speed),
+    Failed { error: String },
+}
+
+/// The process.
+struct Helper {
+    _child: Child,
+    to: ChildStdin,
+    from: Lines<BufReader<ChildStdout>>,
+}
+
+impl Helper {
+    fn start(python: &str, env: &BTreeMap<String, String>) -> std::io::Result<Self> {
+        let mut command = Command::new(python);
+        command.args(["-m", "everstep.check"]).env_clear().envs(env).kill_on_drop(true);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        let (to, from) = child.stdin.take().zip(child.stdout.take()).ok_or_else(|| std::io::Error::other("no pipe"))?;
+        Ok(Helper { _child: child, to, from: BufReader::new(from).lines() })
+    }
+
+    async fn ask(&mut self, line: String) -> Option<Answer> {
+        self.to.write_all(line.as_bytes()).await.ok()?;
+        let answer = tokio::time::timeout(PART, self.from.next_line()).await.ok()?.ok()??;
+        serde_json::from_str(&answer).ok()
+    }
+}
+
+/// Starts whoever does the parts that are sent to it, one after the other.
+fn start(
+    node: String,
+    python: String,
+    env: BTreeMap<String, String>,
+    inbox: mpsc::UnboundedSender<Input>,
+) -> mpsc::UnboundedSender<Part> {
+    let (parts, mut asked) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let mut helper = None;
+        while let Some(part) = asked.recv().await {
+            if helper.is_none() {
+                helper = Helper::start(&python, &env).ok();
+            }
+            let answer = match &mut helper {
+                Some(helper) => Some(helper.ask(request(&node, &part)).await),
+                None => None,
+            };
+            if !matches!(answer, Some(Some(_))) {
+                helper = None;
+            }
+            let _ = inbox.send(Input::Core(Event::Checked(checked(part, answer, &python))));
+        }
+    });
+    parts
+}
+
+impl Driver {
+    pub(super) fn check(&mut self, part: Part) {
+        // Both of a pair meet in the store of one of them.
+        self.store.open();
+        let template = &self.template;
+        let checker = self.checker.get_or_insert_with(|| {
+            start(template.node.clone(), template.python.clone(), template.common_environment(), self.inbox.clone())
+        });
+        let _ = checker.send(part);
+    }
+}
+
+fn request(node: &str, part: &Part) -> String {
+    let test = |p: &Partner| {
+        let (a, b) = if p.first { (node, p.node.0.as_str()) } else { (p.node.0.as_str(), node) };
+        let name = format!("{}/{}/{a}+{b}", part.check.0, part.round);
+        json!({"name": name, "host": p.host, "port": p.port, "first": p.first})
+    };
+    let wait = if part.round == 1 { WAIT.0 } else { WAIT.1 };
+    let tests: Vec<_> = part.partners.iter().map(test).collect();
+    format!("{}\n", json!({"measure": part.measure, "wait": wait.as_secs(), "tests": tests}))
+}
+
+/// `answer`: `None` when the process could not be started, `Some(None)` when it did not answer.
+fn checked(part: Part, answer: Option<Option<Answer>>, python: &str) -> Checked {
+    let Part { check, round, measure, partners } = part;
+    let base = Checked { check, round, ..Checked::default() };
+    let failed = || partners.iter().map(|p| (p.node.clone(), None)).collect();
+    match answer {
+        None => Checked { cannot: Some(format!("{python} cannot be started")), ..base },
+        Some(None) => {
+            let speed = measure.then(|| Err("the process that checks it ended".into()));
+            Checked { speed, pairs: failed(), ..base }
+        }
+        Some(Some(answer)) => {
+            let speed = answer.speed.map(|s| match s {
+                Measured::Speed(speed) => Ok(speed),
+                Measured::Failed { error } => Err(error),
+            });
+            let pairs = partners.iter().map(|p| p.node.clone()).zip(answer.pairs).collect();
+            Checked { speed, pairs, cannot: answer.cannot, ..base }
+        }
+    }
+}

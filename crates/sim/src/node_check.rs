@@ -1,0 +1,29 @@
+//! A host's part in a check of the nodes: it fails with a broken GPU, or with a partner that has one or is not there.
+
+use crate::world::{Happening, World};
+use everstep_core::agent::event::Event as AgentEvent;
+use everstep_core::message::{Checked, Partner};
+use everstep_core::node_check::Speed;
+use everstep_core::time::Time;
+
+impl World {
+    pub(crate) fn take_part(&mut self, host: usize, part: (Time, u32), measure: bool, partners: &[Partner]) {
+        let (well, life) = (self.hosts[host].gpu.is_none(), self.hosts[host].life);
+        let there = |p: &&Partner| {
+            self.hosts.iter().any(|h| h.node == p.node && h.up && !h.frozen && h.agent.is_some() && h.gpu.is_none())
+        };
+        let tested = |p: &Partner| (p.node.clone(), Some(p).filter(there).filter(|_| well).map(|_| 900));
+        let pairs = partners.iter().map(tested).collect();
+        // A broken GPU need not show in its own work.
+        let speed = measure.then_some(Ok(Speed { compute: 1000, memory: 500 }));
+        let answer = Checked { check: part.0, round: part.1, speed, pairs, cannot: None };
+        let delay = self.rng.range(300, 3000);
+        self.at(delay, Happening::Checked { host, life, answer });
+    }
+
+    pub(crate) fn checked(&mut self, host: usize, life: u64, answer: Checked) {
+        if self.hosts[host].life == life && !self.hosts[host].frozen {
+            self.agent(host, AgentEvent::Checked(answer));
+        }
+    }
+}

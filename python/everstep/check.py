@@ -1,0 +1,193 @@
+"""A node's part in a check of the nodes: its own speed, and a real collective with others. Run by the agent as ``python -m everstep.check``.
+
+Each line on standard input asks for a part of a round, each line on standard output answers::
+
+    {"measure": true, "wait": 100, "tests": [{"name": "7/1/a+b", "host": "10.0.0.1", "port": 4321, "first": true}]}
+    {"speed": {"compute": 310, "memory": 2100}, "pairs": [5100], "cannot": null}
+
+Everything that may hang or crash with a bad device happens in a child of its own, which is killed when its time is up. Times are microseconds;
+a pair that failed is ``null``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+#: Seconds for a collective of two nodes, set-up included: over sockets, over NCCL.
+_PAIR_SECONDS = {"gloo": 5.0, "nccl": 45.0}
+#: Seconds of multiplying and of copying: longer than a period of the scheduler's quota (0.1 s).
+_COMPUTE_SECONDS, _MEMORY_SECONDS = 0.4, 0.2
+#: Seconds for both, with the start of a device.
+_MEASURE_SECONDS = 60.0
+#: Times a collective is run; the best counts.
+_TIMES = 5
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class _Child:
+    """``work`` in a forked process; its result, as JSON, comes through a pipe."""
+
+    def __init__(self, work: Callable[[], Any], seconds: float) -> None:
+        self.until = time.monotonic() + seconds
+        self.pipe, theirs = os.pipe()
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                _die_with_parent()
+                os.dup2(2, 1)  # what libraries print is not an answer
+                os.write(theirs, json.dumps({"ok": work()}).encode())
+                code = 0
+            except BaseException as exc:
+                traceback.print_exc()
+                os.write(theirs, json.dumps({"why": f"{type(exc).__name__}: {exc}".splitlines()[0][:300]}).encode())
+            finally:
+                os._exit(code)
+        os.close(theirs)
+
+    def result(self) -> dict[str, Any]:
+        """``{"ok": …}``, or ``{"why": …}``."""
+        said = b""
+        while (left := self.until - time.monotonic()) > 0 and select.select([self.pipe], [], [], left)[0]:
+            part = os.read(self.pipe, 1 << 16)
+            if not part:
+                break
+            said += part
+        os.close(self.pipe)
+        late = time.monotonic() >= self.until
+        os.kill(self.pid, signal.SIGKILL)
+        status = os.waitpid(self.pid, 0)[1]
+        if said:
+            found: dict[str, Any] = json.loads(said)
+            return found
+        return {"why": "not done in time" if late else f"ended by itself (status {os.waitstatus_to_exitcode(status)})"}
+
+
+def _devices() -> int:
+    """GPUs that can be seen; asked for without starting CUDA, which would not survive a fork."""
+    import torch
+
+    return torch.cuda.device_count() if torch.backends.cuda.is_built() else 0
+
+
+def _speed_of(device: str) -> dict[str, int]:
+    import torch
+
+    torch.set_num_threads(1)
+    on_gpu = device != "cpu"
+    sync = torch.cuda.synchronize if on_gpu else lambda: None
+    if on_gpu:
+        torch.cuda.set_device(device)
+    a = torch.rand(4096 if on_gpu else 384, 4096 if on_gpu else 384, device=device, dtype=torch.float16 if on_gpu else torch.float32)
+    source = torch.ones((256 if on_gpu else 16) << 18, device=device)
+    target = torch.empty_like(source)
+
+    def timed(work: Callable[[], object], seconds: float) -> int:
+        work()
+        sync()
+        began, count = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds:
+            work()
+            sync()
+            count += 1
+        return max(int((time.perf_counter() - began) * 1e6 / count), 1)
+
+    first = a @ a
+    compute = timed(lambda: a @ a, _COMPUTE_SECONDS)
+    if not torch.equal(first, a @ a):
+        raise RuntimeError(f"two equal multiplications on {device} gave different results")
+    memory = timed(lambda: target.copy_(source), _MEMORY_SECONDS)
+    if not torch.equal(source, target):
+        raise RuntimeError(f"a copy in the memory of {device} is not what was copied")
+    return {"compute": compute, "memory": memory}
+
+
+def _measure() -> dict[str, Any]:
+    """The slowest of this node's devices."""
+    devices = [f"cuda:{i}" for i in range(_devices())] or ["cpu"]
+    children = [_Child(lambda d=device: _speed_of(d), _MEASURE_SECONDS) for device in devices]
+    results = [child.result() for child in children]
+    for device, result in zip(devices, results, strict=True):
+        if "why" in result:
+            return {"error": f"{device}: {result['why']}"}
+    return {name: max(r["ok"][name] for r in results) for name in ("compute", "memory")}
+
+
+def _collective(store: Any, rank: int, size: int, device: str, seconds: float) -> int:
+    import torch
+    import torch.distributed as dist
+
+    backend = "gloo" if device == "cpu" else "nccl"
+    if backend == "nccl":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
+    best = sys.maxsize
+    for _ in range(_TIMES):
+        data = torch.full(((64 if backend == "nccl" else 4) << 18,), float(rank + 1), device=device)
+        began = time.perf_counter()
+        dist.all_reduce(data)
+        if not bool((data == size * (size + 1) / 2).all()):
+            raise RuntimeError("the sum over two nodes is wrong")
+        best = min(best, int((time.perf_counter() - began) * 1e6))
+    return max(best, 1)
+
+
+def _pair(test: dict[str, Any], wait: float) -> list[_Child]:
+    """The ranks of this node in one test; empty when the other node does not come."""
+    import torch.distributed as dist
+
+    def store() -> Any:
+        limit = timedelta(seconds=wait)
+        return dist.PrefixStore(f"check/{test['name']}", dist.TCPStore(test["host"], test["port"], is_master=False, wait_for_workers=False, timeout=limit))
+
+    devices = [f"cuda:{i}" for i in range(_devices())] or ["cpu"]
+    seconds = _PAIR_SECONDS["gloo" if devices == ["cpu"] else "nccl"]
+    own, other = ("first", "second") if test["first"] else ("second", "first")
+
+    def rank(local: int) -> int:
+        met = store()
+        met.set(f"{own}/{local}", str(len(devices)))
+        theirs = int(met.get(f"{other}/0"))
+        return _collective(met, local + (0 if test["first"] else theirs), len(devices) + theirs, devices[local], seconds)
+
+    return [_Child(lambda local=local: rank(local), wait + seconds) for local in range(len(devices))]
+
+
+def _part(asked: dict[str, Any]) -> dict[str, Any]:
+    speed = _measure() if asked["measure"] else None
+    tests = [_pair(test, asked["wait"]) for test in asked["tests"]]
+    results = [[child.result() for child in children] for children in tests]
+    return {"speed": speed, "pairs": [max(r["ok"] for r in rs) if all("ok" in r for r in rs) else None for rs in results], "cannot": None}
+
+
+def main() -> None:
+    """Answers until standard input ends."""
+    _die_with_parent()
+    try:
+        import torch.distributed as dist
+
+        cannot = None if dist.is_available() else "torch was built without torch.distributed"
+    except ImportError as exc:
+        cannot = f"{exc}; the check runs a real collective: install torch for {sys.executable}"
+    for line in sys.stdin:
+        answer = {"speed": None, "pairs": [], "cannot": cannot} if cannot else _part(json.loads(line))
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
