@@ -13,8 +13,9 @@ def _ip(line: str) -> None:
 
 
 @contextlib.contextmanager
-def hosts(count: int, rate: str | None = None) -> Iterator[list[str]]:
-    """Namespaces whose host i has the address 10.77.8.(i+1); ``rate`` (as ``2gbit``) limits what each sends.
+def hosts(count: int, rate: str | None = None, data: bool = False) -> Iterator[list[str]]:
+    """Namespaces whose host i has the address 10.77.8.(i+1); ``rate`` (as ``2gbit``) limits what each sends. With ``data`` each has a second
+    network, for what training sends: ``eth1``, 10.77.9.(i+1).
 
     Use with ``ip netns exec NAME …``. Needs the right to make namespaces.
     """
@@ -25,6 +26,8 @@ def hosts(count: int, rate: str | None = None) -> Iterator[list[str]]:
         _ip(f"ip netns add {bridge}")
         _ip(f"ip -n {bridge} link add br0 type bridge")
         _ip(f"ip -n {bridge} link set br0 up")
+        _ip(f"ip -n {bridge} link add br1 type bridge")
+        _ip(f"ip -n {bridge} link set br1 up")
         for i, name in enumerate(names):
             _ip(f"ip netns add {name}")
             _ip(f"ip link add eth0 netns {name} type veth peer name p{i} netns {bridge}")
@@ -33,6 +36,12 @@ def hosts(count: int, rate: str | None = None) -> Iterator[list[str]]:
             _ip(f"ip -n {name} addr add 10.77.8.{i + 1}/24 dev eth0")
             _ip(f"ip -n {name} link set eth0 up")
             _ip(f"ip -n {name} link set lo up")
+            if data:
+                _ip(f"ip link add eth1 netns {name} type veth peer name d{i} netns {bridge}")
+                _ip(f"ip -n {bridge} link set d{i} master br1")
+                _ip(f"ip -n {bridge} link set d{i} up")
+                _ip(f"ip -n {name} addr add 10.77.9.{i + 1}/24 dev eth1")
+                _ip(f"ip -n {name} link set eth1 up")
             if rate:
                 _ip(f"tc -n {name} qdisc add dev eth0 root tbf rate {rate} burst 256kb latency 50ms")
         yield names
@@ -45,3 +54,20 @@ def link(names: list[str], index: int, state: str) -> None:
     """Cuts a host off from all others (``down``), or joins it again (``up``)."""
     bridge = names[0].rsplit("h", 1)[0] + "b"
     _ip(f"ip -n {bridge} link set p{index} {state}")
+
+
+def data_network(names: list[str], index: int, state: str) -> None:
+    """The same for the network that training uses: whoever only asks whether the host is there finds nothing wrong."""
+    bridge = names[0].rsplit("h", 1)[0] + "b"
+    _ip(f"ip -n {bridge} link set d{index} {state}")
+
+
+def data_path(names: list[str], a: int, b: int) -> None:
+    """Nothing comes through between these two any more; both reach all others."""
+    for here, there in ((a, b), (b, a)):
+        _ip(f"ip -n {names[here]} route add blackhole 10.77.9.{there + 1}/32")
+
+
+def data_rate(names: list[str], index: int, rate: str) -> None:
+    """What this host sends to others in training is limited (``200mbit``)."""
+    _ip(f"tc -n {names[index]} qdisc add dev eth1 root tbf rate {rate} burst 64kb latency 50ms")

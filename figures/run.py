@@ -25,7 +25,7 @@ FIGURES = [
     "writer-kills", "crash-states", "kill-matrix",
     "corruption", "memory-flat", "gpu-snapshot",
     "dcp-plugin", "frequency-contention", "silent-corruption", "planning-cost", "export", "reshard", "data-ledger", "s3-faults", "erasure",
-    "error-classifier", "ledger", "notify", "detection-time", "injected-faults", "stacks", "quiet-soak", "incident-simulation", "detector-overhead",
+    "error-classifier", "ledger", "notify", "detection-time", "injected-faults", "stacks", "quiet-soak", "incident-simulation", "node-check", "detector-overhead",
 ]  # fmt: skip
 
 

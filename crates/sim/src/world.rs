@@ -15,7 +15,7 @@ use everstep_core::id::{Epoch, Generation, JobId, NodeId, PersistId, Session, St
 use everstep_core::invariant::InvariantId;
 use everstep_core::message::{Checked, Hello, Order, Report, Tier};
 use everstep_core::spec::{CheckWhen, JobSpec, RestartBudget};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One deadline of so many is noticed late, by so many milliseconds.
 const LATE_ONE_OF: u64 = 5;

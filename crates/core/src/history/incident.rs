@@ -3,6 +3,7 @@
 use super::{Entry, Progress, What};
 use crate::coordinator::command::{Action, Fact};
 use crate::coordinator::incident::{describe, describe_as};
+use crate::coordinator::node_check::Found;
 use crate::id::{NodeId, Step};
 use crate::message::{Cause, Failure, Tier};
 use crate::severity::Verdict;
@@ -80,6 +81,8 @@ pub struct Incident {
     pub stacks: BTreeMap<u32, Stack>,
     /// The node is left out from then on.
     pub excluded: Option<NodeId>,
+    /// What a check of the nodes found.
+    pub checked: Option<Found>,
     /// How it ended.
     pub outcome: Outcome,
 }
@@ -181,6 +184,7 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                     blamed: None,
                     stacks: BTreeMap::new(),
                     excluded: None,
+                    checked: None,
                     outcome: Outcome::Open,
                 });
             }
@@ -210,6 +214,11 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
             What::Fact(Fact::Excluded { incident, node, .. }) => {
                 if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
                     i.excluded = Some(node.clone());
+                }
+            }
+            What::Fact(Fact::Checked { incident, found: all, .. }) => {
+                if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
+                    i.checked = Some(all.clone());
                 }
             }
             What::Fact(Fact::CaughtUp { incident, .. }) => {

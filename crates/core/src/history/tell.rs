@@ -120,7 +120,8 @@ fn done(of: &Incident) -> String {
         Some(Restore { step: Some(step), tiers, .. }) => format!("; step {step} restored from {}", places(tiers)),
     };
     let left_out = of.excluded.as_ref().map_or(String::new(), |node| format!("; node {node} is left out"));
-    format!("{action}{world}{restored}{left_out}")
+    let checked = of.checked.as_ref().map_or(String::new(), |found| format!("; nodes checked: {found}"));
+    format!("{action}{world}{restored}{checked}{left_out}")
 }
 
 fn places(tiers: &[Tier]) -> String {
