@@ -35,7 +35,6 @@ def _own_words(out: Path) -> tuple[float, float]:
         begins: dict[int, float] = {}
         waits: dict[int, float] = {}
         ends: dict[int, list[tuple[float, float]]] = {}
-        last = 0.0
         for line in (out / f"log-{rank}").read_text().splitlines():
             kind, step, value = line.split()[0], int(line.split()[1]), float(line.split()[2])
             if kind == "begin":
@@ -43,10 +42,8 @@ def _own_words(out: Path) -> tuple[float, float]:
             elif kind == "data":
                 waits[step] = value
             elif kind == "end":
-                # From the end of the step before it, in the same life of the process.
-                start = last if step and last and step - 1 in ends and last <= begins[step] + 0.05 else begins[step]
-                ends.setdefault(step, []).append((start, value))
-                last = value
+                # What is between the end of one and the beginning of the next is the checkpoint's, which is no part of a step.
+                ends.setdefault(step, []).append((begins[step], value))
         data += sum(waits.values())
         took = {s: min(e - b - waits.get(s, 0.0) - (EVAL if s == EVAL_AT else 0.0) for b, e in all_) for s, all_ in ends.items()}
         usual = statistics.median(took.values())

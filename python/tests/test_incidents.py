@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
+import tarfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import EVERSTEP
+from prometheus_client.openmetrics import parser
 
 from figures.receivers import WEBHOOK_SECRET, Receivers
 
@@ -116,6 +121,49 @@ def test_what_is_injected_is_what_is_told(job):
     assert any(line.startswith("Why") and "host-memory" in line for line in said), said
     missing = j.ask("inject", "kill", "--rank", "7")
     assert missing.returncode == 1 and "no rank 7 trains" in missing.stderr
+
+
+def test_what_prometheus_reads_counts_what_happened(job):
+    j = job()
+    j.ask("inject", "xid", "--rank", "1", "--code", "79")
+    j.ask("inject", "kill", "--rank", "1")
+    j.incident(1)
+    config = j.ask("metrics", "--config").stdout
+    target, token = (re.search(pattern, config).group(1) for pattern in (r'targets: \[ "(.+?)" \]', r'credentials_file: "(.+?)"'))
+
+    def read() -> dict[tuple[str, ...], float]:
+        """As Prometheus does: HTTP/1.1, the token as bearer, OpenMetrics."""
+        asked = urllib.request.Request(f"http://{target}/metrics", headers={"Authorization": f"Bearer {Path(token).read_text().strip()}"})
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            assert "openmetrics" in answer.headers["Content-Type"]
+            text = answer.read().decode()
+        return {(s.name, *sorted(v for k, v in s.labels.items() if k != "run")): s.value for family in parser.text_string_to_metric_families(text) for s in family.samples}
+
+    j.wait(lambda: read()[("everstep_incidents_total", "gpu-lost", "recovered")] == 1)
+    j.wait(lambda: read()[("everstep_last_step",)] > 20)
+    now = read()
+    assert now[("everstep_world_size", "active")] == 2 and now[("everstep_node_state", "0", "active")] == 1
+    assert now[("everstep_coordinator_leader",)] == 1
+    assert 0 < now[("everstep_goodput_ratio", "all")] <= 1
+    held = sum(v for k, v in now.items() if k[0] == "everstep_gpu_seconds_total")
+    spent = json.loads(j.ask("goodput", "--json").stdout)["jobs"][0]["held_us"] / 1e6
+    assert 0 < held <= spent + 1
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"http://{target}/metrics", timeout=10)
+    # Which card is it, and everything about it in one file.
+    ranked = json.loads(j.ask("incidents", "nodes", "--json").stdout)["jobs"][0]["nodes"]
+    assert ranked[0]["of_machine"] == 1 and ranked[0]["devices"], ranked
+    bundle = j.out / "bundle.tar.gz"
+    assert j.ask("incidents", "export", "inc-1", "-o", str(bundle)).stdout.strip() == str(bundle)
+    with tarfile.open(bundle) as files:
+        names = files.getnames()
+        about = json.load(files.extractfile("job-inc-1/incident.json"))
+        facts = [json.loads(line) for line in files.extractfile("job-inc-1/facts.jsonl")]
+    assert about["incident"]["number"] == 1 and any("IncidentOpened" in f["fact"] for f in facts)
+    assert "job-inc-1/explain.txt" in names and any(n.endswith("stderr.log") for n in names), names
+    assert bundle.stat().st_mode & 0o777 == 0o600
+    again = j.ask("incidents", "export", "inc-1", "-o", str(bundle))
+    assert again.returncode == 78 and "another -o" in again.stderr
 
 
 def test_the_kernels_log_says_why_a_process_was_killed(job):

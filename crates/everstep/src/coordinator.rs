@@ -93,6 +93,7 @@ struct Driver {
     writer: blocking::Sender<StoreWrite>,
     inbox: mpsc::UnboundedSender<Input>,
     events: File,
+    records: PathBuf,
     idle_since: Instant,
     used: bool,
     endpoint: String,
@@ -170,6 +171,7 @@ pub async fn run(
         writer,
         inbox,
         events,
+        records: events_file(directory),
         idle_since: Instant::now(),
         used: false,
         endpoint,
@@ -246,6 +248,14 @@ impl Driver {
             }
             Input::Server(Inbound::Status(answer)) => {
                 let _ = answer.send(self.status());
+            }
+            Input::Server(Inbound::Metrics(answer)) => {
+                let (live, now, records) = (self.live(), self.now().micros(), self.records.clone());
+                // A long run has written much: others are not to wait for that.
+                tokio::task::spawn_blocking(move || {
+                    let text = std::fs::read_to_string(records).unwrap_or_default();
+                    let _ = answer.send(crate::metrics::page(&live, &text, now));
+                });
             }
             Input::Server(Inbound::Stop { job, done }) => {
                 let job = JobId(job);

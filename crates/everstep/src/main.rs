@@ -5,6 +5,7 @@ mod books;
 mod cli;
 mod coordinator;
 mod guard;
+mod metrics;
 mod notify;
 mod pgstore;
 mod places;

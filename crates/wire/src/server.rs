@@ -25,6 +25,8 @@ pub enum Inbound {
     },
     /// Someone asks for the status of all jobs.
     Status(oneshot::Sender<serde_json::Value>),
+    /// Prometheus asks.
+    Metrics(oneshot::Sender<String>),
     /// Someone asks for a job to stop.
     Stop {
         /// which
@@ -65,6 +67,7 @@ pub async fn serve(listener: TcpListener, token: Token, inbox: mpsc::UnboundedSe
     let router = Router::new()
         .route("/v1/attach", post(attach))
         .route("/v1/status", get(status))
+        .route("/metrics", get(metrics))
         .route("/v1/jobs/{job}/stop", post(stop))
         .route("/v1/jobs/{job}/stacks", post(stacks))
         .route("/v1/jobs/{job}/inject", post(inject))
@@ -125,6 +128,19 @@ async fn status(State(shared): State<Shared>) -> Response {
     let _ = shared.inbox.send(Inbound::Status(answer));
     match value.await {
         Ok(value) => Json(value).into_response(),
+        Err(_) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+    }
+}
+
+/// OpenMetrics text.
+async fn metrics(State(shared): State<Shared>) -> Response {
+    let (answer, page) = oneshot::channel();
+    let _ = shared.inbox.send(Inbound::Metrics(answer));
+    match page.await {
+        Ok(page) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            ([(header::CONTENT_TYPE, kind)], page).into_response()
+        }
         Err(_) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
     }
 }

@@ -8,9 +8,11 @@
 //! ```
 
 mod incident;
+mod lemons;
 mod tell;
 
 pub use incident::{Incident, Outcome, Restore, incidents};
+pub use lemons::{Lemon, lemons};
 pub use tell::tell;
 
 use crate::coordinator::command::Fact;

@@ -3,8 +3,10 @@
 use super::{Failure, facts};
 use chrono::DateTime;
 use clap::{Args, Subcommand};
-use everstep_core::history::{Incident, Outcome, incidents, tell};
+use everstep_core::history::{Incident, Outcome, incidents, lemons, tell};
 use serde_json::json;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 #[derive(Args, Clone, Debug)]
 pub struct Explain {
@@ -36,12 +38,27 @@ enum Command {
     },
     /// One of them: the same as everstep explain
     Show(Explain),
+    /// Everything that is known of one in one file: facts, explanation, ends of logs
+    Export {
+        #[command(flatten)]
+        which: Explain,
+        /// Where to; JOB-inc-N.tar.gz if not given
+        #[arg(short, long, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+    /// Which nodes fail again and again, over all runs
+    Nodes {
+        /// The job; without it, all jobs whose records are on this machine
+        job: Option<String>,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 /// A job's incidents.
 struct Of {
-    job: String,
-    latest: f64,
+    told: facts::Told,
     incidents: Vec<Incident>,
 }
 
@@ -50,8 +67,8 @@ fn all(job: Option<&str>) -> Result<Vec<Of>, Failure> {
     if told.is_empty() {
         return Err(facts::none_of(job));
     }
-    let of = |t: &facts::Told| Of { job: t.job.clone(), latest: t.latest(), incidents: incidents(&t.entries()) };
-    Ok(told.iter().map(of).collect())
+    let of = |told: facts::Told| Of { incidents: incidents(&told.entries()), told };
+    Ok(told.into_iter().map(of).collect())
 }
 
 /// Time of day, UTC.
@@ -64,37 +81,75 @@ fn as_json(job: &str, of: &Incident) -> serde_json::Value {
     json!({"job": job, "incident": of, "opened": when(of.opened), "lasted_us": of.lasted(), "rank_seconds": of.rank_seconds()})
 }
 
-/// Prints one incident.
-pub fn explain(o: &Explain) -> Result<i32, Failure> {
+/// What was told of a job, and the incident that is meant; `None` when the job has had none.
+fn one(o: &Explain) -> Result<(facts::Told, Option<Incident>), Failure> {
     let mut of = all(o.job.as_deref())?;
-    of.sort_by(|a, b| a.latest.total_cmp(&b.latest));
+    of.sort_by(|a, b| a.told.latest().total_cmp(&b.told.latest()));
     // Of the job that wrote last, of those that have had one.
     let chosen = of.iter().rposition(|of| !of.incidents.is_empty()).unwrap_or(of.len() - 1);
-    let Of { job, incidents, .. } = of.swap_remove(chosen);
-    let number = match &o.incident {
-        None => None,
-        Some(name) => {
-            let number = name.trim_start_matches("inc-").parse::<u64>();
-            Some(number.map_err(|_| Failure::usage(format!("{name} is no incident: give inc-3, or 3")))?)
+    let Of { told, mut incidents } = of.swap_remove(chosen);
+    let Some(name) = &o.incident else { return Ok((told, incidents.pop())) };
+    let number = name.trim_start_matches("inc-").parse::<u64>();
+    let number = number.map_err(|_| Failure::usage(format!("{name} is no incident: give inc-3, or 3")))?;
+    let found = incidents.into_iter().rfind(|i| i.number == number);
+    let why = format!("job {0} has no incident {number} in its latest run; everstep incidents ls {0}", told.job);
+    let found = found.ok_or(Failure { code: 1, why })?;
+    Ok((told, Some(found)))
+}
+
+/// Prints one incident.
+pub fn explain(o: &Explain) -> Result<i32, Failure> {
+    match one(o)? {
+        (told, Some(found)) if o.json => println!("{}", as_json(&told.job, &found)),
+        (told, Some(found)) => explained(&told.job, &found).iter().for_each(|line| println!("{line}")),
+        (told, None) => println!("job {} has had no incident", told.job),
+    }
+    Ok(0)
+}
+
+fn explained(job: &str, of: &Incident) -> Vec<String> {
+    tell(of, job, &when(of.opened))
+}
+
+fn export(which: &Explain, output: Option<&Path>) -> Result<i32, Failure> {
+    let (told, found) = one(which)?;
+    let none = || Failure { code: 1, why: format!("job {} has had no incident", told.job) };
+    let found = found.ok_or_else(none)?;
+    let name = format!("{}-inc-{}.tar.gz", told.job.replace('/', "-"), found.number);
+    let to = output.map_or_else(|| PathBuf::from(name), Path::to_path_buf);
+    super::export::write(&to, &told, &found, &as_json(&told.job, &found), &explained(&told.job, &found))?;
+    println!("{}", to.display());
+    Ok(0)
+}
+
+fn nodes(job: Option<&str>, as_json: bool) -> Result<i32, Failure> {
+    let all = all(job)?;
+    let ranked: Vec<_> = all.iter().map(|of| (&of.told.job, lemons(&of.told.entries()))).collect();
+    if as_json {
+        let rows: Vec<_> = ranked.iter().map(|(job, nodes)| json!({"job": job, "nodes": nodes})).collect();
+        println!("{}", json!({"version": 1, "jobs": rows}));
+        return Ok(0);
+    }
+    for (job, nodes) in ranked {
+        if nodes.is_empty() {
+            println!("{job}  no failure of a node");
         }
-    };
-    let found = incidents.iter().rfind(|i| number.is_none_or(|n| i.number == n));
-    let Some(found) = found else {
-        return match number {
-            Some(n) => Err(Failure {
-                code: 1,
-                why: format!("job {job} has no incident {n} in its latest run; everstep incidents ls {job}"),
-            }),
-            None => {
-                println!("job {job} has had no incident");
-                Ok(0)
-            }
-        };
-    };
-    if o.json {
-        println!("{}", as_json(&job, found));
-    } else {
-        tell(found, &job, &when(found.opened)).iter().for_each(|line| println!("{line}"));
+        for of in nodes {
+            let counted = |of: &BTreeMap<String, u32>| {
+                of.iter().map(|(what, n)| format!("{what} {n}")).collect::<Vec<_>>().join(", ")
+            };
+            let devices =
+                if of.devices.is_empty() { String::new() } else { format!("  devices {}", counted(&of.devices)) };
+            println!(
+                "{job}  node {:<8} {} failures, {} of the machine  {}{devices}  {:.0} rank-s  latest {}",
+                of.node,
+                of.failures,
+                of.of_machine,
+                counted(&of.classes),
+                of.rank_seconds,
+                when(of.latest)
+            );
+        }
     }
     Ok(0)
 }
@@ -103,17 +158,19 @@ pub fn explain(o: &Explain) -> Result<i32, Failure> {
 pub fn run(o: &Options) -> Result<i32, Failure> {
     let (job, json) = match &o.command {
         Command::Show(one) => return explain(one),
+        Command::Export { which, output } => return export(which, output.as_deref()),
+        Command::Nodes { job, json } => return nodes(job.as_deref(), *json),
         Command::Ls { job, json } => (job, *json),
     };
     let of = all(job.as_deref())?;
     if json {
-        let rows: Vec<_> = of.iter().flat_map(|of| of.incidents.iter().map(|i| as_json(&of.job, i))).collect();
+        let rows: Vec<_> = of.iter().flat_map(|of| of.incidents.iter().map(|i| as_json(&of.told.job, i))).collect();
         println!("{}", json!({"version": 1, "incidents": rows}));
         return Ok(0);
     }
     for of in &of {
         if of.incidents.is_empty() {
-            println!("{}  no incident", of.job);
+            println!("{}  no incident", of.told.job);
         }
         for i in &of.incidents {
             let outcome = match (&i.outcome, i.lasted()) {
@@ -123,7 +180,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
                 (Outcome::Overtaken { by }, _) => format!("overtaken by inc-{by}"),
                 (Outcome::Ended { code, .. }, _) => format!("ended the job ({code})"),
             };
-            println!("{}  inc-{:<4} {}  {outcome:<20} {}", of.job, i.number, when(i.opened), i.what());
+            println!("{}  inc-{:<4} {}  {outcome:<20} {}", of.told.job, i.number, when(i.opened), i.what());
         }
     }
     Ok(0)

@@ -2,11 +2,8 @@
 
 use super::{Failure, runtime, status};
 use clap::{Args, ValueEnum};
-use everstep_wire::client::tell;
 use everstep_wire::envelope::{Injected, Injection};
-use everstep_wire::token::Token;
-use serde_json::Value;
-use std::path::Path;
+use serde_json::{Value, json};
 use std::time::Duration;
 
 /// What can be broken.
@@ -76,14 +73,9 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let runtime = runtime()?;
     let job = status::one(&runtime, o.job.as_deref())?;
     let name = job["job"].as_str().unwrap_or_default();
-    let answer = runtime.block_on(async {
-        let endpoint = job["coordinator"]["endpoint"].as_str()?;
-        let token = Token::read(Path::new(job["token_file"].as_str()?)).ok()?;
-        tell(endpoint, "POST", &format!("/v1/jobs/{name}/inject"), &token, &o.injection()).await.ok()
-    });
-    let answer: Option<Value> = answer.and_then(|a| serde_json::from_slice(&a).ok());
     let answer =
-        answer.ok_or_else(|| Failure { code: 69, why: format!("the coordinator of job {name} does not answer") })?;
+        status::ask_coordinator(&runtime, &job, &format!("/v1/jobs/{name}/inject"), Some(&json!(o.injection())))?;
+    let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
     if o.json {
         println!("{answer}");
     }

@@ -1,13 +1,12 @@
 //! `everstep logs`: what the workers of a job wrote on this machine.
 
-use super::Failure;
+use super::{Failure, facts};
 use crate::agent::streams::STACKS_FILE;
 use crate::places;
 use clap::Args;
-use everstep_core::coordinator::incident::describe_as;
-use everstep_core::id::NodeId;
-use everstep_core::message::{Cause, Failure as CoreFailure};
-use everstep_core::severity::{Table, Verdict};
+use everstep_core::coordinator::command::Fact;
+use everstep_core::history::{What, incidents};
+use everstep_core::message::Cause;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -52,26 +51,38 @@ fn roots(agent: &serde_json::Value) -> Vec<PathBuf> {
     found
 }
 
+/// Logs of all workers of a job that are on this machine: a name to tell them by, and where they are.
+pub fn files(job: &str) -> Vec<(String, PathBuf)> {
+    let mut found = Vec::new();
+    for agent in agents(job) {
+        let node = agent["node"].as_str().unwrap_or("unknown").to_owned();
+        // What is kept anyway has all of it.
+        if let Some(root) = roots(&agent).last() {
+            for file in entries(root).iter().flat_map(|a| entries(a)).flat_map(|w| entries(&w)).filter(|f| f.is_file())
+            {
+                let name = file.strip_prefix(root).map(|p| p.display().to_string());
+                found.extend(name.ok().map(|name| (format!("node-{node}/{name}"), file.clone())));
+            }
+        }
+    }
+    found
+}
+
 fn first_cause(job: &str, agents: &[serde_json::Value]) -> Option<()> {
-    let store = agents.first()?["store"].as_str()?;
-    let events = std::fs::read_to_string(crate::coordinator::events_file(Path::new(store))).ok()?;
-    let facts: Vec<serde_json::Value> = events.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
-    let incident = facts.iter().rev().find(|f| f["job"] == job && f["fact"]["IncidentOpened"].is_object())?;
-    let opened = &incident["fact"]["IncidentOpened"];
-    // Whose failure it was may be known since.
-    let mut blamed = facts.iter().rev().filter(|f| f["job"] == job).map(|f| &f["fact"]["Blamed"]);
-    let told = blamed.find(|b| b["incident"] == opened["incident"]).unwrap_or(opened);
-    let node = told["node"].as_str()?;
-    let failure: Option<CoreFailure> = serde_json::from_value(told["failure"].clone()).ok();
-    let verdict = serde_json::from_value(told["verdict"].clone()).ok();
-    let verdict: Option<Verdict> = verdict.or_else(|| Some(failure.as_ref()?.verdict.clone()));
-    let lost = || Table::built_in().named("node-lost");
-    println!("{}", describe_as(&NodeId(node.into()), failure.as_ref(), &verdict.unwrap_or_else(lost)));
-    println!("incident {}, generation {}, at {}", opened["incident"], opened["generation"], incident["ts"]);
-    let failure = failure?;
-    let roots = roots(agents.iter().find(|a| a["node"] == node)?);
-    let restarts = facts.iter().rev().find_map(|f| {
-        Some(&f["fact"]["GenerationStarted"]).filter(|g| g["generation"] == opened["generation"])?["restarts"].as_u64()
+    let told = facts::told(Some(job)).into_iter().next()?;
+    let all = told.entries();
+    let incident = incidents(&all).pop()?;
+    println!("{}", incident.what());
+    let at = incident.opened as f64 / 1e6;
+    println!("incident {}, generation {}, at {at}", incident.number, incident.generation);
+    let failure = incident.blamed.as_ref().map_or(incident.failure.as_ref(), |b| b.failure.as_ref())?;
+    let node = &incident.at_fault().0;
+    let roots = roots(agents.iter().find(|a| a["node"].as_str() == Some(node))?);
+    let restarts = all.iter().rev().find_map(|e| match &e.what {
+        What::Fact(Fact::GenerationStarted { generation, restarts, .. }) if generation.0 == incident.generation => {
+            Some(*restarts)
+        }
+        _ => None,
     });
     let worker = format!("attempt_{}/{}", restarts.unwrap_or(0), failure.local_rank);
     let found = |name: &str| roots.iter().map(|r| r.join(&worker).join(name)).find(|p| p.is_file());

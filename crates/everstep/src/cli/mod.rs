@@ -4,6 +4,7 @@ mod ckpt;
 mod classify;
 mod completion;
 mod doctor;
+mod export;
 mod facts;
 mod goodput;
 mod incidents;
@@ -11,6 +12,7 @@ mod inject;
 mod interpreter;
 mod logs;
 mod memory;
+mod metrics;
 mod notify;
 mod run;
 mod stacks;
@@ -68,6 +70,8 @@ enum Command {
     Incidents(incidents::Options),
     /// Where the ranks of a running job are, grouped, the odd one on top.
     Stacks(stacks::Options),
+    /// What Prometheus reads of a running job.
+    Metrics(metrics::Options),
     /// Break something on a running job, to see what happens.
     Inject(inject::Options),
     /// Checkpoints in memory and on durable storage: list, look into, verify, prune, export, import.
@@ -145,6 +149,7 @@ pub fn main() -> i32 {
         Command::Explain(options) => incidents::explain(&options),
         Command::Incidents(options) => incidents::run(&options),
         Command::Stacks(options) => stacks::run(&options),
+        Command::Metrics(options) => metrics::run(&options),
         Command::Inject(options) => inject::run(&options),
         Command::Ckpt(options) => ckpt::run(&options),
         Command::Memory(options) => memory::run(&options),

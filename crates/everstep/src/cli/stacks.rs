@@ -4,11 +4,8 @@ use super::{Failure, facts, runtime, status};
 use clap::Args;
 use everstep_core::history::{Entry, What};
 use everstep_core::stacks::{Stack, group};
-use everstep_wire::client::ask;
-use everstep_wire::token::Token;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// All nodes answer within this, or are taken for silent.
@@ -43,11 +40,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let job = running["job"].as_str().unwrap_or_default().to_owned();
     let ranks = running["workers"].as_array().map_or(0, Vec::len);
     let after = facts::told(Some(&job)).iter().map(facts::Told::latest).fold(0.0, f64::max) + 0.000_5;
-    let asked = runtime.block_on(async {
-        let token = Token::read(Path::new(running["token_file"].as_str()?)).ok()?;
-        ask(running["coordinator"]["endpoint"].as_str()?, "POST", &format!("/v1/jobs/{job}/stacks"), &token).await.ok()
-    });
-    asked.ok_or_else(|| Failure { code: 69, why: format!("the coordinator of job {job} does not answer") })?;
+    status::ask_coordinator(&runtime, &running, &format!("/v1/jobs/{job}/stacks"), Some(&json!(null)))?;
     let began = Instant::now();
     let mut stacks = BTreeMap::new();
     while stacks.len() < ranks.max(1) && began.elapsed() < ANSWER {

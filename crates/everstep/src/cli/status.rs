@@ -2,7 +2,7 @@
 
 use super::{Failure, facts, runtime};
 use clap::Args;
-use everstep_wire::client::ask;
+use everstep_wire::client::{ask, tell};
 use everstep_wire::token::Token;
 use std::path::Path;
 use std::time::Duration;
@@ -62,6 +62,25 @@ pub fn one(runtime: &tokio::runtime::Runtime, only: Option<&str>) -> Result<serd
             Err(Failure::usage(format!("{n} jobs run here; say which: {}", names.join(", "))))
         }
     }
+}
+
+/// Asks the coordinator of a job that [`one`] has found: GET, or POST where there is something to say.
+pub fn ask_coordinator(
+    runtime: &tokio::runtime::Runtime,
+    job: &serde_json::Value,
+    path: &str,
+    post: Option<&serde_json::Value>,
+) -> Result<Vec<u8>, Failure> {
+    let name = job["job"].as_str().unwrap_or_default();
+    let answer = runtime.block_on(async {
+        let endpoint = job["coordinator"]["endpoint"].as_str()?;
+        let token = Token::read(job["token_file"].as_str()?.as_ref()).ok()?;
+        match post {
+            Some(body) => tell(endpoint, "POST", path, &token, body).await.ok(),
+            None => ask(endpoint, "GET", path, &token).await.ok(),
+        }
+    });
+    answer.ok_or_else(|| Failure { code: 69, why: format!("the coordinator of job {name} does not answer") })
 }
 
 fn show(job: &serde_json::Value) {

@@ -1,8 +1,9 @@
 //! What people ask of a coordinator: how its jobs are, where their workers are, to break something.
 
 use super::Driver;
-use everstep_core::coordinator::state::{Node, Phase};
-use everstep_core::id::{JobId, Rank};
+use crate::metrics::Live;
+use everstep_core::coordinator::state::{Job, Node, Phase};
+use everstep_core::id::{JobId, NodeId, Rank};
 use everstep_wire::envelope::{Injection, Progress, ToAgent};
 use serde_json::json;
 
@@ -26,6 +27,44 @@ impl Driver {
         let _ = peer.orders.send(ToAgent::Inject(injection));
         self.write(&id.0, &json!({"Injected": {"node": node, "injection": injection}}));
         Ok(node.0)
+    }
+
+    /// What the metrics say of now.
+    pub(super) fn live(&self) -> Vec<Live> {
+        self.core.jobs().iter().map(|(id, job)| self.live_job(id, job)).collect()
+    }
+
+    fn live_job(&self, id: &JobId, job: &Job) -> Live {
+        let mut lengths: Vec<u64> = self.workers(id).filter_map(|w| w.step_us).collect();
+        lengths.sort_unstable();
+        let training = matches!(job.phase, Phase::Training { .. });
+        let active = if training { job.record.world.size() } else { 0 };
+        let node = |(id, n): (&NodeId, &Node)| {
+            let excluded = job.record.exclusion(id, n.hello.incarnation).is_some();
+            let state = match job.record.world.slot(id) {
+                _ if n.session.is_none() => "lost",
+                Some(_) if training => "active",
+                None if excluded => "left-out",
+                _ => "spare",
+            };
+            let silence = n.session.and_then(|s| self.peers.get(&s)).map_or(0.0, |p| p.heard.elapsed().as_secs_f64());
+            (id.0.clone(), (state, silence), n.hello.workers)
+        };
+        let nodes: Vec<_> = job.nodes.iter().map(node).collect();
+        let spare = nodes.iter().filter(|(_, (state, _), _)| *state == "spare").map(|(.., workers)| workers).sum();
+        let each = nodes.first().map_or(1, |(.., workers)| *workers);
+        Live {
+            job: id.0.clone(),
+            step: self.all_reached(id).map(|s| s.0),
+            step_us: lengths.get(lengths.len() / 2).copied(),
+            world: [("active", active), ("spare", spare), ("target", job.record.spec.nodes_max * each)],
+            checkpoints: [
+                ("durable", job.record.durable.map(|s| s.0)),
+                ("peer", job.replication.committed.map(|s| s.0)),
+            ],
+            restarts: job.record.restarts,
+            nodes: nodes.into_iter().map(|(id, state, _)| (id, state)).collect(),
+        }
     }
 
     /// As `everstep status --json` prints it.

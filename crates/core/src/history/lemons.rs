@@ -1,0 +1,85 @@
+//! Which nodes fail again and again: counted over all runs of a job, because one failure says little and the third of the same card says enough.
+
+use super::{Entry, Incident, What, incidents};
+use crate::coordinator::command::Fact;
+use crate::id::NodeId;
+use crate::severity::Scope;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What is held against a node.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Lemon {
+    /// Which.
+    pub node: NodeId,
+    /// Failures that it is blamed for, but for those of the script.
+    pub failures: u32,
+    /// Those of the machine itself.
+    pub of_machine: u32,
+    /// By class.
+    pub classes: BTreeMap<String, u32>,
+    /// By device, where the kernel's line names one (its PCI address).
+    pub devices: BTreeMap<String, u32>,
+    /// Rank-seconds in which nothing new was computed because of them.
+    pub rank_seconds: f64,
+    /// The latest one, in microseconds since 1970.
+    pub latest: u64,
+}
+
+impl Lemon {
+    fn new(node: NodeId) -> Self {
+        let (classes, devices) = (BTreeMap::new(), BTreeMap::new());
+        Lemon { node, failures: 0, of_machine: 0, classes, devices, rank_seconds: 0.0, latest: 0 }
+    }
+}
+
+/// Nodes by what is held against them, the worst first.
+#[must_use]
+pub fn lemons(entries: &[Entry]) -> Vec<Lemon> {
+    let mut found: BTreeMap<NodeId, Lemon> = BTreeMap::new();
+    for incident in runs(entries).into_iter().flat_map(incidents) {
+        let class = incident.verdict().map_or("node-lost", |v| v.class.as_str());
+        if incident.verdict().is_some_and(|v| v.scope == Scope::User || v.follows) {
+            continue;
+        }
+        let node = incident.at_fault().clone();
+        let of = found.entry(node.clone()).or_insert_with(|| Lemon::new(node));
+        of.failures += 1;
+        of.of_machine += u32::from(incident.verdict().is_none_or(crate::severity::Verdict::is_of_machine));
+        *of.classes.entry(class.to_owned()).or_default() += 1;
+        if let Some(device) = device(&incident) {
+            *of.devices.entry(device.to_owned()).or_default() += 1;
+        }
+        of.rank_seconds += incident.rank_seconds().unwrap_or(0.0);
+        of.latest = of.latest.max(incident.opened);
+    }
+    let mut all: Vec<Lemon> = found.into_values().collect();
+    all.sort_by_key(|l| std::cmp::Reverse((l.of_machine, l.failures, l.latest)));
+    all
+}
+
+/// The runs of a job, in order.
+fn runs(entries: &[Entry]) -> Vec<&[Entry]> {
+    let mut found = Vec::new();
+    let (mut from, mut over) = (0, false);
+    for (at, entry) in entries.iter().enumerate() {
+        match &entry.what {
+            What::Fact(Fact::Ended { .. }) => over = true,
+            What::Fact(Fact::GenerationStarted { restarts: 0, .. }) if over => {
+                found.extend(entries.get(from..at));
+                (from, over) = (at, false);
+            }
+            _ => {}
+        }
+    }
+    found.extend(entries.get(from..));
+    found
+}
+
+/// `0000:3b:00` of `NVRM: Xid (PCI:0000:3b:00): 79, …`.
+fn device(of: &Incident) -> Option<&str> {
+    let line = &of.verdict()?.line;
+    let rest = line.split_once("PCI:")?.1;
+    let end = rest.find(|c: char| !c.is_ascii_hexdigit() && c != ':' && c != '.').unwrap_or(rest.len());
+    rest.get(..end).map(|d| d.trim_end_matches(':')).filter(|d| !d.is_empty())
+}

@@ -1,0 +1,48 @@
+//! `everstep incidents export`: all that is known of one incident in one file, for a ticket or for whoever mends the machine.
+
+use super::{Failure, facts, logs};
+use everstep_core::history::Incident;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde_json::Value;
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// What was written down from so long before it, and after it, in seconds.
+const AROUND: (f64, f64) = (600.0, 60.0);
+/// The end of each log goes along.
+const LOG_BYTES: usize = 256 << 10;
+
+/// Writes `about` (JSON), `told` (as `everstep explain` prints it), the facts around it and the ends of the logs that are on this machine.
+/// Readable by its owner only: logs say more than one thinks.
+pub fn write(to: &Path, told: &facts::Told, of: &Incident, about: &Value, explained: &[String]) -> Result<(), Failure> {
+    let failed = |e: std::io::Error| Failure::config(format!("cannot write {}: {e}; give another -o", to.display()));
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to).map_err(failed)?;
+    let mut archive = tar::Builder::new(GzEncoder::new(file, Compression::default()));
+    let root = PathBuf::from(format!("{}-inc-{}", told.job, of.number));
+    let mut add = |name: &str, bytes: &[u8]| {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o600);
+        header.set_mtime(of.opened / 1_000_000);
+        archive.append_data(&mut header, root.join(name), bytes)
+    };
+    add("incident.json", format!("{about:#}\n").as_bytes()).map_err(failed)?;
+    add("explain.txt", format!("{}\n", explained.join("\n")).as_bytes()).map_err(failed)?;
+    add("facts.jsonl", around(told, of).as_bytes()).map_err(failed)?;
+    for (name, path) in logs::files(&told.job) {
+        if let Ok(bytes) = std::fs::read(&path) {
+            let end = bytes.get(bytes.len().saturating_sub(LOG_BYTES)..).unwrap_or_default();
+            add(&format!("logs/{name}"), end).map_err(failed)?;
+        }
+    }
+    archive.into_inner().and_then(GzEncoder::finish).and_then(|f| f.sync_all()).map_err(failed)
+}
+
+fn around(told: &facts::Told, of: &Incident) -> String {
+    let end = of.caught_up.or(of.stepped.map(|(at, _)| at)).unwrap_or(of.opened);
+    let (from, to) = (of.opened as f64 / 1e6 - AROUND.0, end as f64 / 1e6 + AROUND.1);
+    let near = told.lines.iter().filter(|l| l["ts"].as_f64().is_some_and(|ts| (from..=to).contains(&ts)));
+    near.map(|l| format!("{l}\n")).collect()
+}

@@ -1,0 +1,200 @@
+//! What Prometheus reads of a coordinator (`GET /metrics`, with the job's token as bearer): counters from what was written down, so that they go
+//! on where an earlier life of the coordinator has ended; gauges from what its nodes last said. Nothing by rank or by step.
+
+use everstep_core::history::{Entry, Incident, Outcome, incidents};
+use everstep_core::ledger::sums;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+
+type Labels = Vec<(&'static str, String)>;
+type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
+type Counters = Family<Labels, Counter<f64, AtomicU64>>;
+
+/// Windows of the share of time that went into new steps, in seconds; the last one is the whole run.
+const WINDOWS: [(&str, Option<u64>); 4] =
+    [("1h", Some(3600)), ("24h", Some(86_400)), ("7d", Some(604_800)), ("all", None)];
+
+/// What the coordinator knows of a job now.
+#[derive(Debug, Default)]
+pub struct Live {
+    pub job: String,
+    /// The step that all ranks have completed.
+    pub step: Option<u64>,
+    /// Median length of a step, in microseconds.
+    pub step_us: Option<u64>,
+    /// Ranks that train, that are kept ready, and that were asked for at most.
+    pub world: [(&'static str, u32); 3],
+    /// Newest step on durable storage, and the newest that other nodes hold.
+    pub checkpoints: [(&'static str, Option<u64>); 2],
+    pub restarts: u32,
+    /// By node: what it is in (`active`, `spare`, `left-out`, `lost`), and seconds since it was heard.
+    pub nodes: BTreeMap<String, (&'static str, f64)>,
+}
+
+fn of(run: &str) -> Labels {
+    vec![("run", run.to_owned())]
+}
+
+fn with(run: &str, more: &[(&'static str, &str)]) -> Labels {
+    of(run).into_iter().chain(more.iter().map(|(k, v)| (*k, (*v).to_owned()))).collect()
+}
+
+/// The page: OpenMetrics text. `records`: the lines that were written down, `now`: microseconds since 1970.
+pub fn page(live: &[Live], records: &str, now: u64) -> String {
+    let mut registry = Registry::with_prefix("everstep");
+    let version = vec![("version", env!("CARGO_PKG_VERSION"))];
+    registry.register("build", "Version", prometheus_client::metrics::info::Info::new(version));
+    let leader = Gauges::default();
+    leader.get_or_create(&Vec::new()).set(1.0);
+    registry.register("coordinator_leader", "This coordinator decides", leader);
+    of_now(&mut registry, live);
+    of_records(&mut registry, &read(records), now);
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = encode(&mut text, &registry);
+    text
+}
+
+/// What was written down, by job.
+fn read(records: &str) -> BTreeMap<String, Vec<Entry>> {
+    let mut found: BTreeMap<String, Vec<Entry>> = BTreeMap::new();
+    for line in records.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok()) {
+        let (Some(job), Some(ts)) = (line["job"].as_str(), line["ts"].as_f64()) else { continue };
+        let entry = Entry::read(ts, &line["fact"]);
+        found.entry(job.to_owned()).or_default().extend(entry);
+    }
+    found
+}
+
+fn of_now(registry: &mut Registry, live: &[Live]) {
+    let [step, world, age, restarts, node, heard] = std::array::from_fn(|_| Gauges::default());
+    let length = Gauges::default();
+    for job in live {
+        let run = job.job.as_str();
+        if let Some(at) = job.step {
+            step.get_or_create(&of(run)).set(at as f64);
+            for (tier, newest) in job.checkpoints {
+                if let Some(newest) = newest {
+                    age.get_or_create(&with(run, &[("tier", tier)])).set(at.saturating_sub(newest) as f64);
+                }
+            }
+        }
+        if let Some(micros) = job.step_us {
+            length.get_or_create(&of(run)).set(micros as f64 / 1e6);
+        }
+        for (state, ranks) in job.world {
+            world.get_or_create(&with(run, &[("state", state)])).set(f64::from(ranks));
+        }
+        restarts.get_or_create(&of(run)).set(f64::from(job.restarts));
+        for (id, (state, silence)) in &job.nodes {
+            node.get_or_create(&with(run, &[("node", id), ("state", state)])).set(1.0);
+            heard.get_or_create(&with(run, &[("node", id)])).set(*silence);
+        }
+    }
+    registry.register("last_step", "Step that all ranks have completed", step);
+    registry.register_with_unit("step_duration", "Median length of a step", Unit::Seconds, length);
+    registry.register("world_size", "Ranks", world);
+    registry.register("checkpoint_age_steps", "Steps since the newest checkpoint", age);
+    registry.register("run_restarts", "Restarts of this run", restarts);
+    registry.register("node_state", "1 for the state that a node is in", node);
+    registry.register_with_unit("heartbeat_age", "Since a node was heard", Unit::Seconds, heard);
+}
+
+fn of_records(registry: &mut Registry, jobs: &BTreeMap<String, Vec<Entry>>, now: u64) {
+    let [spent, steps, count, lost, stage] = std::array::from_fn(|_| Counters::default());
+    let [share, open] = std::array::from_fn(|_| Gauges::default());
+    for (run, entries) in jobs {
+        let whole = sums(entries, None);
+        for (category, micros) in whole.total().iter() {
+            spent.get_or_create(&with(run, &[("category", category.name())])).inc_by(micros as f64 / 1e6);
+        }
+        for (kind, n) in [("new", whole.new_steps), ("recompute", whole.repeated_steps)] {
+            steps.get_or_create(&with(run, &[("kind", kind)])).inc_by(n as f64);
+        }
+        for (window, seconds) in WINDOWS {
+            let since = seconds.map(|s| now.saturating_sub(s * 1_000_000));
+            let goodput = sums(entries, since).total().goodput();
+            share.get_or_create(&with(run, &[("window", window)])).set(goodput);
+        }
+        let told = incidents(entries);
+        let unfinished = told.iter().filter(|i| i.outcome == Outcome::Open).count();
+        open.get_or_create(&of(run)).set(unfinished as f64);
+        for incident in &told {
+            let class = incident.verdict().map_or("node-lost", |v| v.class.as_str());
+            count.get_or_create(&with(run, &[("class", class), ("outcome", outcome(incident))])).inc();
+            if let Some(restored) = &incident.restored {
+                lost.get_or_create(&with(run, &[("class", class)])).inc_by(restored.steps_lost as f64);
+            }
+            for (name, micros) in stages(incident) {
+                stage.get_or_create(&with(run, &[("stage", name)])).inc_by(micros as f64 / 1e6);
+            }
+        }
+    }
+    registry.register_with_unit("gpu", "Where the time of places for ranks went", Unit::Seconds, spent);
+    registry.register("steps", "Steps that all ranks have completed", steps);
+    registry.register("goodput_ratio", "Share of the held time that went into new steps", share);
+    registry.register("incidents", "Failures", count);
+    registry.register("incident_open", "Failures that are not over", open);
+    registry.register("lost_steps", "Steps that failures have made to be computed again", lost);
+    registry.register_with_unit("incident_stage", "Time of failures, by stage", Unit::Seconds, stage);
+}
+
+fn outcome(of: &Incident) -> &'static str {
+    match of.outcome {
+        Outcome::Open => "open",
+        Outcome::Recovered => "recovered",
+        Outcome::Overtaken { .. } => "overtaken",
+        Outcome::Ended { .. } => "ended",
+    }
+}
+
+/// Stages that are over, in microseconds.
+fn stages(of: &Incident) -> Vec<(&'static str, u64)> {
+    let stepped = of.stepped.map(|(at, _)| at);
+    let marks = [
+        ("regroup", Some(of.opened), of.regrouped),
+        ("start", of.regrouped, of.told),
+        ("restore", of.told, stepped),
+        ("recompute", stepped, of.caught_up),
+    ];
+    let ended = marks.into_iter().filter_map(|(name, from, to)| Some((name, to?.saturating_sub(from?))));
+    of.silence().map(|silence| ("detect", silence)).into_iter().chain(ended).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_what_was_written_down() {
+        let live = Live {
+            job: "j\"1".into(),
+            step: Some(7),
+            checkpoints: [("durable", Some(4)), ("peer", None)],
+            ..Live::default()
+        };
+        let records = r#"{"ts":1.0,"job":"j","fact":{"NodeJoined":{"node":"0","again":false}}}
+{"ts":2.0,"job":"j","fact":{"GenerationStarted":{"generation":1,"world_size":2,"restarts":0}}}
+{"ts":9.0,"job":"j","fact":{"IncidentOpened":{"incident":1,"generation":1,"node":"0","failure":null,"action":"Reconfigure"}}}
+{"ts":10.5,"job":"j","fact":{"GenerationStarted":{"generation":2,"world_size":2,"restarts":1}}}
+not json"#;
+        let text = page(&[live], records, 11_000_000);
+        for line in [
+            "everstep_build_info{version=\"0.1.0\"} 1",
+            "everstep_last_step{run=\"j\\\"1\"} 7.0",
+            "everstep_checkpoint_age_steps{run=\"j\\\"1\",tier=\"durable\"} 3.0",
+            "everstep_incidents_total{run=\"j\",class=\"node-lost\",outcome=\"open\"} 1.0",
+            "everstep_incident_stage_seconds_total{run=\"j\",stage=\"regroup\"} 1.5",
+            "everstep_incident_open{run=\"j\"} 1.0",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
+    }
+}
