@@ -17,6 +17,18 @@ pub enum RestartBudget {
 /// The default when `--max-restarts` is not given.
 pub const RESTARTS_PER_DAY: u32 = 10;
 
+/// What is done about machines beyond this job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Policy {
+    /// Say what would be done.
+    #[default]
+    Observe,
+    /// Ask before it is done.
+    Advise,
+    /// Do it.
+    Act,
+}
+
 /// When nodes are checked (see [`crate::node_check`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CheckWhen {
@@ -51,6 +63,9 @@ pub struct JobSpec {
     pub detect_timeout_ms: u64,
     /// How long a world that lacks nodes waits for them before the job asks to be requeued, in milliseconds.
     pub join_timeout_ms: u64,
+    /// What is done about machines.
+    #[serde(default)]
+    pub policy: Policy,
     /// When its nodes are checked.
     #[serde(default)]
     pub check: CheckWhen,
@@ -169,6 +184,7 @@ mod tests {
             restarts: RestartBudget::Exactly(3),
             detect_timeout_ms: 2000,
             join_timeout_ms: 600_000,
+            policy: crate::spec::Policy::Observe,
             check: crate::spec::CheckWhen::Never,
         }
     }

@@ -40,6 +40,7 @@ impl Scene {
                     restarts: RestartBudget::PerDayAfterFirstStep(10),
                     detect_timeout_ms: 2000,
                     join_timeout_ms: 600_000,
+                    policy: everstep_core::spec::Policy::Observe,
                     check: everstep_core::spec::CheckWhen::Never,
                 },
                 host: format!("host{node}"),

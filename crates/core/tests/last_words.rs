@@ -22,6 +22,7 @@ fn running() -> Agent {
         restarts: RestartBudget::Exactly(0),
         detect_timeout_ms: 2000,
         join_timeout_ms: 600_000,
+        policy: everstep_core::spec::Policy::Observe,
         check: everstep_core::spec::CheckWhen::Never,
     };
     let node = NodeId("1".into());

@@ -60,6 +60,7 @@ enum Input {
     Server(Inbound),
     Line(Session, Option<ToCoordinator>),
     Persisted(PersistId, Result<Version, StoreFailure>),
+    Provisioned(JobId, u64, Result<(), String>),
 }
 
 /// How the ranks of one generation keep up.
@@ -94,6 +95,7 @@ struct Driver {
     inbox: mpsc::UnboundedSender<Input>,
     events: File,
     records: PathBuf,
+    provisioner: Option<PathBuf>,
     idle_since: Instant,
     used: bool,
     endpoint: String,
@@ -112,6 +114,7 @@ pub async fn run(
     directory: &Path,
     token_file: Option<&Path>,
     routes: Vec<Route>,
+    provisioner: Option<PathBuf>,
 ) -> Result<(), StartError> {
     let fail = |why: String| StartError { code: 78, why };
     std::fs::create_dir_all(directory).map_err(|e| fail(format!("cannot create {}: {e}", directory.display())))?;
@@ -172,6 +175,7 @@ pub async fn run(
         inbox,
         events,
         records: events_file(directory),
+        provisioner,
         idle_since: Instant::now(),
         used: false,
         endpoint,
@@ -267,6 +271,10 @@ impl Driver {
             }
             Input::Server(Inbound::Inject { job, injection, done }) => {
                 let _ = done.send(self.inject(&JobId(job), injection));
+            }
+            Input::Provisioned(job, id, result) => self.event(Event::Provisioned { job, id, result }),
+            Input::Server(Inbound::Approve { job, request, done }) => {
+                let _ = done.send(self.approve(JobId(job), request));
             }
             Input::Line(session, Some(line)) => self.line(session, line),
             Input::Line(session, None) => self.close(session),
@@ -406,6 +414,7 @@ impl Driver {
                     let _ = self.writer.send((id, key, value, precondition));
                 }
                 Command::Record { job, fact } => self.record(&job, &fact),
+                Command::Provision { job, request } => self.provision(job, request),
                 Command::StepDown { why } => {
                     eprintln!("everstep coordinator: {why}");
                     std::process::exit(0);

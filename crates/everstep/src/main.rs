@@ -10,6 +10,7 @@ mod notify;
 mod pgstore;
 mod places;
 mod preload;
+mod provisioner;
 mod store;
 
 fn main() {

@@ -3,8 +3,9 @@
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact, Precondition};
 use everstep_core::coordinator::event::{StoreFailure, Version};
+use everstep_core::coordinator::remedy::Request;
 use everstep_core::coordinator::state::JobRecord;
-use everstep_core::id::{Epoch, PersistId, Session};
+use everstep_core::id::{Epoch, JobId, PersistId, Session};
 use everstep_core::message::Order;
 use std::collections::BTreeMap;
 
@@ -74,6 +75,8 @@ pub enum Effect {
     Write(PersistId, String, Vec<u8>, Precondition),
     /// Something worth remembering.
     Record(Fact),
+    /// Have something done about machines.
+    Provision(JobId, Request),
     /// End.
     StepDown,
 }
@@ -92,6 +95,7 @@ impl Process {
                     effects.push(Effect::Write(id, key, value, precondition));
                 }
                 Command::Record { fact, .. } => effects.push(Effect::Record(fact)),
+                Command::Provision { job, request } => effects.push(Effect::Provision(job, request)),
                 Command::StepDown { .. } => effects.push(Effect::StepDown),
             }
         }

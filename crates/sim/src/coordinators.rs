@@ -103,6 +103,9 @@ impl World {
                     }
                     self.oracle.recorded(self.now, &fact);
                 }
+                Effect::Provision(job, request) => {
+                    self.provision(index, job, &request);
+                }
                 Effect::StepDown => {
                     self.kill_coordinator(index);
                 }

@@ -21,6 +21,7 @@ mod memory;
 pub mod network;
 mod node_check;
 pub mod oracle;
+mod provisioner;
 pub mod rng;
 pub mod scale;
 pub mod trace;

@@ -49,6 +49,7 @@ fn hello(node: u32, nodes: u32) -> Hello {
             restarts: RestartBudget::Exactly(0),
             detect_timeout_ms: 2000,
             join_timeout_ms: 600_000,
+            policy: everstep_core::spec::Policy::Observe,
             check: everstep_core::spec::CheckWhen::OnTrouble,
         },
         host: format!("10.{}.{}.{}", node / 65_536, node / 256 % 256, node % 256),
@@ -95,7 +96,7 @@ pub fn gather(nodes: u32, model: Model) -> Gathered {
                         arrives += model.write;
                         event = Some(Event::Persisted { id, result: Ok(1) });
                     }
-                    Command::Record { .. } | Command::StepDown { .. } => {}
+                    Command::Record { .. } | Command::Provision { .. } | Command::StepDown { .. } => {}
                 }
             }
         }

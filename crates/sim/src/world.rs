@@ -14,7 +14,7 @@ use everstep_core::coordinator::state::Phase;
 use everstep_core::id::{Epoch, Generation, JobId, NodeId, PersistId, Session, Step};
 use everstep_core::invariant::InvariantId;
 use everstep_core::message::{Checked, Hello, Order, Report, Tier};
-use everstep_core::spec::{CheckWhen, JobSpec, RestartBudget};
+use everstep_core::spec::{CheckWhen, JobSpec, Policy, RestartBudget};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One deadline of so many is noticed late, by so many milliseconds.
@@ -96,6 +96,7 @@ pub(crate) enum Happening {
     Sent { host: usize, life: u64, generation: Generation, step: Option<Step>, sending: crate::memory::Sending },
     Apply { index: usize, id: PersistId, key: String, value: Vec<u8>, when: Precondition },
     Persisted { index: usize, id: PersistId, result: Result<Version, StoreFailure> },
+    Provisioned { index: usize, job: JobId, id: u64, result: Result<(), String> },
     Superseded { index: usize },
     StartAgent { host: usize },
     StartCoordinator,
@@ -180,6 +181,7 @@ impl World {
             restarts: RestartBudget::Exactly(u32::try_from(budget).unwrap_or(u32::MAX)),
             detect_timeout_ms: 2000,
             join_timeout_ms: 20 * 60_000,
+            policy: if options.seed % 3 == 1 { Policy::Act } else { Policy::Observe },
             check: if options.seed % 5 == 2 { CheckWhen::First } else { CheckWhen::OnTrouble },
         };
         let spares = 4;
@@ -279,6 +281,9 @@ impl World {
                 self.sent(host, life, generation, step, sending);
             }
             Happening::Apply { index, id, key, value, when } => self.apply(index, id, &key, value, when),
+            Happening::Provisioned { index, job, id, result } => {
+                self.coordinator(index, Event::Provisioned { job, id, result });
+            }
             Happening::Persisted { index, id, result } => self.persisted(index, id, result),
             Happening::Superseded { index } => self.coordinator(index, Event::Superseded),
             Happening::StartAgent { host } => self.start_agent(host),

@@ -23,6 +23,7 @@ fn hello(node: u32, nodes: u32) -> Box<Hello> {
             restarts: RestartBudget::Exactly(0),
             detect_timeout_ms: 30_000,
             join_timeout_ms: 600_000,
+            policy: everstep_core::spec::Policy::Observe,
             check: everstep_core::spec::CheckWhen::OnTrouble,
         },
         host: format!("10.0.{}.{}", node / 256, node % 256),

@@ -41,6 +41,15 @@ pub enum Inbound {
         /// answered with whether the job is known
         done: oneshot::Sender<bool>,
     },
+    /// A person says yes to a request about machines.
+    Approve {
+        /// of which job
+        job: String,
+        /// its number
+        request: u64,
+        /// answered with what it was, or why not
+        done: oneshot::Sender<Result<String, String>>,
+    },
     /// Someone asks for something to be broken.
     Inject {
         /// in which job
@@ -71,6 +80,7 @@ pub async fn serve(listener: TcpListener, token: Token, inbox: mpsc::UnboundedSe
         .route("/v1/jobs/{job}/stop", post(stop))
         .route("/v1/jobs/{job}/stacks", post(stacks))
         .route("/v1/jobs/{job}/inject", post(inject))
+        .route("/v1/jobs/{job}/approve", post(approve))
         .layer(middleware::from_fn_with_state(shared.clone(), authorize))
         .with_state(shared);
     axum::serve(listener, router).await
@@ -152,6 +162,25 @@ async fn stacks(State(shared): State<Shared>, Path(job): Path<String>) -> Respon
         Ok(true) => Json(serde_json::json!({"asked": true})).into_response(),
         _ => StatusCode::NOT_FOUND.into_response(),
     }
+}
+
+#[derive(serde::Deserialize)]
+struct Approval {
+    request: u64,
+}
+
+async fn approve(
+    State(shared): State<Shared>,
+    Path(job): Path<String>,
+    Json(Approval { request }): Json<Approval>,
+) -> Json<serde_json::Value> {
+    let (done, answer) = oneshot::channel();
+    let _ = shared.inbox.send(Inbound::Approve { job, request, done });
+    Json(match answer.await {
+        Ok(Ok(what)) => serde_json::json!({"approved": what}),
+        Ok(Err(why)) => serde_json::json!({"why": why}),
+        Err(_) => serde_json::json!({"why": "the coordinator is ending"}),
+    })
 }
 
 async fn inject(

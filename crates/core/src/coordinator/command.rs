@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use super::event::Version;
 use super::node_check::Found;
+use super::remedy::Request;
 
 /// What must hold for a write to happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +50,13 @@ pub enum Command {
         job: JobId,
         /// the fact
         fact: Fact,
+    },
+    /// Have this done about machines: now, and perhaps not for the first time. The answer comes as an event.
+    Provision {
+        /// the job
+        job: JobId,
+        /// what
+        request: Request,
     },
     /// Another coordinator is active: end this one.
     StepDown {
@@ -172,6 +180,13 @@ pub enum Fact {
         node: NodeId,
         /// what is wrong with it
         verdict: Verdict,
+    },
+    /// Something is to be done about machines, or was.
+    Requested {
+        /// the latest incident; 0 for none
+        incident: u64,
+        /// what, and how far it is
+        request: Request,
     },
     /// The nodes were checked.
     Checked {

@@ -52,6 +52,22 @@ pub enum Event {
         /// signal to pass to the workers
         signal: i32,
     },
+    /// [`super::command::Command::Provision`] was taken, or could not be.
+    Provisioned {
+        /// which job
+        job: JobId,
+        /// the request's number
+        id: u64,
+        /// why not
+        result: Result<(), String>,
+    },
+    /// A person says yes to a request.
+    Approved {
+        /// which job
+        job: JobId,
+        /// the request's number
+        id: u64,
+    },
     /// A rank of the current generation became slow, or well again.
     Slow {
         /// which job

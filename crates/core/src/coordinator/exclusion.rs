@@ -23,6 +23,9 @@ pub struct Exclusion {
     /// It was used all the same, for lack of others, and failed again: the job waits for another one.
     #[serde(default)]
     pub barred: bool,
+    /// Whoever provides machines was to be told, as far as the policy goes.
+    #[serde(default)]
+    pub told_of: bool,
 }
 
 impl JobRecord {
@@ -106,6 +109,7 @@ impl Job {
             incident,
             if_replaced,
             barred: false,
+            told_of: false,
         });
         self.changed(false);
         let what = format!(

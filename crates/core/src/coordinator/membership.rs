@@ -43,6 +43,9 @@ impl Job {
         }
         out.push(Command::Send { session, order: Order::Welcome { epoch }, after: None });
         let again = self.nodes.contains_key(&id);
+        if !again {
+            self.arrived(out);
+        }
         out.push(Command::Record {
             job: self.record.spec.job.clone(),
             fact: Fact::NodeJoined { node: id.clone(), again },
@@ -254,6 +257,7 @@ impl Job {
         lost.chain(phase)
             .chain(self.inquiry.iter().map(|i| i.until))
             .chain(self.checking.iter().map(|c| c.until))
+            .chain(self.remedy_deadline())
             .chain(self.write.retry.map(|(at, _)| at))
             .filter(|at| *at > ticked)
             .min()

@@ -15,6 +15,7 @@ mod membership;
 pub mod node_check;
 mod promise;
 mod rebuild;
+pub mod remedy;
 mod rendezvous;
 pub mod replication;
 mod reports;
@@ -108,6 +109,10 @@ impl Coordinator {
             Event::Report { session, report } => self.report(now, session, report),
             Event::Persisted { id, result } => self.persisted(now, id, result),
             Event::StopJob { job, signal } => self.with(now, &job, |j, now, out| j.stop(now, signal, None, out)),
+            Event::Provisioned { job, id, result } => {
+                self.with(now, &job, |j, now, out| j.provisioned(now, id, result, out));
+            }
+            Event::Approved { job, id } => self.with(now, &job, |j, now, out| j.approved(now, id, out)),
             Event::Slow { job, change } => self.with(now, &job, |j, _, out| j.slow(change, out)),
             Event::Reached { job, step } => self.with(now, &job, |j, _, out| j.reached(step, out)),
             Event::Superseded => self.step_down("a later coordinator has taken over".into()),
@@ -236,6 +241,7 @@ impl Coordinator {
         let left_out = false;
         job.try_form(now, left_out, &mut out);
         job.consider_growth(now, &mut out);
+        job.remedy(now, &mut out);
         self.out.extend(out);
         let early = crate::is_planted!(self, SendBeforePersist);
         #[cfg(feature = "planted")]
@@ -246,6 +252,9 @@ impl Coordinator {
             job.record.restarts = 0;
         }
         self.write(now, id, early);
+        if let Some(job) = self.jobs.get_mut(id) {
+            self.out.extend(job.provisions(now));
+        }
     }
 }
 
@@ -350,6 +359,7 @@ impl Job {
         }
         let left_out = self.nodes.len() > world.slots.len();
         self.high_water = self.reached.take().or(self.high_water);
+        self.record.largest = self.record.largest.max(u32::try_from(world.slots.len()).unwrap_or(u32::MAX));
         self.record.world = world;
         self.durability = Durability::default();
         self.replication = replication::Replicas::default();

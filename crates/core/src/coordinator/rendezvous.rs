@@ -85,6 +85,7 @@ mod tests {
             restarts: RestartBudget::Exactly(0),
             detect_timeout_ms: 2000,
             join_timeout_ms: 1000,
+            policy: crate::spec::Policy::Observe,
             check: crate::spec::CheckWhen::Never,
         }
     }

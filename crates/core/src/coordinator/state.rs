@@ -7,6 +7,7 @@ use super::event::Version;
 use super::exclusion::Exclusion;
 use super::growth::Growth;
 use super::node_check::Checking;
+use super::remedy::Request;
 use super::replication::Replicas;
 use crate::id::{Generation, Incarnation, NodeId, PersistId, Rank, Session, Step};
 use crate::message::{Hello, Holding, Offer, Parity, ShardFile, Sign, Source, Tier, World};
@@ -53,6 +54,12 @@ pub struct JobRecord {
     /// Nodes that failures were blamed on (at most [`RECENT`]), and when.
     #[serde(default)]
     pub blamed: Vec<(NodeId, Incarnation, Time)>,
+    /// Most nodes that a world of this run has had.
+    #[serde(default)]
+    pub largest: u32,
+    /// What was asked for of machines (at most [`RECENT`]).
+    #[serde(default)]
+    pub requests: Vec<Request>,
     /// The nodes of this run were checked.
     #[serde(default)]
     pub checked: bool,
@@ -241,6 +248,10 @@ pub struct Job {
     pub signs: VecDeque<(Time, NodeId, Sign)>,
     /// Generations in a row that failed before their first step, and until when the next one waits.
     pub in_a_row: (u32, Time),
+    /// Since when nodes are missed.
+    pub short_since: Option<Time>,
+    /// Requests that are being carried out.
+    pub provisioning: BTreeSet<u64>,
     /// A check of the nodes that is under way.
     pub checking: Option<Checking>,
     /// When the latest failure was that nothing explained.
@@ -280,6 +291,8 @@ impl Job {
             durable: None,
             excluded: Vec::new(),
             blamed: Vec::new(),
+            largest: 0,
+            requests: Vec::new(),
             checked: false,
         };
         Job::from_record(record, None, now)
@@ -319,6 +332,8 @@ impl Job {
             giving_up: None,
             signs: VecDeque::new(),
             in_a_row: (0, Time(0)),
+            short_since: None,
+            provisioning: BTreeSet::new(),
             checking: None,
             unexplained: None,
             doubtful: false,

@@ -4,6 +4,7 @@ use super::{Entry, Progress, What};
 use crate::coordinator::command::{Action, Fact};
 use crate::coordinator::incident::{describe, describe_as};
 use crate::coordinator::node_check::Found;
+use crate::coordinator::remedy::Request;
 use crate::id::{NodeId, Step};
 use crate::message::{Cause, Failure, Tier};
 use crate::severity::Verdict;
@@ -83,6 +84,8 @@ pub struct Incident {
     pub excluded: Option<NodeId>,
     /// What a check of the nodes found.
     pub checked: Option<Found>,
+    /// What was asked for of machines because of it.
+    pub requests: Vec<Request>,
     /// How it ended.
     pub outcome: Outcome,
 }
@@ -185,6 +188,7 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                     stacks: BTreeMap::new(),
                     excluded: None,
                     checked: None,
+                    requests: Vec::new(),
                     outcome: Outcome::Open,
                 });
             }
@@ -214,6 +218,18 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
             What::Fact(Fact::Excluded { incident, node, .. }) => {
                 if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
                     i.excluded = Some(node.clone());
+                }
+            }
+            What::Fact(Fact::Requested { incident, request }) => {
+                let known = |i: &&mut Incident| i.requests.iter().any(|r| r.id == request.id);
+                // What becomes of a request may be told after a later incident.
+                let of = match found.iter_mut().rfind(known) {
+                    Some(of) => Some(of),
+                    None => found.iter_mut().rfind(|i| i.number == *incident),
+                };
+                if let Some(i) = of {
+                    i.requests.retain(|r| r.id != request.id);
+                    i.requests.push(request.clone());
                 }
             }
             What::Fact(Fact::Checked { incident, found: all, .. }) => {

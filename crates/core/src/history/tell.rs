@@ -121,7 +121,8 @@ fn done(of: &Incident) -> String {
     };
     let left_out = of.excluded.as_ref().map_or(String::new(), |node| format!("; node {node} is left out"));
     let checked = of.checked.as_ref().map_or(String::new(), |found| format!("; nodes checked: {found}"));
-    format!("{action}{world}{restored}{checked}{left_out}")
+    let asked: String = of.requests.iter().map(|r| format!("; {} ({})", r.remedy, r.stage.name())).collect();
+    format!("{action}{world}{restored}{checked}{left_out}{asked}")
 }
 
 fn places(tiers: &[Tier]) -> String {

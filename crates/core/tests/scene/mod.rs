@@ -4,6 +4,7 @@
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact};
 use everstep_core::coordinator::event::Event;
+use everstep_core::coordinator::remedy::Request;
 use everstep_core::coordinator::state::{Job, Phase};
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session, Step};
 use everstep_core::message::{Cause, Failure, Hello, Order, Outcome, Report};
@@ -20,12 +21,14 @@ pub struct Scene {
     /// Parts of checks, and which node was asked.
     pub asked: Vec<(u64, Order)>,
     pub facts: Vec<Fact>,
+    /// What was to be done about machines.
+    pub provisions: Vec<Request>,
 }
 
 impl Scene {
     pub fn new() -> Self {
         let core = Coordinator::new(Epoch(1), vec![], Time(0));
-        Scene { core, now: 0, version: 0, sent: vec![], asked: vec![], facts: vec![] }
+        Scene { core, now: 0, version: 0, sent: vec![], asked: vec![], facts: vec![], provisions: vec![] }
     }
 
     pub fn event(&mut self, event: Event) {
@@ -44,6 +47,7 @@ impl Scene {
                         self.version += 1;
                         next = Some(Event::Persisted { id, result: Ok(self.version) });
                     }
+                    Command::Provision { request, .. } => self.provisions.push(request),
                     Command::StepDown { .. } => {}
                 }
             }
@@ -69,6 +73,7 @@ impl Scene {
             restarts,
             detect_timeout_ms: 2000,
             join_timeout_ms: 600_000,
+            policy: everstep_core::spec::Policy::Observe,
             check: everstep_core::spec::CheckWhen::Never,
         }
     }

@@ -31,6 +31,8 @@ pub struct Target {
     pub token_file: Option<PathBuf>,
     /// Where notices go, for a coordinator that is started here.
     pub notify: Option<PathBuf>,
+    /// Program that provides machines, for a coordinator that is started here.
+    pub provisioner: Option<PathBuf>,
     /// This node may start the coordinator.
     pub may_host: bool,
     /// Silence after which the connection is given up.
@@ -152,6 +154,9 @@ fn start(bind: &str, target: &Target) -> std::io::Result<Child> {
     }
     if let Some(path) = &target.notify {
         command.arg("--notify").arg(path);
+    }
+    if let Some(path) = &target.provisioner {
+        command.arg("--provisioner").arg(path);
     }
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     // SAFETY: setsid is async-signal-safe. A session of its own: it outlives the agent and its terminal.

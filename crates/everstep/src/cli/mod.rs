@@ -1,5 +1,6 @@
 //! The command line: parsing and dispatch. Data goes to standard output, talk to standard error.
 
+mod approve;
 mod ckpt;
 mod classify;
 mod completion;
@@ -70,6 +71,8 @@ enum Command {
     Incidents(incidents::Options),
     /// Where the ranks of a running job are, grouped, the odd one on top.
     Stacks(stacks::Options),
+    /// Say yes to what a job asks for about machines (--policy advise).
+    Approve(approve::Options),
     /// What Prometheus reads of a running job.
     Metrics(metrics::Options),
     /// Break something on a running job, to see what happens.
@@ -99,6 +102,9 @@ enum Command {
         /// where notices go
         #[arg(long)]
         notify: Option<PathBuf>,
+        /// who provides machines
+        #[arg(long)]
+        provisioner: Option<PathBuf>,
     },
     /// Takes part in a rendezvous for torchrun (--rdzv-backend everstep); started by its plug-in only.
     #[command(hide = true)]
@@ -149,6 +155,7 @@ pub fn main() -> i32 {
         Command::Explain(options) => incidents::explain(&options),
         Command::Incidents(options) => incidents::run(&options),
         Command::Stacks(options) => stacks::run(&options),
+        Command::Approve(options) => approve::run(&options),
         Command::Metrics(options) => metrics::run(&options),
         Command::Inject(options) => inject::run(&options),
         Command::Ckpt(options) => ckpt::run(&options),
@@ -156,17 +163,23 @@ pub fn main() -> i32 {
         Command::Classify(options) => classify::run(&options),
         Command::Notify(options) => notify::run(&options),
         Command::Doctor(options) => doctor::run(&options),
-        Command::Coordinator { bind, store, token_file, notify } => {
-            coordinator(&bind, &store, token_file.as_deref(), notify.as_deref())
+        Command::Coordinator { bind, store, token_file, notify, provisioner } => {
+            coordinator(&bind, &store, token_file.as_deref(), notify.as_deref(), provisioner)
         }
         Command::Guard { lock, input } => return crate::guard::run(lock, input),
     };
     done.unwrap_or_else(Failure::end)
 }
 
-fn coordinator(bind: &str, store: &Path, token_file: Option<&Path>, notify: Option<&Path>) -> Result<i32, Failure> {
+fn coordinator(
+    bind: &str,
+    store: &Path,
+    token_file: Option<&Path>,
+    notify: Option<&Path>,
+    provisioner: Option<PathBuf>,
+) -> Result<i32, Failure> {
     let routes = notify.map_or(Ok(Vec::new()), crate::notify::routes::read).map_err(Failure::config)?;
-    let done = runtime()?.block_on(crate::coordinator::run(bind, store, token_file, routes));
+    let done = runtime()?.block_on(crate::coordinator::run(bind, store, token_file, routes, provisioner));
     done.map(|()| 0).map_err(|e| Failure { code: e.code, why: e.why })
 }
 

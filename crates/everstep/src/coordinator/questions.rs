@@ -1,7 +1,9 @@
 //! What people ask of a coordinator: how its jobs are, where their workers are, to break something.
 
-use super::Driver;
+use super::{Driver, Input};
 use crate::metrics::Live;
+use everstep_core::coordinator::event::Event;
+use everstep_core::coordinator::remedy::Request;
 use everstep_core::coordinator::state::{Job, Node, Phase};
 use everstep_core::id::{JobId, NodeId, Rank};
 use everstep_wire::envelope::{Injection, Progress, ToAgent};
@@ -13,6 +15,23 @@ impl Driver {
         let of_job: Vec<_> = self.peers.values().filter(|p| p.job.as_deref() == Some(job)).collect();
         of_job.iter().for_each(|p| drop(p.orders.send(ToAgent::Stacks)));
         !of_job.is_empty()
+    }
+
+    /// Has a request about machines carried out, beside everything else.
+    pub(super) fn provision(&self, job: JobId, request: Request) {
+        let (program, inbox) = (self.provisioner.clone(), self.inbox.clone());
+        tokio::spawn(async move {
+            let result = crate::provisioner::carry_out(program.as_deref(), &job, &request).await;
+            let _ = inbox.send(Input::Provisioned(job, request.id, result));
+        });
+    }
+
+    /// A person says yes to a request; what it was.
+    pub(super) fn approve(&mut self, job: JobId, id: u64) -> Result<String, String> {
+        let known = self.core.jobs().get(&job).ok_or_else(|| format!("no job {job} here"))?;
+        let what = known.may_approve(id)?;
+        self.event(Event::Approved { job, id });
+        Ok(what)
     }
 
     /// Has something broken on the node that a rank is on; which one that is.
@@ -88,7 +107,9 @@ impl Driver {
                     of.filter(|_| job.record.world.slot(&n.hello.node).is_none()).map(|e| e.class.clone())
                 };
                 let nodes: Vec<_> = job.nodes.values().map(|n| json!({"node": n.hello.node, "host": n.hello.host, "attached": n.session.is_some(), "left_out": left_out(n), "replicas": (n.hello.replica_port != 0).then(|| format!("{}:{}", n.hello.host, n.hello.replica_port))})).collect();
+                let requests: Vec<_> = job.record.requests.iter().map(|r| json!({"id": r.id, "what": r.remedy.to_string(), "stage": r.stage.name()})).collect();
                 json!({
+                    "requests": requests,
                     "job": id, "phase": phase, "reason": job.reason, "generation": job.record.generation,
                     "world_size": job.record.world.size(), "restarts": job.record.restarts, "max_restarts": job.max_restarts(),
                     "durable_step": job.record.durable, "replicated_step": job.replication.committed, "slow": self.paces.get(id).map(|p| p.slow.slow()), "nodes": nodes, "workers": workers,

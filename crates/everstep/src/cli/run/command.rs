@@ -3,7 +3,7 @@
 use super::{Failure, Options};
 use crate::agent::launch::Entry;
 use crate::cli::interpreter::python;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Runs a script as `torch.distributed.run.run_script_path` does, with its exceptions in the error file.
 const RUN_PATH: &str = "import runpy, sys; from torch.distributed.elastic.multiprocessing.errors import record; \
@@ -41,6 +41,19 @@ pub fn program(o: &Options) -> Result<Program, Failure> {
     };
     argv.extend(o.script.iter().cloned());
     Ok(Program { argv, warm })
+}
+
+/// The program that provides machines.
+///
+/// # Errors
+/// No such program, or none that can be started.
+pub fn provisioner(path: &Path) -> Result<PathBuf, Failure> {
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    if rustix::fs::access(&whole, rustix::fs::Access::EXEC_OK).is_err() || whole.is_dir() {
+        let why = format!("--provisioner {} cannot be started; give a program, with chmod +x", path.display());
+        return Err(Failure::usage(why));
+    }
+    Ok(whole)
 }
 
 /// Number of workers that `--nproc-per-node` asks for.

@@ -16,7 +16,7 @@ use crate::agent::streams::{Console, Std, Streams};
 use crate::places;
 use everstep_core::agent::Config;
 use everstep_core::id::{Generation, Incarnation, JobId, NodeId};
-use everstep_core::spec::{JobSpec, RESTARTS_PER_DAY, RestartBudget};
+use everstep_core::spec::{JobSpec, Policy, RESTARTS_PER_DAY, RestartBudget};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -51,6 +51,7 @@ fn spec(o: &Options) -> Result<JobSpec, Failure> {
         restarts,
         detect_timeout_ms: u64::try_from(o.detect_timeout.as_millis()).unwrap_or(u64::MAX),
         join_timeout_ms: u64::try_from(o.join_timeout()?.as_millis()).unwrap_or(u64::MAX),
+        policy: o.policy(),
         check: o.check_when(),
     };
     spec.validate().map_err(|e| Failure::usage(e.to_string()))?;
@@ -68,7 +69,13 @@ fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Fail
     let notify = o.notify.as_ref().map(std::path::absolute).transpose();
     let notify = notify.map_err(|e| Failure::config(format!("cannot use --notify: {e}")))?;
     notify.as_deref().map(crate::notify::routes::read).transpose().map_err(Failure::config)?;
+    let provisioner = o.provisioner.as_deref().map(command::provisioner).transpose()?;
     if meet.may_host {
+        if spec.policy == Policy::Act && provisioner.is_none() {
+            return Err(Failure::usage(
+                "--policy act has nobody to ask; give --provisioner PROGRAM, or use --policy advise",
+            ));
+        }
         std::fs::create_dir_all(store).map_err(|e| {
             Failure::config(format!("cannot use the store {}: {e}; give another --store", store.display()))
         })?;
@@ -78,6 +85,7 @@ fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Fail
         store: store.clone(),
         token_file: o.token_file.clone(),
         notify,
+        provisioner,
         may_host: meet.may_host,
         silence: spec.ladder().silence,
     })

@@ -3,7 +3,7 @@
 use crate::cli::Failure;
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use everstep_core::spec::CheckWhen;
+use everstep_core::spec::{CheckWhen, Policy};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -143,6 +143,12 @@ pub struct Options {
     /// Name of the job; a job started again under its name finds its memory checkpoints
     #[arg(long, env = "EVERSTEP_NAME")]
     pub name: Option<String>,
+    /// What is done about machines beyond this job (mark a bad one, ask for another): say it, ask first, do it
+    #[arg(long, env = "EVERSTEP_POLICY", default_value = "observe", value_parser = ["observe", "advise", "act"])]
+    pub policy: String,
+    /// Program that does it, called with one request as JSON on its standard input; on the node that --rdzv-endpoint names
+    #[arg(long, env = "EVERSTEP_PROVISIONER", value_name = "PROGRAM")]
+    pub provisioner: Option<PathBuf>,
     /// Check the nodes before the first start: each by itself and in pairs; who is bad is left out
     #[arg(long, env = "EVERSTEP_CHECK", value_parser = FalseyValueParser::new())]
     pub check: bool,
@@ -172,6 +178,15 @@ pub struct Options {
 }
 
 impl Options {
+    /// What is done about machines.
+    pub fn policy(&self) -> Policy {
+        match self.policy.as_str() {
+            "act" => Policy::Act,
+            "advise" => Policy::Advise,
+            _ => Policy::Observe,
+        }
+    }
+
     /// When the nodes are checked.
     pub fn check_when(&self) -> CheckWhen {
         match (self.only_check, self.check, self.no_check) {

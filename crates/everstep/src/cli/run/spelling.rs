@@ -21,6 +21,8 @@ const OURS: &[&str] = &[
     "no-preload",
     "no-warm",
     "check",
+    "policy",
+    "provisioner",
     "no-check",
     "notify",
     "kernel-log",

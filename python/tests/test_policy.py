@@ -1,0 +1,119 @@
+"""Machines are marked and replaced through a program of the user's: real agents, one of which is killed; the program starts the next one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from conftest import EVERSTEP
+
+from harness.cluster import free_port
+
+#: Steps until a file says that it is enough.
+LOOP = """
+import os, pathlib, time
+import torch, everstep
+out = pathlib.Path(os.environ["OUT"])
+ckpt = everstep.CheckpointManager(out / "ckpt", model=torch.nn.Linear(2, 2))
+for step in ckpt.steps(100_000):
+    (out / f"world-{os.environ['EVERSTEP_NODE']}").write_text(os.environ["WORLD_SIZE"])
+    time.sleep(0.05)
+    if (out / "enough").exists():
+        break
+"""
+
+#: Takes the first request only the second time it is asked; starts a node for each machine that is asked for.
+PROGRAM = """#!/bin/sh
+read -r request
+echo "$request" >> "$OUT/requests"
+if [ "$(wc -l < "$OUT/requests")" = 1 ]; then echo "no machine is free" >&2; exit 3; fi
+case "$request" in *'"add"'*) setsid {everstep} run {meet} --node-rank 7 {script} > "$OUT/node-7.log" 2>&1 & ;; esac
+"""
+
+
+def _wait(what: Callable[[], Any], seconds: float = 90) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if value := what():
+                return value
+        except (OSError, ValueError, KeyError, IndexError):
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"not within {seconds} s")
+
+
+def test_a_machine_that_is_lost_is_replaced_through_the_users_program(env, tmp_path, script):
+    out = tmp_path / "out"
+    out.mkdir()
+    env = {**env, "OUT": str(out)}
+    meet = f"--nnodes 1:2 --name policy --policy act --rdzv-endpoint 127.0.0.1:{free_port()}"
+    train = script(LOOP)
+    program = tmp_path / "program"
+    program.write_text(PROGRAM.format(everstep=EVERSTEP, meet=meet, script=train))
+    program.chmod(0o755)
+    nodes = []
+    for node in (0, 1):
+        more = ["--provisioner", str(program)] if node == 0 else []
+        nodes.append(subprocess.Popen([EVERSTEP, "run", *meet.split(), *more, "--node-rank", str(node), train], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    try:
+        _wait(lambda: (out / "world-1").read_text() == "2")
+        (out / "world-1").unlink()
+        nodes[1].kill()
+        _wait(lambda: (out / "world-7").read_text() == "2")
+        asked = [json.loads(line) for line in (out / "requests").read_text().splitlines()]
+        assert [a["request"] for a in asked] == ["policy-1", "policy-1"], "again under the same id"
+        assert all(a["action"] == "add" and a["job"] == "policy" and "1 of 2 nodes" in a["why"] for a in asked)
+        told = subprocess.run([EVERSTEP, "explain", "--job", "policy"], env=env, capture_output=True, text=True, check=True, timeout=30).stdout
+        assert "add a machine: 1 of 2 nodes are there (done)" in told, told
+        again = subprocess.run([EVERSTEP, "approve", "1", "--job", "policy"], env=env, capture_output=True, text=True, check=False, timeout=30)
+        assert again.returncode == 1 and "decided before" in again.stderr
+    finally:
+        (out / "enough").touch()
+        texts = [node.communicate(timeout=60)[0] for node in nodes]
+    assert nodes[0].returncode == 0, texts[0]
+    _wait(lambda: not subprocess.run(["pgrep", "-f", f"{EVERSTEP} run {meet}"], capture_output=True, text=True, check=False).stdout.strip(), 60)
+
+
+def test_a_bad_machine_waits_for_a_yes(env, tmp_path, script):
+    out = tmp_path / "out"
+    out.mkdir()
+    env = {**env, "OUT": str(out), "EVERSTEP_KERNEL_LOG": str(out / "kmsg")}
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\ncat >> "$OUT/requests"\n')
+    program.chmod(0o755)
+    line = [EVERSTEP, "run", "--standalone", "--name", "yes", "--policy", "advise", "--provisioner", str(program), "--max-restarts", "5", script(LOOP)]
+    agent = subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def ask(*words: str) -> str:
+        return subprocess.run([EVERSTEP, *words], env=env, capture_output=True, text=True, check=False, timeout=30).stdout
+
+    try:
+        _wait(lambda: (out / "world-0").exists())
+        ask("inject", "xid", "--code", "79")
+        ask("inject", "kill")
+        listed = _wait(lambda: ask("approve"))
+        assert "1  waits  cordon node 0" in listed and "gpu-lost" in listed, listed
+        assert not (out / "requests").exists()
+        assert "cordon node 0" in ask("approve", "1")
+        asked = json.loads(_wait((out / "requests").read_text))
+        assert (asked["action"], asked["node"], asked["request"]) == ("cordon", "0", "yes-1"), asked
+        _wait(lambda: "1  done" in ask("approve"))
+    finally:
+        (out / "enough").touch()
+        text = agent.communicate(timeout=60)[0]
+    assert agent.returncode == 0 and "everstep approve 1" in text, text
+
+
+def test_a_policy_that_nobody_can_carry_out_is_refused(everstep, script, tmp_path):
+    train = script("pass")
+    nobody = everstep("run", "--standalone", "--policy", "act", train)
+    assert nobody.returncode == 2 and "give --provisioner PROGRAM" in nobody.stderr
+    (tmp_path / "text").write_text("no program")
+    for program in (tmp_path / "missing", tmp_path / "text", Path("/")):
+        done = everstep("run", "--standalone", "--policy", "act", "--provisioner", str(program), train)
+        assert done.returncode == 2 and "cannot be started" in done.stderr, done.stderr
