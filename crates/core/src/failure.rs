@@ -3,6 +3,12 @@
 use crate::id::{Rank, Step};
 use crate::severity::Verdict;
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// What a machine has told this long before may explain a failure, or a silence.
+pub(crate) const SIGN_BEFORE: Duration = Duration::from_secs(60);
+/// Signs that are remembered, by a node and by a job.
+pub(crate) const SIGNS_KEPT: usize = 64;
 
 /// How a worker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

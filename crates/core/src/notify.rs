@@ -1,14 +1,15 @@
 //! What people are told of a job's incidents, and when: once when it is known whose failure it was, and once when it is over. A person is
 //! called only when one is needed: the job has ended, or does not recover.
 
+use crate::coordinator::blame::HEARING;
 use crate::coordinator::command::Fact;
 use crate::history::{Entry, Incident, Outcome, What, incidents, tell};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Who is at fault is known after this, in microseconds; where only consequences were heard, later.
-const KNOWN: u64 = 2_300_000;
-const KNOWN_AT_LAST: u64 = 5_500_000;
+const KNOWN: u64 = HEARING.as_micros() as u64 + 300_000;
+const KNOWN_AT_LAST: u64 = HEARING.as_micros() as u64 + 3_500_000;
 /// An incident that is open for so long needs a person.
 const PATIENCE: u64 = 600_000_000;
 

@@ -1,6 +1,7 @@
 //! What the machine tells of itself: passed on once, and remembered for a while, so that a silence can be explained.
 
 use super::Agent;
+use crate::failure::{SIGN_BEFORE, SIGNS_KEPT};
 use crate::message::{Report, Sign};
 use crate::time::Time;
 use std::collections::VecDeque;
@@ -8,10 +9,6 @@ use std::time::Duration;
 
 /// The same class on the same device is not told again within this.
 const AGAIN: Duration = Duration::from_secs(10);
-/// A failure of the machine this long before the last progress may be why there is no more.
-const BEFORE: Duration = Duration::from_secs(60);
-/// Signs that are remembered.
-const KEPT: usize = 64;
 
 /// What was told lately.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,7 +17,11 @@ pub(super) struct Signs(VecDeque<(Time, Sign)>);
 impl Signs {
     /// The latest failure of the machine itself, not much before `progress`.
     pub(super) fn grave_since(&self, progress: Time) -> Option<&Sign> {
-        self.0.iter().rev().find(|(at, s)| at.after(BEFORE) >= progress && s.verdict.is_of_machine()).map(|(_, s)| s)
+        self.0
+            .iter()
+            .rev()
+            .find(|(at, s)| at.after(SIGN_BEFORE) >= progress && s.verdict.is_of_machine())
+            .map(|(_, s)| s)
     }
 }
 
@@ -32,7 +33,7 @@ impl Agent {
             return;
         }
         self.signs.0.push_back((now, sign.clone()));
-        if self.signs.0.len() > KEPT {
+        if self.signs.0.len() > SIGNS_KEPT {
             self.signs.0.pop_front();
         }
         self.send(Report::Signed(sign));

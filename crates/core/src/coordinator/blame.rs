@@ -9,6 +9,7 @@
 use super::command::{Command, Fact};
 use super::incident::describe_as;
 use super::state::{Job, Phase, RECENT};
+use crate::failure::{SIGN_BEFORE, SIGNS_KEPT};
 use crate::id::{Generation, Incarnation, NodeId};
 use crate::message::{Cause, Failure, Sign};
 use crate::severity::{Scope, Severity, Table, Verdict};
@@ -18,13 +19,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// How long others are heard after the first failure.
-const HEARING: Duration = Duration::from_secs(2);
-/// What a machine has told this long before a failure may explain it.
-const BEFORE: Duration = Duration::from_secs(60);
+pub(crate) const HEARING: Duration = Duration::from_secs(2);
 /// A machine that two failures are blamed on within this is left out, if another one can take its place.
 const AGAIN: Duration = Duration::from_secs(30 * 60);
-/// Signs that are kept.
-const SIGNS: usize = 64;
 /// Failures of one incident that are kept.
 const WITNESSES: usize = 16_384;
 /// First and longest wait between generations that fail before their first step.
@@ -100,7 +97,7 @@ impl Inquiry {
     /// The first cause among all that was heard, and what machines told of themselves: `None` only for an inquiry without witnesses.
     #[must_use]
     pub fn first_cause(&self, signs: &[&(Time, NodeId, Sign)]) -> Option<Blame> {
-        let near = |at: &Time| at.after(BEFORE) >= self.opened;
+        let near = |at: &Time| at.after(SIGN_BEFORE) >= self.opened;
         let signs: Vec<_> = signs.iter().filter(|(at, node, _)| near(at) && self.members.contains_key(node)).collect();
         let heard = self.witnesses.iter().map(|w| {
             let own = w.failure.as_ref().map_or_else(|| Table::built_in().named("node-lost"), |f| f.verdict.clone());
@@ -174,7 +171,7 @@ impl Job {
         let fact = Fact::Signed { node: node.clone(), sign: sign.clone() };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
         self.signs.push_back((now, node.clone(), sign));
-        if self.signs.len() > SIGNS {
+        if self.signs.len() > SIGNS_KEPT {
             self.signs.pop_front();
         }
         if self.inquiry.is_some() {

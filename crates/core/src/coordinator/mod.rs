@@ -4,7 +4,7 @@
 //! at the same times give the same commands, byte for byte. A `Send` that names a `Persist` leaves
 //! only when that write has returned. A message of an old generation or connection changes nothing.
 
-mod blame;
+pub(crate) mod blame;
 pub mod command;
 pub mod durability;
 pub mod event;

@@ -1,6 +1,7 @@
 //! From facts to incidents.
 
 use super::{Entry, Progress, What};
+use crate::coordinator::blame::HEARING;
 use crate::coordinator::command::{Action, Fact};
 use crate::coordinator::incident::{describe, describe_as};
 use crate::coordinator::node_check::Found;
@@ -13,7 +14,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Stacks that come within this of an incident are of it, in microseconds.
-const HEARD: u64 = 2_000_000;
+const HEARD: u64 = HEARING.as_micros() as u64;
 
 /// How an incident ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

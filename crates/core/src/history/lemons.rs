@@ -3,7 +3,7 @@
 use super::{Entry, Incident, What, incidents};
 use crate::coordinator::command::Fact;
 use crate::id::NodeId;
-use crate::severity::Scope;
+use crate::severity::{Scope, Table};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ pub fn lemons(entries: &[Entry]) -> Vec<Lemon> {
         of.of_machine += u32::from(incident.verdict().is_none_or(crate::severity::Verdict::is_of_machine));
         *of.classes.entry(class.to_owned()).or_default() += 1;
         if let Some(device) = device(&incident) {
-            *of.devices.entry(device.to_owned()).or_default() += 1;
+            *of.devices.entry(device).or_default() += 1;
         }
         of.rank_seconds += incident.rank_seconds().unwrap_or(0.0);
         of.latest = of.latest.max(incident.opened);
@@ -76,10 +76,7 @@ fn runs(entries: &[Entry]) -> Vec<&[Entry]> {
     found
 }
 
-/// `0000:3b:00` of `NVRM: Xid (PCI:0000:3b:00): 79, …`.
-fn device(of: &Incident) -> Option<&str> {
-    let line = &of.verdict()?.line;
-    let rest = line.split_once("PCI:")?.1;
-    let end = rest.find(|c: char| !c.is_ascii_hexdigit() && c != ':' && c != '.').unwrap_or(rest.len());
-    rest.get(..end).map(|d| d.trim_end_matches(':')).filter(|d| !d.is_empty())
+/// The device that the kernel's line names.
+fn device(of: &Incident) -> Option<String> {
+    Some(Table::built_in().sign(&of.verdict()?.line)?.device).filter(|d| !d.is_empty())
 }

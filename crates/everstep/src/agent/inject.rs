@@ -81,7 +81,7 @@ impl Driver {
     /// Flips a byte in the middle of the newest copy of another node's shard.
     fn corrupt(&self) {
         let held = self.replicas.holder.held();
-        let Some(newest) = held.iter().max_by_key(|h| (h.label.generation, h.label.step)) else {
+        let Some(newest) = held.iter().filter(|h| h.replica).max_by_key(|h| (h.label.generation, h.label.step)) else {
             return eprintln!("everstep: this node keeps no copy of another one's shard");
         };
         let flipped = OpenOptions::new().read(true).write(true).open(&newest.path).and_then(|file| {

@@ -1,7 +1,7 @@
 //! `everstep explain` and `everstep incidents`: what happened, why, what was lost, what was done, whether it worked, what next.
 
 use super::{Failure, facts};
-use chrono::DateTime;
+use crate::notify::when;
 use clap::{Args, Subcommand};
 use everstep_core::history::{Incident, Outcome, incidents, lemons, tell};
 use serde_json::json;
@@ -69,12 +69,6 @@ fn all(job: Option<&str>) -> Result<Vec<Of>, Failure> {
     }
     let of = |told: facts::Told| Of { incidents: incidents(&told.entries()), told };
     Ok(told.into_iter().map(of).collect())
-}
-
-/// Time of day, UTC.
-fn when(micros: u64) -> String {
-    let at = i64::try_from(micros).ok().and_then(DateTime::from_timestamp_micros);
-    at.map_or("?".into(), |at| at.format("%Y-%m-%d %H:%M:%SZ").to_string())
 }
 
 fn as_json(job: &str, of: &Incident) -> serde_json::Value {

@@ -20,7 +20,7 @@ pub struct Desk {
 }
 
 /// Time of day, UTC.
-fn when(micros: u64) -> String {
+pub fn when(micros: u64) -> String {
     let at = i64::try_from(micros).ok().and_then(DateTime::from_timestamp_micros);
     at.map_or("?".into(), |at| at.format("%Y-%m-%d %H:%M:%SZ").to_string())
 }

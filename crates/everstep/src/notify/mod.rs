@@ -4,7 +4,7 @@ mod desk;
 mod payload;
 pub mod routes;
 
-pub use desk::Desk;
+pub use desk::{Desk, when};
 use everstep_core::notify::{Notice, Status};
 use ring::hmac;
 use routes::Route;
