@@ -15,7 +15,7 @@ from harness.cluster import ROOT
 
 TEXTS = ROOT / "crates" / "core" / "tests" / "errors"
 #: Gathered after the rules were fixed.
-HELD_OUT = "eighth"
+HELD_OUT = "ninth"
 
 
 def _read(name: str) -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def _share(texts: list[dict[str, Any]]) -> tuple[float, int, list[str]]:
 
 
 def measure(soak: bool) -> Iterator[Bound]:
-    known = [t for name in ("first", "second", "third", "fourth", "fifth", "sixth", "seventh") for t in _read(name)]
+    known = [t for name in ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth") for t in _read(name)]
     for name, texts, least in (("known", known, 95), ("held-out", _read(HELD_OUT), 90)):
         share, count, wrong = _share(texts)
         print("\n".join(wrong))
