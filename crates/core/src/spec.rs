@@ -163,7 +163,7 @@ impl Ladder {
             reattach: (detect * 3).max(Duration::from_secs(5)),
             last_call: detect,
             fence_grace: detect / 4,
-            last_words: detect / 4,
+            last_words: detect / 2,
             orphan: (detect * 15).max(Duration::from_secs(30)),
             store_retry: detect / 8,
         }

@@ -95,7 +95,7 @@ fn a_worker_that_goes_on_is_ended_soon() {
     let mut agent = running();
     end(&mut agent, 1);
     let at = agent.deadline().unwrap();
-    assert_eq!(at, Time(510), "a quarter of --detect-timeout");
+    assert_eq!(at, Time(1010), "half of --detect-timeout");
     agent.handle(at, Event::Tick);
     assert!(commands(&mut agent).iter().any(|c| matches!(c, Command::Kill { grace, .. } if !grace.is_zero())));
 }
