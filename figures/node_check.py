@@ -96,7 +96,7 @@ def measure(soak: bool) -> Iterator[Bound]:
         with hosts(count, data=True) as names, tempfile.TemporaryDirectory(dir="/dev/shm") as home:
             if breaks:
                 breaks(names)
-            with _quota(18) if name == "slow-node" else contextlib.nullcontext() as group:
+            with _quota(12) if name == "slow-node" else contextlib.nullcontext() as group:
                 said, took, codes = _run(names, Path(home), 2, group)
         print(f"{name}: {took:.1f} s, exit codes {sorted(codes)}: {said}")
         right = _named(said) == tuple(expected) and codes == {int(any(expected))} and "one of nodes" not in said
