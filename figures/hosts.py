@@ -24,24 +24,19 @@ def hosts(count: int, rate: str | None = None, data: bool = False) -> Iterator[l
     bridge = f"{mark}b"
     try:
         _ip(f"ip netns add {bridge}")
-        _ip(f"ip -n {bridge} link add br0 type bridge")
-        _ip(f"ip -n {bridge} link set br0 up")
-        _ip(f"ip -n {bridge} link add br1 type bridge")
-        _ip(f"ip -n {bridge} link set br1 up")
+        networks = range(2 if data else 1)
+        for net in networks:
+            _ip(f"ip -n {bridge} link add br{net} type bridge")
+            _ip(f"ip -n {bridge} link set br{net} up")
         for i, name in enumerate(names):
             _ip(f"ip netns add {name}")
-            _ip(f"ip link add eth0 netns {name} type veth peer name p{i} netns {bridge}")
-            _ip(f"ip -n {bridge} link set p{i} master br0")
-            _ip(f"ip -n {bridge} link set p{i} up")
-            _ip(f"ip -n {name} addr add 10.77.8.{i + 1}/24 dev eth0")
-            _ip(f"ip -n {name} link set eth0 up")
             _ip(f"ip -n {name} link set lo up")
-            if data:
-                _ip(f"ip link add eth1 netns {name} type veth peer name d{i} netns {bridge}")
-                _ip(f"ip -n {bridge} link set d{i} master br1")
-                _ip(f"ip -n {bridge} link set d{i} up")
-                _ip(f"ip -n {name} addr add 10.77.9.{i + 1}/24 dev eth1")
-                _ip(f"ip -n {name} link set eth1 up")
+            for net in networks:
+                _ip(f"ip link add eth{net} netns {name} type veth peer name n{net}p{i} netns {bridge}")
+                _ip(f"ip -n {bridge} link set n{net}p{i} master br{net}")
+                _ip(f"ip -n {bridge} link set n{net}p{i} up")
+                _ip(f"ip -n {name} addr add 10.77.{8 + net}.{i + 1}/24 dev eth{net}")
+                _ip(f"ip -n {name} link set eth{net} up")
             if rate:
                 _ip(f"tc -n {name} qdisc add dev eth0 root tbf rate {rate} burst 256kb latency 50ms")
         yield names
@@ -50,16 +45,11 @@ def hosts(count: int, rate: str | None = None, data: bool = False) -> Iterator[l
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-def link(names: list[str], index: int, state: str) -> None:
-    """Cuts a host off from all others (``down``), or joins it again (``up``)."""
+def link(names: list[str], index: int, state: str, net: int = 0) -> None:
+    """Cuts a host off from all others (``down``), or joins it again (``up``). With ``net`` 1 only in the network that training uses: whoever
+    asks whether the host is there finds nothing wrong."""
     bridge = names[0].rsplit("h", 1)[0] + "b"
-    _ip(f"ip -n {bridge} link set p{index} {state}")
-
-
-def data_network(names: list[str], index: int, state: str) -> None:
-    """The same for the network that training uses: whoever only asks whether the host is there finds nothing wrong."""
-    bridge = names[0].rsplit("h", 1)[0] + "b"
-    _ip(f"ip -n {bridge} link set d{index} {state}")
+    _ip(f"ip -n {bridge} link set n{net}p{index} {state}")
 
 
 def data_path(names: list[str], a: int, b: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from figures.bound import Bound
-from figures.hosts import data_network, data_path, data_rate, hosts
+from figures.hosts import data_path, data_rate, hosts, link
 from harness.cluster import EVERSTEP, ROOT, free_port
 
 #: What is broken, how many nodes there are, and what the check is to say: bad nodes, slow nodes, links.
@@ -21,16 +21,16 @@ Case = tuple[str, int, Callable[[list[str]], None] | None, list[int], list[int],
 
 
 def _both(names: list[str]) -> None:
-    data_network(names, 1, "down")
-    data_network(names, 4, "down")
+    link(names, 1, "down", net=1)
+    link(names, 4, "down", net=1)
 
 
 CASES: list[Case] = [
     ("all-well", 6, None, [], [], []),
-    ("one-bad", 6, lambda n: data_network(n, 3, "down"), [3], [], []),
+    ("one-bad", 6, lambda n: link(n, 3, "down", net=1), [3], [], []),
     ("two-bad", 6, _both, [1, 4], [], []),
-    ("odd-one-bad", 5, lambda n: data_network(n, 4, "down"), [4], [], []),
-    ("of-four", 4, lambda n: data_network(n, 0, "down"), [0], [], []),
+    ("odd-one-bad", 5, lambda n: link(n, 4, "down", net=1), [4], [], []),
+    ("of-four", 4, lambda n: link(n, 0, "down", net=1), [0], [], []),
     ("bad-link", 6, lambda n: data_path(n, 2, 3), [], [], [(2, 3)]),
     ("slow-network", 6, lambda n: data_rate(n, 5, "200mbit"), [], [5], []),
     ("slow-node", 6, None, [], [2], []),

@@ -106,7 +106,7 @@ impl Notifier {
     }
 
     fn notice(&self, of: &Incident, status: Status, when: &impl Fn(u64) -> String) -> Notice {
-        let (class, whose) = of.verdict().map_or(("node-lost", "the machine's"), |v| (&v.class, v.scope.whose()));
+        let (class, whose) = (of.class(), of.verdict().map_or("the machine's", |v| v.scope.whose()));
         let (job, number, node) = (&self.job, of.number, of.at_fault());
         let title = match status {
             Status::Firing => format!("{job} inc-{number}: {class} on node {node}, recovering"),

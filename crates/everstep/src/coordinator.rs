@@ -370,15 +370,20 @@ impl Driver {
         steps.iter().min().filter(|_| steps.len() >= ranks).map(|step| Step(*step))
     }
 
+    /// Median length of the ranks' last steps.
+    fn median_step_us(&self, id: &JobId) -> Option<u64> {
+        let mut micros: Vec<u64> = self.workers(id).filter_map(|w| w.step_us).collect();
+        micros.sort_unstable();
+        micros.get(micros.len() / 2).copied()
+    }
+
     /// How far all ranks of a job are, for the ledger.
     fn record_progress(&mut self, id: &JobId) {
         let Some(job) = self.core.jobs().get(id) else { return };
         let ranks = job.record.world.size();
         let workers: Vec<&Progress> = self.workers(id).collect();
         let step = workers.iter().filter_map(|w| w.step).min();
-        let mut micros: Vec<u64> = workers.iter().filter_map(|w| w.step_us).collect();
-        micros.sort_unstable();
-        let (Some(step), Some(step_us)) = (step, micros.get(micros.len() / 2)) else { return };
+        let (Some(step), Some(step_us)) = (step, self.median_step_us(id)) else { return };
         if workers.len() < ranks as usize {
             return;
         }

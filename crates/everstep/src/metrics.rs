@@ -16,9 +16,8 @@ type Labels = Vec<(&'static str, String)>;
 type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
 type Counters = Family<Labels, Counter<f64, AtomicU64>>;
 
-/// Windows of the share of time that went into new steps, in seconds; the last one is the whole run.
-const WINDOWS: [(&str, Option<u64>); 4] =
-    [("1h", Some(3600)), ("24h", Some(86_400)), ("7d", Some(604_800)), ("all", None)];
+/// Windows of the share of time that went into new steps, in seconds; beside them, the whole run.
+const WINDOWS: [(&str, u64); 3] = [("1h", 3600), ("24h", 86_400), ("7d", 604_800)];
 
 /// What the coordinator knows of a job now.
 #[derive(Debug, Default)]
@@ -117,21 +116,22 @@ fn of_records(registry: &mut Registry, jobs: &BTreeMap<String, Vec<Entry>>, now:
         for (kind, n) in [("new", whole.new_steps), ("recompute", whole.repeated_steps)] {
             steps.get_or_create(&with(run, &[("kind", kind)])).inc_by(n as f64);
         }
+        share.get_or_create(&with(run, &[("window", "all")])).set(whole.total().goodput());
         for (window, seconds) in WINDOWS {
-            let since = seconds.map(|s| now.saturating_sub(s * 1_000_000));
-            let goodput = sums(entries, since).total().goodput();
+            let since = now.saturating_sub(seconds * 1_000_000);
+            let goodput = sums(entries, Some(since)).total().goodput();
             share.get_or_create(&with(run, &[("window", window)])).set(goodput);
         }
         let told = incidents(entries);
         let unfinished = told.iter().filter(|i| i.outcome == Outcome::Open).count();
         open.get_or_create(&of(run)).set(unfinished as f64);
         for incident in &told {
-            let class = incident.verdict().map_or("node-lost", |v| v.class.as_str());
+            let class = incident.class();
             count.get_or_create(&with(run, &[("class", class), ("outcome", outcome(incident))])).inc();
             if let Some(restored) = &incident.restored {
                 lost.get_or_create(&with(run, &[("class", class)])).inc_by(restored.steps_lost as f64);
             }
-            for (name, micros) in stages(incident) {
+            for (name, micros) in incident.stages() {
                 stage.get_or_create(&with(run, &[("stage", name)])).inc_by(micros as f64 / 1e6);
             }
         }
@@ -152,19 +152,6 @@ fn outcome(of: &Incident) -> &'static str {
         Outcome::Overtaken { .. } => "overtaken",
         Outcome::Ended { .. } => "ended",
     }
-}
-
-/// Stages that are over, in microseconds.
-fn stages(of: &Incident) -> Vec<(&'static str, u64)> {
-    let stepped = of.stepped.map(|(at, _)| at);
-    let marks = [
-        ("regroup", Some(of.opened), of.regrouped),
-        ("start", of.regrouped, of.told),
-        ("restore", of.told, stepped),
-        ("recompute", stepped, of.caught_up),
-    ];
-    let ended = marks.into_iter().filter_map(|(name, from, to)| Some((name, to?.saturating_sub(from?))));
-    of.silence().map(|silence| ("detect", silence)).into_iter().chain(ended).collect()
 }
 
 #[cfg(test)]

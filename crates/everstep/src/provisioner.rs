@@ -1,6 +1,7 @@
 //! Whoever provides machines: a program of the user's, called with one request on its standard input. It ends with 0 when it has taken the
 //! request, or knows it from before: after a coordinator was restarted the same request may come again, under the same id.
 
+use crate::agent::launch::TOKENS;
 use everstep_core::coordinator::remedy::Request;
 use everstep_core::id::JobId;
 use serde_json::json;
@@ -27,7 +28,7 @@ pub async fn carry_out(program: Option<&Path>, job: &JobId, request: &Request) -
     asked["job"] = json!(job);
     let mut command = Command::new(program);
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
-    for name in ["EVERSTEP_TOKEN_FILE", "EVERSTEP_TOKEN"] {
+    for name in TOKENS {
         command.env_remove(name);
     }
     let mut child = command.spawn().map_err(failed)?;

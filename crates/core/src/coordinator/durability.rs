@@ -320,8 +320,7 @@ impl Job {
         }
         self.durability.written.retain(|s, _| *s > step);
         self.unable.retain(|_, too_early| !*too_early);
-        let order = Order::Durable { generation, step };
-        out.extend(self.sessions().map(|(_, session)| Command::Send { session, order: order.clone(), after: None }));
+        self.to_all(&Order::Durable { generation, step }, out);
         let newer = self.record.durable.is_none_or(|d| d < step);
         if newer {
             self.record.durable = Some(step);

@@ -121,8 +121,7 @@ impl Job {
     }
 
     fn hold(&self, step: Option<Step>, out: &mut Vec<Command>) {
-        let order = Order::HoldAt { generation: self.record.generation, step };
-        out.extend(self.sessions().map(|(_, session)| Command::Send { session, order: order.clone(), after: None }));
+        self.to_all(&Order::HoldAt { generation: self.record.generation, step }, out);
     }
 
     fn give_up_growth(&mut self, now: Time, out: &mut Vec<Command>) {

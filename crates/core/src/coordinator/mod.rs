@@ -387,12 +387,7 @@ impl Job {
         match self.phase {
             Phase::Training { .. } => {
                 let generation = self.record.generation;
-                let order = Order::Signal { generation, signal, at };
-                out.extend(self.sessions().map(|(_, session)| Command::Send {
-                    session,
-                    order: order.clone(),
-                    after: None,
-                }));
+                self.to_all(&Order::Signal { generation, signal, at }, out);
                 let deadline = now.after(STOP_PATIENCE);
                 self.reason = Reason::Stopping;
                 self.phase = Phase::Stopping { done: BTreeSet::new(), deadline, signal };

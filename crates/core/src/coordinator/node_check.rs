@@ -10,7 +10,7 @@ use super::state::{Job, Phase};
 use crate::id::{Incarnation, NodeId};
 use crate::message::{Cause, Checked, Failure, HangEvidence, Order, Partner};
 use crate::node_check::{Findings, NodeCheck, Outcome, Task};
-use crate::severity::Table;
+use crate::severity::{Table, Verdict};
 use crate::spec::CheckWhen;
 use crate::time::Time;
 use std::collections::BTreeSet;
@@ -192,7 +192,7 @@ impl Job {
         if self.record.spec.check == CheckWhen::Only {
             self.phase = Phase::Over { code: EXIT_CANNOT, why: what };
         } else {
-            self.tell_people(&what, out);
+            self.to_all(&Order::Notice { what: what.clone() }, out);
         }
     }
 
@@ -208,57 +208,37 @@ impl Job {
         self.check_done();
         let found = Found::of(checking);
         let incident = self.record.incidents;
-        for (node, why) in &found.faulty {
-            self.left_out_by_check(checking, node, ("check-failed", why), incident, out);
-        }
-        for (node, why) in &found.slow {
-            self.left_out_by_check(checking, node, ("check-slow", why), incident, out);
+        let only = self.record.spec.check == CheckWhen::Only;
+        if !only {
+            self.use_none_of(checking, &found, incident, out);
         }
         let what =
             format!("{} checked in {}: {found}", count(checking.nodes.len(), "node"), count(checking.round(), "round"));
         let clean = found.is_clean();
         let fact = Fact::Checked { incident, nodes: checking.nodes.len() as u64, rounds: checking.round(), found };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
-        if self.record.spec.check == CheckWhen::Only {
-            let code = if clean { 0 } else { EXIT_FOUND };
-            if clean {
-                self.tell_people(&what, out);
-            }
-            self.phase = Phase::Over { code, why: what };
+        // What was found is the reason for the end, which everybody is told anyway.
+        if clean || !only {
+            self.to_all(&Order::Notice { what: what.clone() }, out);
+        }
+        if only {
+            self.phase = Phase::Over { code: if clean { 0 } else { EXIT_FOUND }, why: what };
             self.end(out);
-        } else {
-            self.tell_people(&what, out);
         }
     }
 
-    fn left_out_by_check(
-        &mut self,
-        checking: &Checking,
-        node: &NodeId,
-        (class, why): (&str, &str),
-        incident: u64,
-        out: &mut Vec<Command>,
-    ) {
-        let Some((_, life)) = checking.nodes.iter().find(|(id, _)| id == node) else { return };
-        if self.record.spec.check == CheckWhen::Only {
-            return;
+    /// Who is bad is left out for good, who is slow where another one takes its place.
+    fn use_none_of(&mut self, checking: &Checking, found: &Found, incident: u64, out: &mut Vec<Command>) {
+        let faulty = found.faulty.iter().map(|of| (of, "check-failed"));
+        for ((node, why), class) in faulty.chain(found.slow.iter().map(|of| (of, "check-slow"))) {
+            let Some((_, life)) = checking.nodes.iter().find(|(id, _)| id == node) else { continue };
+            let verdict = Verdict { line: why.clone(), ..Table::built_in().named(class) };
+            let firm = verdict.is_of_machine();
+            self.do_without((node, *life), verdict, incident, !firm, out);
+            if let Some(of) = self.record.excluded.iter_mut().find(|e| e.node == *node && e.incarnation == *life) {
+                of.barred |= firm;
+            }
         }
-        let mut verdict = Table::built_in().named(class);
-        verdict.line = why.into();
-        let firm = class == "check-failed";
-        self.do_without((node, *life), verdict, incident, !firm, out);
-        if let Some(of) = self.record.excluded.iter_mut().find(|e| e.node == *node && e.incarnation == *life) {
-            of.barred |= firm;
-        }
-    }
-
-    /// On every console.
-    fn tell_people(&self, what: &str, out: &mut Vec<Command>) {
-        out.extend(self.sessions().map(|(_, session)| Command::Send {
-            session,
-            order: Order::Notice { what: what.into() },
-            after: None,
-        }));
     }
 
     /// Ranks that wait, and nobody who is waited for: the machines themselves are asked. So they are after a second failure within a while that

@@ -73,6 +73,11 @@ impl Job {
         self.write.dirty || self.write.retry.is_some() || self.write.in_flight.is_some()
     }
 
+    /// To every attached node, at once.
+    pub(super) fn to_all(&self, order: &Order, out: &mut Vec<Command>) {
+        out.extend(self.sessions().map(|(_, session)| Command::Send { session, order: order.clone(), after: None }));
+    }
+
     /// The record changed; `announce` says that a promise rests on it.
     pub(super) fn changed(&mut self, announce: bool) {
         self.write.dirty = true;

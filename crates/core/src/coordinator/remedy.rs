@@ -107,9 +107,8 @@ pub struct Request {
 
 impl Request {
     /// A machine that may still come.
-    fn awaits(&self, now: Time) -> bool {
-        let open = !matches!(self.stage, Stage::Done | Stage::Failed { .. });
-        open && matches!(self.remedy, Remedy::Add { .. }) && now.since(self.at) < ARRIVAL
+    fn awaits(&self) -> bool {
+        matches!(self.remedy, Remedy::Add { .. }) && !matches!(self.stage, Stage::Done | Stage::Failed { .. })
     }
 }
 
@@ -150,7 +149,9 @@ impl Job {
             self.short_since = None;
             return;
         }
-        let coming = u32::try_from(self.record.requests.iter().filter(|r| r.awaits(now)).count()).unwrap_or(u32::MAX);
+        let coming =
+            u32::try_from(self.record.requests.iter().filter(|r| r.awaits() && now.since(r.at) < ARRIVAL).count())
+                .unwrap_or(u32::MAX);
         let (wanted, usable) = (self.wanted(), self.usable());
         let missing = wanted.saturating_sub(usable.saturating_add(coming));
         if missing == 0 {
@@ -178,10 +179,7 @@ impl Job {
 
     /// A node that was not there before: what was asked for longest has come.
     pub(super) fn arrived(&mut self, out: &mut Vec<Command>) {
-        let open = |r: &&mut Request| {
-            matches!(r.remedy, Remedy::Add { .. }) && !matches!(r.stage, Stage::Done | Stage::Failed { .. })
-        };
-        let Some(request) = self.record.requests.iter_mut().find(open) else { return };
+        let Some(request) = self.record.requests.iter_mut().find(|r| r.awaits()) else { return };
         request.stage = Stage::Done;
         let request = request.clone();
         self.tell_of(request, out);

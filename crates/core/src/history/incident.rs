@@ -117,6 +117,27 @@ impl Incident {
         self.blamed.as_ref().map(|b| &b.verdict).or(self.failure.as_ref().map(|f| &f.verdict))
     }
 
+    /// Its class: of a node that was lost, too.
+    #[must_use]
+    pub fn class(&self) -> &str {
+        self.verdict().map_or("node-lost", |v| v.class.as_str())
+    }
+
+    /// Its stages that are over, in microseconds; one whose beginning was not noted begins with the end of the one before it.
+    #[must_use]
+    pub fn stages(&self) -> Vec<(&'static str, u64)> {
+        let mut stages: Vec<_> = self.silence().map(|silence| ("detect", silence)).into_iter().collect();
+        let mut from = self.opened;
+        let stepped = self.stepped.map(|(at, _)| at);
+        let ends =
+            [("regroup", self.regrouped), ("start", self.told), ("restore", stepped), ("recompute", self.caught_up)];
+        for (name, end) in ends.into_iter().filter_map(|(name, end)| Some((name, end?))) {
+            stages.push((name, end.saturating_sub(from)));
+            from = end;
+        }
+        stages
+    }
+
     /// What failed, in a line.
     #[must_use]
     pub fn what(&self) -> String {

@@ -38,7 +38,7 @@ impl Lemon {
 pub fn lemons(entries: &[Entry]) -> Vec<Lemon> {
     let mut found: BTreeMap<NodeId, Lemon> = BTreeMap::new();
     for incident in runs(entries).into_iter().flat_map(incidents) {
-        let class = incident.verdict().map_or("node-lost", |v| v.class.as_str());
+        let class = incident.class();
         if incident.verdict().is_some_and(|v| v.scope == Scope::User || v.follows) {
             continue;
         }

@@ -58,7 +58,7 @@ fn head(of: &Incident) -> String {
 }
 
 fn why(of: &Incident) -> (String, Option<String>) {
-    let Some(verdict) = of.verdict().filter(|v| v.class != "node-lost") else {
+    let Some(verdict) = of.verdict().filter(|_| of.class() != "node-lost") else {
         return (format!("the machine's (node-lost): no word from the agent of node {} any more", of.at_fault()), None);
     };
     let Verdict { class, what, scope, line, follows, .. } = verdict;
@@ -82,24 +82,10 @@ fn lost(of: &Incident) -> String {
         Some(Restore { steps_lost, .. }) => format!("{steps_lost} steps, computed again"),
     };
     let Some(seconds) = of.rank_seconds() else { return steps };
-    let mut stages = Vec::new();
-    let mut from = of.opened;
-    if let Some(silence) = of.silence() {
-        stages.push(format!("detect {}", span(silence)));
-    }
-    let ends = [
-        ("regroup", of.regrouped),
-        ("start", of.told),
-        ("load and first step", of.stepped.map(|(at, _)| at)),
-        ("recompute", of.caught_up),
-    ];
-    for (name, end) in ends {
-        let Some(end) = end else { continue };
-        if end > from {
-            stages.push(format!("{name} {}", span(end - from)));
-        }
-        from = end;
-    }
+    let name = |stage: &'static str| if stage == "restore" { "load and first step" } else { stage };
+    // The silence is told however short it was.
+    let lasted = of.stages().into_iter().filter(|(stage, micros)| *micros > 0 || *stage == "detect");
+    let stages: Vec<String> = lasted.map(|(stage, micros)| format!("{} {}", name(stage), span(micros))).collect();
     format!("{steps}; {seconds:.1} rank-seconds ({})", stages.join(", "))
 }
 

@@ -8,6 +8,9 @@ use everstep_core::message::Place;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+/// Variables that no program of the user's is given.
+pub const TOKENS: [&str; 2] = ["EVERSTEP_TOKEN_FILE", "EVERSTEP_TOKEN"];
+
 /// A Python entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
@@ -112,7 +115,7 @@ impl Template {
     /// The environment that all workers share, and a process that waits to become one.
     pub fn common_environment(&self) -> BTreeMap<String, String> {
         let mut env: BTreeMap<String, String> = std::env::vars().collect();
-        for name in ["EVERSTEP_TOKEN_FILE", "EVERSTEP_TOKEN"] {
+        for name in TOKENS {
             env.remove(name);
         }
         env

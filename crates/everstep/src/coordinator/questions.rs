@@ -54,8 +54,6 @@ impl Driver {
     }
 
     fn live_job(&self, id: &JobId, job: &Job) -> Live {
-        let mut lengths: Vec<u64> = self.workers(id).filter_map(|w| w.step_us).collect();
-        lengths.sort_unstable();
         let training = matches!(job.phase, Phase::Training { .. });
         let active = if training { job.record.world.size() } else { 0 };
         let node = |(id, n): (&NodeId, &Node)| {
@@ -75,7 +73,7 @@ impl Driver {
         Live {
             job: id.0.clone(),
             step: self.all_reached(id).map(|s| s.0),
-            step_us: lengths.get(lengths.len() / 2).copied(),
+            step_us: self.median_step_us(id),
             world: [("active", active), ("spare", spare), ("target", job.record.spec.nodes_max * each)],
             checkpoints: [
                 ("durable", job.record.durable.map(|s| s.0)),
