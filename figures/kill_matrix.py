@@ -22,7 +22,7 @@ from typing import Any
 from figures.bound import Bound
 from figures.hosts import hosts
 from figures.slots import SEALED, WRITING, superblock
-from harness.cluster import EVERSTEP, ROOT, Cluster, descendants
+from harness.cluster import EVERSTEP, ROOT, Cluster
 
 VICTIMS = ("worker", "agent", "node", "node-0", "group", "coordinator")
 MOMENTS = ("idle", "capture", "replicate", "persist", "restore")

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
 from figures import transfer
 from figures.bound import Bound

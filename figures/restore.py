@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
 from figures import transfer
 from figures.bound import Bound

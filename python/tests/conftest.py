@@ -14,6 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
+from harness.live import LOOP, Job  # noqa: E402  # found through the line above
+
 EVERSTEP = str(Path(sys.executable).parent / "everstep")
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -54,3 +56,23 @@ def script(tmp_path: Path) -> Callable[[str], str]:
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def job(env: dict[str, str], tmp_path: Path, script: Callable[[str], str]) -> Iterator[Callable[..., Job]]:
+    started: list[Job] = []
+
+    def start(*options: str) -> Job:
+        out = tmp_path / "out"
+        out.mkdir(exist_ok=True)
+        started.append(Job(env, out, script(LOOP), ["--max-restarts", "9", *options]))
+        started[-1].steps()
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.agent.terminate()
+        try:
+            one.agent.wait(30)
+        except subprocess.TimeoutExpired:
+            one.agent.kill()

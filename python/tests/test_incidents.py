@@ -2,110 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
-import subprocess
 import tarfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import EVERSTEP
 from prometheus_client.openmetrics import parser
 
 from figures.receivers import WEBHOOK_SECRET, Receivers
-
-#: Steps for ever; what a file tells a rank to do, it does once.
-LOOP = """
-import atexit, os, pathlib, time
-import torch, everstep
-out = pathlib.Path(os.environ["OUT"])
-rank = os.environ["RANK"]
-def slowly():
-    time.sleep(1.0)
-    (out / f"down-{rank}").write_text("written to its end")
-atexit.register(slowly)
-model = torch.nn.Linear(2, 2)
-ckpt = everstep.CheckpointManager(out / "ckpt", model=model)
-for step in ckpt.steps(100_000):
-    (out / f"step-{rank}").write_text(str(step))
-    ask = out / f"ask-{rank}"
-    if ask.exists():
-        what = ask.read_text()
-        ask.unlink()
-        exec(what)
-    time.sleep(0.02)
-"""
-
-
-class Job:
-    """One that runs, with two workers."""
-
-    def __init__(self, env: dict[str, str], out: Path, script: str, options: list[str]) -> None:
-        self.env, self.out = {**env, "OUT": str(out), "EVERSTEP_KERNEL_LOG": str(out / "kmsg")}, out
-        (out / "kmsg").touch()
-        line = [EVERSTEP, "run", "--standalone", "--name", "job", "--nproc-per-node", "2", *options, script]
-        self.agent = subprocess.Popen(line, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([EVERSTEP, *words], env=self.env, capture_output=True, text=True, timeout=30, check=False)
-
-    def wait(self, what: Callable[[], Any], seconds: float = 60) -> Any:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):
-                if value := what():
-                    return value
-            time.sleep(0.05)
-        raise AssertionError(f"not within {seconds} s")
-
-    def steps(self, more: int = 20) -> None:
-        """Both workers make some steps from now on."""
-        for rank in (0, 1):
-            at = self.out / f"step-{rank}"
-            now = int(at.read_text() or 0) if at.exists() else 0
-            self.wait(lambda at=at, now=now: int(at.read_text()) >= now + more)
-
-    def incident(self, number: int) -> dict[str, Any]:
-        """When it is over."""
-
-        def over() -> dict[str, Any] | None:
-            seen = json.loads(self.ask("explain", f"inc-{number}", "--json").stdout)["incident"]
-            return seen if seen["outcome"] == "Recovered" else None
-
-        return dict(self.wait(over))
-
-    def pid(self, rank: int) -> int:
-        workers = json.loads(self.ask("status", "--json").stdout)["jobs"][0]["workers"]
-        return int(next(w["pid"] for w in workers if w["rank"] == rank))
-
-
-@pytest.fixture
-def job(env: dict[str, str], tmp_path: Path, script: Callable[[str], str]) -> Iterator[Callable[..., Job]]:
-    started: list[Job] = []
-
-    def start(*options: str) -> Job:
-        out = tmp_path / "out"
-        out.mkdir(exist_ok=True)
-        started.append(Job(env, out, script(LOOP), ["--max-restarts", "9", *options]))
-        started[-1].steps()
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.agent.terminate()
-        try:
-            one.agent.wait(30)
-        except subprocess.TimeoutExpired:
-            one.agent.kill()
-
 
 def test_what_is_injected_is_what_is_told(job):
     j = job()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from conftest import EVERSTEP
 
 from harness.cluster import free_port
+from harness.live import wait
 
 #: Steps until a file says that it is enough.
 LOOP = """
@@ -35,18 +33,6 @@ case "$request" in *'"add"'*) setsid {everstep} run {meet} --node-rank 7 {script
 """
 
 
-def _wait(what: Callable[[], Any], seconds: float = 90) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if value := what():
-                return value
-        except (OSError, ValueError, KeyError, IndexError):
-            pass
-        time.sleep(0.1)
-    raise AssertionError(f"not within {seconds} s")
-
-
 def test_a_machine_that_is_lost_is_replaced_through_the_users_program(env, tmp_path, script):
     out = tmp_path / "out"
     out.mkdir()
@@ -60,10 +46,10 @@ def test_a_machine_that_is_lost_is_replaced_through_the_users_program(env, tmp_p
     for node in (0, 1):
         nodes.append(subprocess.Popen([EVERSTEP, "run", *meet.split(), "--node-rank", str(node), train], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     try:
-        _wait(lambda: (out / "world-1").read_text() == "2")
+        wait(lambda: (out / "world-1").read_text() == "2")
         (out / "world-1").unlink()
         nodes[1].kill()
-        _wait(lambda: (out / "world-7").read_text() == "2")
+        wait(lambda: (out / "world-7").read_text() == "2")
         asked = [json.loads(line) for line in (out / "requests").read_text().splitlines()]
         assert [a["request"] for a in asked] == ["policy-1", "policy-1"], "again under the same id"
         assert all(a["action"] == "add" and a["job"] == "policy" and "1 of 2 nodes" in a["why"] for a in asked)
@@ -75,7 +61,7 @@ def test_a_machine_that_is_lost_is_replaced_through_the_users_program(env, tmp_p
         (out / "enough").touch()
         texts = [node.communicate(timeout=60)[0] for node in nodes]
     assert nodes[0].returncode == 0, texts[0]
-    _wait(lambda: not subprocess.run(["pgrep", "-f", f"{EVERSTEP} run {meet}"], capture_output=True, text=True, check=False).stdout.strip(), 60)
+    wait(lambda: not subprocess.run(["pgrep", "-f", f"{EVERSTEP} run {meet}"], capture_output=True, text=True, check=False).stdout.strip(), 60)
 
 
 def test_a_bad_machine_waits_for_a_yes(env, tmp_path, script):
@@ -92,16 +78,16 @@ def test_a_bad_machine_waits_for_a_yes(env, tmp_path, script):
         return subprocess.run([EVERSTEP, *words], env=env, capture_output=True, text=True, check=False, timeout=30).stdout
 
     try:
-        _wait(lambda: (out / "world-0").exists())
+        wait(lambda: (out / "world-0").exists())
         ask("inject", "xid", "--code", "79")
         ask("inject", "kill")
-        listed = _wait(lambda: ask("approve"))
+        listed = wait(lambda: ask("approve"))
         assert "1  waits  cordon node 0" in listed and "gpu-lost" in listed, listed
         assert not (out / "requests").exists()
         assert "cordon node 0" in ask("approve", "1")
-        asked = json.loads(_wait((out / "requests").read_text))
+        asked = json.loads(wait((out / "requests").read_text))
         assert (asked["action"], asked["node"], asked["request"]) == ("cordon", "0", "yes-1"), asked
-        _wait(lambda: "1  done" in ask("approve"))
+        wait(lambda: "1  done" in ask("approve"))
     finally:
         (out / "enough").touch()
         text = agent.communicate(timeout=60)[0]

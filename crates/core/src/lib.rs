@@ -15,6 +15,7 @@ pub mod coordinator;
 pub mod digests;
 pub mod failure;
 pub mod frequency;
+pub mod health;
 pub mod history;
 pub mod id;
 pub mod interleave;

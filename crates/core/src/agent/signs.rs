@@ -28,7 +28,11 @@ impl Signs {
 impl Agent {
     /// A line of the kernel, an event of a device. A burst is told once.
     pub(super) fn signed(&mut self, now: Time, sign: Sign) {
-        let same = |s: &Sign| s.verdict.class == sign.verdict.class && s.device == sign.device && s.pid == sign.pid;
+        let same = |s: &Sign| {
+            s.verdict.class == sign.verdict.class
+                && s.device == sign.device
+                && (s.pid == sign.pid || sign.pid.is_none())
+        };
         if self.signs.0.iter().any(|(at, s)| now.since(*at) < AGAIN && same(s)) {
             return;
         }

@@ -55,6 +55,8 @@ pub struct Template {
     pub numa_binding: Option<String>,
     /// Where the kernel writes its log.
     pub kernel_log: Option<PathBuf>,
+    /// NVIDIA's management library.
+    pub nvml: Option<PathBuf>,
 }
 
 /// The step board of a worker.

@@ -8,7 +8,9 @@ mod inject;
 pub mod kernel_log;
 mod last;
 pub mod launch;
+mod listen;
 mod macros;
+pub mod metric;
 mod node_check;
 mod numa;
 mod pace;
@@ -46,9 +48,8 @@ use std::process::{Child, Command as Process, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
-use tokio::net::{UnixListener, UnixStream};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use workers::Crew;
 
@@ -166,12 +167,10 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
     let replicas = Replicas::start(&config.host, &template.job, directories)?;
     config.replica_port = replicas.port;
     config.held = replicas.newest_generation();
-    listen_to_workers(&template, &inbox)?;
-    listen_to_signals(&inbox)?;
+    listen::to_workers(&template, &inbox)?;
+    listen::to_signals(&inbox)?;
     let (ladder, workers, table) = (config.spec.ladder(), config.workers, config.table.clone());
-    if let Some(path) = &template.kernel_log {
-        kernel_log::follow(path.clone(), table.clone(), inbox.clone());
-    }
+    listen::to_machine(&template, &table, &inbox);
     if let Some(preload) = &template.preload {
         crate::preload::write(preload)?;
     }
@@ -269,51 +268,6 @@ fn start_guard(inbox: &mpsc::UnboundedSender<Input>, lock: &File) -> std::io::Re
         }
     });
     Ok((writer, child))
-}
-
-fn listen_to_workers(template: &Template, inbox: &mpsc::UnboundedSender<Input>) -> std::io::Result<()> {
-    std::fs::create_dir_all(&template.memory)?;
-    let _ = std::fs::remove_file(&template.socket);
-    let listener = UnixListener::bind(&template.socket)?;
-    std::fs::set_permissions(&template.socket, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
-    let inbox = inbox.clone();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(talk(stream, inbox.clone()));
-        }
-    });
-    Ok(())
-}
-
-async fn talk(mut stream: UnixStream, inbox: mpsc::UnboundedSender<Input>) {
-    let mut buffer = Vec::new();
-    loop {
-        while let Ok(Some(request)) = frame::take::<Request>(&mut buffer) {
-            let (answer, reply) = oneshot::channel();
-            let _ = inbox.send(Input::Worker(request, answer));
-            let Ok(reply) = reply.await else { return };
-            let Ok(bytes) = frame::encode(&reply) else { return };
-            if stream.write_all(&bytes).await.is_err() {
-                return;
-            }
-        }
-        if !matches!(stream.read_buf(&mut buffer).await, Ok(n) if n > 0) {
-            return;
-        }
-    }
-}
-
-fn listen_to_signals(inbox: &mpsc::UnboundedSender<Input>) -> std::io::Result<()> {
-    for number in [1, 2, 3, 10, 12, 15, 18] {
-        let mut stream = signal(SignalKind::from_raw(number))?;
-        let inbox = inbox.clone();
-        tokio::spawn(async move {
-            while stream.recv().await.is_some() {
-                let _ = inbox.send(Input::Signal(number));
-            }
-        });
-    }
-    Ok(())
 }
 
 impl Driver {

@@ -173,6 +173,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
         virtual_local_rank: o.virtual_local_rank,
         numa_binding: o.numa_binding.clone(),
         kernel_log: Some(o.kernel_log.clone()).filter(|p| p != Path::new("off")),
+        nvml: Some(o.nvml.clone()).filter(|p| p != Path::new("off")),
     };
     let config = Config {
         node: NodeId(node),

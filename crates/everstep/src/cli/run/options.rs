@@ -125,6 +125,9 @@ pub struct Options {
     /// Where the kernel writes its log: errors of GPUs, processes killed for memory; a file is followed, "off" reads none
     #[arg(long, env = "EVERSTEP_KERNEL_LOG", value_name = "FILE", default_value = crate::agent::kernel_log::DEVICE)]
     pub kernel_log: PathBuf,
+    /// NVIDIA's management library, where there is one: memory errors, links and heat of GPUs, and Xids; "off" loads none
+    #[arg(long, env = "EVERSTEP_NVML", value_name = "FILE", default_value = crate::agent::metric::nvml::LIBRARY)]
+    pub nvml: PathBuf,
     /// Directory of the coordinator's store, on the node that --rdzv-endpoint names
     #[arg(long, env = "EVERSTEP_STORE")]
     pub store: Option<PathBuf>,
