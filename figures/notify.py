@@ -1,4 +1,4 @@
-"""Notices of incidents, as real services take them: a webhook (Alertmanager's version 4, signed), Slack both ways, PagerDuty, DingTalk, and a
+"""Notices of incidents, as real services take them: a webhook (Alertmanager's version 4, signed), Slack both ways, PagerDuty, DingTalk, OpenTelemetry, and a
 real Alertmanager, which passes them on."""
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ routing_key = "{ROUTING_KEY}"
 kind = "dingtalk"
 url = "{url}/ding?access_token=t"
 secret = "{DINGTALK_SECRET}"
+[[route]]
+kind = "otlp"
+url = "{url}"
 '''
     if alertmanager:
         text += f'[[route]]\nkind = "alertmanager"\nurl = "{alertmanager}"\n'
@@ -131,6 +134,9 @@ def measure(soak: bool) -> Iterator[Bound]:
     yield Bound("slack.updates", len(updates), "updates", ">=", 1)
     yield Bound("slack.webhook", len(got.taken.get("/slack", [])), "messages to the incoming webhook", ">=", told)
     yield Bound("dingtalk", len(got.taken.get("/ding", [])), "signed messages", ">=", told)
+    traces = [b["resourceSpans"][0]["scopeSpans"][0]["spans"] for b in got.taken.get("/v1/traces", [])]
+    print("traces:", [[span["name"] for span in spans] for spans in traces])
+    yield Bound("otlp.traces", len({spans[0]["traceId"] for spans in traces}), "traces, one for each incident that is over, read by OpenTelemetry's own schema", "=", told)
     pages = [b["event_action"] for b in got.taken.get("/pagerduty", [])]
     yield Bound("pagerduty.pages-for-what-recovered", pages_before, "pages for three failures that were handled", "=", 0)
     yield Bound("pagerduty.pages-for-a-person", pages.count("trigger"), "page for the failure that ended the job", "=", 1)

@@ -133,15 +133,19 @@ def test_the_time_goes_somewhere(job):
 def test_a_webhook_hears_of_it_once_and_again_when_it_is_over(job, tmp_path):
     got = Receivers(fail_first=1)
     routes = tmp_path / "notify.toml"
-    routes.write_text(f'[[route]]\nkind = "webhook"\nurl = "{got.url}/hook"\nsecret = "{WEBHOOK_SECRET}"\n')
+    routes.write_text(f'[[route]]\nkind = "webhook"\nurl = "{got.url}/hook"\nsecret = "{WEBHOOK_SECRET}"\n[[route]]\nkind = "otlp"\nurl = "{got.url}"\n')
     j = job("--notify", str(routes))
     assert "webhook: does not arrive: it answers 503" in j.ask("notify", str(routes)).stdout
     tried = j.ask("notify", str(routes))
     assert tried.returncode == 0 and "webhook: arrives" in tried.stdout, tried.stdout
     j.ask("inject", "kill", "--rank", "1")
     j.wait(lambda: any(b["status"] == "resolved" and b["groupLabels"] == {"job": "job"} for b in got.taken["/hook"]), 30)
+    j.wait(lambda: "incident killed" in json.dumps(got.taken["/v1/traces"]))
     ours = [b for b in got.taken["/hook"] if b["groupLabels"] == {"job": "job"}]
     assert len({b["groupKey"] for b in ours}) == 1 and len(ours) <= 2 and not got.wrong, got.wrong
+    traces = [body["resourceSpans"][0]["scopeSpans"][0]["spans"] for body in got.taken["/v1/traces"]]
+    (ours,) = [[span["name"] for span in spans] for spans in traces if spans[0]["name"] == "incident killed"]
+    assert ours == ["incident killed", "regroup", "start", "restore", "recompute"], traces
     got.close()
 
 

@@ -50,6 +50,10 @@ pub struct Notice {
     pub opened: u64,
     /// The latter.
     pub ended: Option<u64>,
+    /// Nothing more will come of it: it is over, or the job is.
+    pub over: bool,
+    /// Its stages so far, as [`Incident::spans`] has them.
+    pub spans: Vec<(&'static str, u64, u64)>,
 }
 
 /// Decides for one job.
@@ -125,6 +129,8 @@ impl Notifier {
             lines: tell(of, job, &when(of.opened)),
             opened: of.opened,
             ended: of.caught_up.or(of.stepped.map(|(at, _)| at)).filter(|_| status == Status::Resolved),
+            over: status == Status::Resolved || matches!(of.outcome, Outcome::Ended { .. }),
+            spans: of.spans(),
         }
     }
 }

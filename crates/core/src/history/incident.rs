@@ -123,19 +123,27 @@ impl Incident {
         self.verdict().map_or("node-lost", |v| v.class.as_str())
     }
 
-    /// Its stages that are over, in microseconds; one whose beginning was not noted begins with the end of the one before it.
+    /// Its stages that are over: begin and end in microseconds since 1970. One whose beginning was not noted begins with the end of the one
+    /// before it.
     #[must_use]
-    pub fn stages(&self) -> Vec<(&'static str, u64)> {
-        let mut stages: Vec<_> = self.silence().map(|silence| ("detect", silence)).into_iter().collect();
+    pub fn spans(&self) -> Vec<(&'static str, u64, u64)> {
+        let silence = self.silence().map(|silence| ("detect", self.opened.saturating_sub(silence), self.opened));
+        let mut spans: Vec<_> = silence.into_iter().collect();
         let mut from = self.opened;
         let stepped = self.stepped.map(|(at, _)| at);
         let ends =
             [("regroup", self.regrouped), ("start", self.told), ("restore", stepped), ("recompute", self.caught_up)];
         for (name, end) in ends.into_iter().filter_map(|(name, end)| Some((name, end?))) {
-            stages.push((name, end.saturating_sub(from)));
-            from = end;
+            spans.push((name, from, end.max(from)));
+            from = end.max(from);
         }
-        stages
+        spans
+    }
+
+    /// How long they took, in microseconds.
+    #[must_use]
+    pub fn stages(&self) -> Vec<(&'static str, u64)> {
+        self.spans().into_iter().map(|(name, begin, end)| (name, end - begin)).collect()
     }
 
     /// What failed, in a line.

@@ -100,6 +100,15 @@ impl Sender {
                 let now = u64::try_from(now() * 1000).unwrap_or(u64::MAX);
                 answer(self.json(&url, &payload::alertmanager(notice, now))).await.map(drop)
             }
+            Route::Otlp { url, headers } => {
+                if !notice.over {
+                    return Ok(());
+                }
+                let url = format!("{}/v1/traces", url.trim_end_matches('/'));
+                let request = self.json(&url, &payload::trace(notice));
+                let request = headers.iter().fold(request, |request, (name, value)| request.header(name, value));
+                answer(request).await.map(drop)
+            }
             Route::Slack { url: Some(url), token: None, .. } => {
                 answer(self.json(&url, &payload::slack(notice))).await.map(drop)
             }
@@ -212,6 +221,8 @@ pub fn test_notice(status: Status) -> Notice {
         lines: vec!["Nothing has happened: everstep notify has sent this.".into()],
         opened: at,
         ended: (status == Status::Resolved).then_some(at),
+        over: true,
+        spans: Vec::new(),
     }
 }
 

@@ -95,3 +95,42 @@ pub fn dingtalk(of: &Notice) -> Value {
     let text = format!("#### {}\n\n{}", of.title, of.lines.iter().map(|l| format!("> {l}\n\n")).collect::<String>());
     json!({"msgtype": "markdown", "markdown": {"title": of.title, "text": text}})
 }
+
+/// OpenTelemetry's protocol in JSON (OTLP 1.x, `ExportTraceServiceRequest`): the incident, and each of its stages within it. Ids come from
+/// the incident's key, so what is sent twice is the same trace.
+pub fn trace(of: &Notice) -> Value {
+    let id = |part: &str, bytes: usize| {
+        let hash = ring::digest::digest(&ring::digest::SHA256, format!("{}/{part}", of.key).as_bytes());
+        hash.as_ref().iter().take(bytes).map(|b| format!("{b:02x}")).collect::<String>()
+    };
+    let said = |name: &str, value: &str| json!({"key": name, "value": {"stringValue": value}});
+    let (trace, root) = (id("trace", 16), id("incident", 8));
+    let nanos = |micros: u64| (u128::from(micros) * 1000).to_string();
+    let begin = of.spans.iter().map(|(_, begin, _)| *begin).min().unwrap_or(of.opened).min(of.opened);
+    let end = of.spans.iter().map(|(_, _, end)| *end).chain(of.ended).max().unwrap_or(of.opened).max(of.opened);
+    let attributes = [
+        said("everstep.job", &of.job),
+        said("everstep.incident", &format!("inc-{}", of.incident)),
+        said("everstep.node", &of.node),
+        said("everstep.class", &of.class),
+        said("everstep.explain", &of.lines.join("\n")),
+    ];
+    // 2 is an error: the job did not get over it.
+    let status = if of.status == Status::Resolved { 1 } else { 2 };
+    let mut spans = vec![json!({
+        "traceId": trace, "spanId": root, "name": format!("incident {}", of.class), "kind": 1,
+        "startTimeUnixNano": nanos(begin), "endTimeUnixNano": nanos(end), "attributes": attributes,
+        "status": {"code": status, "message": if status == 2 { of.title.as_str() } else { "" }},
+    })];
+    spans.extend(of.spans.iter().map(|(name, begin, end)| {
+        json!({
+            "traceId": trace, "spanId": id(name, 8), "parentSpanId": root, "name": name, "kind": 1,
+            "startTimeUnixNano": nanos(*begin), "endTimeUnixNano": nanos(*end),
+        })
+    }));
+    let scope = json!({"name": "everstep", "version": env!("CARGO_PKG_VERSION")});
+    json!({"resourceSpans": [{
+        "resource": {"attributes": [said("service.name", "everstep")]},
+        "scopeSpans": [{"scope": scope, "spans": spans}],
+    }]})
+}

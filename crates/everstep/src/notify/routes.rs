@@ -1,6 +1,7 @@
 //! Where notices go, as a user writes it down (`--notify FILE`, TOML).
 
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// One place that notices go to.
@@ -45,6 +46,14 @@ pub enum Route {
         /// if the robot wants signatures
         secret: Option<String>,
     },
+    /// OpenTelemetry: a trace of each incident that is over, over HTTP (`/v1/traces`).
+    Otlp {
+        /// of the collector, as in `http://127.0.0.1:4318`
+        url: String,
+        /// what the collector wants beside, such as its token
+        #[serde(default)]
+        headers: BTreeMap<String, String>,
+    },
 }
 
 #[derive(Deserialize)]
@@ -63,6 +72,7 @@ impl Route {
             Route::Slack { .. } => "slack",
             Route::Pagerduty { .. } => "pagerduty",
             Route::Dingtalk { .. } => "dingtalk",
+            Route::Otlp { .. } => "otlp",
         }
     }
 }
