@@ -158,3 +158,10 @@ def test_what_cannot_be_used_is_said_in_a_sentence(everstep, script, tmp_path):
         done = everstep(*words)
         assert done.returncode == 69 and "no job is running here" in done.stderr, done.stderr
     assert everstep("inject", "flood").returncode == 2
+
+
+def test_a_log_collector_can_read_what_everstep_says(everstep, script):
+    done = everstep("run", "--standalone", "--log-format", "json", "--name", "lines", script("import sys; print('mine', file=sys.stderr); sys.exit(3)"))
+    own = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    assert done.returncode == 1 and "everstep: " not in done.stderr and "mine" in done.stderr.splitlines(), done.stderr
+    assert len(own) >= 2 and all((line["job"], line["from"]) == ("lines", "everstep") and line["message"] for line in own), own

@@ -11,6 +11,7 @@ mod pgstore;
 mod places;
 mod preload;
 mod provisioner;
+mod say;
 mod store;
 
 fn main() {

@@ -74,7 +74,7 @@ impl Durable {
                 .map_err(|e| format!("checkpoint of step {step} could not be published in {directory}: {e}"));
             // What is published is durable, whatever becomes of older ones.
             if let Err(e) = result.as_ref().map_or(Ok(Vec::new()), |()| persist::prune(&path, keep, generation.0)) {
-                eprintln!("everstep: older checkpoints in {directory} could not be deleted: {e}");
+                crate::say!("older checkpoints in {directory} could not be deleted: {e}");
             }
             let _ = inbox.send(Input::Published(generation, step, result));
         });
@@ -103,7 +103,7 @@ impl Durable {
     /// A shard could not be written, or (`None`) the step not be published: nobody waits for it any longer, and it may be tried
     /// again.
     pub fn fail(&mut self, local_rank: Option<u32>, step: Step, why: &str) {
-        eprintln!("everstep: {why}");
+        crate::say!("{why}");
         self.under_way.retain(|(local, s)| *s != step.0 || local_rank.is_some_and(|l| l != *local));
         self.failed.insert(step.0, why.to_owned());
         if self.failed.len() > FAILED_MAX {

@@ -29,7 +29,7 @@ impl Driver {
     pub(super) async fn inject(&mut self, injection: Injection) {
         let Injection { fault, rank, milliseconds } = injection;
         let lasts = Duration::from_millis(milliseconds);
-        eprintln!("everstep: injected, because somebody asked for it: {fault:?} at rank {rank}");
+        crate::say!("injected, because somebody asked for it: {fault:?} at rank {rank}");
         let pid = self.pid_of(rank);
         let process = pid.and_then(|p| Pid::from_raw(i32::try_from(p).ok()?));
         match (fault, process) {
@@ -67,7 +67,7 @@ impl Driver {
                 });
             }
             (Injected::CorruptReplica, _) => self.corrupt(),
-            (_, None) => eprintln!("everstep: rank {rank} has no process here to be broken"),
+            (_, None) => crate::say!("rank {rank} has no process here to be broken"),
         }
     }
 
@@ -82,7 +82,7 @@ impl Driver {
     fn corrupt(&self) {
         let held = self.replicas.holder.held();
         let Some(newest) = held.iter().filter(|h| h.replica).max_by_key(|h| (h.label.generation, h.label.step)) else {
-            return eprintln!("everstep: this node keeps no copy of another one's shard");
+            return crate::say!("this node keeps no copy of another one's shard");
         };
         let flipped = OpenOptions::new().read(true).write(true).open(&newest.path).and_then(|file| {
             let middle = file.metadata()?.len() / 2;
@@ -92,7 +92,7 @@ impl Driver {
             file.write_all_at(&byte, middle)
         });
         if let Err(e) = flipped {
-            eprintln!("everstep: {} could not be changed: {e}", newest.path.display());
+            crate::say!("{} could not be changed: {e}", newest.path.display());
         }
     }
 }

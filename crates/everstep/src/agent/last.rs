@@ -41,8 +41,7 @@ impl Last {
         let Some((generation, step)) = self.held.filter(|(_, s)| self.durable.is_none_or(|d| *s > d)) else { return };
         let Some(to) = self.destinations.values().next().filter(|_| generation == self.generation) else { return };
         let directory = to.directory.clone();
-        let not_waiting =
-            || eprintln!("everstep: not waiting for step {step} to be written to {}", directory.display());
+        let not_waiting = || crate::say!("not waiting for step {step} to be written to {}", directory.display());
         if asked_again {
             return not_waiting();
         }
@@ -53,9 +52,9 @@ impl Last {
             tokio::select! {
                 result = &mut written => {
                     match result {
-                        Ok(Ok(true)) => eprintln!("everstep: step {step} was in memory only and is now in {}", directory.display()),
+                        Ok(Ok(true)) => crate::say!("step {step} was in memory only and is now in {}", directory.display()),
                         Ok(Ok(false)) | Err(_) => {}
-                        Ok(Err(why)) => eprintln!("everstep: {why}"),
+                        Ok(Err(why)) => crate::say!("{why}"),
                     }
                     return;
                 }

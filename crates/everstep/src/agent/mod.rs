@@ -332,7 +332,7 @@ impl Driver {
         if self.crew.is_none() {
             self.end = Some(End { code, why, first_error: None });
         } else {
-            eprintln!("everstep: {why}");
+            crate::say!("{why}");
         }
     }
 
@@ -372,7 +372,7 @@ impl Driver {
             Command::Spawn { generation, place, restarts, max_restarts } => {
                 return self.spawn(&Start { generation, place: &place, restarts, max_restarts });
             }
-            Command::Say { what } => eprintln!("everstep: {what}"),
+            Command::Say { what } => crate::say!("{what}"),
             Command::Stacks { .. } => self.ask_for_stacks(),
             Command::Warm => self.warm_up(),
             Command::Check { check, round, measure, partners } => {

@@ -272,7 +272,7 @@ impl Driver {
                         let lost = plan.stripes.first().map_or(peers.len(), |s| s.keepers.len() + 1);
                         slots.iter().for_each(|s| s.note_replicas(lost as u64));
                         if let Some(outlook) = gate.outlook(&profile).filter(|_| !told.swap(true, Ordering::AcqRel)) {
-                            eprintln!("everstep: {outlook}");
+                            crate::say!("{outlook}");
                         }
                         Some(step)
                     }
@@ -352,7 +352,7 @@ impl Driver {
                 let _ = answer.send(Reply::Restore { step: Some(step), tier: Some(tier), path });
             }
             Err(e) => {
-                eprintln!("everstep: step {step} of rank {rank} could not be had from other nodes: {e}");
+                crate::say!("step {step} of rank {rank} could not be had from other nodes: {e}");
                 let _ = inbox.send(Input::Core(Event::RestoreFailed { generation, rank, step, tier }));
                 // The worker waits: its generation is over.
                 let _ = answer.send(Reply::Refused { why: "the world forms anew".into() });
@@ -372,7 +372,7 @@ impl Driver {
         tokio::task::spawn_blocking(move || {
             let healed = inside && from.heal(Path::new(&path), durable.as_deref(), chunks.clone());
             let reply = if healed {
-                eprintln!("everstep: {path}: {} damaged chunks of 1 MiB were healed from a copy", chunks.len());
+                crate::say!("{path}: {} damaged chunks of 1 MiB were healed from a copy", chunks.len());
                 Reply::Done
             } else {
                 Reply::Refused { why: format!("{path} is damaged, and there is no good copy of it") }
@@ -386,7 +386,7 @@ fn say_once(said: &Mutex<String>, what: &str) {
     let Ok(mut last) = said.lock() else { return };
     let kind = what.split(": ").skip(1).collect::<String>();
     if *last != kind {
-        eprintln!("everstep: {what}");
+        crate::say!("{what}");
         *last = kind;
     }
 }

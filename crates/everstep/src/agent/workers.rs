@@ -129,9 +129,10 @@ impl Driver {
     pub(super) fn spawn(&mut self, start: &Start<'_>) -> Option<Event> {
         let (generation, restarts, slot) = (start.generation, start.restarts, &start.place.slot);
         if std::mem::replace(&mut self.started, true) {
-            eprintln!(
-                "everstep: generation {generation}: {} ranks on {} nodes, restart {restarts}",
-                start.place.world_size, start.place.group_world_size
+            crate::say!(
+                "generation {generation}: {} ranks on {} nodes, restart {restarts}",
+                start.place.world_size,
+                start.place.group_world_size
             );
         }
         self.store.open();
@@ -178,8 +179,8 @@ impl Driver {
         let Some((entry, preload)) = self.template.warm.zip(self.template.preload.as_ref()) else { return };
         let changed = self.crew.iter().flat_map(|c| c.workers.values()).any(|w| w.board.get(Word::WarmUnsafe) != 0);
         if changed {
-            eprintln!(
-                "everstep: restarts will start Python anew: the script sets variables that are read when torch is imported ({entry:?})"
+            crate::say!(
+                "restarts will start Python anew: the script sets variables that are read when torch is imported ({entry:?})"
             );
             return;
         }
@@ -205,7 +206,7 @@ impl Driver {
             Some(GuardEvent::Warmed { why_not: None }) => self.warm = true,
             Some(GuardEvent::Warmed { why_not: Some(why) }) => {
                 self.warm = false;
-                eprintln!("everstep: restarts will start Python anew: {why}");
+                crate::say!("restarts will start Python anew: {why}");
             }
             Some(GuardEvent::NotLaunched { generation, local_rank, why }) => {
                 let generation = Generation(generation);
@@ -268,7 +269,7 @@ impl Driver {
     /// One line on the console for what people want to know at once.
     pub(super) fn announce(&self, report: &Report) {
         if let Report::WorkerFailed { failure, .. } = report {
-            eprintln!("everstep: {}", describe(&NodeId(self.template.node.clone()), Some(failure)));
+            crate::say!("{}", describe(&NodeId(self.template.node.clone()), Some(failure)));
         }
     }
 

@@ -41,7 +41,7 @@ impl Failure {
     }
 
     fn end(self) -> i32 {
-        eprintln!("everstep: {}", self.why);
+        crate::say!("{}", self.why);
         self.code
     }
 }

@@ -134,6 +134,9 @@ fn start(o: &Options) -> Result<i32, Failure> {
     let meet = meet::meet(o, spec.nodes_max)?;
     spec.job = JobId(meet.job.clone());
     let (node, lock) = node::node_id(o, &meet, spec.nodes_max)?;
+    if o.log_format == "json" {
+        crate::say::in_json(&meet.job, &node);
+    }
     let nanos = now();
     let target = target(o, &meet, &spec)?;
     let folder = format!("{}_{:08x}", meet.run_id.replace('/', "-"), nanos as u32);
@@ -193,14 +196,14 @@ fn start(o: &Options) -> Result<i32, Failure> {
     let end = runtime()?.block_on(crate::agent::run(config, template, target, &lock));
     let end = end.map_err(|e| Failure { code: 1, why: format!("cannot run an agent here: {e}") })?;
     if end.code != 0 && o.only_check {
-        eprintln!("everstep: {}", end.why);
+        crate::say!("{}", end.why);
     } else if end.code != 0 {
         if let Some((file, code)) = &end.first_error {
             copy_error(file, *code);
         }
-        eprintln!("everstep: {}", end.why);
-        eprintln!(
-            "everstep: job {} ended with exit code {}; logs in {}; see: everstep logs {} --first-cause",
+        crate::say!("{}", end.why);
+        crate::say!(
+            "job {} ended with exit code {}; logs in {}; see: everstep logs {} --first-cause",
             meet.job,
             end.code,
             logs.display(),
@@ -236,7 +239,7 @@ fn copy_error(from: &Path, code: i32) {
         error["message"]["errorCode"] = code.into();
     }
     if let Err(e) = std::fs::write(&to, error.to_string()) {
-        eprintln!("everstep: cannot write {}: {e}", to.display());
+        crate::say!("cannot write {}: {e}", to.display());
     }
 }
 

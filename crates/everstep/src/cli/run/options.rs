@@ -122,6 +122,9 @@ pub struct Options {
     /// Where people are told of incidents: webhooks, Slack, PagerDuty, DingTalk (TOML; everstep notify FILE tries it)
     #[arg(long, env = "EVERSTEP_NOTIFY", value_name = "FILE")]
     pub notify: Option<PathBuf>,
+    /// How everstep's own lines are written: for people, or a JSON object each
+    #[arg(long, env = "EVERSTEP_LOG_FORMAT", default_value = "text", value_parser = ["text", "json"])]
+    pub log_format: String,
     /// Where the kernel writes its log: errors of GPUs, processes killed for memory; a file is followed, "off" reads none
     #[arg(long, env = "EVERSTEP_KERNEL_LOG", value_name = "FILE", default_value = crate::agent::kernel_log::DEVICE)]
     pub kernel_log: PathBuf,
