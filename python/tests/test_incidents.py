@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 import tarfile
 import time
 import urllib.error
@@ -51,6 +53,15 @@ def test_what_prometheus_reads_counts_what_happened(job):
 
     j.wait(lambda: read()[("everstep_incidents_total", "gpu-lost", "recovered")] == 1)
     j.wait(lambda: read()[("everstep_last_step",)] > 20)
+    # The alerting rules ask for nothing that is not served.
+    rules = j.ask("metrics", "--alerts").stdout
+    served = j.ask("metrics").stdout
+    families = {name for family in parser.text_string_to_metric_families(served) for name in (family.name, family.name + "_total")}
+    assert "alert: " in rules and set(re.findall(r"everstep_\w+", rules)) <= families
+    assert set(re.findall(r'state="(\w+)"', rules)) <= set(re.findall(r'world_size{.*state="(\w+)"', served))
+    if promtool := shutil.which("promtool"):
+        (j.out / "rules.yml").write_text(rules)
+        subprocess.run([promtool, "check", "rules", j.out / "rules.yml"], check=True)
     now = read()
     assert now[("everstep_world_size", "active")] == 2 and now[("everstep_node_state", "0", "active")] == 1
     assert now[("everstep_coordinator_leader",)] == 1

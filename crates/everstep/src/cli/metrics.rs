@@ -10,10 +10,19 @@ pub struct Options {
     /// Print what to put under scrape_configs of Prometheus instead
     #[arg(long)]
     config: bool,
+    /// Print alerting rules for it instead (rule_files of Prometheus)
+    #[arg(long, conflicts_with_all = ["config", "job"])]
+    alerts: bool,
 }
+
+const ALERTS: &str = include_str!("alerts.yml");
 
 /// Prints the page, or the configuration.
 pub fn run(o: &Options) -> Result<i32, Failure> {
+    if o.alerts {
+        print!("{ALERTS}");
+        return Ok(0);
+    }
     let runtime = runtime()?;
     let job = status::one(&runtime, o.job.as_deref())?;
     if o.config {
