@@ -472,7 +472,9 @@ mod tests {
             prop_assert!(named.is_subset(&truth.bad), "{named:?} of {:?}", truth.bad);
             let certain: BTreeSet<usize> = &(&named | &found.suspects) | &found.untested;
             prop_assert!(truth.bad.is_subset(&certain), "{:?} not within {certain:?}", truth.bad);
-            prop_assert!(found.links.is_subset(&truth.links));
+            // What fails once and in the last round is seen to fail.
+            let failing: BTreeSet<_> = truth.links.iter().copied().chain(truth.flaky).collect();
+            prop_assert!(found.links.is_subset(&failing));
             if good_pairs >= 2 && truth.flaky.is_none() {
                 exact.set(exact.get() + 1);
                 prop_assert_eq!(&named, &truth.bad, "suspects {:?}", found.suspects);

@@ -1,16 +1,22 @@
 //! Which rank holds the others up? In a collective job all steps take as long as the slowest rank's own
 //! work; the others wait. So ranks are compared by the time of a step that they do not spend waiting.
+//!
+//! Three states: well; sub-healthy, from 1.1 times the others' time on, which only long looking tells from noise, and which is shown and
+//! nothing more; slow, which is told.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Steps per rank that are looked at.
+/// Steps per rank that are looked at, and that are kept for what only shows in many of them.
 const WINDOW: usize = 9;
+const LONG: usize = 61;
 /// Fewest steps of every rank before anything is said.
 const ENOUGH: usize = 5;
 /// A rank is slow from here on, in percent of the others' median.
 const SLOW_PERCENT: u64 = 150;
 /// And well again from here on.
 const WELL_PERCENT: u64 = 125;
+/// A rank is sub-healthy from here on (1.1, as in Unicron).
+const SUB_HEALTHY_PERCENT: u64 = 110;
 /// Differences of less than this many microseconds are noise.
 const NOISE_MICROS: u64 = 5000;
 
@@ -47,7 +53,7 @@ impl SlowWatch {
         }
         *last = step;
         window.push_back(micros);
-        if window.len() > WINDOW {
+        if window.len() > LONG {
             window.pop_front();
         }
     }
@@ -57,7 +63,8 @@ impl SlowWatch {
         if self.ranks.len() < 2 || self.ranks.values().any(|(_, w)| w.len() < ENOUGH) {
             return Vec::new();
         }
-        let own: BTreeMap<u32, u64> = self.ranks.iter().map(|(r, (_, w))| (*r, median(w.iter().copied()))).collect();
+        let lately = |w: &VecDeque<u64>| median(w.iter().rev().take(WINDOW).copied());
+        let own: BTreeMap<u32, u64> = self.ranks.iter().map(|(r, (_, w))| (*r, lately(w))).collect();
         let all = median(own.values().copied());
         let mut changes = Vec::new();
         for (rank, micros) in &own {
@@ -78,6 +85,27 @@ impl SlowWatch {
             }
         }
         changes
+    }
+
+    /// Ranks that are a little slower than the others all the time, with their percentage: three of four of their steps take longer than the
+    /// others' usual one, by that much.
+    #[must_use]
+    pub fn sub_healthy(&self) -> BTreeMap<u32, u64> {
+        if self.ranks.len() < 2 || self.ranks.values().any(|(_, w)| w.len() < LONG) {
+            return BTreeMap::new();
+        }
+        let usual: BTreeMap<u32, u64> = self.ranks.iter().map(|(r, (_, w))| (*r, median(w.iter().copied()))).collect();
+        let mut found = BTreeMap::new();
+        for (rank, (_, window)) in self.ranks.iter().filter(|(rank, _)| !self.slow.contains_key(rank)) {
+            let others = median(usual.iter().filter(|(r, _)| *r != rank).map(|(_, micros)| *micros));
+            let mut sorted: Vec<u64> = window.iter().copied().collect();
+            sorted.sort_unstable();
+            let quick = sorted.get(sorted.len() / 4).copied().unwrap_or(0);
+            if quick * 100 >= others * SUB_HEALTHY_PERCENT && quick > others + NOISE_MICROS {
+                found.insert(*rank, usual.get(rank).copied().unwrap_or(0) * 100 / others.max(1));
+            }
+        }
+        found
     }
 
     /// Ranks that are slow now, with their percentage.
@@ -114,6 +142,16 @@ mod tests {
     fn it_is_well_again_when_it_keeps_up() {
         let (_, changes) = watch(40, |rank, step| if rank == 0 && step < 15 { 120_000 } else { 50_000 });
         assert_eq!(changes.iter().map(|c| (c.rank, c.slow)).collect::<Vec<_>>(), [(0, true), (0, false)]);
+    }
+
+    #[test]
+    fn a_little_slower_all_the_time_is_sub_healthy_and_not_told() {
+        let (watch, changes) =
+            watch(80, |rank, step| 100_000 + (step * 7919 % 5) * 1000 + if rank == 3 { 22_000 } else { 0 });
+        assert!(changes.is_empty());
+        assert_eq!(watch.sub_healthy(), [(3, 121)].into());
+        let (jitter, _) = self::watch(200, |rank, step| 60_000 + (step * 7919 + u64::from(rank) * 104_729) % 41 * 1000);
+        assert!(jitter.sub_healthy().is_empty(), "noise of 40 % is not");
     }
 
     #[test]

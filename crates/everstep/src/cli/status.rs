@@ -117,8 +117,10 @@ fn show(job: &serde_json::Value) {
             node["host"].as_str().unwrap_or("?")
         );
     }
-    for (rank, percent) in job["slow"].as_object().into_iter().flatten() {
-        println!("  slow     rank {rank}: its own work takes {percent} % of the other ranks'");
+    for (key, state) in [("slow", "slow    "), ("sub_healthy", "sub-healthy")] {
+        for (rank, percent) in job[key].as_object().into_iter().flatten() {
+            println!("  {state} rank {rank}: its own work takes {percent} % of the other ranks'");
+        }
     }
     for w in job["workers"].as_array().into_iter().flatten() {
         println!(

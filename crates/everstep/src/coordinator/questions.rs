@@ -110,7 +110,7 @@ impl Driver {
                     "requests": requests,
                     "job": id, "phase": phase, "reason": job.reason, "generation": job.record.generation,
                     "world_size": job.record.world.size(), "restarts": job.record.restarts, "max_restarts": job.max_restarts(),
-                    "durable_step": job.record.durable, "replicated_step": job.replication.committed, "slow": self.paces.get(id).map(|p| p.slow.slow()), "nodes": nodes, "workers": workers,
+                    "durable_step": job.record.durable, "replicated_step": job.replication.committed, "slow": self.paces.get(id).map(|p| p.slow.slow()), "sub_healthy": self.paces.get(id).map(|p| p.slow.sub_healthy()), "nodes": nodes, "workers": workers,
                 })
             })
             .collect();
