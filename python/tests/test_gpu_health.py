@@ -32,7 +32,7 @@ def test_a_gpu_that_is_lost_is_why_its_worker_failed(job, gpus):
     gpus.write_text("1.error 15\n")
     j.wait(lambda: _signs(j))
     j.ask("inject", "kill", "--rank", "1")
-    blamed = j.incident(1)["blamed"]
+    blamed = j.wait(lambda: j.incident(1)["blamed"])
     assert blamed["verdict"]["class"] == "gpu-lost" and blamed["node"] == "0", blamed
     said = j.ask("explain", "inc-1").stdout
     assert "the GPU is lost" in said and "0000:3c:00" in said, said
@@ -43,7 +43,7 @@ def test_a_numbered_error_is_known_where_no_kernel_log_can_be_read(job, gpus):
     gpus.write_text("0.xid 48\n")
     j.wait(lambda: _signs(j))
     j.ask("inject", "kill", "--rank", "0")
-    assert j.incident(1)["blamed"]["verdict"]["class"] == "gpu-memory"
+    assert j.wait(lambda: j.incident(1)["blamed"])["verdict"]["class"] == "gpu-memory"
     assert "Xid (PCI:0000:3b:00): 48" in j.ask("explain", "inc-1").stdout
 
 

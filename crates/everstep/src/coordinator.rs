@@ -21,7 +21,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc as blocking;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -54,6 +54,19 @@ pub fn endpoint_file(directory: &Path) -> PathBuf {
 /// File with the facts about all jobs of a store.
 pub fn events_file(directory: &Path) -> PathBuf {
     directory.join("events.jsonl")
+}
+
+/// For lines at its end. One that a coordinator could not finish does not spoil the next one.
+fn open_events(path: &Path) -> std::io::Result<File> {
+    let mut file = OpenOptions::new().create(true).append(true).read(true).open(path)?;
+    let mut last = [b'\n'];
+    if file.seek(SeekFrom::End(-1)).is_ok() {
+        file.read_exact(&mut last)?;
+    }
+    if last != [b'\n'] {
+        file.write_all(b"\n")?;
+    }
+    Ok(file)
 }
 
 enum Input {
@@ -135,10 +148,7 @@ pub async fn run(
     let store = RedbStore::open(&directory.join("store.redb")).map_err(fail)?;
     let epoch = take_epoch(&store).map_err(|e| fail(format!("cannot write the store: {e:?}")))?;
     let records = load(&store).map_err(|e| fail(format!("cannot read the store: {e:?}")))?;
-    let events = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(events_file(directory))
+    let events = open_events(&events_file(directory))
         .map_err(|e| fail(format!("cannot write {}: {e}", events_file(directory).display())))?;
     let token_file = token_file.map_or_else(|| directory.join("token"), Path::to_path_buf);
     let about = json!({"endpoint": endpoint, "pid": std::process::id(), "epoch": epoch.0, "token_file": token_file});
@@ -436,7 +446,8 @@ impl Driver {
     /// Writes a line about a job.
     fn write(&mut self, job: &str, fact: &serde_json::Value) {
         let line = json!({"ts": self.seconds(), "job": job, "fact": fact});
-        let _ = writeln!(self.events, "{line}");
+        // At once: whoever reads along sees whole lines.
+        let _ = self.events.write_all(format!("{line}\n").as_bytes());
         self.desk.heard(&line);
     }
 
