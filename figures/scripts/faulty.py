@@ -46,8 +46,8 @@ ckpt = everstep.CheckpointManager(out / "ckpt", model=model, optimizer=optimizer
 ddp = DistributedDataParallel(model)
 trigger = out / f"fail-{name}"
 for step in ckpt.steps(args.steps):
-    if trigger.exists():
-        kind = trigger.read_text()
+    # There, and written.
+    if trigger.exists() and (kind := trigger.read_text()):
         trigger.unlink()
         (out / f"failed-{name}").write_text(f"{time.time()}")
         if kind in ERRORS:
