@@ -26,6 +26,7 @@ FIGURES = [
     "corruption", "memory-flat", "gpu-snapshot",
     "dcp-plugin", "frequency-contention", "silent-corruption", "planning-cost", "export", "reshard", "data-ledger", "s3-faults", "erasure",
     "error-classifier", "ledger", "notify", "detection-time", "injected-faults", "stacks", "quiet-soak", "incident-simulation", "node-check", "detector-overhead",
+    "planner-exact", "planner-speed",
 ]  # fmt: skip
 
 

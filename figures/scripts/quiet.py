@@ -48,16 +48,16 @@ for step in ckpt.steps(args.steps):
     if step in evaluations:
         which = evaluations.index(step)
         if which == 0:
-            # One call of a library that needs no interpreter.
-            n = 1000
+            # One call of a library that needs no interpreter: so many products of a size of which one takes a fiftieth of it.
+            n, wanted = 500, 30 * args.base
             while True:
-                a, began = torch.ones(n, n), time.monotonic()
-                _ = torch.linalg.matrix_power(a, 64)
-                if (took := time.monotonic() - began) > 1.0:
+                a, began = torch.eye(n), time.monotonic()
+                _ = torch.linalg.matrix_power(a, 3)
+                if (took := (time.monotonic() - began) / 2) > wanted / 50:
                     break
-                n = int(n * 1.5)
-            rounds = int(64 * 30 * args.base / took)
-            _ = torch.linalg.matrix_power(torch.eye(n), 2 ** min(rounds, 60) - 1)
+                n = int(n * 1.2)
+            # A power of 2^k takes k products.
+            _ = torch.linalg.matrix_power(a, 2 ** min(int(wanted / took), 60))
         elif which == 1:
             time.sleep(30 * args.base)
         else:

@@ -26,6 +26,7 @@ pub mod node_check;
 pub mod notify;
 pub mod order;
 pub mod placement;
+pub mod planner;
 #[cfg(feature = "planted")]
 pub mod planted;
 pub mod severity;

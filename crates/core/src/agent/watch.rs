@@ -11,6 +11,8 @@ use std::time::Duration;
 const WINDOW: usize = 31;
 /// A worker that uses at least this share of a CPU while silent is computing, not waiting.
 const BUSY_PERCENT: u128 = 50;
+/// An evaluation that nobody announces may take thirty steps' time; so much is far beyond one.
+const EVALUATION: u32 = 60;
 /// A worker that uses less than this share of a CPU while silent is waiting.
 const IDLE_PERCENT: u128 = 2;
 
@@ -170,17 +172,17 @@ impl Watch {
         // A script that is only seen from outside does not say that it evaluates or saves, and both can
         // take long in one call: only a much longer silence than any before speaks against it.
         let (stuck, idle_for) = if seen.from_outside {
-            let long = (ladder.step_silence * 15).max(median * 30).max(self.longest * 2);
+            let long = (ladder.step_silence * 15).max(median * EVALUATION).max(self.longest * 2);
             (long, (ladder.step_silence * 150).max(self.longest * 3))
         } else {
-            (threshold, (ladder.step_silence * 15).max(median * 30))
+            (threshold, (ladder.step_silence * 15).max(median * EVALUATION))
         };
         if busy && seen.interpreter_ticks > 0 && now.since(self.tick_at) >= stuck {
             return Some((HangEvidence::InterpreterHeld, silence));
         }
         // One long call of a library that computes looks the same, but for the interpreter, which it does not need.
         let computes = self.free_at > self.progress_at;
-        let stuck = if computes { stuck.max(ladder.step_silence * 15).max(median * 30) } else { stuck };
+        let stuck = if computes { stuck.max(ladder.step_silence * 15).max(median * EVALUATION) } else { stuck };
         if busy && seen.stack_changes > 0 && now.since(self.stack_at) >= stuck {
             return Some((HangEvidence::Spinning, silence));
         }
@@ -255,6 +257,26 @@ mod tests {
         };
         assert_eq!(run(25, call), None);
         assert_eq!(run(60, call).map(|(e, _)| e), Some(HangEvidence::Spinning));
+    }
+
+    #[test]
+    fn thirty_steps_time_is_no_hang_however_long_a_step_takes() {
+        for (seconds, waits) in [(1, true), (3, true), (10, true), (3, false)] {
+            let mut watch = Watch::default();
+            let mut seen = Observation { interpreter_ticks: 1, stack_changes: 1, ..Observation::default() };
+            let mut found = None;
+            // Twenty steps, then 36 steps' time without one: asleep, or in one call of a library.
+            for i in 0..(20 + 36) * seconds * 10 {
+                let steps = i / (seconds * 10);
+                seen.step = Some(steps.min(20));
+                if steps < 20 || !waits {
+                    (seen.cpu_ms, seen.free_ticks) = (seen.cpu_ms + 100, seen.free_ticks + 1);
+                    seen.interpreter_ticks += 1;
+                }
+                found = found.or(watch.observe(Time(i * 100), seen, &ladder()));
+            }
+            assert_eq!(found, None, "{seconds} s, {waits}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod logs;
 mod memory;
 mod metrics;
 mod notify;
+mod plan;
 mod run;
 mod stacks;
 mod status;
@@ -81,6 +82,8 @@ enum Command {
     Ckpt(ckpt::Options),
     /// What a job needs per node, before it starts, and what its copies are worth.
     Memory(memory::Options),
+    /// How the nodes of a cluster should be split over its jobs, and why.
+    Plan(plan::Options),
     /// What a text of an error says: its class, whose fault it is, what is done.
     Classify(classify::Options),
     /// Send a message to each place of a file for --notify, to see that it arrives.
@@ -157,6 +160,7 @@ pub fn main() -> i32 {
         Command::Stacks(options) => stacks::run(&options),
         Command::Approve(options) => approve::run(&options),
         Command::Metrics(options) => metrics::run(&options),
+        Command::Plan(options) => plan::run(&options),
         Command::Inject(options) => inject::run(&options),
         Command::Ckpt(options) => ckpt::run(&options),
         Command::Memory(options) => memory::run(&options),

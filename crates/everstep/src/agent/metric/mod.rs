@@ -8,7 +8,7 @@ use everstep_core::agent::event::Event;
 use everstep_core::health::{Health, Sample};
 use everstep_core::severity::Table;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// How often counters are read.
@@ -31,9 +31,15 @@ pub fn follow<S: MetricSource>(
     let follow = move || {
         let Some(mut source) = open() else { return };
         let mut health = Health::default();
+        let mut next = Instant::now();
         while !inbox.is_closed() {
-            let mut lines = health.take(&source.sample());
-            lines.extend(source.event(EVERY));
+            // Many events at once are no reason to read counters as often.
+            let due = next <= Instant::now();
+            let mut lines = if due { health.take(&source.sample()) } else { Vec::new() };
+            if due {
+                next = Instant::now() + EVERY;
+            }
+            lines.extend(source.event(next.saturating_duration_since(Instant::now())));
             for (device, line) in lines {
                 let Some(mut sign) = table.sign(&line) else { continue };
                 sign.device = device;

@@ -1,0 +1,398 @@
+//! A cluster and its jobs as a person writes them down (TOML), and what is wrong with that in a sentence.
+
+use super::assign::Unit;
+use super::problem::{Job, Mode, Move, Problem, Rates};
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// More nodes than any cluster has, and more jobs than are planned for at once.
+const MOST: (u32, usize) = (100_000, 4000);
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Cluster {
+    nodes: Option<u32>,
+    #[serde(default)]
+    node: Vec<Node>,
+    gpus_per_node: u32,
+    peak: String,
+    node_mtbf: Option<String>,
+    #[serde(default)]
+    back_in: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Node {
+    id: String,
+    job: Option<String>,
+    #[serde(default)]
+    group: u32,
+    #[serde(default)]
+    domain: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Jobs {
+    #[serde(default)]
+    job: Vec<Written>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    id: String,
+    #[serde(default = "usual")]
+    weight: f64,
+    #[serde(default)]
+    min: u32,
+    #[serde(default)]
+    nodes: Option<u32>,
+    parameters: Option<String>,
+    throughput: BTreeMap<String, String>,
+    regroup: Option<String>,
+    state: Option<String>,
+    lost: Option<String>,
+    done_in: Option<String>,
+}
+
+fn usual() -> f64 {
+    1.0
+}
+
+/// A number and what is behind it, as in `3.5 h`.
+fn split(text: &str) -> Option<(f64, &str)> {
+    let text = text.trim();
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let number = text.get(..end)?.parse().ok()?;
+    Some((number, text.get(end..)?.trim()))
+}
+
+/// `90s`, `5min`, `3h`, `260d`.
+///
+/// # Errors
+/// A sentence that names `what`.
+pub fn time(what: &str, text: &str) -> Result<Duration, String> {
+    let (number, unit) = split(text)
+        .ok_or_else(|| format!("{what} = \"{text}\" is no time: write, for example, 90s, 5min, 3h or 260d"))?;
+    let seconds = match unit {
+        "ms" => 0.001,
+        "s" => 1.0,
+        "min" => 60.0,
+        "h" => 3600.0,
+        "d" => 86_400.0,
+        "" => return Err(format!("{what} = \"{text}\" has no unit: write, for example, {text}s or {text}h")),
+        _ => return Err(format!("{what} = \"{text}\": there is no unit {unit}; there are ms, s, min, h and d")),
+    };
+    Duration::try_from_secs_f64(number * seconds).map_err(|_| format!("{what} = \"{text}\" is too long"))
+}
+
+/// `312 TFLOP/s`, in FLOP/s.
+fn speed(what: &str, text: &str) -> Result<f64, String> {
+    let wrong = || format!("{what} = \"{text}\" is no speed: write, for example, 312 TFLOP/s");
+    let (number, unit) = split(text).ok_or_else(wrong)?;
+    let scale = match unit.strip_suffix("FLOP/s").or_else(|| unit.strip_suffix("FLOPS")) {
+        Some("M") => 1e6,
+        Some("G") => 1e9,
+        Some("T") => 1e12,
+        Some("P") => 1e15,
+        Some("E") => 1e18,
+        _ if unit.is_empty() => {
+            return Err(format!("{what} = \"{text}\" has no unit: write, for example, {text} TFLOP/s"));
+        }
+        _ => return Err(wrong()),
+    };
+    if number * scale > 0.0 {
+        Ok(number * scale)
+    } else {
+        Err(format!("{what} = \"{text}\" must be more than nothing"))
+    }
+}
+
+/// What is achieved on 0, 1, 2, … nodes, in millionths of a node's peak: straight lines between the points.
+fn achieved(job: &str, points: &BTreeMap<String, String>, peak: f64) -> Result<Arc<[i64]>, String> {
+    let mut known: BTreeMap<u32, f64> = BTreeMap::new();
+    for (nodes, text) in points {
+        let count = nodes.parse().ok().filter(|n| (1..=MOST.0).contains(n));
+        let count = count.ok_or_else(|| {
+            format!("job {job}: throughput on {nodes} nodes: give a number of nodes from 1 to {}", MOST.0)
+        })?;
+        known.insert(count, speed(&format!("job {job}: throughput on {nodes} nodes"), text)? / peak);
+    }
+    let most = known
+        .keys()
+        .next_back()
+        .copied()
+        .ok_or_else(|| format!("job {job} has no throughput: give what it achieves on some numbers of nodes"))?;
+    if let Some((nodes, share)) = known.iter().find(|(nodes, share)| **share > f64::from(**nodes)) {
+        return Err(format!(
+            "job {job}: throughput on {nodes} nodes is {:.1} times their peak",
+            share / f64::from(*nodes)
+        ));
+    }
+    let at = |k: u32| {
+        let (below, above) = (known.range(..=k).next_back(), known.range(k..).next());
+        let (x0, y0) = below.map_or((0.0, 0.0), |(x, y)| (f64::from(*x), *y));
+        let (x1, y1) = above.map_or((x0, y0), |(x, y)| (f64::from(*x), *y));
+        let share = if x1 > x0 { y0 + (y1 - y0) * (f64::from(k) - x0) / (x1 - x0) } else { y0 };
+        (share * 1e6).round() as i64
+    };
+    Ok((0..=most).map(at).collect())
+}
+
+/// What both files say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Situation {
+    /// What is to be planned; a unit is a node.
+    pub problem: Problem,
+    /// The nodes that work.
+    pub nodes: Vec<Unit>,
+    /// Parameters of the jobs' models, as far as they are given.
+    pub parameters: BTreeMap<String, u64>,
+    /// FLOP/s of a node at its peak.
+    pub peak: u64,
+}
+
+/// Reads both files.
+///
+/// # Errors
+/// A sentence that says what is wrong and what to write instead.
+pub fn read(cluster: &str, jobs: &str, mode: Mode) -> Result<Situation, String> {
+    let of: Cluster = toml::from_str(cluster).map_err(|e| format!("the cluster's file: {}", e.message()))?;
+    let all = written(jobs)?;
+    let listed = u32::try_from(of.node.len()).unwrap_or(u32::MAX);
+    let units = match of.nodes {
+        Some(nodes) if listed == 0 || nodes == listed => nodes,
+        Some(nodes) => return Err(format!("the cluster's file: nodes = {nodes}, but {listed} are listed")),
+        None if listed > 0 => listed,
+        None => return Err("the cluster's file: give nodes = N, or list them as [[node]]".into()),
+    };
+    if units > MOST.0 || of.gpus_per_node == 0 || all.len() > MOST.1 {
+        return Err(format!("at most {} nodes of at least one GPU and {} jobs are planned", MOST.0, MOST.1));
+    }
+    let peak = speed("peak", &of.peak)? * f64::from(of.gpus_per_node);
+    let rates = Rates {
+        unit_mtbf: of.node_mtbf.as_deref().map(|t| time("node_mtbf", t)).transpose()?,
+        repairs: of.back_in.iter().map(|t| time("back_in", t)).collect::<Result<_, _>>()?,
+        ..Rates::default()
+    };
+    let problem = Problem { units, jobs: Vec::new(), mode, rates };
+    let mut found =
+        Situation { problem, nodes: nodes(&of, &all, units)?, parameters: BTreeMap::new(), peak: peak as u64 };
+    for job in &all {
+        found.launch(job)?;
+    }
+    Ok(found)
+}
+
+fn written(jobs: &str) -> Result<Vec<Written>, String> {
+    let all: Jobs = toml::from_str(jobs).map_err(|e| format!("the jobs' file: {}", e.message()))?;
+    Ok(all.job)
+}
+
+/// The nodes as they are listed; else by number, the first ones the first job's, and so on.
+fn nodes(of: &Cluster, jobs: &[Written], units: u32) -> Result<Vec<Unit>, String> {
+    let mut ids = BTreeSet::new();
+    for node in &of.node {
+        if !ids.insert(&node.id) {
+            return Err(format!("there are two nodes {}: give each an id of its own", node.id));
+        }
+        if let Some(job) = node.job.as_ref().filter(|job| jobs.iter().all(|j| j.id != **job)) {
+            return Err(format!("node {} is of job {job}, which the jobs' file does not have", node.id));
+        }
+    }
+    let of_job = |job: &Written| of.node.iter().filter(|n| n.job.as_ref() == Some(&job.id)).count();
+    if !of.node.is_empty() {
+        if let Some(job) = jobs.iter().find(|j| j.nodes.is_some_and(|n| n as usize != of_job(j))) {
+            return Err(format!(
+                "job {}: nodes = {}, but {} are listed as its own",
+                job.id,
+                job.nodes.unwrap_or(0),
+                of_job(job)
+            ));
+        }
+        let unit = |n: &Node| Unit { id: n.id.clone(), job: n.job.clone(), group: n.group, domain: n.domain.clone() };
+        return Ok(of.node.iter().map(unit).collect());
+    }
+    let running: u64 = jobs.iter().map(|j| u64::from(j.nodes.unwrap_or(0))).sum();
+    if running > u64::from(units) {
+        return Err(format!("the jobs have {running} nodes, and the cluster has {units}"));
+    }
+    let owners = jobs.iter().flat_map(|j| std::iter::repeat_n(Some(j.id.clone()), j.nodes.unwrap_or(0) as usize));
+    let unit = |(number, job)| Unit { id: format!("node{number}"), job, group: 0, domain: String::new() };
+    Ok((0..units).zip(owners.chain(std::iter::repeat(None))).map(unit).collect())
+}
+
+impl Situation {
+    fn launch(&mut self, w: &Written) -> Result<(), String> {
+        if self.problem.jobs.iter().any(|j| j.id == w.id) {
+            return Err(format!("there are two jobs {}: give each an id of its own", w.id));
+        }
+        if !(0.001..=4.0).contains(&w.weight) {
+            return Err(format!("job {}: weight = {} is not between 0.001 and 4 (usual: 0.5 to 2)", w.id, w.weight));
+        }
+        let within = |name: &str, text: &Option<String>| {
+            text.as_deref().map_or(Ok(Duration::ZERO), |t| time(&format!("job {}: {name}", w.id), t))
+        };
+        let (regroup, state, lost) =
+            (within("regroup", &w.regroup)?, within("state", &w.state)?, within("lost", &w.lost)?);
+        let rates = &mut self.problem.rates;
+        rates.at_least = rates.at_least.max((regroup + state + lost) * 10);
+        if w.done_in.is_some() {
+            rates.finishes.push(within("done_in", &w.done_in)?);
+        }
+        let achieved = achieved(&w.id, &w.throughput, self.peak as f64)?;
+        if achieved.len() <= w.min as usize {
+            return Err(format!(
+                "job {}: min = {} nodes, but its throughput is given for {} at most",
+                w.id,
+                w.min,
+                achieved.len() - 1
+            ));
+        }
+        if let Some(text) = &w.parameters {
+            self.parameters.insert(w.id.clone(), parameters(&w.id, text)?);
+        }
+        let current = self.nodes.iter().filter(|n| n.job.as_ref() == Some(&w.id)).count();
+        self.problem.jobs.push(Job {
+            id: w.id.clone(),
+            weight: (w.weight * 1000.0).round() as u32,
+            min: w.min,
+            current: u32::try_from(current).unwrap_or(u32::MAX),
+            hit: false,
+            achieved,
+            moves: Move { regroup, state, lost },
+        });
+        Ok(())
+    }
+
+    /// The same with more jobs, which wait: the contents of a file like the jobs' own.
+    ///
+    /// # Errors
+    /// As [`read`].
+    pub fn launched(&self, jobs: &str) -> Result<Situation, String> {
+        let mut next = self.clone();
+        written(jobs)?.iter().try_for_each(|job| next.launch(job))?;
+        Ok(next)
+    }
+
+    /// What is after an event: `lose:NODE`, `join:COUNT`, `finish:JOB`.
+    ///
+    /// # Errors
+    /// A sentence, where there is no such node or job.
+    pub fn after(&self, event: &str) -> Result<Situation, String> {
+        let mut next = self.clone();
+        match event.split_once(':') {
+            Some(("lose", id)) => {
+                let at = next.nodes.iter().position(|n| n.id == id);
+                let lost = next.nodes.remove(at.ok_or_else(|| format!("there is no node {id}"))?);
+                next.problem.units -= 1;
+                next.problem.jobs.iter_mut().filter(|j| Some(&j.id) == lost.job.as_ref()).for_each(|j| j.hit = true);
+            }
+            Some(("join", count)) => {
+                let count = count.parse().ok().filter(|n| (1..=MOST.0).contains(n));
+                let count: u32 =
+                    count.ok_or_else(|| format!("--event {event}: give a number of nodes, as in join:2"))?;
+                next.problem.units = next.problem.units.saturating_add(count).min(MOST.0);
+                next.nodes.extend((1..=count).map(|n| Unit {
+                    id: format!("new{n}"),
+                    job: None,
+                    group: 0,
+                    domain: String::new(),
+                }));
+            }
+            Some(("finish", id)) => {
+                let before = next.problem.jobs.len();
+                next.problem.jobs.retain(|j| j.id != id);
+                if next.problem.jobs.len() == before {
+                    return Err(format!("there is no job {id}"));
+                }
+            }
+            _ => return Err(format!("--event {event} is none of lose:NODE, join:COUNT, finish:JOB")),
+        }
+        Ok(next)
+    }
+}
+
+/// `7B`
+fn parameters(job: &str, text: &str) -> Result<u64, String> {
+    let (number, unit) = split(text).unwrap_or((0.0, ""));
+    let scale = match unit {
+        "M" => 1e6,
+        "B" => 1e9,
+        "T" => 1e12,
+        _ => return Err(format!("job {job}: parameters = \"{text}\" is no size of a model: write, for example, 7B")),
+    };
+    Ok((number * scale) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLUSTER: &str = "nodes = 8\ngpus_per_node = 8\npeak = \"312 TFLOP/s\"\nnode_mtbf = \"260d\"";
+    const JOB: &str = "[[job]]\nid = \"a\"\nmin = 1\nnodes = 2\nregroup = \"20s\"\n[job.throughput]\n1 = \"1 PFLOP/s\"\n4 = \"4.4 PFLOP/s\"";
+
+    #[test]
+    fn points_are_joined_by_lines() {
+        let read = read(CLUSTER, JOB, Mode::Floor).unwrap();
+        let problem = &read.problem;
+        let job = &problem.jobs[0];
+        assert_eq!((problem.units, job.most(), job.weight), (8, 4, 1000));
+        assert_eq!(job.achieved.iter().map(|v| v / 1000).collect::<Vec<_>>(), [0, 400, 854, 1308, 1762]);
+        assert_eq!(problem.rates.at_least, Duration::from_secs(200));
+    }
+
+    #[test]
+    fn what_happens_changes_nodes_and_jobs() {
+        let now = read(CLUSTER, JOB, Mode::Floor).unwrap();
+        let ids = |s: &Situation| s.nodes.iter().filter(|n| n.job.is_some()).map(|n| n.id.clone()).collect::<Vec<_>>();
+        assert_eq!(ids(&now), ["node0", "node1"]);
+        let lost = now.after("lose:node1").unwrap();
+        assert!(lost.problem.units == 7 && lost.problem.jobs[0].hit && ids(&lost) == ["node0"]);
+        assert_eq!(lost.problem.jobs[0].current, 2, "what it had");
+        assert!(!now.after("lose:node5").unwrap().problem.jobs[0].hit, "an idle one");
+        assert_eq!(now.after("join:2").unwrap().nodes.len(), 10);
+        assert!(now.after("finish:a").unwrap().problem.jobs.is_empty());
+        for (event, words) in
+            [("lose:node9", "no node node9"), ("join:x", "as in join:2"), ("finish:b", "no job b"), ("rain", "none of")]
+        {
+            assert!(now.after(event).unwrap_err().contains(words));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_a_sentence() {
+        let cluster = |from: &str, to: &str| read(&CLUSTER.replace(from, to), JOB, Mode::Floor).unwrap_err();
+        let job = |from: &str, to: &str| read(CLUSTER, &JOB.replace(from, to), Mode::Floor).unwrap_err();
+        for (said, words) in [
+            (cluster("312 TFLOP/s", "312"), "write, for example, 312 TFLOP/s"),
+            (cluster("260d", "260"), "has no unit"),
+            (cluster("260d", "-3h"), "is no time"),
+            (cluster("nodes = 8", "nodes = 1"), "have 2 nodes, and the cluster has 1"),
+            (cluster("nodes", "knots"), "unknown field `knots`"),
+            (cluster("nodes = 8", ""), "give nodes = N"),
+            (job("min = 1", "parameters = \"7\""), "for example, 7B"),
+            (
+                read(
+                    &format!("{}\n[[node]]\nid = \"x\"\njob = \"z\"", CLUSTER.replace("nodes = 8", "")),
+                    JOB,
+                    Mode::Floor,
+                )
+                .unwrap_err(),
+                "which the jobs' file does not have",
+            ),
+            (job("20s", "20 fortnights"), "there is no unit fortnights"),
+            (job("min = 1", "min = 5"), "given for 4 at most"),
+            (job("1 = \"1 P", "0 = \"1 P"), "from 1 to 100000"),
+            (job("4.4 P", "44 P"), "times their peak"),
+            (job("min = 1", "weight = 9.0"), "between 0.001 and 4"),
+            (read(CLUSTER, &format!("{JOB}\n{JOB}"), Mode::Floor).unwrap_err(), "two jobs a"),
+        ] {
+            assert!(said.contains(words) && !said.contains('\n'), "{said}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The best plan, by a dynamic program over jobs and units (Unicron, equation 5), on the choices that are worth anything.
+
+use super::choice::{Choice, Key, Scale, Width, stage};
+use super::problem::{Job, Problem};
+use std::collections::BTreeMap;
+
+/// How many units each job gets. What is left is idle, ready to take a failed unit's place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// By job.
+    pub units: BTreeMap<String, u32>,
+}
+
+impl Plan {
+    /// Units in use.
+    #[must_use]
+    pub fn used(&self) -> u32 {
+        self.units.values().sum()
+    }
+}
+
+/// Jobs in the order that breaks ties.
+pub(super) fn in_order(problem: &Problem) -> Vec<&Job> {
+    let mut jobs: Vec<&Job> = problem.jobs.iter().collect();
+    jobs.sort_by(|a, b| a.id.cmp(&b.id));
+    jobs
+}
+
+/// The best plan. Of several as good ones: fewest jobs changed, then most units idle, then fewest for the first job by id, and so on.
+///
+/// Idempotent where nobody is hit: with the plan's units as the jobs' current ones, it is the plan again.
+#[must_use]
+pub fn solve(problem: &Problem) -> Plan {
+    let scale = Scale::of(problem);
+    match scale.width(false) {
+        Width::Narrow => solve_with::<f64>(problem, &scale),
+        Width::Usual => solve_with::<i64>(problem, &scale),
+        Width::Wide => solve_with::<i128>(problem, &scale),
+    }
+}
+
+fn solve_with<K: Key>(problem: &Problem, scale: &Scale<'_>) -> Plan {
+    let jobs = in_order(problem);
+    let choices: Vec<Vec<Choice<K>>> = jobs.iter().map(|job| scale.choices(job)).collect();
+    let best = suffixes(&choices, problem.units as usize);
+    let units = first(&best, &choices, problem.units as usize);
+    Plan { units: jobs.iter().zip(units).map(|(job, k)| (job.id.clone(), k)).collect() }
+}
+
+/// For each job, what is best for it and all after it, by units; one more for none.
+pub(super) fn suffixes<K: Key>(choices: &[Vec<Choice<K>>], units: usize) -> Vec<Vec<K>> {
+    let mut best = vec![vec![K::ZERO; units + 1]];
+    for of_job in choices.iter().rev() {
+        let next = best.last().map(|rest| stage(rest, of_job)).unwrap_or_default();
+        best.push(next);
+    }
+    best.reverse();
+    best
+}
+
+/// The first of the best plans for all of these jobs with so many units: fewest for the first, then for the second, …
+pub(super) fn first<K: Key>(best: &[Vec<K>], choices: &[Vec<Choice<K>>], units: usize) -> Vec<u32> {
+    let mut left = units;
+    let mut plan = Vec::with_capacity(choices.len());
+    for ((of_job, here), rest) in choices.iter().zip(best).zip(best.iter().skip(1)) {
+        let reaches = |c: &&Choice<K>| {
+            let rest = left.checked_sub(c.units).and_then(|left| rest.get(left));
+            here.get(left).zip(rest).is_some_and(|(all, rest)| *rest + c.key == *all)
+        };
+        let given = of_job.iter().find(reaches).map_or(0, |c| c.units);
+        left -= given;
+        plan.push(u32::try_from(given).unwrap_or(u32::MAX));
+    }
+    plan
+}

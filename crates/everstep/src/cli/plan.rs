@@ -1,0 +1,142 @@
+//! `everstep plan`: how the nodes of a cluster should be split over its jobs, and why.
+
+use super::Failure;
+use clap::Args;
+use everstep_core::planner::file::{Situation, read};
+use everstep_core::planner::{Assignment, Done, Limit, Mode, Plan, Reason, assign, reasons, solve};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// The cluster: nodes, GPUs per node, their peak, how often nodes fail (TOML; the guide has an example)
+    #[arg(long, value_name = "FILE")]
+    cluster: PathBuf,
+    /// Its jobs: minimum, weight, nodes that they have, what they achieve on some numbers of nodes (TOML)
+    #[arg(long, value_name = "FILE")]
+    jobs: PathBuf,
+    /// What has happened: lose:NODE, join:COUNT, finish:JOB or launch:FILE; may be given several times
+    #[arg(long, value_name = "EVENT")]
+    event: Vec<String>,
+    /// What is best: floor (jobs that run keep their minimum), paper (Unicron as published), fair (more for small jobs)
+    #[arg(long, default_value = "floor", value_parser = ["floor", "paper", "fair"])]
+    mode: String,
+    /// For programs
+    #[arg(long)]
+    json: bool,
+}
+
+fn text(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|e| Failure::usage(format!("cannot read {}: {e}", path.display())))
+}
+
+/// Plans, and prints the plan.
+pub fn run(o: &Options) -> Result<i32, Failure> {
+    let mode = match o.mode.as_str() {
+        "paper" => Mode::Paper,
+        "fair" => Mode::Fair,
+        _ => Mode::Floor,
+    };
+    let mut now = read(&text(&o.cluster)?, &text(&o.jobs)?, mode).map_err(Failure::usage)?;
+    for event in &o.event {
+        now = match event.strip_prefix("launch:") {
+            Some(file) => now.launched(&text(Path::new(file))?),
+            None => now.after(event),
+        }
+        .map_err(Failure::usage)?;
+    }
+    let plan = solve(&now.problem);
+    let (nodes, why) = (assign(&now.nodes, &plan), reasons(&now.problem, &plan));
+    if o.json {
+        println!("{}", to_json(&now, &plan, &nodes, &why));
+    } else {
+        print(&now, &plan, &nodes, &why);
+    }
+    Ok(0)
+}
+
+/// Other ways to split the same nodes, and what they are worth.
+fn others(now: &Situation) -> Vec<(&'static str, Plan)> {
+    let problem = &now.problem;
+    let current = problem.jobs.iter().map(|j| (j.id.clone(), j.current)).collect();
+    let size = |job: &everstep_core::planner::Job| now.parameters.get(&job.id).copied().unwrap_or(0);
+    let mut all = vec![
+        ("as it is", Plan { units: current }),
+        ("equal shares", problem.shared(|_| 1)),
+        ("by weight", problem.shared(|j| j.weight.into())),
+    ];
+    if problem.jobs.iter().all(|j| size(j) > 0) {
+        all.push(("by size", problem.shared(size)));
+    }
+    // As it is, it may need more nodes than are left.
+    all.retain(|(_, plan)| plan.used() <= problem.units);
+    all
+}
+
+/// Node-peak-hours.
+fn hours(micro: i64) -> f64 {
+    micro as f64 / 1e6
+}
+
+fn what(of: &Reason) -> String {
+    let (from, to) = of.units;
+    match (of.done, of.limit) {
+        (Done::Kept, _) if of.transition.is_zero() => "stays as it is".into(),
+        (Done::Kept, _) => "goes on with as many nodes".into(),
+        (Done::Started, _) => "begins".into(),
+        (Done::Grown, _) => format!("gets {} more", to - from),
+        (Done::Shrunk, _) => format!("gives {} away", from - to),
+        (Done::Stopped, Some(Limit::Lacks { needs })) => format!("is stopped: its minimum of {needs} is not there"),
+        (Done::Stopped, _) => "is stopped: others are worth more".into(),
+        (Done::Waits, Some(Limit::Lacks { needs })) => format!("waits: its minimum of {needs} is not there"),
+        (Done::Waits, _) => "waits: others are worth more".into(),
+    }
+}
+
+fn print(now: &Situation, plan: &Plan, nodes: &Assignment, why: &[Reason]) {
+    let problem = &now.problem;
+    let lasts = problem.horizon().as_secs_f64() / 3600.0;
+    println!("{} of {} nodes for {} jobs; expected to hold for {lasts:.1} h", plan.used(), problem.units, why.len());
+    println!("  {:<20} {:>12} {:>9} {:>10} {:>10}  ", "job", "nodes", "goes on", "one more", "one less");
+    for of in why {
+        let margin = |m: Option<i64>| m.map_or("-".into(), |m| format!("{:+.2}", hours(m)));
+        let moves = format!("{} -> {}", of.units.0, of.units.1);
+        let after = format!("{:.0} s", of.transition.as_secs_f64());
+        println!(
+            "  {:<20} {moves:>12} {after:>9} {:>10} {:>10}  {}",
+            of.job,
+            margin(of.margin.0),
+            margin(of.margin.1),
+            what(of)
+        );
+    }
+    for (id, from, to) in &nodes.moved {
+        let name = |job: &Option<String>| job.clone().unwrap_or_else(|| "nobody".into());
+        println!("  {id}: from {} to {}", name(from), name(to));
+    }
+    let worth = problem.worth(plan);
+    println!("worth {:.2} node-peak-hours", hours(worth));
+    for (name, other) in others(now) {
+        let other = problem.worth(&other);
+        println!("  {name}: {:.2} ({:+.2})", hours(other), hours(other - worth));
+    }
+}
+
+fn to_json(now: &Situation, plan: &Plan, nodes: &Assignment, why: &[Reason]) -> Value {
+    let of = |r: &Reason| {
+        json!({
+            "job": r.job, "before": r.units.0, "nodes": r.units.1, "what": what(r), "transition_s": r.transition.as_secs_f64(),
+            "gain": hours(r.gain), "one_more": r.margin.0.map(hours), "one_less": r.margin.1.map(hours), "named": nodes.units.get(&r.job),
+        })
+    };
+    let moved = |(id, from, to): &(String, Option<String>, Option<String>)| json!({"node": id, "from": from, "to": to});
+    let problem = &now.problem;
+    let others: serde_json::Map<String, Value> = others(now)
+        .iter()
+        .map(|(name, plan)| ((*name).to_owned(), json!({"nodes": plan.units, "worth": hours(problem.worth(plan))})))
+        .collect();
+    json!({
+        "version": 1, "nodes": problem.units, "used": plan.used(), "horizon_s": problem.horizon().as_secs_f64(), "worth": hours(problem.worth(plan)),
+        "jobs": why.iter().map(of).collect::<Vec<_>>(), "moved": nodes.moved.iter().map(moved).collect::<Vec<_>>(), "others": others,
+    })
+}

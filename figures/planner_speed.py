@@ -1,0 +1,34 @@
+"""What plans cost in CPU time of the thread: 100 jobs on 1,250 nodes (10,000 GPUs), all plans for what may happen next, looking one up; and
+10,000 GPUs one by one. Beside it, the same by the dynamic program as the paper has it (every number of units for every job)."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+from figures.bound import Bound
+from harness.cluster import ROOT
+
+SEEDS = (1, 2, 3, 4, 5)
+
+
+def _runs(units: int, most: int) -> list[dict[str, Any]]:
+    line = ["cargo", "run", "-q", "--release", "-p", "everstep-sim", "--example", "plans", "--", "100", str(units), str(most)]
+    return [json.loads(subprocess.run([*line, str(seed)], cwd=ROOT, capture_output=True, text=True, check=True).stdout) for seed in SEEDS]
+
+
+def _bound(name: str, runs: list[dict[str, Any]], key: str, unit: str, limit: float) -> Bound:
+    samples = tuple(round(run[key], 2) for run in runs)
+    return Bound(name, round(statistics.median(samples), 2), f"{unit}, median of {len(SEEDS)} problems", "<=", limit, samples=samples)
+
+
+def measure(soak: bool) -> Iterator[Bound]:
+    nodes = _runs(1250, 400)
+    print("; ".join(f"{run['plans']} plans, {run['table_kib']} KiB, {run['used']} of 1250 nodes used, as the paper has it {run['dense_ms']:.0f} ms" for run in nodes))
+    yield _bound("plan", nodes, "plan_ms", "ms of CPU for one plan of 100 jobs on 1,250 nodes", 5)
+    yield _bound("table", nodes, "table_ms", "ms of CPU for all plans for what may happen next", 50)
+    yield _bound("lookup", nodes, "lookup_us", "us of CPU to look one up", 10)
+    yield _bound("gpus", _runs(10_000, 1500), "plan_ms", "ms of CPU for one plan of 100 jobs on 10,000 GPUs one by one", 250)
