@@ -24,13 +24,14 @@ from datetime import timedelta
 from typing import Any
 
 #: Seconds for a collective of two nodes, set-up included: over sockets, over NCCL.
-_PAIR_SECONDS = {"gloo": 4.0, "nccl": 45.0}
+_PAIR_SECONDS = {"gloo": 3.0, "nccl": 45.0}
 #: Seconds of multiplying and of copying: longer than a period of the scheduler's quota (0.1 s).
 _COMPUTE_SECONDS, _MEMORY_SECONDS = 0.4, 0.2
 #: Seconds for both, with the start of a device.
 _MEASURE_SECONDS = 60.0
-#: Times a collective is run, the best counts; and times more where those took less than this, as a busy machine keeps a process waiting.
-_TIMES, _TIMES_MORE, _QUICK_SECONDS = 5, 15, 0.2
+#: A collective is run so many times in a row, again and again for about so long, at most so often; the best counts. A busy machine keeps a
+#: process waiting for longer than one takes.
+_TIMES, _LONG_SECONDS, _MOST_TIMES = 5, 0.25, 40
 _PR_SET_PDEATHSIG = 1
 
 
@@ -145,12 +146,13 @@ def _collective(store: Any, rank: int, size: int, device: str, seconds: float) -
             raise RuntimeError("the sum over two nodes is wrong")
         return max(int((time.perf_counter() - began) * 1e6), 1)
 
-    times = [once() for _ in range(_TIMES)]
-    # Both sides must say the same.
-    took = torch.tensor([float(sum(times))], device=device)
-    dist.all_reduce(took, op=dist.ReduceOp.MAX)
-    if took.item() < _QUICK_SECONDS * 1e6:
-        times += [once() for _ in range(_TIMES_MORE)]
+    times: list[int] = []
+    took = torch.zeros(1, device=device)
+    while took.item() < _LONG_SECONDS * 1e6 and len(times) < _MOST_TIMES:
+        times += [once() for _ in range(_TIMES)]
+        # Both sides must say the same.
+        took = torch.tensor([float(sum(times))], device=device)
+        dist.all_reduce(took, op=dist.ReduceOp.MAX)
     return min(times)
 
 
