@@ -169,20 +169,20 @@ impl Watch {
         }
         let cpu = u128::from(seen.cpu_ms.saturating_sub(self.cpu_at_progress)) * 100;
         let busy = cpu >= BUSY_PERCENT * silence.as_millis();
+        let evaluation = (ladder.step_silence * 15).max(median * EVALUATION);
         // A script that is only seen from outside does not say that it evaluates or saves, and both can
         // take long in one call: only a much longer silence than any before speaks against it.
         let (stuck, idle_for) = if seen.from_outside {
-            let long = (ladder.step_silence * 15).max(median * EVALUATION).max(self.longest * 2);
-            (long, (ladder.step_silence * 150).max(self.longest * 3))
+            (evaluation.max(self.longest * 2), (ladder.step_silence * 150).max(self.longest * 3))
         } else {
-            (threshold, (ladder.step_silence * 15).max(median * EVALUATION))
+            (threshold, evaluation)
         };
         if busy && seen.interpreter_ticks > 0 && now.since(self.tick_at) >= stuck {
             return Some((HangEvidence::InterpreterHeld, silence));
         }
         // One long call of a library that computes looks the same, but for the interpreter, which it does not need.
         let computes = self.free_at > self.progress_at;
-        let stuck = if computes { stuck.max(ladder.step_silence * 15).max(median * EVALUATION) } else { stuck };
+        let stuck = if computes { stuck.max(evaluation) } else { stuck };
         if busy && seen.stack_changes > 0 && now.since(self.stack_at) >= stuck {
             return Some((HangEvidence::Spinning, silence));
         }

@@ -49,7 +49,6 @@ struct Written {
     weight: f64,
     #[serde(default)]
     min: u32,
-    #[serde(default)]
     nodes: Option<u32>,
     parameters: Option<String>,
     throughput: BTreeMap<String, String>,

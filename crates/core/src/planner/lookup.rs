@@ -3,7 +3,7 @@
 //! A job that loses a unit, or is done, leaves all others' choices as they are. So the best of the jobs before it and the best of those after
 //! it, by units, are computed once for all jobs, and each plan is the best way to divide the units between them and it.
 
-use super::choice::{Choice, Key, Scale, Width, best_sum};
+use super::choice::{Choice, Key, Scale, Width, best_sum, stage};
 use super::problem::{Job, Problem};
 use super::solve::{Plan, first, in_order, solve, suffixes};
 use std::collections::BTreeMap;
@@ -103,7 +103,7 @@ impl<K: Key> Before<K> {
     }
 
     fn and(&self, choices: &[Choice<K>]) -> Self {
-        let best = super::choice::stage(&self.best, choices);
+        let best = stage(&self.best, choices);
         let mut plans = vec![(u32::MAX, 0); best.len()];
         for choice in choices {
             let all = plans.iter_mut().zip(&best).skip(choice.units);
@@ -137,7 +137,7 @@ impl<'p, K: Key> Sides<'p, K> {
     fn plans(&self, lose: bool, plans: &mut BTreeMap<Change, Plan>) {
         if lose {
             let units = first(&self.after, &self.choices, self.units);
-            plans.insert(Change::LoseIdle, self.plan(units));
+            plans.insert(Change::LoseIdle, Plan::of(self.jobs.iter().copied(), units));
         }
         for (at, job) in self.jobs.iter().enumerate() {
             if lose && job.current == 0 {
@@ -193,10 +193,6 @@ impl<'p, K: Key> Sides<'p, K> {
         for (to, units) in given.iter_mut().skip(at + 1).zip(rest) {
             *to = units;
         }
-        self.plan(given)
-    }
-
-    fn plan(&self, units: Vec<u32>) -> Plan {
-        Plan { units: self.jobs.iter().zip(units).map(|(job, units)| (job.id.clone(), units)).collect() }
+        Plan::of(self.jobs.iter().copied(), given)
     }
 }

@@ -1,7 +1,7 @@
 //! Why a plan gives each job what it gives it: as data, for people and for tests.
 
 use super::problem::{Job, Mode, Problem};
-use super::solve::Plan;
+use super::solve::{Plan, in_order};
 use std::time::Duration;
 
 /// What a plan does with a job.
@@ -64,7 +64,7 @@ pub fn reasons(problem: &Problem, plan: &Plan) -> Vec<Reason> {
         let to = plan.units.get(&job.id).copied().unwrap_or(0);
         let gain = |k: u32| problem.gain(job, k, horizon);
         let floor = if problem.mode == Mode::Paper { 0 } else { job.min };
-        let less = to.checked_sub(1).filter(|k| *k >= floor || *k == 0 && floor == 0);
+        let less = to.checked_sub(1).filter(|k| *k >= floor);
         let more = (to < job.most()).then_some(to + 1);
         Reason {
             job: job.id.clone(),
@@ -89,7 +89,5 @@ pub fn reasons(problem: &Problem, plan: &Plan) -> Vec<Reason> {
             margin: (more.map(|k| gain(k) - gain(to)), less.map(|k| gain(k) - gain(to))),
         }
     };
-    let mut all: Vec<Reason> = problem.jobs.iter().map(of).collect();
-    all.sort_by(|a, b| a.job.cmp(&b.job));
-    all
+    in_order(problem).into_iter().map(of).collect()
 }

@@ -12,6 +12,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// What each of these jobs gets, in their order.
+    pub(super) fn of<'j>(jobs: impl IntoIterator<Item = &'j Job>, units: Vec<u32>) -> Plan {
+        Plan { units: jobs.into_iter().zip(units).map(|(job, units)| (job.id.clone(), units)).collect() }
+    }
+
     /// Units in use.
     #[must_use]
     pub fn used(&self) -> u32 {
@@ -44,7 +49,7 @@ fn solve_with<K: Key>(problem: &Problem, scale: &Scale<'_>) -> Plan {
     let choices: Vec<Vec<Choice<K>>> = jobs.iter().map(|job| scale.choices(job)).collect();
     let best = suffixes(&choices, problem.units as usize);
     let units = first(&best, &choices, problem.units as usize);
-    Plan { units: jobs.iter().zip(units).map(|(job, k)| (job.id.clone(), k)).collect() }
+    Plan::of(jobs, units)
 }
 
 /// For each job, what is best for it and all after it, by units; one more for none.

@@ -45,8 +45,7 @@ impl Problem {
     #[must_use]
     pub fn shared(&self, share: impl Fn(&super::Job) -> u64) -> Plan {
         let shares: Vec<u64> = self.jobs.iter().map(share).collect();
-        let given = by_shares(self.units, &shares);
-        Plan { units: self.jobs.iter().map(|j| j.id.clone()).zip(given).collect() }
+        Plan::of(&self.jobs, by_shares(self.units, &shares))
     }
 }
 

@@ -101,7 +101,7 @@ pub fn dingtalk(of: &Notice) -> Value {
 pub fn trace(of: &Notice) -> Value {
     let id = |part: &str, bytes: usize| {
         let hash = ring::digest::digest(&ring::digest::SHA256, format!("{}/{part}", of.key).as_bytes());
-        hash.as_ref().iter().take(bytes).map(|b| format!("{b:02x}")).collect::<String>()
+        super::hex(hash.as_ref().get(..bytes).unwrap_or_default())
     };
     let said = |name: &str, value: &str| json!({"key": name, "value": {"stringValue": value}});
     let (trace, root) = (id("trace", 16), id("incident", 8));

@@ -34,9 +34,9 @@ pub fn follow<S: MetricSource>(
         let mut next = Instant::now();
         while !inbox.is_closed() {
             // Many events at once are no reason to read counters as often.
-            let due = next <= Instant::now();
-            let mut lines = if due { health.take(&source.sample()) } else { Vec::new() };
-            if due {
+            let mut lines = Vec::new();
+            if next <= Instant::now() {
+                lines = health.take(&source.sample());
                 next = Instant::now() + EVERY;
             }
             lines.extend(source.event(next.saturating_duration_since(Instant::now())));
