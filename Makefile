@@ -4,13 +4,14 @@ VENV := .venv
 PY := $(VENV)/bin/python
 export GLOO_SOCKET_IFNAME ?= lo
 
-.PHONY: help setup build demo test check figures figure soak sim s3s fmt clean
+.PHONY: help setup build demo test check figures figure soak papers sim s3s fmt clean
 
 help:
 	@echo "make demo            the main job on real text, with real kills"
 	@echo "make test            everything that CI runs"
 	@echo "make figure NAME=x   one measured claim; make figures: all, into docs/figures.md"
 	@echo "make soak NAME=x     the same with the full counts"
+	@echo "make papers          the tables of the papers, into docs/benchmarks"
 	@echo "make sim SEED=n      replay one simulated cluster exactly"
 	@echo "make check           formatting, lints, architecture; make fmt: format"
 
@@ -41,7 +42,7 @@ check:
 test: check
 	cargo test -q --workspace --exclude everstep-python --exclude everstep-sim
 	cargo test -q -p everstep-checkpoint --test damage -- --nocapture
-	cargo test -q -p everstep-sim --lib --test simulation -- --nocapture
+	cargo test -q -p everstep-sim --lib --test simulation --test replay -- --nocapture
 	cargo test -q -p everstep-sim --features planted --test planted -- --nocapture
 	$(MAKE) setup
 	$(PY) -m pytest -q python/tests
@@ -60,6 +61,10 @@ soak: setup $(if $(filter s3-faults,$(NAME)),s3s)
 
 figures: setup s3s
 	$(PY) figures/run.py --all
+
+# Tables of the papers, into docs/benchmarks.
+papers:
+	cargo run -q --release -p everstep-sim --example papers -- docs/benchmarks 200 > /dev/null
 
 sim:
 	cargo run -q --release -p everstep-sim -- $(SEED)

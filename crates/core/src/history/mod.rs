@@ -9,10 +9,12 @@
 
 mod incident;
 mod lemons;
+mod record;
 mod tell;
 
 pub use incident::{Incident, Outcome, Restore, incidents};
 pub use lemons::{Lemon, lemons};
+pub use record::{Record, Span, records};
 pub use tell::tell;
 
 use crate::coordinator::command::Fact;

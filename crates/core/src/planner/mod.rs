@@ -16,6 +16,7 @@ mod problem;
 mod reason;
 mod solve;
 mod split;
+pub mod throughput;
 
 pub use assign::{Assignment, Unit, assign};
 pub use lookup::{Change, Table};

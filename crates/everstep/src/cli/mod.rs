@@ -15,10 +15,15 @@ mod logs;
 mod memory;
 mod metrics;
 mod notify;
+mod picture;
 mod plan;
 mod run;
+mod simulate;
+mod size;
 mod stacks;
 mod status;
+mod throughput;
+mod trace;
 
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};
@@ -83,7 +88,13 @@ enum Command {
     /// What a job needs per node, before it starts, and what its copies are worth.
     Memory(memory::Options),
     /// How the nodes of a cluster should be split over its jobs, and why.
-    Plan(plan::Options),
+    Plan(Box<plan::Options>),
+    /// What the same failures would have cost under several policies, down to where every node's time went.
+    Simulate(simulate::Options),
+    /// Spares, copies, checkpoints and detection that reach a goal, and which of them pays most.
+    Size(size::Options),
+    /// What a trace of failures is like; generated ones.
+    Trace(trace::Options),
     /// What a text of an error says: its class, whose fault it is, what is done.
     Classify(classify::Options),
     /// Send a message to each place of a file for --notify, to see that it arrives.
@@ -161,6 +172,9 @@ pub fn main() -> i32 {
         Command::Approve(options) => approve::run(&options),
         Command::Metrics(options) => metrics::run(&options),
         Command::Plan(options) => plan::run(&options),
+        Command::Simulate(options) => simulate::run(&options),
+        Command::Size(options) => size::run(&options),
+        Command::Trace(options) => trace::run(&options),
         Command::Inject(options) => inject::run(&options),
         Command::Ckpt(options) => ckpt::run(&options),
         Command::Memory(options) => memory::run(&options),

@@ -1,20 +1,23 @@
 //! `everstep plan`: how the nodes of a cluster should be split over its jobs, and why.
 
-use super::Failure;
-use clap::Args;
+use super::{Failure, throughput};
+use clap::{Args, Subcommand};
 use everstep_core::planner::file::{Situation, read};
 use everstep_core::planner::{Assignment, Done, Limit, Mode, Plan, Reason, assign, reasons, solve};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 #[derive(Args, Clone, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Options {
+    #[command(subcommand)]
+    what: Option<What>,
     /// The cluster: nodes, GPUs per node, their peak, how often nodes fail (TOML; the guide has an example)
-    #[arg(long, value_name = "FILE")]
-    cluster: PathBuf,
+    #[arg(long, value_name = "FILE", required = true)]
+    cluster: Option<PathBuf>,
     /// Its jobs: minimum, weight, nodes that they have, what they achieve on some numbers of nodes (TOML)
-    #[arg(long, value_name = "FILE")]
-    jobs: PathBuf,
+    #[arg(long, value_name = "FILE", required = true)]
+    jobs: Option<PathBuf>,
     /// What has happened: lose:NODE, join:COUNT, finish:JOB or launch:FILE; may be given several times
     #[arg(long, value_name = "EVENT")]
     event: Vec<String>,
@@ -26,18 +29,28 @@ pub struct Options {
     json: bool,
 }
 
+#[derive(Subcommand, Clone, Debug)]
+enum What {
+    /// What a model achieves on so many GPUs, and how it should lie on them
+    Throughput(throughput::Options),
+}
+
 fn text(path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|e| Failure::usage(format!("cannot read {}: {e}", path.display())))
 }
 
 /// Plans, and prints the plan.
 pub fn run(o: &Options) -> Result<i32, Failure> {
+    if let Some(What::Throughput(options)) = &o.what {
+        return throughput::run(options);
+    }
     let mode = match o.mode.as_str() {
         "paper" => Mode::Paper,
         "fair" => Mode::Fair,
         _ => Mode::Floor,
     };
-    let mut now = read(&text(&o.cluster)?, &text(&o.jobs)?, mode).map_err(Failure::usage)?;
+    let file = |path: &Option<PathBuf>| text(path.as_deref().unwrap_or(Path::new("")));
+    let mut now = read(&file(&o.cluster)?, &file(&o.jobs)?, mode).map_err(Failure::usage)?;
     for event in &o.event {
         now = match event.strip_prefix("launch:") {
             Some(file) => now.launched(&text(Path::new(file))?),

@@ -1,0 +1,111 @@
+//! A failure as it is kept for later questions ("what would it have cost with …"): one line each, of real runs and of simulated ones alike.
+
+use super::{Entry, What, incidents};
+use crate::coordinator::command::Fact;
+use crate::ledger::{Category, sums};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One failure, in seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// From the beginning of the history.
+    pub t_s: f64,
+    /// Where.
+    pub node: String,
+    /// `sev1`: the node, `sev2`: a process, `sev3`: what goes away by itself (Unicron, table 1).
+    pub kind: String,
+    /// Its class, as everstep says it.
+    #[serde(default)]
+    pub cause: String,
+    /// Until the node was back; `None`: it was not, or nothing was wrong with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repair_s: Option<f64>,
+    /// Until it was known.
+    #[serde(default)]
+    pub detect_s: f64,
+    /// From then on until a new step was complete; `None`: the job did not go on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restart_s: Option<f64>,
+    /// Work that was done again.
+    #[serde(default)]
+    pub lost_s: f64,
+    /// Ranks (of a simulation: nodes) that trained before and after.
+    #[serde(default)]
+    pub world: (u32, u32),
+}
+
+/// What they are records of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Span {
+    /// Always `cluster`.
+    pub kind: String,
+    /// Nodes there are.
+    pub nodes: u32,
+    /// How long, in seconds.
+    pub length_s: f64,
+    /// Share of the time that trained in which checkpoints stopped it.
+    #[serde(default)]
+    pub checkpoint_share: f64,
+    /// Spares at the beginning, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spares: Option<u32>,
+}
+
+impl Span {
+    /// So many nodes for so long.
+    #[must_use]
+    pub fn new(nodes: u32, length_s: f64) -> Span {
+        Span { kind: "cluster".into(), nodes, length_s, checkpoint_share: 0.0, spares: None }
+    }
+}
+
+/// The records of a job's facts.
+#[must_use]
+pub fn records(entries: &[Entry]) -> (Span, Vec<Record>) {
+    let (first, last) = (entries.first().map_or(0, |e| e.at), entries.last().map_or(0, |e| e.at));
+    let mut nodes = BTreeSet::new();
+    let mut back: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+    for Entry { at, what } in entries {
+        if let What::Fact(Fact::NodeJoined { node, again }) = what {
+            nodes.insert(node.0.as_str());
+            if !*again {
+                back.entry(node.0.as_str()).or_default().push(*at);
+            }
+        }
+    }
+    let seconds = |micros: u64| micros as f64 / 1e6;
+    let of = |i: &super::Incident| {
+        let node = i.at_fault().0.clone();
+        let gone =
+            i.excluded.is_some() || (i.failure.is_none() && i.blamed.as_ref().is_none_or(|b| b.failure.is_none()));
+        let hung = i.silence().is_some();
+        let until = back.get(node.as_str()).and_then(|all| all.iter().find(|at| **at > i.opened));
+        let stepped = i.stepped.map(|(at, _)| at);
+        Record {
+            t_s: seconds(i.opened.saturating_sub(i.silence().unwrap_or(0)).saturating_sub(first)),
+            kind: if gone {
+                "sev1"
+            } else if hung {
+                "sev3"
+            } else {
+                "sev2"
+            }
+            .into(),
+            cause: i.class().to_owned(),
+            repair_s: gone.then(|| until.map(|at| seconds(at - i.opened))).flatten(),
+            detect_s: seconds(i.silence().unwrap_or(0)),
+            restart_s: stepped.map(|at| seconds(at.saturating_sub(i.opened))),
+            lost_s: i.caught_up.zip(stepped).map_or(0.0, |(until, at)| seconds(until.saturating_sub(at))),
+            world: (i.world.0, i.world.1.unwrap_or(0)),
+            node,
+        }
+    };
+    let mut span = Span::new(u32::try_from(nodes.len()).unwrap_or(u32::MAX), seconds(last - first));
+    let spent = sums(entries, None).total();
+    let stalled = spent.of(Category::CheckpointStall);
+    let trained =
+        [Category::Productive, Category::Degraded, Category::Recompute].map(|c| spent.of(c)).iter().sum::<u64>();
+    span.checkpoint_share = stalled as f64 / (stalled + trained).max(1) as f64;
+    (span, incidents(entries).iter().map(of).collect())
+}

@@ -1,0 +1,173 @@
+//! Measured points, as a table with a source for each (CSV), and what they say about computed ones.
+
+use super::{Hardware, Layout, Recompute, Transformer};
+
+/// What a point is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// Constants may be fitted to it.
+    Fit,
+    /// Never: it is what they are checked with.
+    HeldOut,
+    /// It is printed only.
+    Shown,
+}
+
+/// One measured layout.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Point {
+    /// Where it was published.
+    pub source: String,
+    /// Name of the hardware.
+    pub hardware: String,
+    /// Model.
+    pub model: Transformer,
+    /// Layout.
+    pub layout: Layout,
+    /// TFLOP/s per GPU, with what is computed again where `counts_again`.
+    pub tflops: f64,
+    /// Hardware FLOP/s, as SC'21 and BigScience count them; else model FLOP/s.
+    pub counts_again: bool,
+    /// What it is for.
+    pub split: Split,
+}
+
+/// The table's first line.
+const COLUMNS: &str = "source,hardware,model,hidden,layers,heads,vocabulary,sequence,batch,gpus,tensor,pipeline,interleaved,micro_batch,recompute,sequence_parallel,divided_optimizer,counts,tflops_per_gpu,split";
+
+fn point(line: &str) -> Result<Point, String> {
+    let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+    let [source, hardware, name, hidden, layers, heads, vocabulary, sequence, batch, gpus, tensor, pipeline, rest @ ..] =
+        cells.as_slice()
+    else {
+        return Err("too few columns".into());
+    };
+    let [interleaved, micro_batch, recompute, along, divided, counts, tflops, split] = rest else {
+        return Err(format!("{} columns instead of 20", cells.len()));
+    };
+    let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text} is no number"));
+    let flag = |text: &str| match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(format!("{text} is neither yes nor no")),
+    };
+    let (gpus, tensor, pipeline) = (number(gpus)?, number(tensor)?, number(pipeline)?);
+    if tensor * pipeline == 0 || gpus == 0 || gpus % (tensor * pipeline) != 0 {
+        return Err(format!("{tensor} times {pipeline} does not divide {gpus} GPUs"));
+    }
+    let model = Transformer {
+        name: (*name).to_owned(),
+        hidden: number(hidden)?,
+        layers: number(layers)?,
+        heads: number(heads)?,
+        key_heads: 0,
+        inner: 0,
+        gated: false,
+        untied: false,
+        vocabulary: number(vocabulary)?,
+        sequence: number(sequence)?,
+        batch: number(batch)?,
+    };
+    let layout = Layout {
+        tensor,
+        pipeline,
+        data: gpus / tensor / pipeline,
+        micro_batch: number(micro_batch)?.max(1),
+        interleaved: number(interleaved)?.max(1),
+        recompute: Recompute::named(recompute)
+            .ok_or_else(|| format!("recompute = {recompute} is none of none, selective, full"))?,
+        sequence_parallel: flag(along)?,
+        divided_optimizer: flag(divided)?,
+    };
+    let tflops = tflops.parse::<f64>().ok().filter(|t| *t > 0.0 && *t < 1e5);
+    Ok(Point {
+        source: (*source).to_owned(),
+        hardware: (*hardware).to_owned(),
+        model: model.checked()?,
+        layout,
+        tflops: tflops.ok_or("TFLOP/s must be more than nothing")?,
+        counts_again: match *counts {
+            "hardware" => true,
+            "model" => false,
+            other => return Err(format!("counts = {other} is neither hardware nor model")),
+        },
+        split: match *split {
+            "fit" => Split::Fit,
+            "held-out" => Split::HeldOut,
+            "shown" => Split::Shown,
+            other => return Err(format!("split = {other} is none of fit, held-out, shown")),
+        },
+    })
+}
+
+impl Point {
+    /// The published ones that come along.
+    #[must_use]
+    pub fn published() -> Vec<Point> {
+        Point::read(include_str!("points.csv")).unwrap_or_default()
+    }
+
+    /// From a table: comma-separated, `#` begins a remark.
+    ///
+    /// # Errors
+    /// A sentence with the line.
+    pub fn read(text: &str) -> Result<Vec<Point>, String> {
+        let mut lines = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty() && !l.starts_with('#'));
+        match lines.next() {
+            Some((_, first)) if first.trim() == COLUMNS => {}
+            _ => return Err(format!("the points' first line must be: {COLUMNS}")),
+        }
+        lines.map(|(at, l)| point(l).map_err(|e| format!("line {} of the points: {e}", at + 1))).collect()
+    }
+
+    /// Model FLOP/s of all GPUs together.
+    #[must_use]
+    pub fn achieved(&self) -> f64 {
+        let counted = if self.counts_again { self.layout.recompute } else { Recompute::Nothing };
+        let share = self.model.operations(Recompute::Nothing) / self.model.operations(counted);
+        self.tflops * 1e12 * self.layout.gpus() as f64 * share
+    }
+}
+
+/// What was measured on one's own cluster.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Calibration {
+    points: Vec<Point>,
+}
+
+impl Calibration {
+    /// From measured points.
+    #[must_use]
+    pub fn of(points: Vec<Point>) -> Self {
+        Calibration { points }
+    }
+
+    /// What was measured for exactly this, in model FLOP/s of all GPUs.
+    #[must_use]
+    pub fn measured(&self, model: &Transformer, layout: &Layout, on: &Hardware) -> Option<f64> {
+        let same = |p: &&Point| {
+            p.hardware == on.name
+                && Transformer { name: model.name.clone(), ..p.model.clone() } == *model
+                && p.layout == *layout
+        };
+        self.points.iter().find(same).map(Point::achieved)
+    }
+
+    /// What computed speeds of this model are to be multiplied with: the mean of what its points (else all points of this hardware) achieved
+    /// by what is computed for them; 1 without any.
+    #[must_use]
+    pub fn scale(&self, model: &Transformer, on: &Hardware) -> f64 {
+        let here: Vec<&Point> = self.points.iter().filter(|p| p.hardware == on.name).collect();
+        let shape = |p: &Point| (p.model.hidden, p.model.layers) == (model.hidden, model.layers);
+        let own: Vec<&Point> = here.iter().copied().filter(|p| shape(p)).collect();
+        let used = if own.is_empty() { here } else { own };
+        if used.is_empty() {
+            return 1.0;
+        }
+        let ratio = |p: &&Point| {
+            let computed = p.model.operations(Recompute::Nothing) / super::iteration(&p.model, &p.layout, on).total();
+            p.achieved() / computed
+        };
+        used.iter().map(ratio).sum::<f64>() / used.len() as f64
+    }
+}

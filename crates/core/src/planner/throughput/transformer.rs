@@ -1,0 +1,151 @@
+//! A model as the arithmetic sees it: the sizes of its matrices.
+
+use serde::Deserialize;
+
+/// A decoder: the shape of GPT-3, or of Llama (`gated`, fewer heads for keys).
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Transformer {
+    /// As people call it.
+    pub name: String,
+    /// Width.
+    pub hidden: u64,
+    /// Layers.
+    pub layers: u64,
+    /// Attention heads.
+    pub heads: u64,
+    /// Heads for keys and values; 0: as many as `heads`.
+    #[serde(default)]
+    pub key_heads: u64,
+    /// Inner width of the feed-forward part; 0: four times `hidden`.
+    #[serde(default)]
+    pub inner: u64,
+    /// The feed-forward part has a gate (a third matrix).
+    #[serde(default)]
+    pub gated: bool,
+    /// Embedding and output are two matrices.
+    #[serde(default)]
+    pub untied: bool,
+    /// Tokens that there are.
+    pub vocabulary: u64,
+    /// Tokens per sample.
+    pub sequence: u64,
+    /// Samples per step, of all ranks together.
+    pub batch: u64,
+}
+
+/// Name, hidden, layers, heads, key heads, inner width (0: four times hidden), vocabulary, sequence, samples per step.
+///
+/// GPT-3: table 2.1 of its paper, widths rounded to what divides by 128 as Megatron does; steps as in Unicron's setting, where the paper has
+/// none (reference: 512 to 1536). Llama: the papers' tables.
+const KNOWN: [(&str, [u64; 8]); 10] = [
+    ("gpt3-125m", [768, 12, 12, 0, 0, 51_200, 2048, 256]),
+    ("gpt3-1.3b", [2048, 24, 16, 0, 0, 51_200, 2048, 512]),
+    ("gpt3-2.7b", [2560, 32, 32, 0, 0, 51_200, 2048, 512]),
+    ("gpt3-7b", [4096, 32, 32, 0, 0, 51_200, 2048, 1024]),
+    ("gpt3-13b", [5120, 40, 40, 0, 0, 51_200, 2048, 1024]),
+    ("gpt3-70b", [8192, 86, 64, 0, 0, 51_200, 2048, 1536]),
+    ("gpt3-175b", [12_288, 96, 96, 0, 0, 51_200, 2048, 1536]),
+    ("llama3-8b", [4096, 32, 32, 8, 14_336, 128_256, 8192, 512]),
+    ("llama3-70b", [8192, 80, 64, 8, 28_672, 128_256, 8192, 1024]),
+    ("llama3-405b", [16_384, 126, 128, 8, 53_248, 128_256, 8192, 2048]),
+];
+
+impl Transformer {
+    /// A model that everybody knows.
+    ///
+    /// # Errors
+    /// A sentence with the names there are.
+    pub fn named(name: &str) -> Result<Transformer, String> {
+        let Some((_, of)) = KNOWN.iter().find(|(known, _)| *known == name) else {
+            let names: Vec<&str> = KNOWN.iter().map(|(known, _)| *known).collect();
+            return Err(format!("there is no model {name}: give one of {}, or a file (TOML)", names.join(", ")));
+        };
+        let [hidden, layers, heads, key_heads, inner, vocabulary, sequence, batch] = *of;
+        let llama = inner > 0;
+        let name = name.to_owned();
+        Ok(Transformer {
+            name,
+            hidden,
+            layers,
+            heads,
+            key_heads,
+            inner,
+            gated: llama,
+            untied: llama,
+            vocabulary,
+            sequence,
+            batch,
+        })
+    }
+
+    /// From a file.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong.
+    pub fn read(text: &str) -> Result<Transformer, String> {
+        let model: Transformer = toml::from_str(text).map_err(|e| format!("the model's file: {}", e.message()))?;
+        model.checked()
+    }
+
+    pub(super) fn checked(self) -> Result<Transformer, String> {
+        let counts = [
+            ("hidden", self.hidden),
+            ("layers", self.layers),
+            ("heads", self.heads),
+            ("vocabulary", self.vocabulary),
+            ("sequence", self.sequence),
+            ("batch", self.batch),
+        ];
+        if let Some((what, n)) = counts.into_iter().find(|(_, n)| !(1..=1 << 24).contains(n)) {
+            return Err(format!("model {}: {what} = {n} is not between 1 and {}", self.name, 1 << 24));
+        }
+        if !self.hidden.is_multiple_of(self.heads) {
+            return Err(format!("model {}: {} heads do not divide hidden = {}", self.name, self.heads, self.hidden));
+        }
+        Ok(self)
+    }
+
+    /// Inner width of the feed-forward part.
+    #[must_use]
+    pub fn inner(&self) -> u64 {
+        if self.inner > 0 { self.inner } else { 4 * self.hidden }
+    }
+
+    /// Width of keys (and of values).
+    #[must_use]
+    pub fn key_width(&self) -> u64 {
+        let heads = if self.key_heads > 0 { self.key_heads } else { self.heads };
+        self.hidden / self.heads * heads
+    }
+
+    /// Weights of one layer.
+    #[must_use]
+    pub fn layer(&self) -> u64 {
+        let forward = if self.gated { 3 } else { 2 };
+        self.hidden * (2 * self.hidden + 2 * self.key_width() + forward * self.inner())
+    }
+
+    /// Weights.
+    #[must_use]
+    pub fn parameters(&self) -> u64 {
+        self.layers * self.layer() + self.vocabulary * self.hidden * if self.untied { 2 } else { 1 }
+    }
+
+    /// Floating-point operations of one step: forward, and twice that backward. `hardware`: with those that are done again.
+    ///
+    /// For GPT this is 72·B·s·L·h²·(1 + s/6h + V/12Lh), and with all recomputed 96·B·s·L·h²·(1 + s/6h + V/16Lh) (SC'21, section 5.1).
+    #[must_use]
+    pub fn operations(&self, again: super::Recompute) -> f64 {
+        let tokens = self.batch as f64 * self.sequence as f64;
+        let layers = 2.0 * tokens * self.layers as f64 * self.layer() as f64;
+        let attention = 4.0 * tokens * self.layers as f64 * self.sequence as f64 * self.hidden as f64;
+        let logits = 2.0 * tokens * self.vocabulary as f64 * self.hidden as f64;
+        let once_more = match again {
+            super::Recompute::Nothing => 0.0,
+            super::Recompute::Attention => attention,
+            super::Recompute::All => layers + attention,
+        };
+        3.0 * (layers + attention + logits) + once_more
+    }
+}

@@ -1,0 +1,208 @@
+//! `everstep simulate`: what the same failures cost under several policies.
+
+use super::{Failure, facts, picture, trace};
+use clap::Args;
+use everstep_core::history::{Span, records};
+use everstep_core::planner::Mode;
+use everstep_core::planner::file::read as situation;
+use everstep_sim::papers::unicron;
+use everstep_sim::replay::{
+    Cause, Compared, Failures, HOUR, Interval, Job, Policy, Workload, compare, history, recorded,
+};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// A file (JSON lines, or a list of fault_start and fault_end), or gen:trace-a, gen:trace-b, gen:poisson,nodes=512,days=90,mtbf=260d,repair=4h..20h, gen:weibull,…, gen:bootstrap,file=…
+    #[arg(long, value_name = "FILE|gen:…", required_unless_present = "from_incidents")]
+    trace: Option<String>,
+    /// Instead of a trace: records of incidents, of --export; without a file those of jobs on this machine. Compared with what was done then
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "", conflicts_with = "trace")]
+    from_incidents: Option<String>,
+    /// Write the history of the first seed under the first policy as records of incidents
+    #[arg(long, value_name = "FILE")]
+    export: Option<PathBuf>,
+    /// Several, divided by commas; the others are compared with the first: everstep, unicron, wait, elastic, spares:N, gemini, oobleck, varuna, bamboo, or files that end in .toml
+    #[arg(long, default_value = "everstep,wait,elastic,spares:1")]
+    policies: String,
+    /// How many lists of failures
+    #[arg(long, default_value_t = 20)]
+    seeds: u64,
+    /// The first of them
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Nodes of the cluster, where the trace's file does not say it
+    #[arg(long)]
+    nodes: Option<u32>,
+    /// Who shares the cluster: files as for everstep plan; without them one job on all nodes (on trace-a and trace-b: Unicron's case 5)
+    #[arg(long, value_name = "FILE", requires = "jobs")]
+    cluster: Option<PathBuf>,
+    /// See --cluster
+    #[arg(long, value_name = "FILE", requires = "cluster")]
+    jobs: Option<PathBuf>,
+    /// Write a page with pictures
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// For programs
+    #[arg(long)]
+    json: bool,
+}
+
+fn policy(name: &str) -> Result<Policy, Failure> {
+    if !name.ends_with(".toml") {
+        return Policy::named(name).map_err(Failure::usage);
+    }
+    let text = std::fs::read_to_string(name).map_err(|e| Failure::usage(format!("cannot read {name}: {e}")))?;
+    Policy::read(&text).map_err(|e| Failure::usage(format!("{name}: {e}")))
+}
+
+/// Those of a list divided by commas.
+pub fn policies(list: &str) -> Result<Vec<Policy>, Failure> {
+    list.split(',').map(str::trim).map(policy).collect()
+}
+
+/// What was done on this machine, as records: of the job that has most of them.
+fn own_records() -> Result<String, Failure> {
+    let read = |t: facts::Told| records(&t.entries());
+    let (span, found) =
+        facts::told(None).into_iter().map(read).max_by_key(|(_, r)| r.len()).unwrap_or((Span::new(0, 0.0), Vec::new()));
+    if found.is_empty() {
+        return Err(facts::none_of(None));
+    }
+    let line = |value: serde_json::Result<String>| value.unwrap_or_default() + "\n";
+    let first = line(serde_json::to_string(&span));
+    Ok(found.iter().fold(first, |text, record| text + &line(serde_json::to_string(record))))
+}
+
+/// Failures, and the policies to try; of records, first what was done then.
+fn asked(o: &Options) -> Result<(Vec<Failures>, Vec<Policy>), Failure> {
+    let policies = policies(&o.policies)?;
+    let Some(from) = &o.from_incidents else {
+        let trace = o.trace.as_deref().unwrap_or_default();
+        return Ok((trace::read(trace, o.nodes, o.seed..o.seed.saturating_add(o.seeds))?, policies));
+    };
+    let text = match from.as_str() {
+        "" => own_records()?,
+        path => std::fs::read_to_string(path).map_err(|e| Failure::usage(format!("cannot read {path}: {e}")))?,
+    };
+    let (failures, then) = recorded(&text).map_err(Failure::usage)?;
+    Ok((vec![failures], [then].into_iter().chain(policies).collect()))
+}
+
+fn workload(o: &Options, nodes: u32) -> Result<Workload, Failure> {
+    let Some((cluster, jobs)) = o.cluster.as_ref().zip(o.jobs.as_ref()) else {
+        return match o.trace.as_deref().is_some_and(|t| t.starts_with("gen:trace-")) {
+            true => unicron::case(5).map_err(Failure::usage),
+            false => Ok(Workload::alone(nodes)),
+        };
+    };
+    let text = |path: &PathBuf| {
+        std::fs::read_to_string(path).map_err(|e| Failure::usage(format!("cannot read {}: {e}", path.display())))
+    };
+    let found = situation(&text(cluster)?, &text(jobs)?, Mode::Floor).map_err(Failure::usage)?;
+    if found.problem.units != nodes {
+        return Err(Failure::usage(format!(
+            "the trace has {nodes} nodes, and the cluster's file {}",
+            found.problem.units
+        )));
+    }
+    let job = |j: everstep_core::planner::Job| Job { id: j.id, weight: j.weight, min: j.min, achieved: j.achieved };
+    Ok(Workload { jobs: found.problem.jobs.into_iter().map(job).collect() })
+}
+
+/// Simulates, and prints who did how well.
+pub fn run(o: &Options) -> Result<i32, Failure> {
+    if !(1..=100_000).contains(&o.seeds) {
+        return Err(Failure::usage(format!("--seeds {}: give 1 to 100000", o.seeds)));
+    }
+    let (all, policies) = asked(o)?;
+    let first = all.first().ok_or_else(|| Failure::usage("the trace is empty"))?;
+    let (nodes, days) = (first.nodes, first.length as f64 / (24 * HOUR) as f64);
+    let work = workload(o, nodes)?;
+    let found = compare(&all, &work, &policies, threads()).map_err(Failure::usage)?;
+    let name = o.trace.as_deref().unwrap_or("records of incidents");
+    if let (Some(path), Some(policy)) = (&o.export, policies.first()) {
+        let (_, lines) = history(first, &work, policy).map_err(Failure::usage)?;
+        std::fs::write(path, lines).map_err(|e| Failure::config(format!("cannot write {}: {e}", path.display())))?;
+    }
+    if let Some(path) = &o.html {
+        let page = picture::comparison(&found, &format!("{nodes} nodes, {days:.0} days, {} seeds: {name}", all.len()));
+        std::fs::write(path, page).map_err(|e| Failure::config(format!("cannot write {}: {e}", path.display())))?;
+    }
+    if o.json {
+        println!("{}", to_json(&found, o, name, nodes, days));
+    } else {
+        print(&found, all.len(), nodes, days);
+    }
+    Ok(0)
+}
+
+/// As many as there are processors.
+pub fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// Mean share of all nodes' time, by account.
+pub fn shares(of: &Compared) -> Vec<(&'static str, f64)> {
+    let sum: u128 = of.outcomes.iter().map(|o| u128::from(o.books.sum())).sum();
+    let share = |value: &dyn Fn(&everstep_sim::replay::Books) -> u64| {
+        of.outcomes.iter().map(|o| u128::from(value(&o.books))).sum::<u128>() as f64 / sum.max(1) as f64
+    };
+    let mut found = vec![("productive", share(&|b| b.productive)), ("discarded", share(&|b| b.discarded))];
+    found.extend(Cause::ALL.into_iter().map(|c| (c.name(), share(&|b| b.blocked[c as usize]))));
+    found.push(("unavailable", share(&|b| b.unavailable)));
+    found
+}
+
+fn print(found: &[Compared], seeds: usize, nodes: u32, days: f64) {
+    println!("{nodes} nodes, {days:.1} days, {seeds} lists of failures; means, with 95 % confidence");
+    let first = found.first().map_or("", |f| f.policy.as_str());
+    println!("  {:<12} {:>8} {:>17} {:>8} {:>22}", "policy", "goodput", "", "of ideal", format!("{first} by it"));
+    for of in found {
+        let (g, r) = (of.goodput, of.ratio);
+        println!(
+            "  {:<12} {:>6.2} % [{:>6.2}, {:>6.2}] {:>6.2} % {:>6.3} [{:.3}, {:.3}]",
+            of.policy,
+            g.mean * 100.0,
+            g.ends.0 * 100.0,
+            g.ends.1 * 100.0,
+            of.share.mean * 100.0,
+            r.mean,
+            r.ends.0,
+            r.ends.1
+        );
+    }
+    println!("where the nodes' time went, in %");
+    for of in found {
+        let parts = shares(of).into_iter().map(|(name, share)| format!("{name} {:.2}", share * 100.0));
+        println!("  {:<12} {}", of.policy, parts.collect::<Vec<_>>().join("  "));
+    }
+}
+
+fn to_json(found: &[Compared], o: &Options, name: &str, nodes: u32, days: f64) -> Value {
+    let interval = |i: &Interval| json!({"mean": i.mean, "low": i.ends.0, "high": i.ends.1});
+    let one = |of: &Compared| {
+        let books: Vec<Value> = of
+            .outcomes
+            .iter()
+            .map(|x| {
+                let blocked: serde_json::Map<String, Value> =
+                    Cause::ALL.iter().map(|c| (c.name().to_owned(), x.books.blocked[*c as usize].into())).collect();
+                json!({
+                    "productive": x.books.productive, "blocked": blocked, "discarded": x.books.discarded, "unavailable": x.books.unavailable,
+                    "value": x.value.to_string(), "stopped": x.stopped, "changes": x.changes, "copies_lost": x.copies_lost,
+                })
+            })
+            .collect();
+        json!({
+            "policy": of.policy, "goodput": interval(&of.goodput), "of_ideal": interval(&of.share), "first_by_it": interval(&of.ratio),
+            "shares": shares(of).into_iter().map(|(n, s)| (n.to_owned(), s.into())).collect::<serde_json::Map<String, Value>>(),
+            "seeds": books,
+        })
+    };
+    json!({
+        "version": 1, "trace": name, "nodes": nodes, "days": days, "seeds": [o.seed, o.seed + o.seeds], "unit": "node-microseconds",
+        "policies": found.iter().map(one).collect::<Vec<_>>(),
+    })
+}

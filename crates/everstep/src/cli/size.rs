@@ -1,0 +1,107 @@
+//! `everstep size`: what it takes to reach a goal.
+
+use super::{Failure, simulate, trace};
+use clap::Args;
+use everstep_sim::replay::{DAY, Failures, Policy, Range, Tried, fit, poisson, size, spares, spoken};
+use serde_json::{Value, json};
+
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// goodput=0.95 (productive share of all nodes' time, spares among them), or available=0.99 (share of the time in which no more nodes are down than there are spares)
+    #[arg(long, value_name = "GOAL")]
+    slo: String,
+    /// As for everstep simulate
+    #[arg(long, value_name = "FILE|gen:…")]
+    trace: String,
+    /// Nodes of the cluster, where the trace's file does not say it
+    #[arg(long)]
+    nodes: Option<u32>,
+    /// How many lists of failures
+    #[arg(long, default_value_t = 5)]
+    seeds: u64,
+    /// For programs
+    #[arg(long)]
+    json: bool,
+}
+
+/// Sizes.
+pub fn run(o: &Options) -> Result<i32, Failure> {
+    let goal =
+        o.slo.split_once('=').and_then(|(k, v)| Some((k, v.parse::<f64>().ok().filter(|v| *v > 0.0 && *v < 1.0)?)));
+    let Some((kind @ ("goodput" | "available"), goal)) = goal else {
+        return Err(Failure::usage(format!(
+            "--slo {}: give goodput=0.95 or available=0.99, a share between 0 and 1",
+            o.slo
+        )));
+    };
+    if o.seeds == 0 {
+        return Err(Failure::usage("--seeds 0: give at least 1"));
+    }
+    let spec = match o.nodes {
+        Some(nodes) if o.trace.starts_with("gen:poisson") || o.trace.starts_with("gen:weibull") => {
+            format!("{},nodes={nodes}", o.trace)
+        }
+        _ => o.trace.clone(),
+    };
+    let all = trace::read(&spec, o.nodes, 0..o.seeds)?;
+    let first = all.first().ok_or_else(|| Failure::usage("the trace is empty"))?;
+    if kind == "available" { available(o, first, goal) } else { goodput(o, &all, goal) }
+}
+
+fn available(o: &Options, of: &Failures, goal: f64) -> Result<i32, Failure> {
+    let found = spares(of, goal, 0.95, of.length, 14 * DAY, 200);
+    let independent = poisson(fit(of).map_err(Failure::usage)?.down.0, goal);
+    if o.json {
+        println!(
+            "{}",
+            json!({"version": 1, "goal": o.slo, "nodes": of.nodes, "spares": found, "spares_if_independent": independent})
+        );
+    } else {
+        println!(
+            "{found} spares of {} nodes: no more are down in {} % of the time, in 95 of 100 times like this one",
+            of.nodes,
+            goal * 100.0
+        );
+        println!("were failures independent, {independent} would do");
+    }
+    Ok(0)
+}
+
+fn goodput(o: &Options, all: &[Failures], goal: f64) -> Result<i32, Failure> {
+    let base = Policy::named("everstep").map_err(Failure::usage)?;
+    let nodes = all.first().map_or(0, |f| f.nodes);
+    let found = size(all, &base, &Range::usual(nodes), goal, simulate::threads()).map_err(Failure::usage)?;
+    if o.json {
+        let one = |t: &Tried| {
+            let k = &t.knobs;
+            json!({"spares": k.spares, "copies": k.copies, "interval_s": k.interval as f64 / 1e6, "detect_s": k.detect as f64 / 1e6, "goodput": t.goodput.mean, "low": t.goodput.ends.0, "high": t.goodput.ends.1})
+        };
+        let without: serde_json::Map<String, Value> =
+            found.without.iter().map(|(n, t)| ((*n).to_owned(), one(t))).collect();
+        println!(
+            "{}",
+            json!({"version": 1, "goal": o.slo, "nodes": nodes, "reached": found.reached, "best": one(&found.best), "without": without})
+        );
+        return Ok(i32::from(!found.reached));
+    }
+    let k = &found.best.knobs;
+    let text = if found.reached { "reached with" } else { "not reached by anything tried; best with" };
+    println!(
+        "goodput {} on {nodes} nodes is {text} {} spares, {} copies in memory, a checkpoint every {}, failures known after {}: {:.2} % [{:.2}, {:.2}]",
+        goal,
+        k.spares,
+        k.copies,
+        spoken(k.interval),
+        spoken(k.detect),
+        found.best.goodput.mean * 100.0,
+        found.best.goodput.ends.0 * 100.0,
+        found.best.goodput.ends.1 * 100.0
+    );
+    let mut without = found.without.clone();
+    without.sort_by(|a, b| a.1.goodput.mean.total_cmp(&b.1.goodput.mean));
+    for (name, tried) in without {
+        let loss = (found.best.goodput.mean - tried.goodput.mean) * 100.0;
+        println!("  {name:<10} pays {loss:+.2} points: {:.2} % without", tried.goodput.mean * 100.0);
+    }
+    Ok(i32::from(!found.reached))
+}

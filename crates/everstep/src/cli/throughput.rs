@@ -1,0 +1,118 @@
+//! `everstep plan throughput`: what a model achieves on so many GPUs, and how it should lie on them.
+
+use super::{Failure, picture};
+use clap::Args;
+use everstep_core::planner::throughput::{Best, Calibration, Hardware, Point, Transformer, best};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// gpt3-125m to gpt3-175b, llama3-8b, llama3-70b, llama3-405b; or a file that ends in .toml
+    #[arg(long)]
+    model: String,
+    /// Numbers of GPUs: one, or FIRST:LAST:STEP
+    #[arg(long)]
+    gpus: String,
+    /// a100-80, a100-40, a800, h100, h800; or a file that ends in .toml
+    #[arg(long)]
+    hardware: String,
+    /// Samples per step, instead of the model's own
+    #[arg(long)]
+    batch: Option<u64>,
+    /// What was measured (CSV): it overrides what is computed, and scales the rest
+    #[arg(long, value_name = "FILE")]
+    points: Option<PathBuf>,
+    /// Write a picture
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// For programs
+    #[arg(long)]
+    json: bool,
+}
+
+fn text(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|e| Failure::usage(format!("cannot read {}: {e}", path.display())))
+}
+
+/// `8:128:8`
+fn numbers(of: &str) -> Result<Vec<u64>, Failure> {
+    let parts: Option<Vec<u64>> = of.split(':').map(|p| p.parse().ok().filter(|n| (1..=200_000).contains(n))).collect();
+    let wrong = || Failure::usage(format!("--gpus {of}: give a number of GPUs, or FIRST:LAST:STEP, as in 8:128:8"));
+    let found: Vec<u64> = match parts.ok_or_else(wrong)?.as_slice() {
+        [one] => vec![*one],
+        [first, last] if first <= last => (*first..=*last).collect(),
+        [first, last, step] if first <= last => (*first..=*last).step_by(usize::try_from(*step).unwrap_or(1)).collect(),
+        _ => return Err(wrong()),
+    };
+    if found.len() > 2000 {
+        Err(Failure::usage(format!("--gpus {of}: these are {} numbers; 2000 at most", found.len())))
+    } else {
+        Ok(found)
+    }
+}
+
+/// Prints the best layout for each number of GPUs.
+pub fn run(o: &Options) -> Result<i32, Failure> {
+    let file = |name: &str| name.ends_with(".toml").then(|| text(Path::new(name))).transpose();
+    let model = file(&o.model)?.map_or_else(|| Transformer::named(&o.model), |t| Transformer::read(&t));
+    let mut model = model.map_err(Failure::usage)?;
+    if let Some(batch) = o.batch {
+        model.batch = if batch > 0 { batch } else { return Err(Failure::usage("--batch 0: give at least 1")) };
+    }
+    let on = file(&o.hardware)?
+        .map_or_else(|| Hardware::named(&o.hardware), |t| Hardware::read(&t))
+        .map_err(Failure::usage)?;
+    let points =
+        o.points.as_deref().map(|p| text(p).and_then(|t| Point::read(&t).map_err(Failure::usage))).transpose()?;
+    let known = Calibration::of(points.unwrap_or_default());
+    let found: Vec<(u64, Option<Best>)> =
+        numbers(&o.gpus)?.into_iter().map(|n| (n, best(&model, n, &on, &known))).collect();
+    if let Some(path) = &o.svg {
+        let picture = picture::dips(&found, &format!("{} on {}", model.name, on.name));
+        std::fs::write(path, picture).map_err(|e| Failure::config(format!("cannot write {}: {e}", path.display())))?;
+    }
+    if o.json {
+        println!("{}", to_json(&model, &on, &found));
+        return Ok(0);
+    }
+    println!(
+        "{} ({:.1} B parameters, {} samples of {} tokens a step) on {}",
+        model.name,
+        model.parameters() as f64 / 1e9,
+        model.batch,
+        model.sequence,
+        on.name
+    );
+    println!("  {:>6} {:>9} {:>7} {:>8} {:>8}  layout", "GPUs", "TFLOP/s", "of peak", "step", "memory");
+    for (gpus, of) in &found {
+        let Some(b) = of else {
+            println!("  {gpus:>6}         -  nothing fits: no layout on so many GPUs has room for this model");
+            continue;
+        };
+        let per = b.achieved / *gpus as f64;
+        let step = model.operations(everstep_core::planner::throughput::Recompute::Nothing) / b.achieved;
+        println!(
+            "  {gpus:>6} {:>9.1} {:>5.1} % {:>6.2} s {:>5.0} GB  {}{}",
+            per / 1e12,
+            per / on.peak() * 100.0,
+            step,
+            b.memory.total / 1e9,
+            b.layout,
+            if b.measured { "  (measured)" } else { "" }
+        );
+    }
+    Ok(0)
+}
+
+fn to_json(model: &Transformer, on: &Hardware, found: &[(u64, Option<Best>)]) -> Value {
+    let one = |(gpus, of): &(u64, Option<Best>)| match of {
+        None => json!({"gpus": gpus, "fits": false, "flops": 0.0}),
+        Some(b) => json!({
+            "gpus": gpus, "fits": true, "flops": b.achieved, "of_peak": b.achieved / *gpus as f64 / on.peak(), "measured": b.measured, "memory_bytes": b.memory.total,
+            "tensor": b.layout.tensor, "pipeline": b.layout.pipeline, "data": b.layout.data, "micro_batch": b.layout.micro_batch, "interleaved": b.layout.interleaved, "recompute": b.layout.recompute.name(),
+            "seconds": {"compute": b.seconds.compute, "tensor": b.seconds.tensor, "stages": b.seconds.stages, "bubble": b.seconds.bubble, "data": b.seconds.data},
+        }),
+    };
+    json!({"version": 1, "model": model.name, "parameters": model.parameters(), "hardware": on.name, "sizes": found.iter().map(one).collect::<Vec<_>>()})
+}

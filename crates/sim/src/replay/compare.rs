@@ -1,0 +1,88 @@
+//! The same failures under several policies: means, and how sure their differences are.
+
+use super::failures::Failures;
+use super::policy::Policy;
+use super::run::{Outcome, run};
+use super::work::Workload;
+
+/// A mean, and where it is with 95 % confidence.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Interval {
+    /// Mean.
+    pub mean: f64,
+    /// Lower and upper end.
+    pub ends: (f64, f64),
+}
+
+/// One policy over all seeds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compared {
+    /// Its name.
+    pub policy: String,
+    /// One per seed.
+    pub outcomes: Vec<Outcome>,
+    /// Productive share of the nodes' time.
+    pub goodput: Interval,
+    /// What was achieved, as a share of the ideal.
+    pub share: Interval,
+    /// What the first policy achieved by what this one did, seed by seed.
+    pub ratio: Interval,
+}
+
+/// Student's t for 95 %, by degrees of freedom (two-sided); the last for more.
+const STUDENT: [f64; 10] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
+
+impl Interval {
+    /// Of these.
+    #[must_use]
+    pub fn of(samples: &[f64]) -> Interval {
+        let n = samples.len() as f64;
+        let mean = samples.iter().sum::<f64>() / n.max(1.0);
+        if samples.len() < 2 {
+            return Interval { mean, ends: (mean, mean) };
+        }
+        let spread = samples.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / (n - 1.0);
+        // Beyond the table: 1.96 + 2.4/df is within 0.005 of it.
+        let df = samples.len() - 1;
+        let t = STUDENT.get(df - 1).copied().unwrap_or(1.96 + 2.5 / df as f64);
+        let half = t * libm::sqrt(spread / n);
+        Interval { mean, ends: (mean - half, mean + half) }
+    }
+}
+
+/// Runs every policy on every list of failures, on so many threads; the result does not depend on those.
+///
+/// # Errors
+/// As [`run`], with the policy's name.
+pub fn compare(
+    all: &[Failures],
+    work: &Workload,
+    policies: &[Policy],
+    threads: usize,
+) -> Result<Vec<Compared>, String> {
+    let tasks: Vec<(usize, usize)> = (0..policies.len()).flat_map(|p| (0..all.len()).map(move |s| (p, s))).collect();
+    let part = tasks.len().div_ceil(threads.max(1)).max(1);
+    let one = |(p, s): &(usize, usize)| {
+        run(&all[*s], work, &policies[*p]).map_err(|e| format!("policy {}: {e}", policies[*p].name))
+    };
+    let outcomes: Vec<Result<Outcome, String>> = std::thread::scope(|scope| {
+        let hands: Vec<_> =
+            tasks.chunks(part).map(|part| scope.spawn(move || part.iter().map(one).collect::<Vec<_>>())).collect();
+        hands.into_iter().flat_map(|h| h.join().unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
+    });
+    let mut left = outcomes.into_iter().collect::<Result<Vec<Outcome>, String>>()?.into_iter();
+    let groups: Vec<Vec<Outcome>> = policies.iter().map(|_| left.by_ref().take(all.len()).collect()).collect();
+    let first: Vec<i128> = groups.first().map(|g| g.iter().map(|o| o.value).collect()).unwrap_or_default();
+    let summed = |(policy, outcomes): (&Policy, Vec<Outcome>)| {
+        let of = |value: &dyn Fn(&Outcome) -> f64| Interval::of(&outcomes.iter().map(value).collect::<Vec<_>>());
+        let ratios: Vec<f64> = first.iter().zip(&outcomes).map(|(a, b)| *a as f64 / (b.value.max(1)) as f64).collect();
+        Compared {
+            policy: policy.name.clone(),
+            goodput: of(&Outcome::goodput),
+            share: of(&Outcome::share),
+            ratio: Interval::of(&ratios),
+            outcomes,
+        }
+    };
+    Ok(policies.iter().zip(groups).map(summed).collect())
+}

@@ -1,0 +1,189 @@
+//! What is done about failures, and how long that takes: as a small file (TOML).
+
+use super::failures::{Kind, SECOND};
+use everstep_core::planner::Mode;
+use serde::Deserialize;
+
+/// What is done about a node that fails where no spare is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnLoss {
+    /// The job waits until the node is repaired.
+    Wait,
+    /// The job goes on with fewer, down to its minimum; others are left alone.
+    Shrink,
+    /// All jobs' nodes are planned anew by the core's planner.
+    Plan(Mode),
+}
+
+/// A duration by what has failed, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct By {
+    node: f64,
+    process: f64,
+    transient: f64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    name: String,
+    source: String,
+    #[serde(default = "all")]
+    efficiency: f64,
+    on_loss: String,
+    #[serde(default)]
+    spares: u32,
+    #[serde(default)]
+    mode: Option<String>,
+    detect_s: By,
+    restart_s: By,
+    regroup_s: f64,
+    #[serde(default)]
+    interval_s: f64,
+    #[serde(default)]
+    write_s: f64,
+    #[serde(default)]
+    copies: u32,
+    #[serde(default)]
+    copy_interval_s: f64,
+}
+
+fn all() -> f64 {
+    1.0
+}
+
+/// One policy; durations in microseconds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Its name.
+    pub name: String,
+    /// Where its numbers come from.
+    pub source: String,
+    /// What it achieves of what the planner's speeds say, in millionths.
+    pub efficiency: u32,
+    /// What is done about a node that fails.
+    pub on_loss: OnLoss,
+    /// Nodes that are kept idle at first.
+    pub spares: u32,
+    /// From a failure to somebody knowing: node, process, transient.
+    pub detect: [u64; 3],
+    /// From then on to the job running: node, process, transient.
+    pub restart: [u64; 3],
+    /// A job that goes on with more or fewer nodes without a failure of its own.
+    pub regroup: u64,
+    /// Work between checkpoints that survive anything; 0: nothing is ever lost.
+    pub interval: u64,
+    /// A checkpoint stops the job for so long.
+    pub write: u64,
+    /// Nodes that hold each node's state in memory, itself among them; 0: none do.
+    pub copies: u32,
+    /// Work between copies.
+    pub copy_interval: u64,
+}
+
+/// Those that come along.
+const KNOWN: [(&str, &str); 8] = [
+    ("everstep", include_str!("policies/everstep.toml")),
+    ("unicron", include_str!("policies/unicron.toml")),
+    ("wait", include_str!("policies/wait.toml")),
+    ("elastic", include_str!("policies/elastic.toml")),
+    ("gemini", include_str!("policies/gemini.toml")),
+    ("oobleck", include_str!("policies/oobleck.toml")),
+    ("varuna", include_str!("policies/varuna.toml")),
+    ("bamboo", include_str!("policies/bamboo.toml")),
+];
+
+fn micros(what: &str, seconds: f64) -> Result<u64, String> {
+    if (0.0..=1e9).contains(&seconds) {
+        Ok((seconds * SECOND as f64).round() as u64)
+    } else {
+        Err(format!("{what} = {seconds} is not a time from 0 to a billion seconds"))
+    }
+}
+
+fn times(what: &str, by: By) -> Result<[u64; 3], String> {
+    Ok([
+        micros(&format!("{what}.node"), by.node)?,
+        micros(&format!("{what}.process"), by.process)?,
+        micros(&format!("{what}.transient"), by.transient)?,
+    ])
+}
+
+impl Policy {
+    /// Those that come along, and `spares:N`: as `wait`, with so many spares.
+    ///
+    /// # Errors
+    /// A sentence with the names there are.
+    pub fn named(name: &str) -> Result<Policy, String> {
+        if let Some((of, count)) = name.split_once(':') {
+            let of = if of == "spares" { "wait" } else { of };
+            let count = count.parse().ok().filter(|n| *n <= 100_000);
+            let spares = count.ok_or_else(|| format!("policy {name}: give a number of spares, as in spares:2"))?;
+            return Ok(Policy { name: name.to_owned(), spares, ..Policy::named(of)? });
+        }
+        match KNOWN.iter().find(|(known, _)| *known == name) {
+            Some((_, text)) => Policy::read(text),
+            None => {
+                let names: Vec<&str> = KNOWN.iter().map(|(known, _)| *known).collect();
+                Err(format!(
+                    "there is no policy {name}: there are {}, spares:N, and files that end in .toml",
+                    names.join(", ")
+                ))
+            }
+        }
+    }
+
+    /// From a file.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong.
+    pub fn read(text: &str) -> Result<Policy, String> {
+        let of: Written = toml::from_str(text).map_err(|e| format!("the policy's file: {}", e.message()))?;
+        let within = |e: String| format!("policy {}: {e}", of.name);
+        let mode = match of.mode.as_deref() {
+            None | Some("floor") => Mode::Floor,
+            Some("paper") => Mode::Paper,
+            Some("fair") => Mode::Fair,
+            Some(other) => return Err(within(format!("mode = {other} is none of floor, paper, fair"))),
+        };
+        let on_loss = match of.on_loss.as_str() {
+            "wait" => OnLoss::Wait,
+            "shrink" => OnLoss::Shrink,
+            "plan" => OnLoss::Plan(mode),
+            other => return Err(within(format!("on_loss = {other} is none of wait, shrink, plan"))),
+        };
+        if !(of.efficiency > 0.0 && of.efficiency <= 1.0) {
+            return Err(within(format!("efficiency = {} is not between 0 and 1", of.efficiency)));
+        }
+        let policy = Policy {
+            name: of.name.clone(),
+            source: of.source.clone(),
+            efficiency: (of.efficiency * 1e6).round() as u32,
+            on_loss,
+            spares: of.spares,
+            detect: times("detect_s", of.detect_s).map_err(within)?,
+            restart: times("restart_s", of.restart_s).map_err(within)?,
+            regroup: micros("regroup_s", of.regroup_s).map_err(within)?,
+            interval: micros("interval_s", of.interval_s).map_err(within)?,
+            write: micros("write_s", of.write_s).map_err(within)?,
+            copies: of.copies,
+            copy_interval: micros("copy_interval_s", of.copy_interval_s).map_err(within)?,
+        };
+        if policy.write > 0 && policy.interval == 0 {
+            return Err(within("write_s needs interval_s".into()));
+        }
+        if (policy.copies > 0) != (policy.copy_interval > 0) || policy.copies == 1 {
+            return Err(within("copies (2 or more) and copy_interval_s go together".into()));
+        }
+        Ok(policy)
+    }
+
+    pub(super) fn detects(&self, kind: Kind) -> u64 {
+        self.detect[kind as usize]
+    }
+
+    pub(super) fn restarts(&self, kind: Kind) -> u64 {
+        self.restart[kind as usize]
+    }
+}

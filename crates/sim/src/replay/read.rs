@@ -1,0 +1,138 @@
+//! Traces of real clusters, and the lines that this project writes.
+
+use super::failures::{DAY, Failure, Failures, Kind, SECOND};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// InfiniteHBD's trace: a list of `fault_start` and `fault_end` by node, in days. `nodes`: how many there are, with those that never fail.
+///
+/// Faults of one node that overlap are one. One that does not end lasts to the end.
+///
+/// # Errors
+/// A sentence.
+pub fn from_faults(text: &str, nodes: Option<u32>) -> Result<Failures, String> {
+    let all: Vec<Value> =
+        serde_json::from_str(text).map_err(|e| format!("the trace is no list of faults (JSON): {e}"))?;
+    let mut numbers: BTreeMap<&str, u32> = BTreeMap::new();
+    let mut open: BTreeMap<u32, (u32, u64)> = BTreeMap::new();
+    let mut events = Vec::new();
+    for (at, event) in all.iter().enumerate() {
+        let (node, day) = (event["node_id"].as_str(), event["event_time"].as_f64().filter(|d| (0.0..1e6).contains(d)));
+        let starts = match event["event_type"].as_str() {
+            Some("fault_start") => true,
+            Some("fault_end") => false,
+            _ => return Err(format!("event {} of the trace is neither fault_start nor fault_end", at + 1)),
+        };
+        let (node, day) = node.zip(day).ok_or_else(|| {
+            format!("event {} of the trace has no node_id, or no event_time of 0 days or more", at + 1)
+        })?;
+        let next = numbers.len() as u32;
+        let number = *numbers.entry(node).or_insert(next);
+        // Ends after starts of the same time: what lasts no time is nothing.
+        events.push(((day * DAY as f64).round() as u64, !starts, number));
+    }
+    events.sort_unstable();
+    let length = events.last().map_or(0, |(at, _, _)| *at);
+    let mut list = Vec::new();
+    for (at, ends, node) in events {
+        match (ends, open.get(&node).copied()) {
+            (false, None) => drop(open.insert(node, (1, at))),
+            (false, Some((count, since))) => drop(open.insert(node, (count + 1, since))),
+            (true, Some((count, since))) if count > 1 => drop(open.insert(node, (count - 1, since))),
+            (true, Some((_, since))) => {
+                open.remove(&node);
+                list.push(Failure { at: since, node, kind: Kind::Node, repair: at - since });
+            }
+            (true, None) => {}
+        }
+    }
+    list.extend(open.into_iter().map(|(node, (_, at))| Failure { at, node, kind: Kind::Node, repair: length - at }));
+    list.retain(|f| f.repair > 0 && f.at < length);
+    let nodes = nodes.unwrap_or(0).max(numbers.len() as u32);
+    Failures { nodes, length, list }.checked()
+}
+
+/// One JSON object a line: `{"t_s", "node", "kind": "sev1"|"sev2"|"sev3"|"repair", "repair_s"}`, and one `{"kind": "cluster", "nodes", "length_s"}`.
+///
+/// # Errors
+/// A sentence with the line.
+pub fn from_lines(text: &str) -> Result<Failures, String> {
+    let mut cluster: (Option<u64>, Option<f64>) = (None, None);
+    let mut numbers: BTreeMap<String, u32> = BTreeMap::new();
+    let mut numbered: BTreeSet<u32> = BTreeSet::new();
+    let mut read = Vec::new();
+    for (at, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
+        let wrong = |what: &str| format!("line {} of the trace: {what}", at + 1);
+        let of: Value = serde_json::from_str(line).map_err(|e| wrong(&format!("no JSON object: {e}")))?;
+        let kind = of["kind"].as_str().ok_or_else(|| wrong("no kind: one of sev1, sev2, sev3, repair, cluster"))?;
+        if kind == "cluster" {
+            cluster = (of["nodes"].as_u64(), of["length_s"].as_f64());
+            continue;
+        }
+        let time = |key: &str, value: &Value| match value.as_f64() {
+            Some(s) if (0.0..1e10).contains(&s) => Ok((s * SECOND as f64).round() as u64),
+            Some(s) => Err(wrong(&format!("{key} = {s} is not a time from 0 on, in seconds"))),
+            None => Err(wrong(&format!("no {key}, in seconds"))),
+        };
+        let t = time("t_s", &of["t_s"])?;
+        let node = match &of["node"] {
+            Value::Number(n) => {
+                let n = n.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|n| *n < 1 << 20);
+                numbered.insert(n.ok_or_else(|| wrong("node is no number of a node"))?);
+                n.unwrap_or(0)
+            }
+            Value::String(name) => {
+                let next = numbers.len() as u32;
+                *numbers.entry(name.clone()).or_insert(next)
+            }
+            _ => return Err(wrong("no node: a number, or a name")),
+        };
+        let kind = match kind {
+            "sev1" => Some(Kind::Node),
+            "sev2" => Some(Kind::Process),
+            "sev3" => Some(Kind::Transient),
+            "repair" => None,
+            other => return Err(wrong(&format!("kind = {other} is none of sev1, sev2, sev3, repair, cluster"))),
+        };
+        let repair = if of["repair_s"].is_null() { None } else { Some(time("repair_s", &of["repair_s"])?) };
+        read.push((t, node, kind, repair));
+    }
+    if !numbers.is_empty() && !numbered.is_empty() {
+        return Err("the trace names some nodes and numbers others: do one or the other".into());
+    }
+    read.sort_by_key(|(t, node, kind, _)| (*t, kind.is_some(), *node));
+    let last = read.iter().map(|(t, _, _, repair)| t + repair.unwrap_or(0)).max().unwrap_or(0);
+    let length = cluster.1.map_or(last, |s| (s * SECOND as f64).round() as u64);
+    let named = numbers.len() as u32;
+    let nodes =
+        cluster.0.map_or(named.max(numbered.last().map_or(0, |n| n + 1)), |n| u32::try_from(n).unwrap_or(u32::MAX));
+    if nodes > 1 << 20 {
+        return Err(format!("the trace has {nodes} nodes; at most {} are simulated", 1 << 20));
+    }
+    let mut list: Vec<Failure> = Vec::new();
+    for (at, (t, node, kind, repair)) in read.iter().enumerate() {
+        let Some(kind) = *kind else { continue };
+        let ended = || read.iter().skip(at + 1).find(|(_, n, k, _)| n == node && k.is_none()).map(|(end, ..)| end - t);
+        let repair = match kind {
+            Kind::Node => repair.or_else(ended).unwrap_or(length.saturating_sub(*t)),
+            _ => 0,
+        };
+        list.push(Failure { at: *t, node: *node, kind, repair });
+    }
+    Failures { nodes, length, list }.checked()
+}
+
+/// The lines that [`from_lines`] reads.
+#[must_use]
+pub fn to_lines(of: &Failures) -> String {
+    let seconds = |micros: u64| micros as f64 / SECOND as f64;
+    let mut lines = vec![json!({"kind": "cluster", "nodes": of.nodes, "length_s": seconds(of.length)}).to_string()];
+    for f in &of.list {
+        let mut line = json!({"t_s": seconds(f.at), "node": f.node, "kind": f.kind.name()});
+        if f.kind == Kind::Node {
+            line["repair_s"] = seconds(f.repair).into();
+        }
+        lines.push(line.to_string());
+    }
+    lines.join("\n") + "\n"
+}

@@ -1,0 +1,134 @@
+//! A simulated history as records of incidents, and what records say of how failures were dealt with.
+
+use super::books::{Books, Cause};
+use super::failures::{Failure, Failures, Kind, SECOND};
+use super::policy::{OnLoss, Policy};
+use super::read::from_lines;
+use everstep_core::history::{Record, Span};
+
+/// Records while a simulation runs.
+#[derive(Debug, Default)]
+pub(super) struct Recorder {
+    /// With the job, while it does not run again.
+    records: Vec<(Option<usize>, Record)>,
+}
+
+fn seconds(micros: u64) -> f64 {
+    micros as f64 / SECOND as f64
+}
+
+impl Recorder {
+    /// A failure; `nodes` that its job had, `lost` work that is to be done again.
+    pub(super) fn failed(&mut self, job: Option<usize>, of: &Failure, nodes: usize, lost: u64, policy: &Policy) {
+        let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
+        let record = Record {
+            t_s: seconds(of.at),
+            node: of.node.to_string(),
+            kind: of.kind.name().into(),
+            cause: String::new(),
+            repair_s: (of.kind == Kind::Node).then(|| seconds(of.repair)),
+            detect_s: seconds(policy.detects(of.kind)),
+            restart_s: None,
+            lost_s: seconds(lost),
+            world: (nodes, 0),
+        };
+        self.records.push((job, record));
+    }
+
+    /// A job runs again.
+    pub(super) fn runs(&mut self, job: usize, now: u64, nodes: usize) {
+        for (of, record) in self.records.iter_mut().rev().filter(|(of, _)| *of == Some(job)) {
+            record.restart_s = Some((seconds(now) - record.t_s - record.detect_s).max(0.0));
+            record.world.1 = u32::try_from(nodes).unwrap_or(u32::MAX);
+            *of = None;
+        }
+    }
+
+    pub(super) fn lines(&self, of: &Failures, policy: &Policy, books: &Books) -> String {
+        let line = |value: serde_json::Result<String>| value.unwrap_or_default() + "\n";
+        let stalled = books.blocked[Cause::Checkpoint as usize];
+        let share = stalled as f64 / (stalled + books.productive + books.discarded).max(1) as f64;
+        let span = Span {
+            checkpoint_share: share,
+            spares: Some(policy.spares.min(of.nodes)),
+            ..Span::new(of.nodes, seconds(of.length))
+        };
+        let first = line(serde_json::to_string(&span));
+        self.records.iter().fold(first, |text, (_, record)| text + &line(serde_json::to_string(record)))
+    }
+}
+
+fn mean(of: impl Iterator<Item = f64>) -> Option<f64> {
+    let (count, sum) = of.fold((0u32, 0.0), |(n, sum), x| (n + 1, sum + x));
+    (count > 0).then(|| sum / f64::from(count))
+}
+
+fn micros(seconds: f64) -> u64 {
+    (seconds.max(0.0) * SECOND as f64).round() as u64
+}
+
+/// When the job ran again.
+fn until(of: &Record) -> f64 {
+    of.t_s + of.detect_s + of.restart_s.unwrap_or(0.0)
+}
+
+/// From the failure being known until the node was repaired.
+fn until_repaired(of: &Record) -> f64 {
+    of.repair_s.map_or(0.0, |repair| (repair - of.detect_s).max(0.0))
+}
+
+fn waited(of: &Record) -> bool {
+    of.restart_s.unwrap_or(0.0) >= until_repaired(of)
+}
+
+/// The failures of a history, and a policy that does what was done: as soon, as slow, losing as much.
+///
+/// # Errors
+/// A sentence.
+pub fn recorded(text: &str) -> Result<(Failures, Policy), String> {
+    let failures = from_lines(text)?;
+    let records: Vec<Record> = text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
+    let known = records.iter().filter(|r| r.world.0 > 0 && r.restart_s.is_some()).collect::<Vec<_>>();
+    // What happened while the job was stopped already says how long both took together. An idle node's failure says nothing.
+    let alone = |r: &&Record| known.iter().all(|o| std::ptr::eq(*o, *r) || until(o) <= r.t_s || until(r) <= o.t_s);
+    let some: Vec<&Record> = known.iter().copied().filter(alone).collect();
+    let clear = if some.is_empty() { &known } else { &some };
+    let nodes = || known.iter().filter(|r| r.kind == Kind::Node.name());
+    let shrunk = nodes().filter(|r| r.world.1 < r.world.0).count();
+    let on_loss = if 2 * shrunk > nodes().count() { OnLoss::Shrink } else { OnLoss::Wait };
+    // Whoever did not wait for a repair had a spare: as many as nodes were down then.
+    let served = nodes().filter(|r| on_loss == OnLoss::Wait && !waited(r));
+    let span: Option<Span> = text.lines().find_map(|l| serde_json::from_str(l).ok());
+    let told = span.as_ref().and_then(|s| s.spares).filter(|_| on_loss == OnLoss::Wait);
+    let spares = told.unwrap_or_else(|| served.map(|r| failures.down_at(micros(r.t_s))).max().unwrap_or(0));
+    let restart = |r: &&&Record| {
+        let all = r.restart_s.unwrap_or(0.0);
+        if on_loss == OnLoss::Wait && waited(r) { (all - until_repaired(r)).max(0.0) } else { all }
+    };
+    let of = |kind: Kind| clear.iter().filter(move |r| r.kind == kind.name());
+    let any = mean(clear.iter().map(|r| restart(&r))).unwrap_or(0.0);
+    let detects =
+        |kind: Kind| micros(mean(records.iter().filter(|r| r.kind == kind.name()).map(|r| r.detect_s)).unwrap_or(0.0));
+    let restarts = |kind: Kind| micros(mean(of(kind).map(|r| restart(&r))).unwrap_or(any));
+    // On average half of an interval is lost.
+    let lost = mean(clear.iter().map(|r| r.lost_s)).unwrap_or(0.0);
+    // Where nothing was ever lost checkpoints still took their time.
+    let stalls = span.map_or(0.0, |s| s.checkpoint_share.clamp(0.0, 0.99));
+    let interval = if lost > 0.0 || stalls > 0.0 { micros(2.0 * lost).max(SECOND) } else { 0 };
+    let kinds = [Kind::Node, Kind::Process, Kind::Transient];
+    let policy = Policy {
+        name: "recorded".into(),
+        source: "the means of the records".into(),
+        efficiency: 1_000_000,
+        on_loss,
+        spares,
+        detect: kinds.map(detects),
+        restart: kinds.map(restarts),
+        regroup: restarts(Kind::Node),
+        interval,
+        write: (interval as f64 * stalls / (1.0 - stalls)).round() as u64,
+        copies: 0,
+        copy_interval: 0,
+    };
+    Ok((failures, policy))
+}

@@ -1,0 +1,494 @@
+//! One cluster, one list of failures, one policy.
+
+use super::books::{Books, Cause};
+use super::failures::{Failures, Kind};
+use super::held::{Held, Work};
+use super::policy::{OnLoss, Policy};
+use super::record::Recorder;
+use super::work::Workload;
+use everstep_core::planner::{self, Problem, Rates, solve};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::time::Duration;
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Where the nodes' time went.
+    pub books: Books,
+    /// What all jobs achieved and kept: millionths of a node's peak during a microsecond, times weight (Unicron's accumulated WAF).
+    pub value: i128,
+    /// The same on all nodes had nothing failed, and with nothing spent on it.
+    pub ideal: i128,
+    /// By job: what it kept.
+    pub jobs: Vec<i128>,
+    /// Failures that stopped a job.
+    pub stopped: u32,
+    /// Times that a job changed its number of nodes.
+    pub changes: u32,
+    /// Failures that took the copies in memory, too.
+    pub copies_lost: u32,
+}
+
+impl Outcome {
+    /// Productive share of all nodes' time.
+    #[must_use]
+    pub fn goodput(&self) -> f64 {
+        self.books.productive as f64 / self.books.sum().max(1) as f64
+    }
+
+    /// Achieved share of what would have been without failures.
+    #[must_use]
+    pub fn share(&self) -> f64 {
+        self.value as f64 / (self.ideal.max(1)) as f64
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Next {
+    /// A node is back.
+    Back(u32),
+    /// The failure number is next in the list.
+    Fails(usize),
+    /// A failure of this job is known; valid for this version.
+    Known(usize, u64, Kind),
+    /// The job runs again.
+    Runs(usize, u64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Runs,
+    Blocked(Cause),
+}
+
+struct State {
+    /// Its nodes that are up, in the order of their places.
+    nodes: Vec<u32>,
+    /// Who kept whose copies when it last ran: one group after another,
+    placed: Vec<u32>,
+    /// and the groups that have lost nodes since.
+    groups: BTreeMap<usize, u32>,
+    /// Nodes that it is to have.
+    planned: u32,
+    /// When it first lacked some, for who is given a node that returns.
+    lacks: Option<u64>,
+    hit: bool,
+    phase: Phase,
+    since: u64,
+    version: u64,
+    held: Held,
+    kept: i128,
+}
+
+struct Run<'a> {
+    of: &'a Failures,
+    work: &'a Workload,
+    policy: &'a Policy,
+    problem: Problem,
+    now: u64,
+    queue: BinaryHeap<Reverse<(u64, Next)>>,
+    owner: Vec<Option<usize>>,
+    /// Up, and nobody's.
+    idle: Vec<u32>,
+    idle_since: u64,
+    up: u32,
+    jobs: Vec<State>,
+    out: Outcome,
+    /// Where a history is asked for.
+    recorder: Option<Recorder>,
+}
+
+/// Replays these failures.
+///
+/// # Errors
+/// A sentence, where the jobs cannot all run when nothing has failed.
+///
+/// # Panics
+/// If the accounts do not add up to nodes times length: never, but then nothing may be believed.
+pub fn run(of: &Failures, work: &Workload, policy: &Policy) -> Result<Outcome, String> {
+    Ok(replay(of, work, policy, None)?.0)
+}
+
+/// The same, and its history as records of incidents (JSON lines).
+///
+/// # Errors
+/// As [`run`].
+pub fn history(of: &Failures, work: &Workload, policy: &Policy) -> Result<(Outcome, String), String> {
+    let (outcome, recorder) = replay(of, work, policy, Some(Recorder::default()))?;
+    let lines = recorder.unwrap_or_default().lines(of, policy, &outcome.books);
+    Ok((outcome, lines))
+}
+
+fn replay(
+    of: &Failures,
+    work: &Workload,
+    policy: &Policy,
+    recorder: Option<Recorder>,
+) -> Result<(Outcome, Option<Recorder>), String> {
+    let spares = policy.spares.min(of.nodes);
+    let least: u64 = work.jobs.iter().map(|j| u64::from(j.min)).sum();
+    if least > u64::from(of.nodes - spares) {
+        return Err(format!(
+            "the jobs cannot fit: they need {least} nodes at least, and there are {} and {spares} spares",
+            of.nodes - spares
+        ));
+    }
+    let mut run = Run::new(of, work, policy, of.nodes - spares);
+    run.recorder = recorder;
+    while let Some(Reverse((at, next))) = run.queue.pop() {
+        if at >= of.length {
+            break;
+        }
+        run.now = at;
+        run.step(next);
+    }
+    let recorder = run.recorder.take();
+    Ok((run.end(), recorder))
+}
+
+impl<'a> Run<'a> {
+    fn new(of: &'a Failures, work: &'a Workload, policy: &'a Policy, units: u32) -> Self {
+        let micros = |d: u64| Duration::from_micros(d);
+        let moves = planner::Move {
+            regroup: micros(policy.regroup),
+            state: Duration::ZERO,
+            lost: micros((policy.detects(Kind::Node) + policy.restarts(Kind::Node)).saturating_sub(policy.regroup)),
+        };
+        let mode = match policy.on_loss {
+            OnLoss::Plan(mode) => mode,
+            _ => planner::Mode::Floor,
+        };
+        let jobs = work.jobs.iter().map(|j| planner::Job {
+            id: j.id.clone(),
+            weight: j.weight,
+            min: j.min,
+            current: 0,
+            hit: false,
+            achieved: j.achieved.clone(),
+            moves,
+        });
+        let rates = Rates {
+            unit_mtbf: of.node_mtbf().map(micros),
+            at_least: (moves.regroup + moves.lost) * 10,
+            ..Rates::default()
+        };
+        let problem = Problem { units, jobs: jobs.collect(), mode, rates };
+        let plan = solve(&problem);
+        let mut free = 0..of.nodes;
+        let mut owner = vec![None; of.nodes as usize];
+        let mut states = Vec::new();
+        for (at, job) in work.jobs.iter().enumerate() {
+            let planned = plan.units.get(&job.id).copied().unwrap_or(0);
+            let nodes: Vec<u32> = free.by_ref().take(planned as usize).collect();
+            nodes.iter().for_each(|n| owner[*n as usize] = Some(at));
+            let phase = Phase::Runs;
+            states.push(State {
+                placed: nodes_placed(policy, &nodes),
+                nodes,
+                groups: BTreeMap::new(),
+                planned,
+                lacks: None,
+                hit: false,
+                phase,
+                since: 0,
+                version: 0,
+                held: Held::default(),
+                kept: 0,
+            });
+        }
+        let out = Outcome {
+            books: Books::default(),
+            value: 0,
+            ideal: 0,
+            jobs: Vec::new(),
+            stopped: 0,
+            changes: 0,
+            copies_lost: 0,
+        };
+        let mut run = Run {
+            of,
+            work,
+            policy,
+            problem,
+            now: 0,
+            queue: BinaryHeap::new(),
+            owner,
+            idle: free.rev().collect(),
+            idle_since: 0,
+            up: of.nodes,
+            jobs: states,
+            out,
+            recorder: None,
+        };
+        let all = Problem { units: of.nodes, ..run.problem.clone() };
+        let best = solve(&all);
+        let nodes = |job: &super::Job| best.units.get(&job.id).copied().unwrap_or(0) as usize;
+        run.out.ideal = work.jobs.iter().map(|j| j.worth(nodes(j))).sum::<i128>() * i128::from(of.length);
+        if let Some(first) = of.list.first() {
+            run.queue.push(Reverse((first.at, Next::Fails(0))));
+        }
+        run
+    }
+
+    /// What a job achieves with the nodes that it has.
+    fn rate(&self, job: usize) -> i64 {
+        let worth = self.work.jobs[job].worth(self.jobs[job].nodes.len());
+        i64::try_from(worth * i128::from(self.policy.efficiency) / 1_000_000).unwrap_or(i64::MAX)
+    }
+
+    fn step(&mut self, next: Next) {
+        match next {
+            Next::Fails(number) => {
+                if let Some(after) = self.of.list.get(number + 1) {
+                    self.queue.push(Reverse((after.at, Next::Fails(number + 1))));
+                }
+                self.fails(number);
+            }
+            Next::Back(node) => self.back(node),
+            Next::Known(job, version, kind) if self.jobs[job].version == version => self.known(job, kind),
+            Next::Runs(job, version) if self.jobs[job].version == version => {
+                self.settle(job);
+                let state = &mut self.jobs[job];
+                (state.phase, state.hit) = (Phase::Runs, false);
+                state.groups.clear();
+                state.placed = nodes_placed(self.policy, &state.nodes);
+                if let Some(recorder) = &mut self.recorder {
+                    recorder.runs(job, self.now, self.jobs[job].nodes.len());
+                }
+            }
+            Next::Known(..) | Next::Runs(..) => {}
+        }
+    }
+
+    /// Books the job's time until now.
+    fn settle(&mut self, job: usize) {
+        let rate = self.rate(job);
+        let (policy, state) = (self.policy, &mut self.jobs[job]);
+        let (micros, nodes) = (self.now - state.since, state.nodes.len() as u64);
+        state.since = self.now;
+        match state.phase {
+            Phase::Blocked(cause) => self.out.books.block(cause, micros * nodes),
+            Phase::Runs => {
+                let (worked, stopped) = state.held.run(policy, micros, nodes, rate);
+                state.kept += worked.value;
+                self.out.books.productive += worked.nodes;
+                self.out.books.block(Cause::Checkpoint, stopped * nodes);
+            }
+        }
+    }
+
+    fn settle_idle(&mut self) {
+        let micros = self.now - self.idle_since;
+        self.out.books.block(Cause::Idle, micros * self.idle.len() as u64);
+        self.idle_since = self.now;
+    }
+
+    /// The job is blocked for this; what was under way for it is void.
+    fn block(&mut self, job: usize, cause: Cause) -> u64 {
+        self.settle(job);
+        let state = &mut self.jobs[job];
+        state.version += 1;
+        state.phase = Phase::Blocked(cause);
+        state.version
+    }
+
+    fn fails(&mut self, number: usize) {
+        let Some(failure) = self.of.list.get(number) else { return };
+        let (node, kind) = (failure.node, failure.kind);
+        let owner = self.owner[node as usize];
+        let place = owner.and_then(|job| self.jobs[job].nodes.iter().position(|n| *n == node));
+        if kind == Kind::Node {
+            let until = failure.at + failure.repair.max(1);
+            self.queue.push(Reverse((until, Next::Back(node))));
+            self.out.books.unavailable += until.min(self.of.length) - failure.at;
+            self.up -= 1;
+        }
+        let Some((job, place)) = owner.zip(place) else {
+            if kind == Kind::Node {
+                self.settle_idle();
+                self.idle.retain(|n| *n != node);
+            }
+            self.record(None, number, 0, 0);
+            return;
+        };
+        let had = self.jobs[job].nodes.len();
+        let version = self.block(job, Cause::Detection);
+        let mut memory = true;
+        let state = &mut self.jobs[job];
+        if kind == Kind::Node {
+            state.nodes.remove(place);
+            self.owner[node as usize] = None;
+            state.lacks = state.lacks.or(Some(self.now));
+            state.hit = true;
+            let kept = state.placed.iter().position(|n| *n == node);
+            if let Some(group) = kept.and_then(|place| place.checked_div(self.policy.copies as usize)) {
+                let lost = state.groups.entry(group).or_default();
+                *lost += 1;
+                memory = *lost < self.policy.copies;
+            }
+        }
+        self.out.copies_lost += u32::from(!memory);
+        self.out.stopped += 1;
+        let lost = self.jobs[job].held.fail(self.policy, memory);
+        self.discard(job, lost);
+        self.record(Some(job), number, had, lost.micros);
+        let known = self.now + self.policy.detects(kind);
+        self.queue.push(Reverse((known, Next::Known(job, version, kind))));
+    }
+
+    fn record(&mut self, job: Option<usize>, number: usize, nodes: usize, lost: u64) {
+        if let (Some(recorder), Some(failure)) = (&mut self.recorder, self.of.list.get(number)) {
+            recorder.failed(job, failure, nodes, lost, self.policy);
+        }
+    }
+
+    fn discard(&mut self, job: usize, lost: Work) {
+        self.jobs[job].kept -= lost.value;
+        self.out.books.productive -= lost.nodes;
+        self.out.books.discarded += lost.nodes;
+    }
+
+    /// The failure is known: what now.
+    fn known(&mut self, job: usize, kind: Kind) {
+        match self.policy.on_loss {
+            OnLoss::Plan(_) if self.jobs[job].hit => {
+                // From now on it is planned with the nodes that it has.
+                self.block(job, Cause::Waiting);
+                self.plan();
+            }
+            _ => {
+                self.fill(job);
+                self.restart_or_wait(job, self.policy.restarts(kind));
+            }
+        }
+    }
+
+    /// Idle nodes take the places of those that the job lacks.
+    fn fill(&mut self, job: usize) {
+        self.settle(job);
+        self.settle_idle();
+        while (self.jobs[job].nodes.len() as u32) < self.jobs[job].planned
+            && let Some(node) = self.idle.pop()
+        {
+            self.owner[node as usize] = Some(job);
+            self.jobs[job].nodes.push(node);
+        }
+    }
+
+    fn restart_or_wait(&mut self, job: usize, takes: u64) {
+        let (has, planned, min) = (self.jobs[job].nodes.len() as u32, self.jobs[job].planned, self.work.jobs[job].min);
+        let needs = if self.policy.on_loss == OnLoss::Wait { planned } else { min.max(1) };
+        if has >= planned {
+            self.jobs[job].lacks = None;
+        }
+        if has < needs {
+            self.block(job, Cause::Waiting);
+            return;
+        }
+        let version = self.block(job, Cause::Restart);
+        self.queue.push(Reverse((self.now + takes, Next::Runs(job, version))));
+    }
+
+    fn back(&mut self, node: u32) {
+        self.settle_idle();
+        self.idle.push(node);
+        self.up += 1;
+        if let OnLoss::Plan(_) = self.policy.on_loss {
+            self.plan();
+            return;
+        }
+        // Whoever lacked one first.
+        let lacking = (0..self.jobs.len()).filter_map(|job| Some((self.jobs[job].lacks?, job))).min();
+        let Some((_, job)) = lacking else { return };
+        // What failed is not known yet: it will ask for nodes itself.
+        if self.jobs[job].phase == Phase::Blocked(Cause::Detection) {
+            return;
+        }
+        let waited = self.jobs[job].phase == Phase::Blocked(Cause::Waiting);
+        self.settle(job);
+        self.fill(job);
+        self.out.changes += 1;
+        let takes = if waited { self.policy.restarts(Kind::Node) } else { self.policy.regroup };
+        self.restart_or_wait(job, takes);
+    }
+
+    /// All nodes that are up are planned anew.
+    fn plan(&mut self) {
+        // A job whose failure is not known yet is planned as if it had its nodes: nobody knows better.
+        let unknown: u32 =
+            self.jobs.iter().filter(|s| s.phase == Phase::Blocked(Cause::Detection)).map(State::missing).sum();
+        self.problem.units = self.up + unknown.min(self.of.nodes - self.up);
+        for (job, state) in self.problem.jobs.iter_mut().zip(&self.jobs) {
+            job.current = state.planned;
+            job.hit = state.hit && state.phase != Phase::Blocked(Cause::Restart);
+        }
+        let plan = solve(&self.problem);
+        self.settle_idle();
+        let wanted: Vec<u32> = self.work.jobs.iter().map(|j| plan.units.get(&j.id).copied().unwrap_or(0)).collect();
+        for (job, wanted) in wanted.iter().enumerate() {
+            self.release(job, *wanted);
+        }
+        for (job, wanted) in wanted.into_iter().enumerate() {
+            self.give(job, wanted);
+        }
+    }
+
+    /// Takes nodes beyond what is wanted.
+    fn release(&mut self, job: usize, wanted: u32) {
+        if wanted >= self.jobs[job].nodes.len() as u32 {
+            return;
+        }
+        self.settle(job);
+        let away = self.jobs[job].nodes.split_off(wanted as usize);
+        away.iter().for_each(|n| self.owner[*n as usize] = None);
+        self.idle.extend(away);
+    }
+
+    fn give(&mut self, job: usize, wanted: u32) {
+        let state = &self.jobs[job];
+        let (changed, hit) = (wanted != state.planned, state.hit);
+        let under_way = state.phase == Phase::Blocked(Cause::Restart);
+        if !changed && (!hit || under_way) {
+            return;
+        }
+        self.settle(job);
+        self.jobs[job].planned = wanted;
+        // A failure that is not known yet ends its own way.
+        if self.jobs[job].phase == Phase::Blocked(Cause::Detection) {
+            return;
+        }
+        self.fill(job);
+        self.out.changes += u32::from(changed);
+        let takes = if hit { self.policy.restarts(Kind::Node) } else { self.policy.regroup };
+        if wanted == 0 {
+            self.block(job, Cause::Waiting);
+        } else {
+            self.restart_or_wait(job, takes);
+        }
+    }
+
+    fn end(mut self) -> Outcome {
+        self.now = self.of.length;
+        for job in 0..self.jobs.len() {
+            self.settle(job);
+        }
+        self.settle_idle();
+        let all = u64::from(self.of.nodes) * self.of.length;
+        assert_eq!(self.out.books.sum(), all, "{}: accounts do not add up to nodes times length", self.policy.name);
+        self.out.jobs = self.jobs.iter().map(|s| s.kept).collect();
+        self.out.value = self.out.jobs.iter().sum();
+        self.out
+    }
+}
+
+/// Who keeps copies, in the order of the groups: nobody without them.
+fn nodes_placed(policy: &Policy, nodes: &[u32]) -> Vec<u32> {
+    if policy.copies > 0 { nodes.to_vec() } else { Vec::new() }
+}
+
+impl State {
+    fn missing(&self) -> u32 {
+        self.planned.saturating_sub(self.nodes.len() as u32)
+    }
+}
