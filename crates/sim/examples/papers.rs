@@ -1,7 +1,7 @@
 //! `papers DIRECTORY [SEEDS]`: writes the tables of docs/benchmarks; without a directory (`-`) only prints them, as JSON lines.
 
 use everstep_core::planner::Mode;
-use everstep_sim::papers::{Origin, Row, ettr, gemini, unicron};
+use everstep_sim::papers::{Origin, Row, checkfreq, ettr, gemini, unicron};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -44,6 +44,7 @@ fn main() -> Result<(), String> {
     lines("unicron-fig11", &figure_11);
     lines("gemini-figures", &gemini);
     lines("ettr", &ettr);
+    lines("checkfreq", &checkfreq::rows());
     for (name, [a, b]) in &ablation {
         println!("{}", json!({"of": "ablation", "what": name, "trace_a": a, "trace_b": b}));
     }

@@ -39,6 +39,7 @@ fn random_policy(rng: &mut Rng) -> Policy {
         write: if interval > 0 { time(600 * SECOND) } else { 0 },
         copies,
         copy_interval: if copies > 0 { 1 + time(HOUR) } else { 0 },
+        coordinator: time(2) == 0,
     }
 }
 

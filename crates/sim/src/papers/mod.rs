@@ -1,5 +1,6 @@
 //! What the papers print, and what comes out here: `make papers` writes the tables of docs/benchmarks.
 
+pub mod checkfreq;
 pub mod ettr;
 pub mod gemini;
 pub mod unicron;

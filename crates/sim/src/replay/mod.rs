@@ -8,7 +8,7 @@
 //!
 //! Time is whole microseconds and accounts are whole numbers: a seed gives the same bytes on every machine. All policies see the same
 //! failures of the same nodes. Which nodes a job gets where jobs share a cluster is decided by the core's planner, the one that `everstep plan`
-//! asks.
+//! asks; whether a job of everstep's trains on with the nodes that it has is decided by its coordinator, the real one (`live`).
 
 mod books;
 mod compare;
@@ -16,12 +16,14 @@ mod failures;
 mod fit;
 mod generate;
 mod held;
+mod live;
 mod policy;
 mod read;
 mod recipe;
 mod record;
 mod run;
 mod sizing;
+mod state;
 mod work;
 
 pub use books::{Books, Cause};

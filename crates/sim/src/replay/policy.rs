@@ -47,6 +47,8 @@ struct Written {
     copies: u32,
     #[serde(default)]
     copy_interval_s: f64,
+    #[serde(default)]
+    coordinator: bool,
 }
 
 fn all() -> f64 {
@@ -80,6 +82,8 @@ pub struct Policy {
     pub copies: u32,
     /// Work between copies.
     pub copy_interval: u64,
+    /// Whether a job trains on with the nodes that it has is everstep's coordinator's to say, instead of by its minimum alone.
+    pub coordinator: bool,
 }
 
 /// Those that come along.
@@ -169,6 +173,7 @@ impl Policy {
             write: micros("write_s", of.write_s).map_err(within)?,
             copies: of.copies,
             copy_interval: micros("copy_interval_s", of.copy_interval_s).map_err(within)?,
+            coordinator: of.coordinator,
         };
         if policy.write > 0 && policy.interval == 0 {
             return Err(within("write_s needs interval_s".into()));

@@ -129,6 +129,7 @@ pub fn recorded(text: &str) -> Result<(Failures, Policy), String> {
         write: (interval as f64 * stalls / (1.0 - stalls)).round() as u64,
         copies: 0,
         copy_interval: 0,
+        coordinator: false,
     };
     Ok((failures, policy))
 }

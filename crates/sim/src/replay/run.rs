@@ -2,13 +2,15 @@
 
 use super::books::{Books, Cause};
 use super::failures::{Failures, Kind};
-use super::held::{Held, Work};
+use super::held::Work;
+use super::live::{self, Happens, Situation};
 use super::policy::{OnLoss, Policy};
 use super::record::Recorder;
+use super::state::{Phase, State};
 use super::work::Workload;
 use everstep_core::planner::{self, Problem, Rates, solve};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BinaryHeap;
 use std::time::Duration;
 
 /// What came of it.
@@ -54,31 +56,6 @@ enum Next {
     Known(usize, u64, Kind),
     /// The job runs again.
     Runs(usize, u64),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Runs,
-    Blocked(Cause),
-}
-
-struct State {
-    /// Its nodes that are up, in the order of their places.
-    nodes: Vec<u32>,
-    /// Who kept whose copies when it last ran: one group after another,
-    placed: Vec<u32>,
-    /// and the groups that have lost nodes since.
-    groups: BTreeMap<usize, u32>,
-    /// Nodes that it is to have.
-    planned: u32,
-    /// When it first lacked some, for who is given a node that returns.
-    lacks: Option<u64>,
-    hit: bool,
-    phase: Phase,
-    since: u64,
-    version: u64,
-    held: Held,
-    kept: i128,
 }
 
 struct Run<'a> {
@@ -182,20 +159,7 @@ impl<'a> Run<'a> {
             let planned = plan.units.get(&job.id).copied().unwrap_or(0);
             let nodes: Vec<u32> = free.by_ref().take(planned as usize).collect();
             nodes.iter().for_each(|n| owner[*n as usize] = Some(at));
-            let phase = Phase::Runs;
-            states.push(State {
-                placed: nodes_placed(policy, &nodes),
-                nodes,
-                groups: BTreeMap::new(),
-                planned,
-                lacks: None,
-                hit: false,
-                phase,
-                since: 0,
-                version: 0,
-                held: Held::default(),
-                kept: 0,
-            });
+            states.push(State::new(policy, nodes, planned));
         }
         let out = Outcome {
             books: Books::default(),
@@ -250,9 +214,7 @@ impl<'a> Run<'a> {
             Next::Runs(job, version) if self.jobs[job].version == version => {
                 self.settle(job);
                 let state = &mut self.jobs[job];
-                (state.phase, state.hit) = (Phase::Runs, false);
-                state.groups.clear();
-                state.placed = nodes_placed(self.policy, &state.nodes);
+                state.runs(self.policy);
                 if let Some(recorder) = &mut self.recorder {
                     recorder.runs(job, self.now, self.jobs[job].nodes.len());
                 }
@@ -297,14 +259,13 @@ impl<'a> Run<'a> {
         let Some(failure) = self.of.list.get(number) else { return };
         let (node, kind) = (failure.node, failure.kind);
         let owner = self.owner[node as usize];
-        let place = owner.and_then(|job| self.jobs[job].nodes.iter().position(|n| *n == node));
         if kind == Kind::Node {
             let until = failure.at + failure.repair.max(1);
             self.queue.push(Reverse((until, Next::Back(node))));
             self.out.books.unavailable += until.min(self.of.length) - failure.at;
             self.up -= 1;
         }
-        let Some((job, place)) = owner.zip(place) else {
+        let Some(job) = owner else {
             if kind == Kind::Node {
                 self.settle_idle();
                 self.idle.retain(|n| *n != node);
@@ -317,16 +278,9 @@ impl<'a> Run<'a> {
         let mut memory = true;
         let state = &mut self.jobs[job];
         if kind == Kind::Node {
-            state.nodes.remove(place);
-            self.owner[node as usize] = None;
+            memory = state.loses(self.policy, node);
             state.lacks = state.lacks.or(Some(self.now));
-            state.hit = true;
-            let kept = state.placed.iter().position(|n| *n == node);
-            if let Some(group) = kept.and_then(|place| place.checked_div(self.policy.copies as usize)) {
-                let lost = state.groups.entry(group).or_default();
-                *lost += 1;
-                memory = *lost < self.policy.copies;
-            }
+            self.owner[node as usize] = None;
         }
         self.out.copies_lost += u32::from(!memory);
         self.out.stopped += 1;
@@ -359,7 +313,7 @@ impl<'a> Run<'a> {
             }
             _ => {
                 self.fill(job);
-                self.restart_or_wait(job, self.policy.restarts(kind));
+                self.restart_or_wait(job, Happens::Fails(kind), self.policy.restarts(kind));
             }
         }
     }
@@ -368,7 +322,7 @@ impl<'a> Run<'a> {
     fn fill(&mut self, job: usize) {
         self.settle(job);
         self.settle_idle();
-        while (self.jobs[job].nodes.len() as u32) < self.jobs[job].planned
+        while self.jobs[job].missing() > 0
             && let Some(node) = self.idle.pop()
         {
             self.owner[node as usize] = Some(job);
@@ -376,18 +330,28 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn restart_or_wait(&mut self, job: usize, takes: u64) {
-        let (has, planned, min) = (self.jobs[job].nodes.len() as u32, self.jobs[job].planned, self.work.jobs[job].min);
-        let needs = if self.policy.on_loss == OnLoss::Wait { planned } else { min.max(1) };
-        if has >= planned {
+    /// After how long of its own the policy has the job go on with the nodes that it has; `None`: it waits for others.
+    fn trains(&self, job: usize, happens: Happens) -> Option<u64> {
+        let (has, most, least) = (self.jobs[job].has(), self.jobs[job].planned, self.work.jobs[job].min);
+        if !self.policy.coordinator {
+            let needs = if self.policy.on_loss == OnLoss::Wait { most } else { least.max(1) };
+            return (has >= needs).then_some(0);
+        }
+        let waits = live::trains(Situation { happens, has, most, least })?;
+        // It trains on while it waits for more to join.
+        Some(if happens == Happens::Joins { 0 } else { waits })
+    }
+
+    fn restart_or_wait(&mut self, job: usize, happens: Happens, takes: u64) {
+        if self.jobs[job].missing() == 0 {
             self.jobs[job].lacks = None;
         }
-        if has < needs {
+        let Some(waits) = self.trains(job, happens) else {
             self.block(job, Cause::Waiting);
             return;
-        }
+        };
         let version = self.block(job, Cause::Restart);
-        self.queue.push(Reverse((self.now + takes, Next::Runs(job, version))));
+        self.queue.push(Reverse((self.now + waits + takes, Next::Runs(job, version))));
     }
 
     fn back(&mut self, node: u32) {
@@ -410,7 +374,7 @@ impl<'a> Run<'a> {
         self.fill(job);
         self.out.changes += 1;
         let takes = if waited { self.policy.restarts(Kind::Node) } else { self.policy.regroup };
-        self.restart_or_wait(job, takes);
+        self.restart_or_wait(job, Happens::Joins, takes);
     }
 
     /// All nodes that are up are planned anew.
@@ -447,7 +411,7 @@ impl<'a> Run<'a> {
 
     fn give(&mut self, job: usize, wanted: u32) {
         let state = &self.jobs[job];
-        let (changed, hit) = (wanted != state.planned, state.hit);
+        let (changed, hit, had) = (wanted != state.planned, state.hit, state.planned);
         let under_way = state.phase == Phase::Blocked(Cause::Restart);
         if !changed && (!hit || under_way) {
             return;
@@ -461,10 +425,12 @@ impl<'a> Run<'a> {
         self.fill(job);
         self.out.changes += u32::from(changed);
         let takes = if hit { self.policy.restarts(Kind::Node) } else { self.policy.regroup };
+        let grows = !hit && self.jobs[job].has() >= had;
+        let happens = if grows { Happens::Joins } else { Happens::Fails(Kind::Node) };
         if wanted == 0 {
             self.block(job, Cause::Waiting);
         } else {
-            self.restart_or_wait(job, takes);
+            self.restart_or_wait(job, happens, takes);
         }
     }
 
@@ -479,16 +445,5 @@ impl<'a> Run<'a> {
         self.out.jobs = self.jobs.iter().map(|s| s.kept).collect();
         self.out.value = self.out.jobs.iter().sum();
         self.out
-    }
-}
-
-/// Who keeps copies, in the order of the groups: nobody without them.
-fn nodes_placed(policy: &Policy, nodes: &[u32]) -> Vec<u32> {
-    if policy.copies > 0 { nodes.to_vec() } else { Vec::new() }
-}
-
-impl State {
-    fn missing(&self) -> u32 {
-        self.planned.saturating_sub(self.nodes.len() as u32)
     }
 }

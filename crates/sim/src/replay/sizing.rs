@@ -82,6 +82,7 @@ fn policy(base: &Policy, knobs: Knobs) -> Policy {
         copy_interval: if knobs.copies > 0 { 20 * SECOND } else { 0 },
         interval: knobs.interval,
         detect: [knobs.detect; 3],
+        coordinator: false,
         ..base.clone()
     }
 }

@@ -1,0 +1,302 @@
+//! What the real coordinator does: asked once for each situation, with agents that answer at once.
+//!
+//! A situation is how many nodes a job has, wants and needs, and what happens to it. What the coordinator decides depends on differences of
+//! these only, and beyond a few nodes not on how large they are: 500 of 1,000 nodes are asked about as 8 of 16. How long things take comes from
+//! the policy's file; what comes from here is whether the job trains on with these nodes, and how long the coordinator itself waits before.
+
+use super::failures::Kind;
+use everstep_core::coordinator::Coordinator;
+use everstep_core::coordinator::command::Command;
+use everstep_core::coordinator::event::Event;
+use everstep_core::coordinator::state::Phase;
+use everstep_core::failure::{Cause, Failure, Outcome};
+use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session, Step};
+use everstep_core::message::{Hello, Offer, Order, Report, Tier};
+use everstep_core::severity::Table;
+use everstep_core::spec::{CheckWhen, JobSpec, Policy, RestartBudget};
+use everstep_core::time::Time;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+
+/// Larger differences are taken for this.
+const FAR: u32 = 8;
+/// Longer than the coordinator waits for anything but nodes, in milliseconds.
+const LONG: u64 = 20 * 60 * 1000;
+/// When the job has trained for a while: a failure then is no crash loop.
+const SETTLED: u64 = 60 * 60 * 1000;
+
+/// What happens to a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Happens {
+    /// One of its nodes, or a process, fails.
+    Fails(Kind),
+    /// A node joins.
+    Joins,
+}
+
+/// A job and what happens to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Situation {
+    /// What.
+    pub happens: Happens,
+    /// Nodes that it has after that.
+    pub has: u32,
+    /// Most that it may have.
+    pub most: u32,
+    /// Fewest that it runs on.
+    pub least: u32,
+}
+
+/// What was asked before: the same situation has the same answer, whoever asks.
+static ASKED: Mutex<BTreeMap<Situation, Option<u64>>> = Mutex::new(BTreeMap::new());
+
+/// After how many microseconds the job trains on with all nodes that it has; `None`: it waits for others.
+pub fn trains(of: Situation) -> Option<u64> {
+    // A job without nodes has nobody who could be asked.
+    if of.has == 0 {
+        return None;
+    }
+    let least = of.least.clamp(1, FAR);
+    let has = (least + of.has).saturating_sub(of.least.max(1)).clamp(1, least + FAR);
+    let most = has + (of.most - of.has.min(of.most)).min(FAR);
+    let near = Situation { happens: of.happens, has, most: most.max(least), least };
+    let mut asked = ASKED.lock().unwrap_or_else(PoisonError::into_inner);
+    *asked.entry(near).or_insert_with(|| decide(near))
+}
+
+/// The coordinator of one job, and its agents.
+struct Live {
+    core: Coordinator,
+    now: u64,
+    version: u64,
+    /// What agents have said, and the store.
+    heard: VecDeque<Event>,
+    generation: Generation,
+    step: Step,
+}
+
+fn spec(of: &Situation) -> JobSpec {
+    JobSpec {
+        job: JobId("replay".into()),
+        nodes_min: of.least,
+        nodes_max: of.most,
+        node_unit: 1,
+        spares: 0,
+        restarts: RestartBudget::PerDayAfterFirstStep(10),
+        detect_timeout_ms: 2000,
+        join_timeout_ms: 600_000,
+        policy: Policy::Observe,
+        check: CheckWhen::Never,
+    }
+}
+
+impl Live {
+    fn join(&mut self, node: u32, spec: JobSpec) {
+        let hello = Hello {
+            node: NodeId(format!("{node:06}")),
+            incarnation: Incarnation(1),
+            spec,
+            host: format!("host{node}"),
+            workers: 1,
+            store_port: 1,
+            replica_port: 7,
+            domain: String::new(),
+            seen: Generation(0),
+            running: None,
+        };
+        self.heard.push_back(Event::Joined { session: Session(u64::from(node)), hello: Box::new(hello) });
+    }
+
+    /// All that follows at once.
+    fn follow(&mut self) {
+        while let Some(event) = self.heard.pop_front() {
+            self.core.handle(Time(self.now), event);
+            self.obey();
+        }
+    }
+
+    fn obey(&mut self) {
+        while let Some(command) = self.core.poll() {
+            match command {
+                Command::Persist { id, .. } => {
+                    self.version += 1;
+                    self.heard.push_back(Event::Persisted { id, result: Ok(self.version) });
+                }
+                // The write that it rests on returns well.
+                Command::Send { session, order, .. } => self.answer(session, order),
+                Command::Record { .. } | Command::Provision { .. } | Command::StepDown { .. } => {}
+            }
+        }
+    }
+
+    fn answer(&mut self, session: Session, order: Order) {
+        let mut say = |report| self.heard.push_back(Event::Report { session, report });
+        match order {
+            Order::Start { generation, place, .. } => {
+                self.generation = generation;
+                say(Report::Holds { generation, held: vec![], parity: vec![] });
+                let rank: Rank = place.slot.first_rank;
+                let offer = Offer { step: self.step, tier: Tier::Durable, generation: Generation(0) };
+                let offers = if self.step.0 > 0 { vec![offer] } else { vec![] };
+                say(Report::Offers { generation, rank, offers, shared: true });
+            }
+            Order::Restore { generation, .. } => {
+                say(Report::FirstStep { generation, step: Step(self.step.0 + 1) });
+            }
+            Order::Fence { generation, .. } => {
+                say(Report::Stopped { generation, store_port: 1, reached: Some(self.step) });
+            }
+            Order::ProposeStep { generation } => {
+                say(Report::StepProposed { generation, step: Some(Step(self.step.0 + 10)) });
+            }
+            Order::HoldAt { generation, step: Some(step) } => {
+                self.step = step;
+                say(Report::Published { generation, step });
+            }
+            _ => {}
+        }
+    }
+
+    /// Until the job trains on so many nodes, or so many milliseconds later. True if it does.
+    fn until(&mut self, nodes: u32, within: u64) -> bool {
+        let end = self.now + within;
+        self.follow();
+        while !self.trains_on(nodes) {
+            let next = self.core.deadline(Time(self.now)).map_or(u64::MAX, |t| t.0.max(self.now + 1));
+            if next > end {
+                self.now = end;
+                return false;
+            }
+            self.now = next;
+            self.heard.push_back(Event::Tick);
+            self.follow();
+        }
+        true
+    }
+
+    fn trains_on(&self, nodes: u32) -> bool {
+        let trains = |job: &everstep_core::coordinator::state::Job| {
+            matches!(job.phase, Phase::Training { .. }) && job.stepped && job.record.world.slots.len() == nodes as usize
+        };
+        self.core.jobs().values().any(trains)
+    }
+}
+
+fn decide(of: Situation) -> Option<u64> {
+    let core = Coordinator::new(Epoch(1), vec![], Time(0));
+    let mut live =
+        Live { core, now: 1000, version: 0, heard: VecDeque::new(), generation: Generation(0), step: Step(0) };
+    let before = match of.happens {
+        Happens::Fails(Kind::Node) => of.has + 1,
+        Happens::Fails(_) => of.has,
+        Happens::Joins => of.has - 1,
+    };
+    // It trains before, as far as it can.
+    let most = of.most.max(before);
+    let of_job = spec(&Situation { most, ..of });
+    for node in 1..=before {
+        live.join(node, of_job.clone());
+    }
+    // Too few wait; long enough and the job asks to be requeued, which is the same again.
+    let enough = before >= of.least;
+    let trained = live.until(before, if enough { LONG } else { 60_000 });
+    if enough {
+        live.step = Step(1000);
+        live.now += SETTLED;
+    }
+    live.heard.push_back(Event::Tick);
+    live.follow();
+    let began = live.now;
+    match of.happens {
+        Happens::Fails(Kind::Node) => live.heard.push_back(Event::Lost { session: Session(u64::from(before)) }),
+        Happens::Joins => live.join(of.has, of_job),
+        Happens::Fails(_) => {
+            let cause = Cause::Exited(Outcome::Signal(9));
+            let verdict = Table::built_in().judge(&cause, "");
+            let failure = Failure {
+                rank: Rank(0),
+                local_rank: 0,
+                pid: 1,
+                cause,
+                message: String::new(),
+                step: Some(live.step),
+                progressed: true,
+                verdict,
+            };
+            let report = Report::WorkerFailed { generation: live.generation, failure };
+            live.heard.push_back(Event::Report { session: Session(1), report });
+        }
+    }
+    // What it did before says nothing: the generation after it does.
+    let generation = live.generation;
+    live.follow();
+    let again = live.until_after(generation, of.has);
+    (again && (trained || of.happens == Happens::Joins)).then(|| (live.now - began) * 1000)
+}
+
+impl Live {
+    /// Until a later generation trains on so many nodes.
+    fn until_after(&mut self, generation: Generation, nodes: u32) -> bool {
+        let end = self.now + LONG;
+        while self.now < end {
+            if self.generation > generation && self.trains_on(nodes) {
+                return true;
+            }
+            let next = self.core.deadline(Time(self.now)).map_or(u64::MAX, |t| t.0.max(self.now + 1));
+            if next > end {
+                return false;
+            }
+            self.now = next;
+            self.heard.push_back(Event::Tick);
+            self.follow();
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(happens: Happens, has: u32, most: u32, least: u32) -> Option<u64> {
+        trains(Situation { happens, has, most, least })
+    }
+
+    #[test]
+    fn the_coordinator_goes_on_with_whoever_is_there() {
+        let lost = Happens::Fails(Kind::Node);
+        let near = asked(lost, 7, 8, 4).expect("it trains on 7");
+        assert!(near < 5_000_000, "at once: {near} us");
+        assert_eq!(asked(lost, 3, 8, 4), None, "fewer than its minimum");
+        assert!(asked(Happens::Fails(Kind::Process), 8, 8, 8).is_some_and(|t| t < 5_000_000));
+        assert!(asked(Happens::Joins, 8, 8, 4).is_some_and(|t| t < 60_000_000));
+        assert!(asked(Happens::Joins, 4, 8, 4).is_some(), "what waited trains");
+    }
+
+    /// Every situation that is ever asked about is answered, and as the files of policies say it: who has enough goes on.
+    #[test]
+    fn who_has_enough_goes_on_and_nobody_else() {
+        let kinds = [Kind::Node, Kind::Process, Kind::Transient];
+        let all = kinds.into_iter().map(Happens::Fails).chain([Happens::Joins]);
+        for happens in all {
+            for least in 1..=FAR {
+                for has in 1..=least + FAR {
+                    for most in has.max(least)..=has.max(least) + FAR {
+                        let near = Situation { happens, has, most, least };
+                        let waits = decide(near);
+                        assert_eq!(waits.is_some(), has >= least, "{near:?}: {waits:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn large_jobs_are_asked_about_as_small_ones() {
+        let lost = Happens::Fails(Kind::Node);
+        assert_eq!(asked(lost, 999, 1000, 500), asked(lost, 15, 16, 7));
+        assert_eq!(asked(lost, 499, 1000, 500), None);
+        assert_eq!(asked(Happens::Joins, 12, 1000, 500), None);
+        assert_eq!(asked(Happens::Joins, 1, 40, 40), None);
+    }
+}
