@@ -85,3 +85,18 @@ def test_what_cannot_be_planned_is_said_in_a_sentence(everstep, tmp_path):
     for event, words in [("lose:node99", "there is no node node99"), ("rain", "is none of"), ("launch:/nowhere", "cannot read /nowhere")]:
         done = everstep("plan", *files, "--event", event)
         assert done.returncode == 2 and words in done.stderr, done.stderr
+
+
+def test_jobs_are_given_by_their_models(everstep, tmp_path):
+    cluster = 'nodes = 16\nhardware = "a800"\n'
+    job = '[[job]]\nid = "{id}"\nmodel = "{model}"\nmin = 1\nweight = {weight}\n'
+    jobs = job.format(id="small", model="gpt3-1.3b", weight=0.5) + job.format(id="large", model="gpt3-175b", weight=2.0)
+    now, said = _plan(everstep, _files(tmp_path, cluster, jobs))
+    # 175 B parameters do not fit on fewer than 6 nodes of 8 A800.
+    assert now["small"] >= 1 and now["large"] >= 6 and said["used"] <= 16
+    missing = everstep("plan", *_files(tmp_path, CLUSTER, jobs))
+    assert missing.returncode == 2 and "give the cluster's hardware" in missing.stderr
+    both = everstep("plan", *_files(tmp_path, cluster, jobs + '[job.throughput]\n1 = "1 PFLOP/s"\n'))
+    assert both.returncode == 2 and "not both" in both.stderr
+    unknown = everstep("plan", *_files(tmp_path, 'nodes = 16\nhardware = "z1"\n', jobs))
+    assert unknown.returncode == 2 and "a800" in unknown.stderr

@@ -2,6 +2,7 @@
 
 use super::assign::Unit;
 use super::problem::{Job, Mode, Move, Problem, Rates};
+use super::throughput::{Calibration, Hardware, Transformer, best};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,8 +17,9 @@ struct Cluster {
     nodes: Option<u32>,
     #[serde(default)]
     node: Vec<Node>,
-    gpus_per_node: u32,
-    peak: String,
+    gpus_per_node: Option<u32>,
+    peak: Option<String>,
+    hardware: Option<String>,
     node_mtbf: Option<String>,
     #[serde(default)]
     back_in: Vec<String>,
@@ -51,7 +53,10 @@ struct Written {
     min: u32,
     nodes: Option<u32>,
     parameters: Option<String>,
+    #[serde(default)]
     throughput: BTreeMap<String, String>,
+    model: Option<String>,
+    batch: Option<u64>,
     regroup: Option<String>,
     state: Option<String>,
     lost: Option<String>,
@@ -143,7 +148,7 @@ fn achieved(job: &str, points: &BTreeMap<String, String>, peak: f64) -> Result<A
 }
 
 /// What both files say.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Situation {
     /// What is to be planned; a unit is a node.
     pub problem: Problem,
@@ -153,6 +158,8 @@ pub struct Situation {
     pub parameters: BTreeMap<String, u64>,
     /// FLOP/s of a node at its peak.
     pub peak: u64,
+    /// The kind of machine, where jobs are given by their models.
+    pub hardware: Option<Hardware>,
 }
 
 /// Reads both files.
@@ -169,18 +176,28 @@ pub fn read(cluster: &str, jobs: &str, mode: Mode) -> Result<Situation, String> 
         None if listed > 0 => listed,
         None => return Err("the cluster's file: give nodes = N, or list them as [[node]]".into()),
     };
-    if units > MOST.0 || of.gpus_per_node == 0 || all.len() > MOST.1 {
+    let hardware = of.hardware.as_deref().map(Hardware::named).transpose()?;
+    let gpus = of.gpus_per_node.map(u64::from).or(hardware.as_ref().map(|h| h.gpus_per_node));
+    let gpus = gpus.ok_or("the cluster's file: give gpus_per_node = N, or hardware = \"a800\"")?;
+    if units > MOST.0 || gpus == 0 || all.len() > MOST.1 {
         return Err(format!("at most {} nodes of at least one GPU and {} jobs are planned", MOST.0, MOST.1));
     }
-    let peak = speed("peak", &of.peak)? * f64::from(of.gpus_per_node);
+    let peak = of.peak.as_deref().map(|p| speed("peak", p)).transpose()?.or(hardware.as_ref().map(Hardware::peak));
+    let peak = peak.ok_or("the cluster's file: give peak = \"312 TFLOP/s\" (of one GPU), or hardware = \"a800\"")?
+        * gpus as f64;
     let rates = Rates {
         unit_mtbf: of.node_mtbf.as_deref().map(|t| time("node_mtbf", t)).transpose()?,
         repairs: of.back_in.iter().map(|t| time("back_in", t)).collect::<Result<_, _>>()?,
         ..Rates::default()
     };
     let problem = Problem { units, jobs: Vec::new(), mode, rates };
-    let mut found =
-        Situation { problem, nodes: nodes(&of, &all, units)?, parameters: BTreeMap::new(), peak: peak as u64 };
+    let mut found = Situation {
+        problem,
+        nodes: nodes(&of, &all, units)?,
+        parameters: BTreeMap::new(),
+        peak: peak as u64,
+        hardware,
+    };
     for job in &all {
         found.launch(job)?;
     }
@@ -243,7 +260,11 @@ impl Situation {
         if w.done_in.is_some() {
             rates.finishes.push(within("done_in", &w.done_in)?);
         }
-        let achieved = achieved(&w.id, &w.throughput, self.peak as f64)?;
+        let achieved = match &w.model {
+            Some(model) if w.throughput.is_empty() => self.computed(&w.id, model, w.batch)?,
+            Some(_) => return Err(format!("job {}: give its model or its throughput, not both", w.id)),
+            None => achieved(&w.id, &w.throughput, self.peak as f64)?,
+        };
         if achieved.len() <= w.min as usize {
             return Err(format!(
                 "job {}: min = {} nodes, but its throughput is given for {} at most",
@@ -252,6 +273,9 @@ impl Situation {
                 achieved.len() - 1
             ));
         }
+        // On fewer nodes a model may not fit at all.
+        let smallest = achieved.iter().position(|a| *a > 0).and_then(|k| u32::try_from(k).ok()).unwrap_or(0);
+        let min = if w.model.is_some() && w.min > 0 { w.min.max(smallest) } else { w.min };
         if let Some(text) = &w.parameters {
             self.parameters.insert(w.id.clone(), parameters(&w.id, text)?);
         }
@@ -259,13 +283,29 @@ impl Situation {
         self.problem.jobs.push(Job {
             id: w.id.clone(),
             weight: (w.weight * 1000.0).round() as u32,
-            min: w.min,
+            min,
             current: u32::try_from(current).unwrap_or(u32::MAX),
             hit: false,
             achieved,
             moves: Move { regroup, state, lost },
         });
         Ok(())
+    }
+
+    /// What a model achieves on 0, 1, 2, … nodes, by the throughput model.
+    fn computed(&self, job: &str, model: &str, batch: Option<u64>) -> Result<Arc<[i64]>, String> {
+        let on = self.hardware.as_ref();
+        let on =
+            on.ok_or_else(|| format!("job {job} is given by its model: give the cluster's hardware, as in \"a800\""))?;
+        let mut model = Transformer::named(model).map_err(|e| format!("job {job}: {e}"))?;
+        model.batch = batch.unwrap_or(model.batch).max(1);
+        let at = |nodes: u64| {
+            let found = best(&model, nodes * on.gpus_per_node, on, &Calibration::default());
+            found.map_or(0, |b| (b.achieved / self.peak as f64 * 1e6).round() as i64)
+        };
+        // More copies than samples are of no use.
+        let most = u64::from(self.problem.units).min(model.batch);
+        Ok((0..=most).map(at).collect())
     }
 
     /// The same with more jobs, which wait: the contents of a file like the jobs' own.

@@ -10,6 +10,7 @@
 
 mod assign;
 mod choice;
+mod dwell;
 pub mod file;
 mod lookup;
 mod problem;

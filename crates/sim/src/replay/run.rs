@@ -56,6 +56,8 @@ enum Next {
     Known(usize, u64, Kind),
     /// The job runs again.
     Runs(usize, u64),
+    /// What came back may be planned with.
+    Plan,
 }
 
 struct Run<'a> {
@@ -74,6 +76,9 @@ struct Run<'a> {
     out: Outcome,
     /// Where a history is asked for.
     recorder: Option<Recorder>,
+    /// Before this no plan is made that nobody needs, and whether there is one to be made then.
+    due: u64,
+    later: bool,
 }
 
 /// Replays these failures.
@@ -184,6 +189,8 @@ impl<'a> Run<'a> {
             jobs: states,
             out,
             recorder: None,
+            due: 0,
+            later: false,
         };
         let all = Problem { units: of.nodes, ..run.problem.clone() };
         let best = solve(&all);
@@ -210,6 +217,7 @@ impl<'a> Run<'a> {
                 self.fails(number);
             }
             Next::Back(node) => self.back(node),
+            Next::Plan if self.later => self.plan(),
             Next::Known(job, version, kind) if self.jobs[job].version == version => self.known(job, kind),
             Next::Runs(job, version) if self.jobs[job].version == version => {
                 self.settle(job);
@@ -219,7 +227,7 @@ impl<'a> Run<'a> {
                     recorder.runs(job, self.now, self.jobs[job].nodes.len());
                 }
             }
-            Next::Known(..) | Next::Runs(..) => {}
+            Next::Known(..) | Next::Runs(..) | Next::Plan => {}
         }
     }
 
@@ -359,7 +367,7 @@ impl<'a> Run<'a> {
         self.idle.push(node);
         self.up += 1;
         if let OnLoss::Plan(_) = self.policy.on_loss {
-            self.plan();
+            self.plan_when_due();
             return;
         }
         // Whoever lacked one first.
@@ -377,8 +385,20 @@ impl<'a> Run<'a> {
         self.restart_or_wait(job, Happens::Joins, takes);
     }
 
+    /// Nobody needs a node that is back at once: unless a job waits for nodes, it may wait until the latest change has paid.
+    fn plan_when_due(&mut self) {
+        let waits = self.jobs.iter().any(|s| s.phase == Phase::Blocked(Cause::Waiting));
+        if self.now >= self.due || waits {
+            self.plan();
+        } else if !self.later {
+            self.later = true;
+            self.queue.push(Reverse((self.due, Next::Plan)));
+        }
+    }
+
     /// All nodes that are up are planned anew.
     fn plan(&mut self) {
+        self.later = false;
         // A job whose failure is not known yet is planned as if it had its nodes: nobody knows better.
         let unknown: u32 =
             self.jobs.iter().filter(|s| s.phase == Phase::Blocked(Cause::Detection)).map(State::missing).sum();
@@ -424,6 +444,7 @@ impl<'a> Run<'a> {
         }
         self.fill(job);
         self.out.changes += u32::from(changed);
+        self.due = self.now + u64::try_from(self.problem.dwell().as_micros()).unwrap_or(u64::MAX);
         let takes = if hit { self.policy.restarts(Kind::Node) } else { self.policy.regroup };
         let grows = !hit && self.jobs[job].has() >= had;
         let happens = if grows { Happens::Joins } else { Happens::Fails(Kind::Node) };
