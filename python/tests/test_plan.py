@@ -100,3 +100,13 @@ def test_jobs_are_given_by_their_models(everstep, tmp_path):
     assert both.returncode == 2 and "not both" in both.stderr
     unknown = everstep("plan", *_files(tmp_path, 'nodes = 16\nhardware = "z1"\n', jobs))
     assert unknown.returncode == 2 and "a800" in unknown.stderr
+
+
+def test_small_jobs_share_a_node(everstep, tmp_path):
+    small = '[[job]]\nid = "{id}"\ngpus = {gpus}\nspeed = "{speed} TFLOP/s"\nmin = 1\nweight = {weight}\n'
+    jobs = "".join(small.format(id=name, gpus=gpus, speed=100 * gpus, weight=1.0) for name, gpus in (("a", 2), ("b", 4), ("c", 1), ("d", 4)))
+    files = _files(tmp_path, "nodes = 3\n" + CLUSTER.replace("nodes = 16", ""), jobs + JOB.format(id="large", weight=2.0, least=1, nodes=1, size="7B"))
+    now, _ = _plan(everstep, files)
+    assert now == {"b+d": 1, "a+c": 1, "large": 1}
+    wrong = everstep("plan", *_files(tmp_path, CLUSTER, small.format(id="a", gpus=3, speed=1, weight=1.0)))
+    assert wrong.returncode == 2 and "1, 2, 4" in wrong.stderr and "gpus = 3" in wrong.stderr

@@ -5,8 +5,12 @@ use everstep_core::planner::throughput::{
 };
 use proptest::prelude::*;
 
+fn hardware(of: &Point) -> Hardware {
+    Hardware::named(&of.hardware).expect("each published point is of hardware that comes along")
+}
+
 fn off(p: &Point) -> f64 {
-    let on = Hardware::named(&p.hardware).unwrap();
+    let on = hardware(p);
     p.model.operations(Recompute::Nothing) / iteration(&p.model, &p.layout, &on).total() / p.achieved() - 1.0
 }
 
@@ -29,7 +33,7 @@ fn what_was_published_and_not_fitted_is_met() {
 #[test]
 fn what_ran_fits() {
     for p in Point::published() {
-        let on = Hardware::named(&p.hardware).unwrap();
+        let on = hardware(&p);
         let needs = memory(&p.model, &p.layout, &on);
         assert!(needs.fits, "{} {}: {:.0} GB", p.source, p.model.name, needs.total / 1e9);
     }
@@ -79,7 +83,8 @@ fn measured_points_override_and_scale() {
 
 #[test]
 fn wrong_tables_are_refused_with_their_line() {
-    let first = include_str!("../src/planner/throughput/points.csv").lines().find(|l| l.starts_with("source,")).unwrap();
+    let first =
+        include_str!("../src/planner/throughput/points.csv").lines().find(|l| l.starts_with("source,")).unwrap();
     let good = "x,a800,m,4096,32,32,51200,2048,512,64,8,1,1,4,full,no,no,model,140,fit";
     assert_eq!(Point::read(&format!("{first}\n{good}\n")).unwrap().len(), 1);
     for (from, to, words) in [

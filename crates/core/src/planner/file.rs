@@ -1,5 +1,7 @@
 //! A cluster and its jobs as a person writes them down (TOML), and what is wrong with that in a sentence.
 
+mod small;
+
 use super::assign::Unit;
 use super::problem::{Job, Mode, Move, Problem, Rates};
 use super::throughput::{Calibration, Hardware, Transformer, best};
@@ -57,6 +59,8 @@ struct Written {
     throughput: BTreeMap<String, String>,
     model: Option<String>,
     batch: Option<u64>,
+    gpus: Option<u32>,
+    speed: Option<String>,
     regroup: Option<String>,
     state: Option<String>,
     lost: Option<String>,
@@ -158,6 +162,8 @@ pub struct Situation {
     pub parameters: BTreeMap<String, u64>,
     /// FLOP/s of a node at its peak.
     pub peak: u64,
+    /// GPUs of a node.
+    pub gpus: u64,
     /// The kind of machine, where jobs are given by their models.
     pub hardware: Option<Hardware>,
 }
@@ -167,7 +173,7 @@ pub struct Situation {
 /// # Errors
 /// A sentence that says what is wrong and what to write instead.
 pub fn read(cluster: &str, jobs: &str, mode: Mode) -> Result<Situation, String> {
-    let of: Cluster = toml::from_str(cluster).map_err(|e| format!("the cluster's file: {}", e.message()))?;
+    let mut of: Cluster = toml::from_str(cluster).map_err(|e| format!("the cluster's file: {}", e.message()))?;
     let all = written(jobs)?;
     let listed = u32::try_from(of.node.len()).unwrap_or(u32::MAX);
     let units = match of.nodes {
@@ -181,6 +187,10 @@ pub fn read(cluster: &str, jobs: &str, mode: Mode) -> Result<Situation, String> 
     let gpus = gpus.ok_or("the cluster's file: give gpus_per_node = N, or hardware = \"a800\"")?;
     if units > MOST.0 || gpus == 0 || all.len() > MOST.1 {
         return Err(format!("at most {} nodes of at least one GPU and {} jobs are planned", MOST.0, MOST.1));
+    }
+    let (all, homes) = small::packed(all, gpus)?;
+    for job in of.node.iter_mut().filter_map(|node| node.job.as_mut()) {
+        homes.get(job.as_str()).inspect(|home| job.clone_from(home));
     }
     let peak = of.peak.as_deref().map(|p| speed("peak", p)).transpose()?.or(hardware.as_ref().map(Hardware::peak));
     let peak = peak.ok_or("the cluster's file: give peak = \"312 TFLOP/s\" (of one GPU), or hardware = \"a800\"")?
@@ -196,6 +206,7 @@ pub fn read(cluster: &str, jobs: &str, mode: Mode) -> Result<Situation, String> 
         nodes: nodes(&of, &all, units)?,
         parameters: BTreeMap::new(),
         peak: peak as u64,
+        gpus,
         hardware,
     };
     for job in &all {
@@ -314,7 +325,8 @@ impl Situation {
     /// As [`read`].
     pub fn launched(&self, jobs: &str) -> Result<Situation, String> {
         let mut next = self.clone();
-        written(jobs)?.iter().try_for_each(|job| next.launch(job))?;
+        let (all, _) = small::packed(written(jobs)?, next.gpus)?;
+        all.iter().try_for_each(|job| next.launch(job))?;
         Ok(next)
     }
 

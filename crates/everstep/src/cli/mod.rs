@@ -52,6 +52,16 @@ impl Failure {
     }
 }
 
+/// A file that the user has named.
+fn text(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|e| Failure::usage(format!("cannot read {}: {e}", path.display())))
+}
+
+/// A file that the user wants written.
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|e| Failure::config(format!("cannot write {}: {e}", path.display())))
+}
+
 #[derive(Parser)]
 #[command(name = "everstep", version, about = "Keeps large PyTorch training runs stepping.", propagate_version = true)]
 struct Cli {

@@ -1,6 +1,6 @@
 //! `everstep plan`: how the nodes of a cluster should be split over its jobs, and why.
 
-use super::{Failure, throughput};
+use super::{Failure, text, throughput};
 use clap::{Args, Subcommand};
 use everstep_core::planner::file::{Situation, read};
 use everstep_core::planner::{Assignment, Done, Limit, Mode, Plan, Reason, assign, reasons, solve};
@@ -33,10 +33,6 @@ pub struct Options {
 enum What {
     /// What a model achieves on so many GPUs, and how it should lie on them
     Throughput(throughput::Options),
-}
-
-fn text(path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|e| Failure::usage(format!("cannot read {}: {e}", path.display())))
 }
 
 /// Plans, and prints the plan.

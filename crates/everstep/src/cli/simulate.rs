@@ -1,6 +1,6 @@
 //! `everstep simulate`: what the same failures cost under several policies.
 
-use super::{Failure, facts, picture, trace};
+use super::{Failure, facts, picture, text, trace, write};
 use clap::Args;
 use everstep_core::history::{Span, records};
 use everstep_core::planner::Mode;
@@ -10,7 +10,7 @@ use everstep_sim::replay::{
     Cause, Compared, Failures, HOUR, Interval, Job, Policy, Workload, compare, history, recorded,
 };
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
@@ -53,8 +53,7 @@ fn policy(name: &str) -> Result<Policy, Failure> {
     if !name.ends_with(".toml") {
         return Policy::named(name).map_err(Failure::usage);
     }
-    let text = std::fs::read_to_string(name).map_err(|e| Failure::usage(format!("cannot read {name}: {e}")))?;
-    Policy::read(&text).map_err(|e| Failure::usage(format!("{name}: {e}")))
+    Policy::read(&text(Path::new(name))?).map_err(|e| Failure::usage(format!("{name}: {e}")))
 }
 
 /// Those of a list divided by commas.
@@ -82,11 +81,11 @@ fn asked(o: &Options) -> Result<(Vec<Failures>, Vec<Policy>), Failure> {
         let trace = o.trace.as_deref().unwrap_or_default();
         return Ok((trace::read(trace, o.nodes, o.seed..o.seed.saturating_add(o.seeds))?, policies));
     };
-    let text = match from.as_str() {
+    let records = match from.as_str() {
         "" => own_records()?,
-        path => std::fs::read_to_string(path).map_err(|e| Failure::usage(format!("cannot read {path}: {e}")))?,
+        path => text(Path::new(path))?,
     };
-    let (failures, then) = recorded(&text).map_err(Failure::usage)?;
+    let (failures, then) = recorded(&records).map_err(Failure::usage)?;
     Ok((vec![failures], [then].into_iter().chain(policies).collect()))
 }
 
@@ -96,9 +95,6 @@ fn workload(o: &Options, nodes: u32) -> Result<Workload, Failure> {
             true => unicron::case(5).map_err(Failure::usage),
             false => Ok(Workload::alone(nodes)),
         };
-    };
-    let text = |path: &PathBuf| {
-        std::fs::read_to_string(path).map_err(|e| Failure::usage(format!("cannot read {}: {e}", path.display())))
     };
     let found = situation(&text(cluster)?, &text(jobs)?, Mode::Floor).map_err(Failure::usage)?;
     if found.problem.units != nodes {
@@ -124,11 +120,11 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let name = o.trace.as_deref().unwrap_or("records of incidents");
     if let (Some(path), Some(policy)) = (&o.export, policies.first()) {
         let (_, lines) = history(first, &work, policy).map_err(Failure::usage)?;
-        std::fs::write(path, lines).map_err(|e| Failure::config(format!("cannot write {}: {e}", path.display())))?;
+        write(path, &lines)?;
     }
     if let Some(path) = &o.html {
         let page = picture::comparison(&found, &format!("{nodes} nodes, {days:.0} days, {} seeds: {name}", all.len()));
-        std::fs::write(path, page).map_err(|e| Failure::config(format!("cannot write {}: {e}", path.display())))?;
+        write(path, &page)?;
     }
     if o.json {
         println!("{}", to_json(&found, o, name, nodes, days));

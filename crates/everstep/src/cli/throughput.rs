@@ -1,6 +1,6 @@
 //! `everstep plan throughput`: what a model achieves on so many GPUs, and how it should lie on them.
 
-use super::{Failure, picture};
+use super::{Failure, picture, text, write};
 use clap::Args;
 use everstep_core::planner::throughput::{Best, Calibration, Hardware, Point, Transformer, best};
 use serde_json::{Value, json};
@@ -29,10 +29,6 @@ pub struct Options {
     /// For programs
     #[arg(long)]
     json: bool,
-}
-
-fn text(path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|e| Failure::usage(format!("cannot read {}: {e}", path.display())))
 }
 
 /// `8:128:8`
@@ -70,7 +66,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         numbers(&o.gpus)?.into_iter().map(|n| (n, best(&model, n, &on, &known))).collect();
     if let Some(path) = &o.svg {
         let picture = picture::dips(&found, &format!("{} on {}", model.name, on.name));
-        std::fs::write(path, picture).map_err(|e| Failure::config(format!("cannot write {}: {e}", path.display())))?;
+        write(path, &picture)?;
     }
     if o.json {
         println!("{}", to_json(&model, &on, &found));

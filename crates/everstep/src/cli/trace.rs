@@ -1,6 +1,6 @@
 //! `everstep trace`: what a trace of failures is like, and generated ones; and how other commands read one.
 
-use super::Failure;
+use super::{Failure, text};
 use clap::{Args, Subcommand};
 use everstep_sim::replay::{Failures, Recipe, fit, from_faults, from_lines, generate, to_lines};
 use serde_json::json;
@@ -39,7 +39,7 @@ enum Command {
 }
 
 fn file(path: &str, nodes: Option<u32>) -> Result<Failures, String> {
-    let text = std::fs::read_to_string(Path::new(path)).map_err(|e| format!("cannot read {path}: {e}"))?;
+    let text = text(Path::new(path)).map_err(|e| e.why)?;
     let found = if text.trim_start().starts_with('[') { from_faults(&text, nodes) } else { from_lines(&text) };
     let mut found = found.map_err(|e| format!("{path}: {e}"))?;
     if found.list.is_empty() && found.nodes == 0 {

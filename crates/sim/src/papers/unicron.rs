@@ -65,16 +65,8 @@ pub struct Way {
 /// As [`case`].
 pub fn ways(number: usize, mode: Mode) -> Result<Vec<Way>, String> {
     let work = case(number)?;
-    let job = |j: &Job| planner::Job {
-        id: j.id.clone(),
-        weight: j.weight,
-        min: j.min,
-        current: 0,
-        hit: false,
-        achieved: j.achieved.clone(),
-        moves: Move::default(),
-    };
-    let problem = Problem { units: NODES, jobs: work.jobs.iter().map(job).collect(), mode, rates: Rates::default() };
+    let jobs = work.jobs.iter().map(|j| j.to_plan(Move::default())).collect();
+    let problem = Problem { units: NODES, jobs, mode, rates: Rates::default() };
     let size = |j: &planner::Job| match j.id.rsplit('-').next() {
         Some("1.3b") => 13,
         Some("7b") => 70,

@@ -141,15 +141,7 @@ impl<'a> Run<'a> {
             OnLoss::Plan(mode) => mode,
             _ => planner::Mode::Floor,
         };
-        let jobs = work.jobs.iter().map(|j| planner::Job {
-            id: j.id.clone(),
-            weight: j.weight,
-            min: j.min,
-            current: 0,
-            hit: false,
-            achieved: j.achieved.clone(),
-            moves,
-        });
+        let jobs = work.jobs.iter().map(|j| j.to_plan(moves));
         let rates = Rates {
             unit_mtbf: of.node_mtbf().map(micros),
             at_least: (moves.regroup + moves.lost) * 10,

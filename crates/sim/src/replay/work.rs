@@ -1,5 +1,6 @@
 //! Who shares the cluster.
 
+use everstep_core::planner::{self, Move};
 use std::sync::Arc;
 
 /// One job.
@@ -16,6 +17,20 @@ pub struct Job {
 }
 
 impl Job {
+    /// As the planner sees it: it has no nodes yet.
+    #[must_use]
+    pub fn to_plan(&self, moves: Move) -> planner::Job {
+        planner::Job {
+            id: self.id.clone(),
+            weight: self.weight,
+            min: self.min,
+            current: 0,
+            hit: false,
+            achieved: self.achieved.clone(),
+            moves,
+        }
+    }
+
     /// Weighted, on so many nodes, in millionths of a node's peak: no more for nodes that it cannot use.
     #[must_use]
     pub fn worth(&self, nodes: usize) -> i128 {

@@ -142,15 +142,20 @@ impl Calibration {
         Calibration { points }
     }
 
+    fn of_model<'c>(&'c self, model: &'c Transformer, on: &'c Hardware) -> impl Iterator<Item = &'c Point> {
+        let same = |p: &&Point| Transformer { name: model.name.clone(), ..p.model.clone() } == *model;
+        self.points.iter().filter(|p| p.hardware == on.name).filter(same)
+    }
+
+    /// Layouts of this model on so many GPUs that were measured.
+    pub(super) fn layouts(&self, model: &Transformer, gpus: u64, on: &Hardware) -> Vec<Layout> {
+        self.of_model(model, on).map(|p| p.layout.clone()).filter(|l| l.gpus() == gpus).collect()
+    }
+
     /// What was measured for exactly this, in model FLOP/s of all GPUs.
     #[must_use]
     pub fn measured(&self, model: &Transformer, layout: &Layout, on: &Hardware) -> Option<f64> {
-        let same = |p: &&Point| {
-            p.hardware == on.name
-                && Transformer { name: model.name.clone(), ..p.model.clone() } == *model
-                && p.layout == *layout
-        };
-        self.points.iter().find(same).map(Point::achieved)
+        self.of_model(model, on).find(|p| p.layout == *layout).map(Point::achieved)
     }
 
     /// What computed speeds of this model are to be multiplied with: the mean of what its points (else all points of this hardware) achieved

@@ -71,7 +71,12 @@ pub fn ranked(model: &Transformer, gpus: u64, on: &Hardware, known: &Calibration
         let achieved = seen.unwrap_or(computed);
         Some(Best { gpus, layout, seconds, memory: needs, achieved, measured: seen.is_some() })
     };
-    let mut all: Vec<Best> = layouts(model, gpus, on).into_iter().filter_map(one).collect();
+    // Measured ones are candidates however they are made.
+    let mut tried = known.layouts(model, gpus, on);
+    tried.extend(layouts(model, gpus, on));
+    tried.sort();
+    tried.dedup();
+    let mut all: Vec<Best> = tried.into_iter().filter_map(one).collect();
     all.sort_by(|a, b| b.achieved.total_cmp(&a.achieved).then_with(|| a.layout.cmp(&b.layout)));
     all
 }
