@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+
+from conftest import EVERSTEP
 
 
 def _simulate(everstep, *options):
@@ -90,3 +93,11 @@ def test_what_a_model_achieves(everstep, tmp_path):
     assert all(size["flops"] < 0.75 * before["flops"] for size, before in zip(calibrated, sizes, strict=False))
     wrong = everstep(*options, "--gpus", "8", "--points", str(tmp_path / "dips.svg"))
     assert wrong.returncode == 2 and "first line" in wrong.stderr
+
+
+def test_a_policy_that_achieves_nothing_and_a_reader_that_goes_away(everstep):
+    never = everstep("simulate", "--trace", "gen:poisson,nodes=40,mtbf=1d,days=20,repair=10d..11d", "--policies", "everstep,wait", "--seeds", "3", "--json")
+    wait = json.loads(never.stdout)["policies"][1]
+    assert wait["first_by_it"] is None or wait["first_by_it"]["mean"] < 1e6, never.stderr
+    piped = subprocess.run(["bash", "-c", f"{EVERSTEP} plan throughput --model gpt3-7b --gpus 8:4000:8 --hardware a800 | head -1; echo ${{PIPESTATUS[0]}}"], capture_output=True, text=True, check=False)
+    assert piped.stdout.splitlines()[-1] in ("141", "0") and "panicked" not in piped.stderr

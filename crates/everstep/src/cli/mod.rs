@@ -143,10 +143,28 @@ enum Command {
     },
 }
 
+/// Exit code of programs whose reader has gone away, as shells give it: 128 and SIGPIPE.
+const NOBODY_READS: i32 = 141;
+
+/// Whoever reads has seen enough (`| head`): nothing more is said, and nothing is wrong. The standard library panics instead.
+fn end_when_nobody_reads() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let text = panic.payload().downcast_ref::<String>().map_or("", String::as_str);
+        if text.starts_with("failed printing to stdout") {
+            std::process::exit(NOBODY_READS);
+        }
+        usual(panic);
+    }));
+}
+
 /// Runs the command line; returns the exit code.
 pub fn main() -> i32 {
     let mut arguments: Vec<String> = std::env::args().collect();
     let command = arguments.get(1).cloned().unwrap_or_default();
+    if !["run", "rendezvous", "check", "coordinator", "guard"].contains(&command.as_str()) {
+        end_when_nobody_reads();
+    }
     if ["run", "rendezvous", "check"].contains(&command.as_str()) {
         match run::uniform(&arguments.split_off(2)) {
             Ok(rest) if command == "check" && rest.iter().any(|a| a == "--") => {

@@ -1,6 +1,6 @@
 //! Pictures: SVG, and pages with nothing from elsewhere.
 
-use super::simulate::shares;
+use super::simulate::{by_it, shares};
 use everstep_core::planner::throughput::Best;
 use everstep_sim::replay::Compared;
 use plotters::prelude::*;
@@ -99,15 +99,13 @@ fn escaped(text: &str) -> String {
 pub fn comparison(found: &[Compared], caption: &str) -> String {
     let row = |of: &Compared| {
         format!(
-            "<tr><td>{}</td><td>{:.2} % [{:.2}, {:.2}]</td><td>{:.2} %</td><td>{:.3} [{:.3}, {:.3}]</td></tr>",
+            "<tr><td>{}</td><td>{:.2} % [{:.2}, {:.2}]</td><td>{:.2} %</td><td>{}</td></tr>",
             escaped(&of.policy),
             of.goodput.mean * 100.0,
             of.goodput.ends.0 * 100.0,
             of.goodput.ends.1 * 100.0,
             of.share.mean * 100.0,
-            of.ratio.mean,
-            of.ratio.ends.0,
-            of.ratio.ends.1
+            by_it(of)
         )
     };
     let rows: String = found.iter().map(row).collect();

@@ -151,22 +151,25 @@ pub fn shares(of: &Compared) -> Vec<(&'static str, f64)> {
     found
 }
 
+/// What the first policy achieved by this one, for people.
+pub fn by_it(of: &Compared) -> String {
+    of.ratio.map_or_else(|| "it achieves nothing".into(), |r| r.to_string())
+}
+
 fn print(found: &[Compared], seeds: usize, nodes: u32, days: f64) {
     println!("{nodes} nodes, {days:.1} days, {seeds} lists of failures; means, with 95 % confidence");
     let first = found.first().map_or("", |f| f.policy.as_str());
     println!("  {:<12} {:>8} {:>17} {:>8} {:>22}", "policy", "goodput", "", "of ideal", format!("{first} by it"));
     for of in found {
-        let (g, r) = (of.goodput, of.ratio);
+        let g = of.goodput;
         println!(
-            "  {:<12} {:>6.2} % [{:>6.2}, {:>6.2}] {:>6.2} % {:>6.3} [{:.3}, {:.3}]",
+            "  {:<12} {:>6.2} % [{:>6.2}, {:>6.2}] {:>6.2} % {:>22}",
             of.policy,
             g.mean * 100.0,
             g.ends.0 * 100.0,
             g.ends.1 * 100.0,
             of.share.mean * 100.0,
-            r.mean,
-            r.ends.0,
-            r.ends.1
+            by_it(of)
         );
     }
     println!("where the nodes' time went, in %");
@@ -192,7 +195,7 @@ fn to_json(found: &[Compared], o: &Options, name: &str, nodes: u32, days: f64) -
             })
             .collect();
         json!({
-            "policy": of.policy, "goodput": interval(&of.goodput), "of_ideal": interval(&of.share), "first_by_it": interval(&of.ratio),
+            "policy": of.policy, "goodput": interval(&of.goodput), "of_ideal": interval(&of.share), "first_by_it": of.ratio.as_ref().map(interval),
             "shares": shares(of).into_iter().map(|(n, s)| (n.to_owned(), s.into())).collect::<serde_json::Map<String, Value>>(),
             "seeds": books,
         })

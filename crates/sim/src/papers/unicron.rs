@@ -1,7 +1,7 @@
 //! Unicron's table 3 with figure 10c, figure 9's order, and figure 11 with the ablation that the paper lacks.
 
 use super::{Origin, Row};
-use crate::replay::{Compared, Job, OnLoss, Policy, Recipe, Workload, compare, generate};
+use crate::replay::{Compared, Interval, Job, OnLoss, Policy, Recipe, Workload, compare, generate};
 use everstep_core::planner::throughput::{Calibration, Hardware, Transformer, best};
 use everstep_core::planner::{self, Mode, Move, Plan, Problem, Rates, solve};
 use std::collections::BTreeMap;
@@ -95,6 +95,10 @@ const FIGURE_11: [(&str, &str, f64, f64); 4] = [
     ("varuna", "Varuna", 4.8, 5.8),
 ];
 
+fn ratio(of: &Compared) -> Result<Interval, String> {
+    of.ratio.ok_or_else(|| format!("{} achieves nothing on some trace", of.policy))
+}
+
 /// What a system achieves of the planner's speeds, by name.
 pub type Fitted = Vec<(String, f64)>;
 
@@ -117,7 +121,7 @@ pub fn figure_11(seeds: u64, threads: usize) -> Result<(Vec<Row>, Fitted), Strin
     let mut fitted = Vec::new();
     for ((name, _, paper, _), (policy, of)) in FIGURE_11.iter().zip(policies.iter_mut().zip(&plain).skip(1)) {
         if *name != "wait" {
-            policy.efficiency = (of.ratio.mean / paper * 1e6).round() as u32;
+            policy.efficiency = (ratio(of)?.mean / paper * 1e6).round() as u32;
             fitted.push(((*name).to_owned(), f64::from(policy.efficiency) / 1e6));
         }
     }
@@ -128,15 +132,9 @@ pub fn figure_11(seeds: u64, threads: usize) -> Result<(Vec<Row>, Fitted), Strin
         for ((name, called, first, other), of) in FIGURE_11.iter().zip(found.iter().skip(1)) {
             let paper = if second { *other } else { *first };
             let origin = if *name == "wait" || second { Origin::Predicted } else { Origin::Fitted };
-            let (low, high) = of.ratio.ends;
+            let Interval { mean: ours, ends: (low, high) } = ratio(of)?;
             let assumed = format!("mean of {seeds} seeds, 95 % [{low:.3}, {high:.3}]");
-            rows.push(Row {
-                what: format!("figure 11, {trace}: Unicron by {called}"),
-                paper,
-                ours: of.ratio.mean,
-                origin,
-                assumed,
-            });
+            rows.push(Row { what: format!("figure 11, {trace}: Unicron by {called}"), paper, ours, origin, assumed });
         }
     }
     Ok((rows, fitted))
@@ -172,7 +170,7 @@ pub fn ablation(seeds: u64, threads: usize) -> Result<Vec<(&'static str, [f64; 2
     let policies = [unicron, wait, shrink, faster, moved, elastic, spares, two];
     let (a, b) =
         (on_trace(&Recipe::TraceA, seeds, &policies, threads)?, on_trace(&Recipe::TraceB, seeds, &policies, threads)?);
-    Ok(names.into_iter().zip(a.iter().zip(&b)).map(|(name, (a, b))| (name, [a.ratio.mean, b.ratio.mean])).collect())
+    names.into_iter().zip(a.iter().zip(&b)).map(|(name, (a, b))| Ok((name, [ratio(a)?.mean, ratio(b)?.mean]))).collect()
 }
 
 /// Figure 9's order: seconds from a node's failure to work that is new, by policy (its bars are not published as numbers).

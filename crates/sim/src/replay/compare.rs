@@ -25,8 +25,8 @@ pub struct Compared {
     pub goodput: Interval,
     /// What was achieved, as a share of the ideal.
     pub share: Interval,
-    /// What the first policy achieved by what this one did, seed by seed.
-    pub ratio: Interval,
+    /// What the first policy achieved by what this one did, seed by seed; `None` where this one has achieved nothing.
+    pub ratio: Option<Interval>,
 }
 
 /// Student's t for 95 %, by degrees of freedom (two-sided); the last for more.
@@ -47,6 +47,18 @@ impl Interval {
         let t = STUDENT.get(df - 1).copied().unwrap_or(1.96 + 2.5 / df as f64);
         let half = t * libm::sqrt(spread / n);
         Interval { mean, ends: (mean - half, mean + half) }
+    }
+
+    /// Of something that is between 0 and 1.
+    fn share(self) -> Interval {
+        Interval { ends: (self.ends.0.max(0.0), self.ends.1.min(1.0)), ..self }
+    }
+}
+
+/// `1.242 [1.229, 1.254]`
+impl std::fmt::Display for Interval {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.3} [{:.3}, {:.3}]", self.mean, self.ends.0, self.ends.1)
     }
 }
 
@@ -74,13 +86,15 @@ pub fn compare(
     let groups: Vec<Vec<Outcome>> = policies.iter().map(|_| left.by_ref().take(all.len()).collect()).collect();
     let first: Vec<i128> = groups.first().map(|g| g.iter().map(|o| o.value).collect()).unwrap_or_default();
     let summed = |(policy, outcomes): (&Policy, Vec<Outcome>)| {
-        let of = |value: &dyn Fn(&Outcome) -> f64| Interval::of(&outcomes.iter().map(value).collect::<Vec<_>>());
-        let ratios: Vec<f64> = first.iter().zip(&outcomes).map(|(a, b)| *a as f64 / (b.value.max(1)) as f64).collect();
+        let of =
+            |value: &dyn Fn(&Outcome) -> f64| Interval::of(&outcomes.iter().map(value).collect::<Vec<_>>()).share();
+        let ratios: Option<Vec<f64>> =
+            first.iter().zip(&outcomes).map(|(a, b)| (b.value > 0).then(|| *a as f64 / b.value as f64)).collect();
         Compared {
             policy: policy.name.clone(),
             goodput: of(&Outcome::goodput),
             share: of(&Outcome::share),
-            ratio: Interval::of(&ratios),
+            ratio: ratios.map(|all| Interval::of(&all)),
             outcomes,
         }
     };

@@ -48,7 +48,11 @@ pub fn from_faults(text: &str, nodes: Option<u32>) -> Result<Failures, String> {
     }
     list.extend(open.into_iter().map(|(node, (_, at))| Failure { at, node, kind: Kind::Node, repair: length - at }));
     list.retain(|f| f.repair > 0 && f.at < length);
-    let nodes = nodes.unwrap_or(0).max(numbers.len() as u32);
+    let named = numbers.len() as u32;
+    let nodes = nodes.unwrap_or(named);
+    if nodes < named {
+        return Err(format!("{named} nodes fail in the trace, more than --nodes {nodes}"));
+    }
     Failures { nodes, length, list }.checked()
 }
 
@@ -104,11 +108,9 @@ pub fn from_lines(text: &str) -> Result<Failures, String> {
     let last = read.iter().map(|(t, _, _, repair)| t + repair.unwrap_or(0)).max().unwrap_or(0);
     let length = cluster.1.map_or(last, |s| (s * SECOND as f64).round() as u64);
     let named = numbers.len() as u32;
-    let nodes =
-        cluster.0.map_or(named.max(numbered.last().map_or(0, |n| n + 1)), |n| u32::try_from(n).unwrap_or(u32::MAX));
-    if nodes > 1 << 20 {
-        return Err(format!("the trace has {nodes} nodes; at most {} are simulated", 1 << 20));
-    }
+    let said = cluster.0.unwrap_or(named.max(numbered.last().map_or(0, |n| n + 1)).into());
+    let nodes = u32::try_from(said).ok().filter(|n| *n <= 1 << 20);
+    let nodes = nodes.ok_or_else(|| format!("the trace has {said} nodes; at most {} are simulated", 1 << 20))?;
     let mut list: Vec<Failure> = Vec::new();
     for (at, (t, node, kind, repair)) in read.iter().enumerate() {
         let Some(kind) = *kind else { continue };
