@@ -42,7 +42,10 @@ pub fn dips(of: &[(u64, Option<Best>)], caption: &str) -> String {
             .x_label_area_size(40)
             .y_label_area_size(60)
             .build_cartesian_2d(first as f64..last.max(first + 1) as f64, 0.0..most)?;
-        chart.configure_mesh().x_desc("GPUs").y_desc("TFLOP/s per GPU").draw()?;
+        let whole = |x: &f64| format!("{x:.0}");
+        let mut mesh = chart.configure_mesh();
+        mesh.max_light_lines(0).x_label_formatter(&whole).y_label_formatter(&whole);
+        mesh.x_desc("GPUs").y_desc("TFLOP/s per GPU").draw()?;
         let points = || of.iter().map(|(gpus, b)| (*gpus as f64, b.as_ref().map_or(0.0, per_gpu)));
         chart.draw_series(LineSeries::new(points(), COLOURS[5].stroke_width(2)))?;
         chart.draw_series(of.iter().map(|(gpus, b)| {
@@ -56,12 +59,13 @@ pub fn dips(of: &[(u64, Option<Best>)], caption: &str) -> String {
 /// Where the nodes' time went, a bar for each policy.
 fn bars(found: &[Compared]) -> String {
     svg(|area| {
-        let names: Vec<String> = found.iter().map(|f| f.policy.clone()).collect();
+        // The first one on top.
+        let names: Vec<String> = found.iter().rev().map(|f| f.policy.clone()).collect();
         let mut chart = ChartBuilder::on(area)
             .margin(12)
             .x_label_area_size(30)
             .y_label_area_size(110)
-            .build_cartesian_2d(0.0..135.0, (0..names.len()).into_segmented())?;
+            .build_cartesian_2d(0.0..135.0, (0..names.len().saturating_sub(1)).into_segmented())?;
         let label = |at: &SegmentValue<usize>| match at {
             SegmentValue::CenterOf(n) => names.get(*n).cloned().unwrap_or_default(),
             _ => String::new(),
@@ -70,7 +74,7 @@ fn bars(found: &[Compared]) -> String {
         chart.configure_mesh().disable_mesh().y_label_formatter(&label).x_label_formatter(&percent).draw()?;
         for (at, (name, _)) in found.first().map(shares).unwrap_or_default().into_iter().enumerate() {
             let colour = COLOURS[at % COLOURS.len()];
-            let part = found.iter().enumerate().map(|(row, of)| {
+            let part = found.iter().rev().enumerate().map(|(row, of)| {
                 let all = shares(of);
                 let before: f64 = all.iter().take(at).map(|(_, s)| s * 100.0).sum();
                 let this = all.get(at).map_or(0.0, |(_, s)| s * 100.0);
