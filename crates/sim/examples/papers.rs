@@ -40,11 +40,11 @@ fn main() -> Result<(), String> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     let (figure_11, fitted) = unicron::figure_11(seeds, threads)?;
     let ablation = unicron::ablation(seeds, threads)?;
-    let (gemini, ettr) = (gemini::rows(), ettr::rows(seeds, threads)?);
+    let (gemini, ettr, checkfreq) = (gemini::rows(), ettr::rows(seeds, threads)?, checkfreq::rows());
     lines("unicron-fig11", &figure_11);
     lines("gemini-figures", &gemini);
     lines("ettr", &ettr);
-    lines("checkfreq", &checkfreq::rows());
+    lines("checkfreq", &checkfreq);
     for (name, [a, b]) in &ablation {
         println!("{}", json!({"of": "ablation", "what": name, "trace_a": a, "trace_b": b}));
     }

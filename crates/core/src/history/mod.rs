@@ -14,7 +14,7 @@ mod tell;
 
 pub use incident::{Incident, Outcome, Restore, incidents};
 pub use lemons::{Lemon, lemons};
-pub use record::{Record, Span, records};
+pub use record::{Record, Span, lines, records};
 pub use tell::tell;
 
 use crate::coordinator::command::Fact;

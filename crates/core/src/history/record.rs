@@ -60,6 +60,13 @@ impl Span {
     }
 }
 
+/// A line each, as JSON: the span first.
+pub fn lines<'a>(span: &Span, records: impl IntoIterator<Item = &'a Record>) -> String {
+    let line = |value: serde_json::Result<String>| value.unwrap_or_default() + "\n";
+    let first = line(serde_json::to_string(span));
+    records.into_iter().fold(first, |text, record| text + &line(serde_json::to_string(record)))
+}
+
 /// The records of a job's facts.
 #[must_use]
 pub fn records(entries: &[Entry]) -> (Span, Vec<Record>) {

@@ -3,8 +3,8 @@
 use super::Problem;
 use std::time::Duration;
 
-/// A change costs no more than this share of the time until the next one of its kind.
-const SHARE: u32 = 50;
+/// The time until the next change of its kind is at least so many times what a change takes.
+const TIMES: u32 = 50;
 
 impl Problem {
     /// So long after a change the next one may be made that is not needed: for a node that joins, never for one that failed. Fifty times what
@@ -12,6 +12,6 @@ impl Problem {
     #[must_use]
     pub fn dwell(&self) -> Duration {
         let slowest = self.jobs.iter().map(|job| job.moves.regroup + job.moves.state).max();
-        slowest.unwrap_or_default() * SHARE
+        slowest.unwrap_or_default() * TIMES
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Failure, facts, picture, text, trace, write};
 use clap::Args;
-use everstep_core::history::{Span, records};
+use everstep_core::history::{Span, lines, records};
 use everstep_core::planner::Mode;
 use everstep_core::planner::file::read as situation;
 use everstep_sim::papers::unicron;
@@ -30,7 +30,7 @@ pub struct Options {
     #[arg(long, default_value_t = 20)]
     seeds: u64,
     /// The first of them
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(..1 << 48))]
     seed: u64,
     /// Nodes of the cluster, where the trace's file does not say it
     #[arg(long)]
@@ -69,9 +69,7 @@ fn own_records() -> Result<String, Failure> {
     if found.is_empty() {
         return Err(facts::none_of(None));
     }
-    let line = |value: serde_json::Result<String>| value.unwrap_or_default() + "\n";
-    let first = line(serde_json::to_string(&span));
-    Ok(found.iter().fold(first, |text, record| text + &line(serde_json::to_string(record))))
+    Ok(lines(&span, &found))
 }
 
 /// Failures, and the policies to try; of records, first what was done then.

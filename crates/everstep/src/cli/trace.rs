@@ -33,7 +33,7 @@ enum Command {
         #[arg(long)]
         nodes: Option<u32>,
         /// Another seed, other failures
-        #[arg(long, default_value_t = 0)]
+        #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(..1 << 48))]
         seed: u64,
     },
 }

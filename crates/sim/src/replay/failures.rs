@@ -7,6 +7,16 @@ pub const HOUR: u64 = 3600 * SECOND;
 /// Microseconds.
 pub const DAY: u64 = 24 * HOUR;
 
+/// Microseconds in seconds, as files have them.
+pub(super) fn seconds(micros: u64) -> f64 {
+    micros as f64 / SECOND as f64
+}
+
+/// Seconds of a file in microseconds; less than nothing is nothing.
+pub(super) fn micros(seconds: f64) -> u64 {
+    (seconds.max(0.0) * SECOND as f64).round() as u64
+}
+
 /// What fails (Unicron, table 1: severities).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {

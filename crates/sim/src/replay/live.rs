@@ -157,11 +157,11 @@ impl Live {
         }
     }
 
-    /// Until the job trains on so many nodes, or so many milliseconds later. True if it does.
-    fn until(&mut self, nodes: u32, within: u64) -> bool {
+    /// Until it is so, or so many milliseconds later. True if it is.
+    fn until(&mut self, so: impl Fn(&Live) -> bool, within: u64) -> bool {
         let end = self.now + within;
         self.follow();
-        while !self.trains_on(nodes) {
+        while !so(self) {
             let next = self.core.deadline(Time(self.now)).map_or(u64::MAX, |t| t.0.max(self.now + 1));
             if next > end {
                 self.now = end;
@@ -199,7 +199,7 @@ fn decide(of: Situation) -> Option<u64> {
     }
     // Too few wait; long enough and the job asks to be requeued, which is the same again.
     let enough = before >= of.least;
-    let trained = live.until(before, if enough { LONG } else { 60_000 });
+    let trained = live.until(|l| l.trains_on(before), if enough { LONG } else { 60_000 });
     if enough {
         live.step = Step(1000);
         live.now += SETTLED;
@@ -229,29 +229,8 @@ fn decide(of: Situation) -> Option<u64> {
     }
     // What it did before says nothing: the generation after it does.
     let generation = live.generation;
-    live.follow();
-    let again = live.until_after(generation, of.has);
+    let again = live.until(|l| l.generation > generation && l.trains_on(of.has), LONG);
     (again && (trained || of.happens == Happens::Joins)).then(|| (live.now - began) * 1000)
-}
-
-impl Live {
-    /// Until a later generation trains on so many nodes.
-    fn until_after(&mut self, generation: Generation, nodes: u32) -> bool {
-        let end = self.now + LONG;
-        while self.now < end {
-            if self.generation > generation && self.trains_on(nodes) {
-                return true;
-            }
-            let next = self.core.deadline(Time(self.now)).map_or(u64::MAX, |t| t.0.max(self.now + 1));
-            if next > end {
-                return false;
-            }
-            self.now = next;
-            self.heard.push_back(Event::Tick);
-            self.follow();
-        }
-        false
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! What is done about failures, and how long that takes: as a small file (TOML).
 
-use super::failures::{Kind, SECOND};
+use super::failures::{Kind, micros};
 use everstep_core::planner::Mode;
 use serde::Deserialize;
 
@@ -98,9 +98,9 @@ const KNOWN: [(&str, &str); 8] = [
     ("bamboo", include_str!("policies/bamboo.toml")),
 ];
 
-fn micros(what: &str, seconds: f64) -> Result<u64, String> {
+fn checked(what: &str, seconds: f64) -> Result<u64, String> {
     if (0.0..=1e9).contains(&seconds) {
-        Ok((seconds * SECOND as f64).round() as u64)
+        Ok(micros(seconds))
     } else {
         Err(format!("{what} = {seconds} is not a time from 0 to a billion seconds"))
     }
@@ -108,9 +108,9 @@ fn micros(what: &str, seconds: f64) -> Result<u64, String> {
 
 fn times(what: &str, by: By) -> Result<[u64; 3], String> {
     Ok([
-        micros(&format!("{what}.node"), by.node)?,
-        micros(&format!("{what}.process"), by.process)?,
-        micros(&format!("{what}.transient"), by.transient)?,
+        checked(&format!("{what}.node"), by.node)?,
+        checked(&format!("{what}.process"), by.process)?,
+        checked(&format!("{what}.transient"), by.transient)?,
     ])
 }
 
@@ -168,11 +168,11 @@ impl Policy {
             spares: of.spares,
             detect: times("detect_s", of.detect_s).map_err(within)?,
             restart: times("restart_s", of.restart_s).map_err(within)?,
-            regroup: micros("regroup_s", of.regroup_s).map_err(within)?,
-            interval: micros("interval_s", of.interval_s).map_err(within)?,
-            write: micros("write_s", of.write_s).map_err(within)?,
+            regroup: checked("regroup_s", of.regroup_s).map_err(within)?,
+            interval: checked("interval_s", of.interval_s).map_err(within)?,
+            write: checked("write_s", of.write_s).map_err(within)?,
             copies: of.copies,
-            copy_interval: micros("copy_interval_s", of.copy_interval_s).map_err(within)?,
+            copy_interval: checked("copy_interval_s", of.copy_interval_s).map_err(within)?,
             coordinator: of.coordinator,
         };
         if policy.write > 0 && policy.interval == 0 {

@@ -1,6 +1,6 @@
 //! Traces of real clusters, and the lines that this project writes.
 
-use super::failures::{DAY, Failure, Failures, Kind, SECOND};
+use super::failures::{DAY, Failure, Failures, Kind, micros, seconds};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -74,7 +74,7 @@ pub fn from_lines(text: &str) -> Result<Failures, String> {
             continue;
         }
         let time = |key: &str, value: &Value| match value.as_f64() {
-            Some(s) if (0.0..1e10).contains(&s) => Ok((s * SECOND as f64).round() as u64),
+            Some(s) if (0.0..1e10).contains(&s) => Ok(micros(s)),
             Some(s) => Err(wrong(&format!("{key} = {s} is not a time from 0 on, in seconds"))),
             None => Err(wrong(&format!("no {key}, in seconds"))),
         };
@@ -106,7 +106,7 @@ pub fn from_lines(text: &str) -> Result<Failures, String> {
     }
     read.sort_by_key(|(t, node, kind, _)| (*t, kind.is_some(), *node));
     let last = read.iter().map(|(t, _, _, repair)| t + repair.unwrap_or(0)).max().unwrap_or(0);
-    let length = cluster.1.map_or(last, |s| (s * SECOND as f64).round() as u64);
+    let length = cluster.1.map_or(last, micros);
     let named = numbers.len() as u32;
     let said = cluster.0.unwrap_or(named.max(numbered.last().map_or(0, |n| n + 1)).into());
     let nodes = u32::try_from(said).ok().filter(|n| *n <= 1 << 20);
@@ -127,7 +127,6 @@ pub fn from_lines(text: &str) -> Result<Failures, String> {
 /// The lines that [`from_lines`] reads.
 #[must_use]
 pub fn to_lines(of: &Failures) -> String {
-    let seconds = |micros: u64| micros as f64 / SECOND as f64;
     let mut lines = vec![json!({"kind": "cluster", "nodes": of.nodes, "length_s": seconds(of.length)}).to_string()];
     for f in &of.list {
         let mut line = json!({"t_s": seconds(f.at), "node": f.node, "kind": f.kind.name()});

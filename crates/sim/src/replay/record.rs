@@ -1,20 +1,16 @@
 //! A simulated history as records of incidents, and what records say of how failures were dealt with.
 
 use super::books::{Books, Cause};
-use super::failures::{Failure, Failures, Kind, SECOND};
+use super::failures::{Failure, Failures, Kind, SECOND, micros, seconds};
 use super::policy::{OnLoss, Policy};
 use super::read::from_lines;
-use everstep_core::history::{Record, Span};
+use everstep_core::history::{self, Record, Span};
 
 /// Records while a simulation runs.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
     /// With the job, while it does not run again.
     records: Vec<(Option<usize>, Record)>,
-}
-
-fn seconds(micros: u64) -> f64 {
-    micros as f64 / SECOND as f64
 }
 
 impl Recorder {
@@ -45,7 +41,6 @@ impl Recorder {
     }
 
     pub(super) fn lines(&self, of: &Failures, policy: &Policy, books: &Books) -> String {
-        let line = |value: serde_json::Result<String>| value.unwrap_or_default() + "\n";
         let stalled = books.blocked[Cause::Checkpoint as usize];
         let share = stalled as f64 / (stalled + books.productive + books.discarded).max(1) as f64;
         let span = Span {
@@ -53,18 +48,13 @@ impl Recorder {
             spares: Some(policy.spares.min(of.nodes)),
             ..Span::new(of.nodes, seconds(of.length))
         };
-        let first = line(serde_json::to_string(&span));
-        self.records.iter().fold(first, |text, (_, record)| text + &line(serde_json::to_string(record)))
+        history::lines(&span, self.records.iter().map(|(_, record)| record))
     }
 }
 
 fn mean(of: impl Iterator<Item = f64>) -> Option<f64> {
     let (count, sum) = of.fold((0u32, 0.0), |(n, sum), x| (n + 1, sum + x));
     (count > 0).then(|| sum / f64::from(count))
-}
-
-fn micros(seconds: f64) -> u64 {
-    (seconds.max(0.0) * SECOND as f64).round() as u64
 }
 
 /// When the job ran again.

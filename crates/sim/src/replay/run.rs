@@ -14,7 +14,7 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 
 /// What came of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Where the nodes' time went.
     pub books: Books,
@@ -158,15 +158,7 @@ impl<'a> Run<'a> {
             nodes.iter().for_each(|n| owner[*n as usize] = Some(at));
             states.push(State::new(policy, nodes, planned));
         }
-        let out = Outcome {
-            books: Books::default(),
-            value: 0,
-            ideal: 0,
-            jobs: Vec::new(),
-            stopped: 0,
-            changes: 0,
-            copies_lost: 0,
-        };
+        let out = Outcome::default();
         let mut run = Run {
             of,
             work,

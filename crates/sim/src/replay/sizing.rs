@@ -1,7 +1,7 @@
 //! What it takes to reach a goal: spares, copies, checkpoints, detection; and which of them pays most.
 
 use super::compare::{Interval, compare};
-use super::failures::{Failures, HOUR, SECOND};
+use super::failures::{Failures, HOUR, SECOND, seconds};
 use super::fit::quantile;
 use super::generate::{Recipe, generate};
 use super::policy::{OnLoss, Policy};
@@ -101,25 +101,15 @@ pub fn size(all: &[Failures], base: &Policy, range: &Range, goal: f64, threads: 
     let mut best: Option<Tried> = None;
     let mut reached = None;
     let last = |of: &[u64]| of.last().copied().unwrap_or(0);
-    for spares in &range.spares {
-        for copies in &range.copies {
-            // With the best of the other two: no goal without them.
-            let top = Knobs {
-                spares: *spares,
-                copies: *copies,
-                interval: last(&range.interval),
-                detect: last(&range.detect),
-            };
-            let tried = goodput(top)?;
-            if best.as_ref().is_none_or(|b| tried.goodput.mean > b.goodput.mean) {
-                best = Some(tried.clone());
-            }
-            if tried.goodput.mean >= goal {
-                reached = Some(tried);
-                break;
-            }
+    // With the best of the other two: no goal without them.
+    let (interval, detect) = (last(&range.interval), last(&range.detect));
+    for (spares, copies) in range.spares.iter().flat_map(|s| range.copies.iter().map(move |c| (*s, *c))) {
+        let tried = goodput(Knobs { spares, copies, interval, detect })?;
+        if best.as_ref().is_none_or(|b| tried.goodput.mean > b.goodput.mean) {
+            best = Some(tried.clone());
         }
-        if reached.is_some() {
+        if tried.goodput.mean >= goal {
+            reached = Some(tried);
             break;
         }
     }
@@ -162,6 +152,6 @@ pub fn spoken(micros: u64) -> String {
     match micros {
         t if t >= HOUR && t % HOUR == 0 => format!("{} h", t / HOUR),
         t if t >= 60 * SECOND => format!("{} min", t / (60 * SECOND)),
-        t => format!("{} s", t as f64 / SECOND as f64),
+        t => format!("{} s", seconds(t)),
     }
 }

@@ -59,7 +59,7 @@ fn layouts(model: &Transformer, gpus: u64, on: &Hardware) -> Vec<Layout> {
 /// All layouts that fit, the best first; measured ones by what was measured.
 #[must_use]
 pub fn ranked(model: &Transformer, gpus: u64, on: &Hardware, known: &Calibration) -> Vec<Best> {
-    let operations = model.operations(Recompute::Nothing);
+    let (operations, scale) = (model.operations(Recompute::Nothing), known.scale(model, on));
     let one = |layout: Layout| {
         let needs = memory(model, &layout, on);
         let seen = known.measured(model, &layout, on);
@@ -67,7 +67,7 @@ pub fn ranked(model: &Transformer, gpus: u64, on: &Hardware, known: &Calibration
             return None;
         }
         let seconds = iteration(model, &layout, on);
-        let computed = operations / seconds.total() * known.scale(model, on);
+        let computed = operations / seconds.total() * scale;
         let achieved = seen.unwrap_or(computed);
         Some(Best { gpus, layout, seconds, memory: needs, achieved, measured: seen.is_some() })
     };
