@@ -98,7 +98,104 @@ def test_a_policy_that_nobody_can_carry_out_is_refused(everstep, script, tmp_pat
     train = script("pass")
     nobody = everstep("run", "--standalone", "--policy", "act", train)
     assert nobody.returncode == 2 and "give --provisioner PROGRAM" in nobody.stderr
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    (tmp_path / "jobs.toml").write_text(JOBS.replace("90 TFLOP/s", "90"))
+    unclear = everstep("run", "--standalone", "--cluster", tmp_path / "cluster.toml", "--jobs", tmp_path / "jobs.toml", train)
+    assert unclear.returncode == 2 and "has no unit" in unclear.stderr, unclear.stderr
+    half = everstep("run", "--standalone", "--jobs", tmp_path / "jobs.toml", train)
+    assert half.returncode == 2 and "--cluster" in half.stderr, half.stderr
     (tmp_path / "text").write_text("no program")
     for program in (tmp_path / "missing", tmp_path / "text", Path("/")):
         done = everstep("run", "--standalone", "--policy", "act", "--provisioner", str(program), train)
         assert done.returncode == 2 and "cannot be started" in done.stderr, done.stderr
+
+CLUSTER = 'nodes = 4\ngpus_per_node = 1\npeak = "100 TFLOP/s"\nnode_mtbf = "100d"\n'
+#: `large` is worth a lot on two nodes and hardly anything on one.
+JOBS = """
+[[job]]
+id = "large"
+min = 1
+throughput = { 1 = "1 TFLOP/s", 2 = "90 TFLOP/s" }
+
+[[job]]
+id = "small"
+min = 1
+throughput = { 1 = "10 TFLOP/s", 2 = "20 TFLOP/s" }
+"""
+
+#: Each step is in memory; says how many ranks there are, and with which step a start begins.
+KEEPS = """
+import os, pathlib, time
+import torch
+import everstep
+out, name = pathlib.Path(os.environ["OUT"]), os.environ["NAME"]
+node = os.environ["EVERSTEP_NODE"]
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+ckpt = everstep.CheckpointManager(out / name, model=model, optimizer=optimizer)
+first = True
+for step in ckpt.steps(100_000):
+    if first:
+        with (out / f"{name}-begins-{node}").open("a") as f:
+            f.write(f"{step} {os.environ['WORLD_SIZE']}\\n")
+        first = False
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    (out / f"{name}-at-{node}").write_text(f"{step} {os.environ['WORLD_SIZE']}")
+    time.sleep(0.05)
+    stop = torch.tensor(float((out / "enough").exists()))
+    torch.distributed.all_reduce(stop)
+    if stop:
+        break
+"""
+
+#: Starts the agent of the job that is to have the machine.
+MOVER = """#!/bin/sh
+read -r request
+echo "$request" >> "$OUT/requests"
+case "$request" in *'"move"'*) NAME=large setsid {everstep} run --name large {meet} --node-rank 7 {script} > "$OUT/moved.log" 2>&1 & ;; esac
+"""
+
+
+def test_a_node_goes_to_the_job_that_is_worth_more_with_it(env, tmp_path, script):
+    out = tmp_path / "out"
+    out.mkdir()
+    for name, text in {"cluster.toml": CLUSTER, "jobs.toml": JOBS}.items():
+        (tmp_path / name).write_text(text)
+    env = {**env, "OUT": str(out)}
+    program = tmp_path / "program"
+    files = f"--cluster {tmp_path / 'cluster.toml'} --jobs {tmp_path / 'jobs.toml'}"
+    meet = f"--nnodes 1:2 --policy act --provisioner {program} {files} --rdzv-endpoint 127.0.0.1:{free_port()}"
+    train = script(KEEPS)
+    program.write_text(MOVER.format(everstep=EVERSTEP, meet=meet, script=train))
+    program.chmod(0o755)
+    agents = {}
+    for name in ("large", "small"):
+        for node in (0, 1):
+            line = [EVERSTEP, "run", "--name", name, *meet.split(), "--node-rank", str(node), train]
+            agents[name, node] = subprocess.Popen(line, env={**env, "NAME": name}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        for name in ("large", "small"):
+            for node in (0, 1):
+                wait(lambda: int((out / f"{name}-at-{node}").read_text().split()[0]) > 100)
+        agents["large", 1].kill()
+        # The killed node stays away; the plan takes one from the other job, whose last step before is the first one after.
+        wait(lambda: (out / "large-at-7").read_text().split()[1] == "2", 120)
+        wait(lambda: (out / "small-at-0").read_text().split()[1] == "1")
+        assert agents["small", 1].wait(timeout=30) == 0
+        moves = [json.loads(line) for line in (out / "requests").read_text().splitlines() if '"move"' in line]
+        assert [(m["job"], m["node"], m["to"]) for m in moves] == [("small", "1", "large")], moves
+        told = subprocess.run([EVERSTEP, "explain", "--job", "large"], env=env, capture_output=True, text=True, check=True, timeout=30).stdout
+        assert "plan, there before: large 2, small 1 nodes" in told, told
+        begins = [line.split() for line in (out / "small-begins-0").read_text().splitlines()]
+        assert [ranks for _, ranks in begins] == ["2", "1"], begins
+        goodput = subprocess.run([EVERSTEP, "goodput", "small", "--json"], env=env, capture_output=True, text=True, check=True, timeout=30).stdout
+        assert json.loads(goodput)["jobs"][0]["repeated_steps"] == 0, goodput
+    finally:
+        (out / "enough").touch()
+        texts = {who: agent.communicate(timeout=90)[0] for who, agent in agents.items()}
+    assert "node 1 goes to another job" in texts["small", 1], texts["small", 1]
+    assert agents["large", 0].returncode == 0 and agents["small", 0].returncode == 0, texts
+    wait(lambda: not subprocess.run(["pgrep", "-f", f"{EVERSTEP} run --name large {meet}"], capture_output=True, text=True, check=False).stdout.strip(), 60)

@@ -1,6 +1,7 @@
 //! The coordinator's driver: receive, handle, execute. No policy lives here.
 
 mod questions;
+mod records;
 
 use crate::books::{Books, Owner};
 use crate::notify::{Desk, routes::Route};
@@ -9,19 +10,20 @@ use crate::store::{Store, redb::RedbStore};
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
-use everstep_core::coordinator::state::JobRecord;
 use everstep_core::id::{Epoch, Generation, JobId, PersistId, Session, Step};
 use everstep_core::message::Order;
+use everstep_core::planner::Problem;
 use everstep_core::slow::SlowWatch;
 use everstep_core::time::Time;
 use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
 use everstep_wire::server::{Inbound, serve};
 use everstep_wire::token::Token;
+use records::{load, open_events, take_epoch};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc as blocking;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -54,19 +56,6 @@ pub fn endpoint_file(directory: &Path) -> PathBuf {
 /// File with the facts about all jobs of a store.
 pub fn events_file(directory: &Path) -> PathBuf {
     directory.join("events.jsonl")
-}
-
-/// For lines at its end. One that a coordinator could not finish does not spoil the next one.
-fn open_events(path: &Path) -> std::io::Result<File> {
-    let mut file = OpenOptions::new().create(true).append(true).read(true).open(path)?;
-    let mut last = [b'\n'];
-    if file.seek(SeekFrom::End(-1)).is_ok() {
-        file.read_exact(&mut last)?;
-    }
-    if last != [b'\n'] {
-        file.write_all(b"\n")?;
-    }
-    Ok(file)
 }
 
 enum Input {
@@ -118,7 +107,7 @@ struct Driver {
     pulsed: Instant,
 }
 
-/// Runs a coordinator on `bind` with its store in `directory` until nobody needs it.
+/// Runs a coordinator on `bind` with its store in `directory` until nobody needs it. With what is `known` of several jobs it plans for them.
 ///
 /// # Errors
 /// [`StartError`] when it cannot start.
@@ -128,6 +117,7 @@ pub async fn run(
     token_file: Option<&Path>,
     routes: Vec<Route>,
     provisioner: Option<PathBuf>,
+    known: Option<Problem>,
 ) -> Result<(), StartError> {
     let fail = |why: String| StartError { code: 78, why };
     std::fs::create_dir_all(directory).map_err(|e| fail(format!("cannot create {}: {e}", directory.display())))?;
@@ -174,8 +164,12 @@ pub async fn run(
     });
     let start = (unix_millis(), Instant::now());
     let now = Time(start.0);
+    let core = Coordinator::new(epoch, records, now);
     let mut driver = Driver {
-        core: Coordinator::new(epoch, records, now),
+        core: match known {
+            Some(known) => core.planning(known, now),
+            None => core,
+        },
         epoch,
         base: start,
         peers: BTreeMap::new(),
@@ -217,16 +211,6 @@ pub async fn run(
 
 fn unix_millis() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(0))
-}
-
-fn take_epoch(store: &RedbStore) -> Result<Epoch, StoreFailure> {
-    let version = store.get("epoch")?.map(|(_, v)| v);
-    store.put("epoch", b"", version.map_or(Precondition::Absent, Precondition::Version)).map(Epoch)
-}
-
-fn load(store: &RedbStore) -> Result<Vec<(JobRecord, Version)>, StoreFailure> {
-    let found = store.list("job/")?;
-    Ok(found.into_iter().filter_map(|(_, value, v)| Some((serde_json::from_slice(&value).ok()?, v))).collect())
 }
 
 impl Driver {

@@ -188,6 +188,17 @@ pub enum Fact {
         /// what, and how far it is
         request: Request,
     },
+    /// How many nodes each job is to have after something has happened.
+    Planned {
+        /// the incident that it is made for; 0 for none
+        incident: u64,
+        /// what has happened, for people
+        change: String,
+        /// the plan was there before
+        from_table: bool,
+        /// nodes by job
+        units: BTreeMap<String, u32>,
+    },
     /// The nodes were checked.
     Checked {
         /// the latest incident; 0 for none
@@ -208,7 +219,7 @@ pub enum Fact {
         /// restarts used so far
         restarts: u32,
     },
-    /// Nodes that wait are being taken in.
+    /// Nodes that wait are being taken in; none: nodes are given away.
     Growing {
         /// the generation that ends for it
         generation: Generation,

@@ -1,4 +1,4 @@
-//! A world that could be larger: nodes that wait are taken in at a step boundary, with nothing lost.
+//! A world that could be larger: nodes that wait are taken in at a step boundary, with nothing lost. Or is to be smaller (`moving.rs`).
 //!
 //! Jobs that keep checkpoints with everstep: the leader names a step ahead, all ranks persist it and
 //! hold there, and when it is durable (so that a node without memory of the job can read it) the
@@ -32,7 +32,7 @@ impl Job {
         self.nodes
             .iter()
             .filter(move |(id, n)| ready(n) && !self.unable.contains_key(*id) && self.record.world.slot(id).is_none())
-            .filter(|(_, n)| !self.is_excluded(&n.hello.node, n.hello.incarnation))
+            .filter(|(id, n)| !self.is_excluded(id, n.hello.incarnation) && !self.moves_away(id, n.hello.incarnation))
     }
 
     /// Nodes that wait have torch imported: as many as `--spares` says, or all while the world could be larger.
@@ -52,11 +52,13 @@ impl Job {
     /// When the waiting nodes may be taken in, if they make a larger world.
     fn ripe(&self) -> Option<Time> {
         let members = self.record.world.slots.len();
-        if self.nodes.len() <= members {
+        let smaller = !self.record.requests.is_empty() && self.may_shrink();
+        if self.nodes.len() <= members && !smaller {
             return None;
         }
         let spec = &self.record.spec;
-        let newest = self.waiting().map(|(_, n)| n.joined_at).max()?;
+        let newest = self.waiting().map(|(_, n)| n.joined_at).max();
+        let newest = if smaller { newest.unwrap_or(Time(0)) } else { newest? };
         let have = u32::try_from(members + self.waiting().count()).unwrap_or(u32::MAX);
         let usable = have.min(spec.nodes_max) / spec.node_unit * spec.node_unit;
         let larger = usable as usize > members;
@@ -67,7 +69,7 @@ impl Job {
             // Without steps to go by: long enough that it is no crash loop.
             (!self.record.checkpointed).then(|| self.trained_since.after(ladder.last_call * 2))
         };
-        larger.then_some(settled?.max(newest.after(ladder.last_call)).max(self.growth_after))
+        (larger || smaller).then_some(settled?.max(newest.after(ladder.last_call)).max(self.growth_after))
     }
 
     /// Starts, ends or gives up growing.

@@ -12,7 +12,9 @@ pub mod exclusion;
 pub mod growth;
 pub mod incident;
 mod membership;
+mod moving;
 pub mod node_check;
+mod plans;
 mod promise;
 mod rebuild;
 pub mod remedy;
@@ -54,6 +56,7 @@ pub struct Coordinator {
     latest: Time,
     behind: Duration,
     ticked: Time,
+    plans: Option<plans::Plans>,
     /// The bug to exhibit, if any.
     #[cfg(feature = "planted")]
     pub planted: Option<crate::planted::Bug>,
@@ -74,6 +77,7 @@ impl Coordinator {
             latest: now,
             behind: Duration::ZERO,
             ticked: now,
+            plans: None,
             #[cfg(feature = "planted")]
             planted: None,
         };
@@ -122,6 +126,7 @@ impl Coordinator {
                 for id in ids {
                     self.with(now, &id, Job::tick);
                 }
+                self.replan(now);
             }
         }
     }
@@ -135,7 +140,7 @@ impl Coordinator {
     /// just after that moment.
     #[must_use]
     pub fn deadline(&self, now: Time) -> Option<Time> {
-        let next = self.jobs.values().filter_map(|j| j.deadline(self.ticked)).min()?;
+        let next = self.jobs.values().filter_map(|j| j.deadline(self.ticked)).chain(self.plans_deadline()).min()?;
         Some(Time(now.0 + u64::try_from(next.since(now.after(self.behind)).as_millis()).unwrap_or(u64::MAX)))
     }
 
@@ -235,6 +240,10 @@ impl Coordinator {
         if matches!(job.phase, Phase::Over { .. }) {
             job.end(&mut out);
         }
+        // While the world is still the one that it happened to.
+        let planned = self.plan_after(now, id, &out);
+        out.extend(planned);
+        let Some(job) = self.jobs.get_mut(id) else { return };
         #[cfg(feature = "planted")]
         let left_out = planted == Some(crate::planted::Bug::TrimmedNeverReadmitted);
         #[cfg(not(feature = "planted"))]
@@ -242,6 +251,8 @@ impl Coordinator {
         job.try_form(now, left_out, &mut out);
         job.consider_growth(now, &mut out);
         job.remedy(now, &mut out);
+        job.let_go(&mut out);
+        self.outdate(now, &out);
         self.out.extend(out);
         let early = crate::is_planted!(self, SendBeforePersist);
         #[cfg(feature = "planted")]
@@ -322,6 +333,7 @@ impl Job {
             .nodes
             .iter()
             .filter(|(id, n)| n.session.is_some() && n.clean && !self.unable.contains_key(*id))
+            .filter(|(id, n)| !self.moves_away(id, n.hello.incarnation))
             .filter(|(id, _)| !(leave_out && self.left_out.contains(*id)))
             .map(|(_, n)| &n.hello)
             .collect();

@@ -8,7 +8,7 @@
 
 use super::command::{Command, Fact};
 use super::state::{Job, Phase, RECENT};
-use crate::id::NodeId;
+use crate::id::{Incarnation, JobId, NodeId};
 use crate::message::Order;
 use crate::spec::Policy;
 use crate::time::Time;
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Nodes are missed for so long before another one is asked for: most come back.
-const MISSED: Duration = Duration::from_secs(15);
+pub(super) const MISSED: Duration = Duration::from_secs(15);
 /// A machine that was asked for and has not come by then may be asked for again.
 const ARRIVAL: Duration = Duration::from_secs(30 * 60);
 /// Tries of one request, and the wait after the first; each next one is twice as long.
@@ -36,6 +36,19 @@ pub enum Remedy {
         /// why, for people
         why: String,
     },
+    /// Another job is to have this machine.
+    Move {
+        /// the node, as its job calls it
+        node: NodeId,
+        /// this life of its agent
+        incarnation: Incarnation,
+        /// its host
+        host: String,
+        /// the other job
+        to: JobId,
+        /// why, for people
+        why: String,
+    },
     /// One more machine is needed.
     Add {
         /// why, for people
@@ -47,6 +60,7 @@ impl std::fmt::Display for Remedy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Remedy::Cordon { node, host, why } => write!(f, "cordon node {node} ({host}): {why}"),
+            Remedy::Move { node, host, to, why, .. } => write!(f, "move node {node} ({host}) to job {to}: {why}"),
             Remedy::Add { why } => write!(f, "add a machine: {why}"),
         }
     }
@@ -185,7 +199,7 @@ impl Job {
         self.tell_of(request, out);
     }
 
-    fn request(&mut self, now: Time, remedy: Remedy, out: &mut Vec<Command>) {
+    pub(super) fn request(&mut self, now: Time, remedy: Remedy, out: &mut Vec<Command>) {
         let id = self.record.requests.last().map_or(0, |r| r.id) + 1;
         let (stage, said) = match self.record.spec.policy {
             Policy::Observe => (Stage::Noted, format!("with --policy act this would be asked for: {remedy}")),
@@ -239,7 +253,8 @@ impl Job {
             return Vec::new();
         }
         let due = self.record.requests.iter().filter(|r| matches!(r.stage, Stage::Due { at, .. } if now >= at));
-        let new: Vec<Request> = due.filter(|r| !self.provisioning.contains(&r.id)).cloned().collect();
+        let new: Vec<Request> =
+            due.filter(|r| !self.provisioning.contains(&r.id) && self.may_leave(r)).cloned().collect();
         self.provisioning.extend(new.iter().map(|r| r.id));
         let job = &self.record.spec.job;
         new.into_iter().map(|request| Command::Provision { job: job.clone(), request }).collect()
@@ -251,7 +266,7 @@ impl Job {
         let Some(request) = self.record.requests.iter_mut().find(|r| r.id == id) else { return };
         let Stage::Due { tries, .. } = request.stage else { return };
         request.stage = match (result, &request.remedy) {
-            (Ok(()), Remedy::Cordon { .. }) => Stage::Done,
+            (Ok(()), Remedy::Cordon { .. } | Remedy::Move { .. }) => Stage::Done,
             (Ok(()), Remedy::Add { .. }) => Stage::Taken,
             (Err(_), _) if tries + 1 < TRIES => {
                 Stage::Due { tries: tries + 1, at: now.after(AGAIN * 2u32.saturating_pow(tries)) }

@@ -85,6 +85,8 @@ pub struct Incident {
     pub excluded: Option<NodeId>,
     /// What a check of the nodes found.
     pub checked: Option<Found>,
+    /// The plan was there before, and how many nodes each job is to have by it.
+    pub planned: Option<(bool, BTreeMap<String, u32>)>,
     /// What was asked for of machines because of it.
     pub requests: Vec<Request>,
     /// How it ended.
@@ -218,6 +220,7 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                     stacks: BTreeMap::new(),
                     excluded: None,
                     checked: None,
+                    planned: None,
                     requests: Vec::new(),
                     outcome: Outcome::Open,
                 });
@@ -260,6 +263,11 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                 if let Some(i) = of {
                     i.requests.retain(|r| r.id != request.id);
                     i.requests.push(request.clone());
+                }
+            }
+            What::Fact(Fact::Planned { incident, from_table, units, .. }) => {
+                if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
+                    i.planned = Some((*from_table, units.clone()));
                 }
             }
             What::Fact(Fact::Checked { incident, found: all, .. }) => {

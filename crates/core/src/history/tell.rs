@@ -108,7 +108,11 @@ fn done(of: &Incident) -> String {
     let left_out = of.excluded.as_ref().map_or(String::new(), |node| format!("; node {node} is left out"));
     let checked = of.checked.as_ref().map_or(String::new(), |found| format!("; nodes checked: {found}"));
     let asked: String = of.requests.iter().map(|r| format!("; {} ({})", r.remedy, r.stage.name())).collect();
-    format!("{action}{world}{restored}{checked}{left_out}{asked}")
+    let planned = of.planned.as_ref().map_or(String::new(), |(ready, units)| {
+        let each: Vec<String> = units.iter().map(|(job, nodes)| format!("{job} {nodes}")).collect();
+        format!("; plan{}: {} nodes", if *ready { ", there before" } else { "" }, each.join(", "))
+    });
+    format!("{action}{world}{restored}{checked}{left_out}{planned}{asked}")
 }
 
 fn places(tiers: &[Tier]) -> String {

@@ -67,7 +67,13 @@ impl Table {
     /// The plan for a change to exactly this problem; `None` when the table was made for another one.
     #[must_use]
     pub fn look_up(&self, problem: &Problem, change: &Change) -> Option<&Plan> {
-        if self.of == *problem { self.plans.get(change) } else { None }
+        if self.is_for(problem) { self.plans.get(change) } else { None }
+    }
+
+    /// Whether it was made for exactly this problem.
+    #[must_use]
+    pub fn is_for(&self, problem: &Problem) -> bool {
+        self.of == *problem
     }
 
     /// All of them.

@@ -33,6 +33,8 @@ pub struct Target {
     pub notify: Option<PathBuf>,
     /// Program that provides machines, for a coordinator that is started here.
     pub provisioner: Option<PathBuf>,
+    /// What is known of nodes and jobs: the coordinator plans for several.
+    pub known: Option<(PathBuf, PathBuf)>,
     /// This node may start the coordinator.
     pub may_host: bool,
     /// Silence after which the connection is given up.
@@ -157,6 +159,9 @@ fn start(bind: &str, target: &Target) -> std::io::Result<Child> {
     }
     if let Some(path) = &target.provisioner {
         command.arg("--provisioner").arg(path);
+    }
+    if let Some((cluster, jobs)) = &target.known {
+        command.arg("--cluster").arg(cluster).arg("--jobs").arg(jobs);
     }
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     // SAFETY: setsid is async-signal-safe. A session of its own: it outlives the agent and its terminal.

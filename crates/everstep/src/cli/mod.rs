@@ -26,6 +26,7 @@ mod throughput;
 mod trace;
 
 use clap::{Parser, Subcommand};
+use everstep_core::planner::Problem;
 use std::path::{Path, PathBuf};
 
 /// Exit code for a wrong command line.
@@ -129,6 +130,12 @@ enum Command {
         /// who provides machines
         #[arg(long)]
         provisioner: Option<PathBuf>,
+        /// what is known of nodes and jobs, to plan for several
+        #[arg(long, requires = "jobs")]
+        cluster: Option<PathBuf>,
+        /// see cluster
+        #[arg(long)]
+        jobs: Option<PathBuf>,
     },
     /// Takes part in a rendezvous for torchrun (--rdzv-backend everstep); started by its plug-in only.
     #[command(hide = true)]
@@ -209,8 +216,11 @@ pub fn main() -> i32 {
         Command::Classify(options) => classify::run(&options),
         Command::Notify(options) => notify::run(&options),
         Command::Doctor(options) => doctor::run(&options),
-        Command::Coordinator { bind, store, token_file, notify, provisioner } => {
-            coordinator(&bind, &store, token_file.as_deref(), notify.as_deref(), provisioner)
+        Command::Coordinator { bind, store, token_file, notify, provisioner, cluster, jobs } => {
+            let known = plan::known(cluster.as_deref(), jobs.as_deref());
+            known.and_then(|known| {
+                coordinator(&bind, &store, token_file.as_deref(), notify.as_deref(), provisioner, known)
+            })
         }
         Command::Guard { lock, input } => return crate::guard::run(lock, input),
     };
@@ -223,9 +233,10 @@ fn coordinator(
     token_file: Option<&Path>,
     notify: Option<&Path>,
     provisioner: Option<PathBuf>,
+    known: Option<Problem>,
 ) -> Result<i32, Failure> {
     let routes = notify.map_or(Ok(Vec::new()), crate::notify::routes::read).map_err(Failure::config)?;
-    let done = runtime()?.block_on(crate::coordinator::run(bind, store, token_file, routes, provisioner));
+    let done = runtime()?.block_on(crate::coordinator::run(bind, store, token_file, routes, provisioner, known));
     done.map(|()| 0).map_err(|e| Failure { code: e.code, why: e.why })
 }
 

@@ -3,7 +3,7 @@
 use super::{Failure, text, throughput};
 use clap::{Args, Subcommand};
 use everstep_core::planner::file::{Situation, read};
-use everstep_core::planner::{Assignment, Done, Limit, Mode, Plan, Reason, assign, reasons, solve};
+use everstep_core::planner::{Assignment, Done, Limit, Mode, Plan, Problem, Reason, assign, reasons, solve};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -62,6 +62,13 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         print(&now, &plan, &nodes, &why);
     }
     Ok(0)
+}
+
+/// What a coordinator of several jobs is to know of them; `None` without the two files.
+pub fn known(cluster: Option<&Path>, jobs: Option<&Path>) -> Result<Option<Problem>, Failure> {
+    let Some((cluster, jobs)) = cluster.zip(jobs) else { return Ok(None) };
+    let found = read(&text(cluster)?, &text(jobs)?, Mode::Floor).map_err(Failure::usage)?;
+    Ok(Some(found.problem))
 }
 
 /// Other ways to split the same nodes, and what they are worth.

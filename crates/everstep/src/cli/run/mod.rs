@@ -9,7 +9,7 @@ mod spelling;
 pub use options::{Options, duration};
 pub use spelling::uniform;
 
-use super::{Failure, classify, runtime};
+use super::{Failure, classify, plan, runtime};
 use crate::agent::connection::Target;
 use crate::agent::launch::Template;
 use crate::agent::streams::{Console, Std, Streams};
@@ -70,6 +70,12 @@ fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Fail
     let notify = notify.map_err(|e| Failure::config(format!("cannot use --notify: {e}")))?;
     notify.as_deref().map(crate::notify::routes::read).transpose().map_err(Failure::config)?;
     let provisioner = o.provisioner.as_deref().map(command::provisioner).transpose()?;
+    plan::known(o.cluster.as_deref(), o.jobs.as_deref())?;
+    let whole = |path: &Path| {
+        std::path::absolute(path).map_err(|e| Failure::config(format!("cannot use {}: {e}", path.display())))
+    };
+    let known = o.cluster.as_deref().zip(o.jobs.as_deref());
+    let known = known.map(|(cluster, jobs)| Ok::<_, Failure>((whole(cluster)?, whole(jobs)?))).transpose()?;
     if meet.may_host {
         if spec.policy == Policy::Act && provisioner.is_none() {
             return Err(Failure::usage(
@@ -86,6 +92,7 @@ fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Fail
         token_file: o.token_file.clone(),
         notify,
         provisioner,
+        known,
         may_host: meet.may_host,
         silence: spec.ladder().silence,
     })

@@ -155,6 +155,12 @@ pub struct Options {
     /// Program that does it, called with one request as JSON on its standard input; on the node that --rdzv-endpoint names
     #[arg(long, env = "EVERSTEP_PROVISIONER", value_name = "PROGRAM")]
     pub provisioner: Option<PathBuf>,
+    /// The cluster's file, as for `everstep plan`: jobs of one --rdzv-endpoint share their nodes by it; on the node that this names
+    #[arg(long, env = "EVERSTEP_CLUSTER", value_name = "FILE", requires = "jobs")]
+    pub cluster: Option<PathBuf>,
+    /// The jobs' file to it: weights, and what each achieves on how many nodes; ids are the jobs' --name
+    #[arg(long, env = "EVERSTEP_JOBS", value_name = "FILE", requires = "cluster")]
+    pub jobs: Option<PathBuf>,
     /// Check the nodes before the first start: each by itself and in pairs; who is bad is left out
     #[arg(long, env = "EVERSTEP_CHECK", value_parser = FalseyValueParser::new())]
     pub check: bool,

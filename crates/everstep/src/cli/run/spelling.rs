@@ -23,6 +23,8 @@ const OURS: &[&str] = &[
     "check",
     "policy",
     "provisioner",
+    "cluster",
+    "jobs",
     "no-check",
     "notify",
     "kernel-log",

@@ -1,0 +1,262 @@
+//! Several jobs on one coordinator: how many nodes each gets when something happens. The plans for all that may happen next are made while
+//! nothing happens (`planner`, a [`Table`]); at a failure the plan is looked up, said, and carried out node by node (`moving.rs`).
+//!
+//! ```text
+//!  nothing happens ──> Table::new        node lost / joined, job done ──> look_up ──> Fact::Planned ──(it stays so)──> Remedy::Move
+//! ```
+
+use super::command::{Command, Fact};
+use super::state::{Job, Phase};
+use super::{Coordinator, remedy};
+use crate::id::{JobId, NodeId};
+use crate::planner::{self, Change, Plan, Problem, Table, Unit, assign, solve};
+use crate::time::Time;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// So long nothing has happened before the next plans are made: many nodes join at once.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// What is known of the jobs, and the plans for what may happen next.
+#[derive(Clone, Debug)]
+pub(super) struct Plans {
+    /// Weights, what each achieves on how many nodes, how often nodes fail; sizes of now are not in it.
+    known: Problem,
+    table: Option<Table>,
+    /// Something has happened since the table was made.
+    stale: Option<Time>,
+    /// To be carried out.
+    due: Option<Due>,
+    /// When a node joined last that was acted on, or a plan was carried out.
+    changed: Time,
+}
+
+/// A plan that is carried out unless what it was made for is over by then.
+#[derive(Clone, Debug)]
+struct Due {
+    at: Time,
+    /// Usable nodes when it was made.
+    units: u32,
+    plan: Plan,
+    /// The node that was lost, and whose: back in time, nothing moves.
+    lost: Option<(JobId, NodeId)>,
+}
+
+/// What has happened to a job.
+enum Happened {
+    Lost(NodeId),
+    Joined,
+    Done,
+}
+
+impl Happened {
+    fn of(fact: &Fact) -> Option<Happened> {
+        match fact {
+            Fact::NodeLost { node } => Some(Happened::Lost(node.clone())),
+            Fact::NodeJoined { again: false, .. } => Some(Happened::Joined),
+            Fact::Ended { .. } => Some(Happened::Done),
+            _ => None,
+        }
+    }
+}
+
+fn facts(said: &[Command]) -> impl Iterator<Item = &Fact> {
+    said.iter().filter_map(|c| if let Command::Record { fact, .. } = c { Some(fact) } else { None })
+}
+
+/// The change for people.
+fn spoken(change: &Change) -> String {
+    match change {
+        Change::Lose(job) => format!("job {job} has lost a node"),
+        Change::LoseIdle => "an idle node was lost".into(),
+        Change::Finish(job) => format!("job {job} is done"),
+        Change::Join => "a node has joined".into(),
+    }
+}
+
+impl Job {
+    /// Nodes that may be planned with, its world first: those that wait beyond the spares that the job is to have, too.
+    fn units(&self) -> Vec<&NodeId> {
+        let usable = |id: &NodeId| {
+            let well = |n: &super::state::Node| {
+                !self.is_excluded(id, n.hello.incarnation) && !self.moves_away(id, n.hello.incarnation)
+            };
+            self.nodes.get(id).is_some_and(well)
+        };
+        let members = self.record.world.slots.iter().map(|s| &s.node).filter(|id| usable(id));
+        let outside = self.nodes.keys().filter(|id| self.record.world.slot(id).is_none() && usable(id));
+        let outside = outside.skip(self.record.spec.spares as usize);
+        members.chain(outside).collect()
+    }
+
+    fn over(&self) -> bool {
+        matches!(self.phase, Phase::Over { .. })
+    }
+
+    /// It as the planner sees it.
+    fn planned(&self, known: &planner::Job) -> planner::Job {
+        let spec = &self.record.spec;
+        let most = known.achieved.len().saturating_sub(1).min(spec.nodes_max as usize);
+        // Only whole units of nodes train.
+        let whole = |k: usize| k / spec.node_unit.max(1) as usize * spec.node_unit.max(1) as usize;
+        let achieved = (0..=most).map(|k| known.achieved.get(whole(k)).copied().unwrap_or(0)).collect();
+        let current = u32::try_from(self.record.world.slots.len()).unwrap_or(u32::MAX);
+        planner::Job { current, hit: false, min: known.min.max(spec.nodes_min), achieved, ..known.clone() }
+    }
+}
+
+impl Plans {
+    fn live<'a>(&'a self, jobs: &'a BTreeMap<JobId, Job>) -> impl Iterator<Item = (&'a JobId, &'a Job)> {
+        let is_known = |id: &JobId| self.known.jobs.iter().any(|j| j.id == id.0);
+        jobs.iter().filter(move |(id, job)| !job.over() && is_known(id))
+    }
+
+    /// What is to be planned now.
+    fn problem(&self, jobs: &BTreeMap<JobId, Job>) -> Problem {
+        let of = |known: &planner::Job| {
+            let job = jobs.get(&JobId(known.id.clone())).filter(|job| !job.over())?;
+            Some(job.planned(known))
+        };
+        let units = self.live(jobs).map(|(_, job)| job.units().len()).sum::<usize>();
+        let (known, units) = (&self.known, u32::try_from(units).unwrap_or(u32::MAX));
+        Problem {
+            units,
+            jobs: known.jobs.iter().filter_map(of).collect(),
+            mode: known.mode,
+            rates: known.rates.clone(),
+        }
+    }
+
+    /// What has happened to `job`, as a change of the problem that the table is for; that problem.
+    fn change(&self, jobs: &BTreeMap<JobId, Job>, job: &Job, what: &Happened) -> (Problem, Change) {
+        let (mut before, id) = (self.problem(jobs), &job.record.spec.job.0);
+        let change = match what {
+            Happened::Lost(node) => {
+                before.units += 1;
+                let member = job.record.world.slot(node).is_some();
+                if member { Change::Lose(id.clone()) } else { Change::LoseIdle }
+            }
+            Happened::Joined => {
+                before.units = before.units.saturating_sub(1);
+                Change::Join
+            }
+            Happened::Done => {
+                before.jobs.extend(self.known.jobs.iter().filter(|known| known.id == *id).map(|k| job.planned(k)));
+                before.units += u32::try_from(job.record.world.slots.len()).unwrap_or(u32::MAX);
+                Change::Finish(id.clone())
+            }
+        };
+        // In the order of what is known, as the table's.
+        let place = |j: &planner::Job| self.known.jobs.iter().position(|k| k.id == j.id);
+        before.jobs.sort_by_key(place);
+        (before, change)
+    }
+}
+
+impl Coordinator {
+    /// Plans for the jobs that `known` has, by name, from now on. Its sizes of now and its units are not looked at.
+    #[must_use]
+    pub fn planning(mut self, known: Problem, now: Time) -> Coordinator {
+        self.plans = Some(Plans { known, table: None, stale: Some(now), due: None, changed: now });
+        self
+    }
+
+    /// Plans for how many things that may happen next are there.
+    #[must_use]
+    pub fn plans_ready(&self) -> usize {
+        let table = self.plans.as_ref().filter(|p| p.stale.is_none()).and_then(|p| p.table.as_ref());
+        table.map_or(0, |t| t.plans().len())
+    }
+
+    /// The plans are made anew when these commands say that something has changed.
+    pub(super) fn outdate(&mut self, now: Time, said: &[Command]) {
+        let formed = |f: &Fact| matches!(f, Fact::GenerationStarted { .. } | Fact::Excluded { .. });
+        if let Some(plans) = &mut self.plans
+            && facts(said).any(|f| formed(f) || Happened::of(f).is_some())
+        {
+            plans.stale = Some(now);
+        }
+    }
+
+    /// Looks up what is best after what these commands say has happened to a job.
+    pub(super) fn plan_after(&mut self, now: Time, id: &JobId, said: &[Command]) -> Vec<Command> {
+        let mut planned = Vec::new();
+        let Some(plans) = &mut self.plans else { return planned };
+        let Some(job) = self.jobs.get(id).filter(|_| plans.known.jobs.iter().any(|j| j.id == id.0)) else {
+            return planned;
+        };
+        for happened in facts(said).filter_map(Happened::of) {
+            let trained = !matches!(job.phase, Phase::Forming { .. }) && job.record.largest > 0;
+            let matters = match &happened {
+                Happened::Lost(_) => job.record.largest > 0 && !job.over(),
+                // While a world gathers nodes join one after another: no reason to give them away.
+                Happened::Joined => trained && now >= plans.changed.after(plans.known.dwell()),
+                Happened::Done => job.record.largest > 0,
+            };
+            if !matters {
+                continue;
+            }
+            let (before, change) = plans.change(&self.jobs, job, &happened);
+            if before.jobs.len() < 2 {
+                continue;
+            }
+            let ready = plans.table.as_ref().and_then(|t| t.look_up(&before, &change)).cloned();
+            let from_table = ready.is_some();
+            let plan = ready.unwrap_or_else(|| solve(&before.after(&change)));
+            let (lost, wait, incident) = match happened {
+                Happened::Lost(node) => (Some((id.clone(), node)), remedy::MISSED, job.record.incidents),
+                _ => (None, Duration::ZERO, 0),
+            };
+            let fact = Fact::Planned { incident, change: spoken(&change), from_table, units: plan.units.clone() };
+            let units = before.after(&change).units;
+            plans.due = Some(Due { at: now.after(wait), units, plan, lost });
+            planned.push(Command::Record { job: id.clone(), fact });
+        }
+        planned
+    }
+
+    /// Makes the plans for what may happen next, and carries out the one that is due.
+    pub(super) fn replan(&mut self, now: Time) {
+        let Some(plans) = &mut self.plans else { return };
+        if plans.stale.is_some_and(|at| now >= at.after(QUIET)) {
+            plans.stale = None;
+            let problem = plans.problem(&self.jobs);
+            if !plans.table.as_ref().is_some_and(|t| t.is_for(&problem)) {
+                plans.table = (problem.jobs.len() > 1).then(|| Table::new(&problem));
+            }
+        }
+        let Some(due) = plans.due.take_if(|due| now >= due.at) else { return };
+        let back = |(job, node): &(JobId, NodeId)| self.jobs.get(job).is_some_and(|j| j.nodes.contains_key(node));
+        if due.lost.as_ref().is_some_and(back) {
+            return;
+        }
+        plans.changed = now;
+        // More has happened since.
+        let problem = plans.problem(&self.jobs);
+        let plan = if problem.units == due.units { due.plan } else { solve(&problem) };
+        let mut who = Vec::new();
+        let mut units = Vec::new();
+        for (id, job) in plans.live(&self.jobs) {
+            for (node, group) in job.units().into_iter().zip(0u32..) {
+                // A node leaves from a step that is durable: whose copies it kept does not matter. The last ones go first.
+                let domain = job.nodes.get(node).map_or(String::new(), |n| n.hello.domain.clone());
+                units.push(Unit { id: who.len().to_string(), job: Some(id.0.clone()), group, domain });
+                who.push((id.clone(), node.clone()));
+            }
+        }
+        for (unit, _, to) in assign(&units, &plan).moved {
+            let place = unit.parse().ok().and_then(|at: usize| who.get(at).cloned());
+            let (Some((from, node)), Some(to)) = (place, to) else { continue };
+            let count = plan.units.get(&to).copied().unwrap_or(0);
+            let why = format!("job {to} is to have {count}");
+            self.with(now, &from, |job, now, out| job.give_away(now, &node, &JobId(to), why, out));
+        }
+    }
+
+    /// When [`Coordinator::replan`] has something to do next.
+    pub(super) fn plans_deadline(&self) -> Option<Time> {
+        let plans = self.plans.as_ref()?;
+        let due = plans.due.as_ref().map(|due| due.at);
+        plans.stale.map(|at| at.after(QUIET)).into_iter().chain(due).filter(|at| *at > self.ticked).min()
+    }
+}
