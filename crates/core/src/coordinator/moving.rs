@@ -55,6 +55,7 @@ impl Job {
         for id in gone {
             let Some(session) = self.nodes.remove(&id).and_then(|n| n.session) else { continue };
             let why = format!("node {id} goes to another job");
+            out.push(Command::Send { session, order: Order::Notice { what: why.clone() }, after: None });
             out.push(Command::Send { session, order: Order::End { code: 0, why }, after: None });
             // What the job had with it is no reason to ask for another one.
             let most = u32::try_from(self.record.world.slots.len()).unwrap_or(u32::MAX);
