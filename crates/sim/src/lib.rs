@@ -14,6 +14,7 @@ mod ailing;
 pub mod control;
 mod coordinators;
 pub mod fault;
+pub mod fleet;
 pub mod host;
 pub mod inject;
 mod machines;

@@ -34,4 +34,34 @@ impl Rng {
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> Option<&'a T> {
         if items.is_empty() { None } else { items.get(usize::try_from(self.bits() % items.len() as u64).unwrap_or(0)) }
     }
+
+    /// Between 0 and 1, never 0.
+    pub fn open(&mut self) -> f64 {
+        ((self.bits() >> 11) + 1) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Standard normal.
+    pub fn normal(&mut self) -> f64 {
+        libm::sqrt(-2.0 * libm::log(self.open())) * libm::cos(2.0 * std::f64::consts::PI * self.open())
+    }
+
+    /// Evenly between two numbers.
+    pub fn between(&mut self, [low, high]: [f64; 2]) -> f64 {
+        low + (high - low) * self.open()
+    }
+
+    /// Between two numbers above 0, evenly on a logarithmic scale.
+    pub fn log_between(&mut self, [low, high]: [f64; 2]) -> f64 {
+        libm::exp(self.between([libm::log(low), libm::log(high)]))
+    }
+
+    /// Log-normal.
+    pub fn log_normal(&mut self, median: f64, spread: f64) -> f64 {
+        median * libm::exp(spread * self.normal())
+    }
+
+    /// True with this probability.
+    pub fn chance(&mut self, probability: f64) -> bool {
+        self.open() <= probability
+    }
 }

@@ -57,17 +57,6 @@ pub struct Renewal {
     pub lemons: (f64, f64),
 }
 
-impl Rng {
-    /// Between 0 and 1, never 0.
-    fn open(&mut self) -> f64 {
-        ((self.bits() >> 11) + 1) as f64 / (1u64 << 53) as f64
-    }
-
-    fn normal(&mut self) -> f64 {
-        libm::sqrt(-2.0 * libm::log(self.open())) * libm::cos(2.0 * std::f64::consts::PI * self.open())
-    }
-}
-
 impl Repair {
     fn draw(&self, rng: &mut Rng) -> u64 {
         let drawn = match self {

@@ -1,0 +1,10 @@
+//! Which machine behaves unlike its peers: numbers in, scores out. Nothing here acts, and nothing here knows what was wrong.
+//!
+//! ```text
+//!  Series (metrics × seconds × machines)
+//! ```
+#![forbid(unsafe_code)]
+
+mod series;
+
+pub use series::{Family, Metric, Series};

@@ -1,0 +1,91 @@
+//! What machines of one job have told of themselves, second by second.
+
+use serde::{Deserialize, Serialize};
+
+/// What a metric is about. Metrics of one family fail together; two families that agree are two witnesses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Family {
+    /// CPU, memory, disk.
+    Host,
+    /// Utilisation, power, tensor activity, clocks, temperature.
+    Gpu,
+    /// NVLink, PCIe.
+    Link,
+    /// The network between machines.
+    Net,
+    /// Step times of the job itself.
+    Step,
+}
+
+/// One metric.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Metric {
+    /// As the source calls it.
+    pub name: String,
+    /// What it is about.
+    pub family: Family,
+}
+
+/// Samples at 1 Hz. What is missing is not a number.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Series {
+    /// What is measured.
+    pub metrics: Vec<Metric>,
+    /// By machine: machines of one role do the same (pipeline stage, kind of host), and are compared with each other only.
+    pub roles: Vec<u32>,
+    seconds: usize,
+    /// By metric, then second, then machine: a second's peers lie beside each other.
+    values: Vec<f32>,
+}
+
+impl Series {
+    /// Of so many seconds, all missing.
+    #[must_use]
+    pub fn new(metrics: Vec<Metric>, roles: Vec<u32>, seconds: usize) -> Series {
+        let values = vec![f32::NAN; metrics.len() * roles.len() * seconds];
+        Series { metrics, roles, seconds, values }
+    }
+
+    /// How many machines.
+    #[must_use]
+    pub fn machines(&self) -> usize {
+        self.roles.len()
+    }
+
+    /// How long.
+    #[must_use]
+    pub fn seconds(&self) -> usize {
+        self.seconds
+    }
+
+    fn start(&self, metric: usize, second: usize) -> usize {
+        (metric * self.seconds + second) * self.machines()
+    }
+
+    /// All machines in one second. Empty where there is no such metric or second.
+    #[must_use]
+    pub fn row(&self, metric: usize, second: usize) -> &[f32] {
+        let at = self.start(metric, second);
+        self.values.get(at..at + self.machines()).unwrap_or_default()
+    }
+
+    /// See [`Series::row`].
+    pub fn row_mut(&mut self, metric: usize, second: usize) -> &mut [f32] {
+        let (at, many) = (self.start(metric, second), self.machines());
+        self.values.get_mut(at..at + many).unwrap_or_default()
+    }
+
+    /// All seconds of one metric, one row after the other.
+    #[must_use]
+    pub fn metric(&self, metric: usize) -> &[f32] {
+        let at = self.start(metric, 0);
+        self.values.get(at..at + self.machines() * self.seconds).unwrap_or_default()
+    }
+
+    /// One sample; not a number where it is missing.
+    #[must_use]
+    pub fn at(&self, metric: usize, second: usize, machine: usize) -> f32 {
+        self.row(metric, second).get(machine).copied().unwrap_or(f32::NAN)
+    }
+}

@@ -1,0 +1,151 @@
+//! What makes single machines unlike the others for a while: jitters, innocent stragglers, machines that join late, glitches; and faults.
+
+use super::METRICS;
+use super::course::Course;
+use super::ranges::Ranges;
+use crate::rng::Rng;
+use everstep_detector::{Family, Series};
+
+/// How values are bent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum How {
+    /// So many times as much.
+    Times(f32),
+    /// So much more, of the metric's most.
+    More(f32),
+    /// Not there.
+    Gone,
+}
+
+/// Some metrics of a machine (or of all), for a while.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Bend {
+    /// `None`: all machines but the one that is left out by `but`.
+    pub machine: Option<usize>,
+    pub but: Vec<usize>,
+    pub metrics: Vec<usize>,
+    pub from: usize,
+    pub until: usize,
+    /// Seconds until it is there fully.
+    pub ramp: usize,
+    pub how: How,
+}
+
+impl Bend {
+    pub(super) fn of(machine: usize, metrics: Vec<usize>, (from, until): (usize, usize), how: How) -> Bend {
+        Bend { machine: Some(machine), but: Vec::new(), metrics, from, until, ramp: 0, how }
+    }
+
+    /// No sample of a machine.
+    pub(super) fn gone(machine: usize, from: usize, until: usize) -> Bend {
+        Bend::of(machine, (0..METRICS.len()).collect(), (from, until), How::Gone)
+    }
+
+    pub(super) fn apply(&self, series: &mut Series, rng: &mut Rng) {
+        let until = self.until.min(series.seconds());
+        for metric in &self.metrics {
+            for second in self.from..until {
+                let grown = ((second - self.from + 1) as f32 / (self.ramp + 1) as f32).min(1.0);
+                // It is never quite the same from second to second.
+                let now = grown * (1.0 + 0.1 * super::noise(rng));
+                let bent = |value: f32| match self.how {
+                    How::Times(times) => (value * (1.0 + (times - 1.0) * now)).clamp(0.0, 1.0),
+                    How::More(more) => (value + more * now).clamp(0.0, 1.0),
+                    How::Gone => f32::NAN,
+                };
+                let row = series.row_mut(*metric, second);
+                match self.machine {
+                    Some(machine) => row.iter_mut().skip(machine).take(1).for_each(|v| *v = bent(*v)),
+                    None => {
+                        let others = row.iter_mut().enumerate().filter(|(m, _)| !self.but.contains(m));
+                        others.for_each(|(_, v)| *v = bent(*v));
+                    }
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn metrics_of(family: Family) -> Vec<usize> {
+    (0..METRICS.len()).filter(|m| METRICS[*m].2 == family).collect()
+}
+
+pub(super) fn named(names: &[&str]) -> Vec<usize> {
+    (0..METRICS.len()).filter(|m| names.contains(&METRICS[*m].0)).collect()
+}
+
+const FAMILIES: [Family; 4] = [Family::Host, Family::Gpu, Family::Link, Family::Net];
+
+/// All that is no fault.
+pub(super) fn usual(rng: &mut Rng, course: &Course, machines: usize, of: &Ranges) -> Vec<Bend> {
+    let mut all = jitters(rng, machines, of);
+    let any = |rng: &mut Rng| rng.range(0, machines as u64) as usize;
+    if rng.chance(of.innocent.writer) {
+        for span in &course.checkpoints {
+            all.push(Bend::of(0, named(&["disk", "net"]), *span, How::More(0.3)));
+            all.push(Bend::of(0, named(&["cpu"]), *span, How::More(0.2)));
+        }
+    }
+    if rng.chance(of.innocent.loader) {
+        let (machine, size) = (any(rng), rng.between(of.innocent.loader_size));
+        all.push(Bend::of(machine, named(&["cpu"]), (0, of.seconds), How::More(size as f32)));
+    }
+    if let Some(span) = course.evaluation
+        && rng.chance(of.innocent.evaluator)
+    {
+        // The others wait for it: it alone goes on.
+        let machine = any(rng);
+        let gpu = metrics_of(Family::Gpu);
+        all.push(Bend { machine: None, but: vec![machine], ..Bend::of(0, gpu, span, How::Times(0.5)) });
+    }
+    if rng.chance(of.machine.joins) {
+        all.push(Bend::gone(any(rng), 0, rng.range(10, 300) as usize));
+    }
+    let glitches = of.machine.glitch * (machines * of.seconds * METRICS.len()) as f64;
+    for _ in 0..drawn_count(rng, glitches) {
+        let (metric, from) = (rng.range(0, METRICS.len() as u64) as usize, rng.range(0, of.seconds as u64) as usize);
+        let times = if rng.chance(0.5) { 0.0 } else { 10.0 };
+        all.push(Bend::of(any(rng), vec![metric], (from, from + 1), How::Times(times)));
+    }
+    all
+}
+
+/// So many on average.
+fn drawn_count(rng: &mut Rng, mean: f64) -> usize {
+    let mut left = mean;
+    let mut count = 0;
+    loop {
+        left += libm::log(rng.open());
+        if left <= 0.0 {
+            return count;
+        }
+        count += 1;
+    }
+}
+
+fn jitters(rng: &mut Rng, machines: usize, of: &Ranges) -> Vec<Bend> {
+    let jitter = &of.jitter;
+    let days = (machines * of.seconds) as f64 / 86_400.0;
+    let mean = days * rng.between(jitter.per_machine_day);
+    let mut all = Vec::new();
+    for _ in 0..drawn_count(rng, mean) {
+        let machine = rng.range(0, machines as u64) as usize;
+        let from = rng.range(0, of.seconds as u64) as usize;
+        let lasts = rng.log_normal(jitter.median_s, jitter.spread).clamp(1.0, jitter.longest_s) as usize;
+        let kind = rng.open();
+        let mut families = FAMILIES.to_vec();
+        let mut family = |rng: &mut Rng| families.swap_remove(rng.range(0, families.len() as u64) as usize);
+        let metrics = if kind < jitter.one_metric {
+            vec![rng.range(0, METRICS.len() as u64) as usize]
+        } else {
+            let several = if kind < jitter.one_metric + jitter.one_family { 1 } else { rng.range(2, 4) };
+            (0..several).flat_map(|_| metrics_of(family(rng))).collect()
+        };
+        for metric in metrics {
+            let size = rng.between(jitter.size) as f32;
+            let how = if rng.chance(0.5) { How::Times(1.0 - size) } else { How::Times(1.0 + size) };
+            all.push(Bend::of(machine, vec![metric], (from, from + lasts), how));
+        }
+    }
+    all
+}

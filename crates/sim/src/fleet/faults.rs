@@ -1,0 +1,103 @@
+//! The fault of an episode: its kind, which metrics tell of it and how, what it does to the others, how it ends.
+
+use super::bend::{Bend, How, metrics_of, named};
+use super::ranges::{FAULTS, Kind, Ranges};
+use super::{METRICS, Matrix, Recipe, Truth};
+use crate::rng::Rng;
+use everstep_detector::Family;
+use std::collections::BTreeMap;
+
+/// How probably each kind of metric tells of it.
+fn shows(kind: &Kind, matrix: Matrix) -> BTreeMap<String, f64> {
+    let mut all = kind.shows.clone();
+    match matrix {
+        Matrix::Ours => {}
+        Matrix::Faint => all.values_mut().for_each(|p| *p *= 0.6),
+        Matrix::Random => {
+            // The same for all episodes: of the kind's name, not of the seed.
+            let seed = kind.kind.bytes().fold(7u64, |seed, b| seed.wrapping_mul(31).wrapping_add(b.into()));
+            let mut own = Rng::new(seed);
+            let sum: f64 = all.values().sum();
+            let parts: Vec<f64> = all.values().map(|_| -libm::log(own.open())).collect();
+            let whole: f64 = parts.iter().sum();
+            all.values_mut().zip(parts).for_each(|(p, part)| *p = (part / whole * sum).min(0.95));
+        }
+    }
+    all
+}
+
+fn kind(rng: &mut Rng) -> &'static Kind {
+    let mut at = rng.open() * FAULTS.iter().map(|k| k.percent).sum::<f64>();
+    let drawn = FAULTS.iter().find(|k| {
+        at -= k.percent;
+        at <= 0.0
+    });
+    drawn.unwrap_or(&FAULTS[0])
+}
+
+/// How a metric tells: what computes or sends does less, pauses become more, CPU and memory either.
+fn tells(rng: &mut Rng, of_kind: &str, size: f64) -> How {
+    let size = size as f32;
+    match of_kind {
+        "pfc" => How::More(0.04 + 0.8 * size),
+        "disk" => How::More(0.5 * size),
+        "cpu" if rng.chance(0.3) => How::More(0.6 * size),
+        "memory" if rng.chance(0.3) => How::More(0.4 * size),
+        _ => How::Times(1.0 - size),
+    }
+}
+
+/// A fault, and what it does to the samples.
+pub(super) fn drawn(rng: &mut Rng, recipe: &Recipe, roles: &[u32], of: &Ranges) -> (Truth, Vec<Bend>) {
+    let (kind, machines) = (kind(rng), roles.len());
+    let onset = rng.between(of.onset_s) as usize;
+    let lasts = rng.log_normal(of.fault.median_s, of.fault.spread).max(30.0) as usize;
+    let end = (onset + lasts).min(of.seconds);
+    let count = recipe.bad.min(machines);
+    let first = rng.range(0, (machines - count + 1) as u64) as usize;
+    let mut bad: Vec<usize> = Vec::new();
+    while bad.len() < count {
+        let next = if recipe.switch { first + bad.len() } else { rng.range(0, machines as u64) as usize };
+        if !bad.contains(&next) {
+            bad.push(next);
+        }
+    }
+    bad.sort_unstable();
+    let (mut bends, mut visible) = (Vec::new(), false);
+    let told_by = shows(kind, recipe.matrix);
+    // One fault, one story: which metrics tell is drawn once, how much by machine.
+    let told: Vec<&str> = told_by.iter().filter(|(_, p)| rng.chance(**p)).map(|(name, _)| name.as_str()).collect();
+    let gone: Vec<&str> =
+        kind.vanishes.iter().filter(|(_, p)| rng.chance(**p)).map(|(name, _)| name.as_str()).collect();
+    // Who cannot be reached tells nothing at all.
+    let unreachable = kind.kind == "unreachable" && !gone.is_empty();
+    let size = rng.log_between(of.fault.size);
+    let ramp = rng.between(of.fault.ramp_s) as usize;
+    for machine in &bad {
+        for (metric, (_, of_kind, ..)) in METRICS.iter().enumerate() {
+            let span = (onset, end);
+            if unreachable || gone.contains(of_kind) {
+                bends.push(Bend::of(*machine, vec![metric], span, How::Gone));
+                visible = true;
+            } else if told.contains(of_kind) {
+                let here = (size * rng.between([0.7, 1.3])).min(1.0);
+                let how = tells(rng, of_kind, here);
+                bends.push(Bend { ramp, ..Bend::of(*machine, vec![metric], span, how) });
+                visible = true;
+            }
+        }
+    }
+    if kind.spreads {
+        let (later, much) = (rng.between(of.fault.spread_after_s) as usize, rng.between(of.fault.spread_size));
+        let slowed: Vec<usize> =
+            [Family::Gpu, Family::Link].into_iter().flat_map(metrics_of).chain(named(&["net"])).collect();
+        let slower = Bend::of(0, slowed, (onset + later, end), How::Times(1.0 - much as f32));
+        bends.push(Bend { machine: None, but: bad.clone(), ramp: 10, ..slower });
+    }
+    if end < of.seconds && rng.chance(of.fault.halt) {
+        // A collective times out: nobody does anything any more.
+        let busy = [Family::Gpu, Family::Link, Family::Net].into_iter().flat_map(metrics_of).chain(named(&["cpu"]));
+        bends.push(Bend { machine: None, ..Bend::of(0, busy.collect(), (end, of.seconds), How::Times(0.02)) });
+    }
+    (Truth { bad, kind: &kind.kind, onset, end, visible }, bends)
+}

@@ -1,0 +1,169 @@
+//! Fleets whose machines train together, and one (or some) of which may go bad: what a detector is measured on. One seed, one episode.
+//!
+//! ```text
+//!  ranges.toml, faults.toml ──> job (what all do together) ──> machines (offsets, noise, clocks) ──> bends (jitters, innocent ones, the fault)
+//!                                                                                              ──> Series, and apart from it the Truth
+//! ```
+//!
+//! Written, with its ranges, before any detector was tuned. A detector gets the [`Series`] only; its crate cannot reach this one.
+
+mod bend;
+mod course;
+mod faults;
+pub mod ranges;
+
+use crate::rng::Rng;
+use bend::Bend;
+use course::Course;
+use everstep_detector::{Family, Metric, Series};
+use ranges::{RANGES, Ranges};
+
+/// What is measured: name, the kind that `faults.toml` knows it by, family, usual level (of its most), share of the common movement.
+pub(crate) const METRICS: [(&str, &str, Family, f64, f64); 10] = [
+    ("cpu", "cpu", Family::Host, 0.3, 0.5),
+    ("memory", "memory", Family::Host, 0.5, 0.05),
+    ("disk", "disk", Family::Host, 0.05, 0.3),
+    ("gpu-duty", "gpu", Family::Gpu, 0.9, 0.5),
+    ("gpu-power", "gpu", Family::Gpu, 0.75, 0.8),
+    ("tensor", "gpu", Family::Gpu, 0.4, 1.0),
+    ("nvlink", "link", Family::Link, 0.5, 1.0),
+    ("pcie", "link", Family::Link, 0.3, 1.0),
+    ("pfc", "pfc", Family::Net, 0.02, 0.5),
+    ("net", "net", Family::Net, 0.45, 1.0),
+];
+
+/// How probably metrics tell of faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Matrix {
+    /// As `faults.toml` has it.
+    Ours,
+    /// 0.6 times as much.
+    Faint,
+    /// Drawn for each kind anew, with the same sum.
+    Random,
+}
+
+/// What kind of episode.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Recipe {
+    /// Machines; `None`: drawn.
+    pub machines: Option<usize>,
+    /// Roles; `None`: drawn.
+    pub roles: Option<u32>,
+    /// How metrics tell.
+    pub matrix: Matrix,
+    /// Machines that go bad at once; 0: none.
+    pub bad: usize,
+    /// They are neighbours: behind one switch.
+    pub switch: bool,
+}
+
+/// What really happened.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Truth {
+    /// The bad machines.
+    pub bad: Vec<usize>,
+    /// What is wrong with them.
+    pub kind: &'static str,
+    /// From which second on,
+    pub onset: usize,
+    /// and until when: it goes away, or the job stops.
+    pub end: usize,
+    /// Some metric tells of it.
+    pub visible: bool,
+}
+
+/// Samples, and the truth of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Episode {
+    /// What a detector gets.
+    pub series: Series,
+    /// `None`: nothing was wrong.
+    pub truth: Option<Truth>,
+}
+
+/// Everything about machines that does not change during an episode.
+struct Crew {
+    roles: Vec<u32>,
+    /// By machine: seconds that its clock is ahead, plus the longest.
+    skew: Vec<usize>,
+}
+
+impl Crew {
+    fn drawn(rng: &mut Rng, recipe: &Recipe, of: &Ranges) -> Crew {
+        let machines = recipe.machines.unwrap_or_else(|| rng.log_between(of.machines) as usize);
+        let fits: Vec<u32> = of.roles.iter().copied().filter(|r| *r as usize * 4 <= machines.max(4)).collect();
+        let roles = recipe.roles.unwrap_or_else(|| rng.pick(&fits).copied().unwrap_or(1));
+        // Stages hold neighbours, as launchers place them.
+        let role = |m: usize| (m * roles as usize / machines) as u32;
+        let skew = |rng: &mut Rng| {
+            let ahead = [0, 2 * of.machine.skew_s];
+            if rng.chance(0.3) { ahead[usize::from(rng.chance(0.5))] } else { of.machine.skew_s }
+        };
+        Crew { roles: (0..machines).map(role).collect(), skew: (0..machines).map(|_| skew(rng)).collect() }
+    }
+}
+
+/// Four numbers of 16 bits add up to something that is as good as normal, and cheap: noise. What is rare has its own rules (`bend.rs`).
+fn noise(rng: &mut Rng) -> f32 {
+    let bits = rng.bits();
+    let sum = (0..4).map(|i| (bits >> (16 * i) & 0xffff) as f32).sum::<f32>();
+    // Mean 2 · 65535, variance 4/12 · 65536².
+    (sum - 131_070.0) / 37_837.2
+}
+
+/// The episode of this seed.
+#[must_use]
+pub fn generate(recipe: &Recipe, seed: u64) -> Episode {
+    let of = &*RANGES;
+    let mut rng = Rng::new(seed.wrapping_mul(0x9e37_79b9_97f4_a7c1) ^ 0xf1ee);
+    let crew = Crew::drawn(&mut rng, recipe, of);
+    let course = Course::drawn(&mut rng, &crew, of);
+    let fault = (recipe.bad > 0).then(|| faults::drawn(&mut rng, recipe, &crew.roles, of));
+    let mut bends = bend::usual(&mut rng, &course, crew.roles.len(), of);
+    let truth = fault.map(|(truth, of_fault)| {
+        bends.extend(of_fault);
+        truth
+    });
+    let metrics = METRICS.map(|(name, _, family, ..)| Metric { name: name.into(), family });
+    let mut series = Series::new(metrics.to_vec(), crew.roles.clone(), of.seconds);
+    fill(&mut series, &mut rng, &crew, &course, of);
+    bends.iter().for_each(|bend| bend.apply(&mut series, &mut rng));
+    gaps(&mut series, &mut rng, of);
+    Episode { series, truth }
+}
+
+fn fill(series: &mut Series, rng: &mut Rng, crew: &Crew, course: &Course, of: &Ranges) {
+    let machines = crew.roles.len();
+    let (spread, sd, memory) =
+        (rng.between(of.machine.spread), rng.between(of.machine.noise) as f32, rng.between(of.machine.memory) as f32);
+    let fresh = sd * (1.0 - memory * memory).sqrt();
+    for (metric, (name, _, _, level, _)) in METRICS.iter().enumerate() {
+        // Pauses come in bursts.
+        let wild = if *name == "pfc" || *name == "disk" { 8.0 } else { 1.0 };
+        let own: Vec<f32> = (0..machines).map(|_| (level * libm::exp(spread * rng.normal())) as f32).collect();
+        let mut state: Vec<f32> = (0..machines).map(|_| sd * noise(rng)).collect();
+        for second in 0..of.seconds {
+            let row = series.row_mut(metric, second);
+            for (machine, value) in row.iter_mut().enumerate() {
+                state[machine] = memory * state[machine] + fresh * noise(rng);
+                let together = course.at(metric, crew.roles[machine], second + crew.skew[machine]);
+                *value = (own[machine] * together * (1.0 + wild * state[machine])).clamp(0.0, 1.0);
+            }
+        }
+    }
+}
+
+/// Samples that did not come: of all metrics at once, in bursts.
+fn gaps(series: &mut Series, rng: &mut Rng, of: &Ranges) {
+    let share = rng.pick(&of.machine.missing).copied().unwrap_or(0.0);
+    let (machines, seconds) = (series.machines(), series.seconds());
+    // Bursts are 5.5 s long on average.
+    let bursts = (machines * seconds) as f64 * share / 5.5;
+    for _ in 0..bursts as usize {
+        let machine = rng.range(0, machines as u64) as usize;
+        let from = rng.range(0, seconds as u64) as usize;
+        let gap = Bend::gone(machine, from, from + rng.range(1, 11) as usize);
+        gap.apply(series, rng);
+    }
+}
