@@ -5,6 +5,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod lstm_vae;
 mod series;
 
 pub use series::{Family, Metric, Series};

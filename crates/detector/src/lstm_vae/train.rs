@@ -1,0 +1,199 @@
+//! Training: Adam (Kingma and Ba 2014) on the loss of `network.rs`, the same bits from the same seed on every machine.
+
+use super::network::{LATENT, Layout, WINDOW, back, pass, reconstruct};
+use super::real::{Activation, Exact, Fast, LANES, Lanes, Real};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+/// How it is trained.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Training {
+    /// Everything that is drawn comes from it.
+    pub seed: u64,
+    /// Times that each window is seen.
+    pub epochs: usize,
+    /// Windows of a step, rounded up to sixteen.
+    pub batch: usize,
+    /// Largest change of a parameter in a step, at the beginning; falls to a hundredth of that.
+    pub rate: f64,
+    /// Weight of the divergence.
+    pub beta: f64,
+}
+
+impl Default for Training {
+    fn default() -> Training {
+        Training { seed: 1, epochs: 4, batch: 256, rate: 0.01, beta: 1e-5 }
+    }
+}
+
+/// A number from 0 to 1, never 0.
+fn open(rng: &mut ChaCha8Rng) -> f64 {
+    f64::from(rng.next_u32()) / 4_294_967_296.0 + 1e-10
+}
+
+fn normal(rng: &mut ChaCha8Rng) -> f64 {
+    libm::sqrt(-2.0 * libm::log(open(rng))) * libm::cos(2.0 * std::f64::consts::PI * open(rng))
+}
+
+/// A network that knows nothing, of this seed: uniform in ±1/√4, as torch begins.
+#[must_use]
+pub fn fresh(layout: &Layout, seed: u64) -> Vec<f32> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    (0..layout.parameters()).map(|_| (open(&mut rng) - 0.5) as f32).collect()
+}
+
+/// Sixteen windows side by side; the last one again where there are fewer.
+pub(super) fn side_by_side(windows: &[&[f32]], lanes: &mut [Lanes<f32>]) {
+    for (at, lanes) in lanes.iter_mut().enumerate() {
+        for (lane, value) in lanes.iter_mut().enumerate() {
+            let window = windows.get(lane).or(windows.last());
+            *value = window.and_then(|w| w.get(at)).copied().unwrap_or(0.0);
+        }
+    }
+}
+
+struct Adam {
+    first: Vec<f32>,
+    second: Vec<f32>,
+    steps: i32,
+}
+
+impl Adam {
+    fn step(&mut self, parameters: &mut [f32], gradient: &[f32], rate: f32) {
+        self.steps += 1;
+        let corrected = |decay: f32| 1.0 - decay.powi(self.steps);
+        let (a, b) = (corrected(0.9), corrected(0.999));
+        for (((p, g), m), v) in parameters.iter_mut().zip(gradient).zip(&mut self.first).zip(&mut self.second) {
+            *m = 0.9 * *m + 0.1 * g;
+            *v = 0.999 * *v + 0.001 * g * g;
+            *p -= rate * (*m / a) / ((*v / b).sqrt() + 1e-8);
+        }
+    }
+}
+
+/// Parameters after training on `windows`, each `WINDOW` seconds of `layout.width` metrics, normalised.
+#[must_use]
+pub fn train(layout: &Layout, windows: &[&[f32]], how: &Training) -> Vec<f32> {
+    let mut parameters = fresh(layout, how.seed);
+    let mut rng = ChaCha8Rng::seed_from_u64(how.seed ^ 0x5eed);
+    let mut adam = Adam { first: vec![0.0; parameters.len()], second: vec![0.0; parameters.len()], steps: 0 };
+    let batch = how.batch.max(1).next_multiple_of(LANES).min(windows.len().next_multiple_of(LANES));
+    let mut order: Vec<u32> = (0..windows.len() as u32).collect();
+    let steps = (how.epochs * windows.len().div_ceil(batch.max(1))).max(1);
+    let (mut input, mut output) =
+        (vec![[0.0; LANES]; WINDOW * layout.width], vec![[0.0; LANES]; WINDOW * layout.width]);
+    let mut done = 0;
+    for _ in 0..how.epochs {
+        // Fisher and Yates.
+        for at in (1..order.len()).rev() {
+            order.swap(at, (rng.next_u64() % (at as u64 + 1)) as usize);
+        }
+        for chosen in order.chunks(batch) {
+            let mut gradient = vec![0.0f32; parameters.len()];
+            for some in chosen.chunks(LANES) {
+                let some: Vec<&[f32]> = some.iter().filter_map(|at| windows.get(*at as usize).copied()).collect();
+                side_by_side(&some, &mut input);
+                let mut chance = [[0.0f32; LANES]; LATENT];
+                chance.iter_mut().flatten().for_each(|x| *x = normal(&mut rng) as f32);
+                let tape = pass::<f32, Fast>(layout, &parameters, &input, &chance, &mut output);
+                back(layout, &parameters, (&input, &chance, &output), &tape, how.beta as f32, &mut gradient);
+            }
+            let scale = 1.0 / (chosen.len() * WINDOW * layout.width) as f32;
+            gradient.iter_mut().for_each(|g| *g *= scale);
+            let left = 1.0 - done as f64 / steps as f64;
+            adam.step(&mut parameters, &gradient, (how.rate * (0.01 + 0.99 * left * left)) as f32);
+            done += 1;
+        }
+    }
+    parameters
+}
+
+/// Mean squared error of windows that are written again.
+#[must_use]
+pub fn error(layout: &Layout, parameters: &[f32], windows: &[&[f32]]) -> f64 {
+    let (mut input, mut output) =
+        (vec![[0.0; LANES]; WINDOW * layout.width], vec![[0.0; LANES]; WINDOW * layout.width]);
+    let mut sum = 0.0;
+    for some in windows.chunks(LANES) {
+        side_by_side(some, &mut input);
+        reconstruct::<f32, Fast>(layout, parameters, &input, &mut output);
+        for (x, y) in input.iter().zip(&output) {
+            sum += x.iter().zip(y).take(some.len()).map(|(x, y)| f64::from((x - y) * (x - y))).sum::<f64>();
+        }
+    }
+    sum / (windows.len() * WINDOW * layout.width).max(1) as f64
+}
+
+/// One window written again, to the last bits, in numbers of any kind.
+#[must_use]
+pub fn exactly<T: Real>(layout: &Layout, parameters: &[T], window: &[T]) -> Vec<T> {
+    once::<T, Exact>(layout, parameters, window)
+}
+
+fn once<T: Real, A: Activation>(layout: &Layout, parameters: &[T], window: &[T]) -> Vec<T> {
+    let input: Vec<Lanes<T>> = window.iter().map(|x| [*x; LANES]).collect();
+    let mut output = input.clone();
+    reconstruct::<T, A>(layout, parameters, &input, &mut output);
+    output.iter().map(|lanes| lanes[0]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Loss and its derivatives at once, in `f64`.
+    fn loss(layout: &Layout, p: &[f64], gradient: &mut [f64]) -> f64 {
+        let wave = |at: usize, lane: usize| 0.5 + 0.3 * libm::sin(at as f64 * 0.7 + lane as f64);
+        let window: Vec<Lanes<f64>> =
+            (0..WINDOW * layout.width).map(|at| std::array::from_fn(|lane| wave(at, lane))).collect();
+        let chance: [Lanes<f64>; LATENT] =
+            std::array::from_fn(|j| std::array::from_fn(|lane| libm::cos(j as f64 + 3.0 * lane as f64)));
+        let mut out = window.clone();
+        let tape = pass::<f64, Exact>(layout, p, &window, &chance, &mut out);
+        back(layout, p, (&window, &chance, &out), &tape, 0.1, gradient)
+    }
+
+    #[test]
+    fn derivatives_are_those_of_finite_differences() {
+        for width in [1, 3] {
+            let layout = Layout::new(width);
+            let p: Vec<f64> = fresh(&layout, 7).into_iter().map(f64::from).collect();
+            let mut gradient = vec![0.0; p.len()];
+            loss(&layout, &p, &mut gradient);
+            for (at, of) in gradient.iter().enumerate() {
+                let moved = |by: f64| {
+                    let mut p = p.clone();
+                    p[at] += by;
+                    loss(&layout, &p, &mut vec![0.0; p.len()])
+                };
+                let difference = (moved(1e-5) - moved(-1e-5)) / 2e-5;
+                assert!((difference - of).abs() <= 1e-6 * (1.0 + of.abs()), "parameter {at}: {of} and {difference}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_fast_tangent_is_close() {
+        for at in -1000..=1000 {
+            let x = f64::from(at) / 100.0;
+            assert!((Fast::tanh(x) - libm::tanh(x)).abs() < 1.1e-4, "{x}");
+            assert!((Fast::sigmoid(x) - 1.0 / (1.0 + libm::exp(-x))).abs() < 6e-5, "{x}");
+        }
+    }
+
+    #[test]
+    fn it_learns_waves_and_the_same_again() {
+        let wave = |phase: usize| -> Vec<f32> {
+            (0..WINDOW).map(|t| 0.5 + 0.2 * libm::sinf((t + phase) as f32 * 0.4)).collect()
+        };
+        let all: Vec<Vec<f32>> = (0..400).map(wave).collect();
+        let windows: Vec<&[f32]> = all.iter().map(Vec::as_slice).collect();
+        let layout = Layout::new(1);
+        assert_eq!(layout.parameters(), 389);
+        let how = Training { epochs: 300, batch: 64, ..Training::default() };
+        let trained = train(&layout, &windows, &how);
+        assert_eq!(trained, train(&layout, &windows, &how));
+        let (before, after) = (error(&layout, &fresh(&layout, 1), &windows), error(&layout, &trained, &windows));
+        assert!(after < 1e-4 && before > 1e-2, "{before} {after}");
+    }
+}
