@@ -6,6 +6,11 @@
 #![forbid(unsafe_code)]
 
 pub mod lstm_vae;
+pub mod minder;
+pub mod prepare;
+pub mod robust;
 mod series;
+mod verdict;
 
 pub use series::{Family, Metric, Series};
+pub use verdict::{Detector, Verdict};

@@ -2,9 +2,11 @@
 //! parameters, and no library for networks is near what this costs in plain loops (docs/adr/0018).
 
 mod cell;
+mod model;
 mod network;
 mod real;
 mod train;
 
+pub use model::Model;
 pub use network::{LATENT, Layout, WINDOW};
 pub use train::{Training, error, exactly, fresh, train};

@@ -11,6 +11,7 @@ mod bend;
 mod course;
 mod faults;
 pub mod ranges;
+pub mod score;
 
 use crate::rng::Rng;
 use bend::Bend;

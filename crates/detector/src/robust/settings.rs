@@ -1,0 +1,43 @@
+//! What the robust detector goes by.
+
+use serde::{Deserialize, Serialize};
+
+/// Thresholds and times. The defaults are what was calibrated on the development seeds (docs/benchmarks/detector.md).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// Deviation from the peers, in their usual spread, that counts for the long way,
+    pub faint: f32,
+    /// and for the short one.
+    pub clear: f32,
+    /// Share of the level that a metric must be off, however small the spread.
+    pub effect: f32,
+    /// Share of the level at which a metric is as good as dead.
+    pub dead: f32,
+    /// Seconds that one family of metrics must tell.
+    pub one_family_s: usize,
+    /// Seconds that two families must tell together.
+    pub two_families_s: usize,
+    /// Seconds that a metric is dead, or that samples do not come.
+    pub dead_s: usize,
+    /// Share of those seconds in which it must.
+    pub share: f32,
+    /// Share of a role that is no machine's own fault any more.
+    pub group: f32,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            faint: 1.5,
+            clear: 3.0,
+            effect: 0.03,
+            dead: 0.7,
+            one_family_s: 225,
+            two_families_s: 90,
+            dead_s: 60,
+            share: 0.85,
+            group: 0.25,
+        }
+    }
+}
