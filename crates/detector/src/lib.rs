@@ -5,12 +5,14 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod center;
 pub mod lstm_vae;
 pub mod minder;
 pub mod prepare;
 pub mod robust;
 mod series;
+pub mod steps;
 mod verdict;
 
-pub use series::{Family, Metric, Series};
+pub use series::{Family, Metric, Series, Worse};
 pub use verdict::{Detector, Verdict};

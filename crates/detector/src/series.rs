@@ -18,6 +18,19 @@ pub enum Family {
     Step,
 }
 
+/// In which direction a metric gets worse.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Worse {
+    /// Throughput, utilisation.
+    Less,
+    /// Pauses, temperature, time.
+    More,
+    /// A CPU that idles, and one that spins.
+    #[default]
+    Either,
+}
+
 /// One metric.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Metric {
@@ -25,6 +38,9 @@ pub struct Metric {
     pub name: String,
     /// What it is about.
     pub family: Family,
+    /// When it is worse.
+    #[serde(default)]
+    pub worse: Worse,
 }
 
 /// Samples at 1 Hz. What is missing is not a number.

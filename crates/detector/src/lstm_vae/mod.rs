@@ -9,4 +9,4 @@ mod train;
 
 pub use model::Model;
 pub use network::{LATENT, Layout, WINDOW};
-pub use train::{Training, error, exactly, fresh, train};
+pub use train::{Training, error, fresh, train};

@@ -47,7 +47,10 @@ impl Model {
                     input[second * width + metric][..until - from].copy_from_slice(&window[second][from..until]);
                 }
             }
-            reconstruct::<f32, Fast>(&self.layout, &self.parameters, &input, &mut output);
+            pulp::Arch::new().dispatch(
+                #[inline(always)]
+                || reconstruct::<f32, Fast>(&self.layout, &self.parameters, &input, &mut output),
+            );
             for (out, lanes) in out.iter_mut().zip(&output) {
                 out[from..until].copy_from_slice(&lanes[..until - from]);
             }

@@ -16,9 +16,8 @@ pub trait Real:
 {
     /// The nearest.
     fn of(value: f64) -> Self;
-    /// As `f64`.
-    fn wide(self) -> f64;
     /// Exact to the last bits.
+    #[cfg(test)]
     fn tanh(self) -> Self;
     /// Exact to the last bits.
     fn exp(self) -> Self;
@@ -30,9 +29,7 @@ impl Real for f32 {
     fn of(value: f64) -> f32 {
         value as f32
     }
-    fn wide(self) -> f64 {
-        self.into()
-    }
+    #[cfg(test)]
     fn tanh(self) -> f32 {
         libm::tanhf(self)
     }
@@ -49,9 +46,7 @@ impl Real for f64 {
     fn of(value: f64) -> f64 {
         value
     }
-    fn wide(self) -> f64 {
-        self
-    }
+    #[cfg(test)]
     fn tanh(self) -> f64 {
         libm::tanh(self)
     }
@@ -81,9 +76,11 @@ pub trait Activation {
     }
 }
 
-/// To the last bits.
+/// To the last bits: what the fast one is compared with.
+#[cfg(test)]
 pub struct Exact;
 
+#[cfg(test)]
 impl Activation for Exact {
     #[inline(always)]
     fn tanh<T: Real>(x: T) -> T {

@@ -1,7 +1,7 @@
 //! Training: Adam (Kingma and Ba 2014) on the loss of `network.rs`, the same bits from the same seed on every machine.
 
 use super::network::{LATENT, Layout, WINDOW, back, pass, reconstruct};
-use super::real::{Activation, Exact, Fast, LANES, Lanes, Real};
+use super::real::{Fast, LANES, Lanes};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -124,22 +124,53 @@ pub fn error(layout: &Layout, parameters: &[f32], windows: &[&[f32]]) -> f64 {
     sum / (windows.len() * WINDOW * layout.width).max(1) as f64
 }
 
-/// One window written again, to the last bits, in numbers of any kind.
-#[must_use]
-pub fn exactly<T: Real>(layout: &Layout, parameters: &[T], window: &[T]) -> Vec<T> {
-    once::<T, Exact>(layout, parameters, window)
-}
-
-fn once<T: Real, A: Activation>(layout: &Layout, parameters: &[T], window: &[T]) -> Vec<T> {
-    let input: Vec<Lanes<T>> = window.iter().map(|x| [*x; LANES]).collect();
-    let mut output = input.clone();
-    reconstruct::<T, A>(layout, parameters, &input, &mut output);
-    output.iter().map(|lanes| lanes[0]).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::real::{Activation, Exact};
     use super::*;
+
+    #[test]
+    fn it_is_the_network_that_torch_computes() {
+        let fixture: serde_json::Value = serde_json::from_str(include_str!("../../tests/torch/fixture.json")).unwrap();
+        let numbers = |of: &serde_json::Value| -> Vec<f64> {
+            of.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+        };
+        let layout = Layout::new(1);
+        let (mut p, mut expected) = (vec![0.0; layout.parameters()], vec![0.0; layout.parameters()]);
+        for (name, place) in layout.parts() {
+            p[place.clone()].copy_from_slice(&numbers(&fixture["parameters"][name]));
+            expected[place].copy_from_slice(&numbers(&fixture["gradients"][name]));
+        }
+        let lanes =
+            |of: &serde_json::Value| -> Vec<Lanes<f64>> { numbers(of).into_iter().map(|x| [x; LANES]).collect() };
+        let window = lanes(&fixture["window"]);
+        let mut out = window.clone();
+        reconstruct::<f64, Exact>(&layout, &p, &window, &mut out);
+        for (out, torch) in out.iter().zip(numbers(&fixture["reconstruction"])) {
+            assert!((out[0] - torch).abs() < 1e-12, "{} and {torch}", out[0]);
+        }
+        let narrow: Vec<f32> = p.iter().map(|x| *x as f32).collect();
+        let input: Vec<Lanes<f32>> = window.iter().map(|x| x.map(|x| x as f32)).collect();
+        for exact in [true, false] {
+            let mut out = input.clone();
+            match exact {
+                true => reconstruct::<f32, Exact>(&layout, &narrow, &input, &mut out),
+                false => reconstruct::<f32, Fast>(&layout, &narrow, &input, &mut out),
+            }
+            let off = out.iter().zip(numbers(&fixture["reconstruction"])).map(|(x, y)| (f64::from(x[0]) - y).abs());
+            assert!(off.fold(0.0, f64::max) < if exact { 1e-6 } else { 1e-4 });
+        }
+        let chance: [Lanes<f64>; LATENT] = lanes(&fixture["chance"]).try_into().unwrap();
+        let tape = pass::<f64, Exact>(&layout, &p, &window, &chance, &mut out);
+        let mut gradient = vec![0.0; p.len()];
+        let beta = fixture["beta"].as_f64().unwrap();
+        let loss = back(&layout, &p, (&window, &chance, &out), &tape, beta, &mut gradient);
+        let all = LANES as f64;
+        assert!((loss / all - fixture["loss"].as_f64().unwrap()).abs() < 1e-12);
+        for (at, (ours, torch)) in gradient.iter().zip(&expected).enumerate() {
+            assert!((ours / all - torch).abs() < 1e-12, "{at}: {} and {torch}", ours / all);
+        }
+    }
 
     /// Loss and its derivatives at once, in `f64`.
     fn loss(layout: &Layout, p: &[f64], gradient: &mut [f64]) -> f64 {

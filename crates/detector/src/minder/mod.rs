@@ -5,6 +5,7 @@
 //! ```
 
 mod continuity;
+mod moments;
 mod similarity;
 
 pub use continuity::Continuity;
@@ -19,6 +20,8 @@ use crate::{Series, Verdict};
 pub enum Embedding<'m> {
     /// The samples themselves (RAW).
     Raw,
+    /// Mean, variance, skewness and kurtosis of the samples, in the measure of their covariance (Mahalanobis).
+    Moments,
     /// Each metric by a model of its own, metrics one by one (Minder).
     Each(&'m [Model]),
     /// The same, but all metrics' windows together are one point (CON).
@@ -69,6 +72,10 @@ pub fn candidates(
     let by_metric = match embedding {
         Embedding::Raw => {
             let of_metric = |metric| starts().map(|s| named(candidate(of, &raw(metric, s)))).collect();
+            (0..ready.len()).map(of_metric).collect()
+        }
+        Embedding::Moments => {
+            let of_metric = |metric| starts().map(|s| named(candidate(of, &moments::of(&raw(metric, s))))).collect();
             (0..ready.len()).map(of_metric).collect()
         }
         Embedding::Each(models) => {

@@ -22,33 +22,54 @@ pub struct Candidate {
     pub z: f32,
 }
 
-/// Distances of one machine to those behind it.
+const LANES: usize = 16;
+
+/// How far apart, number by number.
 #[inline(always)]
-fn to_others<const N: usize>(of: Distance, values: &[Vec<f32>], i: usize, sums: &mut [f32]) {
-    let machines = sums.len();
-    let own: [f32; N] = std::array::from_fn(|k| values[k][i]);
-    let columns: [&[f32]; N] = std::array::from_fn(|k| &values[k][i + 1..machines]);
-    let (before, behind) = sums.split_at_mut(i + 1);
-    let mut all = 0.0;
-    for (j, sum) in behind.iter_mut().enumerate() {
-        let mut d = 0.0f32;
-        for k in 0..N {
-            let x = columns[k][j] - own[k];
-            d = match of {
-                Distance::Euclid => d + x * x,
-                Distance::Manhattan => d + x.abs(),
-                Distance::Chebyshev => d.max(x.abs()),
+fn apart<const N: usize, const L: usize>(of: Distance, own: &[f32; N], columns: &[&[f32]; N], from: usize) -> [f32; L] {
+    let mut d = [0.0f32; L];
+    for k in 0..N {
+        let others = &columns[k][from..from + L];
+        for l in 0..L {
+            let x = others[l] - own[k];
+            d[l] = match of {
+                Distance::Euclid => d[l] + x * x,
+                Distance::Manhattan => d[l] + x.abs(),
+                Distance::Chebyshev => d[l].max(x.abs()),
             };
         }
-        if of == Distance::Euclid {
-            d = d.sqrt();
-        }
-        *sum += d;
-        all += d;
     }
-    before[i] += all;
+    if of == Distance::Euclid {
+        d.iter_mut().for_each(|d| *d = d.sqrt());
+    }
+    d
 }
 
+/// All pairs once: each distance is added to the sums of both.
+#[inline(always)]
+fn pairs<const N: usize>(of: Distance, values: &[Vec<f32>], sums: &mut [f32]) {
+    let columns: [&[f32]; N] = std::array::from_fn(|k| values[k].as_slice());
+    let machines = sums.len();
+    for i in 0..machines {
+        let own: [f32; N] = std::array::from_fn(|k| columns[k][i]);
+        let mut all = [0.0f32; LANES];
+        let mut from = i + 1;
+        while from + LANES <= machines {
+            let d: [f32; LANES] = apart::<N, LANES>(of, &own, &columns, from);
+            sums[from..from + LANES].iter_mut().zip(&d).for_each(|(sum, d)| *sum += d);
+            all.iter_mut().zip(&d).for_each(|(all, d)| *all += d);
+            from += LANES;
+        }
+        for (j, sum) in sums.iter_mut().enumerate().skip(from) {
+            let [d] = apart::<N, 1>(of, &own, &columns, j);
+            *sum += d;
+            all[0] += d;
+        }
+        sums[i] += all.iter().sum::<f32>();
+    }
+}
+
+#[inline(always)]
 fn to_others_of_any_width(of: Distance, values: &[Vec<f32>], i: usize, sums: &mut [f32]) {
     let machines = sums.len();
     let mut d = vec![0.0f32; machines - i - 1];
@@ -78,12 +99,15 @@ pub fn candidate(of: Distance, values: &[Vec<f32>]) -> Option<Candidate> {
         return None;
     }
     let mut sums = vec![0.0f32; machines];
-    for i in 0..machines {
-        match values.len() {
-            8 => to_others::<8>(of, values, i, &mut sums),
-            _ => to_others_of_any_width(of, values, i, &mut sums),
-        }
-    }
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || match (values.len(), of) {
+            (8, Distance::Euclid) => pairs::<8>(Distance::Euclid, values, &mut sums),
+            (8, _) => pairs::<8>(of, values, &mut sums),
+            (4, Distance::Euclid) => pairs::<4>(Distance::Euclid, values, &mut sums),
+            _ => (0..machines).for_each(|i| to_others_of_any_width(of, values, i, &mut sums)),
+        },
+    );
     outlier(&sums)
 }
 

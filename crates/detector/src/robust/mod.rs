@@ -9,13 +9,12 @@
 //! Minder's test has an upper bound of √(n − 1) standard deviations for one of n machines, and bad machines spread what they are measured in;
 //! median and MAD have neither. One jitter ends a strict run of windows; k of n forgives it.
 
-mod center;
 mod settings;
 
 pub use settings::Settings;
 
-use crate::{Detector, Family, Metric, Series, Verdict};
-use center::median_of;
+use crate::center::median_of;
+use crate::{Detector, Family, Metric, Series, Verdict, Worse};
 use std::collections::BTreeMap;
 
 /// Seconds of a block.
@@ -23,10 +22,18 @@ const BLOCK: usize = 5;
 /// Blocks after which a machine's own offset is known, for now; it is looked at again each time that as many have come, so many times.
 const KNOWN: usize = 12;
 const LOOKS: usize = 5;
+/// Less than this of the level, and the job stands still.
+const STILL: f32 = 0.1;
 /// A level that has grown so much was that of a job that begins.
 const GROWN: f32 = 1.3;
 /// How fast it follows after that, in spreads a block.
 const FOLLOWS: f32 = 0.01;
+/// How fast the usual middle of a role follows, in levels a block.
+const SHIFTS: f32 = 0.002;
+/// Farther from its usual middle, in levels, a role does something else.
+const AS_EVER: f32 = 0.15;
+/// A machine is unlike its peers, but like itself, if so much of the difference is theirs.
+const THEIRS: f32 = 0.7;
 /// How fast the usual spread follows, and how fast a level is forgotten.
 const SLOWLY: f32 = 0.02;
 const FADES: f32 = 0.999;
@@ -51,6 +58,7 @@ fn count(bits: u64, last: u32) -> u32 {
 #[derive(Clone, Debug)]
 struct Watched {
     family: Family,
+    worse: Worse,
     /// By machine: sums and numbers of the samples of this block.
     sum: Vec<f32>,
     seen: Vec<u8>,
@@ -61,6 +69,8 @@ struct Watched {
     history: Vec<History>,
     /// By machine: how far off now, in spreads.
     off: Vec<f32>,
+    /// By role: its usual middle.
+    usual: Vec<f32>,
     /// Usual distance from the median and from one's own offset, in levels; and the level.
     spread: f32,
     level: f32,
@@ -91,6 +101,8 @@ impl Robust {
         roles.iter().enumerate().for_each(|(machine, role)| by_role.entry(*role).or_default().push(machine));
         let watched = |m: &Metric| Watched {
             family: m.family,
+            worse: m.worse,
+            usual: Vec::new(),
             sum: vec![0.0; many],
             seen: vec![0; many],
             own: vec![0.0; many],
@@ -157,7 +169,8 @@ impl Robust {
                 let of = &metric.history[machine];
                 let is_long = of.faint.iter().any(|bits| enough(*bits, long));
                 let is_dead = enough(of.dead, dead);
-                let is_short = of.clear.iter().any(|bits| enough(*bits, short));
+                let [more, less] = of.clear.map(|bits| enough(bits, short));
+                let is_short = more && metric.worse != Worse::Less || less && metric.worse != Worse::More;
                 certain |= is_long || is_dead;
                 if is_short && !families.contains(&metric.family) {
                     families.push(metric.family);
@@ -191,7 +204,10 @@ impl Watched {
         let mean = |m: usize| self.sum[m] / f32::from(self.seen[m]);
         let middles: Vec<Option<f32>> =
             roles.iter().map(|machines| median_of(machines.iter().map(|m| mean(*m)), scratch)).collect();
-        if let Some(now) = median_of(middles.iter().flatten().map(|m| m.abs()), scratch) {
+        let now = median_of(middles.iter().flatten().map(|m| m.abs()), scratch);
+        // Nobody does anything: what single machines still do then says nothing of how they train.
+        let stands_still = now.is_none_or(|now| now < STILL * self.level);
+        if let Some(now) = now {
             // The usual level, not that of a pause: what stands still has no noise either.
             self.level = (self.level * FADES).max(now);
         }
@@ -200,10 +216,22 @@ impl Watched {
             (self.began, self.blocks, self.spread) = (level, 1, 0.0);
             self.first.iter_mut().for_each(Vec::clear);
             self.history.iter_mut().for_each(|of| *of = History::default());
+            self.usual.clear();
         }
+        self.usual.resize(roles.len(), f32::NAN);
+        let mut shifts = vec![0.0; self.off.len()];
         let mut distances = Vec::with_capacity(self.sum.len());
-        for (machines, middle) in roles.iter().zip(middles) {
+        for ((machines, middle), usual) in roles.iter().zip(middles).zip(&mut self.usual) {
+            if let Some(middle) = middle {
+                let rate = 1.0 / self.blocks as f32;
+                *usual = match usual.is_finite() {
+                    true if self.blocks as usize <= KNOWN => *usual + rate * (middle - *usual),
+                    true => *usual + SHIFTS * level * (middle - *usual).signum(),
+                    false => middle,
+                };
+            }
             for m in machines {
+                shifts[*m] = middle.map_or(0.0, |middle| middle - *usual) / level;
                 self.off[*m] = middle.map_or(f32::NAN, |middle| mean(*m) - middle);
                 distances.push((self.off[*m] - self.own[*m]).abs() / level);
             }
@@ -214,11 +242,18 @@ impl Watched {
             let rate = SLOWLY.max(1.0 / self.blocks as f32);
             self.spread += rate * (now - self.spread);
         }
-        for m in 0..self.sum.len() {
+        self.sum.fill(0.0);
+        self.seen.fill(0);
+        if stands_still {
+            return;
+        }
+        for (m, shift) in shifts.into_iter().enumerate() {
             let (off, of) = (self.off[m], &mut self.history[m]);
+            // What is usual is learned while the role does what is usual.
+            let as_ever = off.is_finite() && shift.abs() < AS_EVER;
             let first = &mut self.first[m];
             let known = off.is_finite() && first.len() >= KNOWN;
-            if off.is_finite() && first.len() < KNOWN * LOOKS {
+            if as_ever && first.len() < KNOWN * LOOKS {
                 first.push(off);
                 if first.len() < KNOWN || first.len().is_multiple_of(KNOWN) {
                     let usual = median_of(first.iter().copied(), scratch).unwrap_or(0.0);
@@ -228,19 +263,20 @@ impl Watched {
                     }
                     self.own[m] = usual;
                 }
-            } else if off.is_finite() {
+            } else if as_ever {
                 self.own[m] += FOLLOWS * self.spread * level * (off - self.own[m]).signum();
             }
             let own = if known { (off - self.own[m]) / level } else { 0.0 };
             let z = own / self.spread;
-            let large = own.abs() >= s.effect;
+            // What the others have left, and it has not: an evaluation on one machine.
+            let theirs = (own + shift).abs() <= (1.0 - THEIRS) * own.abs();
+            let large = own.abs() >= s.effect && !theirs;
             for (bits, sign) in [1.0f32, -1.0].into_iter().enumerate() {
                 push(&mut of.faint[bits], large && z * sign > s.faint);
                 push(&mut of.clear[bits], large && z * sign > s.clear);
             }
             push(&mut of.dead, z < -s.clear && -own >= s.dead);
             self.off[m] = z;
-            (self.sum[m], self.seen[m]) = (0.0, 0);
         }
     }
 }

@@ -16,7 +16,7 @@ pub mod score;
 use crate::rng::Rng;
 use bend::Bend;
 use course::Course;
-use everstep_detector::{Family, Metric, Series};
+use everstep_detector::{Family, Metric, Series, Worse};
 use ranges::{RANGES, Ranges};
 
 /// What is measured: name, the kind that `faults.toml` knows it by, family, usual level (of its most), share of the common movement.
@@ -126,7 +126,12 @@ pub fn generate(recipe: &Recipe, seed: u64) -> Episode {
         bends.extend(of_fault);
         truth
     });
-    let metrics = METRICS.map(|(name, _, family, ..)| Metric { name: name.into(), family });
+    let worse = |name: &str, family: Family| match (name, family) {
+        ("pfc", _) => Worse::More,
+        (_, Family::Host) => Worse::Either,
+        _ => Worse::Less,
+    };
+    let metrics = METRICS.map(|(name, _, family, ..)| Metric { name: name.into(), family, worse: worse(name, family) });
     let mut series = Series::new(metrics.to_vec(), crew.roles.clone(), of.seconds);
     fill(&mut series, &mut rng, &crew, &course, of);
     bends.iter().for_each(|bend| bend.apply(&mut series, &mut rng));
