@@ -42,7 +42,7 @@ check:
 test: check
 	cargo test -q --workspace --exclude everstep-python --exclude everstep-sim
 	cargo test -q -p everstep-checkpoint --test damage -- --nocapture
-	cargo test -q -p everstep-sim --lib --test simulation --test replay -- --nocapture
+	cargo test -q -p everstep-sim --lib --test simulation --test replay --test fleet -- --nocapture
 	cargo test -q -p everstep-sim --features planted --test planted -- --nocapture
 	$(MAKE) setup
 	$(PY) -m pytest -q python/tests

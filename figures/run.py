@@ -27,6 +27,7 @@ FIGURES = [
     "dcp-plugin", "frequency-contention", "silent-corruption", "planning-cost", "export", "reshard", "data-ledger", "s3-faults", "erasure",
     "error-classifier", "ledger", "notify", "detection-time", "injected-faults", "stacks", "quiet-soak", "incident-simulation", "node-check", "detector-overhead",
     "planner-exact", "planner-speed", "throughput-model", "unicron-fig11", "unicron-cases", "gemini-figures", "ettr", "spares", "what-if", "simulator-speed", "reproducible", "planner-bad-input",
+    "detector-benchmark", "detector-delay", "minder-ordering", "detector-speed", "detector-training", "real-traces",
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Seeds from here on are of the development split; sealed ones from there on were looked at by nobody before the figure.
 const DEVELOPMENT: u64 = 0;
-const SEALED: u64 = 1 << 32;
+const SEALED: u64 = 1 << 33;
 const NORMAL: u64 = 1_000_000;
 /// Windows of the pairwise methods begin every so many seconds: beside each other, not every second (that changes nothing but the time it takes).
 const STRIDE: usize = 8;

@@ -25,7 +25,7 @@ const LOOKS: usize = 5;
 /// Less than this of the level, and the job stands still.
 const STILL: f32 = 0.1;
 /// A level that has grown so much was that of a job that begins.
-const GROWN: f32 = 1.3;
+const GROWN: f32 = 1.15;
 /// How fast it follows after that, in spreads a block.
 const FOLLOWS: f32 = 0.01;
 /// How fast the usual middle of a role follows, in levels a block.
@@ -54,6 +54,24 @@ fn count(bits: u64, last: u32) -> u32 {
     (bits & ((1u64 << last.min(63)) - 1)).count_ones()
 }
 
+/// The usual middle of a role: a median at first, so that no checkpoint or beginning decides it, and a slow follower then.
+#[derive(Clone, Debug, Default)]
+struct Usual {
+    first: Vec<f32>,
+    now: f32,
+}
+
+impl Usual {
+    fn follow(&mut self, middle: f32, step: f32, scratch: &mut Vec<f32>) {
+        if self.first.len() < KNOWN * LOOKS {
+            self.first.push(middle);
+            self.now = median_of(self.first.iter().copied(), scratch).unwrap_or(middle);
+        } else {
+            self.now += step * (middle - self.now).signum();
+        }
+    }
+}
+
 /// One metric of all machines.
 #[derive(Clone, Debug)]
 struct Watched {
@@ -70,7 +88,7 @@ struct Watched {
     /// By machine: how far off now, in spreads.
     off: Vec<f32>,
     /// By role: its usual middle.
-    usual: Vec<f32>,
+    usual: Vec<Usual>,
     /// Usual distance from the median and from one's own offset, in levels; and the level.
     spread: f32,
     level: f32,
@@ -218,20 +236,15 @@ impl Watched {
             self.history.iter_mut().for_each(|of| *of = History::default());
             self.usual.clear();
         }
-        self.usual.resize(roles.len(), f32::NAN);
+        self.usual.resize(roles.len(), Usual::default());
         let mut shifts = vec![0.0; self.off.len()];
         let mut distances = Vec::with_capacity(self.sum.len());
         for ((machines, middle), usual) in roles.iter().zip(middles).zip(&mut self.usual) {
             if let Some(middle) = middle {
-                let rate = 1.0 / self.blocks as f32;
-                *usual = match usual.is_finite() {
-                    true if self.blocks as usize <= KNOWN => *usual + rate * (middle - *usual),
-                    true => *usual + SHIFTS * level * (middle - *usual).signum(),
-                    false => middle,
-                };
+                usual.follow(middle, SHIFTS * level, scratch);
             }
             for m in machines {
-                shifts[*m] = middle.map_or(0.0, |middle| middle - *usual) / level;
+                shifts[*m] = middle.map_or(0.0, |middle| middle - usual.now) / level;
                 self.off[*m] = middle.map_or(f32::NAN, |middle| mean(*m) - middle);
                 distances.push((self.off[*m] - self.own[*m]).abs() / level);
             }

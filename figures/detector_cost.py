@@ -1,0 +1,17 @@
+"""What detectors cost (`crates/sim/examples/detector_cost.rs`), for the figures that bound it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+from typing import Any
+
+from harness.cluster import ROOT
+
+
+@functools.cache
+def runs(times: int) -> list[dict[str, Any]]:
+    """So many runs, one after the other."""
+    line = ["cargo", "run", "-q", "--release", "-p", "everstep-sim", "--example", "detector_cost"]
+    return [json.loads(subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout) for _ in range(times)]

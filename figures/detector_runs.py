@@ -1,0 +1,24 @@
+"""All detectors on the same generated episodes (`crates/sim/examples/detectors.rs`), for the figures that bound them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+from typing import Any
+
+from harness.cluster import ROOT
+
+#: Faulty episodes of each matrix, and as many normal ones, without and with --soak; and node-days of normal data.
+EPISODES, NODE_DAYS = (250, 1000), (10_000, 20_000)
+MATRICES = ("ours", "faint", "random")
+
+
+@functools.cache
+def lines(soak: bool) -> list[dict[str, Any]]:
+    """Everything that it prints."""
+    line = ["cargo", "run", "-q", "--release", "-p", "everstep-sim", "--example", "detectors", "--", str(EPISODES[soak]), str(NODE_DAYS[soak])]
+    # Without --soak one matrix: the pairwise methods take their time.
+    line += MATRICES if soak else MATRICES[:1]
+    said = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [json.loads(text) for text in said.splitlines()]
