@@ -77,7 +77,7 @@ fn main() {
     println!(
         "{}",
         json!({"minder_ms": minder_ms, "robust_ms": robust_ms, "tick_p99_ms": each[each.len() * 99 / 100], "tick_most_ms": each[each.len() - 1],
-            "robust_4096_ms": large_ms, "ring_mb": ring as f64 / 1e6, "training_ms": training_ms, "windows": seen.len(),
+            "robust_4096_ms": large_ms, "ring_mb": ring as f64 / 1e6, "training_ms": training_ms, "windows": seen.len(), "epochs": Training::default().epochs,
             "error": error(&layout, &parameters, &unseen)})
     );
 }

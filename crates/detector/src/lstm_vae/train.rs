@@ -22,7 +22,7 @@ pub struct Training {
 
 impl Default for Training {
     fn default() -> Training {
-        Training { seed: 1, epochs: 4, batch: 256, rate: 0.01, beta: 1e-5 }
+        Training { seed: 1, epochs: 20, batch: 256, rate: 0.01, beta: 1e-6 }
     }
 }
 
