@@ -5,10 +5,17 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod calibrate;
+pub mod catalogue;
 mod center;
+pub mod clock;
+pub mod counter;
 pub mod lstm_vae;
 pub mod minder;
+pub mod models;
 pub mod prepare;
+pub mod priority;
+pub mod rings;
 pub mod robust;
 mod series;
 pub mod steps;

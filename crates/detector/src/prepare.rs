@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn gaps_take_the_nearest_sample_and_what_never_came_stays_away() {
-        let metric = Metric { name: "m".into(), family: Family::Host, worse: Worse::Either };
+        let metric = Metric { name: "m".into(), family: Family::Host, worse: Worse::Either, floor: 0.0 };
         let mut series = Series::new(vec![metric], vec![0, 0], 7);
         for (second, value) in [(1, 2.0), (5, 4.0)] {
             series.row_mut(0, second)[0] = value;

@@ -41,6 +41,9 @@ pub struct Metric {
     /// When it is worse.
     #[serde(default)]
     pub worse: Worse,
+    /// In its unit: what differs by less does not differ. 0: only shares of the usual level count.
+    #[serde(default)]
+    pub floor: f32,
 }
 
 /// Samples at 1 Hz. What is missing is not a number.
@@ -50,6 +53,8 @@ pub struct Series {
     pub metrics: Vec<Metric>,
     /// By machine: machines of one role do the same (pipeline stage, kind of host), and are compared with each other only.
     pub roles: Vec<u32>,
+    /// By machine: what fails together (a switch, a rack). Empty where that is not known.
+    pub domains: Vec<u32>,
     seconds: usize,
     /// By metric, then second, then machine: a second's peers lie beside each other.
     values: Vec<f32>,
@@ -60,7 +65,7 @@ impl Series {
     #[must_use]
     pub fn new(metrics: Vec<Metric>, roles: Vec<u32>, seconds: usize) -> Series {
         let values = vec![f32::NAN; metrics.len() * roles.len() * seconds];
-        Series { metrics, roles, seconds, values }
+        Series { metrics, roles, domains: Vec::new(), seconds, values }
     }
 
     /// How many machines.

@@ -28,7 +28,7 @@ pub struct Stragglers {
     roles: Vec<Vec<usize>>,
     /// By worker: steps in a row in which it was slow.
     row: Vec<u32>,
-    scratch: Vec<f32>,
+    scratch: Vec<i32>,
 }
 
 impl Stragglers {

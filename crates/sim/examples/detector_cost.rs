@@ -38,7 +38,7 @@ fn last(of: &Series, seconds: usize) -> Series {
 }
 
 fn robust(series: &Series) -> (f64, Vec<f64>) {
-    let mut of = Robust::new(&series.metrics, &series.roles, Settings::default());
+    let mut of = Robust::new(&series.metrics, &series.roles, &series.domains, Settings::default());
     let mut each = Vec::new();
     for second in 0..series.seconds() {
         let rows = (0..series.metrics.len()).map(|metric| series.row(metric, second));

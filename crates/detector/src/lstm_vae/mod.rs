@@ -5,6 +5,7 @@ mod cell;
 mod model;
 mod network;
 mod real;
+mod rewrite;
 mod train;
 
 pub use model::Model;

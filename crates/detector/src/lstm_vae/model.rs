@@ -1,8 +1,9 @@
 //! A trained network, ready for use.
 
-use super::network::{Layout, WINDOW, reconstruct};
-use super::real::{Fast, LANES};
-use super::train::{Training, train};
+use super::network::{Layout, WINDOW};
+use super::real::LANES;
+use super::rewrite::Rewrite;
+use super::train::{Training, train, train_from};
 
 /// A network and its parameters.
 #[derive(Clone, Debug)]
@@ -27,6 +28,13 @@ impl Model {
         Model { layout, parameters }
     }
 
+    /// Trained on with other windows of the same metric.
+    #[must_use]
+    pub fn tuned(&self, windows: &[&[f32]], how: &Training) -> Model {
+        let parameters = train_from(&self.layout, self.parameters.clone(), windows, how);
+        Model { layout: Layout::new(self.layout.width), parameters }
+    }
+
     /// All numbers that training has found.
     #[must_use]
     pub fn parameters(&self) -> &[f32] {
@@ -38,23 +46,15 @@ impl Model {
     pub fn rewritten(&self, windows: &[Vec<Vec<f32>>]) -> Vec<Vec<f32>> {
         let width = self.layout.width;
         let machines = windows.first().and_then(|w| w.first()).map_or(0, Vec::len);
-        let mut out = vec![vec![0.0; machines]; WINDOW * width];
-        let (mut input, mut output) = (vec![[0.0; LANES]; WINDOW * width], vec![[0.0; LANES]; WINDOW * width]);
-        for from in (0..machines).step_by(LANES) {
-            let until = (from + LANES).min(machines);
-            for second in 0..WINDOW {
-                for (metric, window) in windows.iter().enumerate() {
-                    input[second * width + metric][..until - from].copy_from_slice(&window[second][from..until]);
-                }
-            }
-            pulp::Arch::new().dispatch(
-                #[inline(always)]
-                || reconstruct::<f32, Fast>(&self.layout, &self.parameters, &input, &mut output),
-            );
-            for (out, lanes) in out.iter_mut().zip(&output) {
-                out[from..until].copy_from_slice(&lanes[..until - from]);
-            }
-        }
+        // As many as fill registers of any width.
+        let whole = machines.next_multiple_of(LANES);
+        let by_second = (0..WINDOW).flat_map(|second| windows.iter().map(move |window| &window[second]));
+        let padded: Vec<Vec<f32>> =
+            by_second.map(|row| row.iter().copied().chain(std::iter::repeat(0.0)).take(whole).collect()).collect();
+        let rows: Vec<&[f32]> = padded.iter().map(Vec::as_slice).collect();
+        let mut out = vec![vec![0.0; whole]; WINDOW * width];
+        pulp::Arch::new().dispatch(Rewrite { of: &self.layout, p: &self.parameters, windows: &rows, out: &mut out });
+        out.iter_mut().for_each(|row| row.truncate(machines));
         out
     }
 }

@@ -15,11 +15,11 @@ pub const LATENT: usize = 8;
 pub struct Layout {
     /// Metrics of a window: 1, or all of them together.
     pub width: usize,
-    read: [Range<usize>; 3],
-    mean: [Range<usize>; 2],
+    pub(super) read: [Range<usize>; 3],
+    pub(super) mean: [Range<usize>; 2],
     spread: [Range<usize>; 2],
-    write: [Range<usize>; 3],
-    out: [Range<usize>; 2],
+    pub(super) write: [Range<usize>; 3],
+    pub(super) out: [Range<usize>; 2],
 }
 
 impl Layout {

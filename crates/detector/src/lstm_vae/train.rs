@@ -74,7 +74,12 @@ impl Adam {
 /// Parameters after training on `windows`, each `WINDOW` seconds of `layout.width` metrics, normalised.
 #[must_use]
 pub fn train(layout: &Layout, windows: &[&[f32]], how: &Training) -> Vec<f32> {
-    let mut parameters = fresh(layout, how.seed);
+    train_from(layout, fresh(layout, how.seed), windows, how)
+}
+
+/// The same from these parameters on.
+#[must_use]
+pub fn train_from(layout: &Layout, mut parameters: Vec<f32>, windows: &[&[f32]], how: &Training) -> Vec<f32> {
     let mut rng = ChaCha8Rng::seed_from_u64(how.seed ^ 0x5eed);
     let mut adam = Adam { first: vec![0.0; parameters.len()], second: vec![0.0; parameters.len()], steps: 0 };
     let batch = how.batch.max(1).next_multiple_of(LANES).min(windows.len().next_multiple_of(LANES));

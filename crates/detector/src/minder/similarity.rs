@@ -1,6 +1,8 @@
 //! Who is unlike the others in one window (Minder, section 4.4): each machine's distances to all others, summed; the largest sum, in standard
 //! deviations of all sums.
 
+use pulp::Simd;
+
 /// How far two machines' windows are apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Distance {
@@ -22,9 +24,11 @@ pub struct Candidate {
     pub z: f32,
 }
 
+/// Machines side by side, and machines that they are compared with at once: what is loaded is used often.
 const LANES: usize = 16;
+const ROWS: usize = 4;
 
-/// How far apart, number by number.
+/// How far one machine is from sixteen others, number by number.
 #[inline(always)]
 fn apart<const N: usize, const L: usize>(of: Distance, own: &[f32; N], columns: &[&[f32]; N], from: usize) -> [f32; L] {
     let mut d = [0.0f32; L];
@@ -47,26 +51,90 @@ fn apart<const N: usize, const L: usize>(of: Distance, own: &[f32; N], columns: 
 
 /// All pairs once: each distance is added to the sums of both.
 #[inline(always)]
-fn pairs<const N: usize>(of: Distance, values: &[Vec<f32>], sums: &mut [f32]) {
-    let columns: [&[f32]; N] = std::array::from_fn(|k| values[k].as_slice());
+fn pairs<const N: usize>(of: Distance, columns: &[&[f32]; N], sums: &mut [f32], rows: std::ops::Range<usize>) {
     let machines = sums.len();
-    for i in 0..machines {
+    for i in rows {
         let own: [f32; N] = std::array::from_fn(|k| columns[k][i]);
         let mut all = [0.0f32; LANES];
         let mut from = i + 1;
         while from + LANES <= machines {
-            let d: [f32; LANES] = apart::<N, LANES>(of, &own, &columns, from);
+            let d: [f32; LANES] = apart::<N, LANES>(of, &own, columns, from);
             sums[from..from + LANES].iter_mut().zip(&d).for_each(|(sum, d)| *sum += d);
             all.iter_mut().zip(&d).for_each(|(all, d)| *all += d);
             from += LANES;
         }
         for (j, sum) in sums.iter_mut().enumerate().skip(from) {
-            let [d] = apart::<N, 1>(of, &own, &columns, j);
+            let [d] = apart::<N, 1>(of, &own, columns, j);
             *sum += d;
             all[0] += d;
         }
         sums[i] += all.iter().sum::<f32>();
     }
+}
+
+/// The same for the Euclidean distance of many machines, in whole registers: from the middle of all, |a − b|² = |a|² + |b|² − 2ab loses no more
+/// digits than the sums can show.
+#[inline(always)]
+fn euclid<const N: usize, S: Simd>(simd: S, values: &[Vec<f32>], sums: &mut [f32]) {
+    let machines = sums.len();
+    let centered: [Vec<f32>; N] = std::array::from_fn(|k| {
+        let mean = values[k].iter().sum::<f32>() / machines as f32;
+        values[k].iter().map(|v| v - mean).collect()
+    });
+    let columns: [&[f32]; N] = std::array::from_fn(|k| centered[k].as_slice());
+    let mut norms = vec![0.0f32; machines];
+    for column in &columns {
+        norms.iter_mut().zip(*column).for_each(|(norm, v)| *norm += v * v);
+    }
+    let whole = machines / ROWS * ROWS;
+    let zero = simd.splat_f32s(0.0);
+    for first in (0..whole).step_by(ROWS) {
+        let mut own = [[zero; N]; ROWS];
+        let mut own_norm = [zero; ROWS];
+        for r in 0..ROWS {
+            own_norm[r] = simd.splat_f32s(norms[first + r]);
+            for k in 0..N {
+                own[r][k] = simd.splat_f32s(-2.0 * columns[k][first + r]);
+            }
+        }
+        // Whole registers after this block; what is between and behind them one by one.
+        let from = (first + ROWS).next_multiple_of(S::F32_LANES).min(machines);
+        let (norm, _) = S::as_simd_f32s(&norms[from..]);
+        let (sum, _) = S::as_mut_simd_f32s(&mut sums[from..]);
+        let mut others = [norm; N];
+        for k in 0..N {
+            others[k] = S::as_simd_f32s(&columns[k][from..]).0;
+        }
+        let mut all = [zero; ROWS];
+        for at in 0..norm.len() {
+            let mut here = [zero; N];
+            for k in 0..N {
+                here[k] = others[k][at];
+            }
+            let mut sum_here = sum[at];
+            for r in 0..ROWS {
+                let mut d = simd.add_f32s(own_norm[r], norm[at]);
+                for k in 0..N {
+                    d = simd.mul_add_e_f32s(own[r][k], here[k], d);
+                }
+                let d = simd.sqrt_f32s(simd.max_f32s(d, zero));
+                sum_here = simd.add_f32s(sum_here, d);
+                all[r] = simd.add_f32s(all[r], d);
+            }
+            sum[at] = sum_here;
+        }
+        let behind = from + norm.len() * S::F32_LANES;
+        for r in 0..ROWS {
+            let own: [f32; N] = std::array::from_fn(|k| columns[k][first + r]);
+            sums[first + r] += simd.reduce_sum_f32s(all[r]);
+            for j in (first + r + 1..from).chain(behind..machines) {
+                let [d] = apart::<N, 1>(Distance::Euclid, &own, &columns, j);
+                sums[j] += d;
+                sums[first + r] += d;
+            }
+        }
+    }
+    pairs::<N>(Distance::Euclid, &columns, sums, whole..machines);
 }
 
 #[inline(always)]
@@ -91,6 +159,39 @@ fn to_others_of_any_width(of: Distance, values: &[Vec<f32>], i: usize, sums: &mu
     }
 }
 
+/// What is compiled for each kind of register.
+struct AllPairs<'a> {
+    of: Distance,
+    values: &'a [Vec<f32>],
+    sums: &'a mut [f32],
+}
+
+impl AllPairs<'_> {
+    #[inline(always)]
+    fn summed<const N: usize, S: Simd>(self, simd: S) {
+        let AllPairs { of, values, sums } = self;
+        let machines = sums.len();
+        let columns: [&[f32]; N] = std::array::from_fn(|k| values[k].as_slice());
+        match of {
+            Distance::Euclid => euclid::<N, S>(simd, values, sums),
+            _ => pairs::<N>(of, &columns, sums, 0..machines),
+        }
+    }
+}
+
+impl pulp::WithSimd for AllPairs<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        match self.values.len() {
+            8 => self.summed::<8, S>(simd),
+            4 => self.summed::<4, S>(simd),
+            _ => (0..self.sums.len()).for_each(|i| to_others_of_any_width(self.of, self.values, i, self.sums)),
+        }
+    }
+}
+
 /// Who is least like the others; `values` by number of the embedding, then by machine. `None` of fewer than three machines, or if all are alike.
 #[must_use]
 pub fn candidate(of: Distance, values: &[Vec<f32>]) -> Option<Candidate> {
@@ -99,15 +200,7 @@ pub fn candidate(of: Distance, values: &[Vec<f32>]) -> Option<Candidate> {
         return None;
     }
     let mut sums = vec![0.0f32; machines];
-    pulp::Arch::new().dispatch(
-        #[inline(always)]
-        || match (values.len(), of) {
-            (8, Distance::Euclid) => pairs::<8>(Distance::Euclid, values, &mut sums),
-            (8, _) => pairs::<8>(of, values, &mut sums),
-            (4, Distance::Euclid) => pairs::<4>(Distance::Euclid, values, &mut sums),
-            _ => (0..machines).for_each(|i| to_others_of_any_width(of, values, i, &mut sums)),
-        },
-    );
+    pulp::Arch::new().dispatch(AllPairs { of, values, sums: &mut sums });
     outlier(&sums)
 }
 

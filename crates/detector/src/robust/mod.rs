@@ -9,19 +9,20 @@
 //! Minder's test has an upper bound of √(n − 1) standard deviations for one of n machines, and bad machines spread what they are measured in;
 //! median and MAD have neither. One jitter ends a strict run of windows; k of n forgives it.
 
+mod evidence;
 mod settings;
 
 pub use settings::Settings;
 
 use crate::center::median_of;
 use crate::{Detector, Family, Metric, Series, Verdict, Worse};
+use evidence::{BLOCK, Evidence, SIGNS, Sign, Spans, blocks};
 use std::collections::BTreeMap;
 
-/// Seconds of a block.
-const BLOCK: usize = 5;
-/// Blocks after which a machine's own offset is known, for now; it is looked at again each time that as many have come, so many times.
-const KNOWN: usize = 12;
+/// A machine's own offset is looked at again each time that as many blocks have come as made it known, so many times.
 const LOOKS: usize = 5;
+/// The usual spread is that of so many machines, at most.
+const SAMPLE: usize = 256;
 /// Less than this of the level, and the job stands still.
 const STILL: f32 = 0.1;
 /// A level that has grown so much was that of a job that begins.
@@ -38,22 +39,6 @@ const THEIRS: f32 = 0.7;
 const SLOWLY: f32 = 0.02;
 const FADES: f32 = 0.999;
 
-/// The last 64 blocks of one metric of one machine: whether it was far off, and in which direction.
-#[derive(Clone, Copy, Debug, Default)]
-struct History {
-    faint: [u64; 2],
-    clear: [u64; 2],
-    dead: u64,
-}
-
-fn push(bits: &mut u64, is: bool) {
-    *bits = *bits << 1 | u64::from(is);
-}
-
-fn count(bits: u64, last: u32) -> u32 {
-    (bits & ((1u64 << last.min(63)) - 1)).count_ones()
-}
-
 /// The usual middle of a role: a median at first, so that no checkpoint or beginning decides it, and a slow follower then.
 #[derive(Clone, Debug, Default)]
 struct Usual {
@@ -62,8 +47,8 @@ struct Usual {
 }
 
 impl Usual {
-    fn follow(&mut self, middle: f32, step: f32, scratch: &mut Vec<f32>) {
-        if self.first.len() < KNOWN * LOOKS {
+    fn follow(&mut self, middle: f32, step: f32, known: usize, scratch: &mut Vec<i32>) {
+        if self.first.len() < known * LOOKS {
             self.first.push(middle);
             self.now = median_of(self.first.iter().copied(), scratch).unwrap_or(middle);
         } else {
@@ -77,14 +62,19 @@ impl Usual {
 struct Watched {
     family: Family,
     worse: Worse,
+    floor: f32,
     /// By machine: sums and numbers of the samples of this block.
     sum: Vec<f32>,
-    seen: Vec<u8>,
+    seen: Vec<f32>,
     /// By machine: how far it is off usually.
     own: Vec<f32>,
     /// The first blocks of a machine, to begin with.
     first: Vec<Vec<f32>>,
-    history: Vec<History>,
+    /// How many of those there are.
+    learned: Vec<f32>,
+    history: Vec<Evidence>,
+    /// By machine: signs of this block.
+    flags: Vec<u8>,
     /// By machine: how far off now, in spreads.
     off: Vec<f32>,
     /// By role: its usual middle.
@@ -95,42 +85,55 @@ struct Watched {
     /// The level when offsets were begun to be learned.
     began: f32,
     blocks: u32,
+    /// Blocks in which it did not stand still.
+    looked: u32,
 }
 
 /// The detector, fed second by second.
 #[derive(Clone, Debug)]
 pub struct Robust {
     settings: Settings,
+    spans: Spans,
     /// By role: its machines.
     roles: Vec<Vec<usize>>,
+    /// What fails together: its machines.
+    domains: Vec<Vec<usize>>,
     metrics: Vec<Watched>,
     /// By machine: blocks without any sample, in a row; and whether it ever told anything.
     silent: Vec<(u32, bool)>,
     seconds: usize,
-    scratch: Vec<f32>,
+    scratch: Vec<i32>,
 }
 
 impl Robust {
-    /// For machines of these roles.
+    /// For machines of these roles, and these failure domains if they are known.
     #[must_use]
-    pub fn new(metrics: &[Metric], roles: &[u32], settings: Settings) -> Robust {
+    pub fn new(metrics: &[Metric], roles: &[u32], domains: &[u32], settings: Settings) -> Robust {
         let many = roles.len();
-        let mut by_role: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        roles.iter().enumerate().for_each(|(machine, role)| by_role.entry(*role).or_default().push(machine));
+        let by = |of: &[u32]| -> BTreeMap<u32, Vec<usize>> {
+            let mut all: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+            of.iter().enumerate().for_each(|(machine, of)| all.entry(*of).or_default().push(machine));
+            all
+        };
+        let by_role = by(roles);
         let watched = |m: &Metric| Watched {
             family: m.family,
             worse: m.worse,
+            floor: m.floor,
             usual: Vec::new(),
             sum: vec![0.0; many],
-            seen: vec![0; many],
+            seen: vec![0.0; many],
             own: vec![0.0; many],
             first: vec![Vec::new(); many],
-            history: vec![History::default(); many],
+            learned: vec![0.0; many],
+            flags: vec![0; many],
+            history: vec![Evidence::default(); many],
             off: vec![0.0; many],
             spread: 0.0,
             level: 0.0,
             began: 0.0,
             blocks: 0,
+            looked: 0,
         };
         // Fewer than three have no middle: they are compared with all.
         let (mut groups, few): (Vec<_>, Vec<_>) = by_role.into_values().partition(|machines| machines.len() >= 3);
@@ -138,8 +141,10 @@ impl Robust {
             groups.push(few.concat());
         }
         Robust {
+            spans: Spans::of(&settings),
             settings,
             roles: groups,
+            domains: by(domains).into_values().filter(|d| d.len() < many).collect(),
             metrics: metrics.iter().map(watched).collect(),
             silent: vec![(0, false); many],
             seconds: 0,
@@ -153,7 +158,7 @@ impl Robust {
             for ((sum, seen), value) in of.sum.iter_mut().zip(&mut of.seen).zip(row) {
                 let there = value.is_finite();
                 *sum += if there { *value } else { 0.0 };
-                *seen += u8::from(there);
+                *seen += f32::from(u8::from(there));
             }
         }
         self.seconds += 1;
@@ -161,21 +166,19 @@ impl Robust {
             return None;
         }
         for machine in 0..self.silent.len() {
-            let told = self.metrics.iter().any(|m| m.seen[machine] > 0);
+            let told = self.metrics.iter().any(|m| m.seen[machine] > 0.0);
             let (blocks, ever) = self.silent[machine];
             self.silent[machine] = if told { (0, true) } else { (blocks + u32::from(ever), ever) };
         }
         for metric in &mut self.metrics {
-            metric.block(&self.roles, &self.settings, &mut self.scratch);
+            metric.block(&self.roles, &self.settings, &self.spans, &mut self.scratch);
         }
         self.verdict()
     }
 
     fn verdict(&self) -> Option<Verdict> {
-        let s = &self.settings;
-        let blocks = |seconds: usize| (seconds.div_ceil(BLOCK)).clamp(1, 63) as u32;
-        let enough = |bits: u64, n: u32| count(bits, n) as f32 >= s.share * n as f32;
-        let (long, short, dead) = (blocks(s.one_family_s), blocks(s.two_families_s), blocks(s.dead_s));
+        let (s, enough) = (&self.settings, &self.spans.enough);
+        let dead = u32::from(blocks(s.dead_s));
         let mut found = Vec::new();
         for (machine, (silent, _)) in self.silent.iter().enumerate() {
             if *silent >= dead {
@@ -185,10 +188,11 @@ impl Robust {
             let (mut certain, mut told, mut families) = (false, Vec::new(), Vec::new());
             for (at, metric) in self.metrics.iter().enumerate() {
                 let of = &metric.history[machine];
-                let is_long = of.faint.iter().any(|bits| enough(*bits, long));
-                let is_dead = enough(of.dead, dead);
-                let [more, less] = of.clear.map(|bits| enough(bits, short));
-                let is_short = more && metric.worse != Worse::Less || less && metric.worse != Worse::More;
+                let shows = |sign| of.shows(sign, enough);
+                let is_long = shows(Sign::FaintMore) || shows(Sign::FaintLess);
+                let is_dead = shows(Sign::Dead);
+                let is_short = shows(Sign::ClearMore) && metric.worse != Worse::Less
+                    || shows(Sign::ClearLess) && metric.worse != Worse::More;
                 certain |= is_long || is_dead;
                 if is_short && !families.contains(&metric.family) {
                     families.push(metric.family);
@@ -204,99 +208,149 @@ impl Robust {
         }
         found.sort_by(|a, b| b.0.total_cmp(&a.0));
         let (score, _, metrics) = found.first()?.clone();
-        let mut machines: Vec<usize> = found.into_iter().map(|f| f.1).collect();
+        let mut machines: Vec<usize> = found.iter().map(|f| f.1).collect();
+        let others = (0..self.silent.len()).filter(|m| !machines.contains(m) && self.tells_the_same(*m, &found));
+        machines.extend(others.collect::<Vec<_>>());
         machines.sort_unstable();
-        let share = |role: &&Vec<usize>| {
-            let bad = role.iter().filter(|m| machines.contains(m)).count();
-            bad >= 3 && bad as f32 > s.group * role.len() as f32
+        let share = |all: &Vec<usize>| {
+            let bad = all.iter().filter(|m| machines.binary_search(m).is_ok()).count();
+            bad >= 3 && bad as f32 > s.group * all.len() as f32
         };
-        let group = self.roles.iter().any(|r| share(&r));
+        let group = self.roles.iter().chain(&self.domains).any(share);
         Some(Verdict { machines, at: self.seconds - 1, metrics, score, group })
+    }
+}
+
+impl Robust {
+    /// Of a machine that is not certain itself: whether it tells, less clearly, what one that is certain tells. Faults come together when they
+    /// have one cause.
+    fn tells_the_same(&self, machine: usize, certain: &[(f32, usize, Vec<usize>)]) -> bool {
+        let beside = &self.spans.beside;
+        certain.iter().any(|(score, who, told)| {
+            if score.is_infinite() {
+                let dead = f32::from(blocks(self.settings.dead_s));
+                return self.silent[machine].0 as f32 >= self.settings.accomplice * dead;
+            }
+            let same = |metric: &&usize| {
+                let of = &self.metrics[**metric].history;
+                let both = |sign: &Sign| of[*who].shows(*sign, beside) && of[machine].shows(*sign, beside);
+                SIGNS.iter().filter(|s| !matches!(s, Sign::FaintMore | Sign::FaintLess)).any(both)
+            };
+            // All of it, if it is little; most of it, if it is much.
+            !told.is_empty() && told.iter().filter(same).count() * 3 >= told.len() * 2
+        })
     }
 }
 
 impl Watched {
     /// Ends a block.
-    fn block(&mut self, roles: &[Vec<usize>], s: &Settings, scratch: &mut Vec<f32>) {
+    fn block(&mut self, roles: &[Vec<usize>], s: &Settings, spans: &Spans, scratch: &mut Vec<i32>) {
         self.blocks += 1;
-        let mean = |m: usize| self.sum[m] / f32::from(self.seen[m]);
+        let mean = |m: usize| self.sum[m] / self.seen[m];
         let middles: Vec<Option<f32>> =
             roles.iter().map(|machines| median_of(machines.iter().map(|m| mean(*m)), scratch)).collect();
         let now = median_of(middles.iter().flatten().map(|m| m.abs()), scratch);
         // Nobody does anything: what single machines still do then says nothing of how they train.
-        let stands_still = now.is_none_or(|now| now < STILL * self.level);
+        // What is seldom anything at all (a disk) tells of a machine just then.
+        let seldom = self.floor > 0.0 && self.worse == Worse::More;
+        let stands_still = !seldom && now.is_none_or(|now| now < STILL * self.level);
+        let known = s.known_s.div_ceil(BLOCK).max(2);
         if let Some(now) = now {
             // The usual level, not that of a pause: what stands still has no noise either.
             self.level = (self.level * FADES).max(now);
         }
-        let level = self.level.max(f32::MIN_POSITIVE);
+        // As a share of this the floor is what any difference must be.
+        let level = self.level.max(self.floor / s.effect).max(f32::MIN_POSITIVE);
         if level > GROWN * self.began {
             (self.began, self.blocks, self.spread) = (level, 1, 0.0);
             self.first.iter_mut().for_each(Vec::clear);
-            self.history.iter_mut().for_each(|of| *of = History::default());
+            self.learned.fill(0.0);
+            self.history.iter_mut().for_each(|of| *of = Evidence::default());
             self.usual.clear();
         }
         self.usual.resize(roles.len(), Usual::default());
         let mut shifts = vec![0.0; self.off.len()];
-        let mut distances = Vec::with_capacity(self.sum.len());
         for ((machines, middle), usual) in roles.iter().zip(middles).zip(&mut self.usual) {
             if let Some(middle) = middle {
-                usual.follow(middle, SHIFTS * level, scratch);
+                usual.follow(middle, SHIFTS * level, known, scratch);
             }
             for m in machines {
                 shifts[*m] = middle.map_or(0.0, |middle| middle - usual.now) / level;
                 self.off[*m] = middle.map_or(f32::NAN, |middle| mean(*m) - middle);
-                distances.push((self.off[*m] - self.own[*m]).abs() / level);
             }
         }
-        if let Some(now) = median_of(distances.into_iter(), scratch) {
+        // Some are enough to tell how far most are off.
+        let some = self.off.iter().zip(&self.own).step_by(self.off.len() / SAMPLE + 1);
+        if let Some(now) = median_of(some.map(|(off, own)| (off - own).abs() / level), scratch) {
             // A normal distribution's standard deviation.
             let now = (1.4826 * now).max(0.2 * s.effect);
             let rate = SLOWLY.max(1.0 / self.blocks as f32);
             self.spread += rate * (now - self.spread);
         }
         self.sum.fill(0.0);
-        self.seen.fill(0);
+        self.seen.fill(0.0);
         if stands_still {
             return;
         }
-        for (m, shift) in shifts.into_iter().enumerate() {
-            let (off, of) = (self.off[m], &mut self.history[m]);
-            // What is usual is learned while the role does what is usual.
-            let as_ever = off.is_finite() && shift.abs() < AS_EVER;
-            let first = &mut self.first[m];
-            let known = off.is_finite() && first.len() >= KNOWN;
-            if as_ever && first.len() < KNOWN * LOOKS {
-                first.push(off);
-                if first.len() < KNOWN || first.len().is_multiple_of(KNOWN) {
-                    let usual = median_of(first.iter().copied(), scratch).unwrap_or(0.0);
-                    if (usual - self.own[m]).abs() > self.spread * level {
-                        // What was said of it was said of a wrong beginning.
-                        *of = History::default();
-                    }
-                    self.own[m] = usual;
-                }
-            } else if as_ever {
-                self.own[m] += FOLLOWS * self.spread * level * (off - self.own[m]).signum();
-            }
-            let own = if known { (off - self.own[m]) / level } else { 0.0 };
-            let z = own / self.spread;
+        self.looked = self.looked.wrapping_add(1);
+        // What is usual is learned while the role does what is usual.
+        let as_ever = |off: f32, shift: f32| off.is_finite() && shift.abs() < AS_EVER;
+        self.learn(&shifts, as_ever, known, level, scratch);
+        let (step, least) = (FOLLOWS * self.spread * level, known as f32);
+        let (levels, spreads) = (1.0 / level, 1.0 / self.spread);
+        let all = self.off.iter_mut().zip(&mut self.own).zip(&shifts).zip(&self.learned).zip(&mut self.flags);
+        for ((((off, own), shift), learned), flags) in all {
+            let follows = as_ever(*off, *shift) && *learned >= least * LOOKS as f32;
+            *own += if follows { step * (*off - *own).signum() } else { 0.0 };
+            let far = if off.is_finite() && *learned > least { (*off - *own) * levels } else { 0.0 };
             // What the others have left, and it has not: an evaluation on one machine.
-            let theirs = (own + shift).abs() <= (1.0 - THEIRS) * own.abs();
-            let large = own.abs() >= s.effect && !theirs;
-            for (bits, sign) in [1.0f32, -1.0].into_iter().enumerate() {
-                push(&mut of.faint[bits], large && z * sign > s.faint);
-                push(&mut of.clear[bits], large && z * sign > s.clear);
+            let theirs = (far + shift).abs() <= (1.0 - THEIRS) * far.abs();
+            let z = far * spreads;
+            let counted = if far.abs() >= s.effect && !theirs { z } else { 0.0 };
+            let dead = (counted < -s.clear) & (-far * level >= s.dead * self.level);
+            *flags = u8::from(counted > s.faint)
+                | u8::from(counted < -s.faint) << 1
+                | u8::from(counted > s.clear) << 2
+                | u8::from(counted < -s.clear) << 3
+                | u8::from(dead) << 4;
+            *off = z;
+        }
+        for (of, flags) in self.history.iter_mut().zip(&self.flags) {
+            of.push(spans, self.looked, *flags);
+        }
+    }
+
+    /// The first blocks of each machine: its own offset is their median, looked at a few times.
+    fn learn(
+        &mut self,
+        shifts: &[f32],
+        as_ever: impl Fn(f32, f32) -> bool,
+        known: usize,
+        level: f32,
+        scratch: &mut Vec<i32>,
+    ) {
+        for (m, shift) in shifts.iter().enumerate() {
+            if self.learned[m] >= (known * LOOKS) as f32 || !as_ever(self.off[m], *shift) {
+                continue;
             }
-            push(&mut of.dead, z < -s.clear && -own >= s.dead);
-            self.off[m] = z;
+            let first = &mut self.first[m];
+            first.push(self.off[m]);
+            self.learned[m] = first.len() as f32;
+            if first.len() < known || first.len().is_multiple_of(known) {
+                let usual = median_of(first.iter().copied(), scratch).unwrap_or(0.0);
+                if (usual - self.own[m]).abs() > self.spread * level {
+                    // What was said of it was said of a wrong beginning.
+                    self.history[m] = Evidence::default();
+                }
+                self.own[m] = usual;
+            }
         }
     }
 }
 
 impl Detector for Settings {
     fn first(&self, series: &Series) -> Option<Verdict> {
-        let mut robust = Robust::new(&series.metrics, &series.roles, *self);
+        let mut robust = Robust::new(&series.metrics, &series.roles, &series.domains, *self);
         let rows = |second: usize| (0..series.metrics.len()).map(move |metric| series.row(metric, second));
         (0..series.seconds()).find_map(|second| robust.second(rows(second)))
     }

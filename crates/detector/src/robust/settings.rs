@@ -22,8 +22,12 @@ pub struct Settings {
     pub dead_s: usize,
     /// Share of those seconds in which it must.
     pub share: f32,
-    /// Share of a role that is no machine's own fault any more.
+    /// Share of a role, or of what fails together, that is no machine's own fault any more.
     pub group: f32,
+    /// Share of those seconds in which another machine must tell the same once one is certain.
+    pub accomplice: f32,
+    /// Seconds after which a machine's own offset is known, for now.
+    pub known_s: usize,
 }
 
 impl Default for Settings {
@@ -38,6 +42,8 @@ impl Default for Settings {
             dead_s: 60,
             share: 0.85,
             group: 0.25,
+            accomplice: 0.6,
+            known_s: 60,
         }
     }
 }

@@ -131,12 +131,29 @@ pub fn generate(recipe: &Recipe, seed: u64) -> Episode {
         (_, Family::Host) => Worse::Either,
         _ => Worse::Less,
     };
-    let metrics = METRICS.map(|(name, _, family, ..)| Metric { name: name.into(), family, worse: worse(name, family) });
+    let metrics = METRICS.map(|(name, _, family, ..)| Metric {
+        name: name.into(),
+        family,
+        worse: worse(name, family),
+        floor: 0.0,
+    });
     let mut series = Series::new(metrics.to_vec(), crew.roles.clone(), of.seconds);
+    series.domains = switches(crew.roles.len(), recipe, truth.as_ref());
     fill(&mut series, &mut rng, &crew, &course, of);
     bends.iter().for_each(|bend| bend.apply(&mut series, &mut rng));
     gaps(&mut series, &mut rng, of);
     Episode { series, truth }
+}
+
+/// Ports of a switch, where the recipe does not say how many fail together.
+const PORTS: usize = 32;
+
+/// Which machines are behind one switch: neighbours. One that fails has as many ports as machines went bad, and lies where they do.
+fn switches(machines: usize, recipe: &Recipe, truth: Option<&Truth>) -> Vec<u32> {
+    let first = truth.filter(|_| recipe.switch).and_then(|t| t.bad.first().copied());
+    let ports = if first.is_some() { recipe.bad.max(1) } else { PORTS };
+    let before = first.map_or(0, |first| (ports - first % ports) % ports);
+    (0..machines).map(|m| ((m + before) / ports) as u32).collect()
 }
 
 fn fill(series: &mut Series, rng: &mut Rng, crew: &Crew, course: &Course, of: &Ranges) {

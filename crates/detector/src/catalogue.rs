@@ -1,0 +1,89 @@
+//! Metrics that are known: their families, which way is worse, and what is no difference (`catalogue.toml`).
+
+use crate::{Family, Metric, Worse};
+use serde::Deserialize;
+use std::sync::LazyLock;
+
+/// One of them.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Known {
+    /// Its name here.
+    pub name: String,
+    /// What it is about.
+    pub family: Family,
+    /// When it is worse.
+    pub worse: Worse,
+    /// For people.
+    pub unit: String,
+    /// In that unit: what differs by less does not differ.
+    pub floor: f32,
+    /// How a Prometheus server is asked for it, where it has it.
+    pub prometheus: Option<String>,
+}
+
+impl Known {
+    /// As a series has it.
+    #[must_use]
+    pub fn metric(&self) -> Metric {
+        Metric { name: self.name.clone(), family: self.family, worse: self.worse, floor: self.floor }
+    }
+}
+
+#[derive(Deserialize)]
+struct Catalogue {
+    metric: Vec<Known>,
+}
+
+/// All of them, in an order that stays: what is sent over the network is known by its number.
+pub static KNOWN: LazyLock<Vec<Known>> =
+    LazyLock::new(|| match toml::from_str::<Catalogue>(include_str!("catalogue.toml")) {
+        Ok(read) => read.metric,
+        Err(e) => panic!("catalogue.toml is part of the program, and not as it should be: {e}"),
+    });
+
+/// The number of a metric by its name here.
+#[must_use]
+pub fn number(name: &str) -> Option<usize> {
+    KNOWN.iter().position(|k| k.name == name)
+}
+
+/// A metric of this name. One that nobody knows is of its host, and worse either way.
+#[must_use]
+pub fn by_name(name: &str) -> (Metric, bool) {
+    let lower = name.to_ascii_lowercase().replace(['_', '.', ' '], "-");
+    if let Some(known) = number(&lower).and_then(|at| KNOWN.get(at)) {
+        // A table may have its own units: only what it is about is taken over.
+        return (Metric { name: name.into(), floor: 0.0, ..known.metric() }, true);
+    }
+    let has = |words: &[&str]| words.iter().any(|w| lower.contains(w));
+    let of = match () {
+        () if has(&["pfc", "pause", "ecn", "cnp", "retrans", "drop"]) => Some((Family::Net, Worse::More)),
+        () if has(&["nvlink", "pcie"]) => Some((Family::Link, Worse::Less)),
+        () if has(&["temperature", "temp"]) => Some((Family::Gpu, Worse::More)),
+        () if has(&["gpu", "tensor", "sm-", "graphics", "power", "cuda"]) => Some((Family::Gpu, Worse::Less)),
+        () if has(&["net", "tcp", "rdma", "nic", "throughput"]) => Some((Family::Net, Worse::Less)),
+        () if has(&["step", "iteration"]) => Some((Family::Step, Worse::More)),
+        () if has(&["cpu", "mem", "disk", "load"]) => Some((Family::Host, Worse::Either)),
+        () => None,
+    };
+    let (family, worse) = of.unwrap_or((Family::Host, Worse::Either));
+    (Metric { name: name.into(), family, worse, floor: 0.0 }, of.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_however_they_are_written() {
+        assert!(KNOWN.len() >= 20);
+        let mut names: Vec<&str> = KNOWN.iter().map(|k| k.name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), KNOWN.len());
+        assert_eq!(by_name("GPU_Duty").0.family, Family::Gpu);
+        assert_eq!(by_name("PFC Tx packet rate").0.worse, Worse::More);
+        assert_eq!((by_name("fan").0.family, by_name("fan").1), (Family::Host, false));
+    }
+}

@@ -1,0 +1,275 @@
+//! Models as a file: one LSTM-VAE a metric, the limits that its values are put between, the order in which metrics are asked, and the settings of
+//! the test. A file that is not whole, or of another version, is refused.
+//!
+//! ```text
+//!  {"format": "everstep-models", "version": 1, "about": …, "models": [{metric, limits, parameters}], "order": […], "digest": "…"}
+//! ```
+//! Numbers are written as their bits: a file holds exactly what training has found. The digest is BLAKE3 of the file with an empty one.
+
+use crate::lstm_vae::{Model, Training, WINDOW};
+use crate::minder::{Continuity, Distance, Embedding, candidates};
+use crate::prepare::{Limits, prepared};
+use crate::{Detector, Metric, Series, Verdict};
+use serde::{Deserialize, Serialize};
+
+/// Of the file.
+const FORMAT: &str = "everstep-models";
+/// What this program reads and writes.
+const VERSION: u32 = 1;
+/// Seconds between windows of training: all are looked at, that many are enough.
+const APART: usize = 11;
+
+/// A metric's model.
+#[derive(Clone, Debug)]
+pub struct OfMetric {
+    /// What it is of.
+    pub metric: Metric,
+    /// Its values are put between these.
+    pub limits: Limits,
+    /// The network.
+    pub model: Model,
+}
+
+/// All of a detector.
+#[derive(Clone, Debug)]
+pub struct Models {
+    /// What they were trained on, for people.
+    pub about: String,
+    /// By metric.
+    pub all: Vec<OfMetric>,
+    /// Metrics by number, the most telling one first.
+    pub order: Vec<usize>,
+    /// When a machine that is unlike the others is a verdict.
+    pub when: Continuity,
+    /// Seconds between windows when it is used.
+    pub stride: usize,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    metric: Metric,
+    /// Bits, as all numbers here.
+    limits: [u32; 2],
+    parameters: Vec<u32>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    format: String,
+    version: u32,
+    about: String,
+    models: Vec<Written>,
+    order: Vec<usize>,
+    threshold: u32,
+    continuity_s: usize,
+    stride: usize,
+    digest: String,
+}
+
+fn digest(of: &File) -> String {
+    let text = serde_json::to_string(of).unwrap_or_default();
+    blake3::hash(text.as_bytes()).to_hex().to_string()
+}
+
+/// Windows of one metric in which nothing is missing.
+fn windows(series: &Series, metric: usize, limits: Limits) -> Vec<Vec<f32>> {
+    let (ready, machines) = (prepared(series, metric, limits), series.machines());
+    let starts = (0..(series.seconds() + 1).saturating_sub(WINDOW)).step_by(APART);
+    let window = |start: usize, machine: usize| -> Vec<f32> {
+        (start..start + WINDOW).map(|second| ready[second * machines + machine]).collect()
+    };
+    let cut = starts.flat_map(|start| (0..machines).map(move |machine| (start, machine)));
+    cut.map(|(start, machine)| window(start, machine)).filter(|w| w.iter().all(|v| v.is_finite())).collect()
+}
+
+impl Models {
+    /// Trained on what is normal. Metrics that never told anything have no model. With `from`, what is known of a metric already is where training
+    /// begins: a job's own history needs few rounds then.
+    ///
+    /// # Errors
+    /// A sentence, when there is nothing to train on.
+    pub fn trained(normal: &[Series], how: &Training, from: Option<&Models>, about: &str) -> Result<Models, String> {
+        let metrics = &normal.first().ok_or("there is nothing to train on")?.metrics;
+        let mut all = Vec::new();
+        for (at, metric) in metrics.iter().enumerate() {
+            let known = from.and_then(|f| f.all.iter().find(|m| m.metric.name == metric.name));
+            let values = || normal.iter().flat_map(|s| s.metric(at).iter().copied());
+            if values().all(|v| !v.is_finite()) {
+                continue;
+            }
+            let limits = known.map_or_else(|| Limits::of(values()), |k| k.limits);
+            let cut: Vec<Vec<f32>> = normal.iter().flat_map(|s| windows(s, at, limits)).collect();
+            if cut.is_empty() {
+                continue;
+            }
+            let refs: Vec<&[f32]> = cut.iter().map(Vec::as_slice).collect();
+            let model = match known {
+                Some(known) => known.model.tuned(&refs, how),
+                None => Model::trained(1, &refs, how),
+            };
+            all.push(OfMetric { metric: metric.clone(), limits, model });
+        }
+        if all.is_empty() {
+            return Err(format!("no metric has {WINDOW} seconds without a gap: there is nothing to train on"));
+        }
+        let order = (0..all.len()).collect();
+        let when = from.map_or(Continuity { threshold: 3.0, seconds: 240 }, |f| f.when);
+        Ok(Models { about: about.into(), all, order, when, stride: WINDOW })
+    }
+
+    /// As a file.
+    #[must_use]
+    pub fn written(&self) -> String {
+        let bits = |all: &[f32]| all.iter().map(|x| x.to_bits()).collect();
+        let model = |m: &OfMetric| Written {
+            metric: m.metric.clone(),
+            limits: [m.limits.low.to_bits(), m.limits.high.to_bits()],
+            parameters: bits(m.model.parameters()),
+        };
+        let mut file = File {
+            format: FORMAT.into(),
+            version: VERSION,
+            about: self.about.clone(),
+            models: self.all.iter().map(model).collect(),
+            order: self.order.clone(),
+            threshold: self.when.threshold.to_bits(),
+            continuity_s: self.when.seconds,
+            stride: self.stride,
+            digest: String::new(),
+        };
+        file.digest = digest(&file);
+        serde_json::to_string(&file).unwrap_or_default() + "\n"
+    }
+
+    /// From a file.
+    ///
+    /// # Errors
+    /// A sentence: no such file, another version, not whole.
+    pub fn read(text: &str) -> Result<Models, String> {
+        #[derive(Deserialize)]
+        struct Kind {
+            format: String,
+            version: u32,
+        }
+        let kind: Kind = serde_json::from_str(text).map_err(|e| format!("this is no file of models: {e}"))?;
+        if kind.format != FORMAT {
+            return Err(format!("this is a file of {}, not of models", kind.format));
+        }
+        if kind.version != VERSION {
+            return Err(format!(
+                "its version is {}, this program reads {VERSION}: train it again (everstep detect train)",
+                kind.version
+            ));
+        }
+        let mut file: File = serde_json::from_str(text).map_err(|e| format!("the file of models is not whole: {e}"))?;
+        let said = std::mem::take(&mut file.digest);
+        if digest(&file) != said {
+            return Err(
+                "the file of models has been changed or damaged (its digest is another one): train it again".into()
+            );
+        }
+        let number = |bits: &u32| f32::from_bits(*bits);
+        let mut all = Vec::new();
+        for of in &file.models {
+            let parameters = of.parameters.iter().map(number).collect();
+            let model = Model::new(1, parameters)
+                .ok_or_else(|| format!("the model of {} has another number of parameters", of.metric.name))?;
+            let limits = Limits { low: number(&of.limits[0]), high: number(&of.limits[1]) };
+            all.push(OfMetric { metric: of.metric.clone(), limits, model });
+        }
+        if file.order.iter().any(|at| *at >= all.len()) {
+            return Err("the file of models puts metrics in order that it does not have".into());
+        }
+        let when = Continuity { threshold: number(&file.threshold), seconds: file.continuity_s };
+        Ok(Models { about: file.about, all, order: file.order, when, stride: file.stride.max(1) })
+    }
+
+    /// Only the metrics that this series has, in its numbers.
+    fn fitting(&self, series: &Series) -> Vec<(usize, usize)> {
+        let place = |m: &OfMetric| series.metrics.iter().position(|s| s.name == m.metric.name);
+        self.order.iter().filter_map(|at| Some((*at, place(self.all.get(*at)?)?))).collect()
+    }
+
+    /// Largest deviations, by metric in this file's order and window: what the order of metrics is learned from.
+    #[must_use]
+    pub fn deviations(&self, series: &Series) -> Vec<Vec<Option<crate::minder::Candidate>>> {
+        let of = |(at, place): &(usize, usize)| {
+            let own = &self.all[*at];
+            let mut one = Series::new(vec![own.metric.clone()], series.roles.clone(), series.seconds());
+            (0..series.seconds()).for_each(|second| one.row_mut(0, second).copy_from_slice(series.row(*place, second)));
+            let models = std::slice::from_ref(&own.model);
+            let found = candidates(&one, &[own.limits], Embedding::Each(models), Distance::Euclid, self.stride);
+            found.by_metric.into_iter().next().unwrap_or_default()
+        };
+        self.fitting(series).iter().map(of).collect()
+    }
+}
+
+impl Detector for Models {
+    /// Metrics one after the other, as Minder has it: the first that names a machine ends the search.
+    fn first(&self, series: &Series) -> Option<Verdict> {
+        let by_metric = self.deviations(series);
+        let places: Vec<usize> = self.fitting(series).into_iter().map(|(_, place)| place).collect();
+        let found = crate::minder::Candidates { stride: self.stride, by_metric };
+        let order: Vec<usize> = (0..places.len()).collect();
+        let mut verdict = found.first(&order, &self.when)?;
+        verdict.metrics.iter_mut().for_each(|m| *m = places.get(*m).copied().unwrap_or(*m));
+        Some(verdict)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::by_name;
+    use proptest::prelude::*;
+
+    fn normal() -> Series {
+        let mut series = Series::new(vec![by_name("cpu").0, by_name("fan").0], vec![0; 6], 120);
+        for second in 0..120 {
+            for (machine, value) in series.row_mut(0, second).iter_mut().enumerate() {
+                *value = 5.0 + ((second * 7 + machine * 3) % 5) as f32;
+            }
+        }
+        series
+    }
+
+    #[test]
+    fn a_file_holds_what_was_trained_and_nothing_that_was_changed() {
+        let how = Training { epochs: 2, ..Training::default() };
+        let models = Models::trained(&[normal()], &how, None, "a test").unwrap();
+        assert_eq!(models.all.len(), 1, "a metric that never told anything has no model");
+        let text = models.written();
+        assert_eq!(
+            text,
+            Models::trained(&[normal()], &how, None, "a test").unwrap().written(),
+            "the same from the same seed"
+        );
+        assert_eq!(Models::read(&text).unwrap().written(), text);
+        let tuned = Models::trained(&[normal()], &how, Some(&models), "a test").unwrap();
+        assert_ne!(tuned.written(), text);
+        assert!(
+            Models::read(&text.replacen("\"version\":1", "\"version\":2", 1)).unwrap_err().contains("version is 2")
+        );
+        assert!(Models::read("{}").unwrap_err().contains("no file of models"));
+        assert!(Models::trained(&[], &how, None, "").is_err());
+        assert!(models.first(&normal()).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn no_changed_digit_is_read(at in 0usize..4000, digit in b'0'..=b'9') {
+            static TEXT: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
+                Models::trained(&[normal()], &Training { epochs: 1, ..Training::default() }, None, "a test").unwrap().written()
+            });
+            let mut bytes = TEXT.clone().into_bytes();
+            let at = at % bytes.len();
+            if bytes[at].is_ascii_digit() && bytes[at] != digit {
+                bytes[at] = digit;
+                prop_assert!(Models::read(std::str::from_utf8(&bytes).unwrap()).is_err());
+            }
+        }
+    }
+}

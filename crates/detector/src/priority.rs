@@ -1,0 +1,67 @@
+//! Which metrics are asked first (Minder, section 4.3): a decision tree learns from each window's largest deviations, one number a metric, whether
+//! something was wrong; metrics come in the order in which the tree asks for them, from its root on.
+
+use linfa::prelude::*;
+use linfa_trees::DecisionTree;
+use ndarray::{Array1, Array2};
+
+/// Deeper trees ask for what is chance.
+const DEEPEST: usize = 7;
+
+/// Metrics by number, the most telling one first; those that the tree never asks for come last, as they were. `windows`: by window, the largest
+/// deviation of each metric, and whether something was wrong.
+#[must_use]
+pub fn order(windows: &[(Vec<f32>, bool)]) -> Vec<usize> {
+    let metrics = windows.first().map_or(0, |(of, _)| of.len());
+    let mut order = asked(windows, metrics).unwrap_or_default();
+    order.extend((0..metrics).filter(|m| !order.contains(m)).collect::<Vec<_>>());
+    order
+}
+
+fn asked(windows: &[(Vec<f32>, bool)], metrics: usize) -> Option<Vec<usize>> {
+    // One kind of window teaches nothing.
+    if windows.iter().all(|(_, wrong)| *wrong) || !windows.iter().any(|(_, wrong)| *wrong) {
+        return None;
+    }
+    let flat = windows.iter().flat_map(|(of, _)| of.iter().map(|z| f64::from(if z.is_finite() { *z } else { 0.0 })));
+    let records = Array2::from_shape_vec((windows.len(), metrics), flat.collect()).ok()?;
+    let targets: Array1<usize> = windows.iter().map(|(_, wrong)| usize::from(*wrong)).collect();
+    let names: Vec<String> = (0..metrics).map(|m| m.to_string()).collect();
+    let data = Dataset::new(records, targets).with_feature_names(names);
+    let least = (windows.len() as f32 / 200.0).max(1.0);
+    let tree = DecisionTree::params().max_depth(Some(DEEPEST)).min_weight_leaf(least).fit(&data).ok()?;
+    let mut order = Vec::new();
+    // Level by level.
+    for node in tree.iter_nodes().filter(|node| !node.is_leaf()) {
+        let (metric, ..) = node.split();
+        if !order.contains(&metric) {
+            order.push(metric);
+        }
+    }
+    Some(order)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_metric_that_tells_comes_first() {
+        // Metric 2 tells nearly all, metric 0 some of the rest, metric 1 nothing.
+        let windows: Vec<(Vec<f32>, bool)> = (0..400u32)
+            .map(|i| {
+                let chance = |k: u32| ((i * 7919 + k * 104_729) % 97) as f32 / 97.0;
+                let (first, third) = (i % 5 == 0, i % 2 == 0);
+                let of = vec![
+                    chance(1) + if first { 4.0 } else { 0.0 },
+                    chance(2),
+                    chance(3) + if third { 6.0 } else { 0.0 },
+                ];
+                (of, first || third)
+            })
+            .collect();
+        assert_eq!(order(&windows), [2, 0, 1]);
+        assert_eq!(order(&[]), [] as [usize; 0]);
+        assert_eq!(order(&[(vec![1.0, f32::NAN], true)]), [0, 1]);
+    }
+}
