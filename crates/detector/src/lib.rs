@@ -5,6 +5,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod alarms;
 pub mod calibrate;
 pub mod catalogue;
 mod center;
@@ -20,6 +21,7 @@ pub mod robust;
 mod series;
 pub mod steps;
 mod verdict;
+pub mod watch;
 
 pub use series::{Family, Metric, Series, Worse};
 pub use verdict::{Detector, Verdict};

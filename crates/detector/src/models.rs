@@ -43,6 +43,9 @@ pub struct Models {
     pub when: Continuity,
     /// Seconds between windows when it is used.
     pub stride: usize,
+    /// For metrics of other machines, in other units: values are put between the limits of what is looked at, and a metric that has no model is
+    /// looked at with one of its family.
+    pub general: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -65,6 +68,7 @@ struct File {
     threshold: u32,
     continuity_s: usize,
     stride: usize,
+    general: bool,
     digest: String,
 }
 
@@ -116,7 +120,7 @@ impl Models {
         }
         let order = (0..all.len()).collect();
         let when = from.map_or(Continuity { threshold: 3.0, seconds: 240 }, |f| f.when);
-        Ok(Models { about: about.into(), all, order, when, stride: WINDOW })
+        Ok(Models { about: about.into(), all, order, when, stride: WINDOW, general: false })
     }
 
     /// As a file.
@@ -137,6 +141,7 @@ impl Models {
             threshold: self.when.threshold.to_bits(),
             continuity_s: self.when.seconds,
             stride: self.stride,
+            general: self.general,
             digest: String::new(),
         };
         file.digest = digest(&file);
@@ -183,13 +188,31 @@ impl Models {
             return Err("the file of models puts metrics in order that it does not have".into());
         }
         let when = Continuity { threshold: number(&file.threshold), seconds: file.continuity_s };
-        Ok(Models { about: file.about, all, order: file.order, when, stride: file.stride.max(1) })
+        Ok(Models {
+            about: file.about,
+            all,
+            order: file.order,
+            when,
+            stride: file.stride.max(1),
+            general: file.general,
+        })
     }
 
-    /// Only the metrics that this series has, in its numbers.
+    /// Which model looks at which metric of this series, in the order of priority.
     fn fitting(&self, series: &Series) -> Vec<(usize, usize)> {
-        let place = |m: &OfMetric| series.metrics.iter().position(|s| s.name == m.metric.name);
-        self.order.iter().filter_map(|at| Some((*at, place(self.all.get(*at)?)?))).collect()
+        let mut all = Vec::new();
+        for at in &self.order {
+            let Some(own) = self.all.get(*at) else { continue };
+            let named = |place: usize| series.metrics[place].name == own.metric.name;
+            let alike = |place: usize| {
+                let of = &series.metrics[place];
+                self.general && of.family == own.metric.family && !self.all.iter().any(|m| m.metric.name == of.name)
+            };
+            let fits = (0..series.metrics.len()).filter(|place| named(*place) || alike(*place));
+            let new: Vec<usize> = fits.filter(|place| all.iter().all(|(_, known)| known != place)).collect();
+            all.extend(new.into_iter().map(|place| (*at, place)));
+        }
+        all
     }
 
     /// Largest deviations, by metric in this file's order and window: what the order of metrics is learned from.
@@ -200,7 +223,8 @@ impl Models {
             let mut one = Series::new(vec![own.metric.clone()], series.roles.clone(), series.seconds());
             (0..series.seconds()).for_each(|second| one.row_mut(0, second).copy_from_slice(series.row(*place, second)));
             let models = std::slice::from_ref(&own.model);
-            let found = candidates(&one, &[own.limits], Embedding::Each(models), Distance::Euclid, self.stride);
+            let limits = if self.general { Limits::of(series.metric(*place).iter().copied()) } else { own.limits };
+            let found = candidates(&one, &[limits], Embedding::Each(models), Distance::Euclid, self.stride);
             found.by_metric.into_iter().next().unwrap_or_default()
         };
         self.fitting(series).iter().map(of).collect()

@@ -109,4 +109,18 @@ impl Series {
     pub fn at(&self, metric: usize, second: usize, machine: usize) -> f32 {
         self.row(metric, second).get(machine).copied().unwrap_or(f32::NAN)
     }
+
+    /// Some seconds of it.
+    #[must_use]
+    pub fn part(&self, from: usize, seconds: usize) -> Series {
+        let mut part =
+            Series::new(self.metrics.clone(), self.roles.clone(), seconds.min(self.seconds - from.min(self.seconds)));
+        part.domains.clone_from(&self.domains);
+        for metric in 0..self.metrics.len() {
+            for second in 0..part.seconds {
+                part.row_mut(metric, second).copy_from_slice(self.row(metric, from + second));
+            }
+        }
+        part
+    }
 }

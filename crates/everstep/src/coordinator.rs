@@ -2,14 +2,17 @@
 
 mod questions;
 mod records;
+mod watcher;
 
 use crate::books::{Books, Owner};
+use crate::detect::settings::Ready;
 use crate::notify::{Desk, routes::Route};
 use crate::places;
 use crate::store::{Store, redb::RedbStore};
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
+use everstep_core::coordinator::unlike::Finding;
 use everstep_core::id::{Epoch, Generation, JobId, PersistId, Session, Step};
 use everstep_core::message::Order;
 use everstep_core::planner::Problem;
@@ -26,8 +29,9 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc as blocking;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
+use watcher::Watcher;
 
 /// How often the ledger learns how far a job is.
 const PROGRESS: Duration = Duration::from_secs(5);
@@ -63,6 +67,8 @@ enum Input {
     Line(Session, Option<ToCoordinator>),
     Persisted(PersistId, Result<Version, StoreFailure>),
     Provisioned(JobId, u64, Result<(), String>),
+    /// A detector's finding, of this generation of a job.
+    Unlike(JobId, Generation, Finding),
 }
 
 /// How the ranks of one generation keep up.
@@ -105,9 +111,11 @@ struct Driver {
     books: Books,
     desk: Desk,
     pulsed: Instant,
+    watcher: Watcher,
 }
 
-/// Runs a coordinator on `bind` with its store in `directory` until nobody needs it. With what is `known` of several jobs it plans for them.
+/// Runs a coordinator on `bind` with its store in `directory` until nobody needs it. With what is `known` of several jobs it plans for them; with
+/// a `detector` it looks which machine behaves unlike its peers.
 ///
 /// # Errors
 /// [`StartError`] when it cannot start.
@@ -117,7 +125,7 @@ pub async fn run(
     token_file: Option<&Path>,
     routes: Vec<Route>,
     provisioner: Option<PathBuf>,
-    known: Option<Problem>,
+    (known, detector): (Option<Problem>, Ready),
 ) -> Result<(), StartError> {
     let fail = |why: String| StartError { code: 78, why };
     std::fs::create_dir_all(directory).map_err(|e| fail(format!("cannot create {}: {e}", directory.display())))?;
@@ -162,7 +170,8 @@ pub async fn run(
             let _ = results.send(Input::Persisted(id, result));
         }
     });
-    let start = (unix_millis(), Instant::now());
+    let watcher = Watcher::start(detector, inbox.clone());
+    let start = (places::unix_millis(), Instant::now());
     let now = Time(start.0);
     let core = Coordinator::new(epoch, records, now);
     let mut driver = Driver {
@@ -187,6 +196,7 @@ pub async fn run(
         books: Books::default(),
         desk: Desk::open(routes, &events_file(directory)),
         pulsed: Instant::now(),
+        watcher,
     };
     driver.event(Event::Tick);
     let mut pulse = tokio::time::interval(PULSE);
@@ -207,10 +217,6 @@ pub async fn run(
             }
         }
     }
-}
-
-fn unix_millis() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(0))
 }
 
 impl Driver {
@@ -266,6 +272,7 @@ impl Driver {
             Input::Server(Inbound::Inject { job, injection, done }) => {
                 let _ = done.send(self.inject(&JobId(job), injection));
             }
+            Input::Unlike(job, generation, finding) => self.unlike(job, generation, finding),
             Input::Provisioned(job, id, result) => self.event(Event::Provisioned { job, id, result }),
             Input::Server(Inbound::Approve { job, request, done }) => {
                 let _ = done.send(self.approve(JobId(job), request));
@@ -313,6 +320,12 @@ impl Driver {
                 }
             }
             ToCoordinator::Report(report) => self.event(Event::Report { session, report }),
+            ToCoordinator::Samples { at, packed } => self.sampled(session, at, &packed),
+            ToCoordinator::Burst(looks) => {
+                if let Some((job, node, _)) = peer.owner.clone() {
+                    self.write(&job, &json!({"Burst": {"node": node, "looks": looks}}));
+                }
+            }
             ToCoordinator::Ping(progress) => {
                 peer.progress = progress;
                 if let Some(job) = peer.job.clone() {

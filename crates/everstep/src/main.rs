@@ -4,6 +4,7 @@ mod agent;
 mod books;
 mod cli;
 mod coordinator;
+mod detect;
 mod guard;
 mod metrics;
 mod notify;

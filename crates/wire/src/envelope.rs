@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Version of everything in this file.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// What a worker is doing, for status; decisions do not rest on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,6 +96,15 @@ pub enum ToCoordinator {
     },
     /// Where the time of a node's places went: the latest generations, in totals.
     Spent(Vec<Account>),
+    /// What a second of this machine was like: metrics by their number in the catalogue, packed.
+    Samples {
+        /// When, by the sender's clock, in milliseconds since 1970.
+        at: u64,
+        /// Five bytes each (number, value), as base64.
+        packed: String,
+    },
+    /// What the network has carried lately, at 100 Hz: the answer to [`ToAgent::Burst`].
+    Burst(Vec<(u64, u64, u64)>),
     /// Still here.
     Ping(Vec<Progress>),
 }
@@ -114,6 +123,8 @@ pub enum ToAgent {
     Inject(Injection),
     /// Say where the workers are.
     Stacks,
+    /// Say what the network has carried in the last minute.
+    Burst,
     /// Still here.
     Ping,
 }

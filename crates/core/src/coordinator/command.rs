@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use super::event::Version;
 use super::node_check::Found;
 use super::remedy::Request;
+use super::unlike::Finding;
 
 /// What must hold for a write to happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -293,6 +294,24 @@ pub enum Fact {
         /// slow, or well again
         slow: bool,
     },
+    /// A detector has found machines that behave unlike their peers. Training goes on.
+    Unlike {
+        /// number within the job, from 1
+        incident: u64,
+        /// the generation that trains
+        generation: Generation,
+        /// what was found
+        finding: Finding,
+    },
+    /// A person says whether an incident was named rightly.
+    Noted {
+        /// the incident
+        incident: u64,
+        /// it was
+        right: bool,
+        /// in words
+        note: String,
+    },
     /// Ranks that should hold the same state do not: silent corruption.
     Diverged {
         /// first step at which it was seen
@@ -327,4 +346,6 @@ pub enum Action {
     Reconfigure,
     /// Give up.
     Fail,
+    /// Say it: nothing has failed.
+    Tell,
 }

@@ -1,5 +1,6 @@
 //! Everything that can happen to the coordinator: a closed list.
 
+use super::unlike::Finding;
 use crate::id::{JobId, PersistId, Session, Step};
 use crate::message::{Hello, Report};
 use crate::slow::Change;
@@ -74,6 +75,13 @@ pub enum Event {
         job: JobId,
         /// which rank, and how slow
         change: Change,
+    },
+    /// A detector has found machines of the current world that behave unlike their peers.
+    Unlike {
+        /// which job
+        job: JobId,
+        /// what was found
+        finding: Finding,
     },
     /// All ranks of the current generation have completed this step. Only asked for while [`super::state::Job::behind`] says so.
     Reached {

@@ -52,7 +52,8 @@ impl Job {
     /// When the waiting nodes may be taken in, if they make a larger world.
     fn ripe(&self) -> Option<Time> {
         let members = self.record.world.slots.len();
-        let smaller = !self.record.requests.is_empty() && self.may_shrink();
+        let may_go = !self.record.requests.is_empty() || !self.record.excluded.is_empty();
+        let smaller = may_go && self.may_shrink();
         if self.nodes.len() <= members && !smaller {
             return None;
         }

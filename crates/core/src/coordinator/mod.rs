@@ -22,6 +22,7 @@ mod rendezvous;
 pub mod replication;
 mod reports;
 pub mod state;
+pub mod unlike;
 
 use crate::id::{Epoch, JobId, NodeId, PersistId, Session, Step};
 use crate::message::{Hello, Order, Report};
@@ -117,6 +118,7 @@ impl Coordinator {
                 self.with(now, &job, |j, now, out| j.provisioned(now, id, result, out));
             }
             Event::Approved { job, id } => self.with(now, &job, |j, now, out| j.approved(now, id, out)),
+            Event::Unlike { job, finding } => self.with(now, &job, |j, now, out| j.unlike(now, finding, out)),
             Event::Slow { job, change } => self.with(now, &job, |j, _, out| j.slow(change, out)),
             Event::Reached { job, step } => self.with(now, &job, |j, _, out| j.reached(step, out)),
             Event::Superseded => self.step_down("a later coordinator has taken over".into()),

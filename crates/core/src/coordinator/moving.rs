@@ -37,7 +37,9 @@ impl Job {
 
     /// Members that are to go, if the job has enough nodes without them.
     pub(super) fn may_shrink(&self) -> bool {
-        let goes = |s: &crate::message::Slot| self.moves_away(&s.node, s.incarnation);
+        let goes = |s: &crate::message::Slot| {
+            self.moves_away(&s.node, s.incarnation) || self.is_excluded(&s.node, s.incarnation)
+        };
         let members = self.record.world.slots.len();
         let going = self.record.world.slots.iter().filter(|s| goes(s)).count();
         let left = u32::try_from(members - going + self.waiting().count()).unwrap_or(u32::MAX);

@@ -243,6 +243,7 @@ impl Job {
         let Some(request) = self.record.requests.iter_mut().find(|r| r.id == id) else { return };
         request.stage = Stage::Due { tries: 0, at: now };
         let request = request.clone();
+        self.without_marked(&request, out);
         self.tell_of(request, out);
     }
 

@@ -6,7 +6,8 @@ use crate::coordinator::command::{Action, Fact};
 use crate::coordinator::incident::{describe, describe_as};
 use crate::coordinator::node_check::Found;
 use crate::coordinator::remedy::Request;
-use crate::id::{NodeId, Step};
+use crate::coordinator::unlike::Finding;
+use crate::id::{Generation, NodeId, Step};
 use crate::message::{Cause, Failure, Tier};
 use crate::severity::Verdict;
 use crate::stacks::Stack;
@@ -89,6 +90,10 @@ pub struct Incident {
     pub planned: Option<(bool, BTreeMap<String, u32>)>,
     /// What was asked for of machines because of it.
     pub requests: Vec<Request>,
+    /// What a detector has found, if it was one that said so.
+    pub finding: Option<Finding>,
+    /// Whether a person says that it was named rightly, and in which words.
+    pub noted: Option<(bool, String)>,
     /// How it ended.
     pub outcome: Outcome,
 }
@@ -107,6 +112,40 @@ pub struct Blamed {
 }
 
 impl Incident {
+    /// One that has just begun: at `when`, in a world of so many ranks, whose steps took so long.
+    fn opened(
+        number: u64,
+        (generation, node): (Generation, NodeId),
+        failure: Option<Failure>,
+        action: Action,
+        (when, world, step_us): (u64, u32, Option<u64>),
+    ) -> Incident {
+        Incident {
+            number,
+            generation: generation.0,
+            node,
+            failure,
+            action,
+            world: (world, None),
+            opened: when,
+            regrouped: None,
+            told: None,
+            stepped: None,
+            caught_up: None,
+            restored: None,
+            step_us: (step_us, None),
+            blamed: None,
+            stacks: BTreeMap::new(),
+            excluded: None,
+            checked: None,
+            planned: None,
+            requests: Vec::new(),
+            finding: None,
+            noted: None,
+            outcome: Outcome::Open,
+        }
+    }
+
     /// The node at fault, as far as it is known.
     #[must_use]
     pub fn at_fault(&self) -> &NodeId {
@@ -199,31 +238,30 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                 world = *world_size;
             }
             What::Fact(Fact::IncidentOpened { incident, generation, node, failure, action }) => {
-                if let Some(before) = last.filter(|i| i.outcome == Outcome::Open) {
+                if let Some(before) = last.filter(|i| i.outcome == Outcome::Open && i.action != Action::Tell) {
                     before.outcome = Outcome::Overtaken { by: *incident };
                 }
-                found.push(Incident {
-                    number: *incident,
-                    generation: generation.0,
-                    node: node.clone(),
-                    failure: failure.clone(),
-                    action: *action,
-                    world: (world, None),
-                    opened: *at,
-                    regrouped: None,
-                    told: None,
-                    stepped: None,
-                    caught_up: None,
-                    restored: None,
-                    step_us: (step_us, None),
-                    blamed: None,
-                    stacks: BTreeMap::new(),
-                    excluded: None,
-                    checked: None,
-                    planned: None,
-                    requests: Vec::new(),
-                    outcome: Outcome::Open,
-                });
+                let node = node.clone();
+                found.push(Incident::opened(
+                    *incident,
+                    (*generation, node),
+                    failure.clone(),
+                    *action,
+                    (*at, world, step_us),
+                ));
+            }
+            What::Fact(Fact::Unlike { incident, generation, finding }) => {
+                let Some(node) = finding.nodes.first().cloned() else { continue };
+                let about = (*at, world, step_us);
+                let mut of = Incident::opened(*incident, (*generation, node.clone()), None, Action::Tell, about);
+                of.blamed = Some(Blamed { node, failure: None, verdict: finding.verdict(), others: BTreeMap::new() });
+                of.finding = Some(finding.clone());
+                found.push(of);
+            }
+            What::Fact(Fact::Noted { incident, right, note }) => {
+                if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
+                    i.noted = Some((*right, note.clone()));
+                }
             }
             What::Fact(Fact::Restored { step, tiers, steps_lost, .. }) => {
                 if let Some(i) = last.filter(|i| i.outcome == Outcome::Open) {

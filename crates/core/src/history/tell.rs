@@ -76,6 +76,7 @@ fn followed(of: &Incident) -> Option<String> {
 
 fn lost(of: &Incident) -> String {
     let steps = match &of.restored {
+        None if of.action == Action::Tell => "no step: training goes on".into(),
         None => "not known yet".into(),
         Some(Restore { steps_lost: 0, .. }) => "no step".into(),
         Some(Restore { steps_lost: 1, .. }) => "1 step, computed again".into(),
@@ -94,6 +95,7 @@ fn done(of: &Incident) -> String {
         Action::Restart => "restarted the processes",
         Action::Reconfigure => "formed the world anew",
         Action::Fail => "ended the job",
+        Action::Tell => "named it, and trained on",
     };
     let world = match of.world {
         (before, Some(after)) if before != after => format!(", {before} ranks → {after}"),
@@ -147,7 +149,13 @@ fn worked(of: &Incident) -> String {
         }
         (Outcome::Ended { code, why }, _) => format!("no: the job ended with exit code {code}: {why}"),
         (Outcome::Overtaken { by }, _) => format!("no: inc-{by} came before the first new step"),
-        _ => "not known yet".into(),
+        _ => match &of.noted {
+            Some((right, note)) => {
+                let said = if note.is_empty() { String::new() } else { format!(": {note}") };
+                format!("a person says that it was named {}{said}", if *right { "rightly" } else { "wrongly" })
+            }
+            None => "not known yet".into(),
+        },
     }
 }
 

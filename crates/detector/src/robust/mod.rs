@@ -173,7 +173,8 @@ impl Robust {
         for metric in &mut self.metrics {
             metric.block(&self.roles, &self.settings, &self.spans, &mut self.scratch);
         }
-        self.verdict()
+        // Of two nobody can say which one is unlike the other.
+        if self.silent.len() < 3 { None } else { self.verdict() }
     }
 
     fn verdict(&self) -> Option<Verdict> {
@@ -212,11 +213,11 @@ impl Robust {
         let others = (0..self.silent.len()).filter(|m| !machines.contains(m) && self.tells_the_same(*m, &found));
         machines.extend(others.collect::<Vec<_>>());
         machines.sort_unstable();
-        let share = |all: &Vec<usize>| {
-            let bad = all.iter().filter(|m| machines.binary_search(m).is_ok()).count();
-            bad >= 3 && bad as f32 > s.group * all.len() as f32
-        };
-        let group = self.roles.iter().chain(&self.domains).any(share);
+        let of = |all: &Vec<usize>| all.iter().filter(|m| machines.binary_search(m).is_ok()).count();
+        let many = |all: &Vec<usize>| of(all) >= 3 && of(all) as f32 > s.group * all.len() as f32;
+        // Three that are behind one switch, and hardly anybody else, are no chance.
+        let one = |all: &Vec<usize>| of(all) >= 3 && of(all) * 3 >= machines.len() * 2;
+        let group = self.roles.iter().chain(&self.domains).any(many) || self.domains.iter().any(one);
         Some(Verdict { machines, at: self.seconds - 1, metrics, score, group })
     }
 }

@@ -42,7 +42,7 @@ impl Default for Settings {
             dead_s: 60,
             share: 0.85,
             group: 0.25,
-            accomplice: 0.6,
+            accomplice: 0.3,
             known_s: 60,
         }
     }

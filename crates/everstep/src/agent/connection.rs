@@ -33,6 +33,8 @@ pub struct Target {
     pub notify: Option<PathBuf>,
     /// Program that provides machines, for a coordinator that is started here.
     pub provisioner: Option<PathBuf>,
+    /// Which machine behaves unlike its peers: settings, for a coordinator that is started here.
+    pub detector: Option<PathBuf>,
     /// What is known of nodes and jobs: the coordinator plans for several.
     pub known: Option<(PathBuf, PathBuf)>,
     /// This node may start the coordinator.
@@ -159,6 +161,9 @@ fn start(bind: &str, target: &Target) -> std::io::Result<Child> {
     }
     if let Some(path) = &target.provisioner {
         command.arg("--provisioner").arg(path);
+    }
+    if let Some(path) = &target.detector {
+        command.arg("--detector").arg(path);
     }
     if let Some((cluster, jobs)) = &target.known {
         command.arg("--cluster").arg(cluster).arg("--jobs").arg(jobs);

@@ -12,7 +12,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
 /// What the machine tells of itself.
-pub(super) fn to_machine(template: &Template, table: &Arc<Table>, inbox: &mpsc::UnboundedSender<Input>) {
+pub(super) fn to_machine(
+    template: &Template,
+    table: &Arc<Table>,
+    ring: &metric::samples::Ring,
+    inbox: &mpsc::UnboundedSender<Input>,
+) {
+    metric::samples::follow(template.nvml.clone(), Arc::clone(ring), inbox.clone());
     if let Some(path) = &template.kernel_log {
         kernel_log::follow(path.clone(), Arc::clone(table), inbox.clone());
     }

@@ -22,6 +22,7 @@ mod storage;
 pub mod streams;
 mod workers;
 
+use crate::detect::packing;
 use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
 use crate::pgstore::PgStore;
 use connection::Target;
@@ -99,6 +100,8 @@ pub enum Input {
     Heard,
     /// Workers have said where they are.
     Stacks(Generation, BTreeMap<u32, Stack>),
+    /// What a second of this machine was like, and when that was.
+    Sampled(u64, metric::samples::Samples),
     /// Something that only the core needs to hear.
     Core(Event),
 }
@@ -143,6 +146,7 @@ struct Driver {
     warm: bool,
     table: Arc<Table>,
     silenced: inject::Silenced,
+    ring: metric::samples::Ring,
     /// Does this node's part in checks of the nodes, once there was one.
     checker: Option<mpsc::UnboundedSender<node_check::Part>>,
     /// When the coordinator was last told where the time went.
@@ -170,7 +174,8 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
     listen::to_workers(&template, &inbox)?;
     listen::to_signals(&inbox)?;
     let (ladder, workers, table) = (config.spec.ladder(), config.workers, config.table.clone());
-    listen::to_machine(&template, &table, &inbox);
+    let ring = metric::samples::Ring::default();
+    listen::to_machine(&template, &table, &ring, &inbox);
     if let Some(preload) = &template.preload {
         crate::preload::write(preload)?;
     }
@@ -199,6 +204,7 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
         warm: false,
         table,
         silenced: None,
+        ring,
         checker: None,
         accounted: Instant::now(),
         over: false,
@@ -301,6 +307,13 @@ impl Driver {
                     let _ = link.send(ToCoordinator::Stacks { generation, stacks });
                 }
             }
+            Input::Sampled(at, samples) => self.sampled(at, samples),
+            Input::Line(ToAgent::Burst) => {
+                let looks = self.ring.lock().map(|ring| ring.iter().copied().collect()).unwrap_or_default();
+                if let Some(link) = &self.link {
+                    let _ = link.send(ToCoordinator::Burst(looks));
+                }
+            }
             Input::Heard => self.silenced = None,
             Input::Line(ToAgent::Order { epoch, order }) => {
                 self.over |= matches!(order, Order::End { .. });
@@ -347,6 +360,18 @@ impl Driver {
                 let _ = link.send(ToCoordinator::Spent(self.core.accounts(self.now())));
             }
         }
+    }
+
+    /// Sends what a second was like, with what the workers' step boards say.
+    fn sampled(&mut self, at: u64, mut samples: metric::samples::Samples) {
+        let Some(link) = self.link.as_ref().filter(|_| self.crew.is_some()) else { return };
+        let most = |of: &dyn Fn(&Progress) -> Option<f32>| self.progress.values().filter_map(of).reduce(f32::max);
+        let own = most(&|p| Some(p.own_us? as f32 / 1e6));
+        let share = most(&|p| Some(p.own_us? as f32 / p.step_us.filter(|us| *us > 0)? as f32));
+        for (name, value) in [("step-own", own), ("step-share", share)] {
+            samples.extend(everstep_detector::catalogue::number(name).zip(value).map(|(n, v)| (n as u8, v)));
+        }
+        let _ = link.send(ToCoordinator::Samples { at, packed: packing::packed(&samples) });
     }
 
     /// Hands one event to the core and carries out what it asks for, until it asks for nothing more.

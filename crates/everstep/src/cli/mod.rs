@@ -4,6 +4,7 @@ mod approve;
 mod ckpt;
 mod classify;
 mod completion;
+mod detect;
 mod doctor;
 mod export;
 mod facts;
@@ -104,6 +105,8 @@ enum Command {
     Simulate(simulate::Options),
     /// Spares, copies, checkpoints and detection that reach a goal, and which of them pays most.
     Size(size::Options),
+    /// Which machine behaves unlike its peers, on samples from a file or a Prometheus server.
+    Detect(Box<detect::Options>),
     /// What a trace of failures is like; generated ones.
     Trace(trace::Options),
     /// What a text of an error says: its class, whose fault it is, what is done.
@@ -130,6 +133,9 @@ enum Command {
         /// who provides machines
         #[arg(long)]
         provisioner: Option<PathBuf>,
+        /// which machine behaves unlike its peers: settings
+        #[arg(long)]
+        detector: Option<PathBuf>,
         /// what is known of nodes and jobs, to plan for several
         #[arg(long, requires = "jobs")]
         cluster: Option<PathBuf>,
@@ -209,6 +215,7 @@ pub fn main() -> i32 {
         Command::Plan(options) => plan::run(&options),
         Command::Simulate(options) => simulate::run(&options),
         Command::Size(options) => size::run(&options),
+        Command::Detect(options) => detect::run(&options),
         Command::Trace(options) => trace::run(&options),
         Command::Inject(options) => inject::run(&options),
         Command::Ckpt(options) => ckpt::run(&options),
@@ -216,10 +223,11 @@ pub fn main() -> i32 {
         Command::Classify(options) => classify::run(&options),
         Command::Notify(options) => notify::run(&options),
         Command::Doctor(options) => doctor::run(&options),
-        Command::Coordinator { bind, store, token_file, notify, provisioner, cluster, jobs } => {
+        Command::Coordinator { bind, store, token_file, notify, provisioner, detector, cluster, jobs } => {
             let known = plan::known(cluster.as_deref(), jobs.as_deref());
             known.and_then(|known| {
-                coordinator(&bind, &store, token_file.as_deref(), notify.as_deref(), provisioner, known)
+                let detector = detect::ready(detector.as_deref())?;
+                coordinator(&bind, &store, token_file.as_deref(), notify.as_deref(), provisioner, (known, detector))
             })
         }
         Command::Guard { lock, input } => return crate::guard::run(lock, input),
@@ -233,7 +241,7 @@ fn coordinator(
     token_file: Option<&Path>,
     notify: Option<&Path>,
     provisioner: Option<PathBuf>,
-    known: Option<Problem>,
+    known: (Option<Problem>, crate::detect::settings::Ready),
 ) -> Result<i32, Failure> {
     let routes = notify.map_or(Ok(Vec::new()), crate::notify::routes::read).map_err(Failure::config)?;
     let done = runtime()?.block_on(crate::coordinator::run(bind, store, token_file, routes, provisioner, known));

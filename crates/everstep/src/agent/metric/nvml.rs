@@ -7,7 +7,7 @@ use super::MetricSource;
 use everstep_core::health::{Metric, Sample};
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::bitmasks::event::EventTypes;
-use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor};
+use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, PcieUtilCounter, TemperatureSensor};
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
@@ -93,6 +93,46 @@ fn whole(value: SampleValue) -> u64 {
         SampleValue::U64(v) => v,
         SampleValue::I64(v) => u64::try_from(v).unwrap_or(0),
         SampleValue::F64(_) => 0,
+    }
+}
+
+/// What the GPUs of this machine are doing, for the detector.
+pub struct Load {
+    library: Nvml,
+    devices: u32,
+}
+
+impl Load {
+    /// Those that `library` knows; `None` without a library, a driver or a GPU.
+    #[must_use]
+    pub fn open(library: &Path) -> Option<Load> {
+        let library = Nvml::builder().lib_path(library.as_os_str()).init().ok()?;
+        let devices = library.device_count().ok().filter(|count| *count > 0)?;
+        Some(Load { library, devices })
+    }
+
+    /// By the names of the catalogue; of several GPUs the one that does least, or is hottest: one that lags stands for all.
+    #[must_use]
+    pub fn now(&self) -> Vec<(&'static str, f32)> {
+        let all: Vec<Device<'_>> = (0..self.devices).filter_map(|at| self.library.device_by_index(at).ok()).collect();
+        let of = |name: &'static str, read: &dyn Fn(&Device<'_>) -> Option<f32>, fold: fn(f32, f32) -> f32| {
+            all.iter().filter_map(read).reduce(fold).map(|value| (name, value))
+        };
+        let pcie = |device: &Device<'_>| {
+            let [sent, received] = [PcieUtilCounter::Send, PcieUtilCounter::Receive].map(|c| device.pcie_throughput(c));
+            Some((sent.ok()? + received.ok()?) as f32 * 1000.0)
+        };
+        [
+            of("gpu-duty", &|d| Some(d.utilization_rates().ok()?.gpu as f32 / 100.0), f32::min),
+            of("gpu-power", &|d| Some(d.power_usage().ok()? as f32 / 1000.0), f32::min),
+            of("gpu-temperature", &|d| Some(d.temperature(TemperatureSensor::Gpu).ok()? as f32), f32::max),
+            of("gpu-clock", &|d| Some(d.clock_info(Clock::SM).ok()? as f32), f32::min),
+            of("gpu-memory", &|d| Some(d.memory_info().ok()?.used as f32), |a, b| a + b),
+            of("pcie", &pcie, f32::min),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
     }
 }
 

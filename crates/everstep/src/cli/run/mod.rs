@@ -71,10 +71,12 @@ fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Fail
     notify.as_deref().map(crate::notify::routes::read).transpose().map_err(Failure::config)?;
     let provisioner = o.provisioner.as_deref().map(command::provisioner).transpose()?;
     plan::known(o.cluster.as_deref(), o.jobs.as_deref())?;
+    super::detect::ready(o.detector.as_deref())?;
     let whole = |path: &Path| {
         std::path::absolute(path).map_err(|e| Failure::config(format!("cannot use {}: {e}", path.display())))
     };
     let known = o.cluster.as_deref().zip(o.jobs.as_deref());
+    let detector = o.detector.as_deref().map(whole).transpose()?;
     let known = known.map(|(cluster, jobs)| Ok::<_, Failure>((whole(cluster)?, whole(jobs)?))).transpose()?;
     if meet.may_host {
         if spec.policy == Policy::Act && provisioner.is_none() {
@@ -92,6 +94,7 @@ fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Fail
         token_file: o.token_file.clone(),
         notify,
         provisioner,
+        detector,
         known,
         may_host: meet.may_host,
         silence: spec.ladder().silence,

@@ -155,6 +155,10 @@ pub struct Options {
     /// Program that does it, called with one request as JSON on its standard input; on the node that --rdzv-endpoint names
     #[arg(long, env = "EVERSTEP_PROVISIONER", value_name = "PROGRAM")]
     pub provisioner: Option<PathBuf>,
+    /// Which machine behaves unlike its peers: settings of the detector, or which one (TOML; the guide has them); on the node that --rdzv-endpoint
+    /// names
+    #[arg(long, env = "EVERSTEP_DETECTOR", value_name = "FILE")]
+    pub detector: Option<PathBuf>,
     /// The cluster's file, as for `everstep plan`: jobs of one --rdzv-endpoint share their nodes by it; on the node that this names
     #[arg(long, env = "EVERSTEP_CLUSTER", value_name = "FILE", requires = "jobs")]
     pub cluster: Option<PathBuf>,

@@ -23,6 +23,7 @@ const OURS: &[&str] = &[
     "check",
     "policy",
     "provisioner",
+    "detector",
     "cluster",
     "jobs",
     "no-check",

@@ -1,0 +1,145 @@
+//! A running job, watched: samples of its machines go in as they come, verdicts come out. What has not come two seconds late is missing.
+
+use crate::alarms::Named;
+use crate::catalogue::KNOWN;
+use crate::clock::Clock;
+use crate::models::Models;
+use crate::rings::{KEPT, Rings};
+use crate::robust::{Robust, Settings};
+use crate::{Detector, Family, Metric, Verdict};
+
+/// Seconds that samples are waited for.
+const LATE: u64 = 2;
+/// Seconds between looks of a detector that looks back.
+const EVERY: u64 = 60;
+
+/// Which detector.
+#[derive(Clone, Debug)]
+pub enum Which {
+    /// Medians of a role.
+    Robust(Settings),
+    /// Minder's.
+    LstmVae(Box<Models>),
+}
+
+#[derive(Clone, Debug)]
+enum Looks {
+    Stream(Box<Robust>),
+    Back(Box<Models>),
+}
+
+/// The machines of one world of a job.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    rings: Rings,
+    clocks: Vec<Clock>,
+    looks: Looks,
+    named: Named,
+    /// The next second to be looked at.
+    next: Option<u64>,
+    /// A second in which nobody told anything.
+    nothing: Vec<f32>,
+    families: Vec<Family>,
+}
+
+impl Watch {
+    /// Of machines of these roles, and these failure domains if they are known.
+    #[must_use]
+    pub fn new(roles: &[u32], domains: &[u32], which: &Which) -> Watch {
+        let metrics: Vec<Metric> = KNOWN.iter().map(crate::catalogue::Known::metric).collect();
+        let looks = match which {
+            Which::Robust(settings) => Looks::Stream(Box::new(Robust::new(&metrics, roles, domains, *settings))),
+            Which::LstmVae(models) => Looks::Back(models.clone()),
+        };
+        let families = metrics.iter().map(|m| m.family).collect();
+        Watch {
+            rings: Rings::new(metrics, roles.to_vec(), domains.to_vec()),
+            clocks: vec![Clock::default(); roles.len()],
+            looks,
+            named: Named::default(),
+            next: None,
+            nothing: vec![f32::NAN; roles.len()],
+            families,
+        }
+    }
+
+    /// Samples of a machine, by their numbers in the catalogue; said to be of `said_ms` by its own clock, heard at `heard_ms`.
+    pub fn put(&mut self, machine: usize, said_ms: u64, heard_ms: u64, samples: impl Iterator<Item = (usize, f32)>) {
+        let Some(clock) = self.clocks.get_mut(machine) else { return };
+        let at = clock.place(said_ms, heard_ms) / 1000;
+        self.next.get_or_insert(at);
+        self.rings.put(machine, at, samples);
+    }
+
+    /// What is new by now.
+    pub fn advance(&mut self, now_ms: u64) -> Option<Verdict> {
+        let until = (now_ms / 1000).checked_sub(LATE)?;
+        let mut next = self.next?;
+        // After a long pause only what is kept is looked at.
+        next = next.max(until.saturating_sub(KEPT as u64 - 1));
+        let mut new = None;
+        while next <= until && new.is_none() {
+            let verdict = match &mut self.looks {
+                Looks::Stream(robust) => match self.rings.second(next) {
+                    Some(rows) => robust.second(rows),
+                    None => robust.second(KNOWN.iter().map(|_| self.nothing.as_slice())),
+                },
+                Looks::Back(models) if next.is_multiple_of(EVERY) => models.first(&self.rings.series(next, KEPT)),
+                Looks::Back(_) => None,
+            };
+            let second = usize::try_from(next).unwrap_or(usize::MAX);
+            (new, _) = self.named.news(second, verdict);
+            next += 1;
+        }
+        self.next = Some(next);
+        new
+    }
+
+    /// Whether a verdict has two witnesses: families that do not fail of the same cause, or samples that ceased to come.
+    #[must_use]
+    pub fn is_sure(&self, verdict: &Verdict) -> bool {
+        let mut families = verdict.metrics.iter().filter_map(|m| self.families.get(*m));
+        let first = families.next();
+        first.is_none() || families.any(|f| Some(f) != first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::number;
+
+    #[test]
+    fn a_machine_is_named_once_though_clocks_differ_and_samples_are_missing() {
+        let settings =
+            Settings { one_family_s: 20, two_families_s: 20, dead_s: 20, known_s: 30, ..Settings::default() };
+        let mut watch = Watch::new(&[0; 5], &[], &Which::Robust(settings));
+        let (cpu, memory) = (number("cpu").unwrap(), number("memory").unwrap());
+        let mut found = Vec::new();
+        for second in 0..200u64 {
+            let heard = 1_700_000_000_000 + second * 1000;
+            for machine in 0..5 {
+                if (second * 7 + machine as u64 * 3) % 23 == 0 {
+                    continue;
+                }
+                let said = heard - 20 + machine as u64 * 90_000;
+                let noise = ((second * 7919 + machine as u64 * 104_729) % 101) as f32 / 1000.0;
+                let bad = machine == 2 && second > 100;
+                let of = [
+                    (cpu, 1.0 + noise + if bad { 1.0 } else { 0.0 }),
+                    (memory, if bad { 3e9 } else { 1e9 }),
+                    (999, 1.0),
+                ];
+                watch.put(machine, said, heard, of.into_iter());
+            }
+            found.extend(watch.advance(heard).map(|v| (second, watch.is_sure(&v), v)));
+        }
+        let [(at, sure, verdict)] = &found[..] else { panic!("{found:?}") };
+        assert!((110..140).contains(at) && verdict.machines == [2] && !*sure, "{found:?}");
+        assert_eq!(
+            watch.advance(1_700_000_000_000 + 300_000).map(|v| v.metrics.len()),
+            Some(0),
+            "all have ceased to tell"
+        );
+    }
+}

@@ -1,0 +1,128 @@
+//! Samples for the detector, once a second for the life of the agent, by a thread of their own: host, network, cards, GPUs. Beside it a ring of the
+//! last minute at 100 Hz, kept here and sent only when it is asked for.
+
+use super::ethtool::{Card, Counted};
+use super::host::Host;
+use super::net::{Net, bytes, interfaces};
+use super::nvml::Load;
+use crate::agent::Input;
+use crate::places::unix_millis;
+use everstep_detector::catalogue::number;
+use everstep_detector::counter::Counter;
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// Between samples.
+const EVERY: Duration = Duration::from_secs(1);
+/// Between looks of the ring.
+const LOOK: Duration = Duration::from_millis(10);
+/// Looks that are kept: a minute.
+const LOOKS: usize = 6000;
+
+/// What the network has carried in the last minute: milliseconds since 1970, bytes received and sent so far.
+pub type Ring = Arc<Mutex<VecDeque<(u64, u64, u64)>>>;
+
+/// By metric, numbers of the catalogue.
+pub type Samples = Vec<(u8, f32)>;
+
+#[derive(Default)]
+struct Rates(BTreeMap<&'static str, Counter>);
+
+impl Rates {
+    fn of(&mut self, name: &'static str, at_ms: u64, value: Option<u64>, scale: f32, to: &mut Samples) {
+        let rate = value.and_then(|value| self.0.entry(name).or_default().read(at_ms, value));
+        if let Some((metric, rate)) = number(name).zip(rate) {
+            to.push((metric as u8, rate * scale));
+        }
+    }
+}
+
+/// All sources of this machine.
+struct Sources {
+    host: Host,
+    cards: Vec<Card>,
+    gpus: Option<Load>,
+    rates: Rates,
+}
+
+impl Sources {
+    fn open(library: Option<PathBuf>) -> Sources {
+        let table = std::fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
+        Sources {
+            host: Host::open(),
+            cards: interfaces(&table).iter().filter_map(|name| Card::open(name)).collect(),
+            gpus: library.and_then(|library| Load::open(&library)),
+            rates: Rates::default(),
+        }
+    }
+
+    fn sample(&mut self, at: u64) -> Samples {
+        let mut all = Samples::new();
+        let net = Net::now();
+        let cards = self.cards.iter().filter_map(Card::counted).reduce(|a, b| Counted {
+            pauses: a.pauses.wrapping_add(b.pauses),
+            marked: a.marked.wrapping_add(b.marked),
+            physical: a.physical.wrapping_add(b.physical),
+        });
+        let rates = &mut self.rates;
+        rates.of("cpu", at, self.host.cpu_us(), 1e-6, &mut all);
+        rates.of("disk", at, self.host.disk(), 1.0, &mut all);
+        rates.of("net-received", at, Some(net.received), 1.0, &mut all);
+        rates.of("net-sent", at, Some(net.sent), 1.0, &mut all);
+        rates.of("net-retransmits", at, net.retransmits, 1.0, &mut all);
+        rates.of("rdma-received", at, net.rdma.map(|r| r.0), 1.0, &mut all);
+        rates.of("rdma-sent", at, net.rdma.map(|r| r.1), 1.0, &mut all);
+        rates.of("pfc", at, cards.map(|c| c.pauses), 1.0, &mut all);
+        rates.of("ecn", at, cards.map(|c| c.marked), 1.0, &mut all);
+        rates.of("optics", at, cards.map(|c| c.physical), 1.0, &mut all);
+        let mut level = |name: &str, value: Option<f32>| {
+            if let Some((metric, value)) = number(name).zip(value) {
+                all.push((metric as u8, value));
+            }
+        };
+        level("memory", self.host.memory().map(|b| b as f32));
+        level("net-queue", net.queue.map(|b| b as f32));
+        for (name, value) in self.gpus.as_ref().map(Load::now).unwrap_or_default() {
+            level(name, Some(value));
+        }
+        all
+    }
+}
+
+/// Samples until nobody listens.
+pub fn follow(library: Option<PathBuf>, ring: Ring, inbox: mpsc::UnboundedSender<Input>) {
+    let work = move || {
+        let mut sources = Sources::open(library);
+        // Kept open: it is read a hundred times a second.
+        let table = File::open("/proc/self/net/dev").ok();
+        let mut text = vec![0u8; 16 << 10];
+        let (mut next, mut second) = (Instant::now(), Instant::now());
+        while !inbox.is_closed() {
+            let at = unix_millis();
+            let read = table.as_ref().and_then(|t| t.read_at(&mut text, 0).ok()).unwrap_or(0);
+            let (received, sent) = bytes(std::str::from_utf8(text.get(..read).unwrap_or_default()).unwrap_or(""));
+            if let Ok(mut ring) = ring.lock() {
+                ring.push_back((at, received, sent));
+                let surplus = ring.len().saturating_sub(LOOKS);
+                ring.drain(..surplus);
+            }
+            if Instant::now() >= second {
+                second += EVERY;
+                let samples = sources.sample(at);
+                let _ = inbox.send(Input::Sampled(at, samples));
+                if Instant::now() > second {
+                    // The machine had other things to do.
+                    second = Instant::now() + EVERY;
+                }
+            }
+            next = (next + LOOK).max(Instant::now());
+            std::thread::sleep(next.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
+        }
+    };
+    let _ = std::thread::Builder::new().name("everstep-sample".into()).spawn(work);
+}

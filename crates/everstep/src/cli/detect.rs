@@ -1,0 +1,470 @@
+//! `everstep detect`: which machine is it, on samples from a file or a Prometheus server.
+
+use super::{Failure, runtime, text, write};
+use crate::detect::judge::{Score, faults};
+use crate::detect::settings::{File, Kind, Ready, models};
+use crate::detect::table::{Described, Episode, Read, series};
+use crate::detect::{csv, parquet, picture, prometheus};
+use clap::{Args, Subcommand};
+use everstep_detector::Series;
+use everstep_detector::alarms::Alarm;
+use everstep_detector::calibrate::calibrated;
+use everstep_detector::lstm_vae::Training;
+use everstep_detector::models::Models;
+use everstep_detector::priority;
+use everstep_sim::fleet::{Matrix, Recipe, generate};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The exit code when somebody was named.
+const EXIT_FOUND: i32 = 1;
+
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum Command {
+    /// Who behaves unlike its peers; exit code 1 if anybody does
+    Run {
+        #[command(flatten)]
+        from: From,
+        #[command(flatten)]
+        with: With,
+        /// Draw the machine that was named first against the fleet (SVG)
+        #[arg(long, value_name = "FILE")]
+        picture: Option<PathBuf>,
+        /// For programs
+        #[arg(long)]
+        json: bool,
+    },
+    /// How good that is, where faults are known: precision, recall, delay, and a picture
+    Eval {
+        #[command(flatten)]
+        from: From,
+        #[command(flatten)]
+        with: With,
+        /// What is known: machine,start,end[,episode] (CSV)
+        #[arg(long, value_name = "FILE")]
+        faults: PathBuf,
+        /// Draw the machine that was named first against the fleet (SVG)
+        #[arg(long, value_name = "FILE")]
+        picture: Option<PathBuf>,
+        /// For programs
+        #[arg(long)]
+        json: bool,
+    },
+    /// Teach models (LSTM-VAE) what is normal; with --models, teach those more of a job's own history
+    Train {
+        #[command(flatten)]
+        from: From,
+        /// On so many generated normal episodes instead: what ships with the program
+        #[arg(long, value_name = "EPISODES", conflicts_with_all = ["csv", "parquet", "prometheus"])]
+        generated: Option<u64>,
+        /// Begin with these models
+        #[arg(long, value_name = "FILE")]
+        models: Option<PathBuf>,
+        /// What was wrong in it, to put metrics in order; else all of it is taken as normal: machine,start,end[,episode] (CSV)
+        #[arg(long, value_name = "FILE")]
+        faults: Option<PathBuf>,
+        /// Times that each window is seen
+        #[arg(long, default_value_t = Training::default().epochs)]
+        epochs: usize,
+        /// The same seed, the same file, bit for bit
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Where to
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+    },
+    /// Settings of the robust detector with a stated rate of false alarms, from data in which nothing was wrong
+    Calibrate {
+        #[command(flatten)]
+        from: From,
+        #[command(flatten)]
+        with: With,
+        /// At most so many per 1,000 machine-days
+        #[arg(long, value_name = "RATE")]
+        false_alarms: f64,
+        /// Where to; then --detector FILE
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+    },
+}
+
+/// Where samples come from.
+#[derive(Args, Clone, Debug)]
+#[group(skip)]
+struct From {
+    /// A table: time,machine[,role][,domain][,episode] and metrics, or metric,value (docs/guide/detector.md)
+    #[arg(long, value_name = "FILE")]
+    csv: Vec<PathBuf>,
+    /// The same as Parquet
+    #[arg(long, value_name = "FILE")]
+    parquet: Vec<PathBuf>,
+    /// A Prometheus server with node_exporter, DCGM-exporter or both
+    #[arg(long, value_name = "URL")]
+    prometheus: Option<String>,
+    /// Of the server: how far back, in minutes
+    #[arg(long, default_value_t = 15, value_name = "MINUTES")]
+    since: u32,
+    /// Of the server: until this time (RFC 3339 or seconds since 1970), instead of now
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// Of the server: seconds between points
+    #[arg(long, default_value_t = 5, value_name = "SECONDS")]
+    step: u32,
+    /// Of the server: span of rates, at least twice its scrape interval
+    #[arg(long, default_value = "1m")]
+    window: String,
+    /// Of the server: only series with these labels, as job="training"
+    #[arg(long, value_name = "MATCHERS", default_value = "")]
+    only: String,
+    /// Of the server: the label that names the machine
+    #[arg(long, value_name = "LABEL", default_value = "instance")]
+    machine_label: String,
+    /// Of the server: a metric and its query, as rdma-sent='rate(my_counter[1m])'
+    #[arg(long, value_name = "METRIC=QUERY")]
+    query: Vec<String>,
+    /// What metrics are about: [[metric]] with name, family (host, gpu, link, net, step), worse (less, more, either), floor (TOML)
+    #[arg(long, value_name = "FILE")]
+    metrics: Option<PathBuf>,
+}
+
+/// Which detector.
+#[derive(Args, Clone, Debug)]
+#[group(skip)]
+struct With {
+    /// robust, lstm-vae, or a file of settings (TOML)
+    #[arg(long, default_value = "robust", value_name = "WHICH")]
+    detector: String,
+    /// Of lstm-vae: a file of everstep detect train; without it, what ships with the program
+    #[arg(long, value_name = "FILE")]
+    models: Option<PathBuf>,
+}
+
+impl With {
+    fn file(&self) -> Result<File, Failure> {
+        let mut file = match self.detector.as_str() {
+            "robust" => File::default(),
+            "lstm-vae" => File { detector: Kind::LstmVae, ..File::default() },
+            path => File::read(Path::new(path)).map_err(|e| Failure::usage(format!("--detector: {e}")))?,
+        };
+        file.models = self.models.clone().or(file.models);
+        Ok(file)
+    }
+
+    fn ready(&self) -> Result<Ready, Failure> {
+        self.file()?.ready().map_err(Failure::usage)
+    }
+}
+
+impl From {
+    fn read(&self) -> Result<Read, Failure> {
+        let described: Described = match &self.metrics {
+            Some(path) => toml::from_str(&text(path)?)
+                .map_err(|e| Failure::usage(format!("{}: {}", path.display(), e.message())))?,
+            None => Described::default(),
+        };
+        let mut read = Read::default();
+        let many = self.csv.len() + self.parquet.len() > 1;
+        let open = |path: &PathBuf| {
+            fs::File::open(path).map_err(|e| Failure::usage(format!("cannot read {}: {e}", path.display())))
+        };
+        let mut take = |path: &Path, found: Result<Read, String>| -> Result<(), Failure> {
+            let mut found = found.map_err(|e| Failure::usage(format!("{}: {e}", path.display())))?;
+            for episode in found.episodes.iter_mut().filter(|e| many && e.name.is_empty()) {
+                // Of several files each is an episode.
+                episode.name = path.file_stem().map_or(String::new(), |n| n.to_string_lossy().into_owned());
+            }
+            read.episodes.append(&mut found.episodes);
+            read.warnings.extend(found.warnings.into_iter().map(|w| format!("{}: {w}", path.display())));
+            Ok(())
+        };
+        for path in &self.csv {
+            let file = std::io::BufReader::new(open(path)?);
+            take(path, csv::rows(file).and_then(|rows| series(rows, &described)))?;
+        }
+        for path in &self.parquet {
+            let file = open(path)?;
+            take(path, parquet::rows(file).and_then(|rows| series(rows, &described)))?;
+        }
+        if let Some(url) = &self.prometheus {
+            let asked = self.asked(url)?;
+            let rows = runtime()?.block_on(prometheus::rows(&asked)).map_err(Failure::config)?;
+            let found = series(rows.into_iter().map(Ok), &described).map_err(Failure::usage)?;
+            read.episodes.extend(found.episodes);
+            read.warnings.extend(found.warnings);
+        }
+        if read.episodes.is_empty() {
+            return Err(Failure::usage("say where samples come from: --csv FILE, --parquet FILE or --prometheus URL"));
+        }
+        read.warnings.iter().for_each(|warning| crate::say!("{warning}"));
+        Ok(read)
+    }
+
+    fn asked(&self, url: &str) -> Result<prometheus::Asked, Failure> {
+        let end = match &self.until {
+            Some(said) => csv::time(said).ok_or_else(|| Failure::usage(format!("--until {said} is no time")))?,
+            None => chrono::Utc::now().timestamp() as f64,
+        };
+        let mut own = BTreeMap::new();
+        for said in &self.query {
+            let (name, query) =
+                said.split_once('=').ok_or_else(|| Failure::usage(format!("--query {said}: give METRIC=QUERY")))?;
+            own.insert(name.to_owned(), query.to_owned());
+        }
+        Ok(prometheus::Asked {
+            url: if url.contains("://") { url.to_owned() } else { format!("http://{url}") },
+            span: (end as i64 - i64::from(self.since) * 60, end as i64),
+            step: i64::from(self.step.max(1)),
+            window: self.window.clone(),
+            machine: self.machine_label.clone(),
+            matchers: self.only.clone(),
+            own,
+        })
+    }
+}
+
+/// What an alarm says, for programs.
+fn to_json(of: &Episode, alarm: &Alarm) -> Value {
+    let v = &alarm.verdict;
+    let names: Vec<&String> = v.machines.iter().filter_map(|m| of.machines.get(*m)).collect();
+    let metrics: Vec<&str> = v.metrics.iter().filter_map(|m| Some(of.series.metrics.get(*m)?.name.as_str())).collect();
+    let score = v.score.is_finite().then_some(v.score);
+    json!({"episode": of.name, "machines": names, "at": of.first + v.at as i64, "until": of.first + alarm.until as i64,
+        "metrics": metrics, "score": score, "group": v.group})
+}
+
+/// The same for people.
+fn told(of: &Episode, alarm: &Alarm) -> String {
+    let v = &alarm.verdict;
+    let names: Vec<&str> = v.machines.iter().filter_map(|m| of.machines.get(*m).map(String::as_str)).collect();
+    let metrics: Vec<&str> = v.metrics.iter().filter_map(|m| Some(of.series.metrics.get(*m)?.name.as_str())).collect();
+    let at = chrono::DateTime::from_timestamp(of.first + v.at as i64, 0).filter(|_| of.first > 1_000_000_000);
+    let when =
+        at.map_or_else(|| format!("{} s", of.first + v.at as i64), |at| at.format("%Y-%m-%d %H:%M:%S UTC").to_string());
+    let why = if metrics.is_empty() {
+        "samples have ceased to come".to_owned()
+    } else {
+        format!("{} ({:.1} times the usual spread)", metrics.join(", "), v.score)
+    };
+    let what = if v.group { "a group (a switch, a rack, a role), not one machine" } else { "unlike its peers" };
+    let episode = if of.name.is_empty() { String::new() } else { format!("{}  ", of.name) };
+    format!("{episode}{when}  {}  {what}: {why}", names.join(", "))
+}
+
+fn draw(path: Option<&PathBuf>, found: &[(&Episode, Vec<Alarm>)]) -> Result<(), Failure> {
+    let Some(path) = path else { return Ok(()) };
+    let first = found.iter().find_map(|(of, alarms)| Some((of, alarms.first()?)));
+    let Some((of, alarm)) = first else {
+        crate::say!("nobody was named: there is nothing to draw");
+        return Ok(());
+    };
+    let name = alarm.verdict.machines.first().and_then(|m| of.machines.get(*m)).map_or("", String::as_str);
+    write(path, &picture::named(&of.series, alarm, name))
+}
+
+fn looked<'e>(read: &'e Read, with: &With) -> Result<Vec<(&'e Episode, Vec<Alarm>)>, Failure> {
+    let ready = with.ready()?;
+    Ok(read.episodes.iter().map(|of| (of, ready.alarms(&of.series))).collect())
+}
+
+/// The detector of a file of settings; without one, the usual one.
+pub fn ready(path: Option<&Path>) -> Result<Ready, Failure> {
+    let file = path.map_or(Ok(File::default()), File::read);
+    file.and_then(|file| file.ready()).map_err(|e| Failure::usage(format!("--detector: {e}")))
+}
+
+/// Runs the command.
+pub fn run(o: &Options) -> Result<i32, Failure> {
+    match &o.command {
+        Command::Run { from, with, picture, json } => {
+            with.ready()?;
+            let read = from.read()?;
+            let found = looked(&read, with)?;
+            let all = || found.iter().flat_map(|(of, alarms)| alarms.iter().map(move |a| (*of, a)));
+            if *json {
+                let alarms: Vec<Value> = all().map(|(of, alarm)| to_json(of, alarm)).collect();
+                println!("{}", json!({"version": 1, "alarms": alarms}));
+            } else {
+                all().for_each(|(of, alarm)| println!("{}", told(of, alarm)));
+            }
+            draw(picture.as_ref(), &found)?;
+            let nobody = all().next().is_none();
+            if nobody && !json {
+                let machines: usize = read.episodes.iter().map(|e| e.machines.len()).sum();
+                println!("nobody of {machines} machines behaves unlike its peers");
+            }
+            Ok(if nobody { 0 } else { EXIT_FOUND })
+        }
+        Command::Eval { from, with, faults, picture, json } => {
+            with.ready()?;
+            let known = known(faults)?;
+            let read = from.read()?;
+            let found = looked(&read, with)?;
+            draw(picture.as_ref(), &found)?;
+            Ok(evaluated(&read, &found, &known, *json))
+        }
+        Command::Train { from, generated, models: begin, faults, epochs, seed, output } => {
+            let how = Training { seed: *seed, epochs: (*epochs).max(1), ..Training::default() };
+            let begin = begin.as_deref().map(|path| models(Some(path))).transpose().map_err(Failure::usage)?;
+            let trained = match generated {
+                Some(episodes) => from_generated(*episodes, &how).map_err(Failure::usage)?,
+                None => from_history(from, faults.as_deref(), begin.as_ref(), &how)?,
+            };
+            write(output, &trained.written())?;
+            let order: Vec<&str> = trained.order.iter().map(|m| trained.all[*m].metric.name.as_str()).collect();
+            println!(
+                "{}: models of {} metrics, asked in this order: {}",
+                output.display(),
+                order.len(),
+                order.join(", ")
+            );
+            Ok(0)
+        }
+        Command::Calibrate { from, with, false_alarms, output } => {
+            let mut file = with.file()?;
+            let read = from.read()?;
+            let normal: Vec<Series> = read.episodes.into_iter().map(|e| e.series).collect();
+            let found = calibrated(&file.robust, &normal, *false_alarms).map_err(Failure::usage)?;
+            file.robust = found.settings;
+            let text = toml::to_string(&file).map_err(|e| Failure::config(e.to_string()))?;
+            write(output, &text)?;
+            println!(
+                "{}: thresholds {} times as large; {} alarms in {:.1} machine-days, so at most {:.1} per 1,000",
+                output.display(),
+                found.factor,
+                found.alarms,
+                found.days,
+                found.per_1000
+            );
+            Ok(0)
+        }
+    }
+}
+
+fn known(path: &Path) -> Result<Vec<crate::detect::judge::Fault>, Failure> {
+    let file = fs::File::open(path).map_err(|e| Failure::usage(format!("cannot read {}: {e}", path.display())))?;
+    faults(file).map_err(|e| Failure::usage(format!("{}: {e}", path.display())))
+}
+
+fn evaluated(
+    read: &Read,
+    found: &[(&Episode, Vec<Alarm>)],
+    known: &[crate::detect::judge::Fault],
+    as_json: bool,
+) -> i32 {
+    for fault in known {
+        let there = read.episodes.iter().any(|e| e.name == fault.episode && e.machines.contains(&fault.machine));
+        if !there {
+            crate::say!(
+                "a fault of machine {} is known, and nobody tells of that machine: it counts as missed nowhere",
+                fault.machine
+            );
+        }
+    }
+    let mut score = Score::default();
+    found.iter().for_each(|(of, alarms)| score.add(of, alarms, known));
+    let per_1000 = score.wrong as f64 / score.days.max(f64::MIN_POSITIVE) * 1000.0;
+    let f1 = score.precision().zip(score.recall()).map(|(p, r)| if p + r > 0.0 { 2.0 * p * r / (p + r) } else { 0.0 });
+    if as_json {
+        let alarms: Vec<Value> =
+            found.iter().flat_map(|(of, alarms)| alarms.iter().map(move |a| to_json(of, a))).collect();
+        println!(
+            "{}",
+            json!({"version": 1, "precision": score.precision(), "recall": score.recall(), "f1": f1, "right": score.right.len(),
+                "wrong": score.wrong, "missed": score.missed, "delay_median_s": score.delay(), "machine_days": score.days,
+                "false_alarms_per_1000_machine_days": per_1000, "alarms": alarms})
+        );
+        return 0;
+    }
+    for (of, alarms) in found {
+        alarms.iter().for_each(|alarm| println!("{}", told(of, alarm)));
+    }
+    let share = |of: Option<f64>| of.map_or("none".into(), |x| format!("{x:.3}"));
+    println!(
+        "precision {}, recall {}, F1 {}: {} right, {} wrong, {} missed",
+        share(score.precision()),
+        share(score.recall()),
+        share(f1),
+        score.right.len(),
+        score.wrong,
+        score.missed
+    );
+    if let Some(delay) = score.delay() {
+        println!("median delay {delay:.0} s");
+    }
+    println!("{:.2} machine-days, {per_1000:.2} false alarms per 1,000 of them", score.days);
+    0
+}
+
+/// Deviations of all windows, and whether anything was wrong in them; puts the metrics in order.
+fn put_in_order(models: &mut Models, all: &[(&Series, Vec<(usize, usize)>)]) {
+    let mut windows: Vec<(Vec<f32>, bool)> = Vec::new();
+    for (series, wrong) in all {
+        let by_metric = models.deviations(series);
+        if by_metric.len() != models.all.len() {
+            continue;
+        }
+        for at in 0..by_metric.first().map_or(0, Vec::len) {
+            let second = at * models.stride;
+            let deviations = by_metric.iter().map(|m| m[at].map_or(0.0, |c| c.z)).collect();
+            windows.push((deviations, wrong.iter().any(|(from, until)| (*from..=*until).contains(&second))));
+        }
+    }
+    models.order = priority::order(&windows);
+}
+
+fn from_history(from: &From, faults: Option<&Path>, begin: Option<&Models>, how: &Training) -> Result<Models, Failure> {
+    let known = faults.map(known).transpose()?.unwrap_or_default();
+    let read = from.read()?;
+    let spans = |of: &Episode| -> Vec<(usize, usize)> {
+        let here = known.iter().filter(|f| f.episode == of.name);
+        here.map(|f| ((f.span.0 - of.first as f64).max(0.0) as usize, (f.span.1 - of.first as f64).max(0.0) as usize))
+            .collect()
+    };
+    // What was wrong is not taught.
+    let normal: Vec<Series> = read
+        .episodes
+        .iter()
+        .map(|of| {
+            let mut series = of.series.clone();
+            for (from, until) in spans(of) {
+                (from..=until)
+                    .for_each(|s| (0..series.metrics.len()).for_each(|m| series.row_mut(m, s).fill(f32::NAN)));
+            }
+            series
+        })
+        .collect();
+    let days: f64 = normal.iter().map(|s| (s.machines() * s.seconds()) as f64 / 86_400.0).sum();
+    let about = format!("{days:.1} machine-days of {} episodes", normal.len());
+    let mut models = Models::trained(&normal, how, begin, &about).map_err(Failure::usage)?;
+    if !known.is_empty() {
+        let all: Vec<(&Series, Vec<(usize, usize)>)> = read.episodes.iter().map(|of| (&of.series, spans(of))).collect();
+        put_in_order(&mut models, &all);
+    }
+    Ok(models)
+}
+
+/// Seeds of generated episodes that models are taught with, and that metrics are put in order by: of the development split.
+const TAUGHT: u64 = 2_000_000;
+/// Threshold and continuity that were best on the development episodes (docs/benchmarks/detector.md).
+const THRESHOLD: f32 = 3.6621094;
+const CONTINUITY: usize = 180;
+
+fn from_generated(episodes: u64, how: &Training) -> Result<Models, String> {
+    let recipe = |bad| Recipe { machines: Some(64), roles: Some(1), matrix: Matrix::Ours, bad, switch: false };
+    let normal: Vec<Series> = (0..episodes).map(|seed| generate(&recipe(0), TAUGHT + seed).series).collect();
+    let mut models =
+        Models::trained(&normal, how, None, &format!("{episodes} generated normal episodes of 64 machines"))?;
+    let faulty: Vec<_> = (0..10 * episodes).map(|seed| generate(&recipe(1), seed)).collect();
+    let wrong = |of: &everstep_sim::fleet::Episode| of.truth.iter().map(|t| (t.onset, t.end)).collect();
+    put_in_order(&mut models, &faulty.iter().map(|of| (&of.series, wrong(of))).collect::<Vec<_>>());
+    (models.when.threshold, models.when.seconds, models.general) = (THRESHOLD, CONTINUITY, true);
+    Ok(models)
+}

@@ -1,0 +1,177 @@
+//! The detector beside the coordinator: a thread of its own, which samples go to and findings come from. Nothing waits for it: when it cannot keep
+//! up, samples are dropped, and a sample that is missing is missing.
+
+use super::{Driver, Input};
+use crate::detect::packing;
+use crate::detect::settings::Ready;
+use everstep_core::coordinator::event::Event;
+use everstep_core::coordinator::state::Phase;
+use everstep_core::coordinator::unlike::Finding;
+use everstep_core::id::{Generation, JobId, NodeId, Session};
+use everstep_detector::Verdict;
+use everstep_detector::catalogue::KNOWN;
+use everstep_detector::watch::{Watch, Which};
+use everstep_wire::envelope::ToAgent;
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// Samples that may wait: some seconds of a thousand machines.
+const WAITING: usize = 8192;
+/// How often time goes on where nobody tells anything.
+const PULSE: Duration = Duration::from_millis(250);
+/// A job of which nothing was heard for so long is over.
+const OVER: Duration = Duration::from_secs(120);
+
+/// One second of one machine.
+struct Heard {
+    job: JobId,
+    generation: Generation,
+    /// All nodes of the world, with their failure domains; the first time and after changes.
+    world: Option<Vec<(NodeId, String)>>,
+    node: NodeId,
+    said_ms: u64,
+    heard_ms: u64,
+    samples: Vec<(u8, f32)>,
+}
+
+/// What the coordinator keeps of it.
+pub(super) struct Watcher {
+    to: Option<SyncSender<Heard>>,
+    /// Worlds that it knows.
+    told: BTreeMap<JobId, Generation>,
+}
+
+impl Watcher {
+    /// Starts it.
+    pub(super) fn start(detector: Ready, inbox: mpsc::UnboundedSender<Input>) -> Watcher {
+        let which = match detector {
+            Ready::Off => None,
+            Ready::Robust(settings) => Some(Which::Robust(settings)),
+            Ready::LstmVae(models) => Some(Which::LstmVae(models)),
+        };
+        let to = which.and_then(|which| {
+            let (to, from) = sync_channel(WAITING);
+            let work = move || watch(&which, &from, &inbox);
+            std::thread::Builder::new().name("everstep-detect".into()).spawn(work).ok().map(|_| to)
+        });
+        Watcher { to, told: BTreeMap::new() }
+    }
+}
+
+struct Watched {
+    generation: Generation,
+    nodes: Vec<NodeId>,
+    watch: Watch,
+    heard: Instant,
+}
+
+/// Numbers for names, in their order of appearance.
+fn numbered<'n>(names: impl Iterator<Item = &'n String>) -> Vec<u32> {
+    let mut known: Vec<&String> = Vec::new();
+    names
+        .map(|name| match known.iter().position(|k| *k == name) {
+            Some(at) => at as u32,
+            None => {
+                known.push(name);
+                known.len() as u32 - 1
+            }
+        })
+        .collect()
+}
+
+fn watch(which: &Which, from: &Receiver<Heard>, inbox: &mpsc::UnboundedSender<Input>) {
+    let mut jobs: BTreeMap<JobId, Watched> = BTreeMap::new();
+    let mut looked = Instant::now();
+    loop {
+        match from.recv_timeout(PULSE) {
+            Ok(heard) => take(&mut jobs, which, heard),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        if looked.elapsed() < PULSE {
+            continue;
+        }
+        looked = Instant::now();
+        jobs.retain(|_, of| of.heard.elapsed() < OVER);
+        for (job, of) in &mut jobs {
+            let Some(verdict) = of.watch.advance(crate::places::unix_millis()) else { continue };
+            if inbox.send(Input::Unlike(job.clone(), of.generation, found(of, &verdict))).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn take(jobs: &mut BTreeMap<JobId, Watched>, which: &Which, heard: Heard) {
+    if let Some(world) = heard.world {
+        let domains = numbered(world.iter().map(|(_, domain)| domain));
+        // One domain for all is none.
+        let domains = if world.iter().all(|(_, d)| d.is_empty()) { Vec::new() } else { domains };
+        let nodes: Vec<NodeId> = world.into_iter().map(|(node, _)| node).collect();
+        let watch = Watch::new(&vec![0; nodes.len()], &domains, which);
+        let new = Watched { generation: heard.generation, nodes, watch, heard: Instant::now() };
+        jobs.insert(heard.job.clone(), new);
+    }
+    let Some(of) = jobs.get_mut(&heard.job).filter(|of| of.generation == heard.generation) else { return };
+    of.heard = Instant::now();
+    if let Some(machine) = of.nodes.iter().position(|n| *n == heard.node) {
+        let samples = heard.samples.into_iter().map(|(metric, value)| (metric.into(), value));
+        of.watch.put(machine, heard.said_ms, heard.heard_ms, samples);
+    }
+}
+
+fn found(of: &Watched, verdict: &Verdict) -> Finding {
+    let name = |m: &usize| KNOWN.get(*m).map_or(String::new(), |k| k.name.clone());
+    Finding {
+        nodes: verdict.machines.iter().filter_map(|m| of.nodes.get(*m).cloned()).collect(),
+        metrics: verdict.metrics.iter().map(name).collect(),
+        score: if verdict.score.is_finite() { (verdict.score * 100.0) as u64 } else { 0 },
+        group: verdict.group,
+        sure: of.watch.is_sure(verdict),
+    }
+}
+
+impl Driver {
+    /// A machine has told what a second was like.
+    pub(super) fn sampled(&mut self, session: Session, said_ms: u64, packed: &str) {
+        let Some(to) = &self.watcher.to else { return };
+        let Some((job, node, _)) = self.peers.get(&session).and_then(|p| p.owner.clone()) else { return };
+        let id = JobId(job);
+        let Some(job) = self.core.jobs().get(&id) else { return };
+        // Who has no part in the world does nothing that could be compared.
+        if !matches!(job.phase, Phase::Training { .. }) || job.record.world.slot(&node).is_none() {
+            return;
+        }
+        let generation = job.record.generation;
+        let known = self.watcher.told.get(&id) == Some(&generation);
+        let domain = |node: &NodeId| job.nodes.get(node).map_or_else(String::new, |n| n.hello.domain.clone());
+        let world = || job.record.world.slots.iter().map(|s| (s.node.clone(), domain(&s.node))).collect();
+        let heard = Heard {
+            generation,
+            world: (!known).then(world),
+            node,
+            said_ms,
+            heard_ms: crate::places::unix_millis(),
+            samples: packing::unpacked(packed),
+            job: id.clone(),
+        };
+        if to.try_send(heard).is_ok() {
+            self.watcher.told.insert(id, generation);
+        }
+    }
+
+    /// The detector has found something.
+    pub(super) fn unlike(&mut self, job: JobId, generation: Generation, finding: Finding) {
+        if self.core.jobs().get(&job).is_none_or(|j| j.record.generation != generation) {
+            return;
+        }
+        if finding.group || finding.nodes.len() > 1 {
+            // Who was first shows at shorter times only.
+            let of_job = self.peers.values().filter(|p| p.job.as_deref() == Some(job.0.as_str()));
+            of_job.for_each(|p| drop(p.orders.send(ToAgent::Burst)));
+        }
+        self.event(Event::Unlike { job, finding });
+    }
+}

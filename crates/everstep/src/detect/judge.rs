@@ -1,0 +1,129 @@
+//! Alarms against faults that people know of. Nothing is adjusted: an alarm is right if its machine was bad when it was said.
+
+use super::table::Episode;
+use everstep_detector::alarms::Alarm;
+use std::io::Read;
+
+/// A fault.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fault {
+    /// In which run.
+    pub episode: String,
+    /// Whose.
+    pub machine: String,
+    /// From when until when, as the samples' times.
+    pub span: (f64, f64),
+}
+
+/// Reads `machine,start,end[,episode]`.
+///
+/// # Errors
+/// A sentence with the line.
+pub fn faults(from: impl Read) -> Result<Vec<Fault>, String> {
+    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(from);
+    let header = reader.headers().map_err(|e| format!("it cannot be read as a table: {e}"))?.clone();
+    let at = |name: &str| header.iter().position(|h| h.eq_ignore_ascii_case(name));
+    let need = |name: &str| {
+        at(name).ok_or_else(|| format!("faults are machine,start,end[,episode]: there is no column {name}"))
+    };
+    let (machine, start, end, episode) = (need("machine")?, need("start")?, need("end")?, at("episode"));
+    let mut all = Vec::new();
+    for record in reader.records() {
+        let record = record.map_err(|e| format!("it cannot be read as a table: {e}"))?;
+        let line = record.position().map_or(0, csv::Position::line);
+        let time = |n: usize| {
+            let said = record.get(n).unwrap_or("");
+            super::csv::time(said).ok_or_else(|| format!("line {line}: {said:?} is no time"))
+        };
+        let span = (time(start)?, time(end)?);
+        if span.1 < span.0 {
+            return Err(format!("line {line}: the fault ends before it begins"));
+        }
+        let text = |n: Option<usize>| n.and_then(|n| record.get(n)).unwrap_or("").to_owned();
+        all.push(Fault { episode: text(episode), machine: text(Some(machine)), span });
+    }
+    Ok(all)
+}
+
+/// How good alarms were.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Score {
+    /// Machines that were named and were bad, with the seconds from the beginning of their fault on.
+    pub right: Vec<f64>,
+    /// Machines that were named and were not.
+    pub wrong: usize,
+    /// Faults that nobody named.
+    pub missed: usize,
+    /// Machine-days that were looked at.
+    pub days: f64,
+}
+
+impl Score {
+    /// One more run.
+    pub fn add(&mut self, of: &Episode, alarms: &[Alarm], faults: &[Fault]) {
+        let here: Vec<&Fault> = faults.iter().filter(|f| f.episode == of.name).collect();
+        let mut found = vec![false; here.len()];
+        for alarm in alarms {
+            let at = of.first as f64 + alarm.verdict.at as f64;
+            for machine in alarm.verdict.machines.iter().filter_map(|m| of.machines.get(*m)) {
+                let fits = |f: &&Fault| f.machine == *machine && at >= f.span.0 && at <= f.span.1 + 1.0;
+                match here.iter().position(fits) {
+                    Some(fault) if found.get(fault) == Some(&false) => {
+                        found[fault] = true;
+                        self.right.push(at - here[fault].span.0);
+                    }
+                    // Said again of the same fault.
+                    Some(_) => {}
+                    None => self.wrong += 1,
+                }
+            }
+        }
+        self.missed += found.iter().filter(|f| !**f).count();
+        self.days += (of.series.machines() * of.series.seconds()) as f64 / 86_400.0;
+    }
+
+    /// Share of named machines that were bad; `None` where nobody was named.
+    #[must_use]
+    pub fn precision(&self) -> Option<f64> {
+        let named = self.right.len() + self.wrong;
+        (named > 0).then(|| self.right.len() as f64 / named as f64)
+    }
+
+    /// Share of faults that were found; `None` where there were none.
+    #[must_use]
+    pub fn recall(&self) -> Option<f64> {
+        let all = self.right.len() + self.missed;
+        (all > 0).then(|| self.right.len() as f64 / all as f64)
+    }
+
+    /// Median seconds from the beginning of a fault to its alarm.
+    #[must_use]
+    pub fn delay(&self) -> Option<f64> {
+        let mut all = self.right.clone();
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use everstep_detector::{Series, Verdict};
+
+    #[test]
+    fn right_wrong_and_missed() {
+        let machines = ["a", "b", "c"].map(String::from).to_vec();
+        let of =
+            Episode { name: String::new(), series: Series::new(vec![], vec![0; 3], 86_400), machines, first: 1000 };
+        let alarm = |machines: &[usize], at| {
+            let verdict = Verdict { machines: machines.to_vec(), at, metrics: vec![], score: 1.0, group: false };
+            Alarm { verdict, until: at }
+        };
+        let faults = faults("machine,start,end\na,1100,1500\nc,1100,1500\n".as_bytes()).unwrap();
+        let mut score = Score::default();
+        score.add(&of, &[alarm(&[0], 160), alarm(&[0, 1], 300), alarm(&[2], 700)], &faults);
+        assert_eq!((score.right.clone(), score.wrong, score.missed, score.days), (vec![60.0], 2, 1, 3.0));
+        assert_eq!((score.precision(), score.recall(), score.delay()), (Some(1.0 / 3.0), Some(0.5), Some(60.0)));
+        assert!(super::faults("machine,start\na,1\n".as_bytes()).unwrap_err().contains("no column end"));
+    }
+}

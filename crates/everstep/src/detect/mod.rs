@@ -1,0 +1,17 @@
+//! Samples from elsewhere, for `everstep detect`: tables (CSV, Parquet) and Prometheus become series; faults that people know of become what
+//! alarms are judged by.
+//!
+//! ```text
+//!  csv ─┐
+//!  parquet ─┼─> Rows ─ table ─> Episode (Series, names of machines, time of its first second) ─ detector ─> alarms ─ judge / picture
+//!  prometheus ─┘
+//! ```
+
+pub mod csv;
+pub mod judge;
+pub mod packing;
+pub mod parquet;
+pub mod picture;
+pub mod prometheus;
+pub mod settings;
+pub mod table;

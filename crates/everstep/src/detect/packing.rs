@@ -1,0 +1,40 @@
+//! Samples on their way: a number of the catalogue and four bytes each, as base64 in a line of JSON; about ten bytes a sample.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+
+/// Bytes of a sample.
+const WIDTH: usize = 5;
+
+/// As a line holds them.
+pub fn packed(samples: &[(u8, f32)]) -> String {
+    let bytes: Vec<u8> =
+        samples.iter().flat_map(|(metric, value)| std::iter::once(*metric).chain(value.to_le_bytes())).collect();
+    STANDARD_NO_PAD.encode(bytes)
+}
+
+/// What a line holds; nothing of one that is not whole.
+pub fn unpacked(text: &str) -> Vec<(u8, f32)> {
+    let Some(bytes) = STANDARD_NO_PAD.decode(text).ok().filter(|b| b.len().is_multiple_of(WIDTH)) else {
+        return Vec::new();
+    };
+    let sample = |five: &[u8]| Some((*five.first()?, f32::from_le_bytes(five.get(1..)?.try_into().ok()?)));
+    bytes.chunks(WIDTH).filter_map(sample).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_packed_is_unpacked_and_half_a_line_is_nothing() {
+        let samples = vec![(0, 1.5), (3, -2.0e9), (255, f32::INFINITY)];
+        let text = packed(&samples);
+        assert_eq!(unpacked(&text), samples);
+        assert_eq!(unpacked(&text[..text.len() - 2]), []);
+        assert_eq!(unpacked("not base64!"), []);
+        // With the name of the line and the time, below twenty bytes a sample.
+        let twelve = packed(&[(1, 1.0); 12]);
+        assert!((twelve.len() + r#"{"Samples":{"at":1700000000000,"packed":""}}"#.len() + 1) / 12 < 20);
+    }
+}

@@ -1,0 +1,125 @@
+//! Which detector, and what it goes by, as a file (`--detector FILE`): TOML.
+
+use everstep_detector::Series;
+use everstep_detector::alarms::{Alarm, minder, robust};
+use everstep_detector::models::Models;
+use everstep_detector::robust::Settings;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// What ships with the program: trained on generated fleets (`everstep detect train --generated`), for metrics of any machines.
+const DEFAULT: &str = include_str!("models.json");
+
+/// Which.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Medians of a role.
+    #[default]
+    Robust,
+    /// Minder's.
+    LstmVae,
+    /// Nobody looks.
+    Off,
+}
+
+/// The file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct File {
+    /// Which.
+    pub detector: Kind,
+    /// Of lstm-vae; without it, what ships with the program.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub models: Option<PathBuf>,
+    /// Of robust.
+    pub robust: Settings,
+}
+
+/// A detector that is ready.
+#[derive(Clone, Debug)]
+pub enum Ready {
+    /// See [`Kind`].
+    Robust(Settings),
+    /// See [`Kind`].
+    LstmVae(Box<Models>),
+    /// See [`Kind`].
+    Off,
+}
+
+impl File {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn read(path: &Path) -> Result<File, String> {
+        let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+        toml::from_str(&text).map_err(|e| format!("{}: {}", path.display(), e.message()))
+    }
+
+    /// Makes it ready.
+    ///
+    /// # Errors
+    /// A sentence: no such models, or times and shares that no detector can go by.
+    pub fn ready(&self) -> Result<Ready, String> {
+        let s = &self.robust;
+        let shares = [s.share, s.group, s.accomplice, s.dead, s.effect];
+        if shares.iter().any(|x| !(*x > 0.0 && *x <= 1.0)) {
+            return Err("share, group, accomplice, dead and effect are shares: above 0, and at most 1".into());
+        }
+        if ![s.faint, s.clear].iter().all(|x| *x > 0.0 && x.is_finite()) {
+            return Err("faint and clear are numbers of standard deviations, above 0".into());
+        }
+        let times = [s.one_family_s, s.two_families_s, s.dead_s, s.known_s];
+        if times.iter().any(|t| !(5..=315).contains(t)) {
+            return Err("one_family_s, two_families_s, dead_s and known_s are from 5 to 315 seconds".into());
+        }
+        Ok(match self.detector {
+            Kind::Robust => Ready::Robust(*s),
+            Kind::Off => Ready::Off,
+            Kind::LstmVae => Ready::LstmVae(Box::new(models(self.models.as_deref())?)),
+        })
+    }
+}
+
+/// Models of a file, or those that ship with the program.
+///
+/// # Errors
+/// A sentence.
+pub fn models(path: Option<&Path>) -> Result<Models, String> {
+    match path {
+        None => Models::read(DEFAULT),
+        Some(path) => {
+            let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+            Models::read(&text).map_err(|e| format!("{}: {e}", path.display()))
+        }
+    }
+}
+
+impl Ready {
+    /// All alarms of a series.
+    #[must_use]
+    pub fn alarms(&self, series: &Series) -> Vec<Alarm> {
+        match self {
+            Ready::Robust(settings) => robust(settings, series),
+            Ready::LstmVae(models) => minder(models, series),
+            Ready::Off => Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ships_is_whole_and_settings_are_within_reason() {
+        assert!(models(None).unwrap().general);
+        let read = |text: &str| toml::from_str::<File>(text).unwrap();
+        assert!(matches!(read("").ready(), Ok(Ready::Robust(_))));
+        assert!(matches!(read("detector = \"lstm-vae\"").ready(), Ok(Ready::LstmVae(_))));
+        assert!(read("[robust]\nshare = 0.0").ready().is_err());
+        assert!(read("[robust]\none_family_s = 100000").ready().is_err());
+        assert!(toml::from_str::<File>("[robust]\nshar = 0.5").is_err());
+    }
+}

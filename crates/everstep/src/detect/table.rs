@@ -1,0 +1,254 @@
+//! Rows of samples, in any order, become series of one sample a second.
+
+use everstep_detector::catalogue::by_name;
+use everstep_detector::{Metric, Series};
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// More samples than this are not held in memory: 4 GiB of them.
+const MOST: usize = 1 << 30;
+/// A sample stands for the time until the next one, where samples come less often than every second; but not for longer than this.
+const HOLDS: i64 = 60;
+/// Seconds between samples from which on continuity is coarse.
+const COARSE: i64 = 5;
+
+/// One sample, or several of one machine at one time.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    /// Which run of the job, where a file has several.
+    pub episode: String,
+    /// Seconds since 1970, or since whenever.
+    pub time: f64,
+    /// Name of the machine.
+    pub machine: String,
+    /// What it does; machines of one role are compared.
+    pub role: Option<String>,
+    /// What fails together with it.
+    pub domain: Option<String>,
+    /// By metric.
+    pub values: Vec<(String, f32)>,
+    /// For people: where it stands.
+    pub line: u64,
+}
+
+/// Samples of one run.
+#[derive(Clone, Debug)]
+pub struct Episode {
+    /// Its name; empty where there is one only.
+    pub name: String,
+    /// The samples.
+    pub series: Series,
+    /// Names of the machines.
+    pub machines: Vec<String>,
+    /// Time of the first second.
+    pub first: i64,
+}
+
+/// What people say of metrics, over what is known of their names.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Described {
+    /// Each.
+    #[serde(default)]
+    pub metric: Vec<Metric>,
+}
+
+/// What was read, and what is to be said of it.
+#[derive(Clone, Debug, Default)]
+pub struct Read {
+    /// By name of the episode.
+    pub episodes: Vec<Episode>,
+    /// For people.
+    pub warnings: Vec<String>,
+}
+
+#[derive(Default)]
+struct Building {
+    machines: BTreeMap<String, (Option<String>, Option<String>)>,
+    samples: HashMap<(String, i64, usize), f32>,
+    times: BTreeMap<String, BTreeSet<i64>>,
+}
+
+/// Series of rows.
+///
+/// # Errors
+/// A sentence: no rows, a machine twice at one time, more than memory holds.
+pub fn series(rows: impl Iterator<Item = Result<Row, String>>, described: &Described) -> Result<Read, String> {
+    let mut metrics: Vec<String> = Vec::new();
+    let mut numbers: HashMap<String, usize> = HashMap::new();
+    let mut all: BTreeMap<String, Building> = BTreeMap::new();
+    let mut not_numbers = 0u64;
+    for row in rows {
+        let row = row?;
+        if !row.time.is_finite() {
+            return Err(format!("line {}: the time is no number", row.line));
+        }
+        if row.machine.is_empty() {
+            return Err(format!("line {}: the machine has no name", row.line));
+        }
+        let of = all.entry(row.episode.clone()).or_default();
+        let about = of.machines.entry(row.machine.clone()).or_insert((row.role.clone(), row.domain.clone()));
+        if row.role.is_some() && about.0.is_some() && about.0 != row.role {
+            return Err(format!(
+                "line {}: machine {} has two roles; a machine has one in a run",
+                row.line, row.machine
+            ));
+        }
+        let second = row.time.floor() as i64;
+        for (name, value) in row.values {
+            let number = *numbers.entry(name.clone()).or_insert_with(|| {
+                metrics.push(name);
+                metrics.len() - 1
+            });
+            if !value.is_finite() {
+                not_numbers += 1;
+                continue;
+            }
+            if of.samples.insert((row.machine.clone(), second, number), value).is_some() {
+                let metric = metrics.get(number).map_or("", String::as_str);
+                return Err(format!(
+                    "line {}: machine {} has two values of {metric} in the second {second}; each machine is to be there once (two with one name?)",
+                    row.line, row.machine
+                ));
+            }
+        }
+        of.times.entry(row.machine).or_default().insert(second);
+    }
+    if all.is_empty() || metrics.is_empty() {
+        return Err("there are no samples: a table has rows of time, machine and metrics".into());
+    }
+    let mut read = Read::default();
+    let metrics = described_as(&metrics, described, &mut read.warnings);
+    if not_numbers > 0 {
+        read.warnings.push(format!("{not_numbers} values are no numbers and count as missing"));
+    }
+    for (name, of) in all {
+        read.episodes.push(episode(name, of, &metrics, &mut read.warnings)?);
+    }
+    Ok(read)
+}
+
+fn described_as(names: &[String], described: &Described, warnings: &mut Vec<String>) -> Vec<Metric> {
+    let mut unknown = Vec::new();
+    let of = |name: &String| {
+        if let Some(said) = described.metric.iter().find(|m| m.name == *name) {
+            return said.clone();
+        }
+        let (metric, known) = by_name(name);
+        if !known {
+            unknown.push(name.clone());
+        }
+        metric
+    };
+    let metrics = names.iter().map(of).collect();
+    if !unknown.is_empty() {
+        warnings.push(format!(
+            "nothing is known of {}: taken as the host's, worse either way (say better with --metrics FILE)",
+            unknown.join(", ")
+        ));
+    }
+    for missing in described.metric.iter().filter(|m| !names.contains(&m.name)) {
+        warnings.push(format!("--metrics describes {}, which nobody has told of", missing.name));
+    }
+    metrics
+}
+
+/// Numbers for words, in their order.
+fn numbered(of: impl Iterator<Item = Option<String>>) -> Vec<u32> {
+    let all: Vec<Option<String>> = of.collect();
+    let names: BTreeSet<&Option<String>> = all.iter().collect();
+    let names: Vec<&Option<String>> = names.into_iter().collect();
+    all.iter().map(|name| names.iter().position(|n| *n == name).unwrap_or(0) as u32).collect()
+}
+
+/// The usual time between a machine's samples, in seconds.
+fn interval(times: &BTreeMap<String, BTreeSet<i64>>) -> i64 {
+    let mut apart: Vec<i64> = times.values().flat_map(|t| t.iter().zip(t.iter().skip(1)).map(|(a, b)| b - a)).collect();
+    apart.sort_unstable();
+    apart.get(apart.len() / 2).copied().unwrap_or(1).max(1)
+}
+
+fn episode(name: String, of: Building, metrics: &[Metric], warnings: &mut Vec<String>) -> Result<Episode, String> {
+    let called = if name.is_empty() { String::new() } else { format!("episode {name}: ") };
+    let first = of.times.values().filter_map(|t| t.first()).min().copied().unwrap_or(0);
+    let last = of.times.values().filter_map(|t| t.last()).max().copied().unwrap_or(first);
+    let machines: Vec<String> = of.machines.keys().cloned().collect();
+    let seconds = usize::try_from(last.saturating_sub(first)).unwrap_or(usize::MAX).saturating_add(1);
+    let samples = seconds.saturating_mul(machines.len()).saturating_mul(metrics.len());
+    if samples > MOST {
+        return Err(format!(
+            "{called}{seconds} seconds of {} machines and {} metrics are more than is held at once: give shorter files, one for each part (is the time in seconds?)",
+            machines.len(),
+            metrics.len()
+        ));
+    }
+    if machines.len() < 3 {
+        warnings.push(format!(
+            "{called}{} machines: with fewer than three nobody can be told from the others",
+            machines.len()
+        ));
+    }
+    let roles = numbered(of.machines.values().map(|(role, _)| role.clone()));
+    let mut series = Series::new(metrics.to_vec(), roles, seconds);
+    if of.machines.values().any(|(_, domain)| domain.is_some()) {
+        series.domains = numbered(of.machines.values().map(|(_, domain)| domain.clone()));
+    }
+    let apart = interval(&of.times);
+    if apart > COARSE {
+        warnings.push(format!("{called}samples are {apart} s apart: times to a verdict are as coarse"));
+    }
+    let holds = if apart > 1 { (apart + apart / 2).min(HOLDS) } else { 1 };
+    let numbers: HashMap<&String, usize> = machines.iter().zip(0..).collect();
+    let mut sorted: Vec<((String, i64, usize), f32)> = of.samples.into_iter().collect();
+    // Later ones over what earlier ones are held for.
+    sorted.sort_by_key(|((_, second, _), _)| *second);
+    for ((machine, second, metric), value) in sorted {
+        let Some(machine) = numbers.get(&machine) else { continue };
+        for held in 0..holds {
+            let at = usize::try_from(second + held - first).unwrap_or(usize::MAX);
+            if let Some(cell) = series.row_mut(metric, at).get_mut(*machine) {
+                *cell = value;
+            }
+        }
+    }
+    Ok(Episode { name, series, machines, first })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(time: f64, machine: &str, value: f32, line: u64) -> Result<Row, String> {
+        let values = vec![("cpu".into(), value), ("fan".into(), 1.0)];
+        Ok(Row { time, machine: machine.into(), values, line, ..Row::default() })
+    }
+
+    #[test]
+    fn rows_in_any_order_become_series() {
+        let rows = vec![row(102.9, "b", 2.0, 3), row(100.0, "a", 1.0, 1), row(101.2, "a", f32::NAN, 2)];
+        let read = series(rows.into_iter(), &Described::default()).unwrap();
+        let [of] = &read.episodes[..] else { panic!("{read:?}") };
+        assert_eq!((of.first, of.machines.join(","), of.series.seconds()), (100, "a,b".into(), 3));
+        assert_eq!((of.series.at(0, 0, 0), of.series.at(0, 2, 1)), (1.0, 2.0));
+        assert!(of.series.at(0, 1, 0).is_nan());
+        assert!(read.warnings.iter().any(|w| w.contains("fan")) && read.warnings.iter().any(|w| w.contains("missing")));
+    }
+
+    #[test]
+    fn a_machine_twice_is_said_and_where() {
+        let twice = series(vec![row(1.0, "a", 1.0, 2), row(1.4, "a", 2.0, 3)].into_iter(), &Described::default());
+        assert!(twice.unwrap_err().contains("line 3: machine a has two values of cpu"));
+        assert!(series(std::iter::empty(), &Described::default()).is_err());
+        let far = series(vec![row(0.0, "a", 1.0, 2), row(1.7e12, "b", 2.0, 3)].into_iter(), &Described::default());
+        assert!(far.unwrap_err().contains("is the time in seconds?"));
+    }
+
+    #[test]
+    fn what_comes_every_quarter_minute_is_held_until_the_next() {
+        let rows = (0..9).flat_map(|n| ["a", "b", "c"].map(|m| row(f64::from(n) * 15.0, m, n as f32, 1)));
+        let read = series(rows, &Described::default()).unwrap();
+        let series = &read.episodes[0].series;
+        assert!((0..121).all(|second| series.at(0, second, 1) == (second / 15) as f32));
+        assert!(read.warnings.iter().any(|w| w.contains("15 s apart")));
+    }
+}
