@@ -28,6 +28,7 @@ FIGURES = [
     "error-classifier", "ledger", "notify", "detection-time", "injected-faults", "stacks", "quiet-soak", "incident-simulation", "node-check", "detector-overhead",
     "planner-exact", "planner-speed", "throughput-model", "unicron-fig11", "unicron-cases", "gemini-figures", "ettr", "spares", "what-if", "simulator-speed", "reproducible", "planner-bad-input",
     "detector-benchmark", "detector-delay", "minder-ordering", "detector-speed", "detector-training", "real-traces",
+    "detector-concurrent", "detector-live", "collection-overhead", "detector-bad-input", "detector-csv",
 ]  # fmt: skip
 
 

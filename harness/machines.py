@@ -15,6 +15,8 @@ class Machines(Cluster):
     def __init__(self, names: list[str], job: str, command: list[str], *, workers: int = 1, options: list[str] | None = None, elastic: str | None = None) -> None:
         super().__init__(job, command, nodes=len(names), workers=workers, options=options, elastic=elastic)
         self.names = names
+        #: Words that the agent of a machine is started through, by its name.
+        self.through: dict[str, list[str]] = {}
         self.token = self.home / "token"
         self.token.write_text("secret")
         self.token.chmod(0o600)
@@ -36,7 +38,7 @@ class Machines(Cluster):
 
     def start(self, node: int = 0) -> None:
         meet = ["--insecure", "--token-file", str(self.token), "--nnodes", self.elastic or str(self.nodes), "--rdzv-endpoint", f"10.77.8.1:{self.port}", "--node-rank", str(node)]
-        line = ["ip", "netns", "exec", self.names[node], str(EVERSTEP), "run", "--name", self.job, *meet, "--nproc-per-node", str(self.workers), *self.options, *self.command]
+        line = [*self.through.get(self.names[node], []), "ip", "netns", "exec", self.names[node], str(EVERSTEP), "run", "--name", self.job, *meet, "--nproc-per-node", str(self.workers), *self.options, *self.command]
         own = {**self.env, "GLOO_SOCKET_IFNAME": "eth0", "EVERSTEP_KERNEL_LOG": str(self.kernel_log(node))}
         log = (self.home / f"node-{node}.log").open("ab")
         self.agents[node] = subprocess.Popen(line, env=own, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)

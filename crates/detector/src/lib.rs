@@ -14,6 +14,7 @@ pub mod counter;
 pub mod lstm_vae;
 pub mod minder;
 pub mod models;
+pub mod origin;
 pub mod prepare;
 pub mod priority;
 pub mod rings;

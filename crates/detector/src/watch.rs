@@ -119,7 +119,7 @@ mod tests {
         for second in 0..200u64 {
             let heard = 1_700_000_000_000 + second * 1000;
             for machine in 0..5 {
-                if (second * 7 + machine as u64 * 3) % 23 == 0 {
+                if (second * 7 + machine as u64 * 3).is_multiple_of(23) {
                     continue;
                 }
                 let said = heard - 20 + machine as u64 * 90_000;

@@ -3,7 +3,9 @@
 use super::Failure;
 use crate::{coordinator, places};
 use everstep_core::history::Entry;
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// One job's facts, in order.
@@ -31,6 +33,18 @@ impl Told {
 pub fn told(job: Option<&str>) -> Vec<Told> {
     let all = stores(job).into_iter().flat_map(|s| of_store(&s));
     all.filter(|t| job.is_none_or(|j| j == t.job)).collect()
+}
+
+/// Writes down what a person says of a job, beside what its coordinator does.
+pub fn write(of: &Told, fact: &Value) -> Result<(), Failure> {
+    let here = stores(Some(&of.job)).into_iter().find(|s| of_store(s).iter().any(|t| t.job == of.job));
+    let path = here.map(|s| coordinator::events_file(&s)).ok_or_else(|| none_of(Some(&of.job)))?;
+    let now = places::unix_millis() as f64 / 1000.0;
+    let line = json!({"ts": now.max(of.latest()), "job": of.job, "fact": fact});
+    // At once: a coordinator may be writing, too.
+    let written =
+        OpenOptions::new().append(true).open(&path).and_then(|mut f| f.write_all(format!("{line}\n").as_bytes()));
+    written.map_err(|e| Failure::config(format!("cannot write {}: {e}", path.display())))
 }
 
 /// Nothing was written down about a job here, or about any.

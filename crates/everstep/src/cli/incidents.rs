@@ -3,6 +3,7 @@
 use super::{Failure, facts};
 use crate::notify::when;
 use clap::{Args, Subcommand};
+use everstep_core::coordinator::command::Fact;
 use everstep_core::history::{Incident, Outcome, incidents, lemons, tell};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -45,6 +46,17 @@ enum Command {
         /// Where to; JOB-inc-N.tar.gz if not given
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
+    },
+    /// Say whether an incident was named rightly: kept, and counted as the detector's precision
+    Note {
+        #[command(flatten)]
+        which: Explain,
+        /// right, or wrong
+        #[arg(long, value_parser = ["right", "wrong"])]
+        verdict: String,
+        /// In words
+        #[arg(long, default_value = "")]
+        text: String,
     },
     /// Which nodes fail again and again, over all runs
     Nodes {
@@ -116,6 +128,22 @@ fn export(which: &Explain, output: Option<&Path>) -> Result<i32, Failure> {
     Ok(0)
 }
 
+fn note(which: &Explain, right: bool, text: &str) -> Result<i32, Failure> {
+    let (told, found) = one(which)?;
+    let found = found.ok_or_else(|| Failure { code: 1, why: format!("job {} has had no incident", told.job) })?;
+    facts::write(&told, &json!(Fact::Noted { incident: found.number, right, note: text.to_owned() }))?;
+    println!("{} inc-{} was named {}: noted", told.job, found.number, if right { "rightly" } else { "wrongly" });
+    Ok(0)
+}
+
+/// Of what a detector has named: how much of it people call right.
+fn precision(of: &[Incident]) -> Option<String> {
+    let named: Vec<&Incident> = of.iter().filter(|i| i.finding.is_some()).collect();
+    let noted = |right: bool| named.iter().filter(|i| i.noted.as_ref().is_some_and(|n| n.0 == right)).count();
+    let (right, wrong) = (noted(true), noted(false));
+    (!named.is_empty()).then(|| format!("{} named by the detector: {right} noted right, {wrong} wrong", named.len()))
+}
+
 fn nodes(job: Option<&str>, as_json: bool) -> Result<i32, Failure> {
     let all = all(job)?;
     let ranked: Vec<_> = all.iter().map(|of| (&of.told.job, lemons(&of.told.entries()))).collect();
@@ -152,6 +180,7 @@ fn nodes(job: Option<&str>, as_json: bool) -> Result<i32, Failure> {
 pub fn run(o: &Options) -> Result<i32, Failure> {
     let (job, json) = match &o.command {
         Command::Show(one) => return explain(one),
+        Command::Note { which, verdict, text } => return note(which, verdict == "right", text),
         Command::Export { which, output } => return export(which, output.as_deref()),
         Command::Nodes { job, json } => return nodes(job.as_deref(), *json),
         Command::Ls { job, json } => (job, *json),
@@ -170,12 +199,16 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
             let outcome = match (&i.outcome, i.lasted()) {
                 (Outcome::Recovered, Some(lasted)) => format!("recovered in {:.1} s", lasted as f64 / 1e6),
                 (Outcome::Recovered, None) => "recovered".into(),
-                (Outcome::Open, _) => "open".into(),
+                (Outcome::Open, _) => match &i.noted {
+                    Some((right, _)) => format!("named {}", if *right { "rightly" } else { "wrongly" }),
+                    None => "open".into(),
+                },
                 (Outcome::Overtaken { by }, _) => format!("overtaken by inc-{by}"),
                 (Outcome::Ended { code, .. }, _) => format!("ended the job ({code})"),
             };
             println!("{}  inc-{:<4} {}  {outcome:<20} {}", of.told.job, i.number, when(i.opened), i.what());
         }
+        precision(&of.incidents).iter().for_each(|line| println!("{}  {line}", of.told.job));
     }
     Ok(0)
 }

@@ -8,6 +8,7 @@
 //! Written, with its ranges, before any detector was tuned. A detector gets the [`Series`] only; its crate cannot reach this one.
 
 mod bend;
+pub mod burst;
 mod course;
 mod faults;
 pub mod ranges;

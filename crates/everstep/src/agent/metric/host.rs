@@ -42,7 +42,12 @@ impl Host {
     /// Of this process.
     #[must_use]
     pub fn open() -> Host {
-        Host::at(Path::new("/sys/fs/cgroup"), &fs::read_to_string("/proc/self/cgroup").unwrap_or_default())
+        let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        // Who has a /sys of its own (ip netns exec mounts one) does not see the groups that it is in; whoever started it may.
+        let above = ancestors().map(|pid| PathBuf::from(format!("/proc/{pid}/root/sys/fs/cgroup")));
+        let roots = std::iter::once(PathBuf::from("/sys/fs/cgroup")).chain(above);
+        let grouped = roots.map(|root| Host::at(&root, &text)).find(|h| h.cpu != Place::Machine);
+        grouped.unwrap_or_else(|| Host::at(Path::new("/sys/fs/cgroup"), &text))
     }
 
     fn at(root: &Path, text: &str) -> Host {
@@ -131,6 +136,15 @@ impl Host {
             }
         }
     }
+}
+
+/// Parents, and theirs.
+fn ancestors() -> impl Iterator<Item = u32> {
+    let parent = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<u32>().ok().filter(|p| *p > 0)
+    };
+    std::iter::successors(parent(&std::process::id()), parent)
 }
 
 fn read(path: &Path) -> Option<String> {
