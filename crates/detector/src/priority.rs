@@ -26,8 +26,10 @@ fn asked(windows: &[(Vec<f32>, bool)], metrics: usize) -> Option<Vec<usize>> {
     let flat = windows.iter().flat_map(|(of, _)| of.iter().map(|z| f64::from(if z.is_finite() { *z } else { 0.0 })));
     let records = Array2::from_shape_vec((windows.len(), metrics), flat.collect()).ok()?;
     let targets: Array1<usize> = windows.iter().map(|(_, wrong)| usize::from(*wrong)).collect();
+    // So that no leaf has as much of both kinds: which one it is would be chance.
+    let weights: Array1<f32> = windows.iter().map(|(_, wrong)| if *wrong { 1.001 } else { 1.0 }).collect();
     let names: Vec<String> = (0..metrics).map(|m| m.to_string()).collect();
-    let data = Dataset::new(records, targets).with_feature_names(names);
+    let data = Dataset::new(records, targets).with_weights(weights).with_feature_names(names);
     let least = (windows.len() as f32 / 200.0).max(1.0);
     let tree = DecisionTree::params().max_depth(Some(DEEPEST)).min_weight_leaf(least).fit(&data).ok()?;
     let mut order = Vec::new();
