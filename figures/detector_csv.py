@@ -80,22 +80,22 @@ def _prometheus(at: Path) -> Iterator[Bound]:
     if not PROMETHEUS or not EXPORTER:
         print("no prometheus or node_exporter here (apt: prometheus prometheus-node-exporter): not measured")
         return
-    with hosts(MACHINES) as names, contextlib.ExitStack() as stack:
+    with hosts(MACHINES + 1) as names, contextlib.ExitStack() as stack:
 
         def run(*line: str) -> None:
             process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             stack.callback(lambda: (process.send_signal(signal.SIGTERM), process.wait()))
 
         # What a network namespace has of its own is its network: that is where it goes bad.
-        for i, name in enumerate(names):
+        for i, name in enumerate(names[:MACHINES]):
             run("ip", "netns", "exec", name, EXPORTER, "--collector.disable-defaults", "--collector.netdev", "--collector.netstat", f"--web.listen-address=10.77.8.{i + 1}:9100")
         targets = ", ".join(f'"10.77.8.{i + 1}:9100"' for i in range(MACHINES))
         (at / "prometheus.yml").write_text(f"global: {{scrape_interval: 1s}}\nscrape_configs: [{{job_name: node, static_configs: [{{targets: [{targets}]}}]}}]\n")
         run("ip", "netns", "exec", names[0], PROMETHEUS, f"--config.file={at}/prometheus.yml", f"--storage.tsdb.path={at}/data", "--web.listen-address=0.0.0.0:9090")
-        # Traffic on all of them, and then none to speak of on one.
-        for i, name in enumerate(names):
-            run("ip", "netns", "exec", name, "python3", "-c", _SINK)
-            run("ip", "netns", "exec", name, "python3", "-c", _SOURCE, f"10.77.8.{(i + 1) % MACHINES + 1}")
+        # All of them send to one that nobody looks at; then one of them can hardly do so any more.
+        run("ip", "netns", "exec", names[MACHINES], "python3", "-c", _SINK)
+        for name in names[:MACHINES]:
+            run("ip", "netns", "exec", name, "python3", "-c", _SOURCE, f"10.77.8.{MACHINES + 1}")
         time.sleep(150)
         onset = time.time()
         subprocess.run(f"tc -n {names[3]} qdisc add dev eth0 root tbf rate 2mbit burst 32kb latency 400ms".split(), check=True)
@@ -111,25 +111,26 @@ def _prometheus(at: Path) -> Iterator[Bound]:
         yield Bound("prometheus.innocent", sum(m != "10.77.8.4" for a in machines for m in a), "machines named that were well", "=", 0)
         first = next((a["at"] - onset for a in alarms if a["machines"] == ["10.77.8.4"]), None)
         yield Bound("prometheus.delay", round(first or 1e9, 1), "s from the beginning to the verdict", "<=", 120)
-        down = subprocess.run([*word[:-6], "http://127.0.0.1:9"], capture_output=True, text=True, check=False)
+        down = subprocess.run([*word[:-7], "http://127.0.0.1:9"], capture_output=True, text=True, check=False)
         yield Bound("prometheus.down", int(down.returncode == 78 and len(down.stderr.strip().splitlines()) == 1), "a server that is not there is one sentence, exit code 78", "=", 1)
 
 
 _SINK = """
-import socket
+import socket, threading
 s = socket.create_server(("0.0.0.0", 5001))
+def take(c):
+    while c.recv(1 << 20): pass
 while True:
-    c, _ = s.accept()
-    while c.recv(1 << 16): pass
+    threading.Thread(target=take, args=(s.accept()[0],), daemon=True).start()
 """
-#: Twenty megabytes a second, as far as they go.
+#: Five megabytes a second, as far as they go.
 _SOURCE = """
 import socket, sys, time
 time.sleep(1)
 c = socket.create_connection((sys.argv[1], 5001))
 while True:
     began = time.time()
-    c.sendall(b"x" * 2_000_000)
+    c.sendall(b"x" * 500_000)
     time.sleep(max(0, began + 0.1 - time.time()))
 """
 

@@ -55,7 +55,7 @@ fn forms_anew(scene: &mut Scene, nodes: u64) {
 fn finds(scene: &mut Scene, nodes: &[&str], sure: bool, group: bool) {
     let nodes = nodes.iter().map(|n| NodeId((*n).into())).collect();
     let metrics = vec!["net-queue".into(), "cpu".into()];
-    let finding = Finding { nodes, metrics, score: 1234, group, sure };
+    let finding = Finding { nodes, metrics, score: 1234, group, sure, picture: "/p.svg".into() };
     scene.event(Event::Unlike { job: JobId("j".into()), finding });
 }
 
@@ -82,6 +82,7 @@ fn observing_says_it_and_trains_on() {
     assert_eq!((one.at_fault().0.as_str(), one.class(), one.action), ("2", "machine-unlike", Action::Tell));
     let lines = tell(one, "j", "now").join("\n");
     assert!(lines.contains("training goes on") && lines.contains("net-queue"), "{lines}");
+    assert!(lines.contains("Picture  /p.svg"), "{lines}");
 }
 
 #[test]

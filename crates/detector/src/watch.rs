@@ -6,7 +6,7 @@ use crate::clock::Clock;
 use crate::models::Models;
 use crate::rings::{KEPT, Rings};
 use crate::robust::{Robust, Settings};
-use crate::{Detector, Family, Metric, Verdict};
+use crate::{Detector, Family, Metric, Series, Verdict};
 
 /// Seconds that samples are waited for.
 const LATE: u64 = 2;
@@ -93,6 +93,12 @@ impl Watch {
         }
         self.next = Some(next);
         new
+    }
+
+    /// What is kept of the last quarter of an hour, up to what was looked at last.
+    #[must_use]
+    pub fn series(&self) -> Series {
+        self.rings.series(self.next.unwrap_or(0).saturating_sub(1), KEPT)
     }
 
     /// Whether a verdict has two witnesses: families that do not fail of the same cause, or samples that ceased to come.

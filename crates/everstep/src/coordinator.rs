@@ -170,7 +170,7 @@ pub async fn run(
             let _ = results.send(Input::Persisted(id, result));
         }
     });
-    let watcher = Watcher::start(detector, inbox.clone());
+    let watcher = Watcher::start(detector, directory.join("unlike"), inbox.clone());
     let start = (places::unix_millis(), Instant::now());
     let now = Time(start.0);
     let core = Coordinator::new(epoch, records, now);

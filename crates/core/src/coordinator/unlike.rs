@@ -26,6 +26,9 @@ pub struct Finding {
     pub group: bool,
     /// It has two witnesses.
     pub sure: bool,
+    /// File with its curves against the others' (SVG), on the coordinator's machine; empty: none.
+    #[serde(default)]
+    pub picture: String,
 }
 
 impl Finding {

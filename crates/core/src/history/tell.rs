@@ -32,6 +32,8 @@ pub fn tell(of: &Incident, job: &str, when: &str) -> Vec<String> {
     lines.push(format!("Done     {}", done(of)));
     lines.push(format!("Worked?  {}", worked(of)));
     lines.push(format!("Next     {}", advice(of)));
+    let picture = of.finding.as_ref().map(|f| f.picture.as_str()).filter(|p| !p.is_empty());
+    lines.extend(picture.map(|path| format!("Picture  {path}")));
     lines
 }
 

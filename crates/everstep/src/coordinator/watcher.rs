@@ -2,17 +2,19 @@
 //! up, samples are dropped, and a sample that is missing is missing.
 
 use super::{Driver, Input};
-use crate::detect::packing;
 use crate::detect::settings::Ready;
+use crate::detect::{packing, picture};
 use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::state::Phase;
 use everstep_core::coordinator::unlike::Finding;
 use everstep_core::id::{Generation, JobId, NodeId, Session};
 use everstep_detector::Verdict;
+use everstep_detector::alarms::Alarm;
 use everstep_detector::catalogue::KNOWN;
 use everstep_detector::watch::{Watch, Which};
 use everstep_wire::envelope::ToAgent;
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -45,7 +47,9 @@ pub(super) struct Watcher {
 
 impl Watcher {
     /// Starts it.
-    pub(super) fn start(detector: Ready, inbox: mpsc::UnboundedSender<Input>) -> Watcher {
+    ///
+    /// Pictures go into `pictures`.
+    pub(super) fn start(detector: Ready, pictures: PathBuf, inbox: mpsc::UnboundedSender<Input>) -> Watcher {
         let which = match detector {
             Ready::Off => None,
             Ready::Robust(settings) => Some(Which::Robust(settings)),
@@ -53,7 +57,7 @@ impl Watcher {
         };
         let to = which.and_then(|which| {
             let (to, from) = sync_channel(WAITING);
-            let work = move || watch(&which, &from, &inbox);
+            let work = move || watch(&which, &pictures, &from, &inbox);
             std::thread::Builder::new().name("everstep-detect".into()).spawn(work).ok().map(|_| to)
         });
         Watcher { to, told: BTreeMap::new() }
@@ -81,7 +85,7 @@ fn numbered<'n>(names: impl Iterator<Item = &'n String>) -> Vec<u32> {
         .collect()
 }
 
-fn watch(which: &Which, from: &Receiver<Heard>, inbox: &mpsc::UnboundedSender<Input>) {
+fn watch(which: &Which, pictures: &Path, from: &Receiver<Heard>, inbox: &mpsc::UnboundedSender<Input>) {
     let mut jobs: BTreeMap<JobId, Watched> = BTreeMap::new();
     let mut looked = Instant::now();
     loop {
@@ -97,7 +101,9 @@ fn watch(which: &Which, from: &Receiver<Heard>, inbox: &mpsc::UnboundedSender<In
         jobs.retain(|_, of| of.heard.elapsed() < OVER);
         for (job, of) in &mut jobs {
             let Some(verdict) = of.watch.advance(crate::places::unix_millis()) else { continue };
-            if inbox.send(Input::Unlike(job.clone(), of.generation, found(of, &verdict))).is_err() {
+            let mut finding = found(of, &verdict);
+            finding.picture = drawn(pictures, job, of, verdict).unwrap_or_default();
+            if inbox.send(Input::Unlike(job.clone(), of.generation, finding)).is_err() {
                 return;
             }
         }
@@ -130,7 +136,21 @@ fn found(of: &Watched, verdict: &Verdict) -> Finding {
         score: if verdict.score.is_finite() { (verdict.score * 100.0) as u64 } else { 0 },
         group: verdict.group,
         sure: of.watch.is_sure(verdict),
+        picture: String::new(),
     }
+}
+
+/// Draws the machine that was named first against the others; where the picture is.
+fn drawn(pictures: &Path, job: &JobId, of: &Watched, verdict: Verdict) -> Option<String> {
+    let series = of.watch.series();
+    let name = of.nodes.get(*verdict.machines.first()?)?;
+    let at = series.seconds().checked_sub(1)?;
+    let text =
+        picture::named(&series, &Alarm { verdict: Verdict { at, ..verdict }, until: at }, &format!("node {name}"));
+    std::fs::create_dir_all(pictures).ok()?;
+    let path = pictures.join(format!("{}-{}.svg", job.0.replace('/', "-"), crate::places::unix_millis()));
+    std::fs::write(&path, text).ok()?;
+    Some(path.display().to_string())
 }
 
 impl Driver {

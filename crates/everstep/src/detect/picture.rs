@@ -58,10 +58,11 @@ fn chart(
     let values =
         || all.iter().flat_map(|p| p.peers.into_iter().chain([p.own])).filter(|v| v.is_finite()).map(f64::from);
     let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max));
-    let (low, high) = if low < high { (low, high) } else { (low.min(0.0) - 1.0, low.max(0.0) + 1.0) };
-    if !low.is_finite() {
+    if !(low.is_finite() && high.is_finite()) {
+        // Nobody told anything of it.
         return Ok(());
     }
+    let (low, high) = if low < high { (low, high) } else { (low - 1.0, high + 1.0) };
     let room = 0.08 * (high - low);
     let (first, last) = (all.first().map_or(0.0, |p| p.second), all.last().map_or(1.0, |p| p.second));
     let mut chart = ChartBuilder::on(area)
