@@ -22,7 +22,7 @@ impl Clock {
         let least = self.late.iter().copied().min();
         // Later than ever, all of a sudden, message after message: it was set back. One that is late alone is only late.
         if least.is_some_and(|least| late.saturating_sub(least) > SET)
-            && self.late.back().is_some_and(|last| late - last < SET / 2)
+            && self.late.back().is_some_and(|last| late.saturating_sub(*last) < SET / 2)
         {
             self.late.retain(|l| late.saturating_sub(*l) <= SET);
         }
