@@ -31,6 +31,8 @@ pub struct Spans {
     pub enough: [u8; 5],
     /// The same for a machine beside one that is certain.
     pub beside: [u8; 5],
+    /// By sign, a byte each: what with enough blocks makes 128.
+    lacking: u64,
 }
 
 /// Blocks in so many seconds.
@@ -44,7 +46,10 @@ impl Spans {
         let (long, short, dead) = (blocks(s.one_family_s), blocks(s.two_families_s), blocks(s.dead_s));
         let blocks = [long, long, short, short, dead];
         let share = |of: f32| blocks.map(|n| (of * f32::from(n)).ceil() as u8);
-        Spans { blocks, enough: share(s.share), beside: share(s.accomplice) }
+        let enough = share(s.share);
+        let lacking =
+            (0u64..).zip(enough).map(|(sign, enough)| u64::from(128u8.saturating_sub(enough)) << (8 * sign)).sum();
+        Spans { blocks, enough, beside: share(s.accomplice), lacking }
     }
 }
 
@@ -95,6 +100,11 @@ impl Evidence {
         self.flags[at] = flags & 31;
     }
 
+    /// Whether it shows any sign for long enough: all five are asked at once.
+    pub fn shows_any(&self, spans: &Spans) -> bool {
+        (self.many + spans.lacking) & 0x80_8080_8080 != 0
+    }
+
     /// Whether it shows this sign in so many blocks.
     pub fn shows(&self, sign: Sign, of: &[u8; 5]) -> bool {
         self.many(sign) >= of[sign as usize]
@@ -122,6 +132,7 @@ mod tests {
             let last = |n: u8| all.iter().rev().take(n.into()).filter(|is| **is).count();
             prop_assert_eq!(usize::from(of.many(Sign::FaintMore)), last(blocks(seconds)));
             prop_assert_eq!(usize::from(of.many(Sign::Dead)), last(blocks(settings.dead_s)));
+            prop_assert_eq!(of.shows_any(&spans), SIGNS.iter().any(|sign| of.shows(*sign, &spans.enough)));
             prop_assert_eq!(of.many(Sign::ClearMore), 0);
             prop_assert_eq!(usize::from(of.many(Sign::ClearLess)), all.len().min(blocks(settings.two_families_s).into()));
         }

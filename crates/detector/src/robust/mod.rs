@@ -73,6 +73,8 @@ struct Watched {
     /// How many of those there are.
     learned: Vec<f32>,
     history: Vec<Evidence>,
+    /// Machines that show any sign for long enough: hardly ever one.
+    shown: Vec<u32>,
     /// By machine: signs of this block.
     flags: Vec<u8>,
     /// By machine: how far off now, in spreads.
@@ -128,6 +130,7 @@ impl Robust {
             learned: vec![0.0; many],
             flags: vec![0; many],
             history: vec![Evidence::default(); many],
+            shown: Vec::new(),
             off: vec![0.0; many],
             spread: 0.0,
             level: 0.0,
@@ -181,9 +184,14 @@ impl Robust {
         let (s, enough) = (&self.settings, &self.spans.enough);
         let dead = u32::from(blocks(s.dead_s));
         let mut found = Vec::new();
+        let mut any = vec![false; self.silent.len()];
+        self.metrics.iter().flat_map(|metric| &metric.shown).for_each(|m| any[*m as usize] = true);
         for (machine, (silent, _)) in self.silent.iter().enumerate() {
             if *silent >= dead {
                 found.push((f32::INFINITY, machine, Vec::new()));
+                continue;
+            }
+            if !any[machine] {
                 continue;
             }
             let (mut certain, mut told, mut families) = (false, Vec::new(), Vec::new());
@@ -267,6 +275,7 @@ impl Watched {
             self.first.iter_mut().for_each(Vec::clear);
             self.learned.fill(0.0);
             self.history.iter_mut().for_each(|of| *of = Evidence::default());
+            self.shown.clear();
             self.usual.clear();
         }
         self.usual.resize(roles.len(), Usual::default());
@@ -316,8 +325,12 @@ impl Watched {
                 | u8::from(dead) << 4;
             *off = z;
         }
-        for (of, flags) in self.history.iter_mut().zip(&self.flags) {
+        self.shown.clear();
+        for (m, (of, flags)) in (0u32..).zip(self.history.iter_mut().zip(&self.flags)) {
             of.push(spans, self.looked, *flags);
+            if of.shows_any(spans) {
+                self.shown.push(m);
+            }
         }
     }
 

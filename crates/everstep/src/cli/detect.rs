@@ -454,7 +454,7 @@ fn from_history(from: &From, faults: Option<&Path>, begin: Option<&Models>, how:
 /// Seeds of generated episodes that models are taught with, and that metrics are put in order by: of the development split.
 const TAUGHT: u64 = 2_000_000;
 /// Threshold and continuity that were best on the development episodes (docs/benchmarks/detector.md).
-const THRESHOLD: f32 = 3.6621094;
+const THRESHOLD: f32 = 1.875;
 const CONTINUITY: usize = 180;
 
 fn from_generated(episodes: u64, how: &Training) -> Result<Models, String> {
