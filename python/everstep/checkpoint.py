@@ -126,6 +126,7 @@ class CheckpointManager:
         agent = self._worker.agent
         if agent is not None and self._worker.board is not None:
             self._worker.managed = True
+            self._worker.board.set("Role", self._state.role())
             self._tier: AgentTier | DiskTier = AgentTier(
                 agent, self._worker.board, self._directory, rules, durable, same, redundancy, persist_bandwidth, pacing
             )

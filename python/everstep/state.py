@@ -7,6 +7,7 @@ Names: ``OBJECT.KEY`` for a module's tensors, ``OBJECT/PATH`` for tensors inside
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -148,6 +149,10 @@ class State:
                 for name, parameter in obj.named_parameters():
                     names.setdefault(id(parameter), flat.clean(name))
         return names
+
+    def role(self) -> int:
+        """A number that ranks have in common which hold the same parameters, by name, however these are sharded: those of one pipeline stage."""
+        return zlib.crc32("\n".join(sorted(set(self._parameter_names().values()))).encode()) or 1
 
     def _optimized(self) -> set[int]:
         groups = (g for o in self.optimizers for g in o.param_groups)

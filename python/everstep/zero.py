@@ -32,6 +32,9 @@ class _Watcher:
             worker.seen(count)
         if not self.watched:
             self.watched = True
+            if worker.board.get("Role") == 0:
+                # Names are not known here. Sharding changes shapes, but not how many parameters there are.
+                worker.board.set("Role", sum(len(g["params"]) for g in optimizer.param_groups))
             _worker.watch_gradients(optimizer)
 
 

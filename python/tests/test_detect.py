@@ -105,3 +105,40 @@ def test_a_detector_that_nobody_knows_is_refused_before_anything_starts(tmp_path
     said = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
     assert said.returncode == 2
     assert "are shares" in said.stderr
+
+
+STAGES = """
+import os, sys, time, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+first = dist.get_rank() < 2
+layers = {"embedding": torch.nn.Embedding(8, 4), "block": torch.nn.Linear(4, 4)} if first else {"block": torch.nn.Linear(4, 4)}
+model = torch.nn.ModuleDict(layers)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+steps = range(100000)
+if sys.argv[1] == "managed":
+    import everstep
+    steps = everstep.CheckpointManager(sys.argv[2], model=model, optimizer=optimizer).steps(100000)
+for _ in steps:
+    optimizer.step()
+    dist.barrier()
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("how", ["managed", "unchanged"])
+def test_stages_of_a_pipeline_are_roles_without_a_word_from_anybody(tmp_path: Path, how: str) -> None:
+    script = tmp_path / "stages.py"
+    script.write_text(STAGES)
+    with cluster("stages", [str(script), how, str(tmp_path / "ckpt")], nodes=4, workers=1) as c:
+        c.start_all()
+
+        def roles() -> list[Any]:
+            return [n.get("role") for n in c.status().get("nodes", [])]
+
+        def apart() -> bool:
+            of = roles()
+            return len(of) == 4 and None not in of and len(set(of)) == 2
+
+        c.wait_for(apart, 120, "two roles")
+        assert roles().count(roles()[0]) == 2

@@ -110,6 +110,8 @@ words! {
     StepAt = 42,
     /// Rises while the interpreter lock can be had at once: nobody runs Python.
     FreeTicks = 43,
+    /// What it does: ranks that hold the same parameters (one pipeline stage) have the same number; 0: not known.
+    Role = 44,
     /// 1 while the loop waits for the copies of its newest step.
     AwaitsCopies = 33,
     /// 1: one part of a copy under way at a time (Gemini's scheme without its pipeline, to measure it).

@@ -14,6 +14,7 @@ pub mod counter;
 pub mod lstm_vae;
 pub mod minder;
 pub mod models;
+mod numbered;
 pub mod origin;
 pub mod prepare;
 pub mod priority;
@@ -24,5 +25,6 @@ pub mod steps;
 mod verdict;
 pub mod watch;
 
+pub use numbered::numbered;
 pub use series::{Family, Metric, Series, Worse};
 pub use verdict::{Detector, Verdict};

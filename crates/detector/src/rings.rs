@@ -31,6 +31,13 @@ impl Rings {
         self.values.len() * size_of::<f32>()
     }
 
+    /// What each machine does is known now, or is another.
+    pub fn set_roles(&mut self, roles: Vec<u32>) {
+        if roles.len() == self.roles.len() {
+            self.roles = roles;
+        }
+    }
+
     fn width(&self) -> usize {
         self.metrics.len() * self.roles.len()
     }

@@ -6,7 +6,7 @@ use crate::clock::Clock;
 use crate::models::Models;
 use crate::rings::{KEPT, Rings};
 use crate::robust::{Robust, Settings};
-use crate::{Detector, Family, Metric, Series, Verdict};
+use crate::{Detector, Family, Metric, Series, Verdict, numbered};
 
 /// Seconds that samples are waited for.
 const LATE: u64 = 2;
@@ -33,6 +33,11 @@ enum Looks {
 pub struct Watch {
     rings: Rings,
     clocks: Vec<Clock>,
+    /// What each does, as it was told; 0: not yet.
+    told: Vec<u32>,
+    /// The same, numbered.
+    roles: Vec<u32>,
+    domains: Vec<u32>,
     looks: Looks,
     named: Named,
     /// The next second to be looked at.
@@ -43,23 +48,44 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Of machines of these roles, and these failure domains if they are known.
+    /// Of so many machines, and their failure domains if they are known. Until told otherwise ([`Watch::does`]) all do the same.
     #[must_use]
-    pub fn new(roles: &[u32], domains: &[u32], which: &Which) -> Watch {
+    pub fn new(machines: usize, domains: &[u32], which: &Which) -> Watch {
+        let roles = vec![0; machines];
         let metrics: Vec<Metric> = KNOWN.iter().map(crate::catalogue::Known::metric).collect();
         let looks = match which {
-            Which::Robust(settings) => Looks::Stream(Box::new(Robust::new(&metrics, roles, domains, *settings))),
+            Which::Robust(settings) => Looks::Stream(Box::new(Robust::new(&metrics, &roles, domains, *settings))),
             Which::LstmVae(models) => Looks::Back(models.clone()),
         };
         let families = metrics.iter().map(|m| m.family).collect();
         Watch {
-            rings: Rings::new(metrics, roles.to_vec(), domains.to_vec()),
-            clocks: vec![Clock::default(); roles.len()],
+            rings: Rings::new(metrics, roles.clone(), domains.to_vec()),
+            clocks: vec![Clock::default(); machines],
+            told: roles.clone(),
+            roles,
+            domains: domains.to_vec(),
             looks,
             named: Named::default(),
             next: None,
-            nothing: vec![f32::NAN; roles.len()],
+            nothing: vec![f32::NAN; machines],
             families,
+        }
+    }
+
+    /// What a machine does, by any number that is the same for those that do the same; 0: it does not say. Where that divides the machines otherwise
+    /// than before, what is usual is learned anew.
+    pub fn does(&mut self, machine: usize, role: u32) {
+        match self.told.get_mut(machine) {
+            Some(told) if role != 0 && *told != role => *told = role,
+            _ => return,
+        }
+        let roles = numbered(&self.told);
+        if roles != self.roles {
+            if let Looks::Stream(robust) = &mut self.looks {
+                **robust = robust.anew(&roles, &self.domains);
+            }
+            self.rings.set_roles(roles.clone());
+            self.roles = roles;
         }
     }
 
@@ -119,7 +145,7 @@ mod tests {
     fn a_machine_is_named_once_though_clocks_differ_and_samples_are_missing() {
         let settings =
             Settings { one_family_s: 20, two_families_s: 20, dead_s: 20, known_s: 30, ..Settings::default() };
-        let mut watch = Watch::new(&[0; 5], &[], &Which::Robust(settings));
+        let mut watch = Watch::new(5, &[], &Which::Robust(settings));
         let (cpu, memory) = (number("cpu").unwrap(), number("memory").unwrap());
         let mut found = Vec::new();
         for second in 0..200u64 {
@@ -147,5 +173,44 @@ mod tests {
             Some(0),
             "all have ceased to tell"
         );
+    }
+
+    /// Who is named of nine machines, of which the `last` ones are another pipeline stage, when `more` have more to do from the 100th second on.
+    fn stages(last: usize, told: bool, more: std::ops::Range<usize>) -> Vec<Vec<usize>> {
+        let settings = Settings { one_family_s: 40, two_families_s: 20, known_s: 30, ..Settings::default() };
+        let mut watch = Watch::new(9, &[], &Which::Robust(settings));
+        let cpu = number("cpu").unwrap();
+        let mut found = Vec::new();
+        for second in 0..300u64 {
+            let heard = 1_700_000_000_000 + second * 1000;
+            for machine in 0..9 {
+                let is_last = machine >= 9 - last;
+                if told && second >= 5 {
+                    watch.does(machine, if is_last { 77 } else { 1234 });
+                }
+                let noise = ((second * 7919 + machine as u64 * 104_729) % 101) as f32 / 500.0;
+                let level = if is_last { 6.0 } else { 4.0 };
+                let more = if second > 100 && more.contains(&machine) { 3.0 } else { 0.0 };
+                watch.put(machine, heard, heard, [(cpu, level + noise + more)].into_iter());
+            }
+            found.extend(watch.advance(heard).map(|v| v.machines));
+        }
+        found
+    }
+
+    #[test]
+    fn stages_are_compared_within_themselves() {
+        // Longer sequences: all of the last stage has more to do.
+        assert_eq!(stages(3, true, 6..9), [[0; 0]; 0]);
+        assert_eq!(stages(3, false, 6..9), [[6, 7, 8]]);
+        assert_eq!(stages(3, true, 7..8), [[7]]);
+        assert_eq!(stages(3, true, 2..3), [[2]]);
+    }
+
+    #[test]
+    fn a_stage_of_one_machine_is_compared_with_all_by_its_own_past() {
+        assert_eq!(stages(1, true, 3..4), [[3]]);
+        assert_eq!(stages(1, true, 8..9), [[8]]);
+        assert_eq!(stages(2, true, 8..9), [[8]]);
     }
 }

@@ -88,6 +88,8 @@ struct Peer {
     job: Option<String>,
     owner: Option<Owner>,
     progress: Vec<Progress>,
+    /// What its machine does, see [`ToCoordinator::Samples`].
+    role: u32,
 }
 
 type StoreWrite = (PersistId, String, Vec<u8>, Precondition);
@@ -240,6 +242,7 @@ impl Driver {
                     job: None,
                     owner: None,
                     progress: vec![],
+                    role: 0,
                 };
                 self.peers.insert(session, peer);
                 let inbox = self.inbox.clone();
@@ -320,7 +323,7 @@ impl Driver {
                 }
             }
             ToCoordinator::Report(report) => self.event(Event::Report { session, report }),
-            ToCoordinator::Samples { at, packed } => self.sampled(session, at, &packed),
+            ToCoordinator::Samples { at, role, packed } => self.sampled(session, at, role, &packed),
             ToCoordinator::Burst(looks) => {
                 if let Some((job, node, _)) = peer.owner.clone() {
                     self.write(&job, &json!({"Burst": {"node": node, "looks": looks}}));

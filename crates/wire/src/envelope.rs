@@ -100,6 +100,9 @@ pub enum ToCoordinator {
     Samples {
         /// When, by the sender's clock, in milliseconds since 1970.
         at: u64,
+        /// What the workers of this machine do: the same on machines that can be compared; 0: not known (yet).
+        #[serde(default, skip_serializing_if = "is_zero")]
+        role: u32,
         /// Five bytes each (number, value), as base64.
         packed: String,
     },
@@ -107,6 +110,10 @@ pub enum ToCoordinator {
     Burst(Vec<(u64, u64, u64)>),
     /// Still here.
     Ping(Vec<Progress>),
+}
+
+fn is_zero(role: &u32) -> bool {
+    *role == 0
 }
 
 /// From the coordinator.

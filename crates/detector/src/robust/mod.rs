@@ -91,13 +91,51 @@ struct Watched {
     looked: u32,
 }
 
+/// Machines that are compared with each other.
+#[derive(Clone, Debug)]
+struct Peers {
+    machines: Vec<usize>,
+    /// So many of them, the first ones, are compared with the middle of all.
+    judged: usize,
+}
+
+impl Peers {
+    /// By role. Fewer than three have no middle: they are compared with each other across roles, or with all if they are too few even then.
+    fn by(roles: &[u32]) -> Vec<Peers> {
+        let (groups, few): (Vec<_>, Vec<_>) = by(roles).into_values().partition(|machines| machines.len() >= 3);
+        let mut all: Vec<Peers> =
+            groups.into_iter().map(|machines| Peers { judged: machines.len(), machines }).collect();
+        if !few.is_empty() {
+            let mut machines = few.concat();
+            let judged = machines.len();
+            if judged < 3 {
+                let others: Vec<usize> = (0..roles.len()).filter(|m| !machines.contains(m)).collect();
+                machines.extend(others);
+            }
+            all.push(Peers { machines, judged });
+        }
+        all
+    }
+
+    fn judged(&self) -> &[usize] {
+        &self.machines[..self.judged]
+    }
+}
+
+/// Machines by what they have in common.
+fn by(of: &[u32]) -> BTreeMap<u32, Vec<usize>> {
+    let mut all: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+    of.iter().enumerate().for_each(|(machine, of)| all.entry(*of).or_default().push(machine));
+    all
+}
+
 /// The detector, fed second by second.
 #[derive(Clone, Debug)]
 pub struct Robust {
+    of: Vec<Metric>,
     settings: Settings,
     spans: Spans,
-    /// By role: its machines.
-    roles: Vec<Vec<usize>>,
+    roles: Vec<Peers>,
     /// What fails together: its machines.
     domains: Vec<Vec<usize>>,
     metrics: Vec<Watched>,
@@ -112,12 +150,6 @@ impl Robust {
     #[must_use]
     pub fn new(metrics: &[Metric], roles: &[u32], domains: &[u32], settings: Settings) -> Robust {
         let many = roles.len();
-        let by = |of: &[u32]| -> BTreeMap<u32, Vec<usize>> {
-            let mut all: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-            of.iter().enumerate().for_each(|(machine, of)| all.entry(*of).or_default().push(machine));
-            all
-        };
-        let by_role = by(roles);
         let watched = |m: &Metric| Watched {
             family: m.family,
             worse: m.worse,
@@ -138,21 +170,23 @@ impl Robust {
             blocks: 0,
             looked: 0,
         };
-        // Fewer than three have no middle: they are compared with all.
-        let (mut groups, few): (Vec<_>, Vec<_>) = by_role.into_values().partition(|machines| machines.len() >= 3);
-        if !few.is_empty() {
-            groups.push(few.concat());
-        }
         Robust {
+            of: metrics.to_vec(),
             spans: Spans::of(&settings),
             settings,
-            roles: groups,
+            roles: Peers::by(roles),
             domains: by(domains).into_values().filter(|d| d.len() < many).collect(),
             metrics: metrics.iter().map(watched).collect(),
             silent: vec![(0, false); many],
             seconds: 0,
             scratch: Vec::with_capacity(many),
         }
+    }
+
+    /// The same from the beginning, for machines of other roles.
+    #[must_use]
+    pub fn anew(&self, roles: &[u32], domains: &[u32]) -> Robust {
+        Robust::new(&self.of, roles, domains, self.settings)
     }
 
     /// One second of all metrics: by metric, the samples of all machines. What is certain now, if anything.
@@ -221,11 +255,12 @@ impl Robust {
         let others = (0..self.silent.len()).filter(|m| !machines.contains(m) && self.tells_the_same(*m, &found));
         machines.extend(others.collect::<Vec<_>>());
         machines.sort_unstable();
-        let of = |all: &Vec<usize>| all.iter().filter(|m| machines.binary_search(m).is_ok()).count();
-        let many = |all: &Vec<usize>| of(all) >= 3 && of(all) as f32 > s.group * all.len() as f32;
+        let of = |all: &[usize]| all.iter().filter(|m| machines.binary_search(m).is_ok()).count();
+        let many = |all: &[usize]| of(all) >= 3 && of(all) as f32 > s.group * all.len() as f32;
         // Three that are behind one switch, and hardly anybody else, are no chance.
-        let one = |all: &Vec<usize>| of(all) >= 3 && of(all) * 3 >= machines.len() * 2;
-        let group = self.roles.iter().chain(&self.domains).any(many) || self.domains.iter().any(one);
+        let one = |all: &[usize]| of(all) >= 3 && of(all) * 3 >= machines.len() * 2;
+        let mut domains = self.domains.iter().map(Vec::as_slice);
+        let group = self.roles.iter().map(Peers::judged).chain(domains.clone()).any(many) || domains.any(one);
         Some(Verdict { machines, at: self.seconds - 1, metrics, score, group })
     }
 }
@@ -253,11 +288,11 @@ impl Robust {
 
 impl Watched {
     /// Ends a block.
-    fn block(&mut self, roles: &[Vec<usize>], s: &Settings, spans: &Spans, scratch: &mut Vec<i32>) {
+    fn block(&mut self, roles: &[Peers], s: &Settings, spans: &Spans, scratch: &mut Vec<i32>) {
         self.blocks += 1;
         let mean = |m: usize| self.sum[m] / self.seen[m];
         let middles: Vec<Option<f32>> =
-            roles.iter().map(|machines| median_of(machines.iter().map(|m| mean(*m)), scratch)).collect();
+            roles.iter().map(|of| median_of(of.machines.iter().map(|m| mean(*m)), scratch)).collect();
         let now = median_of(middles.iter().flatten().map(|m| m.abs()), scratch);
         // Nobody does anything: what single machines still do then says nothing of how they train.
         // What is seldom anything at all (a disk) tells of a machine just then.
@@ -280,11 +315,11 @@ impl Watched {
         }
         self.usual.resize(roles.len(), Usual::default());
         let mut shifts = vec![0.0; self.off.len()];
-        for ((machines, middle), usual) in roles.iter().zip(middles).zip(&mut self.usual) {
+        for ((of, middle), usual) in roles.iter().zip(middles).zip(&mut self.usual) {
             if let Some(middle) = middle {
                 usual.follow(middle, SHIFTS * level, known, scratch);
             }
-            for m in machines {
+            for m in of.judged() {
                 shifts[*m] = middle.map_or(0.0, |middle| middle - usual.now) / level;
                 self.off[*m] = middle.map_or(f32::NAN, |middle| mean(*m) - middle);
             }

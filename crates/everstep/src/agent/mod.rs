@@ -27,6 +27,7 @@ use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
 use crate::pgstore::PgStore;
 use connection::Target;
 use durable::Durable;
+use everstep_checkpoint::board::Word;
 use everstep_core::agent::command::Command;
 use everstep_core::agent::event::Event;
 use everstep_core::agent::{Agent, Config};
@@ -101,7 +102,7 @@ pub enum Input {
     /// Workers have said where they are.
     Stacks(Generation, BTreeMap<u32, Stack>),
     /// What a second of this machine was like, and when that was.
-    Sampled(u64, metric::samples::Samples),
+    Sampled(u64, Arc<str>, metric::samples::Samples),
     /// Something that only the core needs to hear.
     Core(Event),
 }
@@ -307,7 +308,7 @@ impl Driver {
                     let _ = link.send(ToCoordinator::Stacks { generation, stacks });
                 }
             }
-            Input::Sampled(at, samples) => self.sampled(at, samples),
+            Input::Sampled(at, kind, samples) => self.sampled(at, &kind, samples),
             Input::Line(ToAgent::Burst) => {
                 let looks = self.ring.lock().map(|ring| ring.iter().copied().collect()).unwrap_or_default();
                 if let Some(link) = &self.link {
@@ -363,15 +364,19 @@ impl Driver {
     }
 
     /// Sends what a second was like, with what the workers' step boards say.
-    fn sampled(&mut self, at: u64, mut samples: metric::samples::Samples) {
-        let Some(link) = self.link.as_ref().filter(|_| self.crew.is_some()) else { return };
+    fn sampled(&mut self, at: u64, kind: &str, mut samples: metric::samples::Samples) {
+        let Some((link, crew)) = self.link.as_ref().zip(self.crew.as_ref()) else { return };
         let most = |of: &dyn Fn(&Progress) -> Option<f32>| self.progress.values().filter_map(of).reduce(f32::max);
         let own = most(&|p| Some(p.own_us? as f32 / 1e6));
         let share = most(&|p| Some(p.own_us? as f32 / p.step_us.filter(|us| *us > 0)? as f32));
         for (name, value) in [("step-own", own), ("step-share", share)] {
             samples.extend(everstep_detector::catalogue::number(name).zip(value).map(|(n, v)| (n as u8, v)));
         }
-        let _ = link.send(ToCoordinator::Samples { at, packed: packing::packed(&samples) });
+        let mut role = flate2::Crc::new();
+        role.update(kind.as_bytes());
+        crew.workers.values().for_each(|w| role.update(&w.board.get(Word::Role).to_le_bytes()));
+        let packed = packing::packed(&samples);
+        let _ = link.send(ToCoordinator::Samples { at, role: role.sum(), packed });
     }
 
     /// Hands one event to the core and carries out what it asks for, until it asks for nothing more.

@@ -104,7 +104,8 @@ impl Driver {
                     // Used all the same, for lack of others, it is not left out.
                     of.filter(|_| job.record.world.slot(&n.hello.node).is_none()).map(|e| e.class.clone())
                 };
-                let nodes: Vec<_> = job.nodes.values().map(|n| json!({"node": n.hello.node, "host": n.hello.host, "attached": n.session.is_some(), "left_out": left_out(n), "replicas": (n.hello.replica_port != 0).then(|| format!("{}:{}", n.hello.host, n.hello.replica_port))})).collect();
+                let role = |n: &Node| n.session.and_then(|s| self.peers.get(&s)).map(|p| p.role).filter(|r| *r != 0);
+                let nodes: Vec<_> = job.nodes.values().map(|n| json!({"node": n.hello.node, "host": n.hello.host, "attached": n.session.is_some(), "left_out": left_out(n), "role": role(n), "replicas": (n.hello.replica_port != 0).then(|| format!("{}:{}", n.hello.host, n.hello.replica_port))})).collect();
                 let requests: Vec<_> = job.record.requests.iter().map(|r| json!({"id": r.id, "what": r.remedy.to_string(), "stage": r.stage.name()})).collect();
                 json!({
                     "requests": requests,

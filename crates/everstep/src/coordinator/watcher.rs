@@ -8,10 +8,10 @@ use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::state::Phase;
 use everstep_core::coordinator::unlike::Finding;
 use everstep_core::id::{Generation, JobId, NodeId, Session};
-use everstep_detector::Verdict;
 use everstep_detector::alarms::Alarm;
 use everstep_detector::catalogue::KNOWN;
 use everstep_detector::watch::{Watch, Which};
+use everstep_detector::{Verdict, numbered};
 use everstep_wire::envelope::ToAgent;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -33,6 +33,7 @@ struct Heard {
     /// All nodes of the world, with their failure domains; the first time and after changes.
     world: Option<Vec<(NodeId, String)>>,
     node: NodeId,
+    role: u32,
     said_ms: u64,
     heard_ms: u64,
     samples: Vec<(u8, f32)>,
@@ -71,20 +72,6 @@ struct Watched {
     heard: Instant,
 }
 
-/// Numbers for names, in their order of appearance.
-fn numbered<'n>(names: impl Iterator<Item = &'n String>) -> Vec<u32> {
-    let mut known: Vec<&String> = Vec::new();
-    names
-        .map(|name| match known.iter().position(|k| *k == name) {
-            Some(at) => at as u32,
-            None => {
-                known.push(name);
-                known.len() as u32 - 1
-            }
-        })
-        .collect()
-}
-
 fn watch(which: &Which, pictures: &Path, from: &Receiver<Heard>, inbox: &mpsc::UnboundedSender<Input>) {
     let mut jobs: BTreeMap<JobId, Watched> = BTreeMap::new();
     let mut looked = Instant::now();
@@ -116,7 +103,7 @@ fn take(jobs: &mut BTreeMap<JobId, Watched>, which: &Which, heard: Heard) {
         // One domain for all is none.
         let domains = if world.iter().all(|(_, d)| d.is_empty()) { Vec::new() } else { domains };
         let nodes: Vec<NodeId> = world.into_iter().map(|(node, _)| node).collect();
-        let watch = Watch::new(&vec![0; nodes.len()], &domains, which);
+        let watch = Watch::new(nodes.len(), &domains, which);
         let new = Watched { generation: heard.generation, nodes, watch, heard: Instant::now() };
         jobs.insert(heard.job.clone(), new);
     }
@@ -124,6 +111,7 @@ fn take(jobs: &mut BTreeMap<JobId, Watched>, which: &Which, heard: Heard) {
     of.heard = Instant::now();
     if let Some(machine) = of.nodes.iter().position(|n| *n == heard.node) {
         let samples = heard.samples.into_iter().map(|(metric, value)| (metric.into(), value));
+        of.watch.does(machine, heard.role);
         of.watch.put(machine, heard.said_ms, heard.heard_ms, samples);
     }
 }
@@ -155,9 +143,11 @@ fn drawn(pictures: &Path, job: &JobId, of: &Watched, verdict: Verdict) -> Option
 
 impl Driver {
     /// A machine has told what a second was like.
-    pub(super) fn sampled(&mut self, session: Session, said_ms: u64, packed: &str) {
+    pub(super) fn sampled(&mut self, session: Session, said_ms: u64, role: u32, packed: &str) {
+        let Some(peer) = self.peers.get_mut(&session) else { return };
+        peer.role = role;
         let Some(to) = &self.watcher.to else { return };
-        let Some((job, node, _)) = self.peers.get(&session).and_then(|p| p.owner.clone()) else { return };
+        let Some((job, node, _)) = peer.owner.clone() else { return };
         let id = JobId(job);
         let Some(job) = self.core.jobs().get(&id) else { return };
         // Who has no part in the world does nothing that could be compared.
@@ -172,6 +162,7 @@ impl Driver {
             generation,
             world: (!known).then(world),
             node,
+            role,
             said_ms,
             heard_ms: crate::places::unix_millis(),
             samples: packing::unpacked(packed),

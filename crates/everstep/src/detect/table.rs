@@ -1,7 +1,7 @@
 //! Rows of samples, in any order, become series of one sample a second.
 
 use everstep_detector::catalogue::by_name;
-use everstep_detector::{Metric, Series};
+use everstep_detector::{Metric, Series, numbered};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -151,14 +151,6 @@ fn described_as(names: &[String], described: &Described, warnings: &mut Vec<Stri
         warnings.push(format!("--metrics describes {}, which nobody has told of", missing.name));
     }
     metrics
-}
-
-/// Numbers for words, in their order.
-fn numbered(of: impl Iterator<Item = Option<String>>) -> Vec<u32> {
-    let all: Vec<Option<String>> = of.collect();
-    let names: BTreeSet<&Option<String>> = all.iter().collect();
-    let names: Vec<&Option<String>> = names.into_iter().collect();
-    all.iter().map(|name| names.iter().position(|n| *n == name).unwrap_or(0) as u32).collect()
 }
 
 /// The usual time between a machine's samples, in seconds.

@@ -111,6 +111,12 @@ impl Load {
         Some(Load { library, devices })
     }
 
+    /// What the first one is.
+    #[must_use]
+    pub fn name(&self) -> Option<String> {
+        self.library.device_by_index(0).ok()?.name().ok()
+    }
+
     /// By the names of the catalogue; of several GPUs the one that does least, or is hottest: one that lags stands for all.
     #[must_use]
     pub fn now(&self) -> Vec<(&'static str, f32)> {

@@ -42,6 +42,13 @@ impl Rates {
     }
 }
 
+/// What can be compared: machines with the same processor and the same GPU. How many there are does not count: a machine that lacks one is to be found.
+fn kind(cpuinfo: &str, gpu: Option<&str>) -> String {
+    let model = cpuinfo.lines().find(|l| l.starts_with("model name") || l.starts_with("CPU part"));
+    let model = model.and_then(|l| l.split_once(':')).map_or("", |(_, model)| model.trim());
+    format!("{model}, {}", gpu.unwrap_or("no GPU"))
+}
+
 /// All sources of this machine.
 struct Sources {
     host: Host,
@@ -98,6 +105,8 @@ impl Sources {
 pub fn follow(library: Option<PathBuf>, ring: Ring, inbox: mpsc::UnboundedSender<Input>) {
     let work = move || {
         let mut sources = Sources::open(library);
+        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let kind: Arc<str> = kind(&cpuinfo, sources.gpus.as_ref().and_then(Load::name).as_deref()).into();
         // Kept open: it is read a hundred times a second.
         let table = File::open("/proc/self/net/dev").ok();
         let mut text = vec![0u8; 16 << 10];
@@ -114,7 +123,7 @@ pub fn follow(library: Option<PathBuf>, ring: Ring, inbox: mpsc::UnboundedSender
             if Instant::now() >= second {
                 second += EVERY;
                 let samples = sources.sample(at);
-                let _ = inbox.send(Input::Sampled(at, samples));
+                let _ = inbox.send(Input::Sampled(at, Arc::clone(&kind), samples));
                 if Instant::now() > second {
                     // The machine had other things to do.
                     second = Instant::now() + EVERY;
@@ -125,4 +134,20 @@ pub fn follow(library: Option<PathBuf>, ring: Ring, inbox: mpsc::UnboundedSender
         }
     };
     let _ = std::thread::Builder::new().name("everstep-sample".into()).spawn(work);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_are_of_one_kind_however_many_processors_they_have_left() {
+        let one = "processor\t: 0\nmodel name\t: Xeon 8480\n";
+        let two = format!("{one}\nprocessor\t: 1\nmodel name\t: Xeon 8480\n");
+        assert_eq!(kind(one, Some("H200")), kind(&two, Some("H200")));
+        assert_eq!(kind(one, None), "Xeon 8480, no GPU");
+        assert_ne!(kind(one, Some("H200")), kind(one, Some("H100")));
+        assert_ne!(kind("processor: 0\nCPU part : 0xd4f\n", None), kind("CPU part : 0xd0c", None));
+        assert_eq!(kind("", None), ", no GPU");
+    }
 }
