@@ -3,9 +3,12 @@ bytes of a sample on its way."""
 
 from __future__ import annotations
 
-import json
+import base64
 import os
+import re
+import socket
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +24,49 @@ def _used(task: Path) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _run() -> tuple[float, float]:
-    """Percent of a core that the sampling thread uses, and the whole agent."""
-    with cluster("collect", ["figures/scripts/plain_ddp.py", "--steps", "100000", "--pause", "0.2"], workers=1) as c:
+class Wire:
+    """What goes to one port of the loopback device, as the kernel shows it (packet(7))."""
+
+    HEADERS = 9  # of an HTTP/2 frame, RFC 9113
+    OUTGOING = 4
+
+    def __init__(self, port: int) -> None:
+        self.port, self.payloads, self.over = port, list[tuple[int, bytes]](), False
+        self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0003))
+        self.socket.bind(("lo", 0))
+        self.socket.settimeout(0.2)
+        self.thread = threading.Thread(target=self._listen)
+        self.thread.start()
+
+    def _listen(self) -> None:
+        while not self.over:
+            try:
+                packet, (_, protocol, kind, *_) = self.socket.recvfrom(1 << 16)
+            except TimeoutError:
+                continue
+            # Each packet of loopback is seen twice: leaving and coming.
+            if protocol != 0x0800 or kind == self.OUTGOING or packet[9] != 6:
+                continue
+            ip = (packet[0] & 15) * 4
+            if int.from_bytes(packet[ip + 2 : ip + 4], "big") == self.port:
+                headers = ip + (packet[ip + 12] >> 4) * 4
+                self.payloads.append((headers, packet[headers:]))
+
+    def samples(self) -> tuple[int, int]:
+        """Bytes of all lines of samples with their headers, and how many samples they hold."""
+        self.over = True
+        self.thread.join()
+        sent = held = 0
+        for headers, payload in self.payloads:
+            for line in re.findall(rb'{"Samples":[^\n]*"packed":"([^"]*)"}}\n', payload):
+                held += len(base64.b64decode(line + b"=" * (-len(line) % 4))) // 5
+            sent += sum(len(line) + self.HEADERS + headers for line in re.findall(rb'{"Samples":[^\n]*\n', payload))
+        return sent, held
+
+
+def _run() -> tuple[float, float, float]:
+    """Percent of a core that the sampling thread uses, and the whole agent; bytes of a sample."""
+    with cluster("collect", ["figures/scripts/plain_ddp.py", "--steps", "100000", "--pause", "0.2"], nodes=2, workers=1) as c:
         c.start_all()
         c.wait_for(lambda: c.step() > 3, 120, "steps")
         agent = Path(f"/proc/{c.agents[0].pid}")
@@ -32,27 +75,21 @@ def _run() -> tuple[float, float]:
         def nanoseconds(at: Path) -> int:
             return int((at / "schedstat").read_text().split()[0])
 
+        wire = Wire(c.port)
         before, whole = nanoseconds(sampler), _used(agent)
         began = time.monotonic()
         time.sleep(SECONDS)
         lasted = time.monotonic() - began
-        return (nanoseconds(sampler) - before) / 1e9 / lasted * 100, (_used(agent) - whole) / lasted * 100
-
-
-def _bytes() -> float:
-    """A line as it is sent, of twelve metrics."""
-    import base64
-    import struct
-
-    packed = base64.b64encode(b"".join(struct.pack("<Bf", n, 1.0) for n in range(12))).rstrip(b"=").decode()
-    line = json.dumps({"Samples": {"at": 1_790_000_000_000, "packed": packed}}, separators=(",", ":")) + "\n"
-    # With the header of its HTTP/2 frame (RFC 9113), and those of TCP and IP.
-    return (len(line) + 9 + 52) / 12
+        used = (nanoseconds(sampler) - before) / 1e9 / lasted * 100, (_used(agent) - whole) / lasted * 100
+        sent, held = wire.samples()
+        return *used, sent / max(held, 1)
 
 
 def measure(soak: bool) -> Iterator[Bound]:
     seen = [_run() for _ in range(TIMES)]
-    samples = tuple(round(s, 3) for s, _ in seen)
-    print(f"whole agent: {statistics.median(w for _, w in seen):.2f} % of a core")
-    yield Bound("sampler", round(statistics.median(s for s, _ in seen), 3), f"% of a core for the thread that samples, ring of 10 ms on, median of {TIMES}", "<=", 0.5, samples=samples)
-    yield Bound("bytes", round(_bytes(), 1), "bytes a sample on the wire, of twelve metrics", "<=", 20)
+    samples = tuple(round(s, 3) for s, *_ in seen)
+    print(f"whole agent: {statistics.median(w for _, w, _ in seen):.2f} % of a core")
+    yield Bound("sampler", round(statistics.median(s for s, *_ in seen), 3), f"% of a core for the thread that samples, ring of 10 ms on, median of {TIMES}", "<=", 0.5, samples=samples)
+    sizes = tuple(round(b, 1) for *_, b in seen)
+    yield Bound("bytes", max(sizes), "bytes a sample on the wire, as captured, with the headers of HTTP/2, TCP and IP", "<=", 20, samples=sizes)
+    yield Bound("captured", min(sizes), "bytes a sample, at least: something was captured", ">=", 5)

@@ -100,7 +100,7 @@ pub enum ToCoordinator {
     Samples {
         /// When, by the sender's clock, in milliseconds since 1970.
         at: u64,
-        /// What the workers of this machine do: the same on machines that can be compared; 0: not known (yet).
+        /// What the workers of this machine do: the same on machines that can be compared; 0: as before.
         #[serde(default, skip_serializing_if = "is_zero")]
         role: u32,
         /// Five bytes each (number, value), as base64.

@@ -152,6 +152,8 @@ struct Driver {
     checker: Option<mpsc::UnboundedSender<node_check::Part>>,
     /// When the coordinator was last told where the time went.
     accounted: Instant,
+    /// What this coordinator was told that the machine does.
+    role: u32,
     /// The job is over.
     over: bool,
     /// Somebody has asked for its end since.
@@ -208,6 +210,7 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
         ring,
         checker: None,
         accounted: Instant::now(),
+        role: 0,
         over: false,
         impatient: false,
     };
@@ -293,6 +296,7 @@ impl Driver {
                 let hello = Box::new(self.core.hello());
                 let _ = lines.send(ToCoordinator::Hello { version: VERSION, hello });
                 self.link = Some(lines);
+                self.role = 0;
                 self.event(Event::Connected).await;
             }
             Input::Disconnected => {
@@ -375,8 +379,9 @@ impl Driver {
         let mut role = flate2::Crc::new();
         role.update(kind.as_bytes());
         crew.workers.values().for_each(|w| role.update(&w.board.get(Word::Role).to_le_bytes()));
-        let packed = packing::packed(&samples);
-        let _ = link.send(ToCoordinator::Samples { at, role: role.sum(), packed });
+        let new = if role.sum() == self.role { 0 } else { role.sum() };
+        let _ = link.send(ToCoordinator::Samples { at, role: new, packed: packing::packed(&samples) });
+        self.role = role.sum();
     }
 
     /// Hands one event to the core and carries out what it asks for, until it asks for nothing more.

@@ -145,7 +145,8 @@ impl Driver {
     /// A machine has told what a second was like.
     pub(super) fn sampled(&mut self, session: Session, said_ms: u64, role: u32, packed: &str) {
         let Some(peer) = self.peers.get_mut(&session) else { return };
-        peer.role = role;
+        peer.role = if role == 0 { peer.role } else { role };
+        let role = peer.role;
         let Some(to) = &self.watcher.to else { return };
         let Some((job, node, _)) = peer.owner.clone() else { return };
         let id = JobId(job);

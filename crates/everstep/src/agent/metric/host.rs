@@ -2,6 +2,7 @@
 //!
 //! Source: Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/, proc(5).
 
+use super::table::read;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -72,8 +73,8 @@ impl Host {
     /// Microseconds of CPU time so far.
     pub fn cpu_us(&self) -> Option<u64> {
         match &self.cpu {
-            Place::Unified(at) => field(&read(&at.join("cpu.stat"))?, "usage_usec"),
-            Place::Each(at) => Some(read(&at.join("cpuacct.usage"))?.trim().parse::<u64>().ok()? / 1000),
+            Place::Unified(at) => field(&read(at.join("cpu.stat"))?, "usage_usec"),
+            Place::Each(at) => Some(read(at.join("cpuacct.usage"))?.trim().parse::<u64>().ok()? / 1000),
             Place::Machine => {
                 let text = read(Path::new("/proc/stat"))?;
                 let numbers: Vec<u64> =
@@ -89,16 +90,16 @@ impl Host {
     pub fn memory(&self) -> Option<u64> {
         match &self.memory {
             Place::Unified(at) => {
-                let stat = read(&at.join("memory.stat"))?;
+                let stat = read(at.join("memory.stat"))?;
                 Some(["anon", "shmem", "kernel_stack", "sock"].into_iter().filter_map(|name| field(&stat, name)).sum())
             }
             Place::Each(at) => {
-                let stat = read(&at.join("memory.stat"))?;
+                let stat = read(at.join("memory.stat"))?;
                 Some(["total_rss", "total_shmem"].into_iter().filter_map(|name| field(&stat, name)).sum())
             }
             Place::Machine => {
                 let text = read(Path::new("/proc/meminfo"))?;
-                let kib = |name: &str| field(&text.replace(':', " "), name);
+                let kib = |name: &str| field(&text, name);
                 Some((kib("MemTotal")? - kib("MemAvailable")?) * 1024)
             }
         }
@@ -108,13 +109,13 @@ impl Host {
     pub fn disk(&self) -> Option<u64> {
         match &self.disk {
             Place::Unified(at) => {
-                let text = read(&at.join("io.stat"))?;
+                let text = read(at.join("io.stat"))?;
                 let of =
                     |word: &str| word.strip_prefix("rbytes=").or(word.strip_prefix("wbytes="))?.parse::<u64>().ok();
                 Some(text.split_whitespace().filter_map(of).sum())
             }
             Place::Each(at) => {
-                let text = read(&at.join("blkio.throttle.io_service_bytes"))?;
+                let text = read(at.join("blkio.throttle.io_service_bytes"))?;
                 let of = |line: &str| {
                     let mut words = line.split_whitespace().skip(1);
                     let kind = words.next()?;
@@ -142,9 +143,9 @@ impl Host {
 
 /// Bytes that the processes of a group have read and written, with those of children that have ended.
 fn of_processes(group: &Path) -> Option<u64> {
-    let pids = read(&group.join("cgroup.procs"))?;
+    let pids = read(group.join("cgroup.procs"))?;
     let of = |pid: &str| {
-        let io = read(&Path::new("/proc").join(pid).join("io"))?.replace(':', " ");
+        let io = read(Path::new("/proc").join(pid).join("io"))?;
         Some(field(&io, "read_bytes")? + field(&io, "write_bytes")?)
     };
     Some(pids.lines().filter_map(of).sum())
@@ -159,15 +160,11 @@ fn ancestors() -> impl Iterator<Item = u32> {
     std::iter::successors(parent(&std::process::id()), parent)
 }
 
-fn read(path: &Path) -> Option<String> {
-    fs::read_to_string(path).ok()
-}
-
-/// `NAME VALUE` of a table of those.
+/// `NAME VALUE` or `NAME: VALUE` of a table of those.
 fn field(text: &str, name: &str) -> Option<u64> {
     let value = |line: &str| {
         let mut words = line.split_whitespace();
-        (words.next()? == name).then(|| words.next()?.parse().ok())?
+        (words.next()?.trim_end_matches(':') == name).then(|| words.next()?.parse().ok())?
     };
     text.lines().find_map(value)
 }

@@ -1,11 +1,13 @@
 //! Counters of the machine's devices, read once a second for the life of the agent, by a thread of their own: a driver that hangs does not
 //! reach the agent.
 
+mod budget;
 mod ethtool;
 mod host;
 mod net;
 pub mod nvml;
 pub mod samples;
+mod table;
 
 use super::Input;
 use everstep_core::agent::event::Event;

@@ -2,19 +2,18 @@
 //!
 //! Source: proc(5) (net/dev, net/snmp, net/tcp), Linux Documentation/ABI/stable/sysfs-class-infiniband (port_*_data count four bytes each).
 
+use super::budget::{QUEUES, rest, spent};
+use super::table::read;
 use std::fs;
 use std::path::Path;
+use std::time::Instant;
 
 /// Counters and levels of now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Net {
-    /// Bytes received so far, on everything but the loopback.
-    pub received: u64,
-    /// Bytes sent so far.
-    pub sent: u64,
     /// Segments that were sent again, so far.
     pub retransmits: Option<u64>,
-    /// Bytes that wait to be sent, or to be confirmed.
+    /// Bytes that wait to be sent, or to be confirmed; not every second.
     pub queue: Option<u64>,
     /// Bytes that RDMA ports have received, and sent, so far.
     pub rdma: Option<(u64, u64)>,
@@ -68,7 +67,7 @@ fn rdma(root: &Path) -> Option<(u64, u64)> {
     for device in fs::read_dir(root).ok()?.flatten() {
         for port in fs::read_dir(device.path().join("ports")).ok()?.flatten() {
             let of = |name: &str| -> Option<u64> {
-                let text = fs::read_to_string(port.path().join("counters").join(name)).ok()?;
+                let text = read(port.path().join("counters").join(name))?;
                 text.trim().parse::<u64>().ok()?.checked_mul(4)
             };
             if let (Some(received), Some(sent)) = (of("port_rcv_data"), of("port_xmit_data")) {
@@ -80,18 +79,42 @@ fn rdma(root: &Path) -> Option<(u64, u64)> {
     all
 }
 
-impl Net {
+/// Whether anybody uses TCP over version 6, of `/proc/net/sockstat6`.
+fn has_six(table: &str) -> bool {
+    !table.lines().any(|l| l.trim() == "TCP6: inuse 0")
+}
+
+/// Send queues. To read them the kernel walks all that connections could be in, a quarter of a million places: milliseconds, however few there are.
+#[derive(Debug, Default)]
+struct Queues {
+    due: Option<Instant>,
+}
+
+impl Queues {
+    fn now(&mut self) -> Option<u64> {
+        let (now, began) = (Instant::now(), spent());
+        if self.due.is_some_and(|due| now < due) {
+            return None;
+        }
+        let four = read("/proc/self/net/tcp");
+        let six = has_six(&read("/proc/self/net/sockstat6").unwrap_or_default()).then(|| read("/proc/self/net/tcp6"));
+        self.due = Some(now + rest(spent().saturating_sub(began), QUEUES));
+        Some(queued(&four?) + six.flatten().map_or(0, |t| queued(&t)))
+    }
+}
+
+/// Where it is read.
+#[derive(Debug, Default)]
+pub struct Source {
+    queues: Queues,
+}
+
+impl Source {
     /// As it is now.
-    #[must_use]
-    pub fn now() -> Net {
-        let text = |path: &str| fs::read_to_string(path).ok();
-        let (received, sent) = text("/proc/self/net/dev").map_or((0, 0), |t| bytes(&t));
-        let tables = [text("/proc/self/net/tcp"), text("/proc/self/net/tcp6")];
+    pub fn now(&mut self) -> Net {
         Net {
-            received,
-            sent,
-            retransmits: text("/proc/self/net/snmp").and_then(|t| retransmits(&t)),
-            queue: tables[0].is_some().then(|| tables.iter().flatten().map(|t| queued(t)).sum()),
+            retransmits: read("/proc/self/net/snmp").and_then(|t| retransmits(&t)),
+            queue: self.queues.now(),
             rdma: rdma(Path::new("/sys/class/infiniband")),
         }
     }
@@ -108,7 +131,10 @@ mod tests {
         assert_eq!(retransmits("Ip: a\nIp: 1\nTcp: ActiveOpens RetransSegs InErrs\nTcp: 5 42 0\n"), Some(42));
         let tcp = "  sl  local rem st tx:rx\n 0: 0100007F:1 0100007F:2 01 000000FF:00000000 x\n 1: 0808000A:1 0908000A:2 01 00000100:00000000 x\n";
         assert_eq!(queued(tcp), 256);
-        assert!(Net::now().queue.is_some());
+        assert!(has_six("TCP6: inuse 2\nUDP6: inuse 0\n") && !has_six("TCP6: inuse 0\nUDP6: inuse 3\n") && has_six(""));
+        let mut source = Source::default();
+        assert!(source.now().queue.is_some());
+        assert_eq!(source.now().queue, None, "it was asked just now");
     }
 
     #[test]

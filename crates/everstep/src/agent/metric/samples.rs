@@ -1,17 +1,18 @@
 //! Samples for the detector, once a second for the life of the agent, by a thread of their own: host, network, cards, GPUs. Beside it a ring of the
 //! last minute at 100 Hz, kept here and sent only when it is asked for.
 
+use super::budget::{Pace, spent};
 use super::ethtool::{Card, Counted};
 use super::host::Host;
-use super::net::{Net, bytes, interfaces};
+use super::net::{self, bytes, interfaces};
 use super::nvml::Load;
+use super::table::again;
 use crate::agent::Input;
 use crate::places::unix_millis;
 use everstep_detector::catalogue::number;
 use everstep_detector::counter::Counter;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -19,9 +20,7 @@ use tokio::sync::mpsc;
 
 /// Between samples.
 const EVERY: Duration = Duration::from_secs(1);
-/// Between looks of the ring.
-const LOOK: Duration = Duration::from_millis(10);
-/// Looks that are kept: a minute.
+/// Looks that are kept: a minute, where the machine is fast enough ([`Pace`]).
 const LOOKS: usize = 6000;
 
 /// What the network has carried in the last minute: milliseconds since 1970, bytes received and sent so far.
@@ -52,6 +51,7 @@ fn kind(cpuinfo: &str, gpu: Option<&str>) -> String {
 /// All sources of this machine.
 struct Sources {
     host: Host,
+    net: net::Source,
     cards: Vec<Card>,
     gpus: Option<Load>,
     rates: Rates,
@@ -62,15 +62,16 @@ impl Sources {
         let table = std::fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
         Sources {
             host: Host::open(),
+            net: net::Source::default(),
             cards: interfaces(&table).iter().filter_map(|name| Card::open(name)).collect(),
             gpus: library.and_then(|library| Load::open(&library)),
             rates: Rates::default(),
         }
     }
 
-    fn sample(&mut self, at: u64) -> Samples {
+    fn sample(&mut self, at: u64, received: u64, sent: u64) -> Samples {
         let mut all = Samples::new();
-        let net = Net::now();
+        let net = self.net.now();
         let cards = self.cards.iter().filter_map(Card::counted).reduce(|a, b| Counted {
             pauses: a.pauses.wrapping_add(b.pauses),
             marked: a.marked.wrapping_add(b.marked),
@@ -79,8 +80,8 @@ impl Sources {
         let rates = &mut self.rates;
         rates.of("cpu", at, self.host.cpu_us(), 1e-6, &mut all);
         rates.of("disk", at, self.host.disk(), 1.0, &mut all);
-        rates.of("net-received", at, Some(net.received), 1.0, &mut all);
-        rates.of("net-sent", at, Some(net.sent), 1.0, &mut all);
+        rates.of("net-received", at, Some(received), 1.0, &mut all);
+        rates.of("net-sent", at, Some(sent), 1.0, &mut all);
         rates.of("net-retransmits", at, net.retransmits, 1.0, &mut all);
         rates.of("rdma-received", at, net.rdma.map(|r| r.0), 1.0, &mut all);
         rates.of("rdma-sent", at, net.rdma.map(|r| r.1), 1.0, &mut all);
@@ -110,11 +111,13 @@ pub fn follow(library: Option<PathBuf>, ring: Ring, inbox: mpsc::UnboundedSender
         // Kept open: it is read a hundred times a second.
         let table = File::open("/proc/self/net/dev").ok();
         let mut text = vec![0u8; 16 << 10];
+        let mut pace = Pace::default();
         let (mut next, mut second) = (Instant::now(), Instant::now());
+        let (mut looks, mut began) = (0, spent());
         while !inbox.is_closed() {
             let at = unix_millis();
-            let read = table.as_ref().and_then(|t| t.read_at(&mut text, 0).ok()).unwrap_or(0);
-            let (received, sent) = bytes(std::str::from_utf8(text.get(..read).unwrap_or_default()).unwrap_or(""));
+            let (received, sent) = table.as_ref().map_or((0, 0), |table| bytes(again(table, &mut text)));
+            looks += 1;
             if let Ok(mut ring) = ring.lock() {
                 ring.push_back((at, received, sent));
                 let surplus = ring.len().saturating_sub(LOOKS);
@@ -122,14 +125,18 @@ pub fn follow(library: Option<PathBuf>, ring: Ring, inbox: mpsc::UnboundedSender
             }
             if Instant::now() >= second {
                 second += EVERY;
-                let samples = sources.sample(at);
+                let of_looks = spent();
+                let samples = sources.sample(at, received, sent);
                 let _ = inbox.send(Input::Sampled(at, Arc::clone(&kind), samples));
                 if Instant::now() > second {
                     // The machine had other things to do.
                     second = Instant::now() + EVERY;
                 }
+                let now = spent();
+                pace.learn(looks, of_looks.saturating_sub(began), now.saturating_sub(of_looks));
+                (looks, began) = (0, now);
             }
-            next = (next + LOOK).max(Instant::now());
+            next = (next + pace.between()).max(Instant::now());
             std::thread::sleep(next.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
         }
     };

@@ -1,0 +1,82 @@
+//! What looking may cost: how often is said by what it costs on this machine, so that it takes no more than a share of one core anywhere.
+
+use std::time::Duration;
+
+/// Of a core, for everything that is looked at.
+pub const ALL: f64 = 0.0045;
+/// Of a core, for walking the table of connections.
+pub const QUEUES: f64 = 0.001;
+/// Between looks of the ring, where the machine is fast enough.
+const LOOK: Duration = Duration::from_millis(10);
+/// However slow the machine is.
+const SLOWEST: Duration = Duration::from_millis(100);
+
+/// How often the ring is looked at.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pace {
+    /// Seconds of CPU, of a look and of a second's other samples; what comes seldom counts in part.
+    look: Option<f64>,
+    other: f64,
+}
+
+impl Pace {
+    /// A second is over: what so many looks and everything else have cost.
+    pub fn learn(&mut self, looks: u32, of_looks: Duration, other: Duration) {
+        if looks == 0 {
+            return;
+        }
+        let look = of_looks.as_secs_f64() / f64::from(looks);
+        self.other = self.look.map_or(other.as_secs_f64(), |_| self.other + 0.1 * (other.as_secs_f64() - self.other));
+        self.look = Some(self.look.map_or(look, |was| was + 0.1 * (look - was)));
+    }
+
+    /// From one look to the next.
+    #[must_use]
+    pub fn between(&self) -> Duration {
+        let Some(look) = self.look else { return LOOK };
+        let left = ALL - self.other;
+        let between = if left > 0.0 { look / left } else { f64::MAX };
+        Duration::try_from_secs_f64(between).map_or(SLOWEST, |d| d.clamp(LOOK, SLOWEST))
+    }
+}
+
+/// When something is due again that has just taken so long, if it may take this share of the time; ten seconds at most.
+#[must_use]
+pub fn rest(took: Duration, share: f64) -> Duration {
+    took.div_f64(share).min(Duration::from_secs(10))
+}
+
+/// CPU time of this thread so far.
+#[must_use]
+pub fn spent() -> Duration {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(t.tv_sec.unsigned_abs(), u32::try_from(t.tv_nsec).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(look_us: u64, other_us: u64) -> Duration {
+        let mut pace = Pace::default();
+        for _ in 0..100 {
+            let looks = (1.0 / pace.between().as_secs_f64()) as u32;
+            pace.learn(looks, Duration::from_micros(look_us) * looks, Duration::from_micros(other_us));
+        }
+        pace.between()
+    }
+
+    #[test]
+    fn what_is_cheap_is_looked_at_a_hundred_times_a_second_and_what_is_dear_is_not() {
+        assert_eq!(Pace::default().between(), LOOK);
+        assert_eq!(after(20, 500), LOOK);
+        let dear = after(100, 500).as_secs_f64();
+        assert!((dear - 100e-6 / 4e-3).abs() < 1e-3, "{dear}");
+        assert_eq!(after(20, 9_000), SLOWEST);
+        assert_eq!(after(100_000, 0), SLOWEST);
+        assert_eq!(after(0, 0), LOOK);
+        assert_eq!(rest(Duration::from_millis(2), QUEUES), Duration::from_secs(2));
+        assert_eq!(rest(Duration::from_millis(50), QUEUES), Duration::from_secs(10));
+        assert!(spent() > Duration::ZERO);
+    }
+}
