@@ -38,7 +38,7 @@ impl Default for Settings {
             effect: 0.03,
             dead: 0.7,
             one_family_s: 250,
-            two_families_s: 110,
+            two_families_s: 130,
             dead_s: 60,
             share: 0.85,
             group: 0.25,
