@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Of a core, for everything that is looked at.
 pub const ALL: f64 = 0.0045;
 /// Of a core, for walking the table of connections.
-pub const QUEUES: f64 = 0.001;
+pub const QUEUES: f64 = 0.0006;
 /// Between looks of the ring, where the machine is fast enough.
 const LOOK: Duration = Duration::from_millis(10);
 /// However slow the machine is.
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(after(20, 9_000), SLOWEST);
         assert_eq!(after(100_000, 0), SLOWEST);
         assert_eq!(after(0, 0), LOOK);
-        assert_eq!(rest(Duration::from_millis(2), QUEUES), Duration::from_secs(2));
+        assert_eq!(rest(Duration::from_millis(3), QUEUES), Duration::from_secs(5));
         assert_eq!(rest(Duration::from_millis(50), QUEUES), Duration::from_secs(10));
         assert!(spent() > Duration::ZERO);
     }

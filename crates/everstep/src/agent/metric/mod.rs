@@ -2,6 +2,7 @@
 //! reach the agent.
 
 mod budget;
+mod diag;
 mod ethtool;
 mod host;
 mod net;

@@ -1,8 +1,9 @@
 //! The network as this machine (or its namespace) sees it: bytes, what waits to be sent, what was sent again; of RDMA the port counters.
 //!
-//! Source: proc(5) (net/dev, net/snmp, net/tcp), Linux Documentation/ABI/stable/sysfs-class-infiniband (port_*_data count four bytes each).
+//! Source: proc(5) (net/dev, net/snmp, net/tcp, net/sockstat6), Linux Documentation/ABI/stable/sysfs-class-infiniband (port_*_data count four bytes each).
 
 use super::budget::{QUEUES, rest, spent};
+use super::diag::{Connection, Diag};
 use super::table::read;
 use std::fs;
 use std::path::Path;
@@ -13,7 +14,7 @@ use std::time::Instant;
 pub struct Net {
     /// Segments that were sent again, so far.
     pub retransmits: Option<u64>,
-    /// Bytes that wait to be sent, or to be confirmed; not every second.
+    /// Bytes that wait to be sent, or to be confirmed.
     pub queue: Option<u64>,
     /// Bytes that RDMA ports have received, and sent, so far.
     pub rdma: Option<(u64, u64)>,
@@ -50,18 +51,6 @@ fn retransmits(table: &str) -> Option<u64> {
     values.split_whitespace().nth(at)?.parse().ok()
 }
 
-/// Bytes in all send queues but those to this machine itself, of `/proc/net/tcp`.
-fn queued(table: &str) -> u64 {
-    let of = |line: &str| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let (to, queues) = (words.get(2)?, words.get(4)?);
-        // 127.0.0.1 as the kernel writes it.
-        let own = to.starts_with("0100007F");
-        u64::from_str_radix(queues.split(':').next()?, 16).ok().filter(|_| !own)
-    };
-    table.lines().skip(1).filter_map(of).sum()
-}
-
 fn rdma(root: &Path) -> Option<(u64, u64)> {
     let mut all = None;
     for device in fs::read_dir(root).ok()?.flatten() {
@@ -84,22 +73,40 @@ fn has_six(table: &str) -> bool {
     !table.lines().any(|l| l.trim() == "TCP6: inuse 0")
 }
 
-/// Send queues. To read them the kernel walks all that connections could be in, a quarter of a million places: milliseconds, however few there are.
+/// Connections whose queues are asked for, at most.
+const MOST: usize = 256;
+
+/// Send queues. To list all connections the kernel walks everything that connections could be in, a quarter of a million places: milliseconds, however
+/// few there are. So they are listed seldom, and asked one by one every second.
 #[derive(Debug, Default)]
 struct Queues {
+    diag: Option<Diag>,
+    known: Vec<Connection>,
     due: Option<Instant>,
 }
 
 impl Queues {
-    fn now(&mut self) -> Option<u64> {
-        let (now, began) = (Instant::now(), spent());
-        if self.due.is_some_and(|due| now < due) {
-            return None;
-        }
-        let four = read("/proc/self/net/tcp");
+    fn list(&mut self) -> Option<()> {
+        let four = read("/proc/self/net/tcp")?;
         let six = has_six(&read("/proc/self/net/sockstat6").unwrap_or_default()).then(|| read("/proc/self/net/tcp6"));
-        self.due = Some(now + rest(spent().saturating_sub(began), QUEUES));
-        Some(queued(&four?) + six.flatten().map_or(0, |t| queued(&t)))
+        let lines = four.lines().chain(six.as_ref().and_then(Option::as_ref).into_iter().flat_map(|t| t.lines()));
+        self.known = lines.filter_map(Connection::of).take(MOST).collect();
+        Some(())
+    }
+
+    fn now(&mut self) -> Option<u64> {
+        if self.diag.is_none() {
+            self.diag = Diag::open();
+        }
+        let (now, began) = (Instant::now(), spent());
+        if self.due.is_none_or(|due| now >= due) {
+            self.list()?;
+            self.due = Some(now + rest(spent().saturating_sub(began), QUEUES));
+        }
+        let diag = self.diag.as_ref()?;
+        let mut all = 0;
+        self.known.retain(|of| diag.queue(of).map(|bytes| all += u64::from(bytes)).is_some());
+        Some(all)
     }
 }
 
@@ -129,12 +136,9 @@ mod tests {
         let dev = "Inter-| Receive | Transmit\n face |bytes packets\n    lo: 9 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n  eth0:100 2 0 0 0 0 0 0  250 3 0 0 0 0 0 0\n eth1: 1 2 0 0 0 0 0 0 2 3 0 0 0 0 0 0\n";
         assert_eq!((bytes(dev), interfaces(dev)), ((101, 252), vec!["eth0".to_owned(), "eth1".to_owned()]));
         assert_eq!(retransmits("Ip: a\nIp: 1\nTcp: ActiveOpens RetransSegs InErrs\nTcp: 5 42 0\n"), Some(42));
-        let tcp = "  sl  local rem st tx:rx\n 0: 0100007F:1 0100007F:2 01 000000FF:00000000 x\n 1: 0808000A:1 0908000A:2 01 00000100:00000000 x\n";
-        assert_eq!(queued(tcp), 256);
         assert!(has_six("TCP6: inuse 2\nUDP6: inuse 0\n") && !has_six("TCP6: inuse 0\nUDP6: inuse 3\n") && has_six(""));
         let mut source = Source::default();
         assert!(source.now().queue.is_some());
-        assert_eq!(source.now().queue, None, "it was asked just now");
     }
 
     #[test]
