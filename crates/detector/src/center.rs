@@ -23,6 +23,14 @@ pub fn median_of(values: impl Iterator<Item = f32>, scratch: &mut Vec<i32>) -> O
     Some(if even { 0.5 * (before + at) } else { at })
 }
 
+/// What three quarters of the numbers do not exceed, with `scratch` to work in. `None` of none.
+pub fn upper_quartile_of(values: impl Iterator<Item = f32>, scratch: &mut Vec<i32>) -> Option<f32> {
+    scratch.clear();
+    scratch.extend(values.filter(|v| v.is_finite()).map(|v| key(v.to_bits() as i32)));
+    let at = scratch.len() * 3 / 4;
+    (!scratch.is_empty()).then(|| number(*scratch.select_nth_unstable(at).1))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -35,7 +43,8 @@ mod tests {
             sorted.sort_by(f32::total_cmp);
             let at = sorted.len() / 2;
             let middle = if sorted.len() % 2 == 0 { 0.5 * (sorted[at - 1] + sorted[at]) } else { sorted[at] };
-            prop_assert_eq!(median_of(all.into_iter(), &mut Vec::new()), Some(middle));
+            prop_assert_eq!(median_of(all.iter().copied(), &mut Vec::new()), Some(middle));
+            prop_assert_eq!(upper_quartile_of(all.into_iter(), &mut Vec::new()), Some(sorted[sorted.len() * 3 / 4]));
         }
     }
 

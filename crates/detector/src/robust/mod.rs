@@ -11,6 +11,7 @@
 
 mod evidence;
 mod settings;
+mod usual;
 
 pub use settings::Settings;
 
@@ -18,9 +19,8 @@ use crate::center::median_of;
 use crate::{Detector, Family, Metric, Series, Verdict, Worse};
 use evidence::{BLOCK, Evidence, SIGNS, Sign, Spans, blocks};
 use std::collections::BTreeMap;
+use usual::{AS_EVER, LOOKS, Usual};
 
-/// A machine's own offset is looked at again each time that as many blocks have come as made it known, so many times.
-const LOOKS: usize = 5;
 /// The usual spread is that of so many machines, at most.
 const SAMPLE: usize = 256;
 /// Less than this of the level, and the job stands still.
@@ -29,33 +29,11 @@ const STILL: f32 = 0.1;
 const GROWN: f32 = 1.15;
 /// How fast it follows after that, in spreads a block.
 const FOLLOWS: f32 = 0.01;
-/// How fast the usual middle of a role follows, in levels a block.
-const SHIFTS: f32 = 0.002;
-/// Farther from its usual middle, in levels, a role does something else.
-const AS_EVER: f32 = 0.15;
 /// A machine is unlike its peers, but like itself, if so much of the difference is theirs.
 const THEIRS: f32 = 0.7;
 /// How fast the usual spread follows, and how fast a level is forgotten.
 const SLOWLY: f32 = 0.02;
 const FADES: f32 = 0.999;
-
-/// The usual middle of a role: a median at first, so that no checkpoint or beginning decides it, and a slow follower then.
-#[derive(Clone, Debug, Default)]
-struct Usual {
-    first: Vec<f32>,
-    now: f32,
-}
-
-impl Usual {
-    fn follow(&mut self, middle: f32, step: f32, known: usize, scratch: &mut Vec<i32>) {
-        if self.first.len() < known * LOOKS {
-            self.first.push(middle);
-            self.now = median_of(self.first.iter().copied(), scratch).unwrap_or(middle);
-        } else {
-            self.now += step * (middle - self.now).signum();
-        }
-    }
-}
 
 /// One metric of all machines.
 #[derive(Clone, Debug)]
@@ -228,23 +206,26 @@ impl Robust {
             if !any[machine] {
                 continue;
             }
-            let (mut certain, mut told, mut families) = (false, Vec::new(), Vec::new());
+            // By metric that tells: how far off it is, and whether that is certain without another family.
+            let (mut told, mut against) = (Vec::new(), Vec::new());
             for (at, metric) in self.metrics.iter().enumerate() {
                 let of = &metric.history[machine];
                 let shows = |sign| of.shows(sign, enough);
-                let is_long = shows(Sign::FaintMore) || shows(Sign::FaintLess);
-                let is_dead = shows(Sign::Dead);
+                let alone = shows(Sign::FaintMore) || shows(Sign::FaintLess) || shows(Sign::Dead);
                 let is_short = shows(Sign::ClearMore) && metric.worse != Worse::Less
                     || shows(Sign::ClearLess) && metric.worse != Worse::More;
-                certain |= is_long || is_dead;
-                if is_short && !families.contains(&metric.family) {
-                    families.push(metric.family);
+                // A machine that is held back does not do more of what its family does: something else is going on.
+                if metric.worse == Worse::Less && of.shows(Sign::ClearMore, &self.spans.beside) {
+                    against.push(metric.family);
                 }
-                if is_long || is_dead || is_short {
-                    told.push((metric.off[machine].abs(), at));
+                if alone || is_short {
+                    told.push((metric.off[machine].abs(), at, alone));
                 }
             }
-            if certain || families.len() >= 2 {
+            let family = |t: &(f32, usize, bool)| self.metrics[t.1].family;
+            told.retain(|t| t.2 || !against.contains(&family(t)));
+            let first = told.first().map(family);
+            if told.iter().any(|t| t.2 || Some(family(t)) != first) {
                 told.sort_by(|a, b| b.0.total_cmp(&a.0));
                 found.push((told.first().map_or(0.0, |t| t.0), machine, told.into_iter().map(|t| t.1).collect()));
             }
@@ -316,8 +297,11 @@ impl Watched {
         self.usual.resize(roles.len(), Usual::default());
         let mut shifts = vec![0.0; self.off.len()];
         for ((of, middle), usual) in roles.iter().zip(middles).zip(&mut self.usual) {
-            if let Some(middle) = middle {
-                usual.follow(middle, SHIFTS * level, known, scratch);
+            if middle.is_some_and(|middle| usual.follow(middle, level, known, scratch)) {
+                for m in of.judged() {
+                    self.first[*m].clear();
+                    (self.learned[*m], self.history[*m]) = (0.0, Evidence::default());
+                }
             }
             for m in of.judged() {
                 shifts[*m] = middle.map_or(0.0, |middle| middle - usual.now) / level;
@@ -402,5 +386,41 @@ impl Detector for Settings {
         let mut robust = Robust::new(&series.metrics, &series.roles, &series.domains, *self);
         let rows = |second: usize| (0..series.metrics.len()).map(move |metric| series.row(metric, second));
         (0..series.seconds()).find_map(|second| robust.second(rows(second)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who is named when machine 3 of eight is off from second 400 on, by metric (CPU, duty and power of its GPU) so many times.
+    fn named(times: [f32; 3], seconds: usize) -> Option<Verdict> {
+        let of = [
+            ("cpu", Family::Host, Worse::Either),
+            ("gpu-duty", Family::Gpu, Worse::Less),
+            ("gpu-power", Family::Gpu, Worse::Less),
+        ];
+        let metrics = of.map(|(name, family, worse)| Metric { name: name.into(), family, worse, floor: 0.0 });
+        let mut series = Series::new(metrics.to_vec(), vec![0; 8], 400 + seconds);
+        for second in 0..400 + seconds {
+            for (metric, times) in times.iter().enumerate() {
+                for machine in 0..8 {
+                    let noise = ((second * 7919 + machine * 104_729 + metric * 1299) % 101) as f32 / 2000.0;
+                    let off = if second >= 400 && machine == 3 { *times } else { 1.0 };
+                    series.row_mut(metric, second)[machine] = (0.5 + noise) * off;
+                }
+            }
+        }
+        Settings::default().first(&series)
+    }
+
+    #[test]
+    fn a_family_that_does_more_of_something_is_no_second_witness() {
+        let held_back = named([0.7, 0.7, 0.7], 120).expect("two families get worse");
+        assert!(held_back.machines == [3] && (480..=500).contains(&held_back.at), "{held_back:?}");
+        assert_eq!(named([0.7, 0.7, 1.3], 120), None);
+        assert_eq!(named([0.7, 1.0, 1.0], 120), None);
+        // Alone it is certain all the same, if it lasts.
+        assert_eq!(named([0.7, 0.7, 1.3], 300).map(|v| v.machines), Some(vec![3]));
     }
 }

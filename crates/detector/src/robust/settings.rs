@@ -16,7 +16,7 @@ pub struct Settings {
     pub dead: f32,
     /// Seconds that one family of metrics must tell.
     pub one_family_s: usize,
-    /// Seconds that two families must tell together.
+    /// Seconds that two families must tell together, neither of which does more of anything.
     pub two_families_s: usize,
     /// Seconds that a metric is dead, or that samples do not come.
     pub dead_s: usize,
@@ -35,10 +35,10 @@ impl Default for Settings {
         Settings {
             faint: 1.5,
             clear: 3.0,
-            effect: 0.03,
+            effect: 0.04,
             dead: 0.7,
             one_family_s: 250,
-            two_families_s: 130,
+            two_families_s: 100,
             dead_s: 60,
             share: 0.85,
             group: 0.25,
