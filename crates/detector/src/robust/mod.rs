@@ -100,6 +100,11 @@ impl Peers {
     }
 }
 
+/// One of so many machines is looked at for the usual spread.
+fn sampled(machines: usize) -> usize {
+    machines / SAMPLE + 1
+}
+
 /// Machines by what they have in common.
 fn by(of: &[u32]) -> BTreeMap<u32, Vec<usize>> {
     let mut all: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
@@ -309,7 +314,7 @@ impl Watched {
             }
         }
         // Some are enough to tell how far most are off.
-        let some = self.off.iter().zip(&self.own).step_by(self.off.len() / SAMPLE + 1);
+        let some = self.off.iter().zip(&self.own).step_by(sampled(self.off.len()));
         if let Some(now) = median_of(some.map(|(off, own)| (off - own).abs() / level), scratch) {
             // A normal distribution's standard deviation.
             let now = (1.4826 * now).max(0.2 * s.effect);
@@ -367,9 +372,14 @@ impl Watched {
                 continue;
             }
             let first = &mut self.first[m];
+            if first.is_empty() {
+                first.reserve_exact(known * LOOKS);
+            }
             first.push(self.off[m]);
             self.learned[m] = first.len() as f32;
-            if first.len() < known || first.len().is_multiple_of(known) {
+            // Before it is known it is for the usual spread only.
+            let early = first.len() < known && m.is_multiple_of(sampled(self.off.len()));
+            if early || first.len().is_multiple_of(known) {
                 let usual = median_of(first.iter().copied(), scratch).unwrap_or(0.0);
                 if (usual - self.own[m]).abs() > self.spread * level {
                     // What was said of it was said of a wrong beginning.
