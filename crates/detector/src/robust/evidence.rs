@@ -1,4 +1,5 @@
-//! In how many of the last blocks a metric of a machine was far off. Counted as it comes: to be asked costs nothing.
+//! In how many of the last blocks a metric of each machine was far off. Counted as it comes: to be asked costs nothing, and who is not far off next to
+//! nothing.
 
 use super::Settings;
 
@@ -71,48 +72,72 @@ const BYTES: [u64; 32] = {
     all
 };
 
-/// One metric of one machine.
-#[derive(Clone, Copy, Debug)]
-pub struct Evidence {
-    /// By block, flags of the signs; a ring.
-    flags: [u8; KEPT],
-    /// By sign, a byte each: blocks of its span that show it.
-    many: u64,
-}
+/// Machines whose flags are looked at together: of most of them all are none.
+const TOGETHER: usize = 32;
 
-impl Default for Evidence {
-    fn default() -> Evidence {
-        Evidence { flags: [0; KEPT], many: 0 }
-    }
+/// One metric of all machines.
+#[derive(Clone, Debug)]
+pub struct Evidence {
+    /// By block (a ring), then by machine: flags of the signs, the first the lowest.
+    flags: Vec<u8>,
+    /// By machine; by sign, a byte each: blocks of its span that show it.
+    many: Vec<u64>,
+    /// Machines that show any sign for long enough: hardly ever one.
+    pub shown: Vec<u32>,
 }
 
 impl Evidence {
-    /// One more block, the one of this number; `flags` by sign, the first the lowest.
-    pub fn push(&mut self, spans: &Spans, number: u32, flags: u8) {
-        let at = number as usize % KEPT;
-        let left = |sign: Sign, mask: u64| {
-            let then = (at + KEPT - usize::from(spans.blocks[sign as usize])) % KEPT;
-            BYTES[usize::from(self.flags[then] & 31)] & mask
-        };
-        let leave =
-            left(Sign::FaintMore, 0xffff) | left(Sign::ClearMore, 0xffff_0000) | left(Sign::Dead, 0xff_0000_0000);
-        self.many = self.many + BYTES[usize::from(flags & 31)] - leave;
-        self.flags[at] = flags & 31;
+    /// None yet.
+    pub fn new(machines: usize) -> Evidence {
+        Evidence { flags: vec![0; KEPT * machines], many: vec![0; machines], shown: Vec::new() }
     }
 
-    /// Whether it shows any sign for long enough: all five are asked at once.
-    pub fn shows_any(&self, spans: &Spans) -> bool {
-        (self.many + spans.lacking) & 0x80_8080_8080 != 0
+    /// One more block, the one of this number; `flags` by machine.
+    pub fn push(&mut self, spans: &Spans, number: u32, flags: &[u8]) {
+        let (machines, at) = (self.many.len(), number as usize % KEPT);
+        let row = |at: usize| at * machines..(at + 1) * machines;
+        let then = |sign: Sign| row((at + KEPT - usize::from(spans.blocks[sign as usize])) % KEPT);
+        // Of each span what leaves it.
+        let (long, short, dead) = (then(Sign::FaintMore), then(Sign::ClearMore), then(Sign::Dead));
+        let (long, short, dead) = (&self.flags[long], &self.flags[short], &self.flags[dead]);
+        let left = |flags: u8, mask: u64| BYTES[usize::from(flags & 31)] & mask;
+        for (from, new) in (0..).step_by(TOGETHER).zip(flags.chunks(TOGETHER)) {
+            let these = from..from + new.len();
+            let any = |flags: &[u8]| flags.iter().fold(0, |any, of| any | of);
+            if any(new) | any(&long[these.clone()]) | any(&short[these.clone()]) | any(&dead[these.clone()]) == 0 {
+                continue;
+            }
+            for (m, new) in these.zip(new) {
+                let leave = left(long[m], 0xffff) | left(short[m], 0xffff_0000) | left(dead[m], 0xff_0000_0000);
+                self.many[m] = self.many[m] + BYTES[usize::from(new & 31)] - leave;
+            }
+        }
+        self.flags[row(at)].copy_from_slice(flags);
+        self.shown.clear();
+        // All five are asked at once.
+        let shows_any = |many: u64| (many + spans.lacking) & 0x80_8080_8080 != 0;
+        self.shown.extend((0..).zip(&self.many).filter(|(_, many)| shows_any(**many)).map(|(m, _)| m));
     }
 
-    /// Whether it shows this sign in so many blocks.
-    pub fn shows(&self, sign: Sign, of: &[u8; 5]) -> bool {
-        self.many(sign) >= of[sign as usize]
+    /// Forgets what a machine has shown.
+    pub fn forget(&mut self, machine: usize) {
+        // What is not counted has left its span and does not leave it again.
+        if self.many[machine] != 0 {
+            let machines = self.many.len();
+            self.flags.iter_mut().skip(machine).step_by(machines).for_each(|flags| *flags = 0);
+            self.many[machine] = 0;
+            self.shown.retain(|m| *m as usize != machine);
+        }
+    }
+
+    /// Whether a machine shows this sign in so many blocks.
+    pub fn shows(&self, machine: usize, sign: Sign, of: &[u8; 5]) -> bool {
+        self.many(machine, sign) >= of[sign as usize]
     }
 
     /// Blocks of its span that show this sign.
-    fn many(&self, sign: Sign) -> u8 {
-        (self.many >> (8 * sign as u64)) as u8
+    fn many(&self, machine: usize, sign: Sign) -> u8 {
+        (self.many[machine] >> (8 * sign as u64)) as u8
     }
 }
 
@@ -123,18 +148,26 @@ mod tests {
 
     proptest! {
         #[test]
-        fn counts_are_those_of_the_last_blocks(all in prop::collection::vec(any::<bool>(), 0..200), seconds in 1usize..320) {
+        fn counts_are_those_of_the_last_blocks(all in prop::collection::vec(any::<bool>(), 0..200), seconds in 1usize..320, who in 0usize..70, forgot in 0usize..250) {
             let settings = Settings { one_family_s: seconds, ..Settings::default() };
-            let (spans, mut of) = (Spans::of(&settings), Evidence::default());
+            let (spans, mut of) = (Spans::of(&settings), Evidence::new(70));
+            let all_of_them: Vec<u32> = (0..70).collect();
             for (at, is) in (7u32..).zip(&all) {
-                of.push(&spans, at, if *is { 0b11001 } else { 0b01010 });
+                let mut flags = [0; 70];
+                flags[who] = if *is { 0b11101 } else { 0b01010 };
+                of.push(&spans, at, &flags);
+                if at as usize == 7 + forgot {
+                    of.forget(who);
+                }
             }
-            let last = |n: u8| all.iter().rev().take(n.into()).filter(|is| **is).count();
-            prop_assert_eq!(usize::from(of.many(Sign::FaintMore)), last(blocks(seconds)));
-            prop_assert_eq!(usize::from(of.many(Sign::Dead)), last(blocks(settings.dead_s)));
-            prop_assert_eq!(of.shows_any(&spans), SIGNS.iter().any(|sign| of.shows(*sign, &spans.enough)));
-            prop_assert_eq!(of.many(Sign::ClearMore), 0);
-            prop_assert_eq!(usize::from(of.many(Sign::ClearLess)), all.len().min(blocks(settings.two_families_s).into()));
+            let since = if forgot < all.len() { &all[forgot + 1..] } else { &all };
+            let last = |n: u8, what: bool| since.iter().rev().take(n.into()).filter(|is| **is == what).count();
+            prop_assert_eq!(usize::from(of.many(who, Sign::FaintMore)), last(blocks(settings.one_family_s), true));
+            prop_assert_eq!(usize::from(of.many(who, Sign::Dead)), last(blocks(settings.dead_s), true));
+            prop_assert_eq!(usize::from(of.many(who, Sign::ClearLess)), since.len().min(blocks(settings.two_families_s).into()));
+            let shows = SIGNS.iter().any(|sign| of.shows(who, *sign, &spans.enough));
+            prop_assert_eq!(&of.shown, if shows { &all_of_them[who..=who] } else { &[][..] });
+            prop_assert!((0..70).filter(|m| *m != who).all(|m| of.many[m] == 0));
         }
     }
 }

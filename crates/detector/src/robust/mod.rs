@@ -50,9 +50,7 @@ struct Watched {
     first: Vec<Vec<f32>>,
     /// How many of those there are.
     learned: Vec<f32>,
-    history: Vec<Evidence>,
-    /// Machines that show any sign for long enough: hardly ever one.
-    shown: Vec<u32>,
+    history: Evidence,
     /// By machine: signs of this block.
     flags: Vec<u8>,
     /// By machine: how far off now, in spreads.
@@ -144,8 +142,7 @@ impl Robust {
             first: vec![Vec::new(); many],
             learned: vec![0.0; many],
             flags: vec![0; many],
-            history: vec![Evidence::default(); many],
-            shown: Vec::new(),
+            history: Evidence::new(many),
             off: vec![0.0; many],
             spread: 0.0,
             level: 0.0,
@@ -202,7 +199,7 @@ impl Robust {
         let dead = u32::from(blocks(s.dead_s));
         let mut found = Vec::new();
         let mut any = vec![false; self.silent.len()];
-        self.metrics.iter().flat_map(|metric| &metric.shown).for_each(|m| any[*m as usize] = true);
+        self.metrics.iter().flat_map(|metric| &metric.history.shown).for_each(|m| any[*m as usize] = true);
         for (machine, (silent, _)) in self.silent.iter().enumerate() {
             if *silent >= dead {
                 found.push((f32::INFINITY, machine, Vec::new()));
@@ -214,13 +211,13 @@ impl Robust {
             // By metric that tells: how far off it is, and whether that is certain without another family.
             let (mut told, mut against) = (Vec::new(), Vec::new());
             for (at, metric) in self.metrics.iter().enumerate() {
-                let of = &metric.history[machine];
-                let shows = |sign| of.shows(sign, enough);
+                let of = &metric.history;
+                let shows = |sign| of.shows(machine, sign, enough);
                 let alone = shows(Sign::FaintMore) || shows(Sign::FaintLess) || shows(Sign::Dead);
                 let is_short = shows(Sign::ClearMore) && metric.worse != Worse::Less
                     || shows(Sign::ClearLess) && metric.worse != Worse::More;
                 // A machine that is held back does not do more of what its family does: something else is going on.
-                if metric.worse == Worse::Less && of.shows(Sign::ClearMore, &self.spans.beside) {
+                if metric.worse == Worse::Less && of.shows(machine, Sign::ClearMore, &self.spans.beside) {
                     against.push(metric.family);
                 }
                 if alone || is_short {
@@ -263,7 +260,7 @@ impl Robust {
             }
             let same = |metric: &&usize| {
                 let of = &self.metrics[**metric].history;
-                let both = |sign: &Sign| of[*who].shows(*sign, beside) && of[machine].shows(*sign, beside);
+                let both = |sign: &Sign| of.shows(*who, *sign, beside) && of.shows(machine, *sign, beside);
                 SIGNS.iter().filter(|s| !matches!(s, Sign::FaintMore | Sign::FaintLess)).any(both)
             };
             // All of it, if it is little; most of it, if it is much.
@@ -295,8 +292,7 @@ impl Watched {
             (self.began, self.blocks, self.spread) = (level, 1, 0.0);
             self.first.iter_mut().for_each(Vec::clear);
             self.learned.fill(0.0);
-            self.history.iter_mut().for_each(|of| *of = Evidence::default());
-            self.shown.clear();
+            self.history = Evidence::new(self.off.len());
             self.usual.clear();
         }
         self.usual.resize(roles.len(), Usual::default());
@@ -305,7 +301,8 @@ impl Watched {
             if middle.is_some_and(|middle| usual.follow(middle, level, known, scratch)) {
                 for m in of.judged() {
                     self.first[*m].clear();
-                    (self.learned[*m], self.history[*m]) = (0.0, Evidence::default());
+                    self.learned[*m] = 0.0;
+                    self.history.forget(*m);
                 }
             }
             for m in of.judged() {
@@ -349,13 +346,7 @@ impl Watched {
                 | u8::from(dead) << 4;
             *off = z;
         }
-        self.shown.clear();
-        for (m, (of, flags)) in (0u32..).zip(self.history.iter_mut().zip(&self.flags)) {
-            of.push(spans, self.looked, *flags);
-            if of.shows_any(spans) {
-                self.shown.push(m);
-            }
-        }
+        self.history.push(spans, self.looked, &self.flags);
     }
 
     /// The first blocks of each machine: its own offset is their median, looked at a few times.
@@ -383,7 +374,7 @@ impl Watched {
                 let usual = median_of(first.iter().copied(), scratch).unwrap_or(0.0);
                 if (usual - self.own[m]).abs() > self.spread * level {
                     // What was said of it was said of a wrong beginning.
-                    self.history[m] = Evidence::default();
+                    self.history.forget(m);
                 }
                 self.own[m] = usual;
             }
