@@ -325,19 +325,20 @@ impl Watched {
         }
         self.looked = self.looked.wrapping_add(1);
         // What is usual is learned while the role does what is usual.
-        let as_ever = |off: f32, shift: f32| off.is_finite() && shift.abs() < AS_EVER;
+        // Without branches (`&`, no `&&`) here and below: many machines at once.
+        let as_ever = |off: f32, shift: f32| off.is_finite() & (shift.abs() < AS_EVER);
         self.learn(&shifts, as_ever, known, level, scratch);
         let (step, least) = (FOLLOWS * self.spread * level, known as f32);
         let (levels, spreads) = (1.0 / level, 1.0 / self.spread);
         let all = self.off.iter_mut().zip(&mut self.own).zip(&shifts).zip(&self.learned).zip(&mut self.flags);
         for ((((off, own), shift), learned), flags) in all {
-            let follows = as_ever(*off, *shift) && *learned >= least * LOOKS as f32;
+            let follows = as_ever(*off, *shift) & (*learned >= least * LOOKS as f32);
             *own += if follows { step * (*off - *own).signum() } else { 0.0 };
-            let far = if off.is_finite() && *learned > least { (*off - *own) * levels } else { 0.0 };
+            let far = if off.is_finite() & (*learned > least) { (*off - *own) * levels } else { 0.0 };
             // What the others have left, and it has not: an evaluation on one machine.
             let theirs = (far + shift).abs() <= (1.0 - THEIRS) * far.abs();
             let z = far * spreads;
-            let counted = if far.abs() >= s.effect && !theirs { z } else { 0.0 };
+            let counted = if (far.abs() >= s.effect) & !theirs { z } else { 0.0 };
             let dead = (counted < -s.clear) & (-far * level >= s.dead * self.level);
             *flags = u8::from(counted > s.faint)
                 | u8::from(counted < -s.faint) << 1
