@@ -27,7 +27,8 @@ def groups(names: list[str]) -> Iterator[dict[str, list[str]]]:
             (ROOT / "cgroup.subtree_control").write_text("+cpu +memory +io")
         for name in names:
             for place in _places(name):
-                place.mkdir()
+                # One may still be there whose last process took its time.
+                place.mkdir(exist_ok=True)
                 made.append(place)
         enter = {name: "; ".join(f"echo $$ > {place}/cgroup.procs" for place in _places(name)) for name in names}
         yield {name: ["sh", "-c", f'{line}; exec "$@"', "sh"] for name, line in enter.items()}

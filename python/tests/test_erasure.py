@@ -50,7 +50,8 @@ def test_two_of_four_machines_are_lost_and_nothing_with_them():
         steps = []
         for lost in ([1, 3], [2, 3]):
             found = _lose(c, lost)
-            assert [found["tiers"][n] for n in lost] == ["Parity", "Parity"] and found["steps_lost"] <= 1, found
+            # The parity of a step goes out while the next one is computed: one may be sealed, and one on its way.
+            assert [found["tiers"][n] for n in lost] == ["Parity", "Parity"] and found["steps_lost"] <= 2, found
             steps.append(found["step"])
             c.wait_step(found["step"] + 12)
         assert c.wait(120) == [0] * 4, c.output()[-3000:]

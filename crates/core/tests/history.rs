@@ -91,6 +91,14 @@ fn nothing_lost_means_the_first_step_is_the_end() {
 }
 
 #[test]
+fn the_one_step_that_was_lost_is_the_first_one() {
+    let log = Log::new().starts(1, 0).fails(1, 1, killed()).starts(2, 1).restored(2, 1).steps(2, Some(1));
+    assert_eq!(incidents(&log.0)[0].lasted(), Some(3_000_000));
+    let told = tell(&incidents(&log.0)[0], "j", "now").join("\n");
+    assert!(told.contains("RECOVERED in 3.0 s") && !told.contains("not yet"), "{told}");
+}
+
+#[test]
 fn silence_counts_and_a_lost_machine_is_one() {
     let hung = failure(Cause::Hung { evidence: HangEvidence::Stopped, silence_ms: 2000 }, "");
     let log = Log::new().starts(1, 0).fails(1, 1, Some(hung)).starts(2, 1).restored(2, 0).steps(2, Some(1));

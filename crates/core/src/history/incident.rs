@@ -274,7 +274,9 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                 if let Some(i) = last.filter(|i| i.outcome == Outcome::Open && i.generation < generation.0) {
                     i.stepped = Some((*at, *step));
                     i.outcome = Outcome::Recovered;
-                    if i.restored.as_ref().is_none_or(|r| r.steps_lost == 0) {
+                    // The one step that was lost may be the first one: then nothing is caught up with after it.
+                    let again = |r: &Restore| r.step.map_or(0, |s| s.0) + r.steps_lost;
+                    if i.restored.as_ref().is_none_or(|r| again(r) <= step.0) {
                         i.caught_up = Some(*at);
                     }
                 }
