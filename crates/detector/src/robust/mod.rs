@@ -152,7 +152,7 @@ impl Robust {
         };
         Robust {
             of: metrics.to_vec(),
-            spans: Spans::of(&settings),
+            spans: Spans::of(&settings.of(many)),
             settings,
             roles: Peers::by(roles),
             domains: by(domains).into_values().filter(|d| d.len() < many).collect(),

@@ -18,6 +18,10 @@ pub struct Settings {
     pub one_family_s: usize,
     /// Seconds that two families must tell together, neither of which does more of anything.
     pub two_families_s: usize,
+    /// By what share that is longer for each doubling of the machines beyond `few`: the longest jitter of many is longer than that of a few.
+    pub per_doubling: f32,
+    /// Up to so many machines the times are as they are written.
+    pub few: usize,
     /// Seconds that a metric is dead, or that samples do not come.
     pub dead_s: usize,
     /// Share of those seconds in which it must.
@@ -30,20 +34,47 @@ pub struct Settings {
     pub known_s: usize,
 }
 
+impl Settings {
+    /// For a job of so many machines.
+    #[must_use]
+    pub fn of(self, machines: usize) -> Settings {
+        let doublings = (machines as f32 / self.few as f32).log2().max(0.0);
+        let longer = self.two_families_s as f32 * (1.0 + self.per_doubling * doublings);
+        Settings { two_families_s: longer as usize, ..self }
+    }
+}
+
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
-            faint: 1.5,
+            faint: 1.75,
             clear: 3.0,
             effect: 0.04,
             dead: 0.7,
-            one_family_s: 250,
+            one_family_s: 235,
             two_families_s: 100,
+            per_doubling: 0.15,
+            few: 512,
             dead_s: 60,
             share: 0.85,
             group: 0.25,
             accomplice: 0.3,
             known_s: 60,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_machines_are_looked_at_for_longer_and_few_are_not() {
+        let settings = Settings { two_families_s: 100, per_doubling: 0.15, few: 512, ..Settings::default() };
+        let span = |machines| settings.of(machines).two_families_s;
+        assert_eq!([4, 512].map(span), [100, 100]);
+        assert_eq!([1024, 2048].map(span), [115, 130]);
+        assert!((1..4096).all(|n| span(n) <= span(n + 1)));
+        assert_eq!(Settings { two_families_s: 100, ..settings.of(4096) }, settings);
     }
 }

@@ -70,6 +70,9 @@ impl File {
         if ![s.faint, s.clear].iter().all(|x| *x > 0.0 && x.is_finite()) {
             return Err("faint and clear are numbers of standard deviations, above 0".into());
         }
+        if !(0.0..=1.0).contains(&s.per_doubling) || s.few == 0 {
+            return Err("per_doubling is from 0 to 1, and few at least 1 machine".into());
+        }
         let times = [s.one_family_s, s.two_families_s, s.dead_s, s.known_s];
         if times.iter().any(|t| !(5..=315).contains(t)) {
             return Err("one_family_s, two_families_s, dead_s and known_s are from 5 to 315 seconds".into());
