@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use everstep_core::coordinator::command::{Action, Fact};
+use everstep_core::coordinator::unlike::Finding;
 use everstep_core::history::{Entry, Outcome, Progress, What, incidents, tell};
 use everstep_core::id::{Generation, NodeId, Rank, Step};
 use everstep_core::message::{Cause, Failure, HangEvidence, Outcome as Exit, Tier};
@@ -96,6 +97,38 @@ fn the_one_step_that_was_lost_is_the_first_one() {
     assert_eq!(incidents(&log.0)[0].lasted(), Some(3_000_000));
     let told = tell(&incidents(&log.0)[0], "j", "now").join("\n");
     assert!(told.contains("RECOVERED in 3.0 s") && !told.contains("not yet"), "{told}");
+}
+
+#[test]
+fn every_incident_is_over_at_some_time() {
+    let behind = || Log::new().starts(1, 0).fails(1, 1, killed()).starts(2, 1).restored(2, 3).steps(2, Some(1));
+    // A coordinator that began in between does not say that the job has caught up; how far it is, it does.
+    let log = behind().progress(2, 92, 100_000).at(2, Fact::CoordinatorStarted { epoch: 2 });
+    assert_eq!(incidents(&log.0)[0].caught_up, None);
+    let found =
+        incidents(&log.at(1, Fact::Noted { incident: 9, right: true, note: String::new() }).progress(2, 93, 1).0);
+    assert_eq!((found[0].outcome.clone(), found[0].lasted()), (Outcome::Recovered, Some(6_000_000)));
+    // The next failure came first.
+    let found = incidents(&behind().fails(2, 2, killed()).starts(3, 2).restored(3, 0).steps(3, Some(2)).0);
+    assert_eq!((found[0].outcome.clone(), found[0].caught_up), (Outcome::Overtaken { by: 2 }, None));
+    assert!(tell(&found[0], "j", "now").join("\n").contains("inc-2 came before the job was where it had been"));
+    assert_eq!(found[1].outcome, Outcome::Recovered);
+    // The job was done first.
+    let found = incidents(&behind().at(2, Fact::Ended { code: 0, why: "done".into() }).0);
+    assert_eq!((found[0].outcome.clone(), found[0].lasted()), (Outcome::Recovered, Some(5_000_000)));
+}
+
+#[test]
+fn what_is_noticed_while_a_job_restarts_does_not_take_the_restart() {
+    let (nodes, picture) = (vec![NodeId("m".into())], String::new());
+    let finding = Finding { nodes, metrics: Vec::new(), score: 900, group: false, sure: false, picture };
+    let unlike = Fact::Unlike { incident: 2, generation: Generation(2), finding };
+    let log = Log::new().starts(1, 0).fails(1, 1, killed()).starts(2, 1).at(1, unlike).restored(2, 0).steps(2, Some(1));
+    let found = incidents(&log.0);
+    assert_eq!([&found[0].outcome, &found[1].outcome], [&Outcome::Recovered, &Outcome::Open]);
+    assert!(found[0].restored.is_some() && found[0].caught_up.is_some());
+    let found = incidents(&log.at(1, Fact::Ended { code: 0, why: "done".into() }).0);
+    assert_eq!(found[1].outcome, Outcome::Ended { code: 0, why: "done".into() });
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub enum Outcome {
     Open,
     /// The job steps again; when it was where it had been before, if it is known.
     Recovered,
-    /// Another failure came before the job had stepped again.
+    /// Another failure came before the job was where it had been.
     Overtaken {
         /// its number
         by: u64,
@@ -112,6 +112,23 @@ pub struct Blamed {
 }
 
 impl Incident {
+    /// Nothing more is to come of it.
+    fn is_over(&self) -> bool {
+        match self.outcome {
+            Outcome::Open => false,
+            Outcome::Recovered => self.caught_up.is_some(),
+            Outcome::Overtaken { .. } | Outcome::Ended { .. } => true,
+        }
+    }
+
+    /// All ranks have completed this step: the job may be where it had been.
+    fn stepped_to(&mut self, at: u64, step: u64) {
+        let had = |r: &Restore| r.step.map_or(0, |s| s.0) + r.steps_lost;
+        if self.caught_up.is_none() && self.restored.as_ref().is_none_or(|r| had(r) <= step) {
+            self.caught_up = Some(at);
+        }
+    }
+
     /// One that has just begun: at `when`, in a world of so many ranks, whose steps took so long.
     fn opened(
         number: u64,
@@ -219,26 +236,31 @@ impl Incident {
     }
 }
 
+/// The open incident that this generation is to end; what was noticed in the generation itself is none.
+fn ended_by(found: &mut [Incident], generation: Generation) -> Option<&mut Incident> {
+    found.iter_mut().rfind(|i| i.generation < generation.0).filter(|i| i.outcome == Outcome::Open)
+}
+
 /// The incidents of a job's latest run, in order.
 #[must_use]
 pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
     let mut found: Vec<Incident> = Vec::new();
     let (mut world, mut step_us, mut over) = (0, None, false);
     for Entry { at, what } in entries {
-        let last = found.last_mut();
         match what {
             What::Fact(Fact::GenerationStarted { generation, world_size, restarts }) => {
                 if *restarts == 0 && over {
                     // The job was run anew.
                     (found, step_us, over) = (Vec::new(), None, false);
-                } else if let Some(i) = last.filter(|i| i.outcome == Outcome::Open && i.generation < generation.0) {
+                } else if let Some(i) = ended_by(&mut found, *generation) {
                     i.regrouped = Some(*at);
                     i.world.1 = Some(*world_size);
                 }
                 world = *world_size;
             }
             What::Fact(Fact::IncidentOpened { incident, generation, node, failure, action }) => {
-                if let Some(before) = last.filter(|i| i.outcome == Outcome::Open && i.action != Action::Tell) {
+                let before = found.iter_mut().rfind(|i| i.action != Action::Tell);
+                if let Some(before) = before.filter(|i| !i.is_over()) {
                     before.outcome = Outcome::Overtaken { by: *incident };
                 }
                 let node = node.clone();
@@ -263,22 +285,19 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                     i.noted = Some((*right, note.clone()));
                 }
             }
-            What::Fact(Fact::Restored { step, tiers, steps_lost, .. }) => {
-                if let Some(i) = last.filter(|i| i.outcome == Outcome::Open) {
+            What::Fact(Fact::Restored { generation, step, tiers, steps_lost }) => {
+                if let Some(i) = ended_by(&mut found, *generation) {
                     i.told = Some(*at);
                     i.restored = Some(Restore { step: *step, tiers: tiers.clone(), steps_lost: *steps_lost });
                 }
             }
             What::Fact(Fact::FirstStep { generation, step, .. }) => {
                 // Its own number is not said by a coordinator that began in between.
-                if let Some(i) = last.filter(|i| i.outcome == Outcome::Open && i.generation < generation.0) {
+                if let Some(i) = ended_by(&mut found, *generation) {
                     i.stepped = Some((*at, *step));
                     i.outcome = Outcome::Recovered;
                     // The one step that was lost may be the first one: then nothing is caught up with after it.
-                    let again = |r: &Restore| r.step.map_or(0, |s| s.0) + r.steps_lost;
-                    if i.restored.as_ref().is_none_or(|r| again(r) <= step.0) {
-                        i.caught_up = Some(*at);
-                    }
+                    i.stepped_to(*at, step.0);
                 }
             }
             What::Fact(Fact::Blamed { incident, node, failure, verdict, others }) => {
@@ -322,20 +341,27 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
             }
             What::Fact(Fact::Ended { code, why }) => {
                 over = true;
-                if let Some(i) = last.filter(|i| i.outcome == Outcome::Open) {
-                    i.outcome = Outcome::Ended { code: *code, why: why.clone() };
+                for i in &mut found {
+                    match i.outcome {
+                        Outcome::Open => i.outcome = Outcome::Ended { code: *code, why: why.clone() },
+                        // Who is done has done again what was lost.
+                        Outcome::Recovered if *code == 0 => _ = i.caught_up.get_or_insert(*at),
+                        _ => {}
+                    }
                 }
             }
             What::Stacks { generation, stacks } => {
                 // Those that were asked for in between belong to nobody's failure.
-                if let Some(i) = last.filter(|i| i.generation == *generation && *at < i.opened + HEARD) {
+                if let Some(i) = found.last_mut().filter(|i| i.generation == *generation && *at < i.opened + HEARD) {
                     i.stacks.extend(stacks.clone());
                 }
             }
             What::Fact(_) | What::Spent { .. } => {}
-            What::Progress(Progress { step_us: us, .. }) => {
-                if let Some(i) = last.filter(|i| i.stepped.is_some()) {
+            What::Progress(Progress { step, step_us: us, .. }) => {
+                if let Some(i) = found.iter_mut().rfind(|i| i.outcome == Outcome::Recovered) {
                     i.step_us.1.get_or_insert(*us);
+                    // A coordinator that began in between does not know how far the job had been, and does not say so.
+                    i.stepped_to(*at, *step);
                 }
                 step_us = Some(*us);
             }

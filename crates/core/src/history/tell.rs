@@ -150,7 +150,10 @@ fn worked(of: &Incident) -> String {
             format!("{again}{pace}")
         }
         (Outcome::Ended { code, why }, _) => format!("no: the job ended with exit code {code}: {why}"),
-        (Outcome::Overtaken { by }, _) => format!("no: inc-{by} came before the first new step"),
+        (Outcome::Overtaken { by }, _) => match of.stepped {
+            Some(_) => format!("no: inc-{by} came before the job was where it had been"),
+            None => format!("no: inc-{by} came before the first new step"),
+        },
         _ => match &of.noted {
             Some((right, note)) => {
                 let said = if note.is_empty() { String::new() } else { format!(": {note}") };
