@@ -32,6 +32,8 @@ pub struct Spans {
     pub enough: [u8; 5],
     /// The same for a machine beside one that is certain.
     pub beside: [u8; 5],
+    /// And when a single metric tells of that one.
+    pub beside_in_one: [u8; 5],
     /// By sign, a byte each: what with enough blocks makes 128.
     lacking: u64,
 }
@@ -50,7 +52,8 @@ impl Spans {
         let enough = share(s.share);
         let lacking =
             (0u64..).zip(enough).map(|(sign, enough)| u64::from(128u8.saturating_sub(enough)) << (8 * sign)).sum();
-        Spans { blocks, enough, beside: share(s.accomplice), lacking }
+        let (beside, beside_in_one) = (share(s.accomplice), share((2.0 * s.accomplice).min(s.share)));
+        Spans { blocks, enough, beside, beside_in_one, lacking }
     }
 }
 

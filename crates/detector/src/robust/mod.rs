@@ -15,10 +15,10 @@ mod usual;
 
 pub use settings::Settings;
 
-use crate::center::median_of;
+use crate::center::{median_of, upper_quartile_of};
 use crate::{Detector, Family, Metric, Series, Verdict, Worse};
 use evidence::{BLOCK, Evidence, SIGNS, Sign, Spans, blocks};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use usual::{AS_EVER, LOOKS, Usual};
 
 /// The usual spread is that of so many machines, at most.
@@ -31,6 +31,8 @@ const GROWN: f32 = 1.15;
 const FOLLOWS: f32 = 0.01;
 /// A machine is unlike its peers, but like itself, if so much of the difference is theirs.
 const THEIRS: f32 = 0.7;
+/// The upper quartile of a normal distribution's distances from its middle, in standard deviations.
+const QUARTILE: f32 = 1.15;
 /// How fast the usual spread follows, and how fast a level is forgotten.
 const SLOWLY: f32 = 0.02;
 const FADES: f32 = 0.999;
@@ -46,6 +48,8 @@ struct Watched {
     seen: Vec<f32>,
     /// By machine: how far it is off usually.
     own: Vec<f32>,
+    /// By machine: how far it usually is from that, in levels.
+    wide: Vec<f32>,
     /// The first blocks of a machine, to begin with.
     first: Vec<Vec<f32>>,
     /// How many of those there are.
@@ -139,6 +143,7 @@ impl Robust {
             sum: vec![0.0; many],
             seen: vec![0.0; many],
             own: vec![0.0; many],
+            wide: vec![0.0; many],
             first: vec![Vec::new(); many],
             learned: vec![0.0; many],
             flags: vec![0; many],
@@ -243,7 +248,11 @@ impl Robust {
         // Three that are behind one switch, and hardly anybody else, are no chance.
         let one = |all: &[usize]| of(all) >= 3 && of(all) * 3 >= machines.len() * 2;
         let mut domains = self.domains.iter().map(Vec::as_slice);
-        let group = self.roles.iter().map(Peers::judged).chain(domains.clone()).any(many) || domains.any(one);
+        let group = self.roles.iter().map(Peers::judged).chain(domains.clone()).any(many) || domains.clone().any(one);
+        // Most of what is behind it: then it is the switch, and with it all.
+        if let Some(all) = domains.find(|all| one(all) && of(all) * 2 >= all.len()) {
+            machines = machines.iter().chain(all).copied().collect::<BTreeSet<_>>().into_iter().collect();
+        }
         Some(Verdict { machines, at: self.seconds - 1, metrics, score, group })
     }
 }
@@ -252,12 +261,13 @@ impl Robust {
     /// Of a machine that is not certain itself: whether it tells, less clearly, what one that is certain tells. Faults come together when they
     /// have one cause.
     fn tells_the_same(&self, machine: usize, certain: &[(f32, usize, Vec<usize>)]) -> bool {
-        let beside = &self.spans.beside;
         certain.iter().any(|(score, who, told)| {
             if score.is_infinite() {
                 let dead = f32::from(blocks(self.settings.dead_s));
                 return self.silent[machine].0 as f32 >= self.settings.accomplice * dead;
             }
+            // One metric alone may jitter anywhere.
+            let beside = if told.len() == 1 { &self.spans.beside_in_one } else { &self.spans.beside };
             let same = |metric: &&usize| {
                 let of = &self.metrics[**metric].history;
                 let both = |sign: &Sign| of.shows(*who, *sign, beside) && of.shows(machine, *sign, beside);
@@ -329,15 +339,16 @@ impl Watched {
         let as_ever = |off: f32, shift: f32| off.is_finite() & (shift.abs() < AS_EVER);
         self.learn(&shifts, as_ever, known, level, scratch);
         let (step, least) = (FOLLOWS * self.spread * level, known as f32);
-        let (levels, spreads) = (1.0 / level, 1.0 / self.spread);
-        let all = self.off.iter_mut().zip(&mut self.own).zip(&shifts).zip(&self.learned).zip(&mut self.flags);
-        for ((((off, own), shift), learned), flags) in all {
+        let (levels, spread) = (1.0 / level, self.spread);
+        let known = self.learned.iter().zip(&self.wide);
+        let all = self.off.iter_mut().zip(&mut self.own).zip(&shifts).zip(known).zip(&mut self.flags);
+        for ((((off, own), shift), (learned, wide)), flags) in all {
             let follows = as_ever(*off, *shift) & (*learned >= least * LOOKS as f32);
             *own += if follows { step * (*off - *own).signum() } else { 0.0 };
             let far = if off.is_finite() & (*learned > least) { (*off - *own) * levels } else { 0.0 };
             // What the others have left, and it has not: an evaluation on one machine.
             let theirs = (far + shift).abs() <= (1.0 - THEIRS) * far.abs();
-            let z = far * spreads;
+            let z = far / spread.max(*wide);
             let counted = if (far.abs() >= s.effect) & !theirs { z } else { 0.0 };
             let dead = (counted < -s.clear) & (-far * level >= s.dead * self.level);
             *flags = u8::from(counted > s.faint)
@@ -378,6 +389,8 @@ impl Watched {
                     self.history.forget(m);
                 }
                 self.own[m] = usual;
+                let far = first.iter().map(|off| (off - usual).abs());
+                self.wide[m] = upper_quartile_of(far, scratch).unwrap_or(0.0) / (QUARTILE * level);
             }
         }
     }
@@ -424,5 +437,45 @@ mod tests {
         assert_eq!(named([0.7, 1.0, 1.0], 120), None);
         // Alone it is certain all the same, if it lasts.
         assert_eq!(named([0.7, 0.7, 1.3], 300).map(|v| v.machines), Some(vec![3]));
+    }
+
+    /// One metric of 24 machines, eight behind a switch; how many times as much it is, by second and machine.
+    fn of_one(times: impl Fn(usize, usize) -> f32) -> Option<Verdict> {
+        let metric = Metric { name: "power".into(), family: Family::Gpu, worse: Worse::Less, floor: 0.0 };
+        let mut series = Series::new(vec![metric], vec![0; 24], 1000);
+        series.domains = (0..24).map(|m| m / 8).collect();
+        for second in 0..1000 {
+            for machine in 0..24 {
+                let noise = ((second * 7919 + machine * 104_729) % 101) as f32 / 2000.0;
+                series.row_mut(0, second)[machine] = (0.5 + noise) * times(second, machine);
+            }
+        }
+        Settings::default().first(&series)
+    }
+
+    #[test]
+    fn who_swings_has_a_spread_of_its_own() {
+        // Every other block a tenth less than before, as of iterations that take two blocks, for some by another clock; and a long jitter.
+        let swings = |second: usize, machine: usize| {
+            let jitters = machine == 3 && (700..880).contains(&second);
+            let down = machine < 8 && (second / 5).is_multiple_of(2);
+            (if down { 0.9 } else { 1.0 }) * (if jitters { 1.3 } else { 1.0 })
+        };
+        assert_eq!(of_one(swings), None);
+        let stays = |second: usize, machine: usize| {
+            swings(second, machine) * if machine == 3 && second > 700 { 1.3 } else { 1.0 }
+        };
+        assert_eq!(of_one(stays).map(|v| v.machines), Some(vec![3]));
+    }
+
+    #[test]
+    fn most_of_what_is_behind_a_switch_is_the_switch() {
+        let lost = |from: usize| {
+            move |second: usize, machine: usize| if second > 600 && (from..16).contains(&machine) { 0.1 } else { 1.0 }
+        };
+        let all = of_one(lost(11)).expect("five of eight are as good as dead");
+        assert_eq!((all.machines, all.group), ((8..16).collect(), true));
+        let some = of_one(lost(13)).expect("so are three");
+        assert_eq!((some.machines, some.group), (vec![13, 14, 15], true));
     }
 }

@@ -28,7 +28,7 @@ pub struct Settings {
     pub share: f32,
     /// Share of a role, or of what fails together, that is no machine's own fault any more.
     pub group: f32,
-    /// Share of those seconds in which another machine must tell the same once one is certain.
+    /// Share of those seconds in which another machine must tell the same once one is certain; twice that if it is of one metric only.
     pub accomplice: f32,
     /// Seconds after which a machine's own offset is known, for now.
     pub known_s: usize,
@@ -40,25 +40,26 @@ impl Settings {
     pub fn of(self, machines: usize) -> Settings {
         let doublings = (machines as f32 / self.few as f32).log2().max(0.0);
         let longer = self.two_families_s as f32 * (1.0 + self.per_doubling * doublings);
-        Settings { two_families_s: longer as usize, ..self }
+        let most = self.one_family_s.max(self.two_families_s);
+        Settings { two_families_s: (longer as usize).min(most), ..self }
     }
 }
 
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
-            faint: 1.75,
+            faint: 1.5,
             clear: 3.0,
             effect: 0.04,
             dead: 0.7,
             one_family_s: 235,
-            two_families_s: 100,
+            two_families_s: 95,
             per_doubling: 0.15,
-            few: 512,
+            few: 1024,
             dead_s: 60,
             share: 0.85,
             group: 0.25,
-            accomplice: 0.3,
+            accomplice: 0.25,
             known_s: 60,
         }
     }
@@ -75,6 +76,7 @@ mod tests {
         assert_eq!([4, 512].map(span), [100, 100]);
         assert_eq!([1024, 2048].map(span), [115, 130]);
         assert!((1..4096).all(|n| span(n) <= span(n + 1)));
+        assert_eq!(span(1 << 30), settings.one_family_s);
         assert_eq!(Settings { two_families_s: 100, ..settings.of(4096) }, settings);
     }
 }
