@@ -48,8 +48,8 @@ struct Watched {
     seen: Vec<f32>,
     /// By machine: how far it is off usually.
     own: Vec<f32>,
-    /// By machine: how far it usually is from that, in levels.
-    wide: Vec<f32>,
+    /// By machine: one over how far it usually is from that, in levels.
+    narrow: Vec<f32>,
     /// The first blocks of a machine, to begin with.
     first: Vec<Vec<f32>>,
     /// How many of those there are.
@@ -143,7 +143,7 @@ impl Robust {
             sum: vec![0.0; many],
             seen: vec![0.0; many],
             own: vec![0.0; many],
-            wide: vec![0.0; many],
+            narrow: vec![f32::INFINITY; many],
             first: vec![Vec::new(); many],
             learned: vec![0.0; many],
             flags: vec![0; many],
@@ -339,16 +339,16 @@ impl Watched {
         let as_ever = |off: f32, shift: f32| off.is_finite() & (shift.abs() < AS_EVER);
         self.learn(&shifts, as_ever, known, level, scratch);
         let (step, least) = (FOLLOWS * self.spread * level, known as f32);
-        let (levels, spread) = (1.0 / level, self.spread);
-        let known = self.learned.iter().zip(&self.wide);
+        let (levels, spreads) = (1.0 / level, 1.0 / self.spread);
+        let known = self.learned.iter().zip(&self.narrow);
         let all = self.off.iter_mut().zip(&mut self.own).zip(&shifts).zip(known).zip(&mut self.flags);
-        for ((((off, own), shift), (learned, wide)), flags) in all {
+        for ((((off, own), shift), (learned, narrow)), flags) in all {
             let follows = as_ever(*off, *shift) & (*learned >= least * LOOKS as f32);
             *own += if follows { step * (*off - *own).signum() } else { 0.0 };
             let far = if off.is_finite() & (*learned > least) { (*off - *own) * levels } else { 0.0 };
             // What the others have left, and it has not: an evaluation on one machine.
             let theirs = (far + shift).abs() <= (1.0 - THEIRS) * far.abs();
-            let z = far / spread.max(*wide);
+            let z = far * spreads.min(*narrow);
             let counted = if (far.abs() >= s.effect) & !theirs { z } else { 0.0 };
             let dead = (counted < -s.clear) & (-far * level >= s.dead * self.level);
             *flags = u8::from(counted > s.faint)
@@ -389,8 +389,11 @@ impl Watched {
                     self.history.forget(m);
                 }
                 self.own[m] = usual;
-                let far = first.iter().map(|off| (off - usual).abs());
-                self.wide[m] = upper_quartile_of(far, scratch).unwrap_or(0.0) / (QUARTILE * level);
+                // Twice is enough for what asks for minutes.
+                if first.len() == 2 * known || first.len() == known * LOOKS {
+                    let far = first.iter().map(|off| (off - usual).abs());
+                    self.narrow[m] = QUARTILE * level / upper_quartile_of(far, scratch).unwrap_or(0.0);
+                }
             }
         }
     }
