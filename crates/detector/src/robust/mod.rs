@@ -15,7 +15,7 @@ mod usual;
 
 pub use settings::Settings;
 
-use crate::center::{median_of, upper_quartile_of};
+use crate::center::median_of;
 use crate::{Detector, Family, Metric, Series, Verdict, Worse};
 use evidence::{BLOCK, Evidence, SIGNS, Sign, Spans, blocks};
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,8 +31,8 @@ const GROWN: f32 = 1.15;
 const FOLLOWS: f32 = 0.01;
 /// A machine is unlike its peers, but like itself, if so much of the difference is theirs.
 const THEIRS: f32 = 0.7;
-/// The upper quartile of a normal distribution's distances from its middle, in standard deviations.
-const QUARTILE: f32 = 1.15;
+/// The mean of a normal distribution's distances from its middle, in standard deviations.
+const MEAN: f32 = 0.8;
 /// How fast the usual spread follows, and how fast a level is forgotten.
 const SLOWLY: f32 = 0.02;
 const FADES: f32 = 0.999;
@@ -389,11 +389,9 @@ impl Watched {
                     self.history.forget(m);
                 }
                 self.own[m] = usual;
-                // Twice is enough for what asks for minutes.
-                if first.len() == 2 * known || first.len() == known * LOOKS {
-                    let far = first.iter().map(|off| (off - usual).abs());
-                    self.narrow[m] = QUARTILE * level / upper_quartile_of(far, scratch).unwrap_or(0.0);
-                }
+                // The mean, not a quantile: who is off for a part of the time only (by turns, in bursts) is to have a wide one.
+                let far: f32 = first.iter().map(|off| (off - usual).abs()).sum();
+                self.narrow[m] = MEAN * level * first.len() as f32 / far;
             }
         }
     }
