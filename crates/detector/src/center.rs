@@ -9,10 +9,20 @@ fn number(key_of: i32) -> f32 {
     f32::from_bits(key(key_of) as u32)
 }
 
+/// Keys of what is a number.
+fn numbers_of(values: impl Iterator<Item = f32>, scratch: &mut Vec<i32>) {
+    // No number's key. Nearly always there is none of these, and to write all and look again is faster than to ask of each.
+    const NONE: i32 = i32::MAX;
+    scratch.clear();
+    scratch.extend(values.map(|v| if v.is_finite() { key(v.to_bits() as i32) } else { NONE }));
+    if scratch.contains(&NONE) {
+        scratch.retain(|key| *key != NONE);
+    }
+}
+
 /// The median of what is a number, with `scratch` to work in. `None` of none.
 pub fn median_of(values: impl Iterator<Item = f32>, scratch: &mut Vec<i32>) -> Option<f32> {
-    scratch.clear();
-    scratch.extend(values.filter(|v| v.is_finite()).map(|v| key(v.to_bits() as i32)));
+    numbers_of(values, scratch);
     let (even, middle) = (scratch.len().is_multiple_of(2), scratch.len() / 2);
     if scratch.is_empty() {
         return None;
@@ -25,8 +35,7 @@ pub fn median_of(values: impl Iterator<Item = f32>, scratch: &mut Vec<i32>) -> O
 
 /// What three quarters of the numbers do not exceed, with `scratch` to work in. `None` of none.
 pub fn upper_quartile_of(values: impl Iterator<Item = f32>, scratch: &mut Vec<i32>) -> Option<f32> {
-    scratch.clear();
-    scratch.extend(values.filter(|v| v.is_finite()).map(|v| key(v.to_bits() as i32)));
+    numbers_of(values, scratch);
     let at = scratch.len() * 3 / 4;
     (!scratch.is_empty()).then(|| number(*scratch.select_nth_unstable(at).1))
 }

@@ -283,9 +283,9 @@ impl Watched {
     /// Ends a block.
     fn block(&mut self, roles: &[Peers], s: &Settings, spans: &Spans, scratch: &mut Vec<i32>) {
         self.blocks += 1;
-        let mean = |m: usize| self.sum[m] / self.seen[m];
+        let means: Vec<f32> = self.sum.iter().zip(&self.seen).map(|(sum, seen)| sum / seen).collect();
         let middles: Vec<Option<f32>> =
-            roles.iter().map(|of| median_of(of.machines.iter().map(|m| mean(*m)), scratch)).collect();
+            roles.iter().map(|of| median_of(of.machines.iter().map(|m| means[*m]), scratch)).collect();
         let now = median_of(middles.iter().flatten().map(|m| m.abs()), scratch);
         // Nobody does anything: what single machines still do then says nothing of how they train.
         // What is seldom anything at all (a disk) tells of a machine just then.
@@ -315,9 +315,11 @@ impl Watched {
                     self.history.forget(*m);
                 }
             }
+            let shift = middle.map_or(0.0, |middle| (middle - usual.now) / level);
+            let middle = middle.unwrap_or(f32::NAN);
             for m in of.judged() {
-                shifts[*m] = middle.map_or(0.0, |middle| middle - usual.now) / level;
-                self.off[*m] = middle.map_or(f32::NAN, |middle| mean(*m) - middle);
+                shifts[*m] = shift;
+                self.off[*m] = means[*m] - middle;
             }
         }
         // Some are enough to tell how far most are off.
