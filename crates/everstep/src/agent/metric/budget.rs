@@ -4,8 +4,6 @@ use std::time::Duration;
 
 /// Of a core, for everything that is looked at.
 pub const ALL: f64 = 0.0045;
-/// Of a core, for walking the table of connections.
-pub const QUEUES: f64 = 0.0006;
 /// Between looks of the ring, where the machine is fast enough.
 const LOOK: Duration = Duration::from_millis(10);
 /// However slow the machine is.
@@ -40,12 +38,6 @@ impl Pace {
     }
 }
 
-/// When something is due again that has just taken so long, if it may take this share of the time; ten seconds at most.
-#[must_use]
-pub fn rest(took: Duration, share: f64) -> Duration {
-    took.div_f64(share).min(Duration::from_secs(10))
-}
-
 /// CPU time of this thread so far.
 #[must_use]
 pub fn spent() -> Duration {
@@ -75,8 +67,6 @@ mod tests {
         assert_eq!(after(20, 9_000), SLOWEST);
         assert_eq!(after(100_000, 0), SLOWEST);
         assert_eq!(after(0, 0), LOOK);
-        assert_eq!(rest(Duration::from_millis(3), QUEUES), Duration::from_secs(5));
-        assert_eq!(rest(Duration::from_millis(50), QUEUES), Duration::from_secs(10));
         assert!(spent() > Duration::ZERO);
     }
 }

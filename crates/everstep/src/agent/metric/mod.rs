@@ -2,11 +2,11 @@
 //! reach the agent.
 
 mod budget;
-mod diag;
 mod ethtool;
 mod host;
 mod net;
 pub mod nvml;
+mod qdisc;
 pub mod samples;
 mod table;
 

@@ -1,20 +1,18 @@
 //! The network as this machine (or its namespace) sees it: bytes, what waits to be sent, what was sent again; of RDMA the port counters.
 //!
-//! Source: proc(5) (net/dev, net/snmp, net/tcp, net/sockstat6), Linux Documentation/ABI/stable/sysfs-class-infiniband (port_*_data count four bytes each).
+//! Source: proc(5) (net/dev, net/snmp), Linux Documentation/ABI/stable/sysfs-class-infiniband (port_*_data count four bytes each).
 
-use super::budget::{QUEUES, rest, spent};
-use super::diag::{Connection, Diag};
+use super::qdisc::Queues;
 use super::table::read;
 use std::fs;
 use std::path::Path;
-use std::time::Instant;
 
 /// Counters and levels of now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Net {
     /// Segments that were sent again, so far.
     pub retransmits: Option<u64>,
-    /// Bytes that wait to be sent, or to be confirmed.
+    /// Bytes that wait at the interfaces to be sent.
     pub queue: Option<u64>,
     /// Bytes that RDMA ports have received, and sent, so far.
     pub rdma: Option<(u64, u64)>,
@@ -68,60 +66,23 @@ fn rdma(root: &Path) -> Option<(u64, u64)> {
     all
 }
 
-/// Whether anybody uses TCP over version 6, of `/proc/net/sockstat6`.
-fn has_six(table: &str) -> bool {
-    !table.lines().any(|l| l.trim() == "TCP6: inuse 0")
-}
-
-/// Connections whose queues are asked for, at most.
-const MOST: usize = 256;
-
-/// Send queues. To list all connections the kernel walks everything that connections could be in, a quarter of a million places: milliseconds, however
-/// few there are. So they are listed seldom, and asked one by one every second.
-#[derive(Debug, Default)]
-struct Queues {
-    diag: Option<Diag>,
-    known: Vec<Connection>,
-    due: Option<Instant>,
-}
-
-impl Queues {
-    fn list(&mut self) -> Option<()> {
-        let four = read("/proc/self/net/tcp")?;
-        let six = has_six(&read("/proc/self/net/sockstat6").unwrap_or_default()).then(|| read("/proc/self/net/tcp6"));
-        let lines = four.lines().chain(six.as_ref().and_then(Option::as_ref).into_iter().flat_map(|t| t.lines()));
-        self.known = lines.filter_map(Connection::of).take(MOST).collect();
-        Some(())
-    }
-
-    fn now(&mut self) -> Option<u64> {
-        if self.diag.is_none() {
-            self.diag = Diag::open();
-        }
-        let (now, began) = (Instant::now(), spent());
-        if self.due.is_none_or(|due| now >= due) {
-            self.list()?;
-            self.due = Some(now + rest(spent().saturating_sub(began), QUEUES));
-        }
-        let diag = self.diag.as_ref()?;
-        let mut all = 0;
-        self.known.retain(|of| diag.queue(of).map(|bytes| all += u64::from(bytes)).is_some());
-        Some(all)
-    }
-}
-
 /// Where it is read.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Source {
-    queues: Queues,
+    queues: Option<Queues>,
 }
 
 impl Source {
+    /// Of this machine, or this namespace.
+    pub fn open() -> Source {
+        Source { queues: Queues::open() }
+    }
+
     /// As it is now.
-    pub fn now(&mut self) -> Net {
+    pub fn now(&self) -> Net {
         Net {
             retransmits: read("/proc/self/net/snmp").and_then(|t| retransmits(&t)),
-            queue: self.queues.now(),
+            queue: self.queues.as_ref().and_then(Queues::now),
             rdma: rdma(Path::new("/sys/class/infiniband")),
         }
     }
@@ -136,9 +97,7 @@ mod tests {
         let dev = "Inter-| Receive | Transmit\n face |bytes packets\n    lo: 9 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n  eth0:100 2 0 0 0 0 0 0  250 3 0 0 0 0 0 0\n eth1: 1 2 0 0 0 0 0 0 2 3 0 0 0 0 0 0\n";
         assert_eq!((bytes(dev), interfaces(dev)), ((101, 252), vec!["eth0".to_owned(), "eth1".to_owned()]));
         assert_eq!(retransmits("Ip: a\nIp: 1\nTcp: ActiveOpens RetransSegs InErrs\nTcp: 5 42 0\n"), Some(42));
-        assert!(has_six("TCP6: inuse 2\nUDP6: inuse 0\n") && !has_six("TCP6: inuse 0\nUDP6: inuse 3\n") && has_six(""));
-        let mut source = Source::default();
-        assert!(source.now().queue.is_some());
+        assert!(Source::open().now().queue.is_some());
     }
 
     #[test]

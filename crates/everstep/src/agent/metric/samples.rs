@@ -62,7 +62,7 @@ impl Sources {
         let table = std::fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
         Sources {
             host: Host::open(),
-            net: net::Source::default(),
+            net: net::Source::open(),
             cards: interfaces(&table).iter().filter_map(|name| Card::open(name)).collect(),
             gpus: library.and_then(|library| Load::open(&library)),
             rates: Rates::default(),
