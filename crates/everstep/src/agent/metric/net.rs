@@ -6,13 +6,14 @@ use super::qdisc::Queues;
 use super::table::read;
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// Counters and levels of now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Net {
     /// Segments that were sent again, so far.
     pub retransmits: Option<u64>,
-    /// Bytes that wait at the interfaces to be sent.
+    /// Bytes that wait at the interfaces to be sent, in the mean.
     pub queue: Option<u64>,
     /// Bytes that RDMA ports have received, and sent, so far.
     pub rdma: Option<(u64, u64)>,
@@ -66,23 +67,40 @@ fn rdma(root: &Path) -> Option<(u64, u64)> {
     all
 }
 
+/// Between looks at what waits: a queue is full and empty many times a second.
+const QUEUED: Duration = Duration::from_millis(100);
+
 /// Where it is read.
 #[derive(Debug)]
 pub struct Source {
     queues: Option<Queues>,
+    due: Instant,
+    /// What has waited since it was told last: a sum, and of how many looks.
+    waited: (u64, u64),
 }
 
 impl Source {
     /// Of this machine, or this namespace.
     pub fn open() -> Source {
-        Source { queues: Queues::open() }
+        Source { queues: Queues::open(), due: Instant::now(), waited: (0, 0) }
     }
 
-    /// As it is now.
-    pub fn now(&self) -> Net {
+    /// Looks at what waits, if that is due; to be called often.
+    pub fn look(&mut self) {
+        let now = Instant::now();
+        if now >= self.due {
+            self.due = now + QUEUED;
+            let waits = self.queues.as_ref().and_then(Queues::now);
+            self.waited = waits.map_or(self.waited, |bytes| (self.waited.0 + bytes, self.waited.1 + 1));
+        }
+    }
+
+    /// As it is now; of what waits the mean of the looks since this was asked last.
+    pub fn now(&mut self) -> Net {
+        let (waited, looks) = std::mem::take(&mut self.waited);
         Net {
             retransmits: read("/proc/self/net/snmp").and_then(|t| retransmits(&t)),
-            queue: self.queues.as_ref().and_then(Queues::now),
+            queue: waited.checked_div(looks),
             rdma: rdma(Path::new("/sys/class/infiniband")),
         }
     }
@@ -97,7 +115,12 @@ mod tests {
         let dev = "Inter-| Receive | Transmit\n face |bytes packets\n    lo: 9 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n  eth0:100 2 0 0 0 0 0 0  250 3 0 0 0 0 0 0\n eth1: 1 2 0 0 0 0 0 0 2 3 0 0 0 0 0 0\n";
         assert_eq!((bytes(dev), interfaces(dev)), ((101, 252), vec!["eth0".to_owned(), "eth1".to_owned()]));
         assert_eq!(retransmits("Ip: a\nIp: 1\nTcp: ActiveOpens RetransSegs InErrs\nTcp: 5 42 0\n"), Some(42));
-        assert!(Source::open().now().queue.is_some());
+        let mut source = Source::open();
+        assert_eq!(source.now().queue, None);
+        source.look();
+        source.look();
+        assert_eq!(source.waited.1, 1);
+        assert!(source.now().queue.is_some() && source.now().queue.is_none());
     }
 
     #[test]

@@ -117,6 +117,7 @@ pub fn follow(library: Option<PathBuf>, ring: Ring, inbox: mpsc::UnboundedSender
         while !inbox.is_closed() {
             let at = unix_millis();
             let (received, sent) = table.as_ref().map_or((0, 0), |table| bytes(again(table, &mut text)));
+            sources.net.look();
             looks += 1;
             if let Ok(mut ring) = ring.lock() {
                 ring.push_back((at, received, sent));
