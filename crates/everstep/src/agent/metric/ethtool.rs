@@ -3,6 +3,7 @@
 //!
 //! Source: Linux, include/uapi/linux/ethtool.h (ETHTOOL_GSSET_INFO, ETHTOOL_GSTRINGS, ETHTOOL_GSTATS), SIOCETHTOOL.
 
+use super::answer::long;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::ioctl::{Opcode, Updater, ioctl};
 use rustix::net::{AddressFamily, SocketType, socket};
@@ -52,10 +53,6 @@ fn ask(socket: &OwnedFd, interface: &str, request: &mut [u8]) -> Option<()> {
     unsafe { ioctl(socket.as_fd(), Updater::<SIOCETHTOOL, Request>::new(&mut of)).ok() }
 }
 
-fn number(of: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(of.get(at..at + 4)?.try_into().ok()?))
-}
-
 impl Card {
     /// This interface; `None` where it counts nothing.
     #[must_use]
@@ -66,7 +63,7 @@ impl Card {
         info[..4].copy_from_slice(&SET_INFO.to_ne_bytes());
         info[8..16].copy_from_slice(&(1u64 << STATS).to_ne_bytes());
         ask(&socket, interface, &mut info)?;
-        let many = number(&info, 16)? as usize;
+        let many = long(&info, 16)? as usize;
         if many == 0 || many > MOST {
             return None;
         }

@@ -1,6 +1,7 @@
 //! Counters of the machine's devices, read once a second for the life of the agent, by a thread of their own: a driver that hangs does not
 //! reach the agent.
 
+mod answer;
 mod budget;
 mod ethtool;
 mod host;

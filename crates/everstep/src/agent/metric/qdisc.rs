@@ -3,6 +3,7 @@
 //!
 //! Source: rtnetlink(7) (`RTM_GETQDISC`), tc(8), `linux/rtnetlink.h` (`tcmsg`), `linux/gen_stats.h`, `linux/pkt_sched.h` (`tc_stats`).
 
+use super::answer::{long, short};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
 use std::os::fd::OwnedFd;
@@ -25,14 +26,6 @@ const ROOT: u32 = u32::MAX;
 /// `TCA_STATS`, and where it has `backlog`.
 const STATS: u16 = 3;
 const BACKLOG_AT: usize = 4 + 32;
-
-fn long(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
-fn short(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
-}
 
 /// Messages or attributes, one after another, whose first bytes have their length; the next one begins at a multiple of four.
 fn each(bytes: &[u8], length: impl Fn(&[u8]) -> Option<usize>) -> impl Iterator<Item = &[u8]> {
