@@ -6,6 +6,7 @@ pub mod client;
 pub mod envelope;
 pub mod frame;
 pub mod limits;
+pub mod private;
 #[cfg(feature = "net")]
 pub mod server;
 pub mod token;

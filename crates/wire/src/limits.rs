@@ -22,3 +22,7 @@ pub const REGION_BYTES_MAX: u64 = 1 << 44;
 pub const NAME_BYTES_MAX: usize = 63;
 /// A connection attempt is given up after this.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Longest token, in bytes.
+pub const TOKEN_BYTES_MAX: u64 = 4096;
+/// Longest small file of everstep's own that is read whole, in bytes.
+pub const NOTE_BYTES_MAX: u64 = 1 << 20;

@@ -1,8 +1,10 @@
 //! The shared secret of a coordinator: random, in a file that only its owner can read.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use crate::limits::TOKEN_BYTES_MAX;
+use crate::private;
+use rustix::fs::OFlags;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// A secret. Does not show itself.
@@ -40,7 +42,7 @@ impl Token {
     /// # Errors
     /// When the file cannot be read or written, or is readable by others.
     pub fn at(path: &Path) -> io::Result<Self> {
-        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        match private::open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL) {
             Ok(mut file) => {
                 let mut bytes = [0u8; 24];
                 rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
@@ -59,13 +61,15 @@ impl Token {
     /// # Errors
     /// When the file cannot be read, is empty, or is readable by others.
     pub fn read(path: &Path) -> io::Result<Self> {
-        let mode = fs::metadata(path)?.mode();
+        let mode = private::open_given(path)?.metadata()?.mode();
         if mode & 0o077 != 0 {
             let text = format!("{} can be read by others; run: chmod 600 {}", path.display(), path.display());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
         }
         for _ in 0..50 {
-            let token = Token::from_text(&fs::read_to_string(path)?);
+            let mut text = String::new();
+            private::open_given(path)?.take(TOKEN_BYTES_MAX).read_to_string(&mut text)?;
+            let token = Token::from_text(&text);
             if !token.0.is_empty() {
                 return Ok(token);
             }
@@ -79,6 +83,7 @@ impl Token {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
