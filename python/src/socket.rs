@@ -4,6 +4,7 @@ use crate::error::AgentError;
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::message::{Offer, Redundancy, Tier};
 use everstep_wire::frame;
+use everstep_wire::private;
 use everstep_wire::worker::{Reply, Request};
 use pyo3::prelude::*;
 use std::os::unix::net::UnixStream;
@@ -53,7 +54,7 @@ impl PyAgent {
 impl PyAgent {
     #[new]
     fn connect(path: PathBuf, generation: u64, rank: u32, local_rank: u32) -> PyResult<Self> {
-        let stream = UnixStream::connect(&path)
+        let stream = private::connect(&path)
             .map_err(|e| AgentError::new_err(format!("cannot reach the agent at {}: {e}", path.display())))?;
         Ok(PyAgent { stream: Mutex::new(stream), generation: Generation(generation), local_rank, rank: Rank(rank) })
     }

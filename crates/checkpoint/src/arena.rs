@@ -151,7 +151,7 @@ impl Slot {
             Ok(map) => Ok(Slot { map, path: path.into() }),
             Err(e) => {
                 if held == 0 {
-                    let _ = std::fs::remove_file(path);
+                    let _ = everstep_wire::private::remove(path);
                 }
                 Err(e)
             }

@@ -201,7 +201,7 @@ impl Board {
     /// # Errors
     /// Those of the file system.
     pub fn create(path: &Path, generation: u64) -> io::Result<Self> {
-        let _ = std::fs::remove_file(path);
+        everstep_wire::private::remove(path)?;
         let board = Board { map: Mapping::create(path, BOARD_BYTES)? };
         board.set(Word::Generation, generation);
         board.set(Word::Magic, MAGIC);

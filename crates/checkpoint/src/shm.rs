@@ -1,10 +1,11 @@
 //! Mapped files: the only home of `unsafe` for shared memory.
 
 use crate::fused::Running;
+use everstep_wire::private;
 use memmap2::{MmapOptions, MmapRaw};
-use std::fs::{File, OpenOptions};
+use rustix::fs::OFlags;
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -28,7 +29,7 @@ impl Mapping {
     /// # Errors
     /// Those of the file system; `StorageFull` when the space is not there (now, not as a SIGBUS later).
     pub fn create(path: &Path, bytes: u64) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        let file = private::open(path, OFlags::RDWR | OFlags::CREATE)?;
         let reserved = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes);
         if let Err(e) = reserved {
             if matches!(e, rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) {
@@ -45,7 +46,7 @@ impl Mapping {
     /// # Errors
     /// Those of the file system.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        let file = private::open(path, OFlags::RDWR)?;
         Self::of(&file)
     }
 

@@ -1,5 +1,6 @@
 //! The coordinator's driver: receive, handle, execute. No policy lives here.
 
+mod exclusive;
 mod questions;
 mod records;
 mod watcher;
@@ -22,7 +23,6 @@ use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
 use everstep_wire::server::{Inbound, serve};
 use everstep_wire::token::Token;
 use records::{load, open_events, take_epoch};
-use rustix::fs::{FlockOperation, flock};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -130,12 +130,7 @@ pub async fn run(
     (known, detector): (Option<Problem>, Ready),
 ) -> Result<(), StartError> {
     let fail = |why: String| StartError { code: 78, why };
-    std::fs::create_dir_all(directory).map_err(|e| fail(format!("cannot create {}: {e}", directory.display())))?;
-    let lock =
-        File::create(directory.join("lock")).map_err(|e| fail(format!("cannot lock {}: {e}", directory.display())))?;
-    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-        return Ok(());
-    }
+    let Some(_lock) = exclusive::alone(directory).await.map_err(fail)? else { return Ok(()) };
     let token = match token_file {
         Some(path) => Token::read(path),
         None => Token::at(&directory.join("token")),

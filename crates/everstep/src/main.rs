@@ -6,6 +6,7 @@ mod cli;
 mod coordinator;
 mod detect;
 mod guard;
+mod lock;
 mod metrics;
 mod notify;
 mod pgstore;

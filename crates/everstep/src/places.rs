@@ -1,15 +1,48 @@
-//! Where everstep keeps things on a machine.
+//! Where everstep keeps things on a machine. Both roots are this user's alone; see [`everstep_wire::private`].
 
-use rustix::process::getuid;
+use everstep_checkpoint::arena::job_hash;
+use everstep_wire::limits::NOTE_BYTES_MAX;
+use everstep_wire::private::{Directory, Root};
+use rustix::process::geteuid;
+use std::io;
 use std::path::{Path, PathBuf};
+
+/// Nothing can be made or found below this: there is no state directory.
+const NOWHERE: &str = "/dev/null/everstep";
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from)
+}
+
+/// The home directory of this user: `$HOME`, else what the user database says.
+fn home() -> Option<PathBuf> {
+    let home = variable("HOME").or_else(|| match std::env::var_os("HOME") {
+        None => std::env::home_dir(),
+        Some(_) => passwd_home(&std::fs::read_to_string("/etc/passwd").ok()?),
+    });
+    home.filter(|h| h.is_absolute())
+}
+
+/// With `HOME=` the standard library asks nobody.
+fn passwd_home(passwd: &str) -> Option<PathBuf> {
+    let own = geteuid().as_raw().to_string();
+    let fields = passwd.lines().map(|l| l.split(':').collect::<Vec<_>>());
+    let of_user = fields.into_iter().find(|f| f.get(2).is_some_and(|uid| **uid == own))?;
+    of_user.get(5).filter(|h| !h.is_empty()).map(PathBuf::from)
+}
+
+fn state_root() -> (PathBuf, Root) {
+    if let Some(chosen) = variable("EVERSTEP_STATE_DIR") {
+        return (chosen, Root::Chosen);
+    }
+    let named = variable("XDG_STATE_HOME").filter(|d| d.is_absolute()).map(|d| d.join("everstep"));
+    let named = named.or_else(|| home().map(|h| h.join(".local/state/everstep")));
+    (named.unwrap_or_else(|| NOWHERE.into()), Root::Named)
+}
 
 /// Records, logs, tokens: `$EVERSTEP_STATE_DIR`, else `$XDG_STATE_HOME/everstep`, else `~/.local/state/everstep`.
 pub fn state() -> PathBuf {
-    let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    var("EVERSTEP_STATE_DIR")
-        .or_else(|| var("XDG_STATE_HOME").map(|d| d.join("everstep")))
-        .or_else(|| var("HOME").map(|d| d.join(".local/state/everstep")))
-        .unwrap_or_else(|| std::env::temp_dir().join(format!("everstep-state-{}", getuid().as_raw())))
+    state_root().0
 }
 
 /// What one job keeps under [`state`].
@@ -17,15 +50,117 @@ pub fn job(name: &str) -> PathBuf {
     state().join("jobs").join(name)
 }
 
-/// Shared memory of all jobs of this user: `$EVERSTEP_SHM_DIR`, else `/dev/shm`.
+/// The directory of a job, made if it is missing.
+///
+/// # Errors
+/// Those of the file system, and when it is not this user's alone.
+pub fn open_job(name: &str) -> io::Result<Directory> {
+    let (path, root) = state_root();
+    Directory::root(&path, root)?.make(Path::new("jobs").join(name))
+}
+
+fn memory_base() -> PathBuf {
+    variable("EVERSTEP_SHM_DIR").unwrap_or_else(|| "/dev/shm".into())
+}
+
+fn usual_name() -> String {
+    format!("everstep-{}", geteuid().as_raw())
+}
+
+/// Where the name is noted that is used in `base` because the usual one is somebody else's.
+fn name_note(base: &Path) -> String {
+    format!("shared-memory-{:016x}", job_hash(&base.to_string_lossy()))
+}
+
+/// Shared memory of all jobs of this user, in `$EVERSTEP_SHM_DIR`, else `/dev/shm`: `everstep-UID`, or the name that
+/// [`ready`] had to find instead.
 pub fn memory() -> PathBuf {
-    let root = std::env::var_os("EVERSTEP_SHM_DIR").filter(|v| !v.is_empty()).map_or("/dev/shm".into(), PathBuf::from);
-    root.join(format!("everstep-{}", getuid().as_raw()))
+    let (base, (state, root)) = (memory_base(), state_root());
+    let noted = || {
+        let name = Directory::existing(&state, root).ok()?.read(name_note(&base), NOTE_BYTES_MAX).ok()?;
+        let name = String::from_utf8(name).ok().filter(|n| n.starts_with(&usual_name()) && !n.contains('/'))?;
+        Directory::existing(&base.join(name), Root::Named).ok().map(|d| d.path().to_owned())
+    };
+    noted().unwrap_or_else(|| base.join(usual_name()))
+}
+
+/// Makes both roots, or says why they cannot be used and what to do.
+///
+/// # Errors
+/// A sentence.
+pub fn ready() -> Result<(), String> {
+    let (path, root) = state_root();
+    if path == Path::new(NOWHERE) {
+        return Err("this user has no home directory to keep records in; set EVERSTEP_STATE_DIR to a directory that only you can write".into());
+    }
+    let state = Directory::root(&path, root).map_err(|e| state_refused(&path, &e))?;
+    let memory = memory();
+    match Directory::root(&memory, Root::Named) {
+        Ok(_) => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => elsewhere(&state, &memory, &e),
+        Err(e) => Err(memory_refused(&memory, &e)),
+    }
+}
+
+/// The same for commands that only look: what is missing stays missing.
+///
+/// # Errors
+/// A sentence.
+pub fn inspect() -> Result<(), String> {
+    let (path, root) = state_root();
+    match Directory::existing(&path, root) {
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Err(state_refused(&path, &e)),
+        _ => Ok(()),
+    }
+}
+
+fn state_refused(path: &Path, why: &io::Error) -> String {
+    let which =
+        if why.kind() == io::ErrorKind::PermissionDenied { String::new() } else { format!(" {}", path.display()) };
+    format!("cannot keep records in{which}: {why}; set EVERSTEP_STATE_DIR to a directory that only you can write")
+}
+
+fn memory_refused(path: &Path, why: &io::Error) -> String {
+    format!("cannot use {}: {why}; set EVERSTEP_SHM_DIR to a directory that only you can write", path.display())
+}
+
+/// Somebody else has taken the usual name in a directory that everyone can write: another one, that nobody can guess, is made and
+/// noted, so that the next start finds it.
+fn elsewhere(state: &Directory, taken: &Path, why: &io::Error) -> Result<(), String> {
+    let base = memory_base();
+    let mut random = [0u8; 8];
+    let drawn = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
+    drawn.map_err(|e| memory_refused(taken, &e.into()))?;
+    let name = format!("{}-{:016x}", usual_name(), u64::from_le_bytes(random));
+    let made = Directory::fresh(&base.join(&name)).and_then(|_| state.write_whole(name_note(&base), name.as_bytes()));
+    made.map_err(|_| memory_refused(taken, why))?;
+    crate::say!("{why}: shared memory is in {} instead", base.join(name).display());
+    Ok(())
+}
+
+/// The directory of a coordinator's store, made if it is missing: below [`state`], or where `--store` says.
+///
+/// # Errors
+/// Those of the file system, and when others can write there.
+pub fn open_store(path: &Path) -> io::Result<Directory> {
+    let (state, root) = state_root();
+    match path.strip_prefix(&state) {
+        Ok(below) => Directory::root(&state, root)?.make(below),
+        Err(_) => Directory::root(path, Root::Chosen),
+    }
 }
 
 /// Boards and arenas of one node of one job.
 pub fn node_memory(job: &str, node: &str) -> PathBuf {
     memory().join(job).join(node)
+}
+
+/// The same, made if it is missing (also when all of it was removed meanwhile).
+///
+/// # Errors
+/// Those of the file system, and when it is not this user's alone.
+pub fn open_node_memory(job: &str, node: &str) -> io::Result<Directory> {
+    Directory::root(&memory(), Root::Named)?.make(Path::new(job).join(node))
 }
 
 /// Where a node's arenas go when shared memory is too small.
@@ -36,12 +171,13 @@ pub fn node_spill(job_name: &str, node: &str) -> PathBuf {
 /// Notes where a job's durable checkpoints are, for `everstep ckpt`.
 pub fn remember_checkpoints(name: &str, directory: &str) {
     // Only a convenience: who gives the directory does not need it.
-    let _ = write_whole(&job(name).join("checkpoints"), directory.as_bytes());
+    let _ = open_job(name).and_then(|job| job.write_whole("checkpoints", directory.as_bytes()));
 }
 
 /// What [`remember_checkpoints`] has noted.
 pub fn checkpoints(name: &str) -> Option<PathBuf> {
-    std::fs::read_to_string(job(name).join("checkpoints")).ok().map(PathBuf::from)
+    let noted = Directory::existing(&job(name), Root::Named).ok()?.read("checkpoints", NOTE_BYTES_MAX).ok()?;
+    String::from_utf8(noted).ok().map(PathBuf::from)
 }
 
 /// Names become parts of paths: letters, digits, `.`, `_`, `-`, at most 63.
@@ -54,15 +190,27 @@ pub fn check_name(what: &str, name: &str) -> Result<(), String> {
     Err(format!("{what} {name:?} cannot be used: take 1 to 63 letters, digits, '.', '_' or '-', not starting with '.'"))
 }
 
-/// Writes a small file so that readers see the old or the new one, never half of it.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let temporary = path.with_extension(format!("tmp-{}", std::process::id()));
-    std::fs::write(&temporary, bytes)?;
-    std::fs::rename(temporary, path)
+/// Writes a small file into a directory of this user so that readers see the old or the new one, never half of it.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let (parent, name) = path.parent().zip(path.file_name()).ok_or(io::ErrorKind::InvalidInput)?;
+    Directory::existing(parent, Root::Chosen)?.write_whole(name, bytes)
 }
 
 /// Milliseconds since 1970, by this machine's clock.
 pub fn unix_millis() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_home_of_a_user_is_found_by_its_number() {
+        let own = geteuid().as_raw();
+        let passwd = format!("other:x:{}:1::/home/other:/bin/sh\nme:x:{own}:1::/home/me:/bin/sh\n", own + 1);
+        assert_eq!(passwd_home(&passwd), Some("/home/me".into()));
+        assert_eq!(passwd_home("other:x:77777777:1::/home/other:/bin/sh"), None);
+    }
 }

@@ -1,5 +1,6 @@
 //! The Python that travels in the binary: what a worker's interpreter finds first on its path.
 
+use everstep_wire::private::{Directory, Root};
 use std::path::Path;
 
 /// Name of the program that imports torch and forks workers.
@@ -11,10 +12,9 @@ const TEMPLATE_DIRECTORY: &str = "warm";
 /// # Errors
 /// Those of the file system.
 pub fn write(directory: &Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(directory.join(TEMPLATE_DIRECTORY))?;
-    let site = include_str!("preload/sitecustomize.py");
-    crate::places::write_whole(&directory.join("sitecustomize.py"), site.as_bytes())?;
-    crate::places::write_whole(&template(directory), include_str!("preload/template.py").as_bytes())
+    let directory = Directory::root(directory, Root::Named)?;
+    directory.write_whole("sitecustomize.py", include_str!("preload/sitecustomize.py").as_bytes())?;
+    directory.make(TEMPLATE_DIRECTORY)?.write_whole(TEMPLATE, include_str!("preload/template.py").as_bytes())
 }
 
 /// The template program. Not beside `sitecustomize.py`: nothing else may be importable from there.

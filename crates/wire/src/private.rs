@@ -17,6 +17,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Component, Path, PathBuf};
 
 /// Links on one path, as in the kernel.
@@ -177,6 +178,16 @@ pub fn remove(path: &Path) -> io::Result<()> {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(e) => Err(e.into()),
     }
+}
+
+/// Connects to a socket of this user or of root.
+///
+/// # Errors
+/// Those of the system; `PermissionDenied` when somebody else listens there.
+pub fn connect(path: &Path) -> io::Result<UnixStream> {
+    let stream = UnixStream::connect(path)?;
+    let uid = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
+    if uid == own_uid() || uid == 0 { Ok(stream) } else { Err(belongs_to_another(path, uid)) }
 }
 
 /// A path that leads through an open directory, for calls that take nothing else.

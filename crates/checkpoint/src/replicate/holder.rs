@@ -15,6 +15,7 @@ use crate::format::shard::Index;
 use crate::mapped::Mapped;
 use everstep_wire::frame;
 use everstep_wire::limits::{INDEX_BYTES_MAX, REGION_BYTES_MAX};
+use everstep_wire::private::{self, Directory, Root};
 use everstep_wire::token::Token;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -69,14 +70,16 @@ pub struct Held {
 /// All sealed slots in `directories` that belong to `job`, labels verified.
 #[must_use]
 pub fn held(directories: &[PathBuf], job: u64) -> Vec<Held> {
-    let entries = directories.iter().filter_map(|d| std::fs::read_dir(d).ok()).flatten().flatten();
-    let mut found: Vec<Held> = entries
-        .filter_map(|entry| {
-            let name = entry.file_name().to_str()?.to_owned();
-            let label = Slot::open(&entry.path()).ok().filter(|_| name.contains("-slot-"))?.label()?;
+    let opened = directories.iter().filter_map(|d| Directory::existing(d, Root::Named).ok());
+    let files =
+        opened.flat_map(|d| d.names().unwrap_or_default().into_iter().map(move |(n, _)| (d.path().join(&n), n)));
+    let mut found: Vec<Held> = files
+        .filter_map(|(path, name)| {
+            let name = name.to_str().filter(|n| n.contains("-slot-"))?;
+            let label = Slot::open(&path).ok()?.label()?;
             let parity = name.starts_with("parity-");
             let replica = parity || name.starts_with("peer-");
-            (label.job == job).then(|| Held { label, path: entry.path(), replica, parity })
+            (label.job == job).then_some(Held { label, path, replica, parity })
         })
         .collect();
     found.sort_by_key(|h| (h.label.rank, h.label.generation, h.label.step));
@@ -160,7 +163,7 @@ impl Holder {
         for held in self.held().into_iter().filter(|h| h.replica) {
             let kept = if held.parity { parity } else { keep };
             if !kept.contains(&(held.label.rank, held.label.world_size)) {
-                let _ = std::fs::remove_file(&held.path);
+                let _ = private::remove(&held.path);
                 self.mapped.forget(&held.path);
             }
         }

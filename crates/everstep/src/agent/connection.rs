@@ -6,7 +6,7 @@ use everstep_core::message::Order;
 use everstep_wire::client::{ConnectError, attach};
 use everstep_wire::envelope::ToAgent;
 use everstep_wire::token::Token;
-use std::fs::OpenOptions;
+use rustix::fs::OFlags;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -149,8 +149,8 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
 }
 
 fn start(bind: &str, target: &Target) -> std::io::Result<Child> {
-    std::fs::create_dir_all(&target.store)?;
-    let log = OpenOptions::new().create(true).append(true).open(target.store.join("coordinator.log"))?;
+    let store = crate::places::open_store(&target.store)?;
+    let log = store.file("coordinator.log", OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND)?;
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("coordinator").arg("--bind").arg(bind).arg("--store").arg(&target.store);
     if let Some(path) = &target.token_file {

@@ -5,7 +5,6 @@ use super::{Driver, Input};
 use everstep_core::agent::event::Event;
 use everstep_wire::envelope::{Injected, Injection, ToCoordinator};
 use rustix::process::{Pid, Signal, kill_process};
-use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -84,7 +83,7 @@ impl Driver {
         let Some(newest) = held.iter().filter(|h| h.replica).max_by_key(|h| (h.label.generation, h.label.step)) else {
             return crate::say!("this node keeps no copy of another one's shard");
         };
-        let flipped = OpenOptions::new().read(true).write(true).open(&newest.path).and_then(|file| {
+        let flipped = everstep_wire::private::open(&newest.path, rustix::fs::OFlags::RDWR).and_then(|file| {
             let middle = file.metadata()?.len() / 2;
             let mut byte = [0];
             file.read_exact_at(&mut byte, middle)?;

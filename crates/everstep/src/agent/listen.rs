@@ -4,7 +4,10 @@ use super::launch::Template;
 use super::{Input, kernel_log, metric};
 use everstep_core::severity::Table;
 use everstep_wire::frame;
+use everstep_wire::private::{Directory, Root};
 use everstep_wire::worker::Request;
+use rustix::fs::{AtFlags, Mode};
+use std::io::ErrorKind;
 use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -29,10 +32,11 @@ pub(super) fn to_machine(
 
 /// Workers ask through a socket of their own.
 pub(super) fn to_workers(template: &Template, inbox: &mpsc::UnboundedSender<Input>) -> std::io::Result<()> {
-    std::fs::create_dir_all(&template.memory)?;
-    let _ = std::fs::remove_file(&template.socket);
-    let listener = UnixListener::bind(&template.socket)?;
-    std::fs::set_permissions(&template.socket, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+    let (parent, name) = template.socket.parent().zip(template.socket.file_name()).ok_or(ErrorKind::InvalidInput)?;
+    let memory = Directory::root(parent, Root::Named)?;
+    memory.remove(name)?;
+    let listener = UnixListener::bind(memory.through(name)?)?;
+    rustix::fs::chmodat(memory.handle(), name, Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
     let inbox = inbox.clone();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {

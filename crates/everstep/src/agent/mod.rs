@@ -233,7 +233,7 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
             if driver.discard || !storage::holds_slots(&driver.template.job, &driver.template.node) {
                 storage::discard(&driver.template.job, &driver.template.node);
             }
-            let _ = std::fs::remove_file(&driver.template.socket);
+            let _ = everstep_wire::private::remove(&driver.template.socket);
             // The others learn of the end through this node.
             let _ = tokio::time::timeout(GUARD_END, driver.store.drained()).await;
             // The guard ends what is left, then itself.

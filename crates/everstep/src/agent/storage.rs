@@ -7,6 +7,7 @@ use everstep_checkpoint::persist;
 use everstep_checkpoint::retain::Policy;
 use everstep_core::id::Rank;
 use everstep_core::message::ShardFile;
+use everstep_wire::private::{self, Directory, Root};
 use everstep_wire::worker::Reply;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,7 +33,7 @@ fn free_bytes(path: &Path) -> u64 {
 }
 
 fn reserve_in(directory: &Path, local_rank: u32, bytes: u64, slots: u32) -> std::io::Result<Vec<PathBuf>> {
-    std::fs::create_dir_all(directory)?;
+    Directory::root(directory, Root::Named)?;
     let paths = slot_paths(directory, local_rank, slots);
     let held = |p: &PathBuf| std::fs::metadata(p).map_or(0, |m| m.len());
     let more: u64 = paths.iter().map(|p| bytes.saturating_sub(held(p))).sum();
@@ -54,7 +55,7 @@ pub fn reserve(job: &str, node: &str, local_rank: u32, bytes: u64, slots: u32) -
         Ok(paths) => Reply::Slots { paths: texts(paths), warning: None },
         Err(short) => {
             for path in slot_paths(&memory, local_rank, slots) {
-                let _ = std::fs::remove_file(path);
+                let _ = private::remove(&path);
             }
             let spill = places::node_spill(job, node);
             let shm = places::memory();
@@ -144,17 +145,19 @@ pub fn refuse_shard(path: &Path, to: &Destination, step: u64, why: &std::io::Err
 /// True when a worker of this node has left slots behind.
 pub fn holds_slots(job: &str, node: &str) -> bool {
     let directories = [places::node_memory(job, node), places::node_spill(job, node)];
-    let mut entries = directories.iter().filter_map(|d| std::fs::read_dir(d).ok()).flatten().flatten();
-    entries.any(|e| e.file_name().to_string_lossy().contains("-slot-"))
+    let directories = directories.iter().filter_map(|d| Directory::existing(d, Root::Named).ok());
+    let mut names = directories.flat_map(|d| d.names().unwrap_or_default());
+    names.any(|(name, _)| name.to_string_lossy().contains("-slot-"))
 }
 
 /// Removes a node's boards and arenas.
 pub fn discard(job: &str, node: &str) {
-    let memory = places::node_memory(job, node);
-    let _ = std::fs::remove_dir_all(&memory);
-    if let Some(parent) = memory.parent() {
+    if let Ok(memory) = Directory::existing(&places::memory(), Root::Named) {
+        let _ = memory.below(job).and_then(|d| d.remove_tree(node));
         // Only goes when this was the last node of the job on this machine.
-        let _ = std::fs::remove_dir(parent);
+        memory.remove_if_empty(job);
     }
-    let _ = std::fs::remove_dir_all(places::node_spill(job, node));
+    if let Ok(job) = Directory::existing(&places::job(job), Root::Named) {
+        let _ = job.below("arena").and_then(|d| d.remove_tree(node));
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::macros::substitute;
 use crate::guard::protocol::Output;
+use everstep_wire::private::{Directory, Root};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -139,10 +140,11 @@ impl Streams {
     /// Those of the file system.
     pub fn prepare(&self, restarts: u32, workers: u32) -> std::io::Result<()> {
         for root in [&self.logs, &self.kept] {
-            let root = attempt(root, restarts);
-            let _ = std::fs::remove_dir_all(&root);
+            let (root, name) = (Directory::root(root, Root::Named)?, attempt(Path::new(""), restarts));
+            root.remove_tree(&name)?;
+            let attempt = root.make(&name)?;
             for local in 0..workers {
-                std::fs::create_dir_all(root.join(local.to_string()))?;
+                attempt.make(local.to_string())?;
             }
         }
         Ok(())

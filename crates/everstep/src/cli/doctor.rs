@@ -1,11 +1,12 @@
 //! `everstep doctor`: is this machine fit, and what did dead jobs leave behind?
 
 use super::Failure;
-use crate::places;
+use crate::{lock, places};
 use clap::Args;
 use everstep_core::spec::Ladder;
-use rustix::fs::{FlockOperation, flock};
-use std::fs::File;
+use everstep_wire::private::{Directory, Root};
+use rustix::fs::FileType;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,22 +20,27 @@ pub struct Options {
     json: bool,
 }
 
-fn bytes_below(path: &Path) -> u64 {
-    let children = std::fs::read_dir(path).into_iter().flatten().flatten();
-    children.map(|e| if e.path().is_dir() { bytes_below(&e.path()) } else { e.metadata().map_or(0, |m| m.len()) }).sum()
+/// An arena whose node has neither an agent nor a guard.
+struct Leftover {
+    job: OsString,
+    node: OsString,
+    bytes: u64,
 }
 
-/// Arenas whose node has neither an agent nor a guard.
-fn leftovers() -> Vec<(PathBuf, u64)> {
+/// Directories in `of`; links are not among them.
+fn directories(of: &Directory) -> Vec<(OsString, Directory)> {
+    let names = of.names().unwrap_or_default().into_iter().filter(|(_, kind)| *kind == FileType::Directory);
+    names.filter_map(|(name, _)| Some((name.clone(), of.below(&name).ok()?))).collect()
+}
+
+fn leftovers(memory: &Directory) -> Vec<Leftover> {
     let mut found = Vec::new();
-    for job in std::fs::read_dir(places::memory()).into_iter().flatten().flatten().filter(|e| e.path().is_dir()) {
-        for node in std::fs::read_dir(job.path()).into_iter().flatten().flatten() {
-            let (job_name, node_name) = (job.file_name(), node.file_name());
-            let lock =
-                places::job(&job_name.to_string_lossy()).join(format!("node-{}.lock", node_name.to_string_lossy()));
-            let free = File::open(&lock).map_or(true, |f| flock(&f, FlockOperation::NonBlockingLockExclusive).is_ok());
-            if free {
-                found.push((node.path(), bytes_below(&node.path())));
+    for (job, nodes) in directories(memory) {
+        let locks = Directory::existing(&places::job(&job.to_string_lossy()), Root::Named);
+        for (node, arena) in directories(&nodes) {
+            let name = format!("node-{}.lock", node.to_string_lossy());
+            if locks.as_ref().map_or(true, |locks| lock::is_free(locks, &name)) {
+                found.push(Leftover { job: job.clone(), node, bytes: arena.bytes_below() });
             }
         }
     }
@@ -42,11 +48,11 @@ fn leftovers() -> Vec<(PathBuf, u64)> {
 }
 
 /// Sockets that nobody listens on any more.
-fn remove_dead_sockets() {
-    for entry in std::fs::read_dir(places::memory()).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if path.extension().is_some_and(|e| e == "sock") && std::os::unix::net::UnixStream::connect(&path).is_err() {
-            let _ = std::fs::remove_file(path);
+fn remove_dead_sockets(memory: &Directory) {
+    for (name, _) in memory.names().unwrap_or_default().into_iter().filter(|(_, kind)| *kind == FileType::Socket) {
+        let dead = |path: PathBuf| std::os::unix::net::UnixStream::connect(path).is_err();
+        if Path::new(&name).extension().is_some_and(|e| e == "sock") && memory.through(&name).is_ok_and(dead) {
+            let _ = memory.remove(name);
         }
     }
 }
@@ -58,8 +64,9 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let (total, free) =
         rustix::fs::statvfs(&root).map_or((0, 0), |s| (s.f_blocks * s.f_frsize, s.f_bavail * s.f_frsize));
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let left = leftovers();
-    let held: u64 = left.iter().map(|(_, b)| b).sum();
+    let opened = Directory::existing(&memory, Root::Named).ok();
+    let left = opened.as_ref().map(leftovers).unwrap_or_default();
+    let held: u64 = left.iter().map(|l| l.bytes).sum();
     let l = Ladder::from_detect_timeout(Duration::from_secs(2));
     let mut findings = Vec::new();
     if total < 1 << 30 {
@@ -71,18 +78,21 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     if !left.is_empty() && !o.clean {
         findings.push(format!("{} arenas of jobs that do not run hold {} MiB; they resume a job started again under its name; to remove them: everstep doctor --clean", left.len(), held >> 20));
     }
-    if o.clean {
-        remove_dead_sockets();
-        for (path, _) in &left {
-            std::fs::remove_dir_all(path)
-                .map_err(|e| Failure { code: 1, why: format!("cannot remove {}: {e}", path.display()) })?;
-            if let Some(job) = path.parent() {
-                let _ = std::fs::remove_dir(job);
-            }
+    if let Some(opened) = opened.as_ref().filter(|_| o.clean) {
+        remove_dead_sockets(opened);
+        for Leftover { job, node, .. } in &left {
+            opened.below(job).and_then(|of| of.remove_tree(node)).map_err(|e| Failure {
+                code: 1,
+                why: format!("cannot remove {}: {e}", memory.join(job).join(node).display()),
+            })?;
+            opened.remove_if_empty(job);
         }
     }
     if o.json {
-        let arenas: Vec<_> = left.iter().map(|(p, b)| serde_json::json!({"path": p, "bytes": b})).collect();
+        let arenas: Vec<_> = left
+            .iter()
+            .map(|l| serde_json::json!({"path": memory.join(&l.job).join(&l.node), "bytes": l.bytes}))
+            .collect();
         println!(
             "{}",
             serde_json::json!({"version": 1, "shm": {"path": root, "total": total, "free": free}, "open_files": limit, "leftovers": arenas, "cleaned": o.clean, "findings": findings})

@@ -200,6 +200,9 @@ pub fn main() -> i32 {
             return if e.use_stderr() { USAGE } else { 0 };
         }
     };
+    if let Err(failure) = usable(&command) {
+        return failure.end();
+    }
     let done = match cli.command {
         Command::Run(options) => run::run(&options),
         Command::Rendezvous(options) => run::rendezvous(&options),
@@ -233,6 +236,29 @@ pub fn main() -> i32 {
         Command::Guard { lock, input } => return crate::guard::run(lock, input),
     };
     done.unwrap_or_else(Failure::end)
+}
+
+/// Commands that keep something on this machine, or look at what is kept, do so only where no other user can interfere.
+fn usable(command: &str) -> Result<(), Failure> {
+    const LOOKING: [&str; 11] = [
+        "status",
+        "logs",
+        "goodput",
+        "explain",
+        "incidents",
+        "stacks",
+        "approve",
+        "metrics",
+        "inject",
+        "ckpt",
+        "doctor",
+    ];
+    let found = match command {
+        "run" | "rendezvous" | "check" => crate::places::ready(),
+        _ if LOOKING.contains(&command) => crate::places::inspect(),
+        _ => Ok(()),
+    };
+    found.map_err(Failure::config)
 }
 
 fn coordinator(

@@ -5,13 +5,14 @@ use everstep_core::coordinator::command::Precondition;
 use everstep_core::coordinator::event::{StoreFailure, Version};
 use everstep_core::coordinator::state::JobRecord;
 use everstep_core::id::Epoch;
-use std::fs::{File, OpenOptions};
+use rustix::fs::OFlags;
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 /// For lines at its end. One that a coordinator could not finish does not spoil the next one.
 pub fn open_events(path: &Path) -> std::io::Result<File> {
-    let mut file = OpenOptions::new().create(true).append(true).read(true).open(path)?;
+    let mut file = everstep_wire::private::open(path, OFlags::RDWR | OFlags::CREATE | OFlags::APPEND)?;
     let mut last = [b'\n'];
     if file.seek(SeekFrom::End(-1)).is_ok() {
         file.read_exact(&mut last)?;

@@ -13,6 +13,7 @@ use everstep_detector::catalogue::KNOWN;
 use everstep_detector::watch::{Watch, Which};
 use everstep_detector::{Verdict, numbered};
 use everstep_wire::envelope::ToAgent;
+use everstep_wire::private::{Directory, Root};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -135,10 +136,9 @@ fn drawn(pictures: &Path, job: &JobId, of: &Watched, verdict: Verdict) -> Option
     let at = series.seconds().checked_sub(1)?;
     let text =
         picture::named(&series, &Alarm { verdict: Verdict { at, ..verdict }, until: at }, &format!("node {name}"));
-    std::fs::create_dir_all(pictures).ok()?;
-    let path = pictures.join(format!("{}-{}.svg", job.0.replace('/', "-"), crate::places::unix_millis()));
-    std::fs::write(&path, text).ok()?;
-    Some(path.display().to_string())
+    let name = format!("{}-{}.svg", job.0.replace('/', "-"), crate::places::unix_millis());
+    Directory::root(pictures, Root::Named).ok()?.write_whole(&name, text.as_bytes()).ok()?;
+    Some(pictures.join(name).display().to_string())
 }
 
 impl Driver {

@@ -1,7 +1,9 @@
 //! One stream of one worker: pipe → log file and console. The last lines are kept for explanations.
 
 use super::protocol::Output;
-use std::fs::{File, OpenOptions};
+use everstep_wire::private;
+use rustix::fs::OFlags;
+use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,10 +29,11 @@ impl Sink {
     /// Opens the log file; without it the console alone is served.
     pub fn new(output: &Output, prefix: &str, is_stderr: bool) -> Self {
         if let Some(parent) = Path::new(&output.file).parent() {
-            let _ = std::fs::create_dir_all(parent);
+            let _ = private::make_directories(parent);
         }
-        let file = OpenOptions::new().create(true).append(true).open(&output.file).ok();
-        let append = |path: &String| OpenOptions::new().create(true).append(true).open(path).ok();
+        let append =
+            |path: &String| private::open(Path::new(path), OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND).ok();
+        let file = append(&output.file);
         let filtered = output.filtered.as_ref().and_then(append);
         Sink { file, bytes: 0, output: output.clone(), prefix: prefix.into(), is_stderr, line: Vec::new(), filtered }
     }

@@ -3,7 +3,9 @@
 use super::Store;
 use everstep_core::coordinator::command::Precondition;
 use everstep_core::coordinator::event::{StoreFailure, Version};
+use everstep_wire::private;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use rustix::fs::OFlags;
 use std::path::Path;
 
 const TABLE: TableDefinition<'_, &str, (Version, &[u8])> = TableDefinition::new("everstep");
@@ -20,7 +22,8 @@ impl RedbStore {
     /// A sentence with the path.
     pub fn open(path: &Path) -> Result<Self, String> {
         let say = |e: &dyn std::fmt::Display| format!("cannot open the store {}: {e}", path.display());
-        let db = Database::create(path).map_err(|e| say(&e))?;
+        let file = private::open(path, OFlags::RDWR | OFlags::CREATE).map_err(|e| say(&e))?;
+        let db = Database::builder().create_file(file).map_err(|e| say(&e))?;
         let write = db.begin_write().map_err(|e| say(&e))?;
         write.open_table(TABLE).map_err(|e| say(&e))?;
         write.commit().map_err(|e| say(&e))?;

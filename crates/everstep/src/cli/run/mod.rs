@@ -17,6 +17,7 @@ use crate::places;
 use everstep_core::agent::Config;
 use everstep_core::id::{Generation, Incarnation, JobId, NodeId};
 use everstep_core::spec::{JobSpec, Policy, RESTARTS_PER_DAY, RestartBudget};
+use everstep_wire::private::{Directory, Root};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -84,7 +85,7 @@ fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Fail
                 "--policy act has nobody to ask; give --provisioner PROGRAM, or use --policy advise",
             ));
         }
-        std::fs::create_dir_all(store).map_err(|e| {
+        places::open_store(store).map_err(|e| {
             Failure::config(format!("cannot use the store {}: {e}; give another --store", store.display()))
         })?;
     }
@@ -154,14 +155,14 @@ fn start(o: &Options) -> Result<i32, Failure> {
     let no_logs = o.log_dir.as_deref() == Some(Path::new("/dev/null"));
     let logs = if no_logs { kept.clone() } else { o.log_dir.as_ref().map_or(kept.clone(), |d| d.join(&folder)) };
     for directory in [&logs, &kept] {
-        std::fs::create_dir_all(directory).map_err(|e| {
+        Directory::root(directory, Root::Named).map_err(|e| {
             Failure::config(format!("cannot write logs to {}: {e}; give another --log-dir", directory.display()))
         })?;
     }
     let memory = places::node_memory(&meet.job, &node);
-    std::fs::create_dir_all(&memory).map_err(|e| {
+    places::open_node_memory(&meet.job, &node).map_err(|e| {
         Failure::config(format!(
-            "cannot use {}: {e}; set EVERSTEP_SHM_DIR to a directory you can write",
+            "cannot use {}: {e}; set EVERSTEP_SHM_DIR to a directory that only you can write",
             memory.display()
         ))
     })?;

@@ -2,33 +2,25 @@
 
 use super::meet::Meet;
 use super::{Failure, Options};
+use crate::lock::{self, Owner};
 use crate::places;
-use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// An earlier agent's guard may hold the node for a moment.
 const NODE_LOCK_WAIT: Duration = Duration::from_secs(5);
 
 /// Takes the lock of a node id; held by the agent and, after it, by its guard.
-fn lock_node(job: &str, node: &str, wait: Duration) -> Result<Option<File>, Failure> {
-    let directory = places::job(job);
+fn lock_node(job: &str, node: &str, wait: Duration) -> Result<Result<File, Owner>, Failure> {
+    let path = places::job(job);
     let unusable = |e: std::io::Error| {
         Failure::config(format!(
             "cannot use {}: {e}; set EVERSTEP_STATE_DIR to a directory you can write",
-            directory.display()
+            path.display()
         ))
     };
-    std::fs::create_dir_all(&directory).map_err(unusable)?;
-    let file = File::create(directory.join(format!("node-{node}.lock"))).map_err(unusable)?;
-    let start = Instant::now();
-    while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-        if start.elapsed() >= wait {
-            return Ok(None);
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(Some(file))
+    let directory = places::open_job(job).map_err(unusable)?;
+    lock::take(&directory, &format!("node-{node}.lock"), wait).map_err(unusable)
 }
 
 /// The id of this node in `job`, and its lock.
@@ -47,12 +39,12 @@ pub fn node_id(o: &Options, meet: &Meet, nodes_max: u32) -> Result<(String, File
     if let Some(node) = named {
         places::check_name("--node-rank", &node).map_err(Failure::usage)?;
         let lock = lock_node(job, &node, NODE_LOCK_WAIT)?;
-        let taken = || {
+        let taken = |by: Owner| {
             Failure::config(format!(
-                "node id {node} of job {job} is already in use on this machine; give each node its own --node-rank, or end the other agent"
+                "node id {node} of job {job} is already in use on this machine by {by}; give each node its own --node-rank, or end the other agent"
             ))
         };
-        return Ok((node.clone(), lock.ok_or_else(taken)?));
+        return Ok((node.clone(), lock.map_err(taken)?));
     }
     // Several agents may share a machine: each takes the first free id of this host.
     let host = rustix::system::uname()
@@ -61,7 +53,7 @@ pub fn node_id(o: &Options, meet: &Meet, nodes_max: u32) -> Result<(String, File
         .replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "-");
     for i in 0..256 {
         let node = if i == 0 { host.clone() } else { format!("{host}-{i}") };
-        if let Some(lock) = lock_node(job, &node, Duration::ZERO)? {
+        if let Ok(lock) = lock_node(job, &node, Duration::ZERO)? {
             return Ok((node, lock));
         }
     }

@@ -1,0 +1,49 @@
+//! One coordinator per store.
+
+use crate::{lock, places};
+use everstep_wire::limits::{CONNECT_TIMEOUT, NOTE_BYTES_MAX};
+use everstep_wire::private::Directory;
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// A store's lock that is held without a coordinator that answers is waited for so long.
+/// Shorter than an agent waits for a coordinator that it has started.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
+/// How often it is tried.
+const DRAW: Duration = Duration::from_millis(50);
+
+/// The lock of a store, for the life of a coordinator; `None` when another one serves already. A lock that something else holds
+/// is waited for with a limit.
+pub(super) async fn alone(directory: &Path) -> Result<Option<File>, String> {
+    let store =
+        places::open_store(directory).map_err(|e| format!("cannot use the store {}: {e}", directory.display()))?;
+    let start = Instant::now();
+    loop {
+        let taken = lock::take(&store, "lock", Duration::ZERO);
+        let by = match taken.map_err(|e| format!("cannot lock {}: {e}", directory.display()))? {
+            Ok(lock) => return Ok(Some(lock)),
+            Err(by) => by,
+        };
+        // A coordinator that starts or ends holds the lock for a moment without an address.
+        if by.is("everstep") || answers(&store).await {
+            return Ok(None);
+        }
+        if start.elapsed() >= LOCK_WAIT {
+            let at = directory.join("lock");
+            return Err(format!(
+                "the store is locked: {by} holds {}, and no coordinator answers; end that process",
+                at.display()
+            ));
+        }
+        tokio::time::sleep(DRAW).await;
+    }
+}
+
+async fn answers(store: &Directory) -> bool {
+    let about = store.read("endpoint.json", NOTE_BYTES_MAX).ok();
+    let about = about.and_then(|b| serde_json::from_slice::<serde_json::Value>(&b).ok());
+    let Some(endpoint) = about.as_ref().and_then(|a| a["endpoint"].as_str()) else { return false };
+    let connected = tokio::time::timeout(CONNECT_TIMEOUT, tokio::net::TcpStream::connect(endpoint)).await;
+    connected.is_ok_and(|c| c.is_ok())
+}
