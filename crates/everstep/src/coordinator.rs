@@ -336,7 +336,7 @@ impl Driver {
     /// Compares ranks, and writes down now and then how far they are.
     fn progressed(&mut self, session: Session, id: &JobId) {
         let Some(job) = self.core.jobs().get(id) else { return };
-        let generation = job.record.generation;
+        let (generation, now) = (job.record.generation, self.now());
         let pace = self.paces.entry(id.clone()).or_default();
         if pace.generation != generation {
             *pace = Pace { generation, ..Pace::default() };
@@ -346,7 +346,7 @@ impl Driver {
                 pace.slow.saw(p.rank, step, own);
             }
         }
-        let changes = pace.slow.changes();
+        let changes = pace.slow.changes(now);
         let behind = job.behind;
         if pace.written.is_none_or(|at| at.elapsed() >= PROGRESS) {
             pace.written = Some(Instant::now());
