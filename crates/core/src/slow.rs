@@ -56,10 +56,13 @@ pub struct SlowWatch {
     episode: Option<Time>,
 }
 
-/// A rank's latest steps, without the shortest and the longest.
+/// How long a rank's steps take.
 struct Lately {
+    /// All but one of the latest steps take at least this long.
     low: u64,
+    /// Median of the latest steps.
     median: u64,
+    /// All but one of the latest steps, and four of five in the long window, take at most this long.
     high: u64,
 }
 
@@ -71,10 +74,17 @@ fn median(values: impl Iterator<Item = u64>) -> u64 {
 
 impl Lately {
     fn of(window: &VecDeque<u64>) -> Self {
-        let mut sorted: Vec<u64> = window.iter().rev().take(WINDOW).copied().collect();
-        sorted.sort_unstable();
-        let at = |i: usize| sorted.get(i).copied().unwrap_or(0);
-        Lately { low: at(1), median: at(sorted.len() / 2), high: at(sorted.len().saturating_sub(2)) }
+        let mut all: Vec<u64> = window.iter().copied().collect();
+        let mut latest = all.split_off(all.len().saturating_sub(WINDOW));
+        all.extend(&latest);
+        all.sort_unstable();
+        latest.sort_unstable();
+        let of = |sorted: &[u64], i: usize| sorted.get(i).copied().unwrap_or(0);
+        Lately {
+            low: of(&latest, 1),
+            median: of(&latest, latest.len() / 2),
+            high: of(&latest, latest.len().saturating_sub(2)).max(of(&all, all.len() * 4 / 5)),
+        }
     }
 }
 
