@@ -1,0 +1,77 @@
+"""Healthy ranks on a busy machine are not called slow again and again; a rank that is slow is named within ten steps."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from figures.bound import Bound
+from harness.cluster import Cluster, cluster
+
+SCRIPT = "figures/scripts/slow_ranks.py"
+#: A busy neighbour computes for so many seconds, and rests for as many.
+TURNS = (3.0, 11.0, 40.0)
+
+
+def _busy(turn: float) -> None:
+    while True:
+        until = time.monotonic() + turn
+        while time.monotonic() < until:
+            pass
+        time.sleep(turn)
+
+
+@contextlib.contextmanager
+def _neighbours() -> Iterator[None]:
+    processes = [multiprocessing.Process(target=_busy, args=(turn,), daemon=True) for turn in TURNS[:2]]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _announced(c: Cluster) -> list[dict[str, object]]:
+    return [f for f in c.facts("SlowRank") if f["slow"]]
+
+
+def _healthy(workers: int, seconds: float) -> tuple[int, float]:
+    """Announcements in that time, and the minutes that it really was."""
+    with tempfile.TemporaryDirectory() as out, cluster(f"calm-{workers}", [SCRIPT, "--out", out, "--steps", "1000000"], workers=workers) as c:
+        c.start_all()
+        c.wait_step(5)
+        began = time.monotonic()
+        with _neighbours():
+            while time.monotonic() - began < seconds:
+                time.sleep(1)
+        minutes = (time.monotonic() - began) / 60
+        return len(_announced(c)), minutes
+
+
+def _slow(times: float, begins: int) -> int:
+    """Steps from the first slow one to its announcement."""
+    line = [SCRIPT, "--out", "{out}", "--steps", str(begins + 60), "--base", "0.3", "--slow-from", str(begins), "--times", str(times)]
+    with tempfile.TemporaryDirectory() as out, cluster("slow", [x.replace("{out}", out) for x in line], workers=2) as c:
+        c.start_all()
+        named = c.wait_for(lambda: [f for f in _announced(c) if f["rank"] == 1], 120, "rank 1 to be named")
+        steps = [line.split() for line in (Path(out) / "steps-1").read_text().splitlines()]
+        done = [int(step) for step, at in steps if float(at) <= float(named[0]["ts"])]
+        return max(done, default=0) - begins + 1
+
+
+def measure(soak: bool) -> Iterator[Bound]:
+    seconds = 1800 if soak else 100
+    for workers in (2, 4):
+        lines, minutes = _healthy(workers, seconds)
+        allowed = max(1.0, minutes / 10)
+        yield Bound(f"{workers}-ranks.lines", lines, f"announcements in {minutes:.1f} min, ranks with jitter beside busy neighbours", "<=", allowed)
+    for times in (1.8, 2.5):
+        for begins in (12, 40):
+            yield Bound(f"slow-{times:g}-from-{begins}", _slow(times, begins), "steps until the slow rank is named", "<=", 10)
