@@ -87,6 +87,7 @@ def _reduce(case: Case, tmp: Path, codes: list[int], port: int, given: dict[str,
         text = text.replace(f"<{socket.gethostname()}>", "<HOST>").replace(str(tmp), "TMP").replace(str(ROOT), "ROOT").replace(str(port), "PORT")
         # The folder of a run ends in something random.
         text = re.sub(r"(logs\d?|/torchelastic_\w+|jobs/[^/]+/logs)/([^/]*)_\w{8}/", r"\1/\2_X/", text)
+        text = re.sub(r"^(/\S+/watchdog_timer_[0-9a-f-]{36}|TMP/memory/\S+/timer)$", "TIMER", text)
         # So does a random id: a UUID, or a job name.
         return re.sub(r"/([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|job-\d+-\d+)_X/", "/RANDOM_X/", text)
 

@@ -29,6 +29,17 @@ def note() -> None:
     os.write(2, f"err of rank {rank}: apple\nerr of rank {rank}: pear, plum\n".encode())
 
 
+def take_timer() -> None:
+    """``--timer=SECONDS``: a block of code that must end within that time."""
+    seconds = next((a.removeprefix("--timer=") for a in sys.argv if a.startswith("--timer=")), "")
+    if seconds:
+        from torch.distributed.elastic import timer
+
+        timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+        with timer.expires(after=float(seconds), scope="probe"):
+            end()
+
+
 def wait_for_all() -> None:
     """Until every rank of this attempt has written its note: the first failure ends the others."""
     attempt, size = os.environ["TORCHELASTIC_RESTART_COUNT"], int(os.environ["WORLD_SIZE"])
@@ -63,6 +74,7 @@ def end() -> None:
 
 if __name__ == "__main__":
     note()
+    take_timer()
     if any(a.startswith("--do=raise") for a in sys.argv) and "--record" in sys.argv:
         from torch.distributed.elastic.multiprocessing.errors import record
 

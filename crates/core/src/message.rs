@@ -33,6 +33,9 @@ pub struct Hello {
     /// Nodes with the same failure domain may fail together (`--failure-domain`); empty: unknown.
     #[serde(default)]
     pub domain: String,
+    /// Role of its workers (`--role`).
+    #[serde(default)]
+    pub role: String,
     /// Highest generation this life of the agent has started or fenced.
     pub seen: Generation,
     /// Workers alive or exited in the generation that this agent still runs.
@@ -236,6 +239,9 @@ pub struct Slot {
     pub host: String,
     /// Its process-group store for this generation.
     pub store_port: u16,
+    /// Role of its workers.
+    #[serde(default)]
+    pub role: String,
 }
 
 impl Slot {
@@ -281,8 +287,12 @@ impl World {
     pub fn place(&self, node: &NodeId, size: u32) -> Option<Place> {
         let index = self.index(node)?;
         let leader = self.slots.first()?;
+        let slot = self.slots.get(index)?;
+        let workers = |slots: &[Slot]| slots.iter().filter(|s| s.role == slot.role).map(|s| s.workers).sum();
         Some(Place {
-            slot: self.slots.get(index)?.clone(),
+            slot: slot.clone(),
+            first_role_rank: workers(self.slots.get(..index)?),
+            role_world_size: workers(&self.slots),
             group_rank: u32::try_from(index).unwrap_or(u32::MAX),
             group_world_size: u32::try_from(self.slots.len()).unwrap_or(u32::MAX),
             world_size: size,
@@ -303,6 +313,11 @@ pub struct Place {
     pub group_world_size: u32,
     /// Number of ranks.
     pub world_size: u32,
+    /// Number, among the ranks with the same role, of the node's local rank 0
+    /// (`SimpleElasticAgent._assign_worker_ranks` in torch).
+    pub first_role_rank: u32,
+    /// Number of ranks with the same role.
+    pub role_world_size: u32,
     /// Host of the first node, which serves the process-group store.
     pub leader_host: String,
     /// Its port.

@@ -48,6 +48,7 @@ impl Scene {
                 store_port: 1,
                 replica_port: 7,
                 domain: String::new(),
+                role: String::new(),
                 seen: Generation(0),
                 running: None,
             };

@@ -36,6 +36,7 @@ fn running() -> Agent {
             store_port: 1,
             replica_port: 0,
             domain: String::new(),
+            role: String::new(),
             held: Generation(0),
             named: true,
             shutdown_grace: Duration::from_secs(30),
@@ -45,9 +46,18 @@ fn running() -> Agent {
         Time(0),
     );
     let slot =
-        Slot { node, incarnation: Incarnation(1), first_rank: Rank(1), workers: 1, host: "h".into(), store_port: 1 };
+        Slot { node, incarnation: Incarnation(1), first_rank: Rank(1), workers: 1, host: "h".into(), store_port: 1, role: String::new() };
     let place =
-        Place { slot, group_rank: 1, group_world_size: 2, world_size: 2, leader_host: "g".into(), leader_port: 1 };
+        Place {
+        slot,
+        group_rank: 1,
+        group_world_size: 2,
+        world_size: 2,
+        first_role_rank: 1,
+        role_world_size: 2,
+        leader_host: "g".into(),
+        leader_port: 1,
+    };
     agent.handle(Time(0), Event::Connected);
     let orders = [
         Order::Welcome { epoch: Epoch(1) },

@@ -30,6 +30,7 @@ impl World {
         let config = Config {
             replica_port: u16::try_from(1000 + host).unwrap_or(0),
             domain: String::new(),
+            role: String::new(),
             held: h.all().map(|m| m.of.generation).max().unwrap_or_default(),
             node: h.node.clone(),
             incarnation: Incarnation(self.now * 100 + host as u64 + 1),

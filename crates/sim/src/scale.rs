@@ -38,6 +38,7 @@ fn hello(node: u32, nodes: u32) -> Hello {
     Hello {
         replica_port: 0,
         domain: String::new(),
+        role: String::new(),
         node: NodeId(node.to_string()),
         incarnation: Incarnation(1),
         spec: JobSpec {

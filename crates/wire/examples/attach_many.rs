@@ -31,6 +31,7 @@ fn hello(node: u32, nodes: u32) -> Box<Hello> {
         store_port: 29_500,
         replica_port: 0,
         domain: String::new(),
+        role: String::new(),
         seen: Generation(0),
         running: None,
     })

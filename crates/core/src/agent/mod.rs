@@ -52,6 +52,8 @@ pub struct Config {
     pub replica_port: u16,
     /// Failure domain, or empty.
     pub domain: String,
+    /// Role of its workers.
+    pub role: String,
     /// Newest generation that this node's memory holds anything of: numbers up to it are used, whatever the store
     /// says. Who says so has the node lock, so no worker of them is left here.
     pub held: Generation,
@@ -181,6 +183,7 @@ impl Agent {
             store_port: self.config.store_port,
             replica_port: self.config.replica_port,
             domain: self.config.domain.clone(),
+            role: self.config.role.clone(),
             seen: self.seen,
             running: self.crew.as_ref().map(|c| Running {
                 generation: c.generation,

@@ -59,6 +59,7 @@ pub fn form(
                 workers: h.workers,
                 host: h.host.clone(),
                 store_port: h.store_port,
+                role: h.role.clone(),
             };
             first += h.workers;
             slot
@@ -100,6 +101,7 @@ mod tests {
             store_port: 1,
             replica_port: 0,
             domain: String::new(),
+            role: String::new(),
             seen: Generation(0),
             running: None,
         }

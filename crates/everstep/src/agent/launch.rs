@@ -53,6 +53,8 @@ pub struct Template {
     pub virtual_local_rank: bool,
     /// `--numa-binding`.
     pub numa_binding: Option<String>,
+    /// The pipe of torch's timers, where the user has switched them on.
+    pub timer_file: Option<PathBuf>,
     /// Where the kernel writes its log.
     pub kernel_log: Option<PathBuf>,
     /// NVIDIA's management library.
@@ -129,14 +131,14 @@ impl Template {
         let rank = (slot.first_rank.0 + local).to_string();
         let max_restarts = if self.max_restarts_given { start.max_restarts } else { 0 };
         let mut set = |name: &str, value: String| env.insert(name.into(), value);
-        set("RANK", rank.clone());
+        set("RANK", rank);
         set("LOCAL_RANK", if self.virtual_local_rank { "0".into() } else { local.to_string() });
         set("WORLD_SIZE", place.world_size.to_string());
         set("LOCAL_WORLD_SIZE", slot.workers.to_string());
         set("GROUP_RANK", place.group_rank.to_string());
         set("GROUP_WORLD_SIZE", place.group_world_size.to_string());
-        set("ROLE_RANK", rank);
-        set("ROLE_WORLD_SIZE", place.world_size.to_string());
+        set("ROLE_RANK", (place.first_role_rank + local).to_string());
+        set("ROLE_WORLD_SIZE", place.role_world_size.to_string());
         set("ROLE_NAME", self.role.clone());
         set("MASTER_ADDR", place.leader_host.clone());
         set("MASTER_PORT", place.leader_port.to_string());
@@ -146,6 +148,9 @@ impl Template {
         set("TORCHELASTIC_USE_AGENT_STORE", "True".into());
         set("TORCHELASTIC_ERROR_FILE", self.streams.error_file(start.restarts, local));
         set("TORCHELASTIC_SIGNALS_TO_HANDLE", self.signals_to_handle.clone());
+        if let Some(path) = &self.timer_file {
+            set(super::file_timer::FILE, path.display().to_string());
+        }
         set("EVERSTEP_JOB", self.job.clone());
         set("EVERSTEP_NODE", self.node.clone());
         set("EVERSTEP_GENERATION", start.generation.0.to_string());

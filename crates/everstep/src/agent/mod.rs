@@ -4,6 +4,7 @@ pub mod connection;
 mod durable;
 mod elsewhere;
 pub mod external;
+pub mod file_timer;
 mod inject;
 pub mod kernel_log;
 mod last;
@@ -175,6 +176,9 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
     config.replica_port = replicas.port;
     config.held = replicas.newest_generation();
     listen::to_workers(&template, &inbox)?;
+    if let Some(path) = &template.timer_file {
+        file_timer::serve(path, guard_process.id())?;
+    }
     listen::to_signals(&inbox)?;
     let (ladder, workers, table) = (config.spec.ladder(), config.workers, config.table.clone());
     let ring = metric::samples::Ring::default();

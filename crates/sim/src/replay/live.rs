@@ -101,6 +101,7 @@ impl Live {
             store_port: 1,
             replica_port: 7,
             domain: String::new(),
+            role: String::new(),
             seen: Generation(0),
             running: None,
         };

@@ -11,6 +11,7 @@ pub use spelling::uniform;
 
 use super::{Failure, classify, plan, runtime};
 use crate::agent::connection::Target;
+use crate::agent::file_timer;
 use crate::agent::launch::Template;
 use crate::agent::streams::{Console, Std, Streams};
 use crate::places;
@@ -119,6 +120,7 @@ pub fn rendezvous(o: &Options) -> Result<i32, Failure> {
         replica_port: 0,
         held: Generation(0),
         domain: String::new(),
+        role: o.role.clone(),
         named: true,
         shutdown_grace: Duration::ZERO,
         stop_signals: Vec::new(),
@@ -136,7 +138,8 @@ fn start(o: &Options) -> Result<i32, Failure> {
     let workers = command::workers(&o.nproc_per_node)?;
     let stop_signals = o.stop_signals()?;
     let streams = streams(o)?;
-    if let Some(plugin) = &o.logs_specs {
+    // torch names its own log handling so.
+    if let Some(plugin) = o.logs_specs.as_ref().filter(|plugin| *plugin != "default") {
         return Err(Failure::usage(format!(
             "--logs-specs {plugin} is a plug-in written in Python; run it with torchrun --rdzv-backend everstep --logs-specs {plugin}"
         )));
@@ -181,6 +184,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
         streams: Streams { logs: logs.clone(), kept: kept.clone(), no_logs, ..streams },
         role: o.role.clone(),
         socket: places::memory().join(format!("{:08x}.sock", short as u32)),
+        timer_file: file_timer::wanted(&memory.join("timer")),
         memory,
         max_restarts_given: o.max_restarts.is_some(),
         signals_to_handle: o.signals_to_handle.clone(),
@@ -199,6 +203,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
         replica_port: 0,
         held: Generation(0),
         domain: o.failure_domain.clone().unwrap_or_default(),
+        role: o.role.clone(),
         named: o.job_name().is_some(),
         shutdown_grace: Duration::from_secs(shutdown_timeout(o)),
         stop_signals,

@@ -87,7 +87,7 @@ pub struct Options {
     /// Host that other nodes reach this one by
     #[arg(long, env = "PET_LOCAL_ADDR")]
     pub local_addr: Option<String>,
-    /// A log plug-in for torchrun, written in Python; see torchrun --rdzv-backend everstep
+    /// default, or a log plug-in of torchrun, which needs torchrun --rdzv-backend everstep
     #[arg(long)]
     pub logs_specs: Option<String>,
     /// Bind each worker to the processors near its accelerator
