@@ -234,7 +234,10 @@ mod tests {
                 let (_, changes) = run(ranks, begins + 9, |rank, step| {
                     (40_000 + noise(rank, step, 20_000)) * if slow(rank, step) { 2 } else { 1 }
                 });
-                assert!(changes.iter().any(|(_, c)| c.rank == 1 && c.slow), "{ranks} ranks, from step {begins}: {changes:?}");
+                assert!(
+                    changes.iter().any(|(_, c)| c.rank == 1 && c.slow),
+                    "{ranks} ranks, from step {begins}: {changes:?}"
+                );
             }
         }
     }

@@ -45,10 +45,16 @@ fn running() -> Agent {
         },
         Time(0),
     );
-    let slot =
-        Slot { node, incarnation: Incarnation(1), first_rank: Rank(1), workers: 1, host: "h".into(), store_port: 1, role: String::new() };
-    let place =
-        Place {
+    let slot = Slot {
+        node,
+        incarnation: Incarnation(1),
+        first_rank: Rank(1),
+        workers: 1,
+        host: "h".into(),
+        store_port: 1,
+        role: String::new(),
+    };
+    let place = Place {
         slot,
         group_rank: 1,
         group_world_size: 2,

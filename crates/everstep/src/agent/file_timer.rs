@@ -50,7 +50,8 @@ impl Timers {
     /// Processes with an expired timer, with the scope and the signal of the first one that has a signal. All timers of such a process
     /// are forgotten.
     fn expired(&mut self, now: f64) -> Vec<(i32, String, i32)> {
-        let mut due: Vec<_> = self.0.iter().filter(|(_, (at, _))| *at <= now).map(|(k, v)| (v.0, k.clone(), v.1)).collect();
+        let mut due: Vec<_> =
+            self.0.iter().filter(|(_, (at, _))| *at <= now).map(|(k, v)| (v.0, k.clone(), v.1)).collect();
         due.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut found: BTreeMap<i32, (String, i32)> = BTreeMap::new();
         for (_, (pid, scope), signal) in due {
@@ -153,19 +154,23 @@ mod tests {
     use super::*;
 
     fn request(pid: i32, scope: &str, at: f64, signal: i32) -> String {
-        format!("{{\"version\":1,\"pid\":{pid},\"scope_id\":\"{scope}\",\"expiration_time\":{at},\"signal\":{signal}}}\n")
+        format!(
+            "{{\"version\":1,\"pid\":{pid},\"scope_id\":\"{scope}\",\"expiration_time\":{at},\"signal\":{signal}}}\n"
+        )
     }
 
     #[test]
     fn a_timer_expires_unless_it_is_released() {
         let mut timers = Timers::default();
-        let mut buffer = [request(7, "a", 10.0, 9), request(7, "b", 5.0, 0), request(8, "a", 5.0, 15), request(8, "a", -1.0, 0)]
-            .concat()
-            .into_bytes();
+        let mut buffer =
+            [request(7, "a", 10.0, 9), request(7, "b", 5.0, 0), request(8, "a", 5.0, 15), request(8, "a", -1.0, 0)]
+                .concat()
+                .into_bytes();
         take_lines(&mut buffer, &mut timers);
         assert!(timers.expired(4.9).is_empty());
         assert!(timers.expired(6.0).is_empty(), "its timer has no signal");
-        let mut buffer = [request(7, "a", 10.0, 9), request(7, "c", 9.0, 15), "nonsense\n".into()].concat().into_bytes();
+        let mut buffer =
+            [request(7, "a", 10.0, 9), request(7, "c", 9.0, 15), "nonsense\n".into()].concat().into_bytes();
         take_lines(&mut buffer, &mut timers);
         assert_eq!(timers.expired(11.0), [(7, "c".into(), 15)], "the first one");
         assert!(timers.expired(99.0).is_empty(), "its other timers are gone with it");
