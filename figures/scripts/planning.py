@@ -25,13 +25,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from everstep._internal import Arena, publish, reserve_slot
+from everstep._internal import Arena, Mark, publish, reserve_slot
 from everstep.placed import PARTS
 from everstep.state import Item, Layout, State
 from everstep.tiers import Snapshot
 
 #: Rows of every tensor; 256 and 192 ranks get as many each.
 ROWS = 768
+MARK = Mark("0" * 32, 1, 0, 0)
 
 
 def model(ranks: int, tensors: int, rank: int) -> nn.Module:
@@ -62,7 +63,7 @@ def save(directory: Path, ranks: int, tensors: int) -> dict[str, float]:
         items = [Item(PARTS, blob, True) if i.name == PARTS else i for i in snapshot.items]
         shards.append(_write(directory, slot, Snapshot(1, items, 1), rank, ranks))
     began = time.process_time()
-    publish(str(directory), 0, 1, shards, (2, 0, True))
+    publish(str(directory), MARK, 1, shards, (2, 0, True))
     return {"rank": own, "publish": time.process_time() - began}
 
 
@@ -72,7 +73,7 @@ def _write(directory: Path, slot: str, snapshot: Snapshot, rank: int, ranks: int
     sources = [(i.tensor.data_ptr(), e[3], False) for i, e in zip(snapshot.items, entries, strict=True)]
     arena.capture(1, entries, sources, 1, 1, None, False)
     arena.wait()
-    return str(arena.write_shard(str(directory), 1))
+    return str(arena.write_shard(str(directory), 1, MARK))
 
 
 def load(directory: Path, tensors: int, new: int) -> dict[str, float]:

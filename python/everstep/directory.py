@@ -7,7 +7,8 @@ import re
 from os import PathLike
 from pathlib import Path
 
-from ._internal import CheckpointError, list_checkpoints, reach
+from . import worker as _worker
+from ._internal import CheckpointError, Mark, list_checkpoints, reach, run_id
 
 _COLLAPSED = re.compile(r"(s3a?|gs|az|azure|abfss?|adl):/[^/]")
 
@@ -22,6 +23,7 @@ class Directory:
         text = os.fspath(given)
         if _COLLAPSED.match(text):
             raise CheckpointError(f"{text} is the URL of a store that went through pathlib.Path, which takes one of its slashes: give it as a string")
+        self._run: str | None = None
         scheme, url, rest = text.partition("://")
         self.is_url = bool(url)
         self._text = f"{scheme}://{rest.rstrip('/')}" if self.is_url else str(Path(text).absolute())
@@ -53,6 +55,22 @@ class Directory:
     def has(self, step: int) -> bool:
         """The checkpoint of this step is there, and complete."""
         return any(found == step and wrong is None for found, _, _, wrong in list_checkpoints(self))
+
+    @property
+    def run(self) -> str:
+        """The identity of this directory: drawn when it is first used, the same as long as it is not deleted.
+
+        Raises:
+            CheckpointError: when the file with it is damaged, or cannot be made.
+        """
+        if self._run is None:
+            self._run = run_id(self)
+        return self._run
+
+    def mark(self) -> Mark:
+        """The mark on what this process writes here."""
+        world = _worker.world()
+        return Mark(self.run, 0, world.generation, world.attempt)
 
     def is_there(self) -> bool:
         """False for a directory that is missing; a store has no directories."""

@@ -199,7 +199,7 @@ class AgentTier:
         world = _worker.world()
         self._identity = (job, world.rank, world.world_size, world.generation, any_rank)
         if durable:
-            agent.persist_to(str(directory), *keep.arguments(), bandwidth)
+            agent.persist_to(str(directory), directory.run, *keep.arguments(), bandwidth)
         agent.replicate(redundancy.replicas, redundancy.data, any_rank)
         self._every = 1
         self._network: NetworkWatch | None = None
@@ -399,17 +399,17 @@ class DiskTier:
         step, self._pending = self._pending, None
         if step is None or self._slots.arena is None:
             return
-        world = _worker.world()
+        world, mark = _worker.world(), self._directory.mark()
         failure: Exception | None = None
         try:
-            note_shard(self._directory, 0, step, self._slots.arena.write_shard(self._directory, step))
+            note_shard(self._directory, mark, step, self._slots.arena.write_shard(self._directory, step, mark))
         except (CheckpointError, OSError) as e:
             failure = e
         # What an earlier life has left must not stand for a shard that could not be written.
         failed = [rank for rank, (wrong,) in enumerate(gathered([int(failure is not None)])) if wrong]
         if world.rank == 0 and not failed:
             try:
-                publish_noted(self._directory, 0, step, world.world_size, self._keep.arguments())
+                publish_noted(self._directory, mark, step, world.world_size, self._keep.arguments())
             except (CheckpointError, OSError) as e:
                 failure = e
         if failure is None and failed:

@@ -4,6 +4,7 @@
 mod board;
 mod error;
 mod frequency;
+mod mark;
 mod network;
 mod order;
 mod resharded;
@@ -18,6 +19,7 @@ fn _internal(m: &Bound<'_, PyModule>) -> PyResult<()> {
     error::register(m)?;
     board::register(m)?;
     frequency::register(m)?;
+    mark::register(m)?;
     network::register(m)?;
     order::register(m)?;
     socket::register(m)?;

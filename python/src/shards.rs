@@ -3,9 +3,11 @@
 
 use crate::board::PyBoard;
 use crate::error::{checkpoint, restore};
+use crate::mark::PyMark;
 use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{self, Capture, Filling, Plan, Source};
 use everstep_checkpoint::direct::Throttle;
+use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::format::shard::Tensor;
 use everstep_checkpoint::format::shard::places_from_text;
 use everstep_checkpoint::objects::is_url;
@@ -162,11 +164,11 @@ impl PyArena {
     }
 
     /// Writes the slot that holds `step` as this rank's shard (without an agent).
-    fn write_shard(&self, py: Python<'_>, directory: PathBuf, step: u64) -> PyResult<String> {
+    fn write_shard(&self, py: Python<'_>, directory: PathBuf, step: u64, mark: &PyMark) -> PyResult<String> {
         let slot = self.holding(step).ok_or_else(|| checkpoint(format!("step {step} was not captured")))?;
         let rank = Rank(u32::try_from(self.label.rank).map_err(checkpoint)?);
-        let generation = self.label.generation;
-        let shard = py.detach(|| persist::write_shard(slot, &directory, generation, step, rank, &Throttle::new(0)));
+        let mark = &mark.mark;
+        let shard = py.detach(|| persist::write_shard(slot, &directory, mark, step, rank, &Throttle::new(0)));
         slot.release(Pin::Persist);
         let shard = shard.map_err(|e| {
             checkpoint(format!(
@@ -379,15 +381,16 @@ fn open_shard(py: Python<'_>, checkpoint_directory: PathBuf, rank: u32) -> PyRes
 fn publish(
     py: Python<'_>,
     directory: PathBuf,
-    generation: u64,
+    mark: &PyMark,
     step: u64,
     shards: Vec<String>,
     keep: (usize, u64, bool),
 ) -> PyResult<()> {
     let shards = shards.iter().map(|s| serde_json::from_str(s)).collect::<Result<Vec<_>, _>>().map_err(checkpoint)?;
+    let mark = &mark.mark;
     let done = py.detach(|| {
-        persist::publish(&directory, generation, step, &shards)?;
-        pruned(&directory, generation, keep)
+        persist::publish(&directory, mark, step, &shards)?;
+        pruned(&directory, mark, keep)
     });
     done.map_err(|e| unpublished(&directory, &e))
 }
@@ -397,21 +400,22 @@ fn publish(
 fn publish_noted(
     py: Python<'_>,
     directory: PathBuf,
-    generation: u64,
+    mark: &PyMark,
     step: u64,
     world_size: u32,
     keep: (usize, u64, bool),
 ) -> PyResult<()> {
+    let mark = &mark.mark;
     let done = py.detach(|| {
-        persist::publish_noted(&directory, generation, step, world_size)?;
-        pruned(&directory, generation, keep)
+        persist::publish_noted(&directory, mark, step, world_size)?;
+        pruned(&directory, mark, keep)
     });
     done.map_err(|e| unpublished(&directory, &e))
 }
 
-fn pruned(directory: &Path, generation: u64, (last, every, epochs): (usize, u64, bool)) -> std::io::Result<()> {
+fn pruned(directory: &Path, mark: &Mark, (last, every, epochs): (usize, u64, bool)) -> std::io::Result<()> {
     let every = (every > 0).then(|| Duration::from_secs(every));
-    persist::prune(directory, Policy { last, every, epochs }, generation).map(drop)
+    persist::prune(directory, Policy { last, every, epochs }, mark).map(drop)
 }
 
 fn unpublished(directory: &Path, e: &std::io::Error) -> PyErr {
@@ -427,9 +431,10 @@ fn reach(py: Python<'_>, directory: PathBuf) -> PyResult<()> {
 
 /// Writes down a shard, as JSON from `write_shard`, for whoever publishes.
 #[pyfunction]
-fn note_shard(py: Python<'_>, directory: PathBuf, generation: u64, step: u64, shard: &str) -> PyResult<()> {
+fn note_shard(py: Python<'_>, directory: PathBuf, mark: &PyMark, step: u64, shard: &str) -> PyResult<()> {
+    let mark = &mark.mark;
     let shard = serde_json::from_str(shard).map_err(checkpoint)?;
-    let done = py.detach(|| persist::note(&directory, generation, step, &shard));
+    let done = py.detach(|| persist::note(&directory, mark, step, &shard));
     done.map_err(|e| checkpoint(format!("cannot write to {}: {e}; the previous checkpoint stays", directory.display())))
 }
 

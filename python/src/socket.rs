@@ -1,7 +1,7 @@
 //! Requests to the agent over its unix socket: one frame out, one frame back, interpreter released.
 
 use crate::error::AgentError;
-use everstep_core::id::{Generation, Rank, Step};
+use everstep_core::id::{Generation, Rank, RunId, Step};
 use everstep_core::message::{Offer, Redundancy, Tier};
 use everstep_wire::frame;
 use everstep_wire::private;
@@ -19,6 +19,10 @@ pub struct PyAgent {
     generation: Generation,
     local_rank: u32,
     rank: Rank,
+}
+
+fn run_id(text: &str) -> PyResult<RunId> {
+    text.parse().map_err(AgentError::new_err::<String>)
 }
 
 /// A decision as Python sees it: step, tier, slot.
@@ -117,10 +121,12 @@ impl PyAgent {
     }
 
     /// Says where sealed slots are persisted to.
+    #[allow(clippy::too_many_arguments)]
     fn persist_to(
         &self,
         py: Python<'_>,
         directory: String,
+        run: &str,
         keep: u32,
         keep_every: u64,
         keep_epochs: bool,
@@ -131,6 +137,7 @@ impl PyAgent {
             local_rank: self.local_rank,
             rank: self.rank,
             directory,
+            run: run_id(run)?,
             keep,
             keep_every,
             keep_epochs,

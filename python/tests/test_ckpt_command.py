@@ -43,7 +43,7 @@ def test_a_directory_is_listed_looked_into_verified_and_pruned(env, tmp_path):
     found = _everstep("ckpt", "verify", str(out), env=env)
     assert found.returncode == 1 and "step 8" in found.stdout and "1 are damaged" in found.stdout
     assert _everstep("ckpt", "prune", str(out), "--keep", "2", env=env).stdout.split() == ["2", "4"]
-    assert sorted(p.name for p in out.iterdir()) == ["step-3", "step-6", "step-8"]
+    assert sorted(p.name for p in out.glob("step-*")) == ["step-3", "step-6", "step-8"]
 
 
 def test_what_is_not_there_is_said_in_one_sentence(env, tmp_path):
@@ -78,7 +78,7 @@ def test_epochs_and_spans_are_kept(tmp_path):
         data.epoch = step // 5
         ckpt.step(step)
     ckpt.close()
-    steps = sorted(int(p.name.split("-")[1]) for p in tmp_path.iterdir())
+    steps = sorted(int(p.name.split("-")[1]) for p in tmp_path.glob("step-*"))
     assert steps == [5, 8, 10], steps
 
 

@@ -6,6 +6,7 @@
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
+use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::format::shard::Tensor;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::replicate::holder::Holder;
@@ -13,7 +14,7 @@ use everstep_checkpoint::replicate::protocol::{Ask, Peer, VERSION, Want, descrip
 use everstep_checkpoint::replicate::pull::{fill, find, heal};
 use everstep_checkpoint::replicate::push::{Link, Open, Window};
 use everstep_checkpoint::restore::{RestoreError, Shard};
-use everstep_core::id::Rank;
+use everstep_core::id::{Rank, RunId};
 use everstep_core::message::Purpose;
 use everstep_wire::frame;
 use everstep_wire::limits::INDEX_BYTES_MAX;
@@ -48,6 +49,8 @@ unsafe impl GlobalAlloc for Largest {
 
 #[global_allocator]
 static ALLOCATOR: Largest = Largest;
+
+const MARK: Mark = Mark { run: RunId(1), epoch: 1, generation: 1, attempt: 0 };
 
 const TENSORS: [(&str, usize); 4] = [("a", 30_000), ("b", 4), ("c", 20_480), ("d", 11_000)];
 
@@ -273,8 +276,8 @@ fn main() {
     let slot = captured(&path);
     assert_eq!((slot.state(), read(open_slot(&path))), (State::Sealed, 1));
     let (out, replica) = (directory.join("out"), directory.join("replica"));
-    let shard = persist::write_shard(&slot, &out, 1, 1, Rank(0), &Throttle::new(0)).unwrap();
-    persist::publish(&out, 1, 1, &[shard]).unwrap();
+    let shard = persist::write_shard(&slot, &out, &MARK, 1, Rank(0), &Throttle::new(0)).unwrap();
+    persist::publish(&out, &MARK, 1, &[shard]).unwrap();
     fs::create_dir_all(&replica).unwrap();
     let (holder, peer) = hold(&replica);
     slot.release(Pin::Persist);

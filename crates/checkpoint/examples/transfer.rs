@@ -7,6 +7,7 @@
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
+use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::format::shard::Tensor;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::replicate::holder::Holder;
@@ -15,7 +16,7 @@ use everstep_checkpoint::replicate::pull::{fill, find};
 use everstep_checkpoint::replicate::push::{Link, Open, Window};
 use everstep_checkpoint::restore::{Shard, Target};
 use everstep_checkpoint::retain::Policy;
-use everstep_core::id::Rank;
+use everstep_core::id::{Rank, RunId};
 use everstep_core::message::Purpose;
 use everstep_wire::token::Token;
 use memmap2::MmapMut;
@@ -27,6 +28,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
+
+const MARK: Mark = Mark { run: RunId(1), epoch: 1, generation: 1, attempt: 0 };
 
 const TENSORS: usize = 320;
 const PIECE: usize = 256 << 10;
@@ -198,8 +201,8 @@ fn persist_rounds(directory: &Path, memory: &Path, bytes: usize, rounds: u64) {
         };
         let ours = || {
             timed(&named("persist", round), || {
-                let shard = persist::write_shard(&slot, &out, 1, round + 1, Rank(0), &Throttle::new(0)).unwrap();
-                persist::publish(&out, 1, round + 1, &[shard]).unwrap();
+                let shard = persist::write_shard(&slot, &out, &MARK, round + 1, Rank(0), &Throttle::new(0)).unwrap();
+                persist::publish(&out, &MARK, round + 1, &[shard]).unwrap();
             });
             std::fs::remove_dir_all(&out).unwrap();
         };
@@ -218,9 +221,9 @@ fn persist_rounds(directory: &Path, memory: &Path, bytes: usize, rounds: u64) {
 fn commits(out: &Path, memory: &Path, bytes: usize, rounds: u64) {
     for step in 1..=rounds {
         let slot = slot(&memory.join("slot"), bytes, step);
-        let shard = persist::write_shard(&slot, out, 1, step, Rank(0), &Throttle::new(0)).unwrap();
-        persist::publish(out, 1, step, &[shard]).unwrap();
-        persist::prune(out, Policy { last: 2, every: None, epochs: false }, 1).unwrap();
+        let shard = persist::write_shard(&slot, out, &MARK, step, Rank(0), &Throttle::new(0)).unwrap();
+        persist::publish(out, &MARK, step, &[shard]).unwrap();
+        persist::prune(out, Policy { last: 2, every: None, epochs: false }, &MARK).unwrap();
     }
 }
 

@@ -6,11 +6,12 @@ use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, s
 use everstep_checkpoint::capture::{Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::manifest::{MANIFEST_FILE, Manifest};
+use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::format::shard::Tensor;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::restore::Shard;
 use everstep_checkpoint::retain::Policy;
-use everstep_core::id::Rank;
+use everstep_core::id::{Rank, RunId};
 use everstep_core::message::Purpose;
 use std::fs;
 use std::path::Path;
@@ -26,6 +27,10 @@ fn tensors() -> (Vec<Tensor>, Vec<Vec<u8>>) {
         bytes: *n as u64,
     };
     (sizes.iter().map(tensor).collect(), data)
+}
+
+fn mark(generation: u64) -> Mark {
+    Mark { run: RunId(1), epoch: 1, generation, attempt: 0 }
 }
 
 fn captured(path: &Path, step: u64) -> Arc<Slot> {
@@ -115,8 +120,8 @@ fn a_crash_at_any_point_of_a_commit_leaves_the_previous_checkpoint_or_the_new_on
     let out = scratch.path().join("out");
     let commit = |step: u64| {
         let slot = captured(&scratch.path().join(format!("slot-{step}")), step);
-        let shard = persist::write_shard(&slot, &out, 1, step, Rank(0), &Throttle::new(0)).unwrap();
-        persist::publish(&out, 1, step, &[shard]).unwrap();
+        let shard = persist::write_shard(&slot, &out, &mark(1), step, Rank(0), &Throttle::new(0)).unwrap();
+        persist::publish(&out, &mark(1), step, &[shard]).unwrap();
     };
     commit(3);
     commit(6);
@@ -160,16 +165,16 @@ fn publishing_twice_and_pruning_keep_what_is_needed() {
             slot.release(Pin::Persist);
         }
         let slot = captured(&path, step);
-        let shard = persist::write_shard(&slot, &out, generation, step, Rank(0), &Throttle::new(0)).unwrap();
-        persist::publish(&out, generation, step, std::slice::from_ref(&shard)).unwrap();
-        persist::publish(&out, generation, step, &[shard]).unwrap();
+        let shard = persist::write_shard(&slot, &out, &mark(generation), step, Rank(0), &Throttle::new(0)).unwrap();
+        persist::publish(&out, &mark(generation), step, std::slice::from_ref(&shard)).unwrap();
+        persist::publish(&out, &mark(generation), step, &[shard]).unwrap();
     }
-    fs::create_dir(out.join("step-9.tmp-1")).unwrap();
-    fs::create_dir(out.join("step-9.tmp-2")).unwrap();
-    persist::prune(&out, Policy { last: 0, every: None, epochs: false }, 2).unwrap();
+    fs::create_dir(out.join("step-9.tmp-1.1")).unwrap();
+    fs::create_dir(out.join("step-9.tmp-1.2")).unwrap();
+    persist::prune(&out, Policy { last: 0, every: None, epochs: false }, &mark(2)).unwrap();
     let steps: Vec<u64> = persist::list(&out).unwrap().into_iter().map(|(s, _, _)| s).collect();
     assert_eq!(steps, [8, 6], "two versions stay whatever is asked");
-    assert!(!out.join("step-9.tmp-1").exists() && out.join("step-9.tmp-2").exists());
+    assert!(!out.join("step-9.tmp-1.1").exists() && out.join("step-9.tmp-1.2").exists());
 }
 
 /// Two steps that become durable at the same moment are both published and both delete what nobody needs.
@@ -185,7 +190,7 @@ fn two_that_delete_at_once_do_not_fail_each_other() {
         }
         let policy = Policy { last: 2, every: None, epochs: false };
         std::thread::scope(|s| {
-            let both = [0, 1].map(|_| s.spawn(|| persist::prune(&out, policy, 2)));
+            let both = [0, 1].map(|_| s.spawn(|| persist::prune(&out, policy, &mark(2))));
             for one in both {
                 one.join().unwrap().unwrap_or_else(|e| panic!("round {round}: {e}"));
             }

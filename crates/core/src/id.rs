@@ -56,6 +56,52 @@ number!(
     PersistId(u64)
 );
 
+/// Identity of a directory of checkpoints: drawn when the directory is first used, kept in it, and the label of everything that belongs
+/// to it. A directory that was deleted and made anew has another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RunId(pub u128);
+
+impl RunId {
+    /// The identity of another kind of state of the same directory, so that neither is taken for the other. An empty kind changes nothing.
+    #[must_use]
+    pub fn kind(self, kind: &str) -> Self {
+        // FNV-1a over the kind, from the run id on.
+        Self(
+            kind.bytes()
+                .fold(self.0, |h, b| (h ^ u128::from(b)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)),
+        )
+    }
+}
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl std::str::FromStr for RunId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // One spelling only: a manifest whose bytes have changed must not read the same.
+        let whole = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        let number = u128::from_str_radix(text, 16).ok().filter(|_| whole);
+        number.map(Self).ok_or_else(|| format!("{text:?} is not a run id: it has 32 lower-case hexadecimal digits"))
+    }
+}
+
+impl Serialize for RunId {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for RunId {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 /// Name of a job: `--name`, else `--rdzv-id`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -107,6 +153,15 @@ impl fmt::Display for NodeId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn run_ids_are_32_digits() {
+        let id = RunId(0xab);
+        assert_eq!(id.to_string().parse(), Ok(id));
+        assert!("ab".parse::<RunId>().is_err() && format!("+{}", &id.to_string()[1..]).parse::<RunId>().is_err());
+        assert_eq!(id.kind(""), id);
+        assert_ne!(id.kind("dcp"), id.kind("pcd"));
+    }
 
     #[test]
     fn nodes_are_ordered_by_number_then_by_name() {

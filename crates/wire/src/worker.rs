@@ -1,7 +1,7 @@
 //! What a worker and its agent say to each other on the agent's unix socket, as frames.
 //! The worker asks, the agent answers each request exactly once.
 
-use everstep_core::id::{Generation, Rank, Step};
+use everstep_core::id::{Generation, Rank, RunId, Step};
 use everstep_core::message::{Offer, Redundancy, Tier};
 use serde::{Deserialize, Serialize};
 
@@ -78,6 +78,8 @@ pub enum Request {
         rank: Rank,
         /// the user's directory
         directory: String,
+        /// its identity
+        run: RunId,
         /// published checkpoints that are kept: so many of the newest
         keep: u32,
         /// and the first of every so many seconds; 0 for none

@@ -133,13 +133,13 @@ class PlainStore(_Numbered):
         """Writes this rank's shard."""
         room = self._taken.pop(step)
         try:
-            return room.arena.write_shard(self.root, step)
+            return room.arena.write_shard(self.root, step, self.root.mark())
         finally:
             self._free.append(room)
 
     def publish(self, step: int, written: list[str | None]) -> None:
         """The manifest, last."""
-        publish(self.root, 0, step, [w for w in written if w is not None], _KEEP.arguments())
+        publish(self.root, self.root.mark(), step, [w for w in written if w is not None], _KEEP.arguments())
 
 
 def _reserve(need: int) -> _Room:

@@ -1,6 +1,7 @@
 //! The manifest: the one file whose presence makes a durable checkpoint exist.
 
 use super::digest::crc;
+use super::mark::Mark;
 use everstep_core::message::{Purpose, ShardFile};
 use everstep_wire::limits::MANIFEST_BYTES_MAX;
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,9 @@ pub struct Manifest {
     /// When it was published, in seconds since 1970.
     #[serde(default, skip_serializing_if = "is_unknown")]
     pub saved_at: u64,
+    /// Who published it; `None` in manifests from before directories had owners.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writer: Option<Mark>,
     /// One file per rank.
     pub shards: Vec<ShardFile>,
 }

@@ -2,4 +2,5 @@
 
 pub mod digest;
 pub mod manifest;
+pub mod mark;
 pub mod shard;

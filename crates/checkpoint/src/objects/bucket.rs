@@ -65,7 +65,7 @@ pub(super) fn wait<T>(done: impl Future<Output = io::Result<T>>) -> io::Result<T
 }
 
 /// A number that nobody else has.
-pub(super) fn unique() -> u64 {
+pub(crate) fn unique() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 

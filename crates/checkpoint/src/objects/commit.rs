@@ -2,6 +2,7 @@
 
 use super::bucket::{Location, failed, unique, wait};
 use crate::format::manifest::Manifest;
+use crate::format::mark::{self, Mark};
 use crate::persist::{Found, step_directory};
 use everstep_core::message::ShardFile;
 use everstep_wire::limits::MANIFEST_BYTES_MAX;
@@ -25,9 +26,10 @@ fn step_of(key: &Key) -> Option<u64> {
     name.split('.').next()?.parse().ok()
 }
 
-/// Generation that wrote a checkpoint, by the name of its first shard.
-pub(super) fn generation_of(shards: &[ShardFile]) -> u64 {
-    shards.first().and_then(|s| s.file.split('-').next()?.parse().ok()).unwrap_or(0)
+/// The turn in which a checkpoint was written (see [`crate::format::mark::Mark::turn`]); in older ones, by the name of its first shard.
+pub(super) fn turn_of(manifest: &Manifest) -> (u64, u64) {
+    let named = || mark::turn_of(manifest.shards.first()?.file.split('-').next()?);
+    manifest.writer.map(|w| w.turn()).or_else(named).unwrap_or((0, 0))
 }
 
 /// Makes a checkpoint visible. Doing it again changes nothing.
@@ -35,13 +37,13 @@ pub(super) fn generation_of(shards: &[ShardFile]) -> u64 {
 /// # Errors
 /// Those of the store; `NotFound` when a shard is not there as it was written; `AlreadyExists` when a later generation has published
 /// this step.
-pub fn publish(to: &Location, generation: u64, manifest: &Manifest) -> io::Result<()> {
+pub fn publish(to: &Location, mark: &Mark, manifest: &Manifest) -> io::Result<()> {
     let (step, shards) = (manifest.step, &manifest.shards);
     let bytes: PutPayload = manifest.to_bytes().map_err(io::Error::other)?.into();
     wait(async {
         present(to, step, shards).await?;
         if !to.heeds_conditions().await? {
-            let key = to.join(&format!("manifests/step-{step}.{generation}-{:016x}.json", unique()));
+            let key = to.join(&format!("manifests/step-{step}.{}-{:016x}.json", mark.turn_text(), unique()));
             to.bucket.store.put(&key, bytes).await.map_err(failed)?;
             return Ok(());
         }
@@ -59,7 +61,7 @@ pub fn publish(to: &Location, generation: u64, manifest: &Manifest) -> io::Resul
             let there = Manifest::from_bytes(&got.bytes().await.map_err(failed)?);
             match there {
                 Ok(m) if m.shards == *shards => return Ok(()),
-                Ok(m) if outlives(&m, generation, manifest.saved_at) => break,
+                Ok(m) if outlives(&m, mark.turn(), manifest.saved_at) => break,
                 _ => mode = PutMode::Update(version),
             }
         }
@@ -126,7 +128,7 @@ pub(super) fn newest(
         let keep = match (best.get(&step), &manifest) {
             (None | Some(Err(_)), _) => false,
             (Some(Ok(_)), Err(_)) => true,
-            (Some(Ok(there)), Ok(new)) => outlives(there, generation_of(&new.shards), new.saved_at),
+            (Some(Ok(there)), Ok(new)) => outlives(there, turn_of(new), new.saved_at),
         };
         if !keep {
             best.insert(step, manifest);
@@ -137,8 +139,8 @@ pub(super) fn newest(
 
 /// What is there is of a later generation than a manifest of this one that comes now, which is so late that it counts no more. A job
 /// whose coordinator has lost its store counts from 1 again: then what is there is old.
-fn outlives(there: &Manifest, generation: u64, now: u64) -> bool {
-    generation_of(&there.shards) > generation && now.saturating_sub(there.saved_at) < LATE
+fn outlives(there: &Manifest, turn: (u64, u64), now: u64) -> bool {
+    turn_of(there) > turn && now.saturating_sub(there.saved_at) < LATE
 }
 
 /// Published checkpoints, newest first; damaged ones with the reason.
@@ -179,7 +181,7 @@ mod tests {
     fn manifest(generation: u64, saved_at: u64) -> Manifest {
         let file = format!("{generation}-00/rank-0.safetensors");
         let shard = ShardFile { rank: Rank(0), file, bytes: 1, crc: String::new(), purpose: Purpose::Recovery };
-        Manifest { version: VERSION, step: 4, world_size: 1, saved_at, shards: vec![shard] }
+        Manifest { version: VERSION, step: 4, world_size: 1, saved_at, writer: None, shards: vec![shard] }
     }
 
     fn counts(all: &[(u64, u64)]) -> u64 {
@@ -191,7 +193,7 @@ mod tests {
             version: None,
         };
         let rows = all.iter().map(|(generation, at)| (4, object(*at), Ok(manifest(*generation, *at)))).collect();
-        generation_of(&newest(rows)[&4].as_ref().unwrap().shards)
+        turn_of(newest(rows)[&4].as_ref().unwrap()).1
     }
 
     #[test]

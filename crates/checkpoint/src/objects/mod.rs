@@ -1,11 +1,12 @@
 //! Durable checkpoints in an object store (S3, GCS, Azure), so that a crash at any request leaves the previous checkpoint whole.
 //!
 //! ```text
-//!  step-N/G-XXXX/rank-R.safetensors   each rank: under a name that nobody else uses, in parts, several at a time
+//!  step-N/E.G-XXXX/everstep-mark.json    who writes here (E: epoch of the directory's owner, G: its generation), before the shard
+//!  step-N/E.G-XXXX/rank-R.safetensors   each rank: under a name that nobody else uses, in parts, several at a time
 //!  manifests/step-N.json              the leader, when all shards are there: one conditional put; from now on it exists
-//!  manifests/step-N.G-XXXX.json       the same in a store that ignores conditions: the newest generation's counts
-//!  uploads/G-XXXX.json                an upload in parts that has begun: whoever finds it later ends it (parts follow the note: one without it holds nothing)
-//!  notes/step-N.G/rank-R.json         a shard, for whoever publishes (see `persist::note`)
+//!  manifests/step-N.E.G-XXXX.json     the same in a store that ignores conditions: the newest generation's counts
+//!  uploads/E.G-XXXX.json                an upload in parts that has begun: whoever finds it later ends it (parts follow the note: one without it holds nothing)
+//!  notes/step-N.E.G/rank-R.json         a shard, for whoever publishes (see `persist::note`)
 //! ```
 //!
 //! Everything here blocks: it is called from threads of their own, and waits on a runtime that is started when first used.
@@ -17,9 +18,10 @@ mod orphans;
 mod source;
 mod upload;
 
+pub(crate) use bucket::unique;
 pub use bucket::{Location, is_url, reach};
 pub use commit::{list, publish, read_manifest};
-pub use notes::{forget, note, noted, recall, remember};
+pub use notes::{create_new, forget, note, noted, recall, remember};
 pub use orphans::prune;
 pub use source::Object;
 pub use upload::write_shard;

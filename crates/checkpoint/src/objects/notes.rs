@@ -1,9 +1,10 @@
 //! Small objects beside the checkpoints: shards for whoever publishes, and what was measured.
 
 use super::bucket::{Location, failed, wait};
+use crate::format::mark::Mark;
 use everstep_core::message::ShardFile;
-use object_store::ObjectStoreExt;
 use object_store::path::Path as Key;
+use object_store::{Error, ObjectStoreExt, PutMode, PutPayload};
 use std::io;
 
 fn get(of: &Location, key: &Key) -> io::Result<Vec<u8>> {
@@ -26,24 +27,44 @@ pub fn remember(of: &Location, name: &str, bytes: Vec<u8>) -> io::Result<()> {
     wait(async { of.bucket.store.put(&of.join(name), bytes.into()).await.map_err(failed) }).map(drop)
 }
 
-fn note_of(to: &Location, generation: u64, step: u64, rank: u32) -> Key {
-    to.join(&format!("notes/step-{step}.{generation}/rank-{rank}.json"))
+/// Writes it unless it is there. False when it is, whoever wrote it. A store that ignores conditions gives the last one its way.
+///
+/// # Errors
+/// Those of the store.
+pub fn create_new(of: &Location, name: &str, bytes: Vec<u8>) -> io::Result<bool> {
+    wait(async {
+        let (key, bytes) = (of.join(name), PutPayload::from(bytes));
+        if !of.heeds_conditions().await? {
+            of.bucket.store.put(&key, bytes).await.map_err(failed)?;
+            // Whoever came at the same time reads the same afterwards.
+            return Ok(false);
+        }
+        match of.bucket.store.put_opts(&key, bytes, PutMode::Create.into()).await {
+            Ok(_) => Ok(true),
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(false),
+            Err(e) => Err(failed(e)),
+        }
+    })
+}
+
+fn note_of(to: &Location, mark: &Mark, step: u64, rank: u32) -> Key {
+    to.join(&format!("notes/step-{step}.{}/rank-{rank}.json", mark.turn_text()))
 }
 
 /// Writes down a shard, for whoever publishes.
 ///
 /// # Errors
 /// Those of the store.
-pub fn note(to: &Location, generation: u64, step: u64, shard: &ShardFile) -> io::Result<()> {
-    let key = note_of(to, generation, step, shard.rank.0);
+pub fn note(to: &Location, mark: &Mark, step: u64, shard: &ShardFile) -> io::Result<()> {
+    let key = note_of(to, mark, step, shard.rank.0);
     let bytes = serde_json::to_vec(shard)?;
     wait(async { to.bucket.store.put(&key, bytes.into()).await.map_err(failed) }).map(drop)
 }
 
 /// What [`note`] has written for a rank.
 #[must_use]
-pub fn noted(to: &Location, generation: u64, step: u64, rank: u32) -> Option<ShardFile> {
-    let key = note_of(to, generation, step, rank);
+pub fn noted(to: &Location, mark: &Mark, step: u64, rank: u32) -> Option<ShardFile> {
+    let key = note_of(to, mark, step, rank);
     serde_json::from_slice(&get(to, &key).ok()?).ok()
 }
 
@@ -51,6 +72,6 @@ pub fn noted(to: &Location, generation: u64, step: u64, rank: u32) -> Option<Sha
 ///
 /// # Errors
 /// Those of the store; `NotFound`.
-pub fn forget(to: &Location, generation: u64, step: u64, rank: u32) -> io::Result<()> {
-    wait(async { to.bucket.store.delete(&note_of(to, generation, step, rank)).await.map_err(failed) })
+pub fn forget(to: &Location, mark: &Mark, step: u64, rank: u32) -> io::Result<()> {
+    wait(async { to.bucket.store.delete(&note_of(to, mark, step, rank)).await.map_err(failed) })
 }

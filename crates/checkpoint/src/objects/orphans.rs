@@ -3,6 +3,7 @@
 use super::bucket::{Location, failed, wait};
 use super::commit::{manifests, newest};
 use super::upload::Begun;
+use crate::format::mark::{MARK_FILE, Mark, turn_of};
 use crate::retain::{Candidate, Policy, surplus};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::multipart::MultipartStore;
@@ -15,12 +16,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// What no manifest names is deleted after so long whoever wrote it.
 const LEFT_FOR: Duration = Duration::from_secs(24 * 3600);
 
-/// Deletes published checkpoints that `policy` does not keep, and what generations before `generation` left unpublished, or anybody a day
+/// Deletes published checkpoints that `policy` does not keep, and what turns before that of `mark` left unpublished, or anybody a day
 /// ago. The manifest goes first, so that half a deletion never looks like a checkpoint. Returns the steps that went.
 ///
 /// # Errors
 /// Those of the store.
-pub fn prune(of: &Location, policy: Policy, generation: u64) -> io::Result<Vec<u64>> {
+pub fn prune(of: &Location, policy: Policy, mark: &Mark) -> io::Result<Vec<u64>> {
     wait(async {
         let all = manifests(of).await?;
         let keys: Vec<(u64, Key)> = all.iter().map(|(step, object, _)| (*step, object.location.clone())).collect();
@@ -34,20 +35,26 @@ pub fn prune(of: &Location, policy: Policy, generation: u64) -> io::Result<Vec<u
         let named: HashSet<Key> = good
             .iter()
             .filter(|(step, _)| !go.contains(step))
-            .flat_map(|(step, m)| m.shards.iter().map(move |s| of.join(&format!("step-{step}/{}", s.file))))
+            .flat_map(|(step, m)| m.shards.iter().map(move |s| format!("step-{step}/{}", s.file)))
+            .flat_map(|file| [of.join(&file), of.join(&marked(&file))])
             .collect();
-        orphans(of, &go, &named, generation).await?;
+        orphans(of, &go, &named, mark.turn()).await?;
         Ok(go)
     })
 }
 
-/// The generation in `G-XXXX` or `step-N.G`, as attempts and notes are named.
-fn generation_in(name: &str) -> Option<u64> {
-    let name = name.strip_prefix("step-").map_or(name, |n| n.split_once('.').map_or("", |(_, g)| g));
-    name.split('-').next()?.parse().ok()
+/// The mark beside a shard.
+fn marked(file: &str) -> String {
+    file.rsplit_once('/').map_or_else(String::new, |(attempt, _)| format!("{attempt}/{MARK_FILE}"))
 }
 
-async fn orphans(of: &Location, go: &[u64], named: &HashSet<Key>, generation: u64) -> io::Result<()> {
+/// The turn in `E.G-XXXX` or `step-N.E.G`, as attempts and notes are named.
+fn turn_in(name: &str) -> Option<(u64, u64)> {
+    let name = name.strip_prefix("step-").map_or(name, |n| n.split_once('.').map_or("", |(_, g)| g));
+    turn_of(name.split('-').next()?)
+}
+
+async fn orphans(of: &Location, go: &[u64], named: &HashSet<Key>, turn: (u64, u64)) -> io::Result<()> {
     let prefix = (!of.key.as_ref().is_empty()).then_some(&of.key);
     let all: Vec<ObjectMeta> = of.bucket.store.list(prefix).try_collect().await.map_err(failed)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -57,7 +64,7 @@ async fn orphans(of: &Location, go: &[u64], named: &HashSet<Key>, generation: u6
         let parts: Vec<_> = object.location.parts().skip(depth).collect();
         let parts: Vec<&str> = parts.iter().map(AsRef::as_ref).collect();
         let old = now.as_secs().saturating_sub(object.last_modified.timestamp().unsigned_abs()) > LEFT_FOR.as_secs();
-        let before = |name: &str| old || generation_in(name).is_some_and(|g| g < generation);
+        let before = |name: &str| old || turn_in(name).is_some_and(|t| t < turn);
         match parts.as_slice() {
             ["uploads", note] if before(note) => uploads.push(object.location.clone()),
             ["notes", name, _] if before(name) => left.push(object.location.clone()),
@@ -107,10 +114,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn generations_are_read_from_names() {
-        assert_eq!(generation_in("3-00ff"), Some(3));
-        assert_eq!(generation_in("12-00ff.json"), Some(12));
-        assert_eq!(generation_in("step-40.7"), Some(7));
-        assert_eq!(generation_in("other"), None);
+    fn turns_are_read_from_names() {
+        assert_eq!(turn_in("3-00ff"), Some((0, 3)));
+        assert_eq!(turn_in("1.12-00ff.json"), Some((1, 12)));
+        assert_eq!(turn_in("step-40.2.7"), Some((2, 7)));
+        assert_eq!(turn_in("other"), None);
     }
 }

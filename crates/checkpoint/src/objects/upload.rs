@@ -4,6 +4,7 @@ use super::bucket::{Location, failed, unique, wait};
 use crate::arena::{REGION_AT, Slot};
 use crate::direct::Throttle;
 use crate::format::digest::CHUNK_BYTES;
+use crate::format::mark::{MARK_FILE, Mark};
 use crate::persist::Prepared;
 use bytes::Bytes;
 use everstep_core::message::ShardFile;
@@ -80,13 +81,16 @@ fn verified(of: &Prepared<'_>, body: &Range<usize>) -> io::Result<()> {
 ///
 /// # Errors
 /// Those of the store; `InvalidData` when memory does not hold what was captured.
-pub fn write_shard(to: &Location, of: &Prepared<'_>, generation: u64, throttle: &Throttle) -> io::Result<ShardFile> {
-    let attempt = format!("{generation}-{:016x}", unique());
+pub fn write_shard(to: &Location, of: &Prepared<'_>, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
+    let attempt = format!("{}-{:016x}", mark.turn_text(), unique());
     let file = format!("{attempt}/{}", of.name);
     let key = to.join(&format!("step-{}/{file}", of.label.step));
     let total = of.header.len() + of.region;
     let part = part_bytes(total);
+    let whose = serde_json::to_vec(mark)?;
     wait(async {
+        let there = to.join(&format!("step-{}/{attempt}/{MARK_FILE}", of.label.step));
+        to.bucket.store.put(&there, whose.into()).await.map_err(failed)?;
         if total <= part {
             tokio::time::sleep(throttle.delay(total)).await;
             to.bucket.store.put(&key, payload(of, 0..total)?).await.map_err(failed)?;

@@ -1,15 +1,18 @@
 //! Shards and their manifest on a file system, so that a crash at any point leaves the previous checkpoint whole.
 //!
 //! ```text
-//!  step-N.tmp-G/rank-R.safetensors   each rank: write, fsync
-//!  step-N.tmp-G/manifest.json        the leader, when all shards are there: write, fsync, fsync directory
-//!  step-N/                           rename, fsync parent: from now on it exists
+//!  step-N.tmp-E.G/everstep-mark.json   whoever is first: who writes here (E: epoch of the directory's owner, G: its generation)
+//!  step-N.tmp-E.G/rank-R.safetensors   each rank: write, fsync
+//!  step-N.tmp-E.G/manifest.json        the leader, when all shards are there: write, fsync, fsync directory
+//!  step-N/                             rename, fsync parent: from now on it exists
 //! ```
 
 use super::prepared::Prepared;
 use super::{Found, gone, step_directory};
 use crate::direct::{Throttle, write_file};
 use crate::format::manifest::{MANIFEST_FILE, Manifest};
+use crate::format::mark::{MARK_FILE, Mark, turn_of};
+use crate::objects::unique;
 use crate::retain::{Candidate, Policy, surplus};
 use everstep_core::message::ShardFile;
 use everstep_wire::limits::MANIFEST_BYTES_MAX;
@@ -18,8 +21,38 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-fn unpublished(directory: &Path, step: u64, generation: u64) -> PathBuf {
-    directory.join(format!("step-{step}.tmp-{generation}"))
+fn unpublished(directory: &Path, step: u64, mark: &Mark) -> PathBuf {
+    directory.join(format!("step-{step}.tmp-{}", mark.turn_text()))
+}
+
+/// Step and turn of a directory that is not published yet, by its name.
+fn unpublished_of(name: &str) -> Option<(u64, (u64, u64))> {
+    let (step, turn) = name.strip_prefix("step-")?.split_once(".tmp-")?;
+    Some((step.parse().ok()?, turn_of(turn)?))
+}
+
+/// Says whose a directory is, before anything else is in it. All ranks write the same.
+fn leave_mark(target: &Path, mark: &Mark) -> io::Result<()> {
+    let path = target.join(MARK_FILE);
+    if path.exists() {
+        return Ok(());
+    }
+    // Ranks of several hosts may do this at the same time.
+    let temporary = target.join(format!(".{MARK_FILE}.{:016x}", unique()));
+    fs::write(&temporary, serde_json::to_vec(mark)?)?;
+    fs::rename(&temporary, &path)
+}
+
+/// The mark in a checkpoint's directory, published or not; `None` where there is none.
+///
+/// # Errors
+/// Those of the file system; `InvalidData` for a mark that cannot be read.
+pub fn mark_in(directory: &Path) -> io::Result<Option<Mark>> {
+    match fs::read(directory.join(MARK_FILE)) {
+        Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 fn sync_directory(path: &Path) -> io::Result<()> {
@@ -30,9 +63,10 @@ fn sync_directory(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// Those of the file system; `InvalidData` when the slot does not hold the step any more.
-pub fn write_shard(directory: &Path, of: &Prepared<'_>, generation: u64, throttle: &Throttle) -> io::Result<ShardFile> {
-    let target = unpublished(directory, of.label.step, generation);
+pub fn write_shard(directory: &Path, of: &Prepared<'_>, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
+    let target = unpublished(directory, of.label.step, mark);
     fs::create_dir_all(&target)?;
+    leave_mark(&target, mark)?;
     // Whole pages are written and the last one cut.
     write_file(&target.join(&of.name), &of.header, of.body()?, of.region, throttle)?;
     of.written(of.name.clone())
@@ -42,9 +76,9 @@ pub fn write_shard(directory: &Path, of: &Prepared<'_>, generation: u64, throttl
 ///
 /// # Errors
 /// Those of the file system.
-pub fn publish(directory: &Path, generation: u64, manifest: &Manifest) -> io::Result<()> {
+pub fn publish(directory: &Path, mark: &Mark, manifest: &Manifest) -> io::Result<()> {
     let step = manifest.step;
-    let (from, to) = (unpublished(directory, step, generation), step_directory(directory, step));
+    let (from, to) = (unpublished(directory, step, mark), step_directory(directory, step));
     if !from.exists() && read_manifest(&to).is_ok_and(|m| m.step == step && m.shards == manifest.shards) {
         return Ok(());
     }
@@ -102,13 +136,13 @@ pub fn list(directory: &Path) -> io::Result<Vec<Found>> {
     Ok(found)
 }
 
-/// Deletes published checkpoints that `policy` does not keep, and what generations before
-/// `generation` left unpublished. The manifest goes first, so that half a deletion never looks like a checkpoint.
+/// Deletes published checkpoints that `policy` does not keep, and what turns before that of
+/// `mark` left unpublished. The manifest goes first, so that half a deletion never looks like a checkpoint.
 /// Returns the steps that went.
 ///
 /// # Errors
 /// Those of the file system.
-pub fn prune(directory: &Path, policy: Policy, generation: u64) -> io::Result<Vec<u64>> {
+pub fn prune(directory: &Path, policy: Policy, mark: &Mark) -> io::Result<Vec<u64>> {
     let good: Vec<(Candidate, PathBuf)> = list(directory)?
         .into_iter()
         .filter_map(|(step, path, m)| {
@@ -127,26 +161,26 @@ pub fn prune(directory: &Path, policy: Policy, generation: u64) -> io::Result<Ve
         let entry = entry?;
         let name = entry.file_name();
         let Some(rest) = name.to_str().and_then(|n| n.strip_prefix("step-")) else { continue };
-        let writer = rest.split_once(".tmp-").and_then(|(_, g)| g.parse::<u64>().ok());
+        let turn = name.to_str().and_then(unpublished_of).map(|(_, turn)| turn);
         // A deletion that a crash cut short leaves shards without a manifest.
         let emptied = rest.parse::<u64>().is_ok() && !entry.path().join(MANIFEST_FILE).exists();
-        if emptied || writer.is_some_and(|g| g < generation) {
+        if emptied || turn.is_some_and(|t| t < mark.turn()) {
             gone(fs::remove_dir_all(entry.path()))?;
         }
     }
     Ok(go)
 }
 
-fn note_of(directory: &Path, generation: u64, step: u64, rank: u32) -> PathBuf {
-    unpublished(directory, step, generation).join(format!(".rank-{rank}.json"))
+fn note_of(directory: &Path, mark: &Mark, step: u64, rank: u32) -> PathBuf {
+    unpublished(directory, step, mark).join(format!(".rank-{rank}.json"))
 }
 
 /// Writes down a shard beside it, for whoever publishes.
 ///
 /// # Errors
 /// Those of the file system.
-pub fn note(directory: &Path, generation: u64, step: u64, shard: &ShardFile) -> io::Result<()> {
-    let path = note_of(directory, generation, step, shard.rank.0);
+pub fn note(directory: &Path, mark: &Mark, step: u64, shard: &ShardFile) -> io::Result<()> {
+    let path = note_of(directory, mark, step, shard.rank.0);
     let temporary = path.with_extension("new");
     fs::write(&temporary, serde_json::to_vec(shard)?)?;
     fs::rename(&temporary, &path)
@@ -154,14 +188,14 @@ pub fn note(directory: &Path, generation: u64, step: u64, shard: &ShardFile) -> 
 
 /// What [`note`] has written for a rank.
 #[must_use]
-pub fn noted(directory: &Path, generation: u64, step: u64, rank: u32) -> Option<ShardFile> {
-    serde_json::from_slice(&fs::read(note_of(directory, generation, step, rank)).ok()?).ok()
+pub fn noted(directory: &Path, mark: &Mark, step: u64, rank: u32) -> Option<ShardFile> {
+    serde_json::from_slice(&fs::read(note_of(directory, mark, step, rank)).ok()?).ok()
 }
 
 /// Removes a note.
 ///
 /// # Errors
 /// Those of the file system; `NotFound`.
-pub fn forget(directory: &Path, generation: u64, step: u64, rank: u32) -> io::Result<()> {
-    fs::remove_file(note_of(directory, generation, step, rank))
+pub fn forget(directory: &Path, mark: &Mark, step: u64, rank: u32) -> io::Result<()> {
+    fs::remove_file(note_of(directory, mark, step, rank))
 }

@@ -2,13 +2,17 @@
 //! path, or the URL of a prefix in a store. Readers trust manifests only, and the manifest comes last.
 
 mod files;
+mod identity;
 mod prepared;
 
+pub use files::mark_in;
+pub use identity::{RUN_FILE, known_run, run_id};
 pub use prepared::Prepared;
 
 use crate::arena::Slot;
 use crate::direct::Throttle;
 use crate::format::manifest::{Manifest, VERSION};
+use crate::format::mark::Mark;
 use crate::objects::{self, Location, is_url};
 use crate::retain::Policy;
 use everstep_core::id::Rank;
@@ -34,16 +38,16 @@ pub fn step_directory(directory: &Path, step: u64) -> PathBuf {
 pub fn write_shard(
     slot: &Arc<Slot>,
     directory: &Path,
-    generation: u64,
+    mark: &Mark,
     step: u64,
     rank: Rank,
     throttle: &Throttle,
 ) -> io::Result<ShardFile> {
     let prepared = Prepared::of(slot, step, rank)?;
     if is_url(directory) {
-        objects::write_shard(&Location::of(directory)?, &prepared, generation, throttle)
+        objects::write_shard(&Location::of(directory)?, &prepared, mark, throttle)
     } else {
-        files::write_shard(directory, &prepared, generation, throttle)
+        files::write_shard(directory, &prepared, mark, throttle)
     }
 }
 
@@ -51,18 +55,19 @@ pub fn write_shard(
 ///
 /// # Errors
 /// Those of the file system or store.
-pub fn publish(directory: &Path, generation: u64, step: u64, shards: &[ShardFile]) -> io::Result<()> {
+pub fn publish(directory: &Path, mark: &Mark, step: u64, shards: &[ShardFile]) -> io::Result<()> {
     let manifest = Manifest {
         version: VERSION,
         step,
         world_size: u32::try_from(shards.len()).map_err(io::Error::other)?,
         saved_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        writer: Some(*mark),
         shards: shards.to_vec(),
     };
     if is_url(directory) {
-        objects::publish(&Location::of(directory)?, generation, &manifest)
+        objects::publish(&Location::of(directory)?, mark, &manifest)
     } else {
-        files::publish(directory, generation, &manifest)
+        files::publish(directory, mark, &manifest)
     }
 }
 
@@ -94,16 +99,16 @@ pub fn list(directory: &Path) -> io::Result<Vec<Found>> {
     if is_url(directory) { objects::list(&Location::of(directory)?) } else { files::list(directory) }
 }
 
-/// Deletes published checkpoints that `policy` does not keep, and what generations before `generation` left unpublished. Returns the steps
+/// Deletes published checkpoints that `policy` does not keep, and what turns before that of `mark` left unpublished. Returns the steps
 /// that went.
 ///
 /// # Errors
 /// Those of the file system or store.
-pub fn prune(directory: &Path, policy: Policy, generation: u64) -> io::Result<Vec<u64>> {
+pub fn prune(directory: &Path, policy: Policy, mark: &Mark) -> io::Result<Vec<u64>> {
     if is_url(directory) {
-        objects::prune(&Location::of(directory)?, policy, generation)
+        objects::prune(&Location::of(directory)?, policy, mark)
     } else {
-        files::prune(directory, policy, generation)
+        files::prune(directory, policy, mark)
     }
 }
 
@@ -111,11 +116,11 @@ pub fn prune(directory: &Path, policy: Policy, generation: u64) -> io::Result<Ve
 ///
 /// # Errors
 /// Those of the file system or store.
-pub fn note(directory: &Path, generation: u64, step: u64, shard: &ShardFile) -> io::Result<()> {
+pub fn note(directory: &Path, mark: &Mark, step: u64, shard: &ShardFile) -> io::Result<()> {
     if is_url(directory) {
-        objects::note(&Location::of(directory)?, generation, step, shard)
+        objects::note(&Location::of(directory)?, mark, step, shard)
     } else {
-        files::note(directory, generation, step, shard)
+        files::note(directory, mark, step, shard)
     }
 }
 
@@ -147,11 +152,11 @@ pub fn remember(directory: &Path, name: &str, bytes: Vec<u8>) -> io::Result<()> 
 
 /// What [`note`] has written for a rank, if it has.
 #[must_use]
-pub fn noted(directory: &Path, generation: u64, step: u64, rank: u32) -> Option<ShardFile> {
+pub fn noted(directory: &Path, mark: &Mark, step: u64, rank: u32) -> Option<ShardFile> {
     if is_url(directory) {
-        objects::noted(&Location::of(directory).ok()?, generation, step, rank)
+        objects::noted(&Location::of(directory).ok()?, mark, step, rank)
     } else {
-        files::noted(directory, generation, step, rank)
+        files::noted(directory, mark, step, rank)
     }
 }
 
@@ -159,18 +164,18 @@ pub fn noted(directory: &Path, generation: u64, step: u64, rank: u32) -> Option<
 ///
 /// # Errors
 /// As [`publish`]; `NotFound` when a rank's note is missing.
-pub fn publish_noted(directory: &Path, generation: u64, step: u64, world_size: u32) -> io::Result<()> {
+pub fn publish_noted(directory: &Path, mark: &Mark, step: u64, world_size: u32) -> io::Result<()> {
     let missing = |rank| io::Error::new(io::ErrorKind::NotFound, format!("step {step} was not written by rank {rank}"));
-    let shards = (0..world_size).map(|rank| noted(directory, generation, step, rank).ok_or_else(|| missing(rank)));
+    let shards = (0..world_size).map(|rank| noted(directory, mark, step, rank).ok_or_else(|| missing(rank)));
     let shards = shards.collect::<io::Result<Vec<ShardFile>>>()?;
     for rank in 0..world_size {
         gone(if is_url(directory) {
-            objects::forget(&Location::of(directory)?, generation, step, rank)
+            objects::forget(&Location::of(directory)?, mark, step, rank)
         } else {
-            files::forget(directory, generation, step, rank)
+            files::forget(directory, mark, step, rank)
         })?;
     }
-    publish(directory, generation, step, &shards)
+    publish(directory, mark, step, &shards)
 }
 
 /// Whoever else deletes the same at this moment (the next step's publication, another agent) may be first.

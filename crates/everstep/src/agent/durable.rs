@@ -2,6 +2,7 @@
 
 use super::Input;
 use super::storage::{self, Destination};
+use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::retain::Policy;
 use everstep_core::id::{Generation, Step};
@@ -35,7 +36,7 @@ impl Durable {
     /// Writes a pinned slot, unless the same step of the same rank is under way.
     pub fn write(
         &mut self,
-        generation: Generation,
+        (generation, mark): (Generation, Mark),
         (local_rank, step): (u32, u64),
         slot: PathBuf,
         to: &Destination,
@@ -51,7 +52,7 @@ impl Durable {
         tokio::task::spawn_blocking(move || {
             let result = match full {
                 true => storage::refuse_shard(&slot, &to, step, &std::io::Error::from_raw_os_error(28)),
-                false => storage::write_shard(&slot, &to, generation.0, step),
+                false => storage::write_shard(&slot, &to, &mark, step),
             };
             let _ = inbox.send(Input::Shard { local_rank, generation, step: Step(step), directory, result });
         });
@@ -60,7 +61,7 @@ impl Durable {
     /// Makes a step visible whose shards are all there, and deletes what `keep` does not name.
     pub fn publish(
         &self,
-        (generation, step): (Generation, Step),
+        (generation, step, mark): (Generation, Step, Mark),
         directory: String,
         shards: Vec<ShardFile>,
         keep: Policy,
@@ -70,10 +71,10 @@ impl Durable {
         tokio::task::spawn_blocking(move || {
             let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
             let path = PathBuf::from(&directory);
-            let result = persist::publish(&path, generation.0, step.0, &shards)
+            let result = persist::publish(&path, &mark, step.0, &shards)
                 .map_err(|e| format!("checkpoint of step {step} could not be published in {directory}: {e}"));
             // What is published is durable, whatever becomes of older ones.
-            if let Err(e) = result.as_ref().map_or(Ok(Vec::new()), |()| persist::prune(&path, keep, generation.0)) {
+            if let Err(e) = result.as_ref().map_or(Ok(Vec::new()), |()| persist::prune(&path, keep, &mark)) {
                 crate::say!("older checkpoints in {directory} could not be deleted: {e}");
             }
             let _ = inbox.send(Input::Published(generation, step, result));

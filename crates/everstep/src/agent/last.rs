@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 pub struct Last {
     generation: Generation,
     world_size: u32,
+    restarts: u32,
     /// Where its workers' shards belong, by local rank.
     pub destinations: BTreeMap<u32, Destination>,
     /// The newest step that all nodes hold, and its generation.
@@ -31,7 +32,7 @@ pub struct Last {
 impl Last {
     /// A crew starts.
     pub fn begin(&mut self, crew: &Crew) {
-        (self.generation, self.world_size) = (crew.generation, crew.world_size);
+        (self.generation, self.world_size, self.restarts) = (crew.generation, crew.world_size, crew.restarts);
         self.destinations.clear();
     }
 
@@ -68,22 +69,23 @@ impl Last {
     /// Whether this agent was the one to publish.
     fn write(&self, own: &Own, generation: Generation, step: Step) -> Result<bool, String> {
         let Some(to) = self.destinations.values().next() else { return Ok(false) };
+        let mark = to.mark(generation, self.restarts);
         for (local, to) in &self.destinations {
             let slots = own.slots(*local);
             let is = |l: everstep_checkpoint::arena::Label| (l.generation, l.step) == (generation.0, step.0);
             let found = slots.iter().find(|s| s.label().is_some_and(is) && s.pin(Pin::Persist));
             let slot = found.ok_or_else(|| format!("step {step} of rank {} is not in memory any more", to.rank))?;
-            let shard = storage::write_shard(slot.path(), to, generation.0, step.0)?;
-            persist::note(&to.directory, generation.0, step.0, &shard)
+            let shard = storage::write_shard(slot.path(), to, &mark, step.0)?;
+            persist::note(&to.directory, &mark, step.0, &shard)
                 .map_err(|e| format!("cannot write to {}: {e}", to.directory.display()))?;
         }
         let shards: Vec<ShardFile> =
-            (0..self.world_size).filter_map(|rank| persist::noted(&to.directory, generation.0, step.0, rank)).collect();
+            (0..self.world_size).filter_map(|rank| persist::noted(&to.directory, &mark, step.0, rank)).collect();
         if shards.len() < self.world_size as usize {
             return Ok(false);
         }
-        let published = persist::publish(&to.directory, generation.0, step.0, &shards)
-            .and_then(|()| persist::prune(&to.directory, to.keep, generation.0).map(drop));
+        let published = persist::publish(&to.directory, &mark, step.0, &shards)
+            .and_then(|()| persist::prune(&to.directory, to.keep, &mark).map(drop));
         match published {
             // Another agent has found all notes at the same time.
             Err(_) if persist::read_manifest(&persist::step_directory(&to.directory, step.0)).is_ok() => Ok(false),

@@ -3,9 +3,10 @@
 use crate::places;
 use everstep_checkpoint::arena::{Pin, Slot, slot_paths};
 use everstep_checkpoint::direct::Throttle;
+use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::retain::Policy;
-use everstep_core::id::Rank;
+use everstep_core::id::{Generation, Rank, RunId};
 use everstep_core::message::ShardFile;
 use everstep_wire::private::{self, Directory, Root};
 use everstep_wire::worker::Reply;
@@ -22,10 +23,19 @@ pub struct Destination {
     pub rank: Rank,
     /// The user's directory.
     pub directory: PathBuf,
+    /// Its identity.
+    pub run: RunId,
     /// Published checkpoints to keep.
     pub keep: Policy,
     /// Bytes per second, at most; 0 is no limit.
     pub bandwidth: u64,
+}
+
+impl Destination {
+    /// The mark on what a generation writes there.
+    pub fn mark(&self, generation: Generation, restarts: u32) -> Mark {
+        Mark { run: self.run, epoch: 0, generation: generation.0, attempt: restarts.into() }
+    }
 }
 
 fn free_bytes(path: &Path) -> u64 {
@@ -120,10 +130,10 @@ pub fn free_slot(
 ///
 /// # Errors
 /// A sentence for the user.
-pub fn write_shard(path: &Path, to: &Destination, generation: u64, step: u64) -> Result<ShardFile, String> {
+pub fn write_shard(path: &Path, to: &Destination, mark: &Mark, step: u64) -> Result<ShardFile, String> {
     let slot = Arc::new(Slot::open(path).map_err(|e| format!("cannot open {}: {e}", path.display()))?);
     let throttle = Throttle::new(to.bandwidth);
-    let written = persist::write_shard(&slot, &to.directory, generation, step, to.rank, &throttle);
+    let written = persist::write_shard(&slot, &to.directory, mark, step, to.rank, &throttle);
     slot.release(Pin::Persist);
     written.map_err(|e| unwritten(to, step, &e))
 }

@@ -302,19 +302,17 @@ impl Driver {
             .filter_map(|s| Some((s.label()?.step, s.path().into())))
             .collect();
         pinned.sort();
+        let mark = to.mark(generation, self.crew.as_ref().map_or(0, |c| c.restarts));
         for (step, path) in pinned {
-            self.durable.write(generation, (local_rank, step), path, to, &self.inbox);
+            self.durable.write((generation, mark), (local_rank, step), path, to, &self.inbox);
         }
     }
 
     pub(super) fn publish(&mut self, generation: Generation, step: Step, directory: String, shards: Vec<ShardFile>) {
-        let keep = self
-            .crew
-            .iter()
-            .flat_map(|c| c.workers.values())
-            .find_map(|w| w.destination.as_ref())
-            .map_or(Policy { last: 2, every: None, epochs: true }, |d| d.keep);
-        self.durable.publish((generation, step), directory, shards, keep, &self.inbox);
+        let Some(crew) = &self.crew else { return };
+        let Some(to) = crew.workers.values().find_map(|w| w.destination.as_ref()) else { return };
+        let mark = to.mark(generation, crew.restarts);
+        self.durable.publish((generation, step, mark), directory, shards, to.keep, &self.inbox);
     }
 
     pub(super) async fn worker_asks(&mut self, request: Request, answer: oneshot::Sender<Reply>) {
@@ -365,12 +363,12 @@ impl Driver {
                     self.crew.iter().flat_map(|c| c.workers.values()).any(|w| w.board.get(Word::Durable) > step.0);
                 self.durable.tell(step, known, answer);
             }
-            Request::Persist { local_rank, rank, directory, keep, keep_every, keep_epochs, bandwidth, .. } => {
+            Request::Persist { local_rank, rank, directory, run, keep, keep_every, keep_epochs, bandwidth, .. } => {
                 places::remember_checkpoints(&self.template.job, &directory);
                 if let Some(worker) = self.crew.as_mut().and_then(|c| c.workers.get_mut(&local_rank)) {
                     let every = (keep_every > 0).then(|| Duration::from_secs(keep_every));
                     let keep = Policy { last: keep as usize, every, epochs: keep_epochs };
-                    let destination = Destination { rank, directory: directory.into(), keep, bandwidth };
+                    let destination = Destination { rank, directory: directory.into(), run, keep, bandwidth };
                     self.last.destinations.insert(local_rank, destination.clone());
                     worker.destination = Some(destination);
                 }

@@ -6,6 +6,7 @@ mod inventory;
 
 use super::Failure;
 use clap::{Args, Subcommand};
+use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::objects::is_url;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::retain::{Candidate, Policy, surplus};
@@ -134,8 +135,8 @@ fn prune(directory: &Path, policy: Policy, dry_run: bool) -> Result<i32, Failure
         });
         surplus(policy, &good.collect::<Vec<_>>())
     } else {
-        // Generation 0: what a running job has not published yet is left alone.
-        persist::prune(directory, policy, 0).map_err(trouble)?
+        // The first turn: what a running job has not published yet is left alone.
+        persist::prune(directory, policy, &Mark::default()).map_err(trouble)?
     };
     if gone.is_empty() {
         eprintln!("nothing is beyond what is to be kept (the newest two always stay)");

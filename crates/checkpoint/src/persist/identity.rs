@@ -1,0 +1,125 @@
+//! Which run a directory belongs to: an id that is drawn when the directory is first used, and kept in it. Deleting the directory deletes
+//! the id; whatever else is edited or renamed does not.
+
+use super::recall;
+use crate::objects::{self, Location, is_url, unique};
+use everstep_core::id::RunId;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// The file with the run id.
+pub const RUN_FILE: &str = "everstep-run.json";
+const VERSION: u32 = 1;
+/// Whoever creates the file where hard links are missing has this long to fill it.
+const HALF_WRITTEN: std::time::Duration = std::time::Duration::from_secs(2);
+
+#[derive(Serialize, Deserialize)]
+struct Identity {
+    version: u32,
+    run: RunId,
+}
+
+/// The directory's run id, drawn now if it has none. Of several that ask at the same time all get the same.
+///
+/// # Errors
+/// Those of the file system or store; `InvalidData` when the file with it is damaged.
+pub fn run_id(directory: &Path) -> io::Result<RunId> {
+    if let Some(known) = known_run(directory)? {
+        return Ok(known);
+    }
+    let run = drawn()?;
+    let mut bytes = serde_json::to_vec(&Identity { version: VERSION, run })?;
+    bytes.push(b'\n');
+    if create_new(directory, RUN_FILE, bytes)? {
+        return Ok(run);
+    }
+    known_run(directory)?.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{RUN_FILE} comes and goes")))
+}
+
+/// A number that nobody else has, forks of this process included.
+fn drawn() -> io::Result<RunId> {
+    let mut bytes = [0; 16];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    if filled < bytes.len() {
+        return Err(io::Error::other("the kernel gave too few random bytes"));
+    }
+    Ok(RunId(u128::from_le_bytes(bytes)))
+}
+
+/// The directory's run id; `None` when it has none.
+///
+/// # Errors
+/// As [`run_id`].
+pub fn known_run(directory: &Path) -> io::Result<Option<RunId>> {
+    let since = std::time::Instant::now();
+    loop {
+        let Some(bytes) = recall(directory, RUN_FILE)? else { return Ok(None) };
+        match serde_json::from_slice::<Identity>(&bytes) {
+            Ok(found) if found.version == VERSION => return Ok(Some(found.run)),
+            // Somebody is writing it at this moment.
+            Err(_) if bytes.is_empty() && since.elapsed() < HALF_WRITTEN => {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            _ => {
+                let what = format!(
+                    "{RUN_FILE} is damaged or of another version; restore it, or delete it to let what is in memory go and continue from here"
+                );
+                return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+            }
+        }
+    }
+}
+
+/// Writes a small file unless it is there. False when it is, whoever wrote it.
+fn create_new(directory: &Path, name: &str, bytes: Vec<u8>) -> io::Result<bool> {
+    if is_url(directory) {
+        return objects::create_new(&Location::of(directory)?, name, bytes);
+    }
+    let (path, temporary) = (directory.join(name), directory.join(format!(".{name}.{:016x}", unique())));
+    let mut file = File::create(&temporary)?;
+    file.write_all(&bytes)?;
+    file.sync_all()?;
+    let linked = fs::hard_link(&temporary, &path);
+    fs::remove_file(&temporary)?;
+    match linked {
+        Ok(()) => File::open(directory)?.sync_all().map(|()| true),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        // A file system without hard links.
+        Err(_) => match OpenOptions::new().write(true).create_new(true).open(&path) {
+            Ok(mut file) => {
+                file.write_all(&bytes)?;
+                file.sync_all().map(|()| true)
+            }
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            Err(e) => Err(e),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_keeps_its_id_and_another_has_another() {
+        let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        assert_eq!(known_run(a.path()).unwrap(), None);
+        let ids: Vec<RunId> = std::thread::scope(|s| {
+            let all: Vec<_> = (0..8).map(|_| s.spawn(|| run_id(a.path()).unwrap())).collect();
+            all.into_iter().map(|t| t.join().unwrap()).collect()
+        });
+        assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+        assert_eq!(known_run(a.path()).unwrap(), Some(ids[0]));
+        assert_ne!(run_id(b.path()).unwrap(), ids[0]);
+        assert_eq!(fs::read_dir(a.path()).unwrap().count(), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn a_damaged_id_is_refused() {
+        let a = tempfile::tempdir().unwrap();
+        fs::write(a.path().join(RUN_FILE), "{}").unwrap();
+        assert_eq!(run_id(a.path()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}
