@@ -1,5 +1,6 @@
 //! The coordinator's driver: receive, handle, execute. No policy lives here.
 
+mod event_log;
 mod exclusive;
 mod questions;
 mod records;
@@ -10,6 +11,7 @@ use crate::detect::settings::Ready;
 use crate::notify::{Desk, routes::Route};
 use crate::places;
 use crate::store::{Store, redb::RedbStore};
+use event_log::EventLog;
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
@@ -22,11 +24,10 @@ use everstep_core::time::Time;
 use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
 use everstep_wire::server::{Inbound, serve};
 use everstep_wire::token::Token;
-use records::{load, open_events, take_epoch};
+use records::{load, take_epoch};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc as blocking;
 use std::time::{Duration, Instant};
@@ -103,7 +104,7 @@ struct Driver {
     waiting: BTreeMap<PersistId, Vec<(Session, Order)>>,
     writer: blocking::Sender<StoreWrite>,
     inbox: mpsc::UnboundedSender<Input>,
-    events: File,
+    events: EventLog,
     records: PathBuf,
     provisioner: Option<PathBuf>,
     idle_since: Instant,
@@ -141,9 +142,9 @@ pub async fn run(
         .map_err(|e| fail(format!("cannot listen on {bind}: {e}; give --rdzv-endpoint another port")))?;
     let endpoint = listener.local_addr().map_or(bind.to_owned(), |a| a.to_string());
     let store = RedbStore::open(&directory.join("store.redb")).map_err(fail)?;
-    let epoch = take_epoch(&store).map_err(|e| fail(format!("cannot write the store: {e:?}")))?;
-    let records = load(&store).map_err(|e| fail(format!("cannot read the store: {e:?}")))?;
-    let events = open_events(&events_file(directory))
+    let epoch = take_epoch(&store).map_err(|why| fail(format!("{why} (in {})", directory.display())))?;
+    let records = load(&store).map_err(fail)?;
+    let events = EventLog::open(&events_file(directory))
         .map_err(|e| fail(format!("cannot write {}: {e}", events_file(directory).display())))?;
     let token_file = token_file.map_or_else(|| directory.join("token"), Path::to_path_buf);
     let about = json!({"endpoint": endpoint, "pid": std::process::id(), "epoch": epoch.0, "token_file": token_file});
@@ -442,7 +443,7 @@ impl Driver {
     fn write(&mut self, job: &str, fact: &serde_json::Value) {
         let line = json!({"ts": self.seconds(), "job": job, "fact": fact});
         // At once: whoever reads along sees whole lines.
-        let _ = self.events.write_all(format!("{line}\n").as_bytes());
+        self.events.write(line.to_string());
         self.desk.heard(&line);
     }
 
@@ -474,6 +475,7 @@ impl Driver {
             peer.pinged = now;
             let _ = peer.orders.send(ToAgent::Ping);
         }
+        self.keep_events();
         for (job, fact) in self.desk.say(self.now().micros()) {
             self.write(&job, &fact);
         }

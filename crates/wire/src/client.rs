@@ -1,6 +1,6 @@
 //! The agent's end of the held stream, and single requests for the command line.
 
-use crate::envelope::{ToAgent, ToCoordinator};
+use crate::envelope::{ToAgent, ToCoordinator, decode, encode};
 use crate::limits::{CONNECT_TIMEOUT, FRAME_BYTES_MAX};
 use crate::token::Token;
 use bytes::Bytes;
@@ -109,8 +109,7 @@ pub async fn attach(
     let (mut frames, body) = http_body_util::channel::Channel::<Bytes, std::convert::Infallible>::new(64);
     tokio::spawn(async move {
         while let Some(line) = lines.recv().await {
-            let Ok(mut bytes) = serde_json::to_vec(&line) else { continue };
-            bytes.push(b'\n');
+            let Ok(bytes) = encode(&line) else { continue };
             if frames.send_data(bytes.into()).await.is_err() {
                 return;
             }
@@ -124,7 +123,7 @@ pub async fn attach(
         while let Some(Ok(frame)) = body.frame().await {
             let Ok(data) = frame.into_data() else { continue };
             for line in splitter.push(&data) {
-                let Ok(message) = serde_json::from_slice(&line) else { return };
+                let Some(message) = decode(&line) else { return };
                 if orders_in.send(message).is_err() {
                     return;
                 }

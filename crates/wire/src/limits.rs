@@ -20,6 +20,8 @@ pub const INDEX_BYTES_MAX: u64 = 256 << 20;
 pub const REGION_BYTES_MAX: u64 = 1 << 44;
 /// Longest name of a job or node.
 pub const NAME_BYTES_MAX: usize = 63;
+/// Events that a coordinator keeps in memory while they cannot be written, in bytes.
+pub const EVENTS_KEPT_BYTES_MAX: usize = 4 << 20;
 /// A connection attempt is given up after this.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest token, in bytes.

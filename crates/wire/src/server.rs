@@ -1,7 +1,7 @@
 //! The coordinator's end: held streams from agents, and questions from the command line.
 
 use crate::client::LineSplitter;
-use crate::envelope::{Injection, ToAgent, ToCoordinator};
+use crate::envelope::{Injection, ToAgent, ToCoordinator, decode, decode_first, encode};
 use crate::token::Token;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Request, State};
@@ -103,9 +103,11 @@ async fn attach(State(shared): State<Shared>, request: Request) -> Response {
     tokio::spawn(async move {
         let mut body = request.into_body().into_data_stream();
         let mut splitter = LineSplitter::default();
+        let mut first = true;
         while let Some(Ok(data)) = body.next().await {
             for line in splitter.push(&data) {
-                let Ok(message) = serde_json::from_slice(&line) else { return };
+                let message = if std::mem::take(&mut first) { decode_first(&line) } else { decode(&line) };
+                let Some(message) = message else { return };
                 if lines_in.send(message).is_err() {
                     return;
                 }
@@ -125,8 +127,7 @@ fn async_lines(
     futures_util::stream::poll_fn(move |cx| {
         poll(cx).map(|next| {
             next.map(|order| {
-                let mut bytes = serde_json::to_vec(&order).map_err(std::io::Error::other)?;
-                bytes.push(b'\n');
+                let bytes = encode(&order).map_err(std::io::Error::other)?;
                 Ok(bytes.into())
             })
         })

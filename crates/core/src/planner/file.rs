@@ -12,6 +12,8 @@ use std::time::Duration;
 
 /// More nodes than any cluster has, and more jobs than are planned for at once.
 const MOST: (u32, usize) = (100_000, 4000);
+/// Longest time that can be written, in seconds: a thousand years. Sums of a few of them must not overflow.
+const LONGEST: f64 = 1000.0 * 365.0 * 86_400.0;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -95,7 +97,10 @@ pub fn time(what: &str, text: &str) -> Result<Duration, String> {
         "" => return Err(format!("{what} = \"{text}\" has no unit: write, for example, {text}s or {text}h")),
         _ => return Err(format!("{what} = \"{text}\": there is no unit {unit}; there are ms, s, min, h and d")),
     };
-    Duration::try_from_secs_f64(number * seconds).map_err(|_| format!("{what} = \"{text}\" is too long"))
+    Some(number * seconds)
+        .filter(|s| *s <= LONGEST)
+        .and_then(|s| Duration::try_from_secs_f64(s).ok())
+        .ok_or_else(|| format!("{what} = \"{text}\" is too long; the longest time is 365000d"))
 }
 
 /// `312 TFLOP/s`, in FLOP/s.

@@ -122,7 +122,8 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
                 match child.try_wait() {
                     Ok(Some(status)) if status.code() == Some(78) => {
                         let log = std::fs::read_to_string(target.store.join("coordinator.log")).unwrap_or_default();
-                        let why = log.lines().next_back().unwrap_or("the coordinator could not start").to_owned();
+                        let last = log.lines().next_back().unwrap_or("the coordinator could not start");
+                        let why = last.strip_prefix("everstep: ").unwrap_or(last).to_owned();
                         let _ = inbox.send(Input::Fatal { code: 78, why });
                         return;
                     }

@@ -18,6 +18,8 @@ const PEER_SLOTS: u64 = 2;
 /// Room in a slot beyond its tensors (see `tiers.py`), and per tensor.
 const SLACK: u64 = 256 << 10;
 const INDEX_SLACK: u64 = 64 << 10;
+/// Largest state of one rank that is computed with, in bytes.
+const STATE_BYTES_MAX: u64 = 1 << 50;
 /// Agent and guard, resident, the pages of their program once.
 const AGENT: u64 = 10 << 20;
 
@@ -29,10 +31,10 @@ pub struct Options {
     #[arg(long, value_parser = bytes, conflicts_with = "directory")]
     state: Option<u64>,
     /// Workers per node
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=4096))]
     workers: u64,
     /// Nodes
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     nodes: u64,
     /// What other nodes keep of each step (replicas= of the CheckpointManager): so many copies, or a code as 4+2
     #[arg(long, default_value = "1", value_parser = redundancy)]
@@ -104,7 +106,12 @@ fn bytes(text: &str) -> Result<u64, String> {
         _ => return Err("give a size as 14G, 800M or bytes".into()),
     };
     let value: f64 = number.parse().map_err(|_| "give a size as 14G, 800M or bytes".to_owned())?;
-    Ok((value * (1u64 << shift) as f64) as u64)
+    let bytes = value * (1u64 << shift) as f64;
+    // Sums over all workers of a node must not overflow.
+    if bytes > STATE_BYTES_MAX as f64 {
+        return Err("a rank's state cannot be larger than 1024T".into());
+    }
+    Ok(bytes as u64)
 }
 
 /// Largest shard and number of ranks of the newest checkpoint.

@@ -27,7 +27,7 @@ pub struct Options {
     #[arg(long, default_value = "everstep,wait,elastic,spares:1")]
     policies: String,
     /// How many lists of failures
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     seeds: u64,
     /// The first of them
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(..1 << 48))]

@@ -17,7 +17,7 @@ pub struct Options {
     #[arg(long)]
     nodes: Option<u32>,
     /// How many lists of failures
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     seeds: u64,
     /// For programs
     #[arg(long)]

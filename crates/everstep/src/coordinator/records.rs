@@ -2,7 +2,7 @@
 
 use crate::store::{Store, redb::RedbStore};
 use everstep_core::coordinator::command::Precondition;
-use everstep_core::coordinator::event::{StoreFailure, Version};
+use everstep_core::coordinator::event::Version;
 use everstep_core::coordinator::state::JobRecord;
 use everstep_core::id::Epoch;
 use rustix::fs::OFlags;
@@ -24,13 +24,30 @@ pub fn open_events(path: &Path) -> std::io::Result<File> {
 }
 
 /// A later life than all before it.
-pub fn take_epoch(store: &RedbStore) -> Result<Epoch, StoreFailure> {
-    let version = store.get("epoch")?.map(|(_, v)| v);
-    store.put("epoch", b"", version.map_or(Precondition::Absent, Precondition::Version)).map(Epoch)
+///
+/// # Errors
+/// A sentence.
+pub fn take_epoch(store: &RedbStore) -> Result<Epoch, String> {
+    let version = store.get("epoch").map_err(|e| format!("cannot read the store: {e:?}"))?.map(|(_, v)| v);
+    let precondition = version.map_or(Precondition::Absent, Precondition::Version);
+    store
+        .put("epoch", b"", precondition)
+        .map(Epoch)
+        .map_err(|e| format!("cannot write the store: {e:?}; check that there is room and that you may write there"))
 }
 
 /// The jobs that the store knows.
-pub fn load(store: &RedbStore) -> Result<Vec<(JobRecord, Version)>, StoreFailure> {
-    let found = store.list("job/")?;
-    Ok(found.into_iter().filter_map(|(_, value, v)| Some((serde_json::from_slice(&value).ok()?, v))).collect())
+///
+/// # Errors
+/// A sentence: a job that cannot be read is not forgotten, its numbers of generations are in use.
+pub fn load(store: &RedbStore) -> Result<Vec<(JobRecord, Version)>, String> {
+    let found = store.list("job/").map_err(|e| format!("cannot read the store: {e:?}"))?;
+    let record = |(key, value, v): (String, Vec<u8>, Version)| {
+        let read = serde_json::from_slice(&value).map_err(|e| {
+            let job = key.trim_start_matches("job/");
+            format!("the record of job {job} in the store cannot be read: {e}; use the everstep version that wrote it, or move store.redb away to begin with an empty store (checkpoints are not in it)")
+        });
+        read.map(|record| (record, v))
+    };
+    found.into_iter().map(record).collect()
 }

@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex};
 const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Bytes kept for [`Pump::last_lines`].
 const TAIL_BYTES: usize = 8 << 10;
+/// A teed line is kept until its end has come, to be shown in one piece; a longer one is shown as it comes.
+const LINE_BYTES_MAX: usize = 1 << 20;
 
 /// Where the bytes go.
 pub struct Sink {
@@ -21,8 +23,18 @@ pub struct Sink {
     output: Output,
     prefix: String,
     is_stderr: bool,
+    /// The beginning of a line whose end has not come.
     line: Vec<u8>,
+    /// Where the rest of a line goes whose beginning was too long to be kept.
+    overlong: Option<Overlong>,
     filtered: Option<File>,
+}
+
+/// A line that is shown as it comes.
+#[derive(Clone, Copy)]
+struct Overlong {
+    /// It also goes to the filtered file: its beginning has one of the needles.
+    filtered: bool,
 }
 
 impl Sink {
@@ -35,7 +47,16 @@ impl Sink {
             |path: &String| private::open(Path::new(path), OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND).ok();
         let file = append(&output.file);
         let filtered = output.filtered.as_ref().and_then(append);
-        Sink { file, bytes: 0, output: output.clone(), prefix: prefix.into(), is_stderr, line: Vec::new(), filtered }
+        Sink {
+            file,
+            bytes: 0,
+            output: output.clone(),
+            prefix: prefix.into(),
+            is_stderr,
+            line: Vec::new(),
+            overlong: None,
+            filtered,
+        }
     }
 
     fn console(&self, bytes: &[u8]) {
@@ -47,16 +68,44 @@ impl Sink {
         };
     }
 
-    /// One whole line, in one piece: ranks share the console and the filtered file.
-    fn show(&mut self, line: &[u8]) {
+    /// A line from its beginning, in one piece: ranks share the console and the filtered file.
+    fn show(&mut self, line: &[u8]) -> Overlong {
         let whole = [self.prefix.as_bytes(), line].concat();
         self.console(&whole);
+        let mut filtered = false;
         if let Some(file) = &mut self.filtered {
             let text = String::from_utf8_lossy(line);
-            if self.output.needles.iter().any(|n| text.contains(n.as_str())) {
+            filtered = self.output.needles.iter().any(|n| text.contains(n.as_str()));
+            if filtered {
                 let _ = file.write_all(&whole);
             }
         }
+        Overlong { filtered }
+    }
+
+    /// More of a line whose beginning was shown.
+    fn show_more(&mut self, part: &[u8], of: Overlong) {
+        self.console(part);
+        if let Some(file) = self.filtered.as_mut().filter(|_| of.filtered) {
+            let _ = file.write_all(part);
+        }
+    }
+
+    /// A part of a line: its end, if it `ends` with a newline.
+    fn part(&mut self, part: &[u8], ends: bool) {
+        if let Some(of) = self.overlong {
+            self.show_more(part, of);
+            self.overlong = Some(of).filter(|_| !ends);
+            return;
+        }
+        let long = self.line.len() + part.len() > LINE_BYTES_MAX;
+        if !ends && !long {
+            return self.line.extend_from_slice(part);
+        }
+        let mut line = std::mem::take(&mut self.line);
+        line.extend_from_slice(part);
+        let shown = self.show(&line);
+        self.overlong = Some(shown).filter(|_| !ends);
     }
 
     fn take(&mut self, bytes: &[u8]) {
@@ -74,19 +123,14 @@ impl Sink {
         if !self.output.prefixed {
             return self.console(bytes);
         }
-        self.line.extend_from_slice(bytes);
-        while let Some(end) = self.line.iter().position(|b| *b == b'\n') {
-            let rest = self.line.split_off(end + 1);
-            let line = std::mem::replace(&mut self.line, rest);
-            self.show(&line);
+        for part in bytes.split_inclusive(|b| *b == b'\n') {
+            self.part(part, part.ends_with(b"\n"));
         }
     }
 
     fn finish(&mut self) {
-        if self.output.prefixed && self.output.console && !self.line.is_empty() {
-            let mut line = std::mem::take(&mut self.line);
-            line.push(b'\n');
-            self.show(&line);
+        if !self.line.is_empty() || self.overlong.is_some() {
+            self.part(b"\n", true);
         }
     }
 }

@@ -21,7 +21,12 @@ impl RedbStore {
     /// # Errors
     /// A sentence with the path.
     pub fn open(path: &Path) -> Result<Self, String> {
-        let say = |e: &dyn std::fmt::Display| format!("cannot open the store {}: {e}", path.display());
+        let say = |e: &dyn std::fmt::Display| {
+            format!(
+                "cannot open the store {0}: {e}; if the disk is sound, the file is damaged: move it away to begin with an empty store (mv {0} {0}.damaged); checkpoints are not in it and are not lost",
+                path.display()
+            )
+        };
         let file = private::open(path, OFlags::RDWR | OFlags::CREATE).map_err(|e| say(&e))?;
         let db = Database::builder().create_file(file).map_err(|e| say(&e))?;
         let write = db.begin_write().map_err(|e| say(&e))?;

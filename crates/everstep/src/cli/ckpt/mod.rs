@@ -80,7 +80,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         Command::Export(o) => convert::export(o),
         Command::Import(o) => convert::import(o),
         Command::Prune { directory, keep, keep_every, no_epochs, dry_run } => {
-            let every = keep_every.map(|hours| Duration::from_secs(hours * 3600));
+            let every = keep_every.map(|hours| Duration::from_secs(hours.saturating_mul(3600)));
             prune(directory, Policy { last: *keep, every, epochs: !no_epochs }, *dry_run)
         }
     }

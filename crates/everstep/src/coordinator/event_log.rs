@@ -1,0 +1,131 @@
+//! The file of what has happened. What cannot be written (a full disk) is kept for when it can, and people are told.
+
+use super::Driver;
+use super::records::open_events;
+use everstep_core::id::Session;
+use everstep_core::message::Order;
+use everstep_wire::limits::EVENTS_KEPT_BYTES_MAX;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Lines, in order, each written whole.
+pub struct EventLog {
+    file: File,
+    path: PathBuf,
+    /// Lines that could not be written yet.
+    waiting: VecDeque<Vec<u8>>,
+    bytes: usize,
+    /// Lines that there was no room for.
+    dropped: u64,
+    /// A sentence for people, once.
+    news: Option<String>,
+}
+
+impl EventLog {
+    /// Opens or creates the file.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = open_events(path)?;
+        Ok(EventLog { file, path: path.into(), waiting: VecDeque::new(), bytes: 0, dropped: 0, news: None })
+    }
+
+    /// Writes a line at once, or keeps it.
+    pub fn write(&mut self, line: String) {
+        let line = (line + "\n").into_bytes();
+        if self.bytes + line.len() > EVENTS_KEPT_BYTES_MAX {
+            self.dropped += 1;
+            return;
+        }
+        self.bytes += line.len();
+        self.waiting.push_back(line);
+        self.flush();
+    }
+
+    /// Writes what waits, as far as possible.
+    pub fn flush(&mut self) {
+        let was_late = self.waiting.len() > 1 || self.dropped > 0;
+        while let Some(line) = self.waiting.front_mut() {
+            match self.file.write(line) {
+                Ok(n) if n > 0 => {
+                    self.bytes -= n;
+                    line.drain(..n);
+                    if line.is_empty() {
+                        self.waiting.pop_front();
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                other => {
+                    let why = other.err().map_or_else(|| "nothing was written".to_owned(), |e| e.to_string());
+                    if !was_late {
+                        self.news = Some(format!(
+                            "cannot write events to {}: {why}; they are kept in memory until there is room, training goes on",
+                            self.path.display()
+                        ));
+                    }
+                    return;
+                }
+            }
+        }
+        if was_late {
+            let lost = match std::mem::take(&mut self.dropped) {
+                0 => "nothing was lost".to_owned(),
+                n => format!("{n} of them were lost, for lack of memory"),
+            };
+            self.news = Some(format!("events are written to {} again; {lost}", self.path.display()));
+        }
+    }
+
+    /// A sentence for people, when something has changed.
+    pub fn news(&mut self) -> Option<String> {
+        self.news.take()
+    }
+}
+
+impl Driver {
+    /// Writes events that wait for room, and says what has become of them: to agents, which people see.
+    pub(super) fn keep_events(&mut self) {
+        self.events.flush();
+        let Some(what) = self.events.news() else { return };
+        crate::say!("{what}");
+        let all: Vec<Session> = self.peers.keys().copied().collect();
+        all.into_iter().for_each(|session| self.send(session, Order::Notice { what: what.clone() }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    #[test]
+    fn what_cannot_be_written_is_kept_and_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.jsonl");
+        let mut log = EventLog::open(&path).unwrap();
+        log.write("1".into());
+        // A full disk, and then room again.
+        let good =
+            std::mem::replace(&mut log.file, std::fs::OpenOptions::new().append(true).open("/dev/full").unwrap());
+        log.write("2".into());
+        assert!(log.news().unwrap().contains("No space left"), "told once");
+        log.write("3".into());
+        assert!(log.news().is_none());
+        log.file = good;
+        log.flush();
+        assert!(log.news().unwrap().contains("nothing was lost"));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n2\n3\n");
+        // A reader that takes nothing: only so much is kept.
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
+        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        log.file = std::fs::OpenOptions::new().read(true).write(true).custom_flags(nonblocking).open(&fifo).unwrap();
+        for _ in 0..2 * EVENTS_KEPT_BYTES_MAX / 100_000 {
+            log.write("x".repeat(100_000));
+        }
+        assert!(log.bytes <= EVENTS_KEPT_BYTES_MAX && log.dropped > 0);
+    }
+}
