@@ -133,6 +133,8 @@ pub struct Ladder {
     pub ping: Duration,
     /// A closed connection may be re-opened within this time without counting as a lost node.
     pub reconnect: Duration,
+    /// The same for a node whose lines had been coming late: packets are being lost, and it is worth a second try.
+    pub reconnect_late: Duration,
     /// A silent connection is lost after this.
     pub silence: Duration,
     /// A step or section may be silent for at least this long.
@@ -158,6 +160,7 @@ impl Ladder {
         Ladder {
             ping: detect / 8,
             reconnect: detect / 5,
+            reconnect_late: detect * 4,
             silence: detect / 2,
             step_silence: detect,
             reattach: (detect * 3).max(Duration::from_secs(5)),

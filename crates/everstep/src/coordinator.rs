@@ -2,6 +2,7 @@
 
 mod event_log;
 mod exclusive;
+mod hearing;
 mod questions;
 mod records;
 mod watcher;
@@ -291,8 +292,8 @@ impl Driver {
     }
 
     fn line(&mut self, session: Session, line: ToCoordinator) {
+        self.listened(session);
         let Some(peer) = self.peers.get_mut(&session) else { return };
-        peer.heard = Instant::now();
         match line {
             ToCoordinator::Hello { version, hello } if version == VERSION => {
                 let ladder = hello.spec.ladder();

@@ -27,6 +27,8 @@ pub enum Event {
     Connected,
     /// The connection is gone; the driver keeps trying to open another one.
     Disconnected,
+    /// The coordinator's process is on this machine and does not run (it is stopped or frozen): it decides nothing.
+    CoordinatorStuck,
     /// The coordinator says something.
     Order {
         /// life of the coordinator that says it

@@ -216,6 +216,9 @@ impl Agent {
                 }
                 self.connected = false;
             }
+            // What does not run cannot have formed a world without this node.
+            Event::CoordinatorStuck if !self.connected => self.alone_since = now,
+            Event::CoordinatorStuck => {}
             Event::Order { epoch, order } => self.order(now, epoch, order),
             Event::Signal { signal } => self.signal(now, signal),
             Event::Signed(sign) => self.signed(now, sign),
@@ -245,10 +248,11 @@ impl Agent {
     /// When to call [`Agent::handle`] with [`Event::Tick`]; in the past when another event came just after that moment.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
-        let orphan = (!self.connected).then(|| self.alone_since.after(self.config.spec.ladder().orphan));
+        let alone = [self.alone_since.after(self.config.spec.ladder().orphan), self.gives_up_at()];
+        let orphan = alone.into_iter().filter(|_| !self.connected);
         let stop = self.crew.as_ref().and_then(|c| c.stopping.map(|s| s.until).filter(|_| !c.killing));
         let fence = self.crew.as_ref().and_then(|c| c.end_by.filter(|_| !c.killing));
-        orphan.into_iter().chain(stop).chain(fence).filter(|at| *at > self.ticked).min()
+        orphan.chain(stop).chain(fence).filter(|at| *at > self.ticked).min()
     }
 
     fn send(&mut self, report: Report) {
@@ -412,18 +416,7 @@ impl Agent {
         self.ticked = now;
         let ladder = self.config.spec.ladder();
         if !self.connected && self.over.is_none() && now >= self.alone_since.after(ladder.orphan) {
-            let waited = ladder.orphan.as_secs();
-            if self.ever_welcome {
-                let why = format!(
-                    "no coordinator for {waited} s; memory checkpoints stay on this node, start the job again to resume"
-                );
-                self.end(now, EXIT_REQUEUE, why);
-            } else {
-                let why = format!(
-                    "no coordinator answered within {waited} s; check --rdzv-endpoint, and that the node it names is up"
-                );
-                self.end(now, EXIT_NO_COORDINATOR, why);
-            }
+            self.orphaned(now);
         }
         if let Some(crew) = self.crew.as_ref().filter(|c| c.end_by.is_some_and(|at| now >= at)) {
             let generation = crew.generation;
@@ -436,6 +429,41 @@ impl Agent {
             let generation = crew.generation;
             self.kill(generation, grace);
         }
+    }
+
+    /// When an agent without a coordinator stops waiting for one.
+    fn gives_up_at(&self) -> Time {
+        let orphan = self.alone_since.after(self.config.spec.ladder().orphan);
+        orphan.after(Duration::from_millis(self.config.spec.join_timeout_ms))
+    }
+
+    /// A coordinator may have formed a world without this node by now: its workers must not go on, but the job may.
+    fn orphaned(&mut self, now: Time) {
+        let ladder = self.config.spec.ladder();
+        let waited = ladder.orphan.as_secs();
+        if !self.ever_welcome {
+            let why = format!(
+                "no coordinator answered within {waited} s; check --rdzv-endpoint, and that the node it names is up"
+            );
+            return self.end(now, EXIT_NO_COORDINATOR, why);
+        }
+        if now >= self.gives_up_at() {
+            let waited = now.since(self.alone_since).as_secs();
+            let why = format!(
+                "no coordinator for {waited} s; memory checkpoints stay on this node, start the job again to resume"
+            );
+            return self.end(now, EXIT_REQUEUE, why);
+        }
+        self.queued = None;
+        let Some(generation) = self.crew.as_ref().filter(|c| !c.killing && !c.finished).map(|c| c.generation) else {
+            return;
+        };
+        let patience = self.config.spec.join_timeout_ms / 1000;
+        let what = format!(
+            "no coordinator for {waited} s: the workers of this node are ended, as others may have taken their place; the job goes on from memory if the coordinator is back within {patience} s (--join-timeout)"
+        );
+        self.out.push_back(Command::Say { what });
+        self.kill(generation, ladder.fence_grace);
     }
 
     fn end(&mut self, now: Time, code: i32, why: String) {

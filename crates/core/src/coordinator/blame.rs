@@ -241,6 +241,9 @@ impl Job {
             if blame.rank == Rank::Consequence || blame.verdict.class == "unknown" {
                 self.remained_unexplained(now);
             }
+            if blame.rank == Rank::Consequence {
+                self.only_connections(now, out);
+            }
             self.doubtful = false;
         }
         let Some((inquiry, blame)) = self.inquiry.take().zip(blame) else { return };

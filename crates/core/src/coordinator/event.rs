@@ -32,6 +32,11 @@ pub enum Event {
         /// the connection
         session: Session,
     },
+    /// A line arrived after half of the silence that ends a connection: packets are being lost on the way.
+    Late {
+        /// the connection
+        session: Session,
+    },
     /// An agent says something.
     Report {
         /// the connection

@@ -97,6 +97,9 @@ impl Job {
         out.push(Command::Record { job, fact });
         self.back_off(now);
         self.doubt(now, failure.as_ref());
+        if refusal.is_none() {
+            self.charged(now, node, failure.as_ref());
+        }
         self.inquire(now, incident, node, failure, out);
         self.reached = None;
         match refusal {

@@ -42,6 +42,7 @@ impl Job {
             self.signs.retain(|(_, node, _)| *node != id);
         }
         out.push(Command::Send { session, order: Order::Welcome { epoch }, after: None });
+        self.came_back(now, &hello, out);
         let again = self.nodes.contains_key(&id);
         if !again {
             self.arrived(out);
@@ -52,10 +53,19 @@ impl Job {
         });
         let clean = hello.running.is_none();
         let (running, seen, incarnation) = (hello.running.clone(), hello.seen, hello.incarnation);
-        self.nodes.insert(
-            id.clone(),
-            Node { session: Some(session), lost_at: None, hello, clean, joined_at: now, fenced_at: None },
-        );
+        let (late, bad_network_until) =
+            self.nodes.get(&id).map_or((None, Time(0)), |known| (known.late, known.bad_network_until));
+        let node = Node {
+            session: Some(session),
+            lost_at: None,
+            hello,
+            clean,
+            joined_at: now,
+            fenced_at: None,
+            late,
+            bad_network_until,
+        };
+        self.nodes.insert(id.clone(), node);
         // A later life of the node may find what the earlier one could not.
         self.unable.remove(&id);
         self.confirm(&id);
@@ -172,7 +182,7 @@ impl Job {
         let gone: Vec<NodeId> = self
             .nodes
             .iter()
-            .filter(|(_, n)| n.lost_at.is_some_and(|at| now >= at.after(ladder.reconnect)))
+            .filter(|(_, n)| n.lost_at.is_some_and(|at| now >= at.after(n.reconnect(&ladder))))
             .map(|(id, _)| id.clone())
             .collect();
         for id in gone {
@@ -235,7 +245,7 @@ impl Job {
     /// When [`Job::tick`] has something to do next; what was due when it `ticked` last is done.
     pub(super) fn deadline(&self, ticked: Time) -> Option<Time> {
         let ladder = self.record.spec.ladder();
-        let lost = self.nodes.values().filter_map(|n| n.lost_at).map(|at| at.after(ladder.reconnect));
+        let lost = self.nodes.values().filter_map(|n| Some(n.lost_at?.after(n.reconnect(&ladder))));
         let phase = match &self.phase {
             Phase::Forming { since, last_join } => {
                 let fences = self.nodes.values().filter(|n| !n.clean).filter_map(|n| n.fenced_at);

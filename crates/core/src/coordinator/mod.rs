@@ -13,6 +13,7 @@ pub mod growth;
 pub mod incident;
 mod membership;
 mod moving;
+pub mod network;
 pub mod node_check;
 mod plans;
 mod promise;
@@ -111,6 +112,11 @@ impl Coordinator {
         match event {
             Event::Joined { session, hello } => self.joined(now, session, *hello),
             Event::Lost { session } => self.lost(now, session),
+            Event::Late { session } => {
+                if let Some((id, node)) = self.by_session.get(&session).cloned() {
+                    self.with(now, &id, |job, now, _| job.late(now, &node));
+                }
+            }
             Event::Report { session, report } => self.report(now, session, report),
             Event::Persisted { id, result } => self.persisted(now, id, result),
             Event::StopJob { job, signal } => self.with(now, &job, |j, now, out| j.stop(now, signal, None, out)),

@@ -6,6 +6,7 @@ use super::command::Reason;
 use super::event::Version;
 use super::exclusion::Exclusion;
 use super::growth::Growth;
+use super::network::Charge;
 use super::node_check::Checking;
 use super::remedy::Request;
 use super::replication::Replicas;
@@ -32,6 +33,9 @@ pub struct JobRecord {
     pub restarts: u32,
     /// When the latest restarts happened (at most [`RECENT`]), for the daily budget.
     pub recent: Vec<Time>,
+    /// Restarts of the last day that the network was the cause of: not in the daily budget.
+    #[serde(default)]
+    pub network: Vec<Time>,
     /// Some worker has completed an optimizer step.
     pub progressed: bool,
     /// Some worker has asked what to restore: its memory is worth keeping together.
@@ -102,6 +106,10 @@ pub struct Node {
     pub joined_at: Time,
     /// When it was told to end workers; after a while nobody waits for it any more.
     pub fenced_at: Option<Time>,
+    /// When a line of it last came late.
+    pub late: Option<Time>,
+    /// Lines of it keep coming late; until then it gets longer to reconnect.
+    pub bad_network_until: Time,
 }
 
 /// What a job is doing.
@@ -244,6 +252,8 @@ pub struct Job {
     pub inquiry: Option<Inquiry>,
     /// The job ends with this code when it is known whose failure that was, and why it is not restarted.
     pub giving_up: Option<(i32, String)>,
+    /// What the latest restart was charged for.
+    pub charge: Option<Charge>,
     /// What machines have told of themselves lately.
     pub signs: VecDeque<(Time, NodeId, Sign)>,
     /// Generations in a row that failed before their first step, and until when the next one waits.
@@ -283,6 +293,7 @@ impl Job {
             stage: Stage::Forming,
             restarts: 0,
             recent: Vec::new(),
+            network: Vec::new(),
             progressed: false,
             checkpointed: false,
             restored: Vec::new(),
@@ -330,6 +341,7 @@ impl Job {
             trained_since: now,
             inquiry: None,
             giving_up: None,
+            charge: None,
             signs: VecDeque::new(),
             in_a_row: (0, Time(0)),
             short_since: None,

@@ -1,7 +1,14 @@
 //! Keeps a connection to the coordinator open, and starts a coordinator where that is this node's job.
+//!
+//! Before the first connection, what is wrong ends the agent with a sentence. After it, nothing does: whatever answers
+//! or does not (a coordinator that is stopped, another program on its port, a connection that is reset), the workers
+//! train, and this goes on trying. When that has lasted too long is the core's decision.
+
+mod stuck;
 
 use crate::agent::Input;
 use crate::coordinator::endpoint_file;
+use everstep_core::agent::event::Event;
 use everstep_core::message::Order;
 use everstep_wire::client::{ConnectError, attach};
 use everstep_wire::envelope::ToAgent;
@@ -13,8 +20,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Pause between two tries.
-const RETRY: Duration = Duration::from_millis(50);
+/// Shortest and longest pause between two tries.
+const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// A connection that is lost for longer than this is worth a line.
+const WORTH_A_LINE: Duration = Duration::from_secs(2);
 /// A coordinator that was started gets this long to listen before another start is tried.
 const START: Duration = Duration::from_millis(1500);
 /// Something else on the coordinator's port is given this long to turn into one.
@@ -67,85 +76,165 @@ impl Target {
     }
 }
 
+/// How the tries go.
+#[derive(Default)]
+struct Tries {
+    /// There was a connection before.
+    attached: bool,
+    /// Since when there is none.
+    since: Option<Instant>,
+    /// Why, as people were told.
+    told: Option<String>,
+    /// Since when something else answers.
+    stranger: Option<Instant>,
+}
+
+impl Tries {
+    fn lost_for(&self) -> Duration {
+        self.since.map_or(Duration::ZERO, |at| at.elapsed())
+    }
+
+    /// Longer and longer, so that a port that refuses is not hammered for hours.
+    async fn pause(&self) {
+        tokio::time::sleep((self.lost_for() / 20).clamp(RETRY.0, RETRY.1)).await;
+    }
+
+    fn connected(&mut self) {
+        if self.told.is_some() {
+            let seconds = self.lost_for().as_secs();
+            crate::say!("the coordinator is back after {seconds} s");
+        }
+        *self = Tries { attached: true, ..Tries::default() };
+    }
+
+    /// One line when the connection has been lost for a while.
+    fn failed(&mut self, why: impl std::fmt::Display) {
+        self.since.get_or_insert_with(Instant::now);
+        if self.attached && self.told.is_none() && self.lost_for() > WORTH_A_LINE {
+            let why = why.to_string();
+            crate::say!("the coordinator does not answer ({why}); this node goes on and keeps trying");
+            self.told = Some(why);
+        }
+    }
+}
+
+/// Passes on what the coordinator says until the connection ends.
+async fn follow(mut orders: mpsc::UnboundedReceiver<ToAgent>, silence: Duration, inbox: &mpsc::UnboundedSender<Input>) {
+    while let Ok(Some(line)) = tokio::time::timeout(silence, orders.recv()).await {
+        // A refused connection is of no use; the next one may be accepted.
+        let refused = matches!(&line, ToAgent::Order { order: Order::Refused { .. }, .. });
+        let _ = inbox.send(Input::Line(line));
+        if refused {
+            return;
+        }
+    }
+}
+
 /// Runs for the life of the agent.
 pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
-    let mut coordinator: Option<(Child, Instant)> = None;
-    let mut stranger_since: Option<Instant> = None;
-    let mut last_endpoint: Option<String> = None;
+    let mut host = Host::default();
+    let mut stuck = stuck::Stuck::default();
+    let mut tries = Tries::default();
+    let mut token: Option<Token> = None;
     loop {
-        let token = match target.token() {
-            Ok(token) => token,
+        match target.token() {
+            Ok(found) => token = Some(found),
+            // The directory may be back later; the token is the same.
+            Err(_) if tries.attached => {}
             // The node that makes it may be a moment later than this one.
-            Err(e) if target.token_file.is_none() && e.kind() == std::io::ErrorKind::NotFound => {
-                tokio::time::sleep(RETRY).await;
-                continue;
-            }
+            Err(e) if target.token_file.is_none() && e.kind() == std::io::ErrorKind::NotFound => {}
             Err(e) => {
                 let why = format!("no token for the coordinator: {e}; copy its token file here and give --token-file");
                 let _ = inbox.send(Input::Fatal { code: 78, why });
                 return;
             }
+        }
+        let Some(token) = &token else {
+            tokio::time::sleep(RETRY.0).await;
+            continue;
         };
         let endpoint = target.endpoint_now();
         let attempt = match &endpoint {
-            Some(endpoint) => Some(attach(endpoint, &token).await),
+            Some(endpoint) => Some(attach(endpoint, token).await),
             None => None,
         };
+        let mut other = false;
         match attempt {
-            Some(Ok((lines, mut orders))) => {
-                stranger_since = None;
-                last_endpoint = endpoint;
+            Some(Ok((lines, orders))) => {
+                tries.connected();
+                host.last_endpoint = endpoint;
                 let _ = inbox.send(Input::Connected(lines));
-                while let Ok(Some(line)) = tokio::time::timeout(target.silence, orders.recv()).await {
-                    // A refused connection is of no use; the next one may be accepted.
-                    let refused = matches!(&line, ToAgent::Order { order: Order::Refused { .. }, .. });
-                    let _ = inbox.send(Input::Line(line));
-                    if refused {
-                        break;
-                    }
-                }
+                follow(orders, target.silence, &inbox).await;
                 let _ = inbox.send(Input::Disconnected);
-                tokio::time::sleep(RETRY).await;
+                tries.since = Some(Instant::now());
+                tokio::time::sleep(RETRY.0).await;
                 continue;
             }
             Some(Err(e @ (ConnectError::NotCoordinator { .. } | ConnectError::Unauthorized { .. }))) => {
-                let since = *stranger_since.get_or_insert_with(Instant::now);
-                if since.elapsed() > STRANGER {
+                other = true;
+                tries.failed(&e);
+                let since = *tries.stranger.get_or_insert_with(Instant::now);
+                if !tries.attached && since.elapsed() > STRANGER {
                     let _ = inbox.send(Input::Fatal { code: 78, why: e.to_string() });
                     return;
                 }
             }
-            Some(Err(ConnectError::Unreachable { .. })) | None => stranger_since = None,
-        }
-        if target.may_host && stranger_since.is_none() {
-            if let Some((child, started)) = &mut coordinator {
-                match child.try_wait() {
-                    Ok(Some(status)) if status.code() == Some(78) => {
-                        let log = std::fs::read_to_string(target.store.join("coordinator.log")).unwrap_or_default();
-                        let last = log.lines().next_back().unwrap_or("the coordinator could not start");
-                        let why = last.strip_prefix("everstep: ").unwrap_or(last).to_owned();
-                        let _ = inbox.send(Input::Fatal { code: 78, why });
-                        return;
-                    }
-                    Ok(Some(_)) => coordinator = None,
-                    _ if started.elapsed() > START => coordinator = None,
-                    _ => {}
-                }
+            Some(Err(e @ ConnectError::Unreachable { .. })) => {
+                tries.stranger = None;
+                tries.failed(&e);
             }
-            if coordinator.is_none() {
-                // A restarted coordinator listens where the first one did: others know it by that address.
-                let bind = last_endpoint.clone().unwrap_or_else(|| target.endpoint.clone());
-                match start(&bind, &target) {
-                    Ok(child) => coordinator = Some((child, Instant::now())),
-                    Err(e) => {
-                        let why = format!("cannot start the coordinator: {e}");
-                        let _ = inbox.send(Input::Fatal { code: 78, why });
-                        return;
-                    }
-                }
+            None => {
+                tries.stranger = None;
+                tries.failed("it has not said where it listens");
             }
         }
-        tokio::time::sleep(RETRY).await;
+        if tries.attached && target.may_host && stuck.look(&endpoint_file(&target.store)) {
+            let _ = inbox.send(Input::Core(Event::CoordinatorStuck));
+        }
+        if target.may_host
+            && (tries.attached || !other)
+            && let Err(why) = host.ensure(&target, other)
+        {
+            if !tries.attached {
+                let _ = inbox.send(Input::Fatal { code: 78, why });
+                return;
+            }
+            tries.failed(&why);
+        }
+        tries.pause().await;
+    }
+}
+
+/// The coordinator that this node starts where none answers.
+#[derive(Default)]
+struct Host {
+    process: Option<(Child, Instant)>,
+    /// Where the first one listened: others know it by that address.
+    last_endpoint: Option<String>,
+}
+
+impl Host {
+    /// Starts a coordinator, unless one is starting. `other`: something else answers where it last listened.
+    fn ensure(&mut self, target: &Target, other: bool) -> Result<(), String> {
+        if let Some((child, started)) = &mut self.process {
+            match child.try_wait() {
+                Ok(Some(status)) if status.code() == Some(78) => {
+                    self.process = None;
+                    let log = std::fs::read_to_string(target.store.join("coordinator.log")).unwrap_or_default();
+                    let last = log.lines().next_back().unwrap_or("the coordinator could not start");
+                    return Err(last.strip_prefix("everstep: ").unwrap_or(last).to_owned());
+                }
+                Ok(Some(_)) => self.process = None,
+                _ if started.elapsed() > START => self.process = None,
+                _ => return Ok(()),
+            }
+        }
+        // Where any port will do, another one than that of the stranger will.
+        let bind = self.last_endpoint.clone().filter(|_| !(other && target.endpoint.ends_with(":0")));
+        let bind = bind.unwrap_or_else(|| target.endpoint.clone());
+        let child = start(&bind, target).map_err(|e| format!("cannot start the coordinator: {e}"))?;
+        self.process = Some((child, Instant::now()));
+        Ok(())
     }
 }
 

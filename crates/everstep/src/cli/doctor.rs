@@ -112,6 +112,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
             ("last call", l.last_call),
             ("TERM to KILL on restart", l.fence_grace),
             ("last words when a failure ends a job", l.last_words),
+            ("reconnect after late lines", l.reconnect_late),
             ("agent without coordinator", l.orphan),
         ] {
             println!("  {name:<36} {:>7.2} s", d.as_secs_f64());

@@ -1,0 +1,84 @@
+//! Whether the coordinator on this machine runs. One that does wakes up tens of times a second; one that was stopped, is
+//! frozen with its control group, or hangs in the kernel does not.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// A coordinator that has not run for this long is stuck.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What was seen last.
+#[derive(Default)]
+pub struct Stuck {
+    seen: Option<(u32, u64, Instant)>,
+}
+
+impl Stuck {
+    /// Whether the process that `endpoint_file` names has not run since a look some time ago.
+    pub fn look(&mut self, endpoint_file: &Path) -> bool {
+        let Some((pid, switches)) = wakeups(endpoint_file) else {
+            self.seen = None;
+            return false;
+        };
+        match self.seen {
+            Some((of, count, at)) if (of, count) == (pid, switches) => at.elapsed() >= LOOK,
+            _ => {
+                self.seen = Some((pid, switches, Instant::now()));
+                false
+            }
+        }
+    }
+}
+
+/// Process id of the coordinator, and how often it was given a processor.
+fn wakeups(endpoint_file: &Path) -> Option<(u32, u64)> {
+    let about: serde_json::Value = serde_json::from_slice(&std::fs::read(endpoint_file).ok()?).ok()?;
+    let pid = u32::try_from(about["pid"].as_u64()?).ok()?;
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    // The number may be another process's by now.
+    line.split(|b| *b == 0).nth(1).filter(|word| *word == b"coordinator")?;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let count = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)?.trim().parse::<u64>().ok());
+    Some((pid, count("voluntary_ctxt_switches:")? + count("nonvoluntary_ctxt_switches:")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Pid, Signal, kill_process};
+
+    #[test]
+    fn a_stopped_process_is_stuck_until_it_runs_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("endpoint.json");
+        let run = |name: &str| {
+            std::fs::write(dir.path().join(name), "while :; do sleep 0.02; done").unwrap();
+            std::process::Command::new("bash").arg(name).current_dir(dir.path()).spawn().unwrap()
+        };
+        let mut stuck = Stuck::default();
+        let mut look = |child: &std::process::Child, seconds: u64| {
+            std::fs::write(&file, format!("{{\"pid\": {}}}", child.id())).unwrap();
+            let end = Instant::now() + Duration::from_secs(seconds);
+            while !stuck.look(&file) {
+                if Instant::now() >= end {
+                    return false;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            true
+        };
+        let (mut child, mut other) = (run("coordinator"), run("something"));
+        let signal = |child: &std::process::Child, signal| kill_process(Pid::from_child(child), signal).unwrap();
+        assert!(!look(&child, 2), "it runs");
+        signal(&child, Signal::STOP);
+        assert!(look(&child, 60), "it is stopped");
+        signal(&child, Signal::CONT);
+        assert!(!look(&child, 2), "it runs again");
+        signal(&other, Signal::STOP);
+        assert!(!look(&other, 2), "not a coordinator");
+        for process in [&mut child, &mut other] {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
+}
