@@ -28,7 +28,6 @@ use everstep_wire::token::Token;
 use records::{load, take_epoch};
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc as blocking;
 use std::time::{Duration, Instant};
