@@ -59,7 +59,7 @@ def load(source: str | PathLike[str], step: int | None = None) -> dict[str, Any]
         return _through_dcp(path)
     tensors = {n: torch.empty(shape, dtype=_BY_NAME[dtype]) for n, dtype, shape, *_ in names.values() if not n.startswith(encoding.BLOB)}
     largest = max((t.nbytes for t in tensors.values()), default=0)
-    whole.read([(n, [0] * t.dim(), list(t.shape), False, t.data_ptr()) for n, t in tensors.items() if t.numel()], THREADS, largest)
+    whole.read([(n, [0] * t.dim(), list(t.shape), False, t.data_ptr(), t.nbytes) for n, t in tensors.items() if t.numel()], THREADS, largest)
     state: dict[str, Any] = {}
     for name, tensor in tensors.items():
         module, dot, key = name.partition(".")

@@ -201,9 +201,9 @@ class Resharded:
     def plan(self, names: Iterable[str]) -> tuple[int, int]:
         """What reading this rank's parts of these tensors would read: (number of runs, bytes)."""
         places = ((name, self._place(name)) for name in names)
-        return self._whole.plan([(n, list(p.offsets), list(p.sizes), p.flat, 0) for n, p in places])
+        return self._whole.plan([(n, list(p.offsets), list(p.sizes), p.flat, 0, 0) for n, p in places])
 
     def copy_to(self, targets: list[tuple[str, int, int]]) -> None:
         """Reads what this rank holds of each tensor, to (name, address, bytes)."""
-        wanted = [(n, list(p.offsets), list(p.sizes), p.flat, at) for n, at, size in targets if size for p in [self._place(n)]]
+        wanted = [(n, list(p.offsets), list(p.sizes), p.flat, at, size) for n, at, size in targets if size for p in [self._place(n)]]
         together.read(self._whole, wanted, max((size for *_, size in targets), default=0))

@@ -293,7 +293,8 @@ class State:
         with torch.no_grad():
             aside = [(i, room(i.name)) for i in self.module_items() if not _in_place(i.tensor)]
             targets.update({i.name: i.tensor for i in self.module_items() if _in_place(i.tensor)})
-            shard.copy_to([(name, t.data_ptr(), entries[name][3]) for name, t in targets.items()])
+            # The length is the target's own, never what the checkpoint says.
+            shard.copy_to([(name, t.data_ptr(), t.nbytes) for name, t in targets.items()])
             for item, tensor in aside:
                 item.tensor.copy_(tensor)
         for name, value in values.items():

@@ -14,8 +14,8 @@ from pathlib import Path
 from ._internal import WholeCheckpoint, window_bytes
 from .meeting import Meeting, meet
 
-#: (name, offsets, sizes, is a range, address), as the native half takes them.
-Asked = tuple[str, list[int], list[int], bool, int]
+#: (name, offsets, sizes, is a range, address, bytes of room), as the native half takes them.
+Asked = tuple[str, list[int], list[int], bool, int, int]
 
 #: Threads of a rank that reads for itself.
 THREADS = 4

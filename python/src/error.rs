@@ -42,6 +42,6 @@ pub fn damaged(what: String) -> PyErr {
 pub fn restore(e: RestoreError) -> PyErr {
     match e {
         RestoreError::Chunks { ref chunks, .. } => DamagedError::new_err((e.to_string(), chunks.clone())),
-        other => checkpoint(other),
+        other => damaged(other.to_string()),
     }
 }

@@ -11,8 +11,9 @@ use std::path::PathBuf;
 /// (name, dtype, shape of the whole, bytes of an element, in parts, number of ranks that hold some of it, the first
 /// of them)
 type Described = (String, String, Vec<u64>, u64, bool, usize, u32);
-/// (name, offsets or first element, sizes or number of elements, is a range of the flattened tensor, address)
-type Asked = (String, Vec<u64>, Vec<u64>, bool, usize);
+/// (name, offsets or first element, sizes or number of elements, is a range of the flattened tensor, address, bytes that there is
+/// room for)
+type Asked = (String, Vec<u64>, Vec<u64>, bool, usize, u64);
 
 /// (shard, first chunk, one after the last)
 type Span = (u32, usize, usize);
@@ -30,7 +31,10 @@ fn part_of(offsets: Vec<u64>, sizes: Vec<u64>, flat: bool) -> Part {
 }
 
 fn wanted(asked: Vec<Asked>) -> Vec<Wanted> {
-    let one = |(name, offsets, sizes, flat, address)| Wanted { name, part: part_of(offsets, sizes, flat), address };
+    let one = |(name, offsets, sizes, flat, address, bytes)| {
+        let part = part_of(offsets, sizes, flat);
+        Wanted { name, part, address, bytes }
+    };
     asked.into_iter().map(one).collect()
 }
 
@@ -39,6 +43,7 @@ fn error(e: WholeError) -> PyErr {
         WholeError::Shard(e) => restore(e),
         // Somewhere on this node it is not what was written.
         WholeError::Together(what) => damaged(what),
+        e @ (WholeError::Part(..) | WholeError::Room { .. }) => damaged(e.to_string()),
         e => checkpoint(e),
     }
 }
@@ -68,7 +73,7 @@ impl PyWholeCheckpoint {
     /// Names of the tensors of one rank's shard.
     fn names(&self, rank: usize) -> Vec<String> {
         let shard = self.0.shards().get(rank);
-        shard.into_iter().flat_map(|s| s.index().tensors.iter().map(|t| t.name.clone())).collect()
+        shard.into_iter().flat_map(|s| s.index().tensors().iter().map(|t| t.name.clone())).collect()
     }
 
     /// Bytes of one tensor of one rank's shard.
@@ -110,7 +115,7 @@ impl PyWholeCheckpoint {
         py.detach(|| unsafe { self.0.read_together(&wanted, &members, me, &window) }).map_err(error)
     }
 
-    /// Copies parts of tensors to contiguous memory: (name, offsets, sizes, flat, address) each, every byte verified; with
+    /// Copies parts of tensors to contiguous memory: (name, offsets, sizes, flat, address, room) each, every byte verified; with
     /// about `room` bytes of memory beside.
     fn read(&self, py: Python<'_>, asked: Vec<Asked>, threads: usize, room: u64) -> PyResult<()> {
         let wanted = wanted(asked);

@@ -2,14 +2,13 @@
 //! half keeps them alive.
 
 use crate::board::PyBoard;
-use crate::error::{checkpoint, restore};
+use crate::error::{checkpoint, damaged, restore};
 use crate::mark::PyMark;
 use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{self, Capture, Filling, Plan, Source};
 use everstep_checkpoint::direct::Throttle;
+use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::mark::Mark;
-use everstep_checkpoint::format::shard::Tensor;
-use everstep_checkpoint::format::shard::places_from_text;
 use everstep_checkpoint::objects::is_url;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::reshard::part::Part;
@@ -25,8 +24,8 @@ use std::time::Duration;
 
 /// (name, dtype, shape, bytes)
 type Entry = (String, String, Vec<u64>, u64);
-/// (name, shape as stored, bytes of an element, offsets, sizes, address)
-type Block = (String, Vec<u64>, u64, Vec<u64>, Vec<u64>, usize);
+/// (name, shape as stored, bytes of an element, offsets, sizes, address, bytes that there is room for)
+type Block = (String, Vec<u64>, u64, Vec<u64>, Vec<u64>, usize, u64);
 
 fn tensors(entries: Vec<Entry>) -> Vec<Tensor> {
     entries.into_iter().map(|(name, dtype, shape, bytes)| Tensor { name, dtype, shape, bytes }).collect()
@@ -245,15 +244,13 @@ impl PyShard {
 
     /// Names, dtypes, shapes and lengths, in the order of the bytes.
     fn entries(&self) -> Vec<Entry> {
-        let tensors = &self.shard.index().tensors;
+        let tensors = self.shard.index().tensors();
         tensors.iter().map(|t| (t.name.clone(), t.dtype.clone(), t.shape.clone(), t.bytes)).collect()
     }
 
     /// Where its tensors belong, as its header says: the numbers of `everstep.placed.Parts`.
-    fn places(&self) -> PyResult<Option<Vec<u64>>> {
-        let text = self.shard.places();
-        let bad = || checkpoint(format!("{}: the table of where its tensors belong cannot be read", self.shard.path()));
-        text.map(|t| places_from_text(t).ok_or_else(bad)).transpose()
+    fn places(&self) -> Option<Vec<u64>> {
+        self.shard.places().map(|p| p.words().to_vec())
     }
 
     /// Copies tensors to (name, address, bytes) in one pass over the whole shard, interpreter released. With
@@ -266,26 +263,17 @@ impl PyShard {
         threads: usize,
         verify: bool,
     ) -> PyResult<()> {
-        let places = self.shard.index().offsets();
-        let target = |(name, address, bytes): &(String, usize, usize)| {
-            let (offset, tensor) =
-                places.get(name.as_str()).ok_or_else(|| format!("{name} is not in the checkpoint"))?;
-            if tensor.bytes != *bytes as u64 {
-                return Err(format!("{name} has {} bytes in the checkpoint, {bytes} in the model", tensor.bytes));
-            }
-            Ok(Target { offset: *offset, bytes: tensor.bytes, address: *address })
-        };
-        let targets = targets.iter().map(target).collect::<Result<Vec<_>, String>>().map_err(checkpoint)?;
+        let targets = self.shard.targets(&targets).map_err(damaged)?;
         // SAFETY: the Python half passes live, contiguous tensors of exactly these lengths.
         py.detach(|| unsafe { self.shard.load(&targets, threads, verify) }).map_err(restore)
     }
 
     /// Copies blocks of tensors to contiguous memory, interpreter released: (name, shape as stored, bytes of an element,
-    /// offsets, sizes, address) each. Only chunks that hold some of them are read, and verified.
+    /// offsets, sizes, address, room) each. Only chunks that hold some of them are read, and verified.
     fn read_blocks(&self, py: Python<'_>, blocks: Vec<Block>, threads: usize) -> PyResult<()> {
         let places = self.shard.index().offsets();
         let (mut targets, mut largest) = (Vec::new(), 0);
-        for (name, shape, element, offsets, sizes, address) in blocks {
+        for (name, shape, element, offsets, sizes, address, room) in blocks {
             let (at, tensor) = places
                 .get(name.as_str())
                 .ok_or_else(|| checkpoint(format!("{name} is not in {}", self.shard.path())))?;
@@ -298,7 +286,11 @@ impl PyShard {
             }
             let held = vec![Held::new(0, *at, part)];
             let asked = Part::Block { offsets: offsets.into(), sizes: sizes.into() };
-            largest = largest.max(asked.elements().unwrap_or(0).saturating_mul(element));
+            let bytes = asked.elements().and_then(|n| n.checked_mul(element)).unwrap_or(u64::MAX);
+            if bytes != room {
+                return Err(damaged(format!("{name}: {bytes} bytes of the checkpoint are to be read into {room}")));
+            }
+            largest = largest.max(bytes);
             let runs = Table::new(&shape, element, held).and_then(|t| t.plan(&asked));
             let runs = runs.map_err(|e| checkpoint(format!("{name}: {e}")))?;
             let target = |r: Run| Target { offset: r.at, bytes: r.bytes, address: address + r.into as usize };

@@ -6,8 +6,8 @@
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
+use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::mark::Mark;
-use everstep_checkpoint::format::shard::Tensor;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{Ask, Peer, VERSION, Want, description_crc};
@@ -84,7 +84,7 @@ fn captured(path: &Path) -> Arc<Slot> {
 fn read(shard: Result<Shard, String>) -> usize {
     let Ok(shard) = shard else { return 0 };
     let mut offset = 0;
-    for t in shard.index().tensors.iter() {
+    for t in shard.index().tensors().iter() {
         match shard.fetch(offset, t.bytes) {
             Err(_) => return 0,
             Ok(bytes) if TENSORS.iter().any(|(n, _)| *n == t.name) && bytes == content(&t.name) => {}
@@ -92,7 +92,7 @@ fn read(shard: Result<Shard, String>) -> usize {
         }
         offset += t.bytes;
     }
-    if shard.index().tensors.len() == TENSORS.len() { 1 } else { 2 }
+    if shard.index().tensors().len() == TENSORS.len() { 1 } else { 2 }
 }
 
 fn open_slot(path: &Path) -> Result<Shard, String> {

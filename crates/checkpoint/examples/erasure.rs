@@ -9,7 +9,7 @@ use everstep_checkpoint::capture::{Plan, Source, start};
 use everstep_checkpoint::erasure::code::{Encoder, PIECE_BYTES};
 use everstep_checkpoint::erasure::encode::{Streams, Task, encode};
 use everstep_checkpoint::erasure::rebuild::{self, outline};
-use everstep_checkpoint::format::shard::Tensor;
+use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{ParityWant, Peer, Want};
 use everstep_checkpoint::replicate::push::{Link, Open, Window};

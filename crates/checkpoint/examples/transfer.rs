@@ -7,8 +7,8 @@
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
+use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::mark::Mark;
-use everstep_checkpoint::format::shard::Tensor;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{Peer, Want};
@@ -252,7 +252,7 @@ fn load(path: &Path, how: &str) {
             offset += bytes;
             target
         };
-        let targets: Vec<Target> = shard.index().tensors.iter().map(|t| target(t.bytes)).collect();
+        let targets: Vec<Target> = shard.index().tensors().iter().map(|t| target(t.bytes)).collect();
         // SAFETY: the targets are disjoint parts of `model`.
         unsafe { shard.load(&targets, 2, how == "verified") }.unwrap();
     });

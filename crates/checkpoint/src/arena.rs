@@ -14,7 +14,7 @@
 //! ```
 
 use crate::format::digest::{CHUNK_BYTES, crc};
-use crate::format::shard::Index;
+use crate::format::index::Index;
 use crate::shm::Mapping;
 use everstep_core::message::Purpose;
 use everstep_wire::limits::INDEX_BYTES_MAX;
@@ -390,9 +390,9 @@ impl Slot {
     fn parse(&self, json: &[u8]) -> Result<Index, SlotError> {
         let damaged = |what: &str| SlotError::Damaged(what.into());
         let index: Index = serde_json::from_slice(json).map_err(|e| damaged(&e.to_string()))?;
-        let bytes = index.checked_bytes().ok_or_else(|| damaged("region length"))?;
+        let bytes = index.bytes();
         let fits = (REGION_AT as u64).checked_add(bytes).is_some_and(|end| end <= self.map.len() as u64);
-        if bytes != self.get(REGION_BYTES) || !fits || index.crcs.len() != index.chunks() {
+        if bytes != self.get(REGION_BYTES) || !fits {
             return Err(damaged("region length"));
         }
         Ok(index)
@@ -404,7 +404,7 @@ impl Slot {
     /// [`SlotError`].
     pub fn verify(&self) -> Result<(Label, Index), SlotError> {
         let found = self.inspect().and_then(|(label, index)| {
-            for (i, expected) in index.crcs.iter().enumerate() {
+            for (i, expected) in index.crcs().iter().enumerate() {
                 let start = i * CHUNK_BYTES;
                 let len = CHUNK_BYTES.min(usize::try_from(index.bytes()).unwrap_or(usize::MAX) - start);
                 let chunk = self.map.bytes(REGION_AT + start, len);

@@ -7,7 +7,7 @@
 use crate::arena::{Label, Pin, REGION_AT, Slot};
 use crate::board::Board;
 use crate::format::digest::CHUNK_BYTES;
-use crate::format::shard::{Index, Tensor};
+use crate::format::index::{Index, Tensor};
 use crate::fused::Running;
 use std::io;
 use std::sync::Arc;
@@ -104,7 +104,7 @@ impl Filling {
     /// # Errors
     /// As [`start`].
     pub fn begin(slot: Arc<Slot>, tensors: Vec<Tensor>, label: Label, persist: bool, alike: usize) -> io::Result<Self> {
-        let index = Index { tensors: tensors.into(), crcs: Vec::new() };
+        let index = Index::new(tensors).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))?;
         let index_bytes = serde_json::to_vec(&index).map_err(io::Error::other)?.len() + index.chunks() * 21;
         if !slot.fits(index.bytes(), index_bytes as u64) {
             return Err(io::Error::new(io::ErrorKind::StorageFull, "the state has outgrown its slot"));
@@ -136,11 +136,11 @@ impl Filling {
     }
 
     fn finish(mut self, crcs: Vec<u64>, board: Option<&Board>) -> io::Result<()> {
-        self.index.crcs = crcs;
+        self.index = self.index.with_checksums(crcs).map_err(io::Error::other)?;
         let json = serde_json::to_vec(&self.index).map_err(io::Error::other)?;
         self.slot.describe(self.label, &json, self.index.bytes())?;
         if self.label.shared && self.alike > 0 {
-            self.slot.note_digest(digest(&self.slot, &self.index.crcs, self.alike));
+            self.slot.note_digest(digest(&self.slot, self.index.crcs(), self.alike));
         }
         self.slot.finish(self.persist.then_some(Pin::Persist));
         if let Some(board) = board {

@@ -1,6 +1,7 @@
 //! Large files past the page cache: aligned memory straight to the device (`O_DIRECT`), several writers, space reserved
 //! first. Buffered writes of new data reach a third to a sixth of that, and push others' pages out.
 
+use crate::regular::open_regular;
 use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, fcntl_getfl, fcntl_setfl, ftruncate, open};
 use rustix::io::{Errno, pread, pwrite};
 use std::io;
@@ -121,14 +122,25 @@ impl Source {
     /// Opens a file.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Those of the file system; `InvalidInput` when it is not a regular file.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let file = match open(path, flags | OFlags::DIRECT, Mode::empty()) {
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => open(path, flags, Mode::empty())?,
+        let unsupported = |e: &io::Error| {
+            let codes = [Errno::INVAL.raw_os_error(), Errno::OPNOTSUPP.raw_os_error()];
+            e.raw_os_error().is_some_and(|code| codes.contains(&code))
+        };
+        let file = match open_regular(path, OFlags::RDONLY | OFlags::DIRECT) {
+            Err(e) if unsupported(&e) => open_regular(path, OFlags::RDONLY)?,
             other => other?,
         };
         Ok(Source { file })
+    }
+
+    /// Its length.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn bytes(&self) -> io::Result<u64> {
+        u64::try_from(rustix::fs::fstat(&self.file)?.st_size).map_err(io::Error::other)
     }
 
     /// Fills `into` (aligned, as is `at`) as far as the file goes; returns how far that is.

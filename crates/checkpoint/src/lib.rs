@@ -17,6 +17,7 @@ pub mod fused;
 pub mod mapped;
 pub mod objects;
 pub mod persist;
+pub mod regular;
 pub mod replicate;
 pub mod reshard;
 pub mod restore;

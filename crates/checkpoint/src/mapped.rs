@@ -20,7 +20,7 @@ impl Mapped {
     /// # Errors
     /// As [`Slot::open`].
     pub fn open(&self, path: &Path) -> io::Result<Arc<Slot>> {
-        let about = match std::fs::metadata(path) {
+        let about = match std::fs::symlink_metadata(path) {
             Ok(about) => about,
             Err(e) => {
                 self.forget(path);

@@ -4,8 +4,10 @@
 use crate::arena::{Label, REGION_AT, Slot, SlotError};
 use crate::direct::{ALIGN, Source};
 use crate::format::digest::{CHUNK_BYTES, combine_chunks, crc};
+use crate::format::index::Index;
+use crate::format::places::Places;
 use crate::format::shard::{
-    CHUNKS_KEY, Index, Lines, PLACES_KEY, VALUES_KEY, chunks_from_text, parse_safetensors_header, values_from_text,
+    CHUNKS_KEY, Lines, PLACES_KEY, VALUES_KEY, chunks_from_text, parse_safetensors_header, values_from_text,
 };
 use crate::fused::Running;
 use crate::objects::{Location, Object, is_url};
@@ -83,8 +85,9 @@ impl Stored {
             let bytes = object.bytes;
             return Ok((Stored::Object(object), bytes));
         }
-        let path = directory.join(file);
-        Ok((Stored::File(Source::open(&path)?), std::fs::metadata(&path)?.len()))
+        let source = Source::open(&directory.join(file))?;
+        let bytes = source.bytes()?;
+        Ok((Stored::File(source), bytes))
     }
 
     /// Fills `into` (aligned, as is `at`) as far as it goes; returns how far that is.
@@ -115,7 +118,7 @@ pub struct Shard {
     bytes: Bytes,
     index: Index,
     path: String,
-    places: Option<String>,
+    places: Option<Places>,
     /// Checksums of values that are read alone, by where they begin.
     values: BTreeMap<u64, u64>,
 }
@@ -187,17 +190,30 @@ impl Shard {
         }
         let header = memory.get(..header_bytes).filter(|_| got >= header_bytes).ok_or_else(|| damaged("too short"))?;
         let json = header.get(8..).unwrap_or_default();
-        let (mut index, mut metadata) = parse_safetensors_header(json, lines).map_err(|e| damaged(&e))?;
+        let (index, metadata) = parse_safetensors_header(json, lines).map_err(|e| damaged(&e))?;
         let crcs = metadata.get(CHUNKS_KEY).and_then(|text| chunks_from_text(text));
-        index.crcs = crcs.ok_or_else(|| damaged("no checksums in its header"))?;
-        let region = index.checked_bytes().filter(|b| b.checked_add(region_at) == Some(length));
-        let region = region.ok_or_else(|| damaged("tensors do not fill the file"))?;
-        let whole = (index.crcs.len() == index.chunks()).then(|| combine_chunks(crc(header), &index.crcs, region));
-        if whole.map(|w| format!("{w:016x}")).as_deref() != Some(entry.crc.as_str()) {
+        let crcs = crcs.ok_or_else(|| damaged("no checksums in its header"))?;
+        let index = index.with_checksums(crcs).map_err(|e| damaged(&e.to_string()))?;
+        if index.bytes().checked_add(region_at) != Some(length) {
+            return Err(damaged("tensors do not fill the file"));
+        }
+        let whole = combine_chunks(crc(header), index.crcs(), index.bytes());
+        if format!("{whole:016x}") != entry.crc {
             return Err(damaged("its header differs from what the manifest says"));
         }
+        let said = |key: &str| metadata.get(key).and_then(|text| text.parse::<u64>().ok());
+        if said("rank").is_some_and(|rank| rank != u64::from(entry.rank.0)) {
+            return Err(damaged("it is another rank's"));
+        }
+        let step = directory.file_name().and_then(|n| n.to_str()?.strip_prefix("step-")?.parse::<u64>().ok());
+        if step.is_some() && said("step").is_some_and(|own| Some(own) != step) {
+            return Err(damaged("it is of another step"));
+        }
         *room = Some(memory);
-        let places = metadata.remove(PLACES_KEY);
+        let unknown =
+            || damaged("the table of where its tensors belong cannot be read; install the everstep that wrote it");
+        let places = metadata.get(PLACES_KEY).map(|text| Places::from_text(text, &index).ok_or_else(unknown));
+        let places = places.transpose()?;
         let values = metadata.get(VALUES_KEY).map(|text| values_from_text(text)).unwrap_or_default();
         Ok(Shard { bytes: Bytes::Stored(source, region_at), index, path: name, places, values })
     }
@@ -208,10 +224,27 @@ impl Shard {
         &self.index
     }
 
-    /// Where its tensors belong, as its header says (see [`crate::format::shard::places_to_text`]).
+    /// Where its tensors belong, as its header says.
     #[must_use]
-    pub fn places(&self) -> Option<&str> {
-        self.places.as_deref()
+    pub fn places(&self) -> Option<&Places> {
+        self.places.as_ref()
+    }
+
+    /// Tensors to memory of exactly their size: (name, address, bytes that there is room for) each.
+    ///
+    /// # Errors
+    /// A sentence, when there is no such tensor or it has another size.
+    pub fn targets(&self, wanted: &[(String, usize, usize)]) -> Result<Vec<Target>, String> {
+        let places = self.index.offsets();
+        let target = |(name, address, room): &(String, usize, usize)| {
+            let (offset, tensor) =
+                places.get(name.as_str()).ok_or_else(|| format!("{name} is not in the checkpoint"))?;
+            if tensor.bytes != *room as u64 && !cfg!(everstep_unchecked_lengths) {
+                return Err(format!("{name} has {} bytes in the checkpoint, {room} in the model", tensor.bytes));
+            }
+            Ok(Target { offset: *offset, bytes: tensor.bytes, address: *address })
+        };
+        wanted.iter().map(target).collect()
     }
 
     /// The file.
@@ -262,6 +295,14 @@ impl Shard {
         (crc(value) == *sum).then(|| value.to_vec())
     }
 
+    fn all_inside(&self, targets: &[Target]) -> Result<(), RestoreError> {
+        let region = self.index.bytes();
+        if targets.iter().all(|t| t.offset.checked_add(t.bytes).is_some_and(|end| end <= region)) {
+            return Ok(());
+        }
+        Err(RestoreError::Damaged { path: self.path.clone(), what: "a tensor lies outside".into() })
+    }
+
     /// Copies parts of the region to where they belong, and reads and verifies only chunks that hold some of them. Parts may
     /// overlap. What the targets hold after an error is of no use.
     ///
@@ -271,11 +312,7 @@ impl Shard {
     /// # Errors
     /// As [`Shard::load`], and when a part lies outside.
     pub unsafe fn load_parts(&self, targets: &[Target], readers: Readers) -> Result<(), RestoreError> {
-        let region = self.index.bytes();
-        if targets.iter().any(|t| t.offset.checked_add(t.bytes).is_none_or(|end| end > region)) {
-            let what = "a tensor lies outside".into();
-            return Err(RestoreError::Damaged { path: self.path.clone(), what });
-        }
+        self.all_inside(targets)?;
         let mut left: Vec<Target> = targets.iter().copied().filter(|t| t.bytes > 0).collect();
         left.sort_unstable_by_key(|t| t.offset);
         // Each pass takes parts that do not overlap: all of them, as a rule, at the first.
@@ -297,7 +334,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Copies parts of the region to where they belong. Chunks that hold no part are verified all the same.
+    /// Copies parts of the region, which do not overlap, to where they belong. Chunks that hold no part are verified all the same.
     /// What the targets hold after an error is of no use.
     ///
     /// # Safety
@@ -306,6 +343,12 @@ impl Shard {
     /// # Errors
     /// [`RestoreError::Chunks`] with all damaged chunks; those of the file system.
     pub unsafe fn load(&self, targets: &[Target], threads: usize, verify: bool) -> Result<(), RestoreError> {
+        self.all_inside(targets)?;
+        let mut order: Vec<&Target> = targets.iter().filter(|t| t.bytes > 0).collect();
+        order.sort_unstable_by_key(|t| t.offset);
+        if order.windows(2).any(|pair| pair[0].offset + pair[0].bytes > pair[1].offset) {
+            return Err(RestoreError::Damaged { path: self.path.clone(), what: "a tensor is wanted twice".into() });
+        }
         let largest = targets.iter().map(|t| t.bytes).max().unwrap_or(u64::MAX);
         let readers = Readers::within(self.threads(threads), largest);
         // SAFETY: the caller's promise.
@@ -348,7 +391,7 @@ impl Shard {
                 for (i, chunk) in data.chunks(CHUNK_BYTES).enumerate() {
                     // SAFETY: the caller's promise; each part of a target lies in one chunk only.
                     let sum = unsafe { deliver(chunk, ((first + i) * CHUNK_BYTES) as u64, &targets, verify) };
-                    if verify && self.index.crcs.get(first + i) != Some(&sum) {
+                    if verify && self.index.crcs().get(first + i) != Some(&sum) {
                         bad.push(first + i);
                     }
                 }
@@ -377,7 +420,7 @@ impl Shard {
         let unreadable = |source| RestoreError::Unreadable { path: self.path.clone(), source };
         let data = self.read(chunk, chunk + 1, Some(into)).map_err(unreadable)?;
         let whole = self.index.bytes().saturating_sub((chunk * CHUNK_BYTES) as u64).min(CHUNK_BYTES as u64);
-        if data.len() as u64 != whole || self.index.crcs.get(chunk) != Some(&crc(data)) {
+        if data.len() as u64 != whole || self.index.crcs().get(chunk) != Some(&crc(data)) {
             return Err(RestoreError::Chunks { path: self.path.clone(), chunks: vec![chunk] });
         }
         Ok(data.len())

@@ -4,7 +4,7 @@ use crate::fused::Running;
 use everstep_wire::private;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::OFlags;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -47,6 +47,18 @@ impl Mapping {
     /// Those of the file system.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = private::open(path, OFlags::RDWR)?;
+        Self::of(&file)
+    }
+
+    /// Maps what another process of this user has open, by its path in `/proc`, which is a link.
+    ///
+    /// # Errors
+    /// Those of the file system; `InvalidInput` when it is not a regular file (as one in memory is).
+    pub fn open_shared(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+        }
         Self::of(&file)
     }
 

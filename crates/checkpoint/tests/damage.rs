@@ -5,9 +5,9 @@
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
+use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::manifest::{MANIFEST_FILE, Manifest};
 use everstep_checkpoint::format::mark::Mark;
-use everstep_checkpoint::format::shard::Tensor;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::restore::Shard;
 use everstep_checkpoint::retain::Policy;

@@ -6,7 +6,7 @@ use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, job_hash, slot_byt
 use everstep_checkpoint::capture::{Plan, Source, start};
 use everstep_checkpoint::erasure::encode::{self, Streams, encode};
 use everstep_checkpoint::erasure::rebuild::{self, outline};
-use everstep_checkpoint::format::shard::Tensor;
+use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{ParityWant, Peer, Want};
 use everstep_checkpoint::replicate::push::{Gate, Open, Pass, Window};

@@ -4,7 +4,7 @@
 
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Plan, Source, start};
-use everstep_checkpoint::format::shard::Tensor;
+use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{Peer, Want};
 use everstep_checkpoint::replicate::pull::{fill, find, heal};

@@ -16,8 +16,12 @@ pub const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// Longest side index of a slot, in bytes.
 pub const INDEX_BYTES_MAX: u64 = 256 << 20;
-/// Longest region of a slot that another node sends, in bytes.
+/// Longest region of a shard, wherever it is, in bytes.
 pub const REGION_BYTES_MAX: u64 = 1 << 44;
+/// Tensors in a checkpoint have no more dimensions.
+pub const TENSOR_DIMENSIONS_MAX: usize = 64;
+/// Longest small file beside checkpoints (a note, what was measured), in bytes.
+pub const NOTE_BYTES_MAX: u64 = 1 << 20;
 /// Longest name of a job or node.
 pub const NAME_BYTES_MAX: usize = 63;
 /// Events that a coordinator keeps in memory while they cannot be written, in bytes.

@@ -123,7 +123,7 @@ class Reader(dcp.StorageReader):
                 aside.append((target, into))
             targets.append((item, target))
             if into.numel():
-                blocks.append((block.name, list(block.sizes), into.element_size(), list(item.storage_offsets), list(item.lengths), into.data_ptr()))
+                blocks.append((block.name, list(block.sizes), into.element_size(), list(item.storage_offsets), list(item.lengths), into.data_ptr(), into.nbytes))
         shard.read_blocks(blocks, THREADS)
         for target, into in aside:
             target.copy_(into)

@@ -115,7 +115,7 @@ fn attempt(task: &Task, holder: &Holder, streams: &Streams, gate: &dyn Gate, win
     let mut description = Description { number: last, of, members: Vec::new(), crcs: vec![] };
     let mut crcs = Vec::new();
     for lane in &found {
-        crcs.push(lane.as_ref().map_or_else(Vec::new, |f| f.index.crcs.clone()));
+        crcs.push(lane.as_ref().map_or_else(Vec::new, |f| f.index.crcs().to_vec()));
         let described = lane.as_ref().map(|f| {
             let index = String::from_utf8(f.json.clone()).map_err(|e| invalid(e.to_string()))?;
             let index = serde_json::value::RawValue::from_string(index).map_err(|e| invalid(e.to_string()))?;

@@ -3,7 +3,7 @@
 use super::layout::Layout;
 use crate::arena::{Label, REGION_AT, Slot};
 use crate::format::digest::CHUNK_BYTES;
-use crate::format::shard::Index;
+use crate::format::index::Index;
 use crate::fused::Running;
 use crate::replicate::bringers::Bringers;
 use crate::replicate::protocol::{DAMAGED, ParityWant};
@@ -55,8 +55,7 @@ impl Description {
         let found: Description = serde_json::from_slice(bytes).map_err(|e| wrong(e.to_string()))?;
         let fits =
             found.crcs.len() == found.layout().positions() && found.number < found.of && !found.members.is_empty();
-        let regions =
-            found.members.iter().flatten().all(|m| m.index().is_some_and(|i| i.checked_bytes() == Some(m.region)));
+        let regions = found.members.iter().flatten().all(|m| m.index().is_some_and(|i| i.bytes() == m.region));
         if fits && regions { Ok(found) } else { Err(wrong("its description contradicts itself".into())) }
     }
 
@@ -83,8 +82,7 @@ impl Described {
     /// The index, read.
     #[must_use]
     pub fn index(&self) -> Option<Index> {
-        let index: Index = serde_json::from_str(self.index.get()).ok()?;
-        (index.crcs.len() == index.chunks()).then_some(index)
+        serde_json::from_str(self.index.get()).ok()
     }
 }
 

@@ -6,7 +6,7 @@ use super::layout::{Layout, place};
 use super::parity::{Described, Description};
 use crate::arena::{Label, REGION_AT, Slot};
 use crate::format::digest::CHUNK_BYTES;
-use crate::format::shard::Index;
+use crate::format::index::Index;
 use crate::fused::Running;
 use crate::replicate::protocol::{Ask, ParityWant, Peer, Stream, Want};
 use crate::replicate::pull::{Found, find};
@@ -146,7 +146,7 @@ impl Task {
             let Some(peer) = peer else { continue };
             match described(peer, &self.parity(stripe, number)) {
                 Ok((_, found)) => {
-                    let crcs = |m: &Option<Described>| m.as_ref().and_then(Described::index).map(|i| i.crcs);
+                    let crcs = |m: &Option<Described>| m.as_ref().and_then(Described::index).map(|i| i.crcs().to_vec());
                     let crcs = found.members.iter().map(|m| crcs(m).unwrap_or_default()).collect();
                     return Ok(Known { layout: found.layout(), crcs });
                 }
@@ -287,7 +287,7 @@ impl Desk<'_> {
                 return Err(Trouble::Source(*source));
             }
         }
-        if self.outline.index.crcs.get(chunk) != Some(&sum.value()) {
+        if self.outline.index.crcs().get(chunk) != Some(&sum.value()) {
             return Err(Trouble::Here(invalid("what was computed is not what was captured")));
         }
         Ok(())

@@ -5,6 +5,7 @@ use super::mark::Mark;
 use everstep_core::message::{Purpose, ShardFile};
 use everstep_wire::limits::MANIFEST_BYTES_MAX;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// Name of the manifest within a checkpoint's directory.
 pub const MANIFEST_FILE: &str = "manifest.json";
@@ -85,6 +86,21 @@ impl Manifest {
         Ok(bytes)
     }
 
+    /// One shard for each rank, each in a file of its own, of lengths that add up.
+    fn check(&self) -> Result<(), &'static str> {
+        let ranks: BTreeSet<u32> = self.shards.iter().map(|s| s.rank.0).collect();
+        let complete = self.shards.len() == self.world_size as usize && ranks.len() == self.shards.len();
+        if self.shards.is_empty() || !complete || ranks.iter().any(|r| *r >= self.world_size) {
+            return Err("ranks are not complete");
+        }
+        let files: BTreeSet<&str> = self.shards.iter().map(|s| s.file.as_str()).collect();
+        if files.len() != self.shards.len() {
+            return Err("two ranks have one file");
+        }
+        let bytes = self.shards.iter().try_fold(0u64, |sum, s| sum.checked_add(s.bytes));
+        bytes.map(drop).ok_or("lengths do not add up")
+    }
+
     /// Reads and verifies.
     ///
     /// # Errors
@@ -102,11 +118,7 @@ impl Manifest {
         if sealed.manifest.version != VERSION {
             return Err(ManifestError::Version(sealed.manifest.version));
         }
-        let ranks: std::collections::BTreeSet<_> = sealed.manifest.shards.iter().map(|s| s.rank.0).collect();
-        if ranks.len() != sealed.manifest.world_size as usize || ranks.iter().any(|r| *r >= sealed.manifest.world_size)
-        {
-            return Err(ManifestError::Damaged("ranks are not complete".into()));
-        }
+        sealed.manifest.check().map_err(|what| ManifestError::Damaged(what.into()))?;
         Ok(sealed.manifest)
     }
 }

@@ -1,6 +1,9 @@
 //! What the bytes mean: pure, no I/O.
 
 pub mod digest;
+pub mod dtype;
+pub mod index;
 pub mod manifest;
 pub mod mark;
+pub mod places;
 pub mod shard;

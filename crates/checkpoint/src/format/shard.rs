@@ -1,10 +1,10 @@
-//! The side index of a shard: which tensor lies where in the region of contiguous bytes.
+//! The header of a shard file, which is one of safetensors: its index, and more in the metadata.
 
-use super::digest::CHUNK_BYTES;
-use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use super::index::{Index, Tensor};
+use everstep_wire::limits::HEADER_BYTES_MAX;
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// Metadata key of a shard file: checksums of the chunks, see [`chunks_to_text`].
 pub const CHUNKS_KEY: &str = "everstep.chunks";
@@ -21,68 +21,16 @@ pub const PLACES: &str = "__everstep__/parts";
 /// Regions begin on a multiple of this, in files as in memory.
 const REGION_ALIGN: usize = 4096;
 
-/// One tensor of a shard.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tensor {
-    /// Fully qualified name, unique in the shard.
-    pub name: String,
-    /// safetensors name of the element type (`F32`, `BF16`, `U8`, …).
-    pub dtype: String,
-    /// Shape; empty for a scalar.
-    pub shape: Vec<u64>,
-    /// Length in bytes.
-    pub bytes: u64,
-}
-
-/// All tensors of a shard in the order of their bytes, without gaps.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Index {
-    /// The tensors; shards with the same ones share them.
-    pub tensors: Arc<[Tensor]>,
-    /// CRC-64/NVME of each [`CHUNK_BYTES`] of the region.
-    pub crcs: Vec<u64>,
-}
-
 impl Index {
-    /// Length of the region in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.tensors.iter().map(|t| t.bytes).sum()
-    }
-
-    /// The same for an index from elsewhere: `None` when the lengths do not add up to any.
-    #[must_use]
-    pub fn checked_bytes(&self) -> Option<u64> {
-        self.tensors.iter().try_fold(0u64, |sum, t| sum.checked_add(t.bytes))
-    }
-
-    /// Number of chunks of the region.
-    #[must_use]
-    pub fn chunks(&self) -> usize {
-        usize::try_from(self.bytes().div_ceil(CHUNK_BYTES as u64)).unwrap_or(usize::MAX)
-    }
-
-    /// Offset of each tensor in the region, by name.
-    #[must_use]
-    pub fn offsets(&self) -> BTreeMap<&str, (u64, &Tensor)> {
-        let mut at = 0;
-        let place = |t| {
-            let here = at;
-            at += Tensor::bytes(t);
-            (t.name.as_str(), (here, t))
-        };
-        self.tensors.iter().map(place).collect()
-    }
-
     /// The safetensors header for this region: length, JSON padded with spaces up to a page.
     ///
     /// # Errors
-    /// When a name cannot be written as JSON.
+    /// When a name cannot be written as JSON, and when the header is longer than readers accept.
     pub fn safetensors_header(&self, metadata: &BTreeMap<String, String>) -> serde_json::Result<Vec<u8>> {
         let mut map = serde_json::Map::new();
         map.insert("__metadata__".into(), serde_json::to_value(metadata)?);
         let mut at = 0;
-        for t in self.tensors.iter() {
+        for t in self.tensors().iter() {
             let entry = serde_json::json!({"dtype": t.dtype, "shape": t.shape, "data_offsets": [at, at + t.bytes]});
             map.insert(t.name.clone(), entry);
             at += t.bytes;
@@ -90,6 +38,10 @@ impl Index {
         let mut json = serde_json::to_vec(&map)?;
         // The region begins on a page of the file, as it does in memory.
         json.resize((8 + json.len()).next_multiple_of(REGION_ALIGN) - 8, b' ');
+        if json.len() as u64 > HEADER_BYTES_MAX {
+            let what = format!("a header of {} bytes is over the limit of {HEADER_BYTES_MAX}", json.len());
+            return Err(serde_json::Error::custom(what));
+        }
         let mut header = (json.len() as u64).to_le_bytes().to_vec();
         header.extend_from_slice(&json);
         Ok(header)
@@ -111,12 +63,6 @@ pub fn chunks_to_text(crcs: &[u64]) -> String {
 pub fn chunks_from_text(text: &str) -> Option<Vec<u64>> {
     let digits = text.as_bytes().chunks(16);
     digits.map(|d| u64::from_str_radix(std::str::from_utf8(d).ok().filter(|d| d.len() == 16)?, 16).ok()).collect()
-}
-
-impl Tensor {
-    fn bytes(t: &Tensor) -> u64 {
-        t.bytes
-    }
 }
 
 /// The bytes of [`PLACES`] as text for a header, where a reader of all shards finds it without reading of their regions:
@@ -173,7 +119,7 @@ pub struct Lines {
     text: Vec<u8>,
     /// Length of what comes before the metadata.
     head: usize,
-    tensors: Arc<[Tensor]>,
+    index: Index,
 }
 
 /// What a header says beside the tensors.
@@ -200,13 +146,13 @@ pub fn parse_safetensors_header(json: &[u8], before: &mut Lines) -> Result<(Inde
         && before.text.strip_prefix(*head) == Some(*tail)
         && before.head == head.len()
     {
-        return Ok((Index { tensors: before.tensors.clone(), crcs: Vec::new() }, metadata.clone()));
+        return Ok((before.index.clone(), metadata.clone()));
     }
     let Header { metadata, mut entries } =
         serde_json::from_slice(json).map_err(|e| format!("header is no safetensors header: {e}"))?;
     entries.sort();
     let mut at = 0;
-    let mut tensors = Vec::new();
+    let mut tensors = Vec::with_capacity(entries.len());
     for ((start, end), name, dtype, shape) in entries {
         if start != at || end < start {
             return Err(format!("tensor {name} lies at {start}..{end}, expected to start at {at}"));
@@ -214,18 +160,19 @@ pub fn parse_safetensors_header(json: &[u8], before: &mut Lines) -> Result<(Inde
         at = end;
         tensors.push(Tensor { name, dtype, shape, bytes: end - start });
     }
-    let tensors: Arc<[Tensor]> = tensors.into();
+    let index = Index::new(tensors).map_err(|e| e.to_string())?;
+    let metadata = metadata.ok_or("header without metadata")?;
     if let Some((_, text)) = split {
-        *before = Lines { text: text.concat(), head: text[0].len(), tensors: tensors.clone() };
+        *before = Lines { text: text.concat(), head: text[0].len(), index: index.clone() };
     }
-    Ok((Index { tensors, crcs: Vec::new() }, metadata))
+    Ok((index, metadata))
 }
 
 /// A safetensors header as it is written. Read without a tree of values in between: a checkpoint of 256 ranks has a quarter of a
 /// million of its lines.
 #[derive(Default)]
 struct Header {
-    metadata: Metadata,
+    metadata: Option<Metadata>,
     entries: Vec<Entry>,
 }
 
@@ -233,6 +180,7 @@ struct Header {
 type Entry = ((u64, u64), String, String, Vec<u64>);
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Line {
     dtype: String,
     shape: Vec<u64>,
@@ -253,7 +201,9 @@ impl<'de> Deserialize<'de> for Header {
                 let mut header = Header::default();
                 while let Some(name) = map.next_key::<String>()? {
                     if name == "__metadata__" {
-                        header.metadata = map.next_value()?;
+                        if header.metadata.replace(map.next_value()?).is_some() {
+                            return Err(A::Error::custom("metadata twice"));
+                        }
                     } else {
                         let Line { dtype, shape, data_offsets } = map.next_value()?;
                         header.entries.push((data_offsets, name, dtype, shape));
@@ -281,7 +231,7 @@ mod tests {
                 shape: vec![rows, columns],
                 bytes: rows * columns * 4,
             };
-            Index { tensors: names.into_iter().map(tensor).collect(), crcs: Vec::new() }
+            Index::new(names.into_iter().map(tensor).collect()).unwrap()
         })
     }
 

@@ -1,11 +1,13 @@
 //! Stores by their URLs.
 
+use bytes::Bytes;
+use futures_util::StreamExt;
 use object_store::aws::{AmazonS3Builder, Checksum, S3ConditionalPut};
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path as Key;
-use object_store::{ClientOptions, ObjectStore, ObjectStoreExt, PutMode, PutPayload, RetryConfig};
+use object_store::{ClientOptions, GetResult, ObjectStore, ObjectStoreExt, PutMode, PutPayload, RetryConfig};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
@@ -67,6 +69,23 @@ pub(super) fn wait<T>(done: impl Future<Output = io::Result<T>>) -> io::Result<T
 /// A number that nobody else has.
 pub(crate) fn unique() -> u64 {
     RandomState::new().build_hasher().finish()
+}
+
+/// The body of an answer, but no more than was to be expected: a store may send what it likes.
+pub(super) async fn body(got: GetResult, limit: u64) -> io::Result<Bytes> {
+    let long = || io::Error::new(io::ErrorKind::InvalidData, format!("the store sends more than {limit} bytes"));
+    let mut pieces = got.into_stream();
+    let mut first = pieces.next().await.transpose().map_err(failed)?.unwrap_or_default();
+    let mut all: Option<Vec<u8>> = None;
+    while let Some(piece) = pieces.next().await.transpose().map_err(failed)? {
+        let held = all.get_or_insert_with(|| std::mem::take(&mut first).to_vec());
+        if held.len() as u64 + piece.len() as u64 > limit {
+            return Err(long());
+        }
+        held.extend_from_slice(&piece);
+    }
+    let body = all.map_or(first, Bytes::from);
+    if body.len() as u64 > limit { Err(long()) } else { Ok(body) }
 }
 
 /// With the kind of file systems' errors, and without its own names for what it is.

@@ -1,6 +1,6 @@
 //! The manifest in a store: one object, whose being there makes a checkpoint exist.
 
-use super::bucket::{Location, failed, unique, wait};
+use super::bucket::{Location, body, failed, unique, wait};
 use crate::format::manifest::Manifest;
 use crate::format::mark::{self, Mark};
 use crate::persist::{Found, step_directory};
@@ -58,7 +58,7 @@ pub fn publish(to: &Location, mark: &Mark, manifest: &Manifest) -> io::Result<()
             // Our own, the answer to which was lost; of a past that was given up; or of somebody who is ahead of us.
             let got = to.bucket.store.get(&key).await.map_err(failed)?;
             let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
-            let there = Manifest::from_bytes(&got.bytes().await.map_err(failed)?);
+            let there = Manifest::from_bytes(&body(got, MANIFEST_BYTES_MAX).await?);
             match there {
                 Ok(m) if m.shards == *shards => return Ok(()),
                 Ok(m) if outlives(&m, mark.turn(), manifest.saved_at) => break,
@@ -106,7 +106,10 @@ async fn read(of: &Location, step: u64, object: ObjectMeta) -> io::Result<(u64, 
         return Ok((step, object, Err(wrong)));
     }
     let bytes = match of.bucket.store.get(name).await {
-        Ok(got) => got.bytes().await.map_err(failed)?,
+        Ok(got) => match body(got, MANIFEST_BYTES_MAX).await {
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => return Ok((step, object, Err(e.to_string()))),
+            read => read?,
+        },
         // Deleted since.
         Err(Error::NotFound { .. }) => return Ok((step, object, Err("deleted".into()))),
         Err(e) => return Err(failed(e)),

@@ -1,14 +1,15 @@
 //! Small objects beside the checkpoints: shards for whoever publishes, and what was measured.
 
-use super::bucket::{Location, failed, wait};
+use super::bucket::{Location, body, failed, wait};
 use crate::format::mark::Mark;
 use everstep_core::message::ShardFile;
+use everstep_wire::limits::NOTE_BYTES_MAX;
 use object_store::path::Path as Key;
 use object_store::{Error, ObjectStoreExt, PutMode, PutPayload};
 use std::io;
 
 fn get(of: &Location, key: &Key) -> io::Result<Vec<u8>> {
-    wait(async { Ok(of.bucket.store.get(key).await.map_err(failed)?.bytes().await.map_err(failed)?.to_vec()) })
+    wait(async { Ok(body(of.bucket.store.get(key).await.map_err(failed)?, NOTE_BYTES_MAX).await?.to_vec()) })
 }
 
 /// The object of this name.

@@ -1,10 +1,11 @@
 //! Deleting: checkpoints that nobody is to keep, and what writers left that died half-way.
 
-use super::bucket::{Location, failed, wait};
+use super::bucket::{Location, body, failed, wait};
 use super::commit::{manifests, newest};
 use super::upload::Begun;
 use crate::format::mark::{MARK_FILE, Mark, turn_of};
 use crate::retain::{Candidate, Policy, surplus};
+use everstep_wire::limits::NOTE_BYTES_MAX;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::multipart::MultipartStore;
 use object_store::path::Path as Key;
@@ -89,7 +90,7 @@ async fn orphans(of: &Location, go: &[u64], named: &HashSet<Key>, turn: (u64, u6
 /// Ends an upload that was begun and never completed; parts that nobody sees cost money.
 async fn end(of: &Location, note: &Key) -> io::Result<()> {
     let bytes = match of.bucket.store.get(note).await {
-        Ok(got) => got.bytes().await.map_err(failed)?,
+        Ok(got) => body(got, NOTE_BYTES_MAX).await?,
         Err(Error::NotFound { .. }) => return Ok(()),
         Err(e) => return Err(failed(e)),
     };

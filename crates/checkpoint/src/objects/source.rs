@@ -1,9 +1,9 @@
 //! A shard in a store, read by ranges.
 
-use super::bucket::{Location, failed, wait};
+use super::bucket::{Location, body, failed, wait};
 use bytes::Bytes;
 use object_store::path::Path as Key;
-use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
+use object_store::{GetOptions, GetRange, ObjectStore};
 use std::io;
 
 /// Read at once with the object's length: most headers are shorter.
@@ -29,7 +29,7 @@ impl Object {
             let options = GetOptions { range: Some(GetRange::Bounded(0..HEAD_BYTES)), ..GetOptions::default() };
             let got = checkpoint.bucket.store.get_opts(&key, options).await.map_err(failed)?;
             let bytes = got.meta.size;
-            Ok((got.bytes().await.map_err(failed)?, bytes))
+            Ok((body(got, HEAD_BYTES).await?, bytes))
         })?;
         Ok(Object { from: checkpoint.clone(), key, head, bytes })
     }
@@ -46,7 +46,11 @@ impl Object {
         match near {
             Some(data) => room.copy_from_slice(data),
             None => {
-                let data = wait(async { self.from.bucket.store.get_range(&self.key, at..end).await.map_err(failed) })?;
+                let data = wait(async {
+                    let options = GetOptions { range: Some(GetRange::Bounded(at..end)), ..GetOptions::default() };
+                    let got = self.from.bucket.store.get_opts(&self.key, options).await.map_err(failed)?;
+                    body(got, bytes as u64).await
+                })?;
                 if data.len() != bytes {
                     return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the store sent less than was asked for"));
                 }

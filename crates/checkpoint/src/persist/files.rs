@@ -13,9 +13,10 @@ use crate::direct::{Throttle, write_file};
 use crate::format::manifest::{MANIFEST_FILE, Manifest};
 use crate::format::mark::{MARK_FILE, Mark, turn_of};
 use crate::objects::unique;
+use crate::regular::read_regular;
 use crate::retain::{Candidate, Policy, surplus};
 use everstep_core::message::ShardFile;
-use everstep_wire::limits::MANIFEST_BYTES_MAX;
+use everstep_wire::limits::{MANIFEST_BYTES_MAX, NOTE_BYTES_MAX};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -103,11 +104,8 @@ pub fn publish(directory: &Path, mark: &Mark, manifest: &Manifest) -> io::Result
 /// A sentence with the path.
 pub fn read_manifest(checkpoint: &Path) -> Result<Manifest, String> {
     let path = checkpoint.join(MANIFEST_FILE);
-    let length = fs::metadata(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?.len();
-    if length > MANIFEST_BYTES_MAX {
-        return Err(format!("{} is {length} bytes long, over the limit", path.display()));
-    }
-    let bytes = fs::read(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    let bytes = read_regular(&path, MANIFEST_BYTES_MAX);
+    let bytes = bytes.map_err(|e| format!("cannot read {}: {e}", path.display()))?;
     Manifest::from_bytes(&bytes).map_err(|e| format!("{}: {e}", path.display()))
 }
 
@@ -189,7 +187,7 @@ pub fn note(directory: &Path, mark: &Mark, step: u64, shard: &ShardFile) -> io::
 /// What [`note`] has written for a rank.
 #[must_use]
 pub fn noted(directory: &Path, mark: &Mark, step: u64, rank: u32) -> Option<ShardFile> {
-    serde_json::from_slice(&fs::read(note_of(directory, mark, step, rank)).ok()?).ok()
+    serde_json::from_slice(&read_regular(&note_of(directory, mark, step, rank), NOTE_BYTES_MAX).ok()?).ok()
 }
 
 /// Removes a note.

@@ -14,9 +14,11 @@ use crate::direct::Throttle;
 use crate::format::manifest::{Manifest, VERSION};
 use crate::format::mark::Mark;
 use crate::objects::{self, Location, is_url};
+use crate::regular::read_regular;
 use crate::retain::Policy;
 use everstep_core::id::Rank;
 use everstep_core::message::ShardFile;
+use everstep_wire::limits::NOTE_BYTES_MAX;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -132,7 +134,7 @@ pub fn recall(directory: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
     let found = if is_url(directory) {
         Location::of(directory).and_then(|at| objects::recall(&at, name))
     } else {
-        std::fs::read(directory.join(name))
+        read_regular(&directory.join(name), NOTE_BYTES_MAX)
     };
     found.map(Some).or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(None) } else { Err(e) })
 }

@@ -3,9 +3,10 @@
 use crate::arena::{Label, REGION_AT, Slot};
 use crate::direct::ALIGN;
 use crate::format::digest::{CHUNK_BYTES, combine_chunks, crc};
+use crate::format::index::Index;
 use crate::format::manifest::VERSION;
 use crate::format::shard::{
-    CHUNKS_KEY, Index, PLACES, PLACES_KEY, VALUE_PREFIX, VALUES_KEY, chunks_to_text, places_to_text, values_to_text,
+    CHUNKS_KEY, PLACES, PLACES_KEY, VALUE_PREFIX, VALUES_KEY, chunks_to_text, places_to_text, values_to_text,
 };
 use everstep_core::id::Rank;
 use everstep_core::message::ShardFile;
@@ -47,7 +48,7 @@ impl<'a> Prepared<'a> {
             ("step".to_owned(), step.to_string()),
             ("rank".to_owned(), rank.to_string()),
             ("world_size".to_owned(), label.world_size.to_string()),
-            (CHUNKS_KEY.to_owned(), chunks_to_text(&index.crcs)),
+            (CHUNKS_KEY.to_owned(), chunks_to_text(index.crcs())),
         ]);
         metadata.extend(asides(slot, &index));
         let text = index.safetensors_header(&metadata).map_err(io::Error::other)?;
@@ -80,7 +81,7 @@ impl<'a> Prepared<'a> {
         if self.slot.inspect().ok().map(|(l, _)| l) != Some(self.label) {
             return Err(stale(self.label.step));
         }
-        let sum = combine_chunks(crc(&self.header), &self.index.crcs, self.index.bytes());
+        let sum = combine_chunks(crc(&self.header), self.index.crcs(), self.index.bytes());
         let bytes = (self.header.len() + self.region) as u64;
         Ok(ShardFile { rank: self.rank, file, bytes, crc: format!("{sum:016x}"), purpose: self.label.purpose })
     }
@@ -93,7 +94,7 @@ fn stale(step: u64) -> io::Error {
 fn holds(slot: &Slot, index: &Index, region: usize, chunk: usize) -> bool {
     let from = chunk * CHUNK_BYTES;
     let data = slot.map().bytes(REGION_AT + from, CHUNK_BYTES.min(region.saturating_sub(from)));
-    data.is_some_and(|d| index.crcs.get(chunk) == Some(&crc(d)))
+    data.is_some_and(|d| index.crcs().get(chunk) == Some(&crc(d)))
 }
 
 /// A slot's bytes that are known to be what was captured.
@@ -123,7 +124,7 @@ fn asides(slot: &Slot, index: &Index) -> BTreeMap<String, String> {
     let mut verified = Verified { slot, index, chunks: BTreeMap::new() };
     let mut values = BTreeMap::new();
     let mut at = 0;
-    for tensor in index.tensors.iter() {
+    for tensor in index.tensors().iter() {
         if tensor.name == PLACES {
             let text = verified.bytes(at, tensor.bytes).map_or_else(|| "damaged".into(), places_to_text);
             found.insert(PLACES_KEY.to_owned(), text);

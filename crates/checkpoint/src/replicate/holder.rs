@@ -11,7 +11,7 @@ use crate::arena::{Label, Notes, Pin, REGION_AT, Slot, State, slot_bytes};
 use crate::board::{Board, Word};
 use crate::erasure::parity::{self, Incoming};
 use crate::format::digest::CHUNK_BYTES;
-use crate::format::shard::Index;
+use crate::format::index::Index;
 use crate::mapped::Mapped;
 use everstep_wire::frame;
 use everstep_wire::limits::{INDEX_BYTES_MAX, REGION_BYTES_MAX};
@@ -381,7 +381,7 @@ impl Holder {
         }
         // What the index says counts; checked before any room is made for it.
         let index: Option<Index> = serde_json::from_slice(&json).ok();
-        if region > REGION_BYTES_MAX || index.and_then(|i| i.checked_bytes()) != Some(region) {
+        if region > REGION_BYTES_MAX || index.map(|i| i.bytes()) != Some(region) {
             return Ok(Err("the index does not fit its region".into()));
         }
         Ok(self.open(label, region, &json, base))

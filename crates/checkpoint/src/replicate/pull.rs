@@ -4,7 +4,7 @@
 use super::protocol::{Ask, Peer, Stream, Want};
 use crate::arena::{Label, REGION_AT, Slot};
 use crate::format::digest::CHUNK_BYTES;
-use crate::format::shard::Index;
+use crate::format::index::Index;
 use crate::fused::Running;
 use everstep_wire::limits::REGION_BYTES_MAX;
 use std::collections::{BTreeSet, VecDeque};
@@ -53,7 +53,7 @@ pub fn find_on(mut stream: Stream, ask: &Ask, want: Want) -> io::Result<Found> {
         return Err(invalid("another shard than asked for".into()));
     }
     let index: Index = serde_json::from_slice(&json).map_err(|e| invalid(e.to_string()))?;
-    if region > REGION_BYTES_MAX || index.checked_bytes() != Some(region) || index.crcs.len() != index.chunks() {
+    if region > REGION_BYTES_MAX || index.bytes() != region {
         return Err(invalid("the index does not fit its region".into()));
     }
     Ok(Found { stream, label, region, json, index })
@@ -181,7 +181,7 @@ impl Work<'_> {
                 sum.read(piece);
                 at += n;
             }
-            if self.index.crcs.get(chunk as usize) != Some(&sum.value()) {
+            if self.index.crcs().get(chunk as usize) != Some(&sum.value()) {
                 bad.push(chunk);
             }
         }
@@ -207,7 +207,7 @@ pub fn heal(slot: &Slot, peer: &Peer, want: Want, chunks: &[usize]) -> io::Resul
         found.stream.tcp.read_exact(&mut bytes)?;
         let mut sum = Running::default();
         sum.read(&bytes);
-        if found.index.crcs.get(*chunk) == Some(&sum.value()) {
+        if found.index.crcs().get(*chunk) == Some(&sum.value()) {
             slot.map().write(REGION_AT + from, &bytes)?;
             healed.push(*chunk);
         }

@@ -3,7 +3,7 @@
 use super::bringers::Bringers;
 use crate::arena::{Label, REGION_AT, Slot, State};
 use crate::format::digest::CHUNK_BYTES;
-use crate::format::shard::Index;
+use crate::format::index::Index;
 use crate::fused::Running;
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,10 +35,7 @@ impl Upload {
     /// A sentence: the index is damaged or does not fit, the slot is needed.
     pub fn begin(slot: Arc<Slot>, label: Label, index_json: &[u8]) -> Result<Self, String> {
         let index: Index = serde_json::from_slice(index_json).map_err(|e| format!("index: {e}"))?;
-        let region = index.checked_bytes().filter(|b| *b < 1 << 62).ok_or("index: lengths do not add up")?;
-        if index.crcs.len() != index.chunks() {
-            return Err("index: not one checksum per chunk".into());
-        }
+        let region = index.bytes();
         if !slot.fits(region, index_json.len() as u64) {
             return Err("the shard is larger than its slot".into());
         }
@@ -72,7 +69,7 @@ impl Upload {
             let (from, len) = self.place(chunk);
             let mut sum = Running::default();
             sum.read(self.slot.map().bytes(REGION_AT + from, len).unwrap_or_default());
-            done.store(self.index.crcs.get(chunk) == Some(&sum.value()), Ordering::Release);
+            done.store(self.index.crcs().get(chunk) == Some(&sum.value()), Ordering::Release);
         }
     }
 
@@ -129,7 +126,7 @@ impl Upload {
         if partial.0 < chunk_len {
             return Ok(false);
         }
-        let good = self.index.crcs.get(chunk) == Some(&partial.1.value());
+        let good = self.index.crcs().get(chunk) == Some(&partial.1.value());
         if let Some(done) = self.done.get(chunk) {
             done.store(good, Ordering::Release);
         }

@@ -64,7 +64,7 @@ impl Window {
     /// # Errors
     /// Those of the file system, and when it is too small.
     pub fn open(path: &Path) -> std::io::Result<Self> {
-        let map = Mapping::open(path)?;
+        let map = Mapping::open_shared(path)?;
         if map.len() < HEAD_BYTES + CHUNK_BYTES {
             return Err(std::io::Error::other("the window is too small"));
         }
@@ -257,7 +257,7 @@ impl Whole {
             let readers: Vec<_> =
                 (0..READERS).map(|n| scope.spawn(move || work(party.read(me * READERS + n, of)))).collect();
             // SAFETY: the caller's promise.
-            let taken = self.plan(wanted).and_then(|targets| unsafe { party.take(targets) }.map(|()| 0));
+            let taken = self.targets(wanted).and_then(|targets| unsafe { party.take(targets) }.map(|()| 0));
             let taken = work(taken);
             let panicked = |_| Err(WholeError::Together("a reader panicked".into()));
             let mut results: Vec<_> = readers.into_iter().map(|r| r.join().unwrap_or_else(panicked)).collect();

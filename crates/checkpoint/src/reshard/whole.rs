@@ -3,32 +3,15 @@
 use super::part::Part;
 use super::plan::{Held, PlanError, Run, Table};
 
-use crate::format::shard::{Tensor, places_from_text};
+use crate::format::dtype::element_bytes;
+use crate::format::index::Tensor;
+use crate::format::places::Places;
 use crate::persist::read_manifest;
 use crate::restore::{Headers, Readers, RestoreError, Shard, Target};
+use everstep_core::message::ShardFile;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
-
-/// Tensors have no more dimensions.
-const DIMENSIONS_MAX: u64 = 64;
-
-/// Where a tensor of a shard belongs: the shape of the whole, offsets or first element, whether it is a range.
-struct Place<'a> {
-    shape: &'a [u64],
-    offsets: &'a [u64],
-    flat: bool,
-}
-
-/// The first place of a table, and what follows it.
-fn place(table: &[u64]) -> Option<(Place<'_>, &[u64])> {
-    let ([_number, flat, dimensions], rest) = table.split_first_chunk::<3>()?;
-    let dimensions = Some(*dimensions).filter(|n| *n <= DIMENSIONS_MAX)? as usize;
-    let (shape, rest) = rest.split_at_checked(dimensions)?;
-    let flat = *flat == 1;
-    let (offsets, rest) = rest.split_at_checked(if flat { 1 } else { dimensions })?;
-    Some((Place { shape, offsets, flat }, rest))
-}
 
 /// Why a checkpoint cannot be seen as one.
 #[derive(Debug, thiserror::Error)]
@@ -39,9 +22,6 @@ pub enum WholeError {
     /// One of its shards.
     #[error(transparent)]
     Shard(#[from] RestoreError),
-    /// What a shard says of its tensors.
-    #[error("{0}: the table of where its tensors belong cannot be read; install the everstep that wrote it")]
-    Places(String),
     /// Shards that do not belong together.
     #[error("{0} has shape {1:?} in one shard and {2:?} in another; the checkpoint is of no one model")]
     OfTwoModels(String, Vec<u64>, Vec<u64>),
@@ -54,6 +34,16 @@ pub enum WholeError {
     /// The memory that they share.
     #[error("the memory that ranks of this node share to read a checkpoint: {0}")]
     Window(std::io::Error),
+    /// Memory of another size than the part.
+    #[error("{name}: {bytes} bytes of the checkpoint are to be read into {room}")]
+    Room {
+        /// the tensor
+        name: String,
+        /// of the part
+        bytes: u64,
+        /// of the memory
+        room: u64,
+    },
     /// A part of a tensor that is not there.
     #[error("{0}: {1}")]
     Part(String, PlanError),
@@ -106,6 +96,8 @@ pub struct Wanted {
     pub part: Part,
     /// Where they go.
     pub address: usize,
+    /// Bytes that there is room for: exactly those of the part.
+    pub bytes: u64,
 }
 
 /// All shards of a checkpoint.
@@ -152,7 +144,7 @@ impl Whole {
     /// When a tensor is unknown, or no shard has all of a part.
     pub fn plan(&self, wanted: &[Wanted]) -> Result<BTreeMap<u32, Vec<Target>>, WholeError> {
         let mut by_shard: BTreeMap<u32, Vec<Target>> = BTreeMap::new();
-        for Wanted { name, part, address } in wanted {
+        for Wanted { name, part, address, .. } in wanted {
             let tensor = self.tensors.get(name).ok_or_else(|| WholeError::Unknown(name.clone()))?;
             let runs = tensor.table.plan(part).map_err(|e| WholeError::Part(name.clone(), e))?;
             for Run { shard, at, bytes, into } in runs {
@@ -163,16 +155,28 @@ impl Whole {
         Ok(by_shard)
     }
 
+    /// The same, for memory that has exactly the room for each part.
+    pub(super) fn targets(&self, wanted: &[Wanted]) -> Result<BTreeMap<u32, Vec<Target>>, WholeError> {
+        for Wanted { name, part, bytes: room, .. } in wanted {
+            let element = self.tensors.get(name).ok_or_else(|| WholeError::Unknown(name.clone()))?.element;
+            let bytes = part.elements().and_then(|n| n.checked_mul(element)).unwrap_or(u64::MAX);
+            if bytes != *room {
+                return Err(WholeError::Room { name: name.clone(), bytes, room: *room });
+            }
+        }
+        self.plan(wanted)
+    }
+
     /// Copies parts of tensors to where they are wanted, every byte verified; beside them, about `room` bytes of memory are
     /// used.
     ///
     /// # Safety
-    /// Each address must be writable for the length of its part, and nobody else may use it meanwhile.
+    /// Each address must be writable for the bytes that it says, and nobody else may use it meanwhile.
     ///
     /// # Errors
-    /// As [`Whole::plan`], and [`Shard::load_parts`].
+    /// As [`Whole::plan`] and [`Shard::load_parts`], and when there is other room than for the parts.
     pub unsafe fn read(&self, wanted: &[Wanted], threads: usize, room: u64) -> Result<(), WholeError> {
-        for (shard, targets) in self.plan(wanted)? {
+        for (shard, targets) in self.targets(wanted)? {
             let Some(shard) = self.shards.get(shard as usize) else { continue };
             let readers = Readers::within(shard.threads(threads), room);
             // SAFETY: the caller's promise.
@@ -189,44 +193,32 @@ impl Whole {
 pub fn open_shards(directory: &Path) -> Result<Vec<Shard>, WholeError> {
     let manifest = read_manifest(directory).map_err(WholeError::Manifest)?;
     let mut before = Headers::default();
-    manifest.shards.iter().map(|entry| Ok(Shard::from_file_after(directory, entry, &mut before)?)).collect()
+    // By rank: a manifest may name them in any order.
+    let mut shards: Vec<&ShardFile> = manifest.shards.iter().collect();
+    shards.sort_by_key(|s| s.rank);
+    shards.into_iter().map(|entry| Ok(Shard::from_file_after(directory, entry, &mut before)?)).collect()
 }
 
 impl Tensors {
     /// Puts what a shard holds beside what the others do.
     fn add(&mut self, number: u32, shard: &Shard) -> Result<(), WholeError> {
-        let unreadable = || WholeError::Places(shard.path().into());
-        let table = match shard.places() {
-            None => Vec::new(),
-            Some(text) => places_from_text(text).ok_or_else(unreadable)?,
-        };
-        let mut left = table.as_slice();
+        let mut places = shard.places().into_iter().flat_map(Places::iter).peekable();
         let mut at = 0;
-        let lines = &shard.index().tensors;
+        let lines = shard.index().tensors();
         if !Arc::ptr_eq(lines, &self.before.0) {
             self.before = (lines.clone(), Vec::with_capacity(lines.len()));
         }
-        for (n, tensor) in (0u64..).zip(lines.iter()) {
+        for (n, tensor) in (0usize..).zip(lines.iter()) {
             let here = at;
             at += tensor.bytes;
-            let elements = tensor.shape.iter().try_fold(1u64, |n, s| n.checked_mul(*s)).unwrap_or(0);
-            let element = tensor.bytes.checked_div(elements).unwrap_or(1);
-            let (mut shape, mut part, in_parts) = (tensor.shape.as_slice(), None, left.first() == Some(&n));
-            if in_parts {
-                let (own, rest) = place(left).ok_or_else(unreadable)?;
-                let first = own.offsets.first().copied().unwrap_or(0);
-                part = Some(if own.flat {
-                    Part::Flat { first, last: first.saturating_add(elements) }
-                } else {
-                    Part::Block { offsets: own.offsets.into(), sizes: tensor.shape.as_slice().into() }
-                });
-                (shape, left) = (own.shape, rest);
-            }
-            let part = part.unwrap_or_else(|| Part::whole(shape));
+            let element = element_bytes(&tensor.dtype).unwrap_or(1);
+            let place = places.next_if(|p| p.number == n);
+            let in_parts = place.is_some();
+            let shape = place.map_or(tensor.shape.as_slice(), |p| p.shape);
+            let part = place.map_or_else(|| Part::whole(shape), |p| p.part(tensor));
             let held = Held::new(number, here, part);
-            let line = usize::try_from(n).unwrap_or(usize::MAX);
-            let known = self.before.1.get(line).or_else(|| self.by_name.get(&tensor.name)).copied();
-            if self.before.1.len() == line {
+            let known = self.before.1.get(n).or_else(|| self.by_name.get(&tensor.name)).copied();
+            if self.before.1.len() == n {
                 self.before.1.push(known.unwrap_or(self.all.len()));
             }
             let Some(whole) = known.and_then(|i| self.all.get_mut(i)) else {
@@ -237,12 +229,11 @@ impl Tensors {
             };
             // What is each rank's own has other sizes from rank to rank and is asked for by rank.
             if whole.shape == shape && whole.dtype == tensor.dtype && whole.in_parts == in_parts {
-                whole.element = whole.element.max(element);
                 whole.held.push(held);
             } else if in_parts || whole.in_parts {
                 return Err(WholeError::OfTwoModels(tensor.name.clone(), whole.shape.clone(), shape.to_vec()));
             }
         }
-        if left.is_empty() { Ok(()) } else { Err(unreadable()) }
+        Ok(())
     }
 }

@@ -127,13 +127,16 @@ fn heal_from_file(slot: &Slot, checkpoint: &Path, rank: u64, chunks: &mut Vec<us
     let entry = read_manifest(checkpoint).ok().and_then(|m| m.shards.into_iter().find(|s| u64::from(s.rank.0) == rank));
     let shard = entry.and_then(|e| Shard::from_file(checkpoint, &e).ok());
     let (Some(shard), Ok((_, index))) = (shard, slot.inspect()) else { return };
-    if shard.index().tensors != index.tensors {
+    if shard.index().tensors() != index.tensors() {
         return;
     }
     chunks.retain(|chunk| {
+        let expected = index.crcs().get(*chunk);
+        if expected.is_none() || shard.index().crcs().get(*chunk) != expected {
+            return true;
+        }
         let (from, bytes) = ((*chunk * CHUNK_BYTES) as u64, index.bytes());
-        let same = index.crcs.get(*chunk).is_some() && shard.index().crcs.get(*chunk) == index.crcs.get(*chunk);
-        let good = same.then(|| shard.fetch(from, (CHUNK_BYTES as u64).min(bytes - from)).ok()).flatten();
+        let good = shard.fetch(from, (CHUNK_BYTES as u64).min(bytes - from)).ok();
         let written = good.map(|bytes| slot.map().write(everstep_checkpoint::arena::REGION_AT + from as usize, &bytes));
         !matches!(written, Some(Ok(())))
     });

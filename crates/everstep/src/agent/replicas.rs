@@ -368,7 +368,7 @@ impl Driver {
             .iter()
             .flat_map(|c| c.workers.values())
             .find_map(|w| w.destination.clone().filter(|d| d.rank == rank).map(|d| d.directory));
-        let inside = self.replicas.own.directories.iter().any(|d| Path::new(&path).starts_with(d));
+        let inside = is_slot_of(&self.replicas.own.directories, Path::new(&path));
         tokio::task::spawn_blocking(move || {
             let healed = inside && from.heal(Path::new(&path), durable.as_deref(), chunks.clone());
             let reply = if healed {
@@ -380,6 +380,13 @@ impl Driver {
             let _ = answer.send(reply);
         });
     }
+}
+
+/// The path is that of a slot, directly in one of the directories.
+fn is_slot_of(directories: &[PathBuf], path: &Path) -> bool {
+    let named = path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.contains("-slot-"));
+    // Whole: `parent` alone would forgive `slot/.` at the end.
+    named && directories.iter().any(|d| path.file_name().is_some_and(|n| d.join(n).as_os_str() == path.as_os_str()))
 }
 
 fn say_once(said: &Mutex<String>, what: &str) {

@@ -59,11 +59,11 @@ pub fn show(inventory: &Inventory, step: Option<u64>, tensors: bool) -> Result<i
                     let index = shard.index();
                     println!(
                         "  {name}: {} tensors, {}, {} chunks",
-                        index.tensors.len(),
+                        index.tensors().len(),
                         size(index.bytes()),
-                        index.crcs.len()
+                        index.crcs().len()
                     );
-                    for t in index.tensors.iter().filter(|_| tensors) {
+                    for t in index.tensors().iter().filter(|_| tensors) {
                         println!("    {:<48} {:<5} {:?}", t.name, t.dtype, t.shape);
                     }
                 }
