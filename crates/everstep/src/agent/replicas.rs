@@ -429,3 +429,24 @@ fn send(
     }
     results.into_iter().collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_slots_of_this_node_are_healed() {
+        let of = [PathBuf::from("/shm/job/0")];
+        let is = |path: &str| is_slot_of(&of, Path::new(path));
+        assert!(is("/shm/job/0/local-0-slot-1"));
+        for path in [
+            "/shm/job/0/../1/local-0-slot-1",
+            "/shm/job/0/a/local-0-slot-1",
+            "/shm/job/0/board",
+            "/shm/job/0/local-0-slot-1/..",
+            "local-0-slot-1",
+        ] {
+            assert!(!is(path), "{path}");
+        }
+    }
+}
