@@ -20,8 +20,6 @@ pub const INDEX_BYTES_MAX: u64 = 256 << 20;
 pub const REGION_BYTES_MAX: u64 = 1 << 44;
 /// Tensors in a checkpoint have no more dimensions.
 pub const TENSOR_DIMENSIONS_MAX: usize = 64;
-/// Longest small file beside checkpoints (a note, what was measured), in bytes.
-pub const NOTE_BYTES_MAX: u64 = 1 << 20;
 /// Longest name of a job or node.
 pub const NAME_BYTES_MAX: usize = 63;
 /// Events that a coordinator keeps in memory while they cannot be written, in bytes.
@@ -30,5 +28,5 @@ pub const EVENTS_KEPT_BYTES_MAX: usize = 4 << 20;
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest token, in bytes.
 pub const TOKEN_BYTES_MAX: u64 = 4096;
-/// Longest small file of everstep's own that is read whole, in bytes.
+/// Longest small file of everstep's own that is read whole, beside checkpoints or elsewhere, in bytes.
 pub const NOTE_BYTES_MAX: u64 = 1 << 20;
