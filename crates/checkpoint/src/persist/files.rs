@@ -49,7 +49,7 @@ fn leave_mark(target: &Path, mark: &Mark) -> io::Result<()> {
 /// # Errors
 /// Those of the file system; `InvalidData` for a mark that cannot be read.
 pub fn mark_in(directory: &Path) -> io::Result<Option<Mark>> {
-    match fs::read(directory.join(MARK_FILE)) {
+    match read_regular(&directory.join(MARK_FILE), NOTE_BYTES_MAX) {
         Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
