@@ -72,3 +72,18 @@ def resumable(fn: F) -> F:
     only.
     """
     return Resumable(fn)  # type: ignore[return-value]
+
+
+def watch_forward(state: dict[str, Any]) -> None:
+    """A forward pass of any module among ``state`` uses the batch that came last."""
+    batches = [o for o in state.values() if isinstance(o, Resumable)]
+    if not batches:
+        return
+
+    def used(*_: Any) -> None:
+        for batch in batches:
+            batch.consumed()
+
+    for obj in state.values():
+        if hasattr(obj, "register_forward_pre_hook"):
+            obj.register_forward_pre_hook(used)

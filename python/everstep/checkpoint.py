@@ -7,33 +7,32 @@ import os
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from datetime import timedelta
 from os import PathLike
 from typing import Any, Literal
 
-from torch import nn
-
 from . import device, together
 from . import worker as _worker
-from ._internal import CheckpointError, DamagedError, Shard, list_checkpoints, open_shard
-from .batches import Resumable
+from ._internal import AgentError, CheckpointError, DamagedError, Shard, list_checkpoints, open_shard
+from .batches import watch_forward
 from .directory import Directory
 from .micro import MicroBatches
+from .outcome import Arrivals, Outcome, Tier
 from .placed import Resharded
 from .plan import BatchPlan, batch_plan
-from .schedule import Appointments, Clock, Measured, Snapshots, Source
+from .schedule import Appointments, Snapshots, source_of
+from .slots import Snapshot
 from .state import Layout, State, is_replicated
-from .tiers import EPOCH, RECOVERY, USER, AgentTier, DiskTier, HealingShard, Keep, Redundancy, Snapshot
+from .structure import Structure
+from .tiers import EPOCH, RECOVERY, USER, AgentTier, DiskTier, HealingShard, Keep, Redundancy
 
-Tier = Literal["local", "peer", "disk"]
 Every = int | Literal["auto"]
 Persist = int | timedelta | Literal["auto"]
 
 #: Part of the training time that snapshots, and durable checkpoints, may cost unless the user says otherwise.
 STALL_BUDGET = 0.01
 #: Then, seconds per memory snapshot that are not worth leaving a step out.
-FREE_STALL = 0.005
+FREE_STALL = 0.0005
 #: Part of the time in which ``persist="auto"`` uses storage where memory holds each step anyway.
 STORAGE_SHARE = 0.05
 #: Seconds after which a durable checkpoint that nobody has announced is asked for again.
@@ -43,15 +42,6 @@ SLOT_SECONDS = 60
 #: Host state up to this size is copied before ``step()`` returns: the copy is shorter than what
 #: overlapping it would cost, and a kill then never loses a finished step.
 OVERLAP_BYTES = 64 << 20
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What :meth:`CheckpointManager.step` did and saw."""
-
-    should_stop: bool = False
-    world_changed: bool = False
-    saved: frozenset[Tier] = field(default_factory=frozenset)
 
 
 class CheckpointManager:
@@ -69,8 +59,9 @@ class CheckpointManager:
         persist: steps or time between durable checkpoints. ``"auto"`` measures what they cost, keeps to ``stall_budget``,
             never begins one before the last one is written, and says why in ``everstep ckpt show``. The last step is
             always made durable by :meth:`close`. 0 switches durable checkpoints off.
-        stall_budget: part of the training time that each ``"auto"`` may spend. Not given: 1 %, and memory snapshots of up to
-            5 ms are made at every step, however short steps are.
+        stall_budget: part of the training time that each ``"auto"`` may spend, all of it counted: collecting, encoding, copying,
+            waiting. Not given: 1 %, and memory snapshots of up to half a millisecond are made at every step, however short
+            steps are.
         replicas: copies of each step in other nodes' memory. ``"4+2"``: parity instead, so that of each six nodes any two may be
             lost, for half a shard of memory on each instead of two. Ranks that hold the same state (DDP) are copies of each
             other already, and a single node has nobody to send to.
@@ -80,8 +71,10 @@ class CheckpointManager:
         keep_every: the first one of every such span stays, too.
         keep_epochs: make a durable checkpoint when an epoch ends (anything in ``state`` with an ``epoch``), and keep it.
         persist_bandwidth: bytes per second and rank that go to ``directory`` at most; 0 is no limit.
-        overlap: copy parameters while the next iteration computes (the next weight update waits for
-            the copy) instead of before :meth:`step` returns. ``"auto"`` overlaps large states only.
+        overlap: copy parameters while the next iteration computes (the next weight update waits for the copy) instead of before
+            :meth:`step` returns, which then takes a checksum only. ``"auto"`` overlaps large states only. A script that writes to
+            its weights in between (an evaluation with averaged weights, say) loses one snapshot, which is noticed by that
+            checksum; from then on copies are complete when :meth:`step` returns.
         replicated: every rank holds the same modules and optimizer state, so that any rank can restore
             any other's and the number of ranks may change. ``"auto"``: when a module is in DDP.
         **state: modules, optimizers, and anything with ``state_dict`` and ``load_state_dict``.
@@ -110,6 +103,7 @@ class CheckpointManager:
         same = is_replicated(state) if replicated == "auto" else replicated
         world = _worker.world()
         self._state = State(state, Layout(world.rank, world.world_size, same))
+        self._structure, self._arrivals = Structure(self._state), Arrivals()
         self._directory = Directory(directory)
         if isinstance(every, timedelta):
             raise TypeError("every= is a number of steps, or 'auto': time passes differently on each rank")
@@ -128,17 +122,19 @@ class CheckpointManager:
             self._worker.managed = True
             self._worker.board.set("Role", self._state.role())
             self._tier: AgentTier | DiskTier = AgentTier(
-                agent, self._worker.board, self._directory, rules, durable, same, redundancy, persist_bandwidth, pacing
+                agent, self._worker.board, self._directory, rules, durable, same, redundancy, persist_bandwidth, pacing, self._arrivals
             )
         else:
-            self._tier = DiskTier(self._directory, rules)
+            self._tier = DiskTier(self._directory, rules, self._arrivals)
         budget = STALL_BUDGET if stall_budget is None else stall_budget
-        self._due = self._schedule(budget) if world.rank == 0 else None
+        share = STORAGE_SHARE if self._tier.in_memory else 1.0
+        self._due = source_of(persist, budget, share, self._directory) if world.rank == 0 else None
         measures = world.rank == 0 and self._every is None and self._tier.in_memory
         self._snapshots = Snapshots(budget, FREE_STALL if stall_budget is None else 0.0) if measures else None
         self._stalled = 0.0
         self._asked: float | None = None
-        self._sections = 0
+        self._sections = self._failures = 0
+        self._retake: tuple[int | None] | None = None
         self._appointments = None
         if isinstance(self._tier, DiskTier) and not isinstance(persist, int):
             self._appointments = Appointments(self._due, self._tier.agree)
@@ -146,31 +142,9 @@ class CheckpointManager:
         self._epoch_sources = [o for o in state.values() if isinstance(getattr(o, "epoch", None), int)]
         self._epoch: list[int] | None = None
         self._micro = MicroBatches(state)
-        self._watch_forward(state)
+        watch_forward(state)
         for optimizer in self._state.optimizers:
             optimizer.register_step_pre_hook(self._fence)
-
-    def _schedule(self, budget: float) -> Source | None:
-        """Says when a durable checkpoint is due, unless the number of the step does."""
-        if isinstance(self._persist, int):
-            return None
-        if isinstance(self._persist, timedelta):
-            return Clock(self._persist)
-        return Measured(budget, STORAGE_SHARE if self._tier.in_memory else 1.0, self._directory)
-
-    def _watch_forward(self, state: dict[str, Any]) -> None:
-        """A forward pass uses the batch that came last (see :class:`Resumable`)."""
-        batches = [o for o in state.values() if isinstance(o, Resumable)]
-        if not batches:
-            return
-
-        def used(*_: Any) -> None:
-            for batch in batches:
-                batch.consumed()
-
-        for obj in state.values():
-            if isinstance(obj, nn.Module):
-                obj.register_forward_pre_hook(used)
 
     def _fence(self, *_: Any) -> None:
         """Before a weight update: the snapshot in flight must be complete, or it would be torn."""
@@ -315,23 +289,44 @@ class CheckpointManager:
         """
         if self._step is not None and step <= self._step:
             raise ValueError(f"step({step}) after step {self._step}: give the number of steps completed, which must rise")
+        began = time.perf_counter_ns()
         self._step = step
+        self._look()
         self._measure()
         hold = self._tier.hold_at() == step + 1
         persist = self._persist_why(step, hold)
-        saved: set[Tier] = set()
         every = self._tier.every(step) if self._every is None else self._every
-        due = step % every == 0 and self._tier.in_memory
-        if (persist is not None or due or hold) and self._snapshot(step, extra, persist):
-            saved.add("local" if self._tier.in_memory else "disk")
-            if persist is not None:
-                saved.add("disk")
+        due = (step % every == 0 and self._tier.in_memory) or self._tier.lost()
+        if self._retake is not None:
+            due, (lost,), self._retake = True, self._retake, None
+            persist = lost if persist is None else persist
+        snapshot = (persist is not None or due or hold) and self._snapshot(step, extra, persist)
         self._worker.stepped(step)
         self._tier.stepped()
+        self._ask_for_persist()
+        self._stall(time.perf_counter_ns() - began, begins=snapshot)
         if hold:
             self._hold(step)
-        self._ask_for_persist()
-        return Outcome(should_stop=_worker.should_stop() if self._worker.handles_signals else False, saved=frozenset(saved))
+        self._look()
+        return self._arrivals.taken(_worker.should_stop() if self._worker.handles_signals else False)
+
+    def _look(self) -> None:
+        """What became of earlier snapshots: which are durable, which were lost."""
+        if self._tier.in_memory:
+            if durable := self._tier.durable():
+                self._arrivals.durable(durable)
+            if (failed := self._tier.failed_persist(self._failures)) is not None:
+                self._failures, step, why = failed
+                self._arrivals.failed(why, step, told=True)
+            if (removed := self._persisted_step) > max(durable, *self._arrivals.lost, 0) and self._tier.lost():
+                self._arrivals.failed(f"step {removed} was removed from memory before it was durable", removed)
+        for step in self._arrivals.lost:
+            if self._due is not None:
+                self._due.failed(step)
+            if step == self._snapshot_step and self._tier.in_memory:
+                # Other ranks, of which some made this step durable, do not come back to it.
+                self._retake = (RECOVERY if _worker.world().world_size == 1 and step == self._persisted_step else None,)
+        self._arrivals.lost.clear()
 
     def _measure(self) -> None:
         """A step is complete: what it took, and what that means for the next ones."""
@@ -386,12 +381,11 @@ class CheckpointManager:
             self._tier.persist_due()
 
     def _snapshot(self, step: int, extra: dict[str, Any], persist: int | None) -> bool:
-        began, since = time.perf_counter_ns(), time.monotonic()
-        items = self._state.collect(extra)
-        size = sum(i.tensor.numel() * i.tensor.element_size() for i in items)
-        lazy = size > OVERLAP_BYTES or device.on_device(items) if self._overlap == "auto" else self._overlap
-        done = self._tier.capture(Snapshot(step, items, persist, lazy))
-        if not lazy:
+        since = time.monotonic()
+        snapshot = self._structure.snapshot(step, extra, persist)
+        snapshot.background = self._copies_late(snapshot)
+        done = self._captured(snapshot)
+        if done and not snapshot.background:
             self._tier.wait()
         if done:
             self._snapshot_step = step
@@ -399,10 +393,27 @@ class CheckpointManager:
                 self._persisted_step, self._asked = step, None
                 if self._due is not None:
                     self._due.begins(step, since)
-        self._stall(time.perf_counter_ns() - began, begins=True)
-        if not done and self._worker.board is not None:
+        elif self._worker.board is not None:
             self._worker.board.add("Skipped", 1)
         return done
+
+    def _captured(self, snapshot: Snapshot) -> bool:
+        try:
+            return self._tier.capture(snapshot)
+        except (CheckpointError, AgentError) as e:
+            # A job that cannot make its first snapshot is set up wrongly; one that could goes on.
+            if not self._tier.in_memory or not self._snapshot_step or snapshot.persist == USER:
+                raise
+            self._arrivals.failed(f"the snapshot of step {snapshot.step} failed: {e}", snapshot.step)
+            return False
+
+    def _copies_late(self, snapshot: Snapshot) -> bool:
+        """The copy goes on while the next iteration computes: the next weight update must wait for it, which only an optimizer can."""
+        if not self._tier.copies_late or not self._state.optimizers:
+            return device.on_device(snapshot.items)
+        if self._overlap == "auto":
+            return snapshot.bytes() > OVERLAP_BYTES or device.on_device(snapshot.items)
+        return self._overlap
 
     def steps(self, total: int) -> Iterator[int]:
         """``for step in ckpt.steps(total): body``: restores, yields the steps still to run, calls
@@ -444,6 +455,7 @@ class CheckpointManager:
         if not self._snapshot(step, extra or self.extra, why):
             self._wait_for_slot(step, extra or self.extra, why)
         self._tier.wait()
+        self._arrivals.raise_lost()
         if block:
             with _worker.section("checkpoint"):
                 self._tier.await_durable(step)

@@ -25,8 +25,8 @@ _REGISTER_BYTES = 64 << 30
 _HEADROOM_BYTES = 1 << 30
 
 
-#: Bytes of the slot, bytes of the tensor, and whether a forward pass may change them.
-Pair = tuple[torch.Tensor, torch.Tensor, bool]
+#: Bytes of the slot, and bytes of the tensor.
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def on_device(items: list[Item]) -> bool:
@@ -42,8 +42,6 @@ class DeviceCopies:
         self._registered: set[int] = set()
         self._sealing: threading.Thread | None = None
         self._failure: BaseException | None = None
-        #: What the next weight update must not overtake; ``None`` when a copy on the device stands in for the state.
-        self._copied: torch.cuda.Event | None = None
 
     def capture(self, arena: Arena, snapshot: Snapshot, threads: int, board: Board | None) -> bool:
         """Starts to copy; False when every slot is in use."""
@@ -58,41 +56,48 @@ class DeviceCopies:
         for item in snapshot.items:
             source = item.tensor.detach().reshape(-1).view(torch.uint8)
             if source.numel():
-                pairs.append((slot[at : at + source.numel()], source, item.eager))
+                pairs.append((slot[at : at + source.numel()], source))
             at += source.numel()
-        for to, source, _ in pairs:
+        for to, source in pairs:
             if source.device.type != "cuda":
                 to.copy_(source)
         device = [p for p in pairs if p[1].device.type == "cuda"]
         done = self._copy(device)
-        self._sealing = threading.Thread(target=self._seal, args=(arena, done, threads, board, pairs), name="everstep-seal", daemon=True)
-        self._sealing.start()
+        sealing = threading.Thread(target=self._seal, args=(arena, done, threads, board, pairs), name="everstep-seal", daemon=True)
+        try:
+            sealing.start()
+            self._sealing = sealing
+        except RuntimeError:
+            # No thread can be had (pids cgroup): the loop waits.
+            self._seal(arena, done, threads, board, pairs)
         return True
+
+    @property
+    def seals(self) -> bool:
+        """A snapshot is on its way that :meth:`wait` must be called for."""
+        return self._sealing is not None and self._sealing.is_alive()
 
     def _copy(self, pairs: list[Pair]) -> torch.cuda.Event:
         where = pairs[0][1].device
         if self._stream is None:
             self._stream = torch.cuda.Stream(where)
         training = torch.cuda.current_stream(where)
-        need = sum(s.numel() * s.element_size() for _, s, _ in pairs)
+        need = sum(s.numel() * s.element_size() for _, s in pairs)
         room = torch.cuda.mem_get_info(where)[0] > need + _HEADROOM_BYTES
         if room:
             # On the training stream: whatever comes after it may change the state at once.
-            pairs = [(to, source.clone(), eager) for to, source, eager in pairs]
+            pairs = [(to, source.clone()) for to, source in pairs]
         self._stream.wait_stream(training)
-        eager = [p for p in pairs if p[2]]
-        self._send(eager)
-        if eager and not room:
-            # What a forward pass changes: the next one comes after its copy.
+        self._send(pairs)
+        if not room:
+            # Whatever writes to the state next, the optimizer or anything else, comes after the copy: on the device, nobody
+            # waits here.
             training.wait_stream(self._stream)
-        self._send([p for p in pairs if not p[2]])
-        done = self._stream.record_event()
-        self._copied = None if room else done
-        return done
+        return self._stream.record_event()
 
     def _send(self, pairs: list[Pair]) -> None:
         with torch.cuda.stream(self._stream):
-            for to, source, _ in pairs:
+            for to, source in pairs:
                 to.copy_(source, non_blocking=True)
                 source.record_stream(self._stream)
 
@@ -102,12 +107,6 @@ class DeviceCopies:
             arena.seal(threads, board)
         except BaseException as e:  # told to the training loop, at its next call
             self._failure = e
-
-    def fence(self) -> None:
-        """The next weight update comes after the copies: on the device, nobody waits here."""
-        if self._copied is not None:
-            torch.cuda.current_stream().wait_event(self._copied)
-            self._copied = None
 
     def wait(self) -> None:
         """Until the slot is sealed."""

@@ -28,6 +28,16 @@ def encode(value: Any) -> bytes:
     return msgpack.packb(_plain(value), default=_extension, strict_types=True)
 
 
+def encode_pair(key: str, encoded: bytes) -> bytes:
+    """A key and its value, which is encoded already, for :func:`join_pairs`."""
+    return msgpack.packb(key) + encoded
+
+
+def join_pairs(*pairs: bytes) -> bytes:
+    """The dict of up to 15 pairs, as :func:`encode` writes it."""
+    return bytes([0x80 | len(pairs)]) + b"".join(pairs)
+
+
 def decode(data: bytes, tensor: Callable[[str], Any]) -> Any:
     """The value; ``tensor`` is asked for each :class:`TensorRef` by name."""
     hook = _Decoder(tensor)

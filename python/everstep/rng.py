@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from array import array
 from typing import Any
 
 import torch
@@ -12,12 +13,14 @@ import torch
 
 def get() -> dict[str, Any]:
     """Python's, torch's, numpy's (if it was imported) and all GPUs' generators."""
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state().numpy().tobytes()}
+    version, internal, gauss = random.getstate()
+    # As bytes: at each step hundreds of numbers would be encoded one by one.
+    state: dict[str, Any] = {"python": [version, array("I", internal).tobytes(), gauss], "torch": torch.get_rng_state().numpy().tobytes()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         name, keys, *rest = numpy.random.get_state()
         state["numpy"] = [name, keys.tobytes(), *(int(r) if isinstance(r, int) else float(r) for r in rest)]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         state["cuda"] = [s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()]
     return state
 
@@ -35,6 +38,8 @@ def diverge(rank: int) -> None:
 def put(state: dict[str, Any]) -> None:
     """Puts a state of :func:`get` back."""
     version, internal, gauss = state["python"]
+    if isinstance(internal, bytes):
+        internal = array("I", internal)
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))
     if "numpy" in state:

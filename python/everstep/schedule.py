@@ -35,6 +35,9 @@ class Source(Protocol):
     def begins(self, step: int, at: float) -> None:
         """A checkpoint of this step begins, or has begun ``at`` this monotonic time."""
 
+    def failed(self, step: int) -> None:
+        """The checkpoint of this step was lost."""
+
     def disturbed(self) -> None:
         """Something else holds the loop up."""
 
@@ -68,6 +71,9 @@ class Clock:
     def begins(self, step: int, at: float) -> None:
         """The next span begins."""
         self._last = at
+
+    def failed(self, step: int) -> None:
+        """The next one comes when its time has come."""
 
     def disturbed(self) -> None:
         """Time passes all the same."""
@@ -145,6 +151,12 @@ class Measured:
         self._writing = (step, at)
         self._keep(closed=False)
 
+    def failed(self, step: int) -> None:
+        """Nobody waits for it any longer: the next one may begin."""
+        if self._writing is not None and self._writing[0] == step:
+            self._writing = None
+            self._rate.disturbed()
+
     def disturbed(self) -> None:
         """What this interval takes says nothing about checkpoints."""
         self._rate.disturbed()
@@ -174,6 +186,13 @@ class Measured:
         # Without it the next life measures again.
         with contextlib.suppress(CheckpointError):
             remember(self._directory, FILE, (json.dumps(kept, indent=1) + "\n").encode(), closed)
+
+
+def source_of(persist: int | timedelta | str, budget: float, share: float, directory: str | PathLike[str]) -> Source | None:
+    """Says when a durable checkpoint is due, unless the number of the step does."""
+    if isinstance(persist, int):
+        return None
+    return Clock(persist) if isinstance(persist, timedelta) else Measured(budget, share, directory)
 
 
 class Snapshots:

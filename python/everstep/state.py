@@ -182,17 +182,19 @@ class State:
                 blobs[name] = encoding.encode(self._optimizer(name, obj, items))
             else:
                 blobs[name] = encoding.encode(self._refer(obj.state_dict(), name, items, eager=True))
-        blobs[_RNG] = encoding.encode(rng.get())
-        blobs[_EXTRA] = encoding.encode(dict(extra))
-        blobs[_LAYOUT] = self._layout_blob
         items.sort(key=lambda i: (i.eager, -i.tensor.element_size()))
         self._align(items)
         parts = self._parts.of(items)
         if parts:
             items.append(Item(PARTS, torch.frombuffer(bytearray(parts), dtype=torch.uint8), True))
-        for name, blob in blobs.items():
-            items.append(Item(encoding.BLOB + name, torch.frombuffer(bytearray(blob), dtype=torch.uint8), True))
+        for name, blob in [*((encoding.BLOB + n, b) for n, b in blobs.items()), *self.surroundings(extra)]:
+            items.append(Item(name, torch.frombuffer(bytearray(blob), dtype=torch.uint8), True))
         return items
+
+    def surroundings(self, extra: Mapping[str, Any]) -> list[tuple[str, bytes]]:
+        """What belongs to a step and to no object, encoded."""
+        values = [(_RNG, encoding.encode(rng.get())), (_EXTRA, encoding.encode(dict(extra))), (_LAYOUT, self._layout_blob)]
+        return [(encoding.BLOB + name, blob) for name, blob in values]
 
     @staticmethod
     def _align(items: list[Item]) -> None:

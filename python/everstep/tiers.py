@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shutil
@@ -14,14 +13,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import device, network
+from . import network
 from . import worker as _worker
-from ._internal import EVERY_BITS, Agent, AgentError, Arena, Board, CheckpointError, DamagedError, Shard, bytes_per_slot, note_shard, open_slot, publish_noted, reserve_slot
+from ._internal import EVERY_BITS, Agent, AgentError, Arena, Board, CheckpointError, DamagedError, Shard, note_shard, open_slot, publish_noted, reserve_slot
 from .directory import Directory
-from .encoding import BLOB
 from .meeting import gathered
+from .outcome import Arrivals
 from .placed import Resharded
-from .state import Item
+from .slots import COPY_THREADS, Slots, Snapshot
 
 if TYPE_CHECKING:
     from ._internal import Entry, NetworkWatch
@@ -30,45 +29,6 @@ if TYPE_CHECKING:
 SLOTS = 3
 #: Why a snapshot goes to durable storage (see ``Purpose`` in the core).
 RECOVERY, EPOCH, USER = range(3)
-#: Threads that copy; more than two gain nothing while the training threads compute.
-COPY_THREADS = 2
-
-
-@dataclass
-class Snapshot:
-    """One step's tensors, kept alive until the copy is done."""
-
-    step: int
-    items: list[Item]
-    #: Why it goes to durable storage; ``None``: it does not.
-    persist: int | None
-    #: The next iteration computes meanwhile.
-    background: bool = False
-
-    def host(self) -> list[Item]:
-        """The same with every tensor contiguous and on the host."""
-        items = []
-        for item in self.items:
-            t = item.tensor.detach()
-            if t.device.type != "cpu" or not t.is_contiguous():
-                items.append(Item(item.name, t.cpu().contiguous(), True))
-            else:
-                items.append(Item(item.name, t, item.eager))
-        return items
-
-    def alike(self) -> int:
-        """Bytes that ranks with the same state have in common: what comes before the first item that changes outside the
-        optimizer."""
-        common = itertools.takewhile(lambda i: not i.eager, self.items)
-        return sum(i.tensor.numel() * i.tensor.element_size() for i in common)
-
-    def slot_bytes(self) -> int:
-        """Room with slack: blobs (random state, data position) change their length."""
-        region = sum(i.tensor.numel() * i.tensor.element_size() for i in self.items)
-        blobs = sum(i.tensor.numel() for i in self.items if i.name.startswith(BLOB))
-        index = sum(len(i.name) + 160 for i in self.items) + region // (1 << 20) * 21
-        return bytes_per_slot(region + 2 * blobs + (256 << 10), 2 * index + (64 << 10))
-
 
 @dataclass(frozen=True)
 class Redundancy:
@@ -141,38 +101,6 @@ class HealingShard:
             raise CheckpointError(f"{text}; {e}") from damage
 
 
-class _Slots:
-    """An arena and the snapshot that is being copied into it."""
-
-    def __init__(self) -> None:
-        self.arena: Arena | None = None
-        self.capacity = 0
-        self._alive: list[Item] | None = None
-        self._device = device.DeviceCopies()
-
-    def capture(self, snapshot: Snapshot, board: Board | None) -> bool:
-        assert self.arena is not None
-        if device.on_device(snapshot.items):
-            return self._device.capture(self.arena, snapshot, COPY_THREADS, board)
-        items = snapshot.host()
-        entries = [i.entry() for i in items]
-        sources = [(i.tensor.data_ptr(), e[3], i.eager) for i, e in zip(items, entries, strict=True)]
-        self._alive = items
-        return self.arena.capture(snapshot.step, entries, sources, snapshot.persist, COPY_THREADS, board, snapshot.background)
-
-    def fence(self) -> None:
-        """Before a weight update."""
-        self._device.fence()
-        if self.arena is not None:
-            self.arena.wait()
-
-    def wait(self) -> None:
-        """Until the slot is sealed."""
-        self.fence()
-        self._device.wait()
-        self._alive = None
-
-
 class AgentTier:
     """Slots of this node's agent; persisting is the agent's work."""
 
@@ -189,12 +117,14 @@ class AgentTier:
         redundancy: Redundancy,
         bandwidth: int,
         pacing: bool,
+        arrivals: Arrivals,
         kind: str = "",
     ) -> None:
         # What another kind of user has in these slots is nothing that could be restored.
         job = _worker.world().job + kind
         self._agent, self._board = agent, board
-        self._slots = _Slots()
+        self._slots = Slots(arrivals)
+        self._arrivals = arrivals
         self._durable, self._any_rank = durable, any_rank
         world = _worker.world()
         self._identity = (job, world.rank, world.world_size, world.generation, any_rank)
@@ -250,11 +180,20 @@ class AgentTier:
         self._agent.restore_failed(step, self._tier)
         time.sleep(30)
 
+    @property
+    def copies_late(self) -> bool:
+        """A copy may go on while the next iteration computes."""
+        return not self._slots.torn
+
+    def lost(self) -> bool:
+        """The slots' directory was removed: the newest step is in no memory that a restart could find."""
+        return self._slots.arena is not None and self._slots.arena.lost()
+
     def capture(self, snapshot: Snapshot) -> bool:
         """Starts to copy; False when every slot is in use."""
         self._slots.wait()
         need = snapshot.slot_bytes()
-        if self._slots.arena is None or self._slots.capacity < need - (256 << 10):
+        if self._slots.arena is None or self.lost() or self._slots.capacity < need - (256 << 10):
             paths, warning = self._agent.reserve(need, SLOTS + self._durable)
             if warning:
                 warnings.warn(f"everstep: {warning}", stacklevel=4)
@@ -324,6 +263,10 @@ class AgentTier:
         """Newest step known to be durable; 0 for none."""
         return max(self._board.get("Durable") - 1, 0)
 
+    def failed_persist(self, seen: int) -> tuple[int, int, str] | None:
+        """How many checkpoints the agent could not make durable, the last one's step and why; ``None`` when it was ``seen``."""
+        return self._board.failure() if self._board.get("PersistFailures") != seen else None
+
     def await_durable(self, step: int) -> None:
         """Until the step is on durable storage."""
         self._agent.await_durable(step, None)
@@ -334,12 +277,12 @@ class DiskTier:
 
     in_memory = False
 
-    def __init__(self, directory: Directory, keep: Keep) -> None:
+    def __init__(self, directory: Directory, keep: Keep, arrivals: Arrivals) -> None:
         self._directory, self._keep = directory, keep
-        self._slots = _Slots()
+        # What is in the slot is nothing to rely on: it goes with the process.
+        self._slots, self._arrivals = Slots(Arrivals()), arrivals
         self._scratch: str | None = None
         self._done = 0
-        self._pending: int | None = None
 
     def held(self) -> list[int]:
         """Nothing outlives the process in memory."""
@@ -361,14 +304,31 @@ class DiskTier:
         every = gathered((steps[:2] + [-1, -1])[:2])
         return [s for s in steps[:2] if all(s in held for held in every)]
 
+    copies_late = False
+
+    def lost(self) -> bool:
+        """What the slot holds is on disk."""
+        return False
+
     def capture(self, snapshot: Snapshot) -> bool:
-        """Copies, and writes in :meth:`wait`."""
-        need = snapshot.slot_bytes()
-        if self._slots.arena is None or self._slots.capacity < need - (256 << 10):
-            self._open(need)
-        done = self._slots.capture(snapshot, None)
-        self._pending = snapshot.step
-        return done
+        """Writes and publishes: when it returns, the step is durable.
+
+        Raises:
+            CheckpointError: on all ranks, when one of them could not.
+        """
+        failure: Exception | None = None
+        try:
+            need = snapshot.slot_bytes()
+            if self._slots.arena is None or self._slots.capacity < need - (256 << 10):
+                self._open(need)
+            captured = self._slots.capture(snapshot, None)
+            self._slots.wait()
+            if not captured:
+                failure = CheckpointError(f"step {snapshot.step} was not captured: its slot of memory is in use")
+        except (CheckpointError, OSError) as e:
+            failure = e
+        self._write(snapshot.step, failure)
+        return True
 
     def _open(self, need: int) -> None:
         self.discard()
@@ -390,19 +350,17 @@ class DiskTier:
             self._scratch = None
 
     def fence(self) -> None:
-        """Without an agent the snapshot goes to disk now."""
-        self.wait()
+        """Nothing is copied late."""
 
     def wait(self) -> None:
-        """Until the snapshot in flight is on disk and published."""
-        self._slots.wait()
-        step, self._pending = self._pending, None
-        if step is None or self._slots.arena is None:
-            return
+        """Nothing is in flight."""
+
+    def _write(self, step: int, failure: Exception | None) -> None:
+        """From the slot to the directory, together with all ranks; ``failure``: this one has nothing to write."""
         world, mark = _worker.world(), self._directory.mark()
-        failure: Exception | None = None
         try:
-            note_shard(self._directory, mark, step, self._slots.arena.write_shard(self._directory, step, mark))
+            if failure is None and self._slots.arena is not None:
+                note_shard(self._directory, mark, step, self._slots.arena.write_shard(self._directory, step, mark))
         except (CheckpointError, OSError) as e:
             failure = e
         # What an earlier life has left must not stand for a shard that could not be written.
@@ -420,6 +378,7 @@ class DiskTier:
         if failure is not None:
             raise CheckpointError(str(failure)) from failure
         self._done = step
+        self._arrivals.durable(step)
 
     def started(self) -> None:
         """Nobody sends anything here."""
@@ -456,6 +415,9 @@ class DiskTier:
         """Newest step written by this manager; 0 for none."""
         return self._done
 
+    def failed_persist(self, seen: int) -> tuple[int, int, str] | None:
+        """Failures are raised here."""
+        return None
+
     def await_durable(self, step: int) -> None:
-        """Already is when :meth:`wait` returns."""
-        self.wait()
+        """Already is when :meth:`capture` returns."""

@@ -68,6 +68,11 @@ impl PyBoard {
         b.add(Word::Beats, 1);
     }
 
+    /// How many checkpoints the agent could not make durable, the last one's step, and why.
+    fn failure(&self) -> (u64, u64, String) {
+        self.board.failure()
+    }
+
     /// Starts the pulse: a native thread that takes the interpreter lock now and then. When it can
     /// not have it, or the main thread never moves, the words stand still and the agent sees it.
     fn start_pulse(&self, main_thread: u64) -> PyResult<()> {

@@ -1,5 +1,6 @@
 //! One Python exception tree for the errors of the native half.
 
+use everstep_checkpoint::capture::Torn;
 use everstep_checkpoint::restore::RestoreError;
 use pyo3::create_exception;
 use pyo3::exceptions::PyRuntimeError;
@@ -18,6 +19,7 @@ create_exception!(
     CheckpointError,
     "Parts of a shard are not what was written; args: text, numbers of the chunks."
 );
+create_exception!(everstep, TornError, CheckpointError, "The state was written to while a snapshot of it was copied.");
 create_exception!(everstep, AgentError, EverstepError, "The agent of this node refused or does not answer.");
 
 /// Adds the exceptions to the module.
@@ -25,12 +27,21 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("EverstepError", m.py().get_type::<EverstepError>())?;
     m.add("CheckpointError", m.py().get_type::<CheckpointError>())?;
     m.add("DamagedError", m.py().get_type::<DamagedError>())?;
+    m.add("TornError", m.py().get_type::<TornError>())?;
     m.add("AgentError", m.py().get_type::<AgentError>())
 }
 
 /// A checkpoint error from anything that can be said.
 pub fn checkpoint(e: impl std::fmt::Display) -> PyErr {
     CheckpointError::new_err(e.to_string())
+}
+
+/// A capture failed.
+pub fn capture(e: std::io::Error) -> PyErr {
+    match e.get_ref().and_then(|e| e.downcast_ref::<Torn>()) {
+        Some(torn) => TornError::new_err(torn.to_string()),
+        None => checkpoint(e),
+    }
 }
 
 /// Somebody found a shard damaged, or cannot read it.

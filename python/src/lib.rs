@@ -4,6 +4,7 @@
 mod board;
 mod error;
 mod frequency;
+mod layout;
 mod mark;
 mod network;
 mod order;
@@ -19,6 +20,7 @@ fn _internal(m: &Bound<'_, PyModule>) -> PyResult<()> {
     error::register(m)?;
     board::register(m)?;
     frequency::register(m)?;
+    layout::register(m)?;
     mark::register(m)?;
     network::register(m)?;
     order::register(m)?;

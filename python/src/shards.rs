@@ -2,12 +2,12 @@
 //! half keeps them alive.
 
 use crate::board::PyBoard;
-use crate::error::{checkpoint, damaged, restore};
+use crate::error::{capture as capture_error, checkpoint, damaged, restore};
+use crate::layout::{Entry, PyLayout, tensors};
 use crate::mark::PyMark;
 use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, slot_bytes};
-use everstep_checkpoint::capture::{self, Capture, Filling, Plan, Source};
+use everstep_checkpoint::capture::{self, Capture, Described, Filling, Plan};
 use everstep_checkpoint::direct::Throttle;
-use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::objects::is_url;
 use everstep_checkpoint::persist;
@@ -18,23 +18,21 @@ use everstep_checkpoint::retain::Policy;
 use everstep_core::id::Rank;
 use everstep_core::message::Purpose;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// (name, dtype, shape, bytes)
-type Entry = (String, String, Vec<u64>, u64);
 /// (name, shape as stored, bytes of an element, offsets, sizes, address, bytes that there is room for)
 type Block = (String, Vec<u64>, u64, Vec<u64>, Vec<u64>, usize, u64);
-
-fn tensors(entries: Vec<Entry>) -> Vec<Tensor> {
-    entries.into_iter().map(|(name, dtype, shape, bytes)| Tensor { name, dtype, shape, bytes }).collect()
-}
 
 /// Slots of one worker.
 #[pyclass(name = "Arena", frozen)]
 pub struct PyArena {
     slots: Vec<Arc<Slot>>,
+    /// Their files: another one under the same name is another slot.
+    inodes: Vec<u64>,
     label: Label,
     /// All ranks hold the same state: a slot of another rank will do.
     any_rank: bool,
@@ -55,9 +53,17 @@ impl PyArena {
         any_rank: bool,
     ) -> PyResult<Self> {
         let slots = paths.iter().map(|p| Slot::open(p).map(Arc::new)).collect::<Result<_, _>>().map_err(checkpoint)?;
+        let inode = |p: &PathBuf| std::fs::metadata(p).map(|m| m.ino());
+        let inodes = paths.iter().map(inode).collect::<Result<_, _>>().map_err(checkpoint)?;
         let purpose = Purpose::Recovery;
         let label = Label { job: job_hash(job), rank, world_size, generation, step: 0, purpose, shared: any_rank };
-        Ok(PyArena { slots, label, any_rank, running: Mutex::new(None), filling: Mutex::new(None) })
+        Ok(PyArena { slots, inodes, label, any_rank, running: Mutex::new(None), filling: Mutex::new(None) })
+    }
+
+    /// Its files were removed: what it captures from now on, nobody finds.
+    fn lost(&self) -> bool {
+        let there = |(slot, inode): (&Arc<Slot>, &u64)| std::fs::metadata(slot.path()).is_ok_and(|m| m.ino() == *inode);
+        !self.slots.iter().zip(&self.inodes).all(there)
     }
 
     /// Maps all pages now, so that the first captures do not pay for it.
@@ -85,31 +91,31 @@ impl PyArena {
     }
 
     /// Starts to capture a step. Returns False when every slot is in use (the step is then skipped).
-    /// `persist`: it goes to durable storage; 0 to come back from failures, 1 for an epoch's end, 2 for the user.
-    /// `sources` are (address, bytes, eager) in the order of `entries`. In the background, training goes first.
+    /// `blobs` come behind the tensors of `layout`. `persist`: it goes to durable storage; 0 to come back from failures, 1 for
+    /// an epoch's end, 2 for the user. In the background, training goes first; `compare`: what is copied then must be what it
+    /// was now.
     #[allow(clippy::too_many_arguments)]
     fn capture(
         &self,
         py: Python<'_>,
         step: u64,
-        entries: Vec<Entry>,
-        sources: Vec<(usize, usize, bool)>,
+        layout: &PyLayout,
+        blobs: Vec<(String, PyBackedBytes)>,
         persist: Option<u64>,
         threads: usize,
         board: Option<&PyBoard>,
         background: bool,
+        compare: bool,
     ) -> PyResult<bool> {
         self.wait(py)?;
-        let sources: Vec<Source> =
-            sources.into_iter().map(|(address, bytes, eager)| Source { address, bytes, eager }).collect();
-        let tensors = tensors(entries);
+        let (tensors, sources) = layout.with(&blobs).map_err(checkpoint)?;
         let label = self.label_of(step, persist);
         let board = board.map(|b| b.board.clone());
         let started = loop {
             let Some(slot) = self.free_slot() else { return Ok(false) };
             let (tensors, sources, persist) = (tensors.clone(), sources.clone(), persist.is_some());
-            let plan = Plan { tensors, sources, label, persist, threads, background };
-            // SAFETY: the Python half keeps the tensors alive and holds the next weight update back until `wait`.
+            let plan = Plan { tensors, sources, label, persist, threads, background, compare };
+            // SAFETY: the Python half keeps the tensors alive until `wait`; blobs are copied before `start` returns.
             match py.detach(|| unsafe { capture::start(slot, plan, board.clone()) }) {
                 // The agent has just pinned it: it is not free any more, and another one may be.
                 Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {}
@@ -117,7 +123,7 @@ impl PyArena {
             }
         };
         if let Ok(mut running) = self.running.lock() {
-            *running = Some(started);
+            *running = Some(started).filter(|c| !c.is_done());
         }
         Ok(true)
     }
@@ -131,7 +137,8 @@ impl PyArena {
         persist: Option<u64>,
         alike: usize,
     ) -> PyResult<Option<(usize, usize)>> {
-        let (tensors, label) = (tensors(entries), self.label_of(step, persist));
+        let tensors = Described::of(&tensors(entries)).map_err(checkpoint)?;
+        let label = self.label_of(step, persist);
         let filling = loop {
             let Some(slot) = self.free_slot() else { return Ok(None) };
             match Filling::begin(slot, tensors.clone(), label, persist.is_some(), alike) {
@@ -157,7 +164,7 @@ impl PyArena {
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         let running = self.running.lock().ok().and_then(|mut r| r.take());
         match running {
-            Some(mut capture) => py.detach(|| capture.wait()).map_err(checkpoint),
+            Some(mut capture) => py.detach(|| capture.wait()).map_err(capture_error),
             None => Ok(()),
         }
     }
@@ -441,7 +448,9 @@ fn recall(py: Python<'_>, directory: PathBuf, name: &str) -> PyResult<Option<Vec
 #[pyfunction]
 fn remember(py: Python<'_>, directory: PathBuf, name: String, bytes: Vec<u8>, wait: bool) -> PyResult<()> {
     if is_url(&directory) && !wait {
-        std::thread::spawn(move || persist::remember(&directory, &name, bytes));
+        let write = move || drop(persist::remember(&directory, &name, bytes));
+        // Without a thread it is left for the next time.
+        let _ = std::thread::Builder::new().name("everstep-remember".into()).spawn(write);
         return Ok(());
     }
     let done = py.detach(|| persist::remember(&directory, &name, bytes));

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a measurement may end where it stands")]
 
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, slot_bytes};
-use everstep_checkpoint::capture::{Plan, Source, start};
+use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::mark::Mark;
@@ -73,8 +73,17 @@ fn captured(path: &Path) -> Arc<Slot> {
     let source = |d: &Vec<u8>| Source { address: d.as_ptr() as usize, bytes: d.len(), eager: false };
     let (purpose, shared) = (Purpose::Recovery, false);
     let label = Label { job: job_hash("j"), rank: 0, world_size: 1, generation: 1, step: 1, purpose, shared };
-    let (tensors, sources) = (TENSORS.iter().map(tensor).collect(), data.iter().map(source).collect());
-    let plan = Plan { tensors, sources, label, persist: true, threads: 1, background: false };
+    let tensors: Vec<_> = TENSORS.iter().map(tensor).collect();
+    let sources = data.iter().map(source).collect();
+    let plan = Plan {
+        tensors: Described::of(&tensors).unwrap(),
+        sources,
+        label,
+        persist: true,
+        threads: 1,
+        background: false,
+        compare: true,
+    };
     // SAFETY: `data` lives and stays unchanged until `wait` has returned.
     unsafe { start(slot.clone(), plan, None) }.unwrap().wait().unwrap();
     slot

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a measurement may end where it stands")]
 
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, job_hash, slot_bytes};
-use everstep_checkpoint::capture::{Plan, Source, start};
+use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::erasure::code::{Encoder, PIECE_BYTES};
 use everstep_checkpoint::erasure::encode::{Streams, Task, encode};
 use everstep_checkpoint::erasure::rebuild::{self, outline};
@@ -104,8 +104,15 @@ fn capture(node: &Node, rank: u64, world_size: u64, step: u64, bytes: usize) {
     let tensor = Tensor { name: "w".into(), dtype: "U8".into(), shape: vec![bytes as u64], bytes: bytes as u64 };
     let source = Source { address: data.as_ptr() as usize, bytes, eager: false };
     node.slot.release(Pin::Replicate);
-    let plan =
-        Plan { tensors: vec![tensor], sources: vec![source], label, persist: false, threads: 2, background: false };
+    let plan = Plan {
+        tensors: Described::of(&[tensor]).unwrap(),
+        sources: vec![source],
+        label,
+        persist: false,
+        threads: 2,
+        background: false,
+        compare: true,
+    };
     // SAFETY: `data` lives and stays unchanged until `wait` has returned.
     unsafe { start(node.slot.clone(), plan, None) }.unwrap().wait().unwrap();
     assert!(node.slot.pin(Pin::Replicate));

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a measurement may end where it stands")]
 
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, job_hash, slot_bytes};
-use everstep_checkpoint::capture::{Plan, Source, start};
+use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::mark::Mark;
@@ -63,8 +63,17 @@ fn slot(path: &Path, bytes: usize, step: u64) -> Arc<Slot> {
     let source = |i: usize| Source { address: data.as_ptr() as usize + i * per, bytes: per, eager: false };
     let (purpose, shared) = (Purpose::Recovery, false);
     let label = Label { job: job_hash("j"), rank: 0, world_size: 1, generation: 1, step, purpose, shared };
-    let (tensors, sources) = ((0..TENSORS).map(tensor).collect(), (0..TENSORS).map(source).collect());
-    let plan = Plan { tensors, sources, label, persist: false, threads: 2, background: false };
+    let tensors: Vec<_> = (0..TENSORS).map(tensor).collect();
+    let sources = (0..TENSORS).map(source).collect();
+    let plan = Plan {
+        tensors: Described::of(&tensors).unwrap(),
+        sources,
+        label,
+        persist: false,
+        threads: 2,
+        background: false,
+        compare: true,
+    };
     // SAFETY: `data` lives and stays unchanged until `wait` has returned.
     unsafe { start(slot.clone(), plan, None) }.unwrap().wait().unwrap();
     assert!(slot.pin(Pin::Replicate));

@@ -12,6 +12,9 @@ const MAGIC: u64 = 0x6472_616f_6270_6574; // "tepboard"
 const BOARD_BYTES: u64 = 4096;
 const SECTION_AT: usize = 512;
 const SECTION_BYTES: usize = 64;
+/// Why a checkpoint could not be made durable: length, then text.
+const FAILURE_AT: usize = 1024;
+const FAILURE_BYTES: usize = 1024;
 
 macro_rules! words {
     ($($(#[$doc:meta])* $name:ident = $index:expr),* $(,)?) => {
@@ -118,6 +121,10 @@ words! {
     OneBuffer = 34,
     /// From the agent: newest step that all nodes hold with its copies, plus 1.
     Replicated = 32,
+    /// From the agent: checkpoints that could not be made durable; see [`Board::note_failure`].
+    PersistFailures = 45,
+    /// From the agent: the step of the last one of them.
+    FailedStep = 46,
 }
 
 /// What a section is, for the ledger.
@@ -234,6 +241,30 @@ impl Board {
     /// Adds to a word.
     pub fn add(&self, word: Word, value: u64) {
         self.map.word(word as usize * 8).fetch_add(value, Ordering::AcqRel);
+    }
+
+    /// A checkpoint could not be made durable. Called by the agent.
+    pub fn note_failure(&self, step: u64, why: &str) {
+        let text = why.get(..why.floor_char_boundary(FAILURE_BYTES)).unwrap_or_default();
+        // Readers look at the count first and last: a sentence that changes meanwhile is read again.
+        let _ = self.map.write(FAILURE_AT + 8, text.as_bytes());
+        self.map.word(FAILURE_AT).store(text.len() as u64, Ordering::Release);
+        self.set(Word::FailedStep, step);
+        self.add(Word::PersistFailures, 1);
+    }
+
+    /// How many checkpoints could not be made durable, and the step and the cause of the last one.
+    #[must_use]
+    pub fn failure(&self) -> (u64, u64, String) {
+        loop {
+            let count = self.get(Word::PersistFailures);
+            let bytes = usize::try_from(self.map.word(FAILURE_AT).load(Ordering::Acquire)).unwrap_or(0);
+            let text = self.map.read(FAILURE_AT + 8, bytes.min(FAILURE_BYTES)).unwrap_or_default();
+            let step = self.get(Word::FailedStep);
+            if count == self.get(Word::PersistFailures) {
+                return (count, step, String::from_utf8_lossy(&text).into_owned());
+            }
+        }
     }
 
     /// A step is sealed: says so, and wakes the agent. Called by the capture, not by the training loop.

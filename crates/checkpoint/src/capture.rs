@@ -3,18 +3,23 @@
 //! Two phases (CheckFreq §4.1): what changes outside the optimizer is copied before `step()`
 //! returns; parameters and optimizer state are copied while the next iteration computes, and the
 //! next weight update waits for them ([`Capture::wait`], the fence).
+//!
+//! The script may write to its weights in that window by ways that nobody sees (`p.data`, a NumPy view, a kernel). So what is
+//! copied late is summed before [`start`] returns, which is a read instead of a copy, and the copy must have the same
+//! sums; else the capture is [`Torn`] and the slot is not sealed.
 
 use crate::arena::{Label, Pin, REGION_AT, Slot};
 use crate::board::Board;
+use crate::copiers::{BACKGROUND, FOREGROUND};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::index::{Index, Tensor};
 use crate::fused::Running;
+use crate::pass::Pass;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, channel};
 
-/// Memory of one tensor: contiguous, on the host, and kept alive and unchanged until the capture is done.
+/// Memory of one tensor: contiguous, on the host, and kept alive until the capture is done.
 #[derive(Clone, Copy, Debug)]
 pub struct Source {
     /// Address of the first byte.
@@ -25,18 +30,77 @@ pub struct Source {
     pub eager: bool,
 }
 
+/// The state was written to while it was copied.
+#[derive(Debug, thiserror::Error)]
+#[error("{chunks} of {of} MiB were written to while they were copied")]
+pub struct Torn {
+    /// Chunks that differ from what they were when the step ended.
+    pub chunks: usize,
+    /// All chunks of the snapshot.
+    pub of: usize,
+}
+
 /// A capture on its way.
 #[derive(Debug)]
 pub struct Capture {
-    thread: Option<JoinHandle<io::Result<()>>>,
-    step: u64,
+    running: Option<Receiver<io::Result<()>>>,
+}
+
+/// Tensors as they stand in a slot's index, written down once for many captures.
+#[derive(Clone, Debug, Default)]
+pub struct Described {
+    json: Vec<u8>,
+    bytes: u64,
+}
+
+impl Described {
+    /// Of these tensors, in the order of their bytes.
+    ///
+    /// # Errors
+    /// `InvalidInput` when readers would refuse them; as [`Described::push`].
+    pub fn of(tensors: &[Tensor]) -> io::Result<Self> {
+        Index::new(tensors.to_vec()).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))?;
+        let mut described = Described::default();
+        described.push(tensors)?;
+        Ok(described)
+    }
+
+    /// Adds values behind what is there; their names are none of those.
+    ///
+    /// # Errors
+    /// When a name cannot be written as JSON.
+    pub fn push(&mut self, tensors: &[Tensor]) -> io::Result<()> {
+        for tensor in tensors {
+            if !self.json.is_empty() {
+                self.json.push(b',');
+            }
+            serde_json::to_writer(&mut self.json, tensor).map_err(io::Error::other)?;
+            self.bytes += tensor.bytes;
+        }
+        Ok(())
+    }
+
+    fn chunks(&self) -> usize {
+        usize::try_from(self.bytes.div_ceil(CHUNK_BYTES as u64)).unwrap_or(usize::MAX)
+    }
+
+    /// As [`Index`] is read.
+    fn index(&self, crcs: &[u64]) -> io::Result<Vec<u8>> {
+        let mut json = Vec::with_capacity(self.json.len() + crcs.len() * 21 + 32);
+        json.extend_from_slice(b"{\"tensors\":[");
+        json.extend_from_slice(&self.json);
+        json.extend_from_slice(b"],\"crcs\":");
+        serde_json::to_writer(&mut json, crcs).map_err(io::Error::other)?;
+        json.push(b'}');
+        Ok(json)
+    }
 }
 
 /// What to capture.
 #[derive(Debug)]
 pub struct Plan {
     /// The tensors, in the order of their bytes in the region.
-    pub tensors: Vec<Tensor>,
+    pub tensors: Described,
     /// Their memory, in the same order.
     pub sources: Vec<Source>,
     /// Whose, and which step.
@@ -45,24 +109,23 @@ pub struct Plan {
     pub persist: bool,
     /// Threads that copy.
     pub threads: usize,
-    /// Nobody waits for it yet: whatever else wants a core goes first.
+    /// Copy while the next iteration computes; else the copy is complete when [`start`] returns.
     pub background: bool,
+    /// A background copy is compared with what the state was when [`start`] returned.
+    pub compare: bool,
 }
-
-/// Nice value of threads that copy while the next iteration computes.
-const BACKGROUND: i32 = 10;
 
 /// Starts to fill `slot`.
 ///
 /// # Safety
-/// Every source must stay readable and, unless eager, unchanged until [`Capture::wait`] returns.
+/// Every source must stay readable until [`Capture::wait`] returns.
 ///
 /// # Errors
 /// `StorageFull` when the state has outgrown the slot; `ResourceBusy` when somebody has just pinned it.
 pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> io::Result<Capture> {
     let alike = plan.sources.iter().take_while(|s| !s.eager).map(|s| s.bytes).sum();
     let filling = Filling::begin(slot, plan.tensors, plan.label, plan.persist, alike)?;
-    let slot = &filling.slot;
+    let slot = Arc::clone(&filling.slot);
     let mut at = 0;
     let mut pieces = Vec::with_capacity(plan.sources.len());
     for source in &plan.sources {
@@ -75,23 +138,38 @@ pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> i
         }
         at += source.bytes;
     }
-    let (threads, background, step) = (plan.threads.max(1), plan.background, plan.label.step);
-    let thread = std::thread::Builder::new().name("everstep-capture".into()).spawn(move || {
-        if background {
-            // This thread's alone, and that of its helpers.
-            let _ = rustix::process::setpriority_process(None, BACKGROUND);
-        }
-        let crcs = copy_chunks(&filling.slot, at, &pieces, threads)?;
-        filling.finish(crcs, board.as_deref())
-    })?;
-    Ok(Capture { thread: Some(thread), step })
+    let (threads, pieces): (usize, Arc<[_]>) = (plan.threads.max(1), pieces.into());
+    // SAFETY: the caller keeps the sources readable until the capture is done.
+    let pass = |copies| unsafe { Pass::new(Arc::clone(&slot), at, Arc::clone(&pieces), copies) };
+    if !plan.background {
+        let crcs = pass(true).run(threads, &FOREGROUND)?;
+        filling.finish(&crcs, board.as_deref())?;
+        return Ok(Capture { running: None });
+    }
+    let expected = if plan.compare { Some(pass(false).run(threads, &FOREGROUND)?) } else { None };
+    let copy = pass(true);
+    let (sender, running) = channel();
+    let job = Box::new(move || {
+        let copied = copy.run(threads, &BACKGROUND).and_then(|crcs| {
+            let wrong = expected.map_or(0, |e| e.iter().zip(&crcs).filter(|(a, b)| a != b).count());
+            if wrong > 0 {
+                return Err(io::Error::other(Torn { chunks: wrong, of: crcs.len() }));
+            }
+            filling.finish(&crcs, board.as_deref())
+        });
+        let _ = sender.send(copied);
+    });
+    if let Err(job) = BACKGROUND.submit(job) {
+        job();
+    }
+    Ok(Capture { running: Some(running) })
 }
 
 /// A slot that is being filled: by [`start`], or by a device with copies of its own.
 #[derive(Debug)]
 pub struct Filling {
     slot: Arc<Slot>,
-    index: Index,
+    tensors: Described,
     label: Label,
     persist: bool,
     alike: usize,
@@ -103,16 +181,15 @@ impl Filling {
     ///
     /// # Errors
     /// As [`start`].
-    pub fn begin(slot: Arc<Slot>, tensors: Vec<Tensor>, label: Label, persist: bool, alike: usize) -> io::Result<Self> {
-        let index = Index::new(tensors).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))?;
-        let index_bytes = serde_json::to_vec(&index).map_err(io::Error::other)?.len() + index.chunks() * 21;
-        if !slot.fits(index.bytes(), index_bytes as u64) {
+    pub fn begin(slot: Arc<Slot>, tensors: Described, label: Label, persist: bool, alike: usize) -> io::Result<Self> {
+        let index_bytes = tensors.json.len() + tensors.chunks() * 21 + 32;
+        if !slot.fits(tensors.bytes, index_bytes as u64) {
             return Err(io::Error::new(io::ErrorKind::StorageFull, "the state has outgrown its slot"));
         }
         if !slot.begin() {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
-        Ok(Filling { slot, index, label, persist, alike })
+        Ok(Filling { slot, tensors, label, persist, alike })
     }
 
     /// Where the first tensor begins, and the bytes of all.
@@ -120,7 +197,7 @@ impl Filling {
     /// # Errors
     /// When the slot is shorter than it says.
     pub fn place(&self) -> io::Result<(usize, usize)> {
-        let bytes = usize::try_from(self.index.bytes()).map_err(io::Error::other)?;
+        let bytes = usize::try_from(self.tensors.bytes).map_err(io::Error::other)?;
         Ok((self.slot.map().target(REGION_AT, bytes)? as usize, bytes))
     }
 
@@ -130,17 +207,17 @@ impl Filling {
     /// When the index does not fit; the slot then holds nothing.
     pub fn seal(self, threads: usize, board: Option<&Board>) -> io::Result<()> {
         let (address, bytes) = self.place()?;
-        let all = [(0, Source { address, bytes, eager: true })];
-        let crcs = copy_chunks(&self.slot, bytes, &all, threads.max(1))?;
-        self.finish(crcs, board)
+        let all: Arc<[_]> = Arc::new([(0, Source { address, bytes, eager: true })]);
+        // SAFETY: the source is the slot itself, which `self` keeps mapped.
+        let pass = unsafe { Pass::new(Arc::clone(&self.slot), bytes, all, false) };
+        let crcs = pass.run(threads.max(1), &BACKGROUND)?;
+        self.finish(&crcs, board)
     }
 
-    fn finish(mut self, crcs: Vec<u64>, board: Option<&Board>) -> io::Result<()> {
-        self.index = self.index.with_checksums(crcs).map_err(io::Error::other)?;
-        let json = serde_json::to_vec(&self.index).map_err(io::Error::other)?;
-        self.slot.describe(self.label, &json, self.index.bytes())?;
+    fn finish(self, crcs: &[u64], board: Option<&Board>) -> io::Result<()> {
+        self.slot.describe(self.label, &self.tensors.index(crcs)?, self.tensors.bytes)?;
         if self.label.shared && self.alike > 0 {
-            self.slot.note_digest(digest(&self.slot, self.index.crcs(), self.alike));
+            self.slot.note_digest(digest(&self.slot, crcs, self.alike));
         }
         self.slot.finish(self.persist.then_some(Pin::Persist));
         if let Some(board) = board {
@@ -160,69 +237,20 @@ fn digest(slot: &Slot, crcs: &[u64], bytes: usize) -> u64 {
     sum.value()
 }
 
-/// Copies the lazy pieces chunk by chunk, each byte read once, and returns the checksum of every chunk.
-fn copy_chunks(slot: &Slot, bytes: usize, pieces: &[(usize, Source)], threads: usize) -> io::Result<Vec<u64>> {
-    let chunks = bytes.div_ceil(CHUNK_BYTES);
-    let next = AtomicUsize::new(0);
-    let work = || -> io::Result<Vec<(usize, u64)>> {
-        let mut done = Vec::new();
-        loop {
-            let chunk = next.fetch_add(1, Ordering::Relaxed);
-            if chunk >= chunks {
-                return Ok(done);
-            }
-            let (from, to) = (chunk * CHUNK_BYTES, ((chunk + 1) * CHUNK_BYTES).min(bytes));
-            let first = pieces.partition_point(|(at, s)| at + s.bytes <= from);
-            let mut sum = Running::default();
-            for (at, source) in pieces[first..].iter().take_while(|(at, _)| *at < to) {
-                let (start, end) = ((*at).max(from), (at + source.bytes).min(to));
-                if source.eager {
-                    sum.read(slot.map().bytes(REGION_AT + start, end - start).unwrap_or_default());
-                    continue;
-                }
-                // SAFETY: within the source (start >= at, end <= at + bytes), which the caller of `start` keeps readable.
-                unsafe {
-                    let address = (source.address + (start - at)) as *const u8;
-                    slot.map().sum_from(REGION_AT + start, address, end - start, &mut sum)?;
-                }
-            }
-            done.push((chunk, sum.value()));
-        }
-    };
-    let parts = std::thread::scope(|scope| {
-        let helpers: Vec<_> = (1..threads.min(chunks)).map(|_| scope.spawn(work)).collect();
-        let mut parts = vec![work()];
-        parts.extend(helpers.into_iter().map(|h| h.join().unwrap_or_else(|_| Err(io::Error::other("copy panicked")))));
-        parts
-    });
-    let mut all = Vec::with_capacity(chunks);
-    for part in parts {
-        all.extend(part?);
-    }
-    all.sort_unstable();
-    Ok(all.into_iter().map(|(_, crc)| crc).collect())
-}
-
 impl Capture {
-    /// The step being captured.
+    /// True when the capture is complete: [`Capture::wait`] returns at once.
     #[must_use]
-    pub fn step(&self) -> u64 {
-        self.step
-    }
-
-    /// True when nothing is left to wait for.
-    #[must_use]
-    pub fn done(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    pub fn is_done(&self) -> bool {
+        self.running.is_none()
     }
 
     /// Waits until the slot is sealed.
     ///
     /// # Errors
-    /// Those of the capture; the slot then holds nothing.
+    /// Those of the capture ([`Torn`] among them); the slot then holds nothing.
     pub fn wait(&mut self) -> io::Result<()> {
-        match self.thread.take() {
-            Some(thread) => thread.join().unwrap_or_else(|_| Err(io::Error::other("capture panicked"))),
+        match self.running.take() {
+            Some(running) => running.recv().unwrap_or_else(|_| Err(io::Error::other("capture panicked"))),
             None => Ok(()),
         }
     }

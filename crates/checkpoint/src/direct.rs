@@ -80,7 +80,9 @@ pub fn write_file(path: &Path, head: &[u8], body: &[u8], body_bytes: usize, thro
     };
     std::thread::scope(|scope| {
         let others = WRITERS.min(body.len().div_ceil(REQUEST_BYTES)).saturating_sub(1);
-        let helpers: Vec<_> = (0..others).map(|_| scope.spawn(work)).collect();
+        // Where no thread can be had, fewer of them do it.
+        let thread = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
+        let helpers: Vec<_> = (0..others).filter_map(thread).collect();
         let mut done = work();
         for helper in helpers {
             done = done.and(helper.join().unwrap_or_else(|_| Err(io::Error::other("a writer panicked"))));

@@ -10,12 +10,14 @@
 pub mod arena;
 pub mod board;
 pub mod capture;
+pub mod copiers;
 pub mod direct;
 pub mod erasure;
 pub mod format;
 pub mod fused;
 pub mod mapped;
 pub mod objects;
+mod pass;
 pub mod persist;
 pub mod regular;
 pub mod replicate;

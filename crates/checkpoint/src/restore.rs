@@ -401,7 +401,9 @@ impl Shard {
         };
         let parts = std::thread::scope(|scope| {
             let others = readers.threads.min(requests.len()).saturating_sub(1);
-            let helpers: Vec<_> = (0..others).map(|_| scope.spawn(work)).collect();
+            // Where no thread can be had, fewer of them do it.
+            let thread = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
+            let helpers: Vec<_> = (0..others).filter_map(thread).collect();
             let mut parts = vec![work()];
             let panicked = |_| Err(std::io::Error::other("a reader panicked"));
             parts.extend(helpers.into_iter().map(|h| h.join().unwrap_or_else(panicked)));

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may end where it stands")]
 
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, slot_bytes};
-use everstep_checkpoint::capture::{Plan, Source, start};
+use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::manifest::{MANIFEST_FILE, Manifest};
@@ -47,7 +47,15 @@ fn captured(path: &Path, step: u64) -> Arc<Slot> {
         purpose: Purpose::Recovery,
         shared: false,
     };
-    let plan = Plan { tensors, sources, label, persist: true, threads: 2, background: false };
+    let plan = Plan {
+        tensors: Described::of(&tensors).unwrap(),
+        sources,
+        label,
+        persist: true,
+        threads: 2,
+        background: false,
+        compare: true,
+    };
     // SAFETY: `data` lives and stays unchanged until `wait` has returned.
     unsafe { start(slot.clone(), plan, None) }.unwrap().wait().unwrap();
     slot

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may end where it stands")]
 
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, job_hash, slot_bytes};
-use everstep_checkpoint::capture::{Plan, Source, start};
+use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::erasure::encode::{self, Streams, encode};
 use everstep_checkpoint::erasure::rebuild::{self, outline};
 use everstep_checkpoint::format::index::Tensor;
@@ -43,7 +43,15 @@ fn captured(path: PathBuf, rank: u64, world_size: u64, step: u64, bytes: usize) 
     let sources = vec![Source { address: data.as_ptr() as usize, bytes, eager: false }];
     let purpose = Purpose::Recovery;
     let label = Label { job: job_hash(JOB), rank, world_size, generation: 1, step, purpose, shared: false };
-    let plan = Plan { tensors, sources, label, persist: false, threads: 2, background: false };
+    let plan = Plan {
+        tensors: Described::of(&tensors).unwrap(),
+        sources,
+        label,
+        persist: false,
+        threads: 2,
+        background: false,
+        compare: true,
+    };
     // SAFETY: `data` lives and stays unchanged until `wait` has returned.
     unsafe { start(slot.clone(), plan, None) }.unwrap().wait().unwrap();
     assert!(slot.pin(Pin::Replicate));

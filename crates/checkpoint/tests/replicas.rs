@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may end where it stands")]
 
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, slot_bytes};
-use everstep_checkpoint::capture::{Plan, Source, start};
+use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{Peer, Want};
@@ -27,7 +27,15 @@ fn captured(path: &Path, rank: u64, step: u64, generation: u64) -> Arc<Slot> {
     let sources = vec![Source { address: data.as_ptr() as usize, bytes: BYTES, eager: false }];
     let label =
         Label { job: job_hash("j"), rank, world_size: 4, generation, step, purpose: Purpose::Recovery, shared: false };
-    let plan = Plan { tensors, sources, label, persist: false, threads: 2, background: false };
+    let plan = Plan {
+        tensors: Described::of(&tensors).unwrap(),
+        sources,
+        label,
+        persist: false,
+        threads: 2,
+        background: false,
+        compare: true,
+    };
     // SAFETY: `data` lives and stays unchanged until `wait` has returned.
     unsafe { start(slot.clone(), plan, None) }.unwrap().wait().unwrap();
     assert!(slot.pin(Pin::Replicate));

@@ -13,7 +13,9 @@ from .. import worker as _worker
 from .._internal import Agent, Arena, CheckpointError, list_checkpoints, publish, reserve_slot
 from ..directory import Directory
 from ..state import Item
-from ..tiers import USER, AgentTier, Keep, Redundancy, Snapshot
+from ..outcome import Arrivals
+from ..slots import Snapshot, described
+from ..tiers import USER, AgentTier, Keep, Redundancy
 
 #: Everything stays: checkpoints made through DCP are the user's.
 _KEEP = Keep(2, None, True)
@@ -64,7 +66,8 @@ class AgentStore(_Numbered):
         if worker.managed:
             raise CheckpointError("this process has an everstep.CheckpointManager, whose memory everstep.dcp.Writer would share: use its save()")
         assert worker.agent is not None and worker.board is not None
-        self._tier = AgentTier(worker.agent, worker.board, root, _KEEP, True, False, Redundancy(0), 0, False, "/dcp")
+        self._arrivals = Arrivals()
+        self._tier = AgentTier(worker.agent, worker.board, root, _KEEP, True, False, Redundancy(0), 0, False, self._arrivals, "/dcp")
 
     def next_step(self, fixed: int | None) -> int:
         """As for all, and newer than all that this process has made."""
@@ -85,6 +88,7 @@ class AgentStore(_Numbered):
                 raise CheckpointError(f"no slot became free for step {step} within an hour: storage does not take what was saved before")
             time.sleep(0.01)
         self._tier.wait()
+        self._arrivals.raise_lost()
 
     def write(self, step: int) -> str | None:
         """Until all ranks' shards are on storage and published."""
@@ -123,10 +127,7 @@ class PlainStore(_Numbered):
         room = self._free.pop() if self._free else None
         if room is None or room.bytes < need - (256 << 10):
             room = _reserve(need)
-        entries = [i.entry() for i in host]
-        sources = [(i.tensor.data_ptr(), e[3], False) for i, e in zip(host, entries, strict=True)]
-        room.arena.capture(step, entries, sources, USER, 2, None, False)
-        room.arena.wait()
+        room.arena.capture(step, described(host), [], USER, 2, None, False, False)
         self._taken[step] = room
 
     def write(self, step: int) -> str:

@@ -11,6 +11,7 @@ mod last;
 pub mod launch;
 mod listen;
 mod macros;
+mod memory_watch;
 pub mod metric;
 mod node_check;
 mod numa;
@@ -133,6 +134,7 @@ struct Driver {
     crew: Option<Crew>,
     restores: BTreeMap<Rank, oneshot::Sender<Reply>>,
     durable: Durable,
+    memory: memory_watch::MemoryWatch,
     last: Last,
     end: Option<End>,
     /// What memory holds is of no use to a next attempt.
@@ -176,6 +178,7 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
     config.replica_port = replicas.port;
     config.held = replicas.newest_generation();
     listen::to_workers(&template, &inbox)?;
+    let memory = memory_watch::MemoryWatch::of(&template.memory);
     if let Some(path) = &template.timer_file {
         file_timer::serve(path, guard_process.id())?;
     }
@@ -201,6 +204,7 @@ pub async fn run(mut config: Config, template: Template, target: Target, lock: &
         crew: None,
         restores: BTreeMap::new(),
         durable: Durable::default(),
+        memory,
         last: Last::default(),
         end: None,
         discard: false,
@@ -333,11 +337,11 @@ impl Driver {
             Input::Worker(request, answer) => self.worker_asks(request, answer).await,
             Input::Shard { local_rank, generation, step, directory, result } => match result {
                 Ok(shard) => self.event(Event::ShardWritten { generation, step, directory, shard }).await,
-                Err(why) => self.durable.fail(Some(local_rank), step, &why),
+                Err(why) => self.not_durable(Some(local_rank), step, &why),
             },
             Input::Published(generation, step, result) => match result {
                 Ok(()) => self.event(Event::Published { generation, step }).await,
-                Err(why) => self.durable.fail(None, step, &why),
+                Err(why) => self.not_durable(None, step, &why),
             },
             Input::Signal(signal) => {
                 // Who asks for an end that has come already does not want to wait for the disk.

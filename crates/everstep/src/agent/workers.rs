@@ -90,6 +90,15 @@ impl Crew {
         }
     }
 
+    /// Tells workers of a checkpoint that could not be made durable: its own worker, or (`None`) all of them.
+    pub fn not_durable(&self, local_rank: Option<u32>, step: Step, why: &str) {
+        for (local, worker) in &self.workers {
+            if local_rank.is_none_or(|l| l == *local) {
+                worker.board.note_failure(step.0, why);
+            }
+        }
+    }
+
     /// Tells workers what all nodes hold with its copies.
     pub fn replicated(&self, step: Step) {
         for worker in self.workers.values() {
@@ -275,6 +284,7 @@ impl Driver {
 
     /// Looks at all workers.
     pub(super) async fn look(&mut self) {
+        self.watch_memory();
         let locals: Vec<u32> = self.crew.iter().flat_map(|c| c.workers.keys().copied()).collect();
         for local in locals {
             self.look_at(local).await;
@@ -305,6 +315,13 @@ impl Driver {
         let mark = to.mark(generation, self.crew.as_ref().map_or(0, |c| c.restarts));
         for (step, path) in pinned {
             self.durable.write((generation, mark), (local_rank, step), path, to, &self.inbox);
+        }
+    }
+
+    pub(super) fn not_durable(&mut self, local_rank: Option<u32>, step: Step, why: &str) {
+        self.durable.fail(local_rank, step, why);
+        if let Some(crew) = &self.crew {
+            crew.not_durable(local_rank, step, why);
         }
     }
 

@@ -75,6 +75,9 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     if limit.is_some_and(|n| n < 4096) {
         findings.push(format!("only {} open files are allowed; run: ulimit -n 65536", limit.unwrap_or(0)));
     }
+    let uid = rustix::process::geteuid().as_raw();
+    let user = std::env::var("USER").unwrap_or_else(|_| uid.to_string());
+    findings.extend(super::remove_ipc::warning(Path::new("/"), uid, &user, &memory));
     if !left.is_empty() && !o.clean {
         findings.push(format!("{} arenas of jobs that do not run hold {} MiB; they resume a job started again under its name; to remove them: everstep doctor --clean", left.len(), held >> 20));
     }

@@ -18,6 +18,7 @@ mod metrics;
 mod notify;
 mod picture;
 mod plan;
+mod remove_ipc;
 mod run;
 mod simulate;
 mod size;

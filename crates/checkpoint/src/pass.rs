@@ -1,0 +1,114 @@
+//! One pass over the sources of a capture, chunk by chunk and by several threads: copies and sums, or sums only.
+
+use crate::arena::{REGION_AT, Slot};
+use crate::capture::Source;
+use crate::copiers::Copiers;
+use crate::format::digest::CHUNK_BYTES;
+use crate::fused::Running;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Who shares a pass, and what has come of it.
+pub struct Pass {
+    slot: Arc<Slot>,
+    bytes: usize,
+    /// Offset in the region and memory of each source; shared by the passes of one capture.
+    pieces: Arc<[(usize, Source)]>,
+    copies: bool,
+    next: AtomicUsize,
+    done: Mutex<Done>,
+    complete: Condvar,
+}
+
+struct Done {
+    left: usize,
+    sums: Vec<u64>,
+    failed: Option<io::Error>,
+}
+
+impl Pass {
+    /// Over `bytes` of the region. `copies`: lazy sources go into the slot on the way; else they are only read.
+    ///
+    /// # Safety
+    /// The sources must stay readable until [`Pass::run`] returns.
+    pub unsafe fn new(slot: Arc<Slot>, bytes: usize, pieces: Arc<[(usize, Source)]>, copies: bool) -> Self {
+        let chunks = bytes.div_ceil(CHUNK_BYTES);
+        let done = Mutex::new(Done { left: chunks, sums: vec![0; chunks], failed: None });
+        Pass { slot, bytes, pieces, copies, next: AtomicUsize::new(0), done, complete: Condvar::new() }
+    }
+
+    /// Does it with up to `threads` threads, this one included, and returns the checksum of every chunk.
+    ///
+    /// # Errors
+    /// When the region lies outside the slot.
+    pub fn run(self, threads: usize, copiers: &'static Copiers) -> io::Result<Vec<u64>> {
+        let pass = Arc::new(self);
+        for _ in 1..threads.min(pass.bytes.div_ceil(CHUNK_BYTES)) {
+            let helper = Arc::clone(&pass);
+            if copiers.submit(Box::new(move || helper.work())).is_err() {
+                break;
+            }
+        }
+        pass.work();
+        let mut done = pass.lock();
+        while done.left > 0 {
+            // What a helper has taken it will finish; one that comes late finds nothing to take.
+            done = pass.complete.wait(done).unwrap_or_else(PoisonError::into_inner);
+        }
+        match done.failed.take() {
+            Some(e) => Err(e),
+            None => Ok(std::mem::take(&mut done.sums)),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Done> {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        loop {
+            let chunk = self.next.fetch_add(1, Ordering::Relaxed);
+            if chunk >= self.bytes.div_ceil(CHUNK_BYTES) {
+                return;
+            }
+            let sum = self.chunk(chunk);
+            let mut done = self.lock();
+            match sum {
+                Ok(sum) => {
+                    if let Some(place) = done.sums.get_mut(chunk) {
+                        *place = sum;
+                    }
+                }
+                Err(e) => done.failed = Some(e),
+            }
+            done.left -= 1;
+            if done.left == 0 {
+                self.complete.notify_all();
+            }
+        }
+    }
+
+    fn chunk(&self, chunk: usize) -> io::Result<u64> {
+        let (from, to) = (chunk * CHUNK_BYTES, ((chunk + 1) * CHUNK_BYTES).min(self.bytes));
+        let first = self.pieces.partition_point(|(at, s)| at + s.bytes <= from);
+        let mut sum = Running::default();
+        for (at, source) in self.pieces.iter().skip(first).take_while(|(at, _)| *at < to) {
+            let (start, end) = ((*at).max(from), (at + source.bytes).min(to));
+            if source.eager {
+                sum.read(self.slot.map().bytes(REGION_AT + start, end - start).unwrap_or_default());
+                continue;
+            }
+            let address = (source.address + (start - at)) as *const u8;
+            // SAFETY: within the source (start >= at, end <= at + bytes), which the caller of `new` keeps readable.
+            unsafe {
+                if self.copies {
+                    self.slot.map().sum_from(REGION_AT + start, address, end - start, &mut sum)?;
+                } else {
+                    sum.read(std::slice::from_raw_parts(address, end - start));
+                }
+            }
+        }
+        Ok(sum.value())
+    }
+}

@@ -1,0 +1,81 @@
+"""What became of checkpoints: which tier holds which step for certain, and what failed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ._internal import CheckpointError
+
+Tier = Literal["local", "peer", "disk"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What :meth:`CheckpointManager.step` did and saw.
+
+    Attributes:
+        should_stop: the job is stopping; this step is the last one.
+        world_changed: the world has changed.
+        saved: tiers in which a newer step is complete than when ``step()`` was last called: ``"local"`` once its slot of memory is
+            sealed, ``"disk"`` once it is published and synced. What is done beside the training (overlapped copies, the agent's
+            writing to storage) is reported by the later ``step()`` at which it is known to be complete; :attr:`steps` says which
+            step it is.
+        steps: the newest step that is complete in each tier, of those that this process captured.
+        failed: a sentence for each checkpoint that was lost since ``step()`` was last called. Training goes on, and earlier
+            checkpoints stay.
+    """
+
+    should_stop: bool = False
+    world_changed: bool = False
+    saved: frozenset[Tier] = field(default_factory=frozenset)
+    steps: Mapping[Tier, int] = field(default_factory=dict)
+    failed: tuple[str, ...] = ()
+
+
+class Arrivals:
+    """Collects between two calls of ``step()`` what has become complete and what has failed."""
+
+    def __init__(self) -> None:
+        self._saved: set[Tier] = set()
+        self._steps: dict[Tier, int] = {}
+        self._failed: list[str] = []
+        #: Steps that failed since :meth:`taken`, for the schedule of durable checkpoints.
+        self.lost: list[int] = []
+
+    def sealed(self, step: int) -> None:
+        """Memory holds the step."""
+        self._arrived("local", step)
+
+    def durable(self, step: int) -> None:
+        """Durable storage holds the step."""
+        if step > self._steps.get("disk", 0):
+            self._arrived("disk", step)
+
+    def _arrived(self, tier: Tier, step: int) -> None:
+        self._saved.add(tier)
+        self._steps = {**self._steps, tier: step}
+
+    def failed(self, why: str, step: int, *, told: bool = False) -> None:
+        """A checkpoint was lost. ``told``: the user has read it already."""
+        self._failed.append(why)
+        self.lost.append(step)
+        if not told:
+            warnings.warn(f"everstep: {why}", stacklevel=5)
+
+    def raise_lost(self) -> None:
+        """For a save that is to succeed or fail at once."""
+        if self.lost:
+            why = self._failed[-1]
+            self.lost.clear()
+            raise CheckpointError(why)
+
+    def taken(self, should_stop: bool) -> Outcome:
+        """The outcome of a step; what comes next belongs to the next one."""
+        outcome = Outcome(should_stop, False, frozenset(self._saved), self._steps, tuple(self._failed))
+        self._saved.clear()
+        self._failed.clear()
+        self.lost.clear()
+        return outcome

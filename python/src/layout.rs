@@ -1,0 +1,64 @@
+//! A state as the native half captures it: tensors described once, values that come behind them at each step.
+
+use crate::error::checkpoint;
+use everstep_checkpoint::capture::{Described, Source};
+use everstep_checkpoint::copiers;
+use everstep_checkpoint::format::index::Tensor;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+
+/// (name, dtype, shape, bytes)
+pub type Entry = (String, String, Vec<u64>, u64);
+
+pub fn tensors(entries: Vec<Entry>) -> Vec<Tensor> {
+    entries.into_iter().map(|(name, dtype, shape, bytes)| Tensor { name, dtype, shape, bytes }).collect()
+}
+
+/// Tensors of a state and their memory, described once for many captures.
+#[pyclass(name = "SlotLayout", frozen)]
+pub struct PyLayout {
+    tensors: Described,
+    sources: Vec<Source>,
+}
+
+#[pymethods]
+impl PyLayout {
+    /// `sources` are (address, bytes, eager) in the order of `entries`.
+    #[new]
+    fn new(entries: Vec<Entry>, sources: Vec<(usize, usize, bool)>) -> PyResult<Self> {
+        let tensors = Described::of(&tensors(entries)).map_err(checkpoint)?;
+        let source = |(address, bytes, eager)| Source { address, bytes, eager };
+        Ok(PyLayout { tensors, sources: sources.into_iter().map(source).collect() })
+    }
+}
+
+impl PyLayout {
+    /// With the values of one step behind the tensors.
+    pub fn with(&self, blobs: &[(String, PyBackedBytes)]) -> std::io::Result<(Described, Vec<Source>)> {
+        let tensor = |(name, bytes): &(String, PyBackedBytes)| {
+            let bytes = bytes.len() as u64;
+            Tensor { name: name.clone(), dtype: "U8".into(), shape: vec![bytes], bytes }
+        };
+        let mut tensors = self.tensors.clone();
+        tensors.push(&blobs.iter().map(tensor).collect::<Vec<_>>())?;
+        let source = |(_, bytes): &(String, PyBackedBytes)| Source {
+            address: bytes.as_ptr() as usize,
+            bytes: bytes.len(),
+            eager: true,
+        };
+        let sources = self.sources.iter().copied().chain(blobs.iter().map(source)).collect();
+        Ok((tensors, sources))
+    }
+}
+
+/// What people must know about threads that could not be created; each sentence once.
+#[pyfunction]
+fn thread_trouble() -> Option<String> {
+    copiers::take_trouble()
+}
+
+/// Adds class and function to the module.
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyLayout>()?;
+    m.add_function(wrap_pyfunction!(thread_trouble, m)?)
+}
