@@ -5,8 +5,10 @@ use everstep_core::id::{Generation, Rank, RunId, Step};
 use everstep_core::message::{Offer, Redundancy, Tier};
 use everstep_wire::frame;
 use everstep_wire::private;
+use everstep_wire::raw::{from_text, to_text};
 use everstep_wire::worker::{Reply, Request};
 use pyo3::prelude::*;
+use std::ffi::OsString;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -26,7 +28,7 @@ fn run_id(text: &str) -> PyResult<RunId> {
 }
 
 /// A decision as Python sees it: step, tier, slot.
-type Chosen = (u64, &'static str, Option<String>);
+type Chosen = (u64, &'static str, Option<OsString>);
 
 fn tier_name(tier: Tier) -> &'static str {
     match tier {
@@ -64,10 +66,12 @@ impl PyAgent {
     }
 
     /// Makes room for slots; returns their paths and a warning, if any.
-    fn reserve(&self, py: Python<'_>, slot_bytes: u64, slots: u32) -> PyResult<(Vec<String>, Option<String>)> {
+    fn reserve(&self, py: Python<'_>, slot_bytes: u64, slots: u32) -> PyResult<(Vec<OsString>, Option<String>)> {
         let request = Request::Reserve { generation: self.generation, local_rank: self.local_rank, slot_bytes, slots };
         match self.ask(py, &request, None)? {
-            Reply::Slots { paths, warning } => Ok((paths, warning)),
+            Reply::Slots { paths, warning } => {
+                Ok((paths.iter().map(|p| from_text(p).into_os_string()).collect(), warning))
+            }
             other => Err(AgentError::new_err(format!("unexpected answer {other:?}"))),
         }
     }
@@ -83,15 +87,18 @@ impl PyAgent {
         let offers = offers.into_iter().map(offer).collect();
         let request = Request::Restore { generation: self.generation, rank: self.rank, offers, shared };
         match self.ask(py, &request, None)? {
-            Reply::Restore { step: Some(step), tier: Some(tier), path } => Ok(Some((step.0, tier_name(tier), path))),
+            Reply::Restore { step: Some(step), tier: Some(tier), path } => {
+                let path = path.map(|p| from_text(&p).into_os_string());
+                Ok(Some((step.0, tier_name(tier), path)))
+            }
             Reply::Restore { .. } => Ok(None),
             other => Err(AgentError::new_err(format!("unexpected answer {other:?}"))),
         }
     }
 
     /// Has damaged chunks of a slot brought back from a copy.
-    fn heal(&self, py: Python<'_>, path: String, chunks: Vec<usize>) -> PyResult<()> {
-        let request = Request::Heal { generation: self.generation, rank: self.rank, path, chunks };
+    fn heal(&self, py: Python<'_>, path: PathBuf, chunks: Vec<usize>) -> PyResult<()> {
+        let request = Request::Heal { generation: self.generation, rank: self.rank, path: to_text(&path), chunks };
         self.ask(py, &request, None).map(|_| ())
     }
 
@@ -125,7 +132,7 @@ impl PyAgent {
     fn persist_to(
         &self,
         py: Python<'_>,
-        directory: String,
+        directory: PathBuf,
         run: &str,
         keep: u32,
         keep_every: u64,
@@ -136,7 +143,7 @@ impl PyAgent {
             generation: self.generation,
             local_rank: self.local_rank,
             rank: self.rank,
-            directory,
+            directory: to_text(&directory),
             run: run_id(run)?,
             keep,
             keep_every,

@@ -69,3 +69,196 @@ def test_a_coordinator_that_is_stopped_does_not_end_the_job(env, tmp_path):
         (tmp_path / "end").touch()
         assert process.wait(60) == 0, process.stdout.read()
         assert not (tmp_path / "started-0-1").exists()
+
+
+#: Writes what it was given, as bytes; its first start fails.
+REPORTING = """
+import json, os, sys
+from pathlib import Path
+out = Path(os.fsdecode(bytes.fromhex(os.environ["OUT_HEX"])))
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+seen = {
+    "odd": os.environb.get(b"ODD\\xfe", b"").hex(), "argv": os.fsencode(sys.argv[1]).hex(), "cwd": os.getcwdb().hex(),
+    "script": os.fsencode(sys.argv[0]).hex(), "large": sum(len(v) for k, v in os.environ.items() if k.startswith("LARGE")),
+}
+(out / f"seen-{attempt}.json").write_text(json.dumps(seen))
+import torch, everstep
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ckpt = everstep.CheckpointManager("checkpoints", model=model, optimizer=optimizer, persist=2)
+for step in ckpt.steps(6):
+    optimizer.zero_grad(); model(torch.ones(2)).sum().backward(); optimizer.step()
+    if step == 4 and attempt == "0":
+        import time; time.sleep(float(os.environ.get("BEFORE", "0")))
+        os.kill(os.getpid(), 9)
+print("done")
+"""
+
+
+def test_bytes_that_are_not_text_arrive_as_they_are(env, tmp_path):
+    """Variables, arguments, the working directory, the script's and the logs' paths; on a warm restart too."""
+    odd = os.fsdecode(b"dir-\xff\xfe")
+    place = tmp_path / odd
+    place.mkdir()
+    (place / os.fsdecode(b"train-\xe9.py")).write_text(REPORTING)
+    given = {**os.environb, b"ODD\xfe": b"\xff value", b"OUT_HEX": os.fsencode(place).hex().encode(), b"BEFORE": b"8"}
+    given |= {os.fsencode(k): os.fsencode(v) for k, v in env.items()}
+    given[b"EVERSTEP_STATE_DIR"] = os.fsencode(place / "state")
+    line = [EVERSTEP, "run", "--name", "odd", "--max-restarts", "2", "--log-dir", "logs", "-r", "1", os.fsdecode(b"train-\xe9.py"), os.fsdecode(b"\xfd=${local_rank}")]
+    done = subprocess.run(line, env=given, cwd=place, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    assert b"panicked" not in done.stderr and b"start Python anew" not in done.stderr, done.stderr
+    for attempt in (0, 1):
+        seen = json.loads((place / f"seen-{attempt}.json").read_text())
+        assert bytes.fromhex(seen["odd"]) == b"\xff value" and bytes.fromhex(seen["argv"]) == b"\xfd=0", seen
+        assert bytes.fromhex(seen["cwd"]) == os.fsencode(place) and bytes.fromhex(seen["script"]) == b"train-\xe9.py"
+    logs = list((place / "logs").glob("**/attempt_1/0/stdout.log"))
+    assert [p.read_text() for p in logs] == ["done\n"]
+    assert (place / "checkpoints" / "step-6" / "manifest.json").exists()
+    for words in (["logs", "odd"], ["ckpt", "ls", "odd"], ["status"], ["doctor", "--json"]):
+        asked = subprocess.run([EVERSTEP, *words], env=given, cwd=place, capture_output=True, timeout=30, check=False)
+        assert b"panicked" not in asked.stderr and asked.returncode in (0, 69), (words, asked)
+        assert words[0] != "logs" or b"done" in asked.stdout, asked
+
+
+def _large(env: dict[str, str], total: int, each: int = 100_000) -> dict[str, str]:
+    return {**env, **{f"LARGE_{i}": "x" * each for i in range(total // each)}}
+
+
+def test_a_large_environment_reaches_the_workers(env, tmp_path, script):
+    text = REPORTING.split("import torch")[0] + "print('done')"
+    given = _large({**env, "OUT_HEX": os.fsencode(tmp_path).hex()}, 1_500_000)
+    done = subprocess.run([EVERSTEP, "run", script(text), "x"], env=given, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and "done" in done.stdout, done.stderr
+    assert json.loads((tmp_path / "seen-0.json").read_text())["large"] == 1_500_000
+    # More than a default stack limit allows.
+    grow = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_STACK, (-1, -1)); os.environ.update({f'LARGE_{i}': 'x' * 100_000 for i in range(40)}); os.execv(sys.argv[1], sys.argv[1:])"
+    line = [sys.executable, "-c", grow, EVERSTEP, "run", script(text), "x"]
+    given = {**env, "OUT_HEX": os.fsencode(tmp_path).hex()}
+    done = subprocess.run(line, env=given, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and "done" in done.stdout, done.stderr
+    assert json.loads((tmp_path / "seen-0.json").read_text())["large"] == 4_000_000
+
+
+def test_an_environment_that_the_kernel_refuses_is_named(env, script):
+    """everstep itself still starts with it; with the variables of a worker it is too large."""
+    given = _large(env, 1_980_000, each=99_000)
+    line = [EVERSTEP, "run", script("print('ran')"), "x"]
+    for pad in range(130_000, 0, -300):
+        try:
+            done = subprocess.run(line, env={**given, "PAD": "x" * pad}, capture_output=True, text=True, timeout=60, check=False)
+            break
+        except OSError:
+            continue
+    assert done.returncode in (1, 78) and "ran" not in done.stdout, done
+    assert "Argument list too long" in done.stderr and "ulimit -s" in done.stderr and "panicked" not in done.stderr, done.stderr
+
+
+def _everstep(env: dict[str, str], cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([EVERSTEP, *words], env=env, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+
+
+CLUSTER = 'nodes = 8\ngpus_per_node = 8\npeak = "312 TFLOP/s"\nnode_mtbf = "{time}"\n'
+JOBS = '[[job]]\nid = "a"\nmin = 1\nnodes = 8\nparameters = "7B"\nregroup = "{time}"\n'
+
+
+@pytest.mark.parametrize("time_", ["99999999999999d", "9" * 400 + "h", "106751991167d"])
+def test_times_that_no_clock_reaches_are_refused(env, tmp_path, time_):
+    for cluster, jobs in ((time_, "20s"), ("260d", time_)):
+        (tmp_path / "cluster.toml").write_text(CLUSTER.format(time=cluster))
+        (tmp_path / "jobs.toml").write_text(JOBS.format(time=jobs))
+        done = _everstep(env, tmp_path, "plan", "--cluster", "cluster.toml", "--jobs", "jobs.toml")
+        assert done.returncode == 2 and "too long" in done.stderr and "panicked" not in done.stderr, done
+
+
+def test_a_damaged_store_says_what_to_do(env, tmp_path, script):
+    store = tmp_path / "store"
+    store.mkdir(mode=0o700)
+    (store / "store.redb").write_bytes(os.urandom(4096))
+    done = _everstep(env, tmp_path, "run", "--store", str(store), script("print('ran')"))
+    assert done.returncode == 78 and "ran" not in done.stdout, done
+    assert "move it away" in done.stderr and "not lost" in done.stderr and "everstep: everstep" not in done.stderr, done.stderr
+
+
+def test_a_long_line_is_teed_whole_and_not_kept(everstep, script):
+    """The figure says how long that takes: a line without an end must not be searched again and again."""
+    text = "import sys\nfor _ in range(64): sys.stdout.write('x' * (1 << 20))\nprint('end', flush=True)\nprint('next')"
+    done = everstep("run", "--tee", "3", script(text))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines == ["[default0]:" + "x" * (64 << 20) + "end", "[default0]:next"]
+
+
+class _Flips:
+    """Between an agent and its coordinator: changes a rank, as a flipped bit in a digit does."""
+
+    def __init__(self, to: tuple[str, int]) -> None:
+        self._to, self.flipped = to, 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            ours, _ = self._listener.accept()
+            theirs = socket.create_connection(self._to)
+            threading.Thread(target=self._move, args=(ours, theirs, True), daemon=True).start()
+            threading.Thread(target=self._move, args=(theirs, ours, False), daemon=True).start()
+
+    def _move(self, source: socket.socket, to: socket.socket, flip: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if flip and self.flipped < 5 and b'"Ping":[{"rank":0,' in data:
+                    self.flipped += 1
+                    data = data.replace(b'"Ping":[{"rank":0,', b'"Ping":[{"rank":2,')
+                to.sendall(data)
+        for end in (source, to):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_flipped_bit_on_the_control_stream_is_a_lost_connection(env, tmp_path):
+    store = tmp_path / "store"
+    line = [EVERSTEP, "coordinator", "--bind", "127.0.0.1:0", "--store", str(store)]
+    with subprocess.Popen(line, env=env, stderr=subprocess.DEVNULL) as coordinator:
+        try:
+            _until(lambda: (store / "endpoint.json").exists())
+            host, port = json.loads((store / "endpoint.json").read_text())["endpoint"].split(":")
+            flips = _Flips((host, int(port)))
+            options = ["--nnodes", "1", "--rdzv-endpoint", f"127.0.0.1:{flips.port}", "--rdzv-conf", "is_host=0", "--store", str(store), "--rdzv-id", "flips", "--no-warm"]
+            with _running(env, tmp_path, STEPPING, *options) as process:
+                seen: set[int] = set()
+
+                def look() -> bool:
+                    asked = _everstep(env, tmp_path, "status", "--json").stdout
+                    jobs = json.loads(asked or "{}").get("jobs", [])
+                    seen.update(w["rank"] for j in jobs for w in j["workers"])
+                    return flips.flipped >= 5 and bool(seen)
+
+                _until(look)
+                look()
+                (tmp_path / "end").touch()
+                assert process.wait(60) == 0
+                assert seen == {0}, "what was damaged on the way was believed"
+                assert not (tmp_path / "started-0-1").exists()
+        finally:
+            coordinator.terminate()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not Path("/sys/fs/cgroup/pids").is_dir(), reason="needs the pids cgroup")
+@pytest.mark.parametrize("limit", [4, 8, 12, 16, 24])
+def test_a_limit_of_threads_never_panics(env, tmp_path, script, limit):
+    """The job runs, or ends in a sentence with the documented code."""
+    group = Path(f"/sys/fs/cgroup/pids/everstep-test-{os.getpid()}-{limit}")
+    group.mkdir()
+    try:
+        (group / "pids.max").write_text(str(limit))
+        enter = f"echo $$ > {group}/cgroup.procs; exec \"$@\""
+        line = ["bash", "-c", enter, "bash", EVERSTEP, "run", "--max-restarts", "0", script("print('done')")]
+        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=90, check=False)
+        assert "panicked" not in done.stderr, done.stderr
+        assert done.returncode in (0, 1, 75, 78), done
+        assert done.returncode == 0 or done.stderr.strip(), done
+    finally:
+        _until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()

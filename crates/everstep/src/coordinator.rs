@@ -23,6 +23,7 @@ use everstep_core::planner::Problem;
 use everstep_core::slow::SlowWatch;
 use everstep_core::time::Time;
 use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
+use everstep_wire::raw::Raw;
 use everstep_wire::server::{Inbound, serve};
 use everstep_wire::token::Token;
 use records::{load, take_epoch};
@@ -147,7 +148,8 @@ pub async fn run(
     let events = EventLog::open(&events_file(directory))
         .map_err(|e| fail(format!("cannot write {}: {e}", events_file(directory).display())))?;
     let token_file = token_file.map_or_else(|| directory.join("token"), Path::to_path_buf);
-    let about = json!({"endpoint": endpoint, "pid": std::process::id(), "epoch": epoch.0, "token_file": token_file});
+    let about =
+        json!({"endpoint": endpoint, "pid": std::process::id(), "epoch": epoch.0, "token_file": Raw::from(token_file)});
     places::write_whole(&endpoint_file(directory), about.to_string().as_bytes())
         .map_err(|e| fail(format!("cannot write {}: {e}", directory.display())))?;
 
@@ -162,12 +164,14 @@ pub async fn run(
     });
     let (writer, writes) = blocking::channel::<StoreWrite>();
     let results = inbox.clone();
-    std::thread::spawn(move || {
+    let write = move || {
         while let Ok((id, key, value, when)) = writes.recv() {
             let result = store.put(&key, &value, when);
             let _ = results.send(Input::Persisted(id, result));
         }
-    });
+    };
+    let thread = std::thread::Builder::new().name("everstep-store".into()).spawn(write);
+    thread.map_err(|e| fail(format!("cannot start a thread: {e}; raise the limit of processes (ulimit -u)")))?;
     let watcher = Watcher::start(detector, directory.join("unlike"), inbox.clone());
     let start = (places::unix_millis(), Instant::now());
     let now = Time(start.0);

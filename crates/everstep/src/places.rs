@@ -3,6 +3,7 @@
 use everstep_checkpoint::arena::job_hash;
 use everstep_wire::limits::NOTE_BYTES_MAX;
 use everstep_wire::private::{Directory, Root};
+use everstep_wire::raw::{Raw, from_text};
 use rustix::process::geteuid;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -177,7 +178,7 @@ pub fn remember_checkpoints(name: &str, directory: &str) {
 /// What [`remember_checkpoints`] has noted.
 pub fn checkpoints(name: &str) -> Option<PathBuf> {
     let noted = Directory::existing(&job(name), Root::Named).ok()?.read("checkpoints", NOTE_BYTES_MAX).ok()?;
-    String::from_utf8(noted).ok().map(PathBuf::from)
+    String::from_utf8(noted).ok().map(|text| from_text(&text))
 }
 
 /// Names become parts of paths: letters, digits, `.`, `_`, `-`, at most 63.
@@ -213,4 +214,12 @@ mod tests {
         assert_eq!(passwd_home(&passwd), Some("/home/me".into()));
         assert_eq!(passwd_home("other:x:77777777:1::/home/other:/bin/sh"), None);
     }
+}
+
+/// A path in a file of ours (see [`Raw`]).
+pub fn path_in(value: &serde_json::Value) -> Option<PathBuf> {
+    if value.is_null() {
+        return None;
+    }
+    serde_json::from_value::<Raw>(value.clone()).ok().map(|raw| raw.0.into())
 }

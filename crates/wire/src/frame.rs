@@ -10,8 +10,16 @@ use std::io::{self, Read, Write};
 /// # Errors
 /// `InvalidData` when the message is longer than [`FRAME_BYTES_MAX`].
 pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
+    encode_within(message, FRAME_BYTES_MAX)
+}
+
+/// The same with another limit.
+///
+/// # Errors
+/// `InvalidData` when the message is longer than `limit`.
+pub fn encode_within<T: Serialize>(message: &T, limit: usize) -> io::Result<Vec<u8>> {
     let body = serde_json::to_vec(message).map_err(io::Error::other)?;
-    let length = u32::try_from(body.len()).ok().filter(|n| *n as usize <= FRAME_BYTES_MAX);
+    let length = u32::try_from(body.len()).ok().filter(|n| *n as usize <= limit);
     let length =
         length.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "message longer than a frame may be"))?;
     let mut frame = length.to_le_bytes().to_vec();
@@ -24,9 +32,17 @@ pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
 /// # Errors
 /// `InvalidData` for a frame that is too long or is not the expected JSON.
 pub fn take<T: DeserializeOwned>(buffer: &mut Vec<u8>) -> io::Result<Option<T>> {
+    take_within(buffer, FRAME_BYTES_MAX)
+}
+
+/// The same with another limit.
+///
+/// # Errors
+/// As [`take`].
+pub fn take_within<T: DeserializeOwned>(buffer: &mut Vec<u8>, limit: usize) -> io::Result<Option<T>> {
     let Some(head) = buffer.first_chunk::<4>() else { return Ok(None) };
     let length = u32::from_le_bytes(*head) as usize;
-    if length > FRAME_BYTES_MAX {
+    if length > limit {
         return Err(io::Error::new(io::ErrorKind::InvalidData, format!("frame of {length} bytes is over the limit")));
     }
     let Some(body) = buffer.get(4..4 + length) else { return Ok(None) };

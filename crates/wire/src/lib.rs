@@ -7,6 +7,7 @@ pub mod envelope;
 pub mod frame;
 pub mod limits;
 pub mod private;
+pub mod raw;
 #[cfg(feature = "net")]
 pub mod server;
 pub mod token;

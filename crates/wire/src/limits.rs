@@ -4,6 +4,9 @@ use std::time::Duration;
 
 /// Longest frame on a unix socket, and longest line on a held stream, in bytes.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
+/// Longest frame between an agent and its guard, in bytes. The kernel takes 6 MiB of arguments and environment at most;
+/// bytes that are not UTF-8 take up to four times their size in a frame.
+pub const LAUNCH_FRAME_BYTES_MAX: usize = 64 << 20;
 /// Longest key of the process-group store, in bytes.
 pub const STORE_KEY_BYTES_MAX: u64 = 1 << 16;
 /// Longest value of the process-group store, in bytes.

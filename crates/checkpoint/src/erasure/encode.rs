@@ -157,11 +157,19 @@ fn attempt(task: &Task, holder: &Holder, streams: &Streams, gate: &dyn Gate, win
         let others: Vec<_> = (1..THREADS)
             .map(|i| positions.min(i * half)..positions.min((i + 1) * half))
             .filter(|range| !range.is_empty())
-            .map(|range| scope.spawn(move || work.run(lanes(task, streams)?, range)))
+            .map(|range| {
+                let part = range.clone();
+                let run = move || work.run(lanes(task, streams)?, range);
+                std::thread::Builder::new().spawn_scoped(scope, run).map_err(|_| part)
+            })
             .collect();
         let mut done = work.run(found, 0..positions.min(half));
         for other in others {
-            done = done.and(other.join().unwrap_or_else(|_| Err(io::Error::other("an encoder panicked"))));
+            // Where the system gives no thread, this one does the work.
+            done = done.and(match other {
+                Ok(thread) => thread.join().unwrap_or_else(|_| Err(io::Error::other("an encoder panicked"))),
+                Err(part) => lanes(task, streams).and_then(|lanes| work.run(lanes, part)),
+            });
         }
         done
     })?;

@@ -179,8 +179,15 @@ impl Task {
             let each = wanted.len().div_ceil(THREADS);
             let results: Vec<io::Result<()>> = std::thread::scope(|scope| {
                 let run = &run;
-                let threads: Vec<_> = wanted.chunks(each).map(|chunks| scope.spawn(move || run(chunks))).collect();
-                threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(invalid("a reader panicked")))).collect()
+                let start =
+                    |chunks| std::thread::Builder::new().spawn_scoped(scope, move || run(chunks)).map_err(|_| chunks);
+                let threads: Vec<_> = wanted.chunks(each).map(start).collect();
+                // Where the system gives no thread, this one does the work.
+                let panicked = |_| Err(invalid("a reader panicked"));
+                threads
+                    .into_iter()
+                    .map(|t| t.map_or_else(|chunks| run(chunks), |t| t.join().unwrap_or_else(panicked)))
+                    .collect()
             });
             results.into_iter().collect::<io::Result<()>>()?;
         }

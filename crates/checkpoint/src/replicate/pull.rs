@@ -112,9 +112,15 @@ pub fn fill(slot: &Slot, sources: Vec<Found>, peers: &[Peer], want: Want, stream
     let count = lines.iter().map(|(i, _)| *i).collect::<BTreeSet<_>>().len();
     let trouble = std::thread::scope(|scope| {
         let work = &work;
-        let threads: Vec<_> =
-            lines.into_iter().map(|(i, stream)| scope.spawn(move || work.fetch(i, stream, count))).collect();
-        threads.into_iter().filter_map(|t| t.join().ok().and_then(Result::err)).last()
+        let mut lines = lines.into_iter();
+        // This thread is one of the readers: where the system gives no more threads, it is the only one.
+        let own = lines.next();
+        let named = || std::thread::Builder::new().name("everstep-pull".into());
+        let threads: Vec<_> = lines
+            .map_while(|(i, stream)| named().spawn_scoped(scope, move || work.fetch(i, stream, count)).ok())
+            .collect();
+        let own = own.and_then(|(i, stream)| work.fetch(i, stream, count).err());
+        threads.into_iter().filter_map(|t| t.join().ok().and_then(Result::err)).last().or(own)
     });
     let queue = work.queue.lock().map_err(|_| invalid("a reader panicked"))?;
     if queue.left.is_empty() && queue.taken == 0 {

@@ -141,7 +141,9 @@ impl Link {
             let job = &job;
             let mut used = self.streams.iter_mut().take(streams);
             let own = used.next();
-            let helpers: Vec<_> = used.map(|stream| scope.spawn(move || job.help(stream, label))).collect();
+            // What helpers that cannot be started would have sent, this thread sends.
+            let helper = |stream| std::thread::Builder::new().spawn_scoped(scope, move || job.help(stream, label)).ok();
+            let helpers: Vec<_> = used.map_while(helper).collect();
             let mut done = own.map_or(Ok(()), |stream| job.send(stream));
             for helper in helpers {
                 done = done.and(helper.join().unwrap_or_else(|_| Err(io::Error::other("a sender panicked"))));

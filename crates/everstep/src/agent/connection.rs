@@ -232,7 +232,8 @@ impl Host {
         // Where any port will do, another one than that of the stranger will.
         let bind = self.last_endpoint.clone().filter(|_| !(other && target.endpoint.ends_with(":0")));
         let bind = bind.unwrap_or_else(|| target.endpoint.clone());
-        let child = start(&bind, target).map_err(|e| format!("cannot start the coordinator: {e}"))?;
+        let child = start(&bind, target)
+            .map_err(|e| format!("cannot start the coordinator: {e}{}", crate::guard::advice(&e)))?;
         self.process = Some((child, Instant::now()));
         Ok(())
     }

@@ -7,6 +7,7 @@ use everstep_checkpoint::persist;
 use everstep_checkpoint::retain::Policy;
 use everstep_core::id::{Generation, Step};
 use everstep_core::message::ShardFile;
+use everstep_wire::raw::{from_text, to_text};
 use everstep_wire::worker::Reply;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -47,7 +48,7 @@ impl Durable {
         }
         self.failed.remove(&step);
         let (inbox, to) = (inbox.clone(), to.clone());
-        let directory = to.directory.display().to_string();
+        let directory = to_text(&to.directory);
         let full = self.full.load(Ordering::Relaxed);
         tokio::task::spawn_blocking(move || {
             let result = match full {
@@ -70,12 +71,12 @@ impl Durable {
         let (inbox, turn) = (inbox.clone(), self.turn.clone());
         tokio::task::spawn_blocking(move || {
             let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-            let path = PathBuf::from(&directory);
+            let path = from_text(&directory);
             let result = persist::publish(&path, &mark, step.0, &shards)
-                .map_err(|e| format!("checkpoint of step {step} could not be published in {directory}: {e}"));
+                .map_err(|e| format!("checkpoint of step {step} could not be published in {}: {e}", path.display()));
             // What is published is durable, whatever becomes of older ones.
             if let Err(e) = result.as_ref().map_or(Ok(Vec::new()), |()| persist::prune(&path, keep, &mark)) {
-                crate::say!("older checkpoints in {directory} could not be deleted: {e}");
+                crate::say!("older checkpoints in {} could not be deleted: {e}", path.display());
             }
             let _ = inbox.send(Input::Published(generation, step, result));
         });

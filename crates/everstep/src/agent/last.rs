@@ -48,7 +48,10 @@ impl Last {
         }
         let (done, mut written) = oneshot::channel();
         // A thread of its own: the runtime would wait for one of its own threads at the end.
-        std::thread::spawn(move || done.send(self.write(&own, generation, step)));
+        let write = move || drop(done.send(self.write(&own, generation, step)));
+        if let Err(e) = std::thread::Builder::new().name("everstep-last".into()).spawn(write) {
+            return crate::say!("step {step} stays in memory only, as no thread could be started: {e}");
+        }
         loop {
             tokio::select! {
                 result = &mut written => {

@@ -1,11 +1,13 @@
 //! From a place in a world to command lines and environments: everything torchrun exports, and ours.
 
-use super::macros::substitute;
+use super::macros::substitute_raw;
 use super::streams::{Streams, Who};
 use crate::guard::protocol::{Launch, Warm};
 use everstep_core::id::Generation;
 use everstep_core::message::Place;
+use everstep_wire::raw::Raw;
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 /// Variables that no program of the user's is given.
@@ -24,9 +26,9 @@ pub enum Entry {
 #[derive(Clone, Debug)]
 pub struct Template {
     /// Program and arguments; `${local_rank}` in an argument is replaced.
-    pub argv: Vec<String>,
+    pub argv: Vec<OsString>,
     /// The interpreter that scripts run in.
-    pub python: String,
+    pub python: OsString,
     /// How a process with torch imported can run the same; `None`: it must not.
     pub warm: Option<Entry>,
     /// Directory that is put on Python's path, so that scripts that do not import everstep are watched, too.
@@ -61,6 +63,14 @@ pub struct Template {
     pub nvml: Option<PathBuf>,
 }
 
+/// Variables by name, as bytes: they need not be text.
+pub type Environment = BTreeMap<OsString, OsString>;
+
+/// For the guard.
+pub fn raw(env: Environment) -> Vec<(Raw, Raw)> {
+    env.into_iter().map(|(name, value)| (Raw(name), Raw(value))).collect()
+}
+
 /// The step board of a worker.
 pub fn board_path(memory: &Path, local_rank: u32) -> PathBuf {
     memory.join(format!("local-{local_rank}-board"))
@@ -93,8 +103,8 @@ impl Template {
         let local_text = local.to_string();
         let mut argv = self.argv.iter();
         let program = argv.next().cloned().unwrap_or_default();
-        let arguments = argv.map(|a| substitute(a, &[("local_rank", local_text.as_str())]));
-        let argv: Vec<String> = std::iter::once(program).chain(arguments).collect();
+        let arguments = argv.map(|a| substitute_raw(a, &[("local_rank", local_text.as_str())]));
+        let argv: Vec<Raw> = std::iter::once(program).chain(arguments).map(Raw).collect();
         let warm = self.warm.map(|entry| Warm {
             module: entry == Entry::Module,
             argv: argv.iter().skip(if entry == Entry::Module { 3 } else { 2 }).cloned().collect(),
@@ -108,7 +118,7 @@ impl Template {
             local_rank: local,
             argv,
             warm,
-            env: self.environment(start, local)?.into_iter().collect(),
+            env: raw(self.environment(start, local)?),
             cpus,
             stdout: self.streams.output(start.restarts, local, false),
             stderr: self.streams.output(start.restarts, local, true),
@@ -117,20 +127,20 @@ impl Template {
     }
 
     /// The environment that all workers share, and a process that waits to become one.
-    pub fn common_environment(&self) -> BTreeMap<String, String> {
-        let mut env: BTreeMap<String, String> = std::env::vars().collect();
+    pub fn common_environment(&self) -> Environment {
+        let mut env: Environment = std::env::vars_os().collect();
         for name in TOKENS {
-            env.remove(name);
+            env.remove(OsStr::new(name));
         }
         env
     }
 
-    fn environment(&self, start: &Start<'_>, local: u32) -> Result<BTreeMap<String, String>, String> {
+    fn environment(&self, start: &Start<'_>, local: u32) -> Result<Environment, String> {
         let mut env = self.common_environment();
         let (place, slot) = (start.place, &start.place.slot);
         let rank = (slot.first_rank.0 + local).to_string();
         let max_restarts = if self.max_restarts_given { start.max_restarts } else { 0 };
-        let mut set = |name: &str, value: String| env.insert(name.into(), value);
+        let mut set = |name: &str, value: String| env.insert(name.into(), value.into());
         set("RANK", rank);
         set("LOCAL_RANK", if self.virtual_local_rank { "0".into() } else { local.to_string() });
         set("WORLD_SIZE", place.world_size.to_string());
@@ -146,20 +156,20 @@ impl Template {
         set("TORCHELASTIC_MAX_RESTARTS", max_restarts.to_string());
         set("TORCHELASTIC_RUN_ID", self.run_id.clone());
         set("TORCHELASTIC_USE_AGENT_STORE", "True".into());
-        set("TORCHELASTIC_ERROR_FILE", self.streams.error_file(start.restarts, local));
         set("TORCHELASTIC_SIGNALS_TO_HANDLE", self.signals_to_handle.clone());
-        if let Some(path) = &self.timer_file {
-            set(super::file_timer::FILE, path.display().to_string());
-        }
         set("EVERSTEP_JOB", self.job.clone());
         set("EVERSTEP_NODE", self.node.clone());
         set("EVERSTEP_GENERATION", start.generation.0.to_string());
         set("EVERSTEP_LOCAL_RANK", local.to_string());
-        let stacks = self.streams.stacks(start.restarts, local);
-        set("EVERSTEP_STACKS", stacks.display().to_string());
-        set("EVERSTEP_SOCKET", self.socket.display().to_string());
-        set("EVERSTEP_SPILL", crate::places::node_spill(&self.job, &self.node).display().to_string());
-        set("EVERSTEP_BOARD", board_path(&self.memory, local).display().to_string());
+        let mut path = |name: &str, value: PathBuf| env.insert(name.into(), value.into());
+        path("TORCHELASTIC_ERROR_FILE", self.streams.error_file(start.restarts, local));
+        path("EVERSTEP_STACKS", self.streams.stacks(start.restarts, local));
+        path("EVERSTEP_SOCKET", self.socket.clone());
+        path("EVERSTEP_SPILL", crate::places::node_spill(&self.job, &self.node));
+        path("EVERSTEP_BOARD", board_path(&self.memory, local));
+        if let Some(timer) = &self.timer_file {
+            path(super::file_timer::FILE, timer.clone());
+        }
         self.set_defaults(&mut env, slot.workers);
         if self.virtual_local_rank {
             virtual_device(&mut env, local)?;
@@ -171,7 +181,7 @@ impl Template {
     }
 
     /// What torchrun sets unless the user has.
-    pub fn set_defaults(&self, env: &mut BTreeMap<String, String>, workers: u32) {
+    pub fn set_defaults(&self, env: &mut Environment, workers: u32) {
         env.entry("TORCH_NCCL_ASYNC_ERROR_HANDLING".into()).or_insert_with(|| "1".into());
         if workers > 1 {
             env.entry("OMP_NUM_THREADS".into()).or_insert_with(|| "1".into());
@@ -180,22 +190,23 @@ impl Template {
 }
 
 /// Puts the preload first on Python's path; it takes itself off again (see `preload/sitecustomize.py`).
-fn put_on_path(env: &mut BTreeMap<String, String>, preload: &Path) {
-    let own = preload.display().to_string();
-    let path = match env.get("PYTHONPATH") {
-        Some(users) if !users.is_empty() => format!("{own}:{users}"),
-        _ => own.clone(),
-    };
+fn put_on_path(env: &mut Environment, preload: &Path) {
+    let mut path = preload.as_os_str().to_owned();
+    if let Some(users) = env.get(OsStr::new("PYTHONPATH")).filter(|users| !users.is_empty()) {
+        path.push(":");
+        path.push(users);
+    }
     env.insert("PYTHONPATH".into(), path);
-    env.insert("EVERSTEP_PRELOAD".into(), own);
+    env.insert("EVERSTEP_PRELOAD".into(), preload.into());
 }
 
 /// `--virtual-local-rank`: the worker sees its own device only (`local_elastic_agent._set_local_rank_env`).
-fn virtual_device(env: &mut BTreeMap<String, String>, local: u32) -> Result<(), String> {
-    let given = |name: &str| env.get(name).filter(|v| !v.is_empty()).cloned();
+fn virtual_device(env: &mut Environment, local: u32) -> Result<(), String> {
+    let text = |name: &str| env.get(OsStr::new(name)).map(|v| v.to_string_lossy().into_owned());
+    let given = |name: &str| text(name).filter(|v| !v.is_empty());
     let (source, list) = match given("HIP_VISIBLE_DEVICES") {
         Some(list) => ("HIP_VISIBLE_DEVICES", Some(list)),
-        None => ("CUDA_VISIBLE_DEVICES", env.get("CUDA_VISIBLE_DEVICES").cloned()),
+        None => ("CUDA_VISIBLE_DEVICES", text("CUDA_VISIBLE_DEVICES")),
     };
     let device = match list {
         Some(list) => {
@@ -206,9 +217,9 @@ fn virtual_device(env: &mut BTreeMap<String, String>, local: u32) -> Result<(), 
         None => local.to_string(),
     };
     if source == "HIP_VISIBLE_DEVICES" {
-        env.insert("HIP_VISIBLE_DEVICES".into(), device.clone());
+        env.insert("HIP_VISIBLE_DEVICES".into(), device.clone().into());
     }
-    env.insert("CUDA_VISIBLE_DEVICES".into(), device);
+    env.insert("CUDA_VISIBLE_DEVICES".into(), device.into());
     Ok(())
 }
 
@@ -218,16 +229,16 @@ mod tests {
 
     #[test]
     fn a_virtual_rank_sees_its_own_device() {
-        let mut env = BTreeMap::from([("CUDA_VISIBLE_DEVICES".to_owned(), "4,7".to_owned())]);
+        let mut env = Environment::from([("CUDA_VISIBLE_DEVICES".into(), "4,7".into())]);
         virtual_device(&mut env, 1).unwrap();
-        assert_eq!(env["CUDA_VISIBLE_DEVICES"], "7");
+        assert_eq!(env[OsStr::new("CUDA_VISIBLE_DEVICES")], "7");
         assert!(virtual_device(&mut env, 1).is_err());
     }
 
     #[test]
     fn the_users_python_path_is_kept_behind_ours() {
-        let mut env = BTreeMap::from([("PYTHONPATH".to_owned(), "/a:/b".to_owned())]);
+        let mut env = Environment::from([("PYTHONPATH".into(), "/a:/b".into())]);
         put_on_path(&mut env, Path::new("/p"));
-        assert_eq!(env["PYTHONPATH"], "/p:/a:/b");
+        assert_eq!(env[OsStr::new("PYTHONPATH")], "/p:/a:/b");
     }
 }

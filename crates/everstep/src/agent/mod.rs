@@ -40,6 +40,7 @@ use everstep_core::stacks::Stack;
 use everstep_core::time::Time;
 use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
 use everstep_wire::frame;
+use everstep_wire::limits::LAUNCH_FRAME_BYTES_MAX;
 use everstep_wire::worker::{Reply, Request};
 use last::Last;
 use launch::{Start, Template};
@@ -428,9 +429,9 @@ impl Driver {
             }
             Command::Kill { generation, grace } => {
                 let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-                self.ask_guard(&GuardRequest::End { generation: generation.0, grace_ms });
+                let _ = self.ask_guard(&GuardRequest::End { generation: generation.0, grace_ms });
             }
-            Command::Forward { signal } => self.ask_guard(&GuardRequest::Signal { signal }),
+            Command::Forward { signal } => drop(self.ask_guard(&GuardRequest::Signal { signal })),
             Command::StopAt { signal, step } => {
                 if let Some(crew) = &self.crew {
                     crew.request_stop(signal, step);
@@ -481,10 +482,11 @@ impl Driver {
         None
     }
 
-    fn ask_guard(&mut self, request: &GuardRequest) {
-        if let Ok(bytes) = frame::encode(request) {
-            self.guard_outbox.extend(bytes);
-        }
+    /// Has something done by the guard, with the next flush.
+    fn ask_guard(&mut self, request: &GuardRequest) -> Result<(), String> {
+        let bytes = frame::encode_within(request, LAUNCH_FRAME_BYTES_MAX);
+        self.guard_outbox.extend(bytes.map_err(|e| format!("the guard cannot be asked: {e}"))?);
+        Ok(())
     }
 
     async fn flush_guard(&mut self) {

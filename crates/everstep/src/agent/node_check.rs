@@ -1,6 +1,7 @@
 //! This node's part in a check of the nodes, done by a process of Python that lives as long as the check: torch is imported once, and
 //! whatever a bad device does to that process does not reach the agent.
 
+use super::launch::Environment;
 use super::{Driver, Input};
 use everstep_core::agent::event::Event;
 use everstep_core::message::{Checked, Partner};
@@ -8,7 +9,7 @@ use everstep_core::node_check::Speed;
 use everstep_core::time::Time;
 use serde::Deserialize;
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
@@ -51,7 +52,7 @@ struct Helper {
 }
 
 impl Helper {
-    fn start(python: &str, env: &BTreeMap<String, String>) -> std::io::Result<Self> {
+    fn start(python: &OsStr, env: &Environment) -> std::io::Result<Self> {
         let mut command = Command::new(python);
         command.args(["-m", "everstep.check"]).env_clear().envs(env).kill_on_drop(true);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
@@ -69,8 +70,8 @@ impl Helper {
 /// Starts whoever does the parts that are sent to it, one after the other.
 fn start(
     node: String,
-    python: String,
-    env: BTreeMap<String, String>,
+    python: OsString,
+    env: Environment,
     inbox: mpsc::UnboundedSender<Input>,
 ) -> mpsc::UnboundedSender<Part> {
     let (parts, mut asked) = mpsc::unbounded_channel();
@@ -87,7 +88,7 @@ fn start(
             if !matches!(answer, Some(Some(_))) {
                 helper = None;
             }
-            let _ = inbox.send(Input::Core(Event::Checked(checked(part, answer, &python))));
+            let _ = inbox.send(Input::Core(Event::Checked(checked(part, answer, &python.to_string_lossy()))));
         }
     });
     parts

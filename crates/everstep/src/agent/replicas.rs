@@ -14,6 +14,7 @@ use everstep_checkpoint::replicate::push::Link;
 use everstep_core::agent::event::Event;
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::message::{Holding, Redundancy, Replication, Source, Tier};
+use everstep_wire::raw::{from_text, to_text};
 use everstep_wire::token::Token;
 use everstep_wire::worker::Reply;
 use std::collections::BTreeMap;
@@ -348,7 +349,7 @@ impl Driver {
         let (tier, from) = (source.tier, self.replicas.elsewhere(source));
         tokio::task::spawn_blocking(move || match from.fetch(&directories, local, persist) {
             Ok(path) => {
-                let path = Some(path.display().to_string());
+                let path = Some(to_text(&path));
                 let _ = answer.send(Reply::Restore { step: Some(step), tier: Some(tier), path });
             }
             Err(e) => {
@@ -362,20 +363,21 @@ impl Driver {
 
     /// Brings damaged chunks of a slot back from wherever they are good.
     pub(super) fn heal(&self, rank: Rank, path: String, chunks: Vec<usize>, answer: oneshot::Sender<Reply>) {
+        let path = from_text(&path);
         let from = self.replicas.sources.get(&rank).map(|s| self.replicas.elsewhere(s)).unwrap_or_default();
         let durable = self
             .crew
             .iter()
             .flat_map(|c| c.workers.values())
             .find_map(|w| w.destination.clone().filter(|d| d.rank == rank).map(|d| d.directory));
-        let inside = is_slot_of(&self.replicas.own.directories, Path::new(&path));
+        let inside = is_slot_of(&self.replicas.own.directories, &path);
         tokio::task::spawn_blocking(move || {
-            let healed = inside && from.heal(Path::new(&path), durable.as_deref(), chunks.clone());
+            let healed = inside && from.heal(path.as_path(), durable.as_deref(), chunks.clone());
             let reply = if healed {
-                crate::say!("{path}: {} damaged chunks of 1 MiB were healed from a copy", chunks.len());
+                crate::say!("{}: {} damaged chunks of 1 MiB were healed from a copy", path.display(), chunks.len());
                 Reply::Done
             } else {
-                Reply::Refused { why: format!("{path} is damaged, and there is no good copy of it") }
+                Reply::Refused { why: format!("{} is damaged, and there is no good copy of it", path.display()) }
             };
             let _ = answer.send(reply);
         });
@@ -419,10 +421,13 @@ fn send(
     let results: Vec<std::io::Result<()>> = std::thread::scope(|scope| {
         let threads: Vec<_> = taken
             .iter_mut()
-            .map(|link| scope.spawn(|| slots.iter().try_for_each(|s| link.push(s, window, gate))))
+            .map(|link| {
+                let push = || slots.iter().try_for_each(|s| link.push(s, window, gate));
+                std::thread::Builder::new().name("everstep-push".into()).spawn_scoped(scope, push)
+            })
             .collect();
         let panicked = |_| Err(std::io::Error::other("a sender panicked"));
-        threads.into_iter().map(|t| t.join().unwrap_or_else(panicked)).collect()
+        threads.into_iter().map(|t| t.and_then(|t| t.join().unwrap_or_else(panicked))).collect()
     });
     if let Ok(mut links) = links.lock() {
         links.extend(taken.into_iter().map(|l| (l.peer().address.clone(), l)));

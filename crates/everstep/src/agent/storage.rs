@@ -9,6 +9,7 @@ use everstep_checkpoint::retain::Policy;
 use everstep_core::id::{Generation, Rank, RunId};
 use everstep_core::message::ShardFile;
 use everstep_wire::private::{self, Directory, Root};
+use everstep_wire::raw::to_text;
 use everstep_wire::worker::Reply;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -59,7 +60,7 @@ fn reserve_in(directory: &Path, local_rank: u32, bytes: u64, slots: u32) -> std:
 /// Makes room for a worker's slots: in shared memory, else in a directory on disk (said in the reply).
 pub fn reserve(job: &str, node: &str, local_rank: u32, bytes: u64, slots: u32) -> Reply {
     let memory = places::node_memory(job, node);
-    let texts = |paths: Vec<PathBuf>| paths.into_iter().map(|p| p.display().to_string()).collect();
+    let texts = |paths: Vec<PathBuf>| paths.into_iter().map(|p| to_text(&p)).collect();
     let need = (bytes * u64::from(slots)) >> 20;
     match reserve_in(&memory, local_rank, bytes, slots) {
         Ok(paths) => Reply::Slots { paths: texts(paths), warning: None },

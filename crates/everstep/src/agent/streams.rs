@@ -87,11 +87,11 @@ pub struct Who<'a> {
 
 impl Streams {
     /// The error file of a worker; empty when there is to be none.
-    pub fn error_file(&self, restarts: u32, local_rank: u32) -> String {
+    pub fn error_file(&self, restarts: u32, local_rank: u32) -> PathBuf {
         if self.no_logs {
-            return String::new();
+            return PathBuf::new();
         }
-        attempt(&self.logs, restarts).join(local_rank.to_string()).join("error.json").display().to_string()
+        attempt(&self.logs, restarts).join(local_rank.to_string()).join("error.json")
     }
 
     /// Where a worker writes the stacks of its threads when it is asked to.
@@ -125,11 +125,11 @@ impl Streams {
         let root = attempt(if asked { &self.logs } else { &self.kept }, restarts);
         let filtered = root.join(name.replace("std", "filtered_std"));
         Output {
-            file: root.join(local_rank.to_string()).join(name).display().to_string(),
+            file: root.join(local_rank.to_string()).join(name).into(),
             asked,
             console: shown && (tee || !redirect),
             prefixed: tee,
-            filtered: (tee && shown && !needles.is_empty()).then(|| filtered.display().to_string()),
+            filtered: (tee && shown && !needles.is_empty()).then(|| filtered.into()),
             needles: needles.clone(),
         }
     }

@@ -1,6 +1,6 @@
 //! Workers as the driver sees them: launched through the guard, sampled, answered.
 
-use super::launch::{Start, board_path};
+use super::launch::{Start, board_path, raw};
 use super::replicas::watch;
 use super::storage::{self, Destination};
 use super::{Driver, End, sample};
@@ -13,6 +13,7 @@ use everstep_core::agent::event::{Event, Words};
 use everstep_core::coordinator::incident::describe;
 use everstep_core::id::{Generation, NodeId, Step};
 use everstep_core::message::{Outcome, Report, ShardFile, Slot};
+use everstep_wire::raw::{Raw, from_text};
 use everstep_wire::worker::{Reply, Request};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -177,7 +178,11 @@ impl Driver {
             return Some(Event::SpawnFailed { generation, local_rank, message });
         }
         for launch in launches {
-            self.ask_guard(&GuardRequest::Launch(Box::new(launch)));
+            let local_rank = launch.local_rank;
+            if let Err(why) = self.ask_guard(&GuardRequest::Launch(Box::new(launch))) {
+                let message = format!("cannot be started: {why}");
+                return Some(Event::SpawnFailed { generation, local_rank, message });
+            }
         }
         let held = self.replicas.begin(generation, start.place.slot.workers);
         Some(Event::Holds { generation, held, parity: self.replicas.holder.parity_held() })
@@ -198,10 +203,12 @@ impl Driver {
         let mut env = self.template.common_environment();
         self.template.set_defaults(&mut env, self.workers);
         // What carries the job's name is the job's, also to those who look from outside.
-        env.insert("EVERSTEP_JOB".into(), self.template.job.clone());
-        env.insert("EVERSTEP_NODE".into(), self.template.node.clone());
-        let argv = vec![python, "-u".into(), program.display().to_string()];
-        self.ask_guard(&GuardRequest::Warm(GuardTemplate { argv, env: env.into_iter().collect() }));
+        env.insert("EVERSTEP_JOB".into(), self.template.job.clone().into());
+        env.insert("EVERSTEP_NODE".into(), self.template.node.clone().into());
+        let argv = vec![Raw(python), Raw::from("-u"), Raw::from(program)];
+        if let Err(why) = self.ask_guard(&GuardRequest::Warm(GuardTemplate { argv, env: raw(env) })) {
+            crate::say!("restarts will start Python anew: {why}");
+        }
     }
 
     pub(super) async fn guard_says(&mut self, event: Option<GuardEvent>) {
@@ -230,7 +237,7 @@ impl Driver {
                 let words = match worker {
                     Some((worker, restarts)) if outcome != Outcome::Code(0) => {
                         worker.pid = 0;
-                        let file = PathBuf::from(self.template.streams.error_file(restarts, local_rank));
+                        let file = self.template.streams.error_file(restarts, local_rank);
                         let code = match outcome {
                             // However long taking itself down was allowed to last.
                             _ if worker.raised => 1,
@@ -385,7 +392,7 @@ impl Driver {
                 if let Some(worker) = self.crew.as_mut().and_then(|c| c.workers.get_mut(&local_rank)) {
                     let every = (keep_every > 0).then(|| Duration::from_secs(keep_every));
                     let keep = Policy { last: keep as usize, every, epochs: keep_epochs };
-                    let destination = Destination { rank, directory: directory.into(), run, keep, bandwidth };
+                    let destination = Destination { rank, directory: from_text(&directory), run, keep, bandwidth };
                     self.last.destinations.insert(local_rank, destination.clone());
                     worker.destination = Some(destination);
                 }

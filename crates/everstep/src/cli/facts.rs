@@ -61,7 +61,7 @@ pub fn stores(job: Option<&str>) -> Vec<PathBuf> {
     let about = |p: PathBuf| serde_json::from_slice::<Value>(&std::fs::read(p).ok()?).ok();
     let mut found: Vec<PathBuf> = agents
         .filter(|p| p.extension().is_some_and(|e| e == "json"))
-        .filter_map(|p| Some(PathBuf::from(about(p)?["store"].as_str()?)))
+        .filter_map(|p| crate::places::path_in(&about(p)?["store"]))
         .collect();
     found.sort();
     found.dedup();

@@ -1,20 +1,25 @@
 //! Which Python runs what this binary starts.
 
-use std::path::Path;
+use std::env::{current_exe, var_os};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 /// The interpreter: `PYTHON_EXEC`, else the one this binary was installed with, else that of the
 /// active environment, else the path's.
-pub fn python() -> String {
-    let beside = || Some(std::env::current_exe().ok()?.parent()?.join("python").display().to_string());
-    let active = || std::env::var("VIRTUAL_ENV").ok().map(|v| format!("{v}/bin/python"));
-    let found = |p: &String| Path::new(p).is_file();
+pub fn python() -> OsString {
+    let here = || Some(current_exe().ok()?.parent()?.to_path_buf());
+    let beside = || here().map(|h| h.join("python"));
+    let active = || var_os("VIRTUAL_ENV").map(|v| Path::new(&v).join("bin/python"));
+    let found = |p: &PathBuf| p.is_file();
     // The very name by which torchrun, installed beside us, calls it.
     let torchruns = || {
-        let script = std::fs::read(std::env::current_exe().ok()?.parent()?.join("torchrun")).ok()?;
+        let script = std::fs::read(here()?.join("torchrun")).ok()?;
         let first = script.split(|b| *b == b'\n').next()?.strip_prefix(b"#!")?;
-        String::from_utf8(first.to_vec()).ok().map(|p| p.trim().to_owned())
+        Some(PathBuf::from(OsStr::from_bytes(first.trim_ascii())))
     };
     let beside = || torchruns().filter(found).or_else(beside);
-    let given = std::env::var("PYTHON_EXEC").ok().filter(|p| !p.is_empty());
-    given.or_else(|| beside().filter(found)).or_else(|| active().filter(found)).unwrap_or_else(|| "python3".into())
+    let given = var_os("PYTHON_EXEC").filter(|p| !p.is_empty());
+    let other = || beside().filter(found).or_else(|| active().filter(found)).map(OsString::from);
+    given.or_else(other).unwrap_or_else(|| "python3".into())
 }

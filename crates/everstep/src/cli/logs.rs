@@ -45,8 +45,7 @@ fn agents(job: &str) -> Vec<serde_json::Value> {
 
 /// Where the logs of a node's workers are: what the user asked for, and what is kept anyway.
 fn roots(agent: &serde_json::Value) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> =
-        ["logs", "kept"].iter().filter_map(|k| agent[*k].as_str().map(PathBuf::from)).collect();
+    let mut found: Vec<PathBuf> = ["logs", "kept"].iter().filter_map(|k| crate::places::path_in(&agent[*k])).collect();
     found.dedup();
     found
 }

@@ -29,6 +29,7 @@ mod trace;
 
 use clap::{Parser, Subcommand};
 use everstep_core::planner::Problem;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// Exit code for a wrong command line.
@@ -157,6 +158,8 @@ enum Command {
     },
 }
 
+/// A thread that was had is kept: the next one may be refused.
+const KEEP_THREADS: std::time::Duration = std::time::Duration::from_secs(365 * 24 * 3600);
 /// Exit code of programs whose reader has gone away, as shells give it: 128 and SIGPIPE.
 const NOBODY_READS: i32 = 141;
 
@@ -174,8 +177,8 @@ fn end_when_nobody_reads() {
 
 /// Runs the command line; returns the exit code.
 pub fn main() -> i32 {
-    let mut arguments: Vec<String> = std::env::args().collect();
-    let command = arguments.get(1).cloned().unwrap_or_default();
+    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    let command = arguments.get(1).map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
     if !["run", "rendezvous", "check", "coordinator", "guard"].contains(&command.as_str()) {
         end_when_nobody_reads();
     }
@@ -188,7 +191,7 @@ pub fn main() -> i32 {
                 arguments.extend(rest);
                 if command == "check" {
                     // No script is what is asked for here.
-                    arguments.extend(["--".into(), String::new()]);
+                    arguments.extend(["--".into(), OsString::new()]);
                 }
             }
             Err(failure) => return failure.end(),
@@ -275,10 +278,21 @@ fn coordinator(
     done.map(|()| 0).map_err(|e| Failure { code: e.code, why: e.why })
 }
 
-/// One thread: agents and coordinators wait, they do not compute.
+/// One thread, and another one for what blocks: agents and coordinators wait, they do not compute.
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    built.map_err(|e| Failure { code: 1, why: format!("cannot start: {e}") })
+    let failed = |e: std::io::Error| Failure { code: 1, why: format!("cannot start: {e}") };
+    // While one thread is there, work for which the system gives no other waits for it; without any, tokio panics.
+    let threads = std::thread::Builder::new().name("everstep-trial".into()).spawn(|| {});
+    threads.map(drop).map_err(|e| Failure {
+        code: 1,
+        why: format!(
+            "cannot start a thread: {e}; raise the limit of processes (ulimit -u, or pids.max of the control group)"
+        ),
+    })?;
+    let built = tokio::runtime::Builder::new_current_thread().enable_all().thread_keep_alive(KEEP_THREADS).build();
+    let runtime = built.map_err(failed)?;
+    runtime.spawn_blocking(|| {});
+    Ok(runtime)
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ pub struct Options {
 async fn coordinator_status(store: &Path) -> Option<serde_json::Value> {
     let about: serde_json::Value =
         serde_json::from_slice(&std::fs::read(crate::coordinator::endpoint_file(store)).ok()?).ok()?;
-    let token = Token::read(about["token_file"].as_str()?.as_ref()).ok()?;
+    let token = Token::read(&crate::places::path_in(&about["token_file"])?).ok()?;
     let answer = ask(about["endpoint"].as_str()?, "GET", "/v1/status", &token).await.ok()?;
     let mut status: serde_json::Value = serde_json::from_slice(&answer).ok()?;
     status["token_file"] = about["token_file"].clone();
@@ -74,7 +74,7 @@ pub fn ask_coordinator(
     let name = job["job"].as_str().unwrap_or_default();
     let answer = runtime.block_on(async {
         let endpoint = job["coordinator"]["endpoint"].as_str()?;
-        let token = Token::read(job["token_file"].as_str()?.as_ref()).ok()?;
+        let token = Token::read(&crate::places::path_in(&job["token_file"])?).ok()?;
         match post {
             Some(body) => tell(endpoint, "POST", path, &token, body).await.ok(),
             None => ask(endpoint, "GET", path, &token).await.ok(),

@@ -15,6 +15,8 @@ mod warm;
 use crate::guard::protocol::{Event, Launch, Request};
 use everstep_core::message::Outcome;
 use everstep_wire::frame;
+use everstep_wire::limits::LAUNCH_FRAME_BYTES_MAX;
+use everstep_wire::raw::Raw;
 use output::{Pump, Sink};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open};
@@ -128,7 +130,17 @@ impl Guard {
                 }
             }
         }
-        while let Ok(Some(request)) = frame::take::<Request>(&mut self.inbox) {
+        loop {
+            let request = match frame::take_within::<Request>(&mut self.inbox, LAUNCH_FRAME_BYTES_MAX) {
+                Ok(Some(request)) => request,
+                Ok(None) => return,
+                Err(e) => {
+                    // Nothing after it can be understood: end the workers, as when the agent is gone.
+                    crate::say!("the guard cannot read what its agent asks for: {e}");
+                    self.agent_gone = true;
+                    return;
+                }
+            };
             match request {
                 Request::Launch(launch) => self.launch(*launch),
                 Request::Warm(template) => match Warmed::start(&template) {
@@ -279,11 +291,28 @@ fn die_with(guard: u32) -> std::io::Result<()> {
     Ok(())
 }
 
+fn cannot_run(program: &Raw, e: &std::io::Error) -> String {
+    format!("cannot run {}: {e}{}", program.0.display(), advice(e))
+}
+
+/// What can be done about a process that the kernel refuses to start.
+pub fn advice(e: &std::io::Error) -> &'static str {
+    match e.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
+        Some(rustix::io::Errno::TOOBIG) => {
+            "; the kernel takes no more arguments and environment than a quarter of the stack limit (ulimit -s), and no variable beyond 128 KiB: unset large variables or raise the limit"
+        }
+        Some(rustix::io::Errno::AGAIN) => {
+            "; the limit of processes is reached (ulimit -u, or pids.max of the control group)"
+        }
+        _ => "",
+    }
+}
+
 /// Starts a worker as a new process, in a session of its own (as torchrun does).
 fn spawn(launch: &Launch, input: BorrowedFd<'_>) -> Result<Started, String> {
     let program = launch.argv.first().ok_or("nothing to run")?;
     let mut command = Command::new(program);
-    command.args(&launch.argv[1..]).env_clear().envs(launch.env.iter().cloned());
+    command.args(&launch.argv[1..]).env_clear().envs(launch.env.iter().map(|(name, value)| (name, value)));
     let input = input.try_clone_to_owned().map_err(|e| e.to_string())?;
     command.stdin(Stdio::from(input)).stdout(Stdio::piped()).stderr(Stdio::piped());
     let guard = std::process::id();
@@ -300,7 +329,7 @@ fn spawn(launch: &Launch, input: BorrowedFd<'_>) -> Result<Started, String> {
             Ok(())
         });
     }
-    let mut child = command.spawn().map_err(|e| format!("cannot run {program}: {e}"))?;
+    let mut child = command.spawn().map_err(|e| cannot_run(program, &e))?;
     let (out, err) = (child.stdout.take().ok_or("no pipe")?, child.stderr.take().ok_or("no pipe")?);
     let started = watch(child.id(), Box::new(out), Box::new(err), launch);
     // Reaped by `reap`, with all other children.
@@ -312,7 +341,14 @@ fn spawn(launch: &Launch, input: BorrowedFd<'_>) -> Result<Started, String> {
 fn watch(pid: u32, out: Box<dyn Read + Send>, err: Box<dyn Read + Send>, launch: &Launch) -> Result<Started, String> {
     let target = Pid::from_raw(pid as i32).ok_or("no process id")?;
     let pidfd = pidfd_open(target, PidfdFlags::empty()).map_err(|e| e.to_string())?;
-    let out = Pump::start(out, Sink::new(&launch.stdout, &launch.prefix, false));
-    let err = Pump::start(err, Sink::new(&launch.stderr, &launch.prefix, true));
+    // Without somebody who reads its output a worker would stop at the first full pipe.
+    let start = |pipe, sink| {
+        Pump::start(pipe, sink).map_err(|e| {
+            let _ = rustix::process::kill_process_group(target, Signal::KILL);
+            format!("cannot start a thread for its output: {e}; raise the limit of processes (ulimit -u, or pids.max of the control group)")
+        })
+    };
+    let out = start(out, Sink::new(&launch.stdout, &launch.prefix, false))?;
+    let err = start(err, Sink::new(&launch.stderr, &launch.prefix, true))?;
     Ok((pid, pidfd, vec![out, err]))
 }

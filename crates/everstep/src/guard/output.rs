@@ -2,6 +2,7 @@
 
 use super::protocol::Output;
 use everstep_wire::private;
+use everstep_wire::raw::Raw;
 use rustix::fs::OFlags;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -40,11 +41,11 @@ struct Overlong {
 impl Sink {
     /// Opens the log file; without it the console alone is served.
     pub fn new(output: &Output, prefix: &str, is_stderr: bool) -> Self {
-        if let Some(parent) = Path::new(&output.file).parent() {
+        if let Some(parent) = Path::new(&output.file.0).parent() {
             let _ = private::make_directories(parent);
         }
         let append =
-            |path: &String| private::open(Path::new(path), OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND).ok();
+            |path: &Raw| private::open(Path::new(&path.0), OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND).ok();
         let file = append(&output.file);
         let filtered = output.filtered.as_ref().and_then(append);
         Sink {
@@ -143,10 +144,13 @@ pub struct Pump {
 
 impl Pump {
     /// Starts to move `pipe` into `sink`.
-    pub fn start(mut pipe: Box<dyn Read + Send>, mut sink: Sink) -> Self {
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn start(mut pipe: Box<dyn Read + Send>, mut sink: Sink) -> std::io::Result<Self> {
         let pump = Pump { finished: Arc::default(), tail: Arc::default() };
         let (finished, tail) = (pump.finished.clone(), pump.tail.clone());
-        std::thread::spawn(move || {
+        let work = move || {
             let mut bytes = vec![0u8; 64 << 10];
             while let Ok(n) = pipe.read(&mut bytes) {
                 if n == 0 {
@@ -161,8 +165,9 @@ impl Pump {
             }
             sink.finish();
             finished.store(true, Ordering::Release);
-        });
-        pump
+        };
+        std::thread::Builder::new().name("everstep-output".into()).spawn(work)?;
+        Ok(pump)
     }
 
     /// The stream has ended.

@@ -1,6 +1,7 @@
 //! What an agent and its guard say to each other, as frames on a socket pair.
 
 use everstep_core::message::Outcome;
+use everstep_wire::raw::Raw;
 use serde::{Deserialize, Serialize};
 
 /// One worker to start.
@@ -11,11 +12,11 @@ pub struct Launch {
     /// Its rank on this node.
     pub local_rank: u32,
     /// Program and arguments.
-    pub argv: Vec<String>,
+    pub argv: Vec<Raw>,
     /// How a process that has torch imported runs the same; `None`: only a new process can.
     pub warm: Option<Warm>,
     /// The whole environment.
-    pub env: Vec<(String, String)>,
+    pub env: Vec<(Raw, Raw)>,
     /// Processors that it may use; empty: all.
     pub cpus: Vec<u32>,
     /// Where standard output goes.
@@ -32,23 +33,23 @@ pub struct Warm {
     /// A module, as in `python -m`; else a file.
     pub module: bool,
     /// The file or module, and its arguments.
-    pub argv: Vec<String>,
+    pub argv: Vec<Raw>,
 }
 
 /// A process that imports torch and then waits to become a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Template {
     /// The interpreter and the program.
-    pub argv: Vec<String>,
+    pub argv: Vec<Raw>,
     /// Its environment.
-    pub env: Vec<(String, String)>,
+    pub env: Vec<(Raw, Raw)>,
 }
 
 /// Where one stream of a worker goes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Output {
     /// Log file; always written.
-    pub file: String,
+    pub file: Raw,
     /// The user asked for the file: it is never cut.
     pub asked: bool,
     /// Also to the console.
@@ -56,7 +57,7 @@ pub struct Output {
     /// Whole lines with the prefix on the console, instead of the bytes as they come.
     pub prefixed: bool,
     /// Lines with one of `needles` also go there, with the prefix.
-    pub filtered: Option<String>,
+    pub filtered: Option<Raw>,
     /// What makes a line interesting.
     pub needles: Vec<String>,
 }

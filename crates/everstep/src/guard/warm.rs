@@ -38,12 +38,12 @@ impl Warmed {
         let (ours, theirs) = UnixStream::pair().map_err(|e| e.to_string())?;
         let program = template.argv.first().ok_or("nothing to run")?;
         let mut command = Command::new(program);
-        command.args(&template.argv[1..]).env_clear().envs(template.env.iter().cloned());
+        command.args(&template.argv[1..]).env_clear().envs(template.env.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::null());
         let guard = std::process::id();
         // SAFETY: only async-signal-safe calls between fork and exec.
         unsafe { command.pre_exec(move || super::die_with(guard)) };
-        let child = command.spawn().map_err(|e| format!("cannot run {program}: {e}"))?;
+        let child = command.spawn().map_err(|e| format!("cannot run {}: {e}", program.0.display()))?;
         ours.set_read_timeout(Some(PATIENCE)).map_err(|e| e.to_string())?;
         ours.set_write_timeout(Some(PATIENCE)).map_err(|e| e.to_string())?;
         Ok(Warmed { child, socket: ours, ready: false })

@@ -65,13 +65,18 @@ def _receive(sock):
         if kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     (length,) = struct.unpack("<I", head)
-    body = b""
+    body = bytearray()
     while len(body) < length:
-        more = sock.recv(length - len(body))
+        more = sock.recv(min(length - len(body), 1 << 20))
         if not more:
             return None
         body += more
     return json.loads(body), list(fds)
+
+
+def _bytes(given):
+    """What the system was given: text, or a list of bytes that are not."""
+    return given.encode() if isinstance(given, str) else bytes(given)
 
 
 def _become(sock, guard, request, fds):
@@ -96,7 +101,7 @@ def _become(sock, guard, request, fds):
     if request["cpus"]:
         os.sched_setaffinity(0, request["cpus"])
     os.environ.clear()
-    os.environ.update(dict(request["env"]))
+    os.environb.update((_bytes(name), _bytes(value)) for name, value in request["env"])
     own = os.environ.pop("EVERSTEP_PRELOAD", None)
     if own is not None:
         users = [p for p in os.environ.get("PYTHONPATH", "").split(":") if p and p != own]
@@ -122,7 +127,7 @@ def _main_module(path):
 
 def _run(request):
     """As the interpreter runs a file or a module."""
-    sys.argv = list(request["argv"])
+    sys.argv = [os.fsdecode(_bytes(argument)) for argument in request["argv"]]
     if request["module"]:
         import runpy
 

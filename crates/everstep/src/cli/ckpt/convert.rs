@@ -56,7 +56,8 @@ pub struct Import {
 fn convert<'a>(arguments: impl IntoIterator<Item = &'a OsStr>) -> Result<i32, Failure> {
     let python = python();
     let status = Command::new(&python).args(["-m", "everstep.convert"]).args(arguments).status();
-    let status = status.map_err(|e| Failure::config(format!("cannot run {python}: {e}; set PYTHON_EXEC")))?;
+    let status =
+        status.map_err(|e| Failure::config(format!("cannot run {}: {e}; set PYTHON_EXEC", python.display())))?;
     Ok(status.code().unwrap_or(1))
 }
 

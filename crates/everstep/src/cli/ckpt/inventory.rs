@@ -81,8 +81,8 @@ impl Inventory {
             let (Some(name), Some(address)) = (node["node"].as_str(), node["replicas"].as_str()) else { continue };
             if !here.iter().any(|n| n == name) {
                 // A node that does not answer now holds nothing that could be listed.
-                let store = about["store"].as_str().unwrap_or_default();
-                self.slots((job, name), ask(job, address, Path::new(store)).unwrap_or_default(), false);
+                let store = crate::places::path_in(&about["store"]).unwrap_or_default();
+                self.slots((job, name), ask(job, address, &store).unwrap_or_default(), false);
             }
         }
         match places::checkpoints(job) {
@@ -191,7 +191,7 @@ fn names() -> Vec<String> {
 fn ask(job: &str, address: &str, store: &Path) -> Option<Vec<SlotRow>> {
     let about: serde_json::Value =
         serde_json::from_slice(&std::fs::read(crate::coordinator::endpoint_file(store)).ok()?).ok()?;
-    let token = Token::read(about["token_file"].as_str()?.as_ref()).ok()?;
+    let token = Token::read(&crate::places::path_in(&about["token_file"])?).ok()?;
     let peer = Peer { address: address.into(), token: token.reveal().into(), job: job_hash(job) };
     match Stream::open(&peer).ok()?.ask(&Ask::List).ok()? {
         Answer::Slots(rows) => Some(rows),

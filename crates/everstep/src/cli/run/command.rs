@@ -3,6 +3,7 @@
 use super::{Failure, Options};
 use crate::agent::launch::Entry;
 use crate::cli::interpreter::python;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// Runs a script as `torch.distributed.run.run_script_path` does, with its exceptions in the error file.
@@ -13,7 +14,7 @@ sys.argv = sys.argv[1:]; sys.path[0] = __import__('os').path.dirname(sys.executa
 #[derive(Default)]
 pub struct Program {
     /// Program and arguments; macros are still in them.
-    pub argv: Vec<String>,
+    pub argv: Vec<OsString>,
     /// How a process that has torch imported already can run the same; `None` when it cannot.
     pub warm: Option<Entry>,
 }
@@ -31,7 +32,10 @@ pub fn program(o: &Options) -> Result<Program, Failure> {
         return Err(Failure::usage("--run-path runs a file; it cannot be used with -m or --no-python"));
     }
     if !o.no_python && !o.module && !Path::new(script).exists() {
-        return Err(Failure::usage(format!("script {script} does not exist; check the path, or use -m for a module")));
+        return Err(Failure::usage(format!(
+            "script {} does not exist; check the path, or use -m for a module",
+            Path::new(script).display()
+        )));
     }
     let (mut argv, warm) = match (o.no_python, o.run_path, o.module) {
         (true, ..) => (Vec::new(), None),

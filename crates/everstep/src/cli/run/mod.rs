@@ -19,6 +19,7 @@ use everstep_core::agent::Config;
 use everstep_core::id::{Generation, Incarnation, JobId, NodeId};
 use everstep_core::spec::{JobSpec, Policy, RESTARTS_PER_DAY, RestartBudget};
 use everstep_wire::private::{Directory, Root};
+use everstep_wire::raw::Raw;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -169,7 +170,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
             memory.display()
         ))
     })?;
-    let about = serde_json::json!({"job": meet.job, "node": node, "pid": std::process::id(), "logs": logs, "kept": kept, "store": meet.store, "endpoint": meet.endpoint, "memory": memory, "token_file": o.token_file});
+    let about = serde_json::json!({"job": meet.job, "node": node, "pid": std::process::id(), "logs": Raw::from(&logs), "kept": Raw::from(&kept), "store": Raw::from(&meet.store), "endpoint": meet.endpoint, "memory": Raw::from(&memory), "token_file": o.token_file.as_ref().map(Raw::from)});
     let _ =
         places::write_whole(&places::job(&meet.job).join(format!("node-{node}.json")), about.to_string().as_bytes());
     let short = everstep_checkpoint::arena::job_hash(&format!("{}/{node}", meet.job));
@@ -210,7 +211,8 @@ fn start(o: &Options) -> Result<i32, Failure> {
         table: classify::table(o.failure_table.as_deref())?,
     };
     let end = runtime()?.block_on(crate::agent::run(config, template, target, &lock));
-    let end = end.map_err(|e| Failure { code: 1, why: format!("cannot run an agent here: {e}") })?;
+    let end = end
+        .map_err(|e| Failure { code: 1, why: format!("cannot run an agent here: {e}{}", crate::guard::advice(&e)) })?;
     if end.code != 0 && o.only_check {
         crate::say!("{}", end.why);
     } else if end.code != 0 {

@@ -4,6 +4,7 @@ use crate::cli::Failure;
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use everstep_core::spec::{CheckWhen, Policy};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -190,7 +191,7 @@ pub struct Options {
         allow_hyphen_values = true,
         value_name = "SCRIPT"
     )]
-    pub script: Vec<String>,
+    pub script: Vec<OsString>,
 }
 
 impl Options {

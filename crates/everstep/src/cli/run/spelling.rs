@@ -3,6 +3,8 @@
 
 use super::{Failure, Options};
 use clap::{Args, Command};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 
 /// The torch version whose torchrun options are known here.
 pub const TORCH: &str = "2.15";
@@ -80,43 +82,51 @@ impl Known {
 ///
 /// # Errors
 /// An unknown option is named together with the nearest known one.
-pub fn uniform(arguments: &[String]) -> Result<Vec<String>, Failure> {
+pub fn uniform(arguments: &[OsString]) -> Result<Vec<OsString>, Failure> {
     let known = known();
     let mut result = Vec::new();
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
-        let script: Option<&String> = if argument == "--" {
+        // The name of an option is text; its value, and a script, need not be.
+        let bytes = argument.as_bytes();
+        let text = bytes.utf8_chunks().next().map_or("", |chunk| chunk.valid());
+        let script: Option<&OsString> = if argument == "--" {
             rest.next()
-        } else if let Some(name) = argument.strip_prefix("--") {
-            let (name, given) = name.split_once('=').map_or((name, None), |(n, v)| (n, Some(v)));
+        } else if let Some(name) = text.strip_prefix("--") {
+            let name = name.split_once('=').map_or(name, |(name, _)| name);
+            let given = bytes.get(2 + name.len() + 1..).map(OsStr::from_bytes);
             let (name, takes_value) = known.resolve(name)?;
             match given {
                 // `--flag=x` is refused by the parser, in its own words.
-                Some(value) => result.push(format!("--{name}={value}")),
+                Some(value) => {
+                    let mut whole = OsString::from(format!("--{name}="));
+                    whole.push(value);
+                    result.push(whole);
+                }
                 None => {
-                    result.push(format!("--{name}"));
+                    result.push(format!("--{name}").into());
                     if takes_value {
                         result.extend(rest.next().cloned());
                     }
                 }
             }
             continue;
-        } else if let Some(letters) = argument.strip_prefix('-').filter(|l| !l.is_empty()) {
+        } else if let Some(letters) = text.strip_prefix('-').filter(|l| !l.is_empty()) {
             let first = letters.chars().next().unwrap_or_default();
             let Some((_, takes_value)) = known.short.iter().find(|(s, _)| *s == first) else {
                 return Err(Failure::usage(format!(
-                    "unknown option {argument}; everstep run --help lists all (torchrun's, torch {TORCH}, and ours)"
+                    "unknown option {text}; everstep run --help lists all (torchrun's, torch {TORCH}, and ours)"
                 )));
             };
-            result.push(format!("-{first}"));
-            let attached = letters.strip_prefix(first).unwrap_or_default();
-            let attached = attached.strip_prefix('=').unwrap_or(attached);
+            result.push(format!("-{first}").into());
+            let attached = bytes.get(1 + first.len_utf8()..).unwrap_or_default();
+            let attached = attached.strip_prefix(b"=").unwrap_or(attached);
             match (*takes_value, attached.is_empty()) {
                 (true, true) => result.extend(rest.next().cloned()),
-                (true, false) => result.push(attached.to_owned()),
+                (true, false) => result.push(OsStr::from_bytes(attached).to_owned()),
                 (false, true) => {}
                 (false, false) => {
-                    return Err(Failure::usage(format!("-{first} takes no value, and {argument} gives it one")));
+                    return Err(Failure::usage(format!("-{first} takes no value, and {text} gives it one")));
                 }
             }
             continue;
@@ -137,8 +147,9 @@ mod tests {
     use super::*;
 
     fn of(given: &str) -> Result<String, String> {
-        let given: Vec<String> = given.split(' ').map(str::to_owned).collect();
-        uniform(&given).map(|a| a.join(" ")).map_err(|f| f.why)
+        let given: Vec<OsString> = given.split(' ').map(OsString::from).collect();
+        let text = |all: Vec<OsString>| all.join(OsStr::new(" ")).into_string().unwrap();
+        uniform(&given).map(text).map_err(|f| f.why)
     }
 
     #[test]

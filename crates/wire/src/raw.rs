@@ -1,0 +1,99 @@
+//! Paths, arguments and variables as the system has them: bytes that are text as a rule, and must arrive unchanged when
+//! they are not.
+
+use serde::de::{Deserialize, Deserializer};
+use serde::{Serialize, Serializer};
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// No path has this byte, so text that begins with it is a path in hexadecimal digits.
+const NOT_TEXT: char = '\0';
+
+/// Serialized as text where it is UTF-8, else as a list of bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Raw(pub OsString);
+
+impl<T: Into<OsString>> From<T> for Raw {
+    fn from(value: T) -> Self {
+        Raw(value.into())
+    }
+}
+
+impl AsRef<OsStr> for Raw {
+    fn as_ref(&self) -> &OsStr {
+        &self.0
+    }
+}
+
+impl AsRef<Path> for Raw {
+    fn as_ref(&self) -> &Path {
+        self.0.as_ref()
+    }
+}
+
+impl Serialize for Raw {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0.to_str() {
+            Some(text) => serializer.serialize_str(text),
+            None => serializer.collect_seq(self.0.as_bytes()),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Raw {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(serde::Deserialize)]
+        #[serde(untagged)]
+        enum Form {
+            Text(String),
+            Bytes(Vec<u8>),
+        }
+        Form::deserialize(deserializer).map(|form| match form {
+            Form::Text(text) => Raw(text.into()),
+            Form::Bytes(bytes) => Raw(OsString::from_vec(bytes)),
+        })
+    }
+}
+
+/// A path in a message whose field is text: itself where it is UTF-8.
+#[must_use]
+pub fn to_text(path: &Path) -> String {
+    if let Some(text) = path.to_str() {
+        return text.to_owned();
+    }
+    let bytes = path.as_os_str().as_bytes();
+    bytes.iter().fold(String::from(NOT_TEXT), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// The path that [`to_text`] was given.
+#[must_use]
+pub fn from_text(text: &str) -> PathBuf {
+    let bytes = || {
+        let digits = text.strip_prefix(NOT_TEXT)?.as_bytes();
+        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        digits.chunks(2).map(byte).collect::<Option<Vec<u8>>>()
+    };
+    bytes().map_or_else(|| PathBuf::from(text), |bytes| PathBuf::from(OsString::from_vec(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn all_bytes_come_back(bytes in prop::collection::vec(1u8..=255, 0..40)) {
+            let raw = Raw(OsString::from_vec(bytes));
+            let json = serde_json::to_string(&raw).unwrap();
+            prop_assert_eq!(&serde_json::from_str::<Raw>(&json).unwrap(), &raw);
+            let path = PathBuf::from(raw.0);
+            prop_assert_eq!(from_text(&to_text(&path)), path);
+        }
+    }
+}
