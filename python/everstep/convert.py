@@ -17,14 +17,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from . import encoding
+from . import encoding, module_state, optimizer_state
 from ._internal import CheckpointError, WholeCheckpoint, list_checkpoints
 from .directory import Directory
-from .state import DTYPES
+from .tensors import BY_NAME, as_real_dtype
 
 #: What is each rank's own, or of no use without everstep.
 _OWN = {"rng", "layout", "align", "parts", "dcp"}
-_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 #: Tensors of one file of `--to hf`.
 HF_FILE_BYTES = 5_000_000_000
 THREADS = 4
@@ -57,7 +56,7 @@ def load(source: str | PathLike[str], step: int | None = None) -> dict[str, Any]
     names = {t[0]: t for t in whole.tensors()}
     if encoding.BLOB + "dcp" in names:
         return _through_dcp(path)
-    tensors = {n: torch.empty(shape, dtype=_BY_NAME[dtype]) for n, dtype, shape, *_ in names.values() if not n.startswith(encoding.BLOB)}
+    tensors = {n: torch.empty(shape, dtype=BY_NAME[dtype]) for n, dtype, shape, *_ in names.values() if not n.startswith(encoding.BLOB)}
     largest = max((t.nbytes for t in tensors.values()), default=0)
     whole.read([(n, [0] * t.dim(), list(t.shape), False, t.data_ptr(), t.nbytes) for n, t in tensors.items() if t.numel()], THREADS, largest)
     state: dict[str, Any] = {}
@@ -69,13 +68,24 @@ def load(source: str | PathLike[str], step: int | None = None) -> dict[str, Any]
         name = blob.removeprefix(encoding.BLOB)
         if blob.startswith(encoding.BLOB) and name not in _OWN and "/" not in name:
             value = encoding.decode(whole.bytes(0, blob), tensors.__getitem__)
-            if isinstance(value, dict) and value.keys() == {"state", "groups"}:
-                value = {"state": value["state"], "param_groups": value["groups"]}
+            if isinstance(value, dict) and {"state", "groups"} <= value.keys():
+                value = optimizer_state.exported(value)
+            elif isinstance(value, dict) and (value.keys() == {"whole"} or name in state):
+                value = value["whole"] if value.keys() == {"whole"} else _beside(state[name], value)
             state[name] = {**state[name], **value} if isinstance(state.get(name), dict) and isinstance(value, dict) else value
     own = [n for n, *_, in_parts, _, _ in names.values() if not in_parts and not n.startswith(encoding.BLOB)]
     if whole.world_size > 1 and own and not _alike(whole):
         warnings.warn(f"{path} has states of {whole.world_size} ranks that are each one's own (as {own[0]}): rank 0's are taken", stacklevel=2)
     return state
+
+
+def _beside(tensors: dict[str, Tensor], value: dict[str, Any]) -> dict[str, Any]:
+    """What a module has beside its tensors, which get their own dtypes."""
+    beside = module_state.read_beside(value)
+    for key, dtype in beside["dtypes"].items():
+        tensors[key] = as_real_dtype(tensors[key], dtype)
+    values: dict[str, Any] = beside["values"]
+    return values
 
 
 def _alike(whole: WholeCheckpoint) -> bool:

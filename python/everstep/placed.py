@@ -35,8 +35,14 @@ class Place:
 
 
 def parameter_of(name: str) -> str:
-    """The parameter in the name of an optimizer's tensor, ``OPTIMIZER/PARAMETER/KEY``."""
-    return name.partition("/")[2].rpartition("/")[0]
+    """The parameter in the name of an optimizer's tensor, ``OPTIMIZER/state/PARAMETER/KEY`` (earlier: ``OPTIMIZER/PARAMETER/KEY``)."""
+    return name.partition("/")[2].rpartition("/")[0].removeprefix("state/")
+
+
+def in_module(name: str) -> bool:
+    """The name is of a module's tensor, ``OBJECT.KEY``. Keys may have slashes, objects have neither those nor dots."""
+    at = name.find(".")
+    return at > 0 and "/" not in name[:at]
 
 
 def place_of(tensor: Tensor | Place) -> Place | None:
@@ -128,7 +134,7 @@ class Resharded:
         self._tensors = {t[0]: t for t in self._whole.tensors()}
         size = self._whole.world_size
         # Sharded tensors, such as only some ranks have (pipeline stages), or such as all have alike.
-        modules = [t for t in self._tensors.values() if "/" not in t[0]]
+        modules = [t for t in self._tensors.values() if in_module(t[0])]
         one = any(in_parts or holders < size for *_, in_parts, holders, _ in modules) or self._alike()
         # What one process has saved is the whole of which this rank wants parts or a stage.
         one = one or (size == 1 and (bool(own) or names < {t[0] for t in modules}))
@@ -169,23 +175,32 @@ class Resharded:
 
     def optimizer(self, blob: str, parameters: list[str], room: Callable[[str], Any]) -> Any:
         """State and groups of an optimizer with these parameters, whichever ranks have saved them."""
+        mark = blob.removeprefix(encoding.BLOB) + "/"
+        saved = encoding.decode(self._whole.bytes(self.rank, blob), lambda name: None, finish=False)
+        if "groups" not in saved:
+            raise CheckpointError(f"{mark[:-1]}=: the state of this optimizer is of a format of its own, which only as many ranks as wrote it can restore")
+        if "names" not in saved:
+            # Earlier checkpoints: names without their objects.
+            parameters = [n if n.startswith("param_") else n.partition(".")[2] for n in parameters]
+            if len(set(parameters)) < len(parameters):
+                raise CheckpointError(f"{mark[:-1]}=: several modules have parameters of one name, which this earlier checkpoint does not tell apart")
         left = dict.fromkeys(parameters)
 
         def mine(name: str) -> Any:
-            return room(name) if parameter_of(name) in left else None
+            whole = name.startswith((mark + "groups/", mark + "other/"))
+            return room(name) if whole or parameter_of(name) in left else None
 
         value: Any = None
         groups: list[set[str]] = []
         # Ranks whose shards have state of these parameters, this one first; then all others.
-        mark = blob.removeprefix(encoding.BLOB) + "/"
         near = {parameter_of(n) for n in self._whole.names(self.rank) if n.startswith(mark)}
         first = {parameter_of(n): rank for n, *_, rank in self._tensors.values() if n.startswith(mark)}
         known = dict.fromkeys(self.rank if n in near else first[n] for n in parameters if n in first)
         for rank in known | dict.fromkeys(range(self._whole.world_size)):
-            found = encoding.decode(self._whole.bytes(rank, blob), mine)
+            found = encoding.decode(self._whole.bytes(rank, blob), mine, finish=False)
             state = {n: s for n, s in found["state"].items() if n in left}
             if value is None:
-                value = {"state": {}, "groups": found["groups"]}
+                value = {**found, "state": {}}
                 groups = [set() for _ in found["groups"]]
             value["state"].update(state)
             for names, group in zip(groups, found["groups"], strict=False):
@@ -195,7 +210,10 @@ class Resharded:
             if not left:
                 break
         for names, group in zip(groups, value["groups"], strict=True):
+            # Labels are in the order of the ranks that wrote them.
+            group.pop("param_names", None)
             group["params"] = sorted(names)
+        value["shapes"] = {}
         return value
 
     def plan(self, names: Iterable[str]) -> tuple[int, int]:

@@ -55,7 +55,8 @@ class Snapshot:
         """Room with slack: blobs (random state, data position) change their length."""
         region = sum(i.tensor.numel() * i.tensor.element_size() for i in self.items)
         blobs = sum(i.tensor.numel() for i in self.items if i.name.startswith(BLOB))
-        index = sum(len(i.name) + 160 for i in self.items)
+        # JSON needs up to six bytes for a character that is not plain; twice that much is reserved.
+        index = sum((1 if i.name.isprintable() and i.name.isascii() else 3) * len(i.name) + 160 for i in self.items)
         if self.blobs:
             more = sum(len(b) for _, b in self.blobs)
             region, blobs, index = region + more, blobs + more, index + 200 * len(self.blobs)

@@ -6,9 +6,8 @@ Names: ``OBJECT.KEY`` for a module's tensors, ``OBJECT/PATH`` for tensors inside
 
 from __future__ import annotations
 
-import itertools
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,24 +15,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import encoding, flat, rng, together
+from . import encoding, flat, in_place, module_state, optimizer_state, rng, together
 from ._internal import CheckpointError, Shard
 from .batches import Resumable
-from .placed import PARTS, Parts, Place, Resharded, parameter_of, parts_from_bytes, place_of, read_parts
+from .module_state import Entries, local
+from .optimizer_state import ParameterNames
+from .placed import PARTS, Parts, Place, Resharded, in_module, parameter_of, parts_from_bytes, place_of, read_parts
+from .tensors import BY_NAME, DTYPES, storable, stored_as
 
 if TYPE_CHECKING:
     from ._internal import Entry
     from .tiers import HealingShard
 
-DTYPES: dict[torch.dtype, str] = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
-    torch.bool: "BOOL", torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
-_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+__all__ = ["DTYPES", "Item", "Layout", "State", "is_replicated", "unwrap"]
+
 #: The largest element: tensors of other tools begin on a multiple of theirs.
 ALIGN = 8
 _RNG, _EXTRA, _LAYOUT = "rng", "extra", "layout"
+#: Names of everstep's own blobs (see :data:`everstep.convert`), which objects cannot have.
+_RESERVED = {_RNG, _EXTRA, _LAYOUT, "align", "parts", "dcp"}
 
 
 @dataclass
@@ -48,10 +48,8 @@ class Item:
 
     def entry(self) -> Entry:
         """(name, dtype, shape, bytes)"""
-        t = self.tensor
-        if t.dtype not in DTYPES:
-            raise CheckpointError(f"{self.name} has dtype {t.dtype}, which safetensors cannot hold; convert it first")
-        return self.name, DTYPES[t.dtype], list(t.shape), t.numel() * t.element_size()
+        dtype, shape = stored_as(self.tensor, self.name)
+        return self.name, dtype, shape, self.tensor.numel() * self.tensor.element_size()
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -89,43 +87,28 @@ class Layout:
     replicated: bool
 
 
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor (FSDP2, tensor parallel), the same memory; any other tensor as it is."""
-    part = getattr(tensor, "_local_tensor", None)
-    return tensor if part is None else part
-
-
 def _places(items: list[Item]) -> dict[str, Place]:
     """Where the parts of sharded tensors among them belong."""
     wholes = [(i.name, i.whole) for i in items if i.whole is not None]
     return {name: place for name, whole in wholes if (place := place_of(whole)) is not None}
 
 
-def _like(value: Any, parameter: Tensor) -> Any:
-    """A part of a state that is sharded as its parameter is, as the sharded tensor that the optimizer had."""
-    part = getattr(parameter, "_local_tensor", None)
-    if part is None or not isinstance(value, Tensor) or value.shape != part.shape:
-        return value
-    from torch.distributed.tensor import DTensor
-
-    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
-    return DTensor.from_local(value, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+def _root(name: str) -> encoding.Path:
+    return (None, name, False)
 
 
-def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | Place | None]]:
-    """(name, this rank's part, what it is a part of) of everything that a module saves."""
-    if flat.is_flat(module):
-        yield from flat.tensors(module)
-        return
-    for key, value in module.state_dict().items():
-        if isinstance(value, Tensor):
-            own = local(value)
-            yield key, own, None if own is value else value
-
-
-def _in_place(tensor: Tensor) -> bool:
-    """The bytes can be copied straight to where they belong."""
-    return tensor.is_contiguous() and tensor.device.type == "cpu"
+def _uniquely_named(items: Iterable[Item]) -> list[Item]:
+    """Raises for names that a shard cannot have, or has twice: it could not be read."""
+    seen: set[str] = set()
+    items = list(items)
+    for item in items:
+        if item.name in seen:
+            raise CheckpointError(
+                f"two tensors of the state are named {item.name} (as keys such as 1 and '1', or 'a/b' and 'b' in 'a', lead to): "
+                "the checkpoint could not be read; rename one of the keys"
+            )
+        seen.add(item.name)
+    return items
 
 
 class State:
@@ -137,51 +120,68 @@ class State:
         self._parts = Parts()
         for name, obj in objects.items():
             if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
-                hint = "wrap a batch function with everstep.resumable" if callable(obj) else "it is no Stateful"
+                hint = "wrap a batch function with everstep.resumable" if callable(obj) else "it is not Stateful"
                 raise TypeError(f"{name}= has no state_dict and load_state_dict: {hint}")
-        self.objects = {n: unwrap(o) if isinstance(o, nn.Module) else o for n, o in objects.items()}
-        self.optimizers = [o for o in self.objects.values() if isinstance(o, Optimizer)]
-
-    def _parameter_names(self) -> dict[int, str]:
-        names: dict[int, str] = {}
-        for obj in self.objects.values():
-            if isinstance(obj, nn.Module):
-                for name, parameter in obj.named_parameters():
-                    names.setdefault(id(parameter), flat.clean(name))
-        return names
+            if name in _RESERVED or not name or name.startswith("__") or "." in name or "/" in name:
+                raise CheckpointError(f"{name!r} cannot be the name of an object: everstep uses it itself, or it has a dot or a slash; give it another name")
+        self.objects = {n: unwrap(o) if isinstance(o, nn.Module) else optimizer_state.unwrapped(o) for n, o in objects.items()}
+        self.optimizers_by_name = {n: o for n, o in self.objects.items() if optimizer_state.is_complete(o)}
+        self.optimizers = list(self.optimizers_by_name.values())
+        self._modules = {n: o for n, o in self.objects.items() if isinstance(o, nn.Module)}
+        # Hooks and overrides are looked for once: what they mean for a snapshot is only which versions are saved beside it.
+        self._takes_part: dict[str, bool] = {}
 
     def role(self) -> int:
         """A number that ranks have in common which hold the same parameters, by name, however these are sharded: those of one pipeline stage."""
-        return zlib.crc32("\n".join(sorted(set(self._parameter_names().values()))).encode()) or 1
+        return zlib.crc32("\n".join(sorted(set(ParameterNames(self.objects).first.values()))).encode()) or 1
 
     def _optimized(self) -> set[int]:
         groups = (g for o in self.optimizers for g in o.param_groups)
-        return {q.data_ptr() for g in groups for p in g["params"] if (q := local(p)).data_ptr()}
+        parameters = (p for g in groups for p in g["params"] if not module_state.is_lazy(p))
+        return {q.data_ptr() for p in parameters if not (q := local(p)).is_meta and q.data_ptr()}
 
-    def module_items(self) -> list[Item]:
+    def _entries(self) -> dict[str, Entries]:
+        """What all modules hold. One ``state_dict()`` call each."""
+        return {name: module_state.entries_of(name, module) for name, module in self._modules.items()}
+
+    def module_items(self, entries: Mapping[str, Entries] | None = None) -> list[Item]:
         """Tensors of all modules; those that no optimizer updates are eager."""
         optimized = self._optimized()
         items = []
-        for name, obj in self.objects.items():
-            if isinstance(obj, nn.Module):
-                for key, own, whole in _named_tensors(obj):
-                    items.append(Item(f"{name}.{key}", own, own.data_ptr() not in optimized, whole))
+        for name, found in (self._entries() if entries is None else entries).items():
+            for key, (own, whole) in found.tensors.items():
+                full = f"{name}.{key}"
+                if not full.isascii() and full != full.encode("utf-8", "replace").decode():
+                    raise CheckpointError(f"{full!a} is a tensor whose name is not valid Unicode; rename it")
+                # A copy, where it has to be one, is nothing that an optimizer updates.
+                tensor = storable(own, lambda full=full: full)  # type: ignore[misc]
+                items.append(Item(full, tensor, tensor is not own or own.data_ptr() not in optimized, whole))
         return items
 
     def collect(self, extra: Mapping[str, Any]) -> list[Item]:
         """Everything, as tensors in the order in which they are stored: what the optimizer updates, then what changes
-        otherwise; large elements first, so that each is aligned."""
-        items = self.module_items()
+        otherwise; large elements first, so that each is aligned.
+
+        From one step to the next anything may change: values, and which tensors hold them (a parameter that was replaced, the entries
+        of a ``state_dict()`` that are copies, a tensor that has become a conjugated view).
+
+        Raises:
+            CheckpointError: naming the place of what could not be restored as it is.
+        """
+        entries = self._entries()
+        items = self.module_items(entries)
         blobs: dict[str, bytes] = {}
+        names = ParameterNames(self.objects) if self.optimizers else None
         for name, obj in self.objects.items():
             if isinstance(obj, nn.Module):
-                rest = {} if flat.is_flat(obj) else {k: v for k, v in obj.state_dict().items() if not isinstance(v, Tensor)}
-                if rest:
-                    blobs[name] = encoding.encode(self._refer(rest, name, items, eager=True))
-            elif isinstance(obj, Optimizer):
-                blobs[name] = encoding.encode(self._optimizer(name, obj, items))
+                value = self._beside(name, obj, entries[name])
+                if value is not None:
+                    blobs[name] = self.encoded(value, name, items, eager=True)
+            elif name in self.optimizers_by_name and names is not None:
+                blobs[name] = self.encoded_optimizer(name, obj, names, items)
             else:
-                blobs[name] = encoding.encode(self._refer(obj.state_dict(), name, items, eager=True))
+                blobs[name] = self.encoded(self.state_of(name, obj), name, items, eager=True)
+        items = _uniquely_named(items)
         items.sort(key=lambda i: (i.eager, -i.tensor.element_size()))
         self._align(items)
         parts = self._parts.of(items)
@@ -192,9 +192,38 @@ class State:
         return items
 
     def surroundings(self, extra: Mapping[str, Any]) -> list[tuple[str, bytes]]:
-        """What belongs to a step and to no object, encoded."""
-        values = [(_RNG, encoding.encode(rng.get())), (_EXTRA, encoding.encode(dict(extra))), (_LAYOUT, self._layout_blob)]
+        """What belongs to a step and to no object, encoded. Tensors among the extra values are each rank's own, and part of the blob."""
+        values = [
+            (_RNG, encoding.encode(rng.get(), _root(_RNG))),
+            (_EXTRA, encoding.encode(dict(extra), _root(_EXTRA))),
+            (_LAYOUT, self._layout_blob),
+        ]
         return [(encoding.BLOB + name, blob) for name, blob in values]
+
+    def _beside(self, name: str, module: nn.Module, found: Entries) -> dict[str, Any] | None:
+        if found.lazy:
+            raise CheckpointError(f"{name}.{min(found.lazy)} is not initialized yet (lazy module): run one forward pass before the first step")
+        if name not in self._takes_part:
+            self._takes_part[name] = not flat.is_flat(module) and module_state.takes_part(module)
+        return module_state.saved_beside(module, found, parts=self._takes_part[name])
+
+    @staticmethod
+    def state_of(name: str, obj: Any) -> Any:
+        """What an object returns as its state."""
+        try:
+            return obj.state_dict()
+        except Exception as e:
+            raise CheckpointError(f"{name}=: state_dict() of {type(obj).__module__}.{type(obj).__qualname__} failed: {type(e).__name__}: {e}") from e
+
+    def encoded(self, value: Any, name: str, items: list[Item], *, eager: bool, sharded: bool = False) -> bytes:
+        """``value`` without its tensors, which are put into ``items``."""
+
+        def take(own: Tensor, whole: Tensor | None, path: encoding.Path) -> str:
+            full = encoding.name_of(path)
+            items.append(Item(full, own, eager, whole))
+            return full
+
+        return encoding.encode(value, _root(name), take, sharded=sharded)
 
     @staticmethod
     def _align(items: list[Item]) -> None:
@@ -204,63 +233,53 @@ class State:
         if gap and first < len(items):
             items.insert(first, Item(encoding.BLOB + "align", torch.zeros(gap, dtype=torch.uint8), True))
 
-    def _refer(self, value: Any, path: str, items: list[Item], *, eager: bool) -> Any:
-        """``value`` with every tensor replaced by a reference and put into ``items``."""
-        if isinstance(value, Tensor):
-            own = local(value)
-            items.append(Item(path, own, eager, None if own is value else value))
-            return encoding.TensorRef(path)
-        if isinstance(value, Mapping):
-            return {k: self._refer(v, f"{path}/{k}", items, eager=eager) for k, v in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(self._refer(v, f"{path}/{i}", items, eager=eager) for i, v in enumerate(value))
-        return value
-
     def _ranges(self) -> dict[str, Place]:
         """Where this rank's pieces of FSDP1's flat parameters belong, by the names of parameters."""
-        modules = (o for o in self.objects.values() if isinstance(o, nn.Module))
-        return {name: place for m in modules if flat.is_flat(m) for name, place in flat.places(m).items()}
+        flats = ((n, m) for n, m in self._modules.items() if flat.is_flat(m))
+        return {f"{n}.{key}": place for n, m in flats for key, place in flat.places(m).items()}
 
-    def _optimizer(self, name: str, optimizer: Optimizer, items: list[Item]) -> Any:
+    def encoded_optimizer(self, name: str, optimizer: Optimizer, names: ParameterNames, items: list[Item]) -> bytes:
         """Optimizer state by the names of its parameters, so that it does not depend on their order."""
-        state = optimizer.state_dict()
-        order = self._parameters_of(optimizer)
-        by_name = {order[i]: values for i, values in state["state"].items()}
+        state = self.state_of(name, optimizer)
+        if not optimizer_state.is_standard(state):
+            # It has a format of its own, and loads that.
+            return self.encoded({"whole": state}, name, items, eager=True)
         first = len(items)
-        referred = self._refer(by_name, name, items, eager=False)
+        blob = self.encoded(optimizer_state.by_names(optimizer, state, names.of(optimizer)), name, items, eager=False, sharded=True)
         ranges = self._ranges()
-        for item in items[first:] if ranges else ():
-            place = ranges.get(parameter_of(item.name))
+        for item in items[first:]:
+            # Learning rates and the like change between updates.
+            item.eager = item.name.startswith(f"{name}/groups/")
+            place = ranges.get(parameter_of(item.name)) if ranges else None
             if item.whole is None and place is not None and flat.fits(item.tensor, place):
                 item.whole = place
-        return {
-            "state": referred,
-            "groups": [{**g, "params": [order[i] for i in g["params"]]} for g in state["param_groups"]],
-        }
+        return blob
 
     # -- back ------------------------------------------------------------------------------------
 
     def check(self, shard: Shard | HealingShard | Resharded) -> None:
         """Raises :class:`CheckpointError` with a diff when the checkpoint is of another model."""
         stored = {e[0]: e for e in shard.entries()}
-        wanted = [i.entry() for i in self.module_items()]
-        lines = []
-        modules = [n for n, o in self.objects.items() if isinstance(o, nn.Module)]
-        for name, dtype, shape, _ in wanted:
-            if name not in stored:
-                lines.append(f"{name}: not in the checkpoint")
-            elif stored[name][2] != shape:
-                lines.append(f"{name}: shape {stored[name][2]} in the checkpoint, {shape} in the model")
-            elif stored[name][1] != dtype:
-                lines.append(f"{name}: {stored[name][1]} in the checkpoint, {dtype} in the model")
-        known = {e[0] for e in wanted}
-        unknown = {n for n in stored if n not in known and n.split(".")[0] in modules and "/" not in n}
+        lines: list[str] = []
+        # What somebody's hooks make of other names is theirs to say: torch's load_state_dict is asked.
+        open_ = {n for n, m in self._modules.items() if not flat.is_flat(m) and module_state.takes_part(m)}
+        known: set[str] = set()
+        for name, found in self._entries().items():
+            known.update(f"{name}.{key}" for key in [*found.tensors, *found.lazy, *found.values])
+            for key, (tensor, _) in found.tensors.items() if name not in open_ else ():
+                full = f"{name}.{key}"
+                if key.endswith("_extra_state"):
+                    # It may be a tensor now and something else then, or of another shape.
+                    continue
+                wrong = f"{full}: not in the checkpoint" if full not in stored else module_state.mismatch((stored[full][1], stored[full][2]), storable(tensor, lambda full=full: full), full)
+                lines += [wrong] if wrong is not None else []
+        unknown = {n for n in stored if in_module(n) and n not in known and (owner := n.partition(".")[0]) in self._modules and owner not in open_}
         if isinstance(shard, Resharded):
             # Another rank may have what this one does not (pipeline stages).
             unknown = together.lacked_by_all(unknown)
         lines += [f"{n}: only in the checkpoint" for n in sorted(unknown)]
         objects = {n.removeprefix(encoding.BLOB) for n in stored if n.startswith(encoding.BLOB)}
-        others = {n for n, o in self.objects.items() if not isinstance(o, nn.Module)}
+        others = self.objects.keys() - self._modules.keys()
         lines += [f"{n}=: not in the checkpoint" for n in sorted(others - objects)]
         if lines:
             shown = "\n  ".join(lines[:10]) + (f"\n  and {len(lines) - 10} more" if len(lines) > 10 else "")
@@ -276,41 +295,85 @@ class State:
         targets: dict[str, Tensor] = {}
 
         def room(name: str) -> Tensor:
-            _, dtype, shape, _ = entries[name]
-            return targets.setdefault(name, torch.empty(shape, dtype=_BY_NAME[dtype]))
+            if name not in targets:
+                _, dtype, shape, _ = entries[name]
+                if dtype not in BY_NAME:
+                    raise CheckpointError(f"{name} is {dtype} in the checkpoint, which this torch does not have; install a newer one")
+                targets[name] = torch.empty(shape, dtype=BY_NAME[dtype])
+            return targets[name]
 
         own = self._check_layout(shard, entries)
-        values = {}
+        names = ParameterNames(self.objects)
+        blobs: dict[str, bytes] = {}
+        values: dict[str, Any] = {}
+        extra_state: set[str] = set()
         for name, obj in self.objects.items():
             blob = encoding.BLOB + name
             # What random batches were in hand is each rank's own.
             if blob not in entries or not (own or not isinstance(obj, Resumable)):
                 continue
-            if isinstance(obj, Optimizer) and isinstance(shard, Resharded):
-                values[name] = shard.optimizer(blob, self._parameters_of(obj), room)
+            if name in self.optimizers_by_name and isinstance(shard, Resharded):
+                values[name] = shard.optimizer(blob, names.of(obj), room)
             else:
-                values[name] = encoding.decode(shard.bytes(blob), room)
-        extra = encoding.decode(shard.bytes(encoding.BLOB + _EXTRA), room)
-        random = encoding.decode(shard.bytes(encoding.BLOB + _RNG), room)
-        with torch.no_grad():
-            aside = [(i, room(i.name)) for i in self.module_items() if not _in_place(i.tensor)]
-            targets.update({i.name: i.tensor for i in self.module_items() if _in_place(i.tensor)})
-            # The length is the target's own, never what the checkpoint says.
-            shard.copy_to([(name, t.data_ptr(), t.nbytes) for name, t in targets.items()])
-            for item, tensor in aside:
-                item.tensor.copy_(tensor)
-        for name, value in values.items():
-            obj = self.objects[name]
-            if isinstance(obj, Optimizer):
-                self._restore_optimizer(obj, value)
-            elif isinstance(obj, nn.Module):
-                obj.load_state_dict({**obj.state_dict(), **value})
+                blobs[name] = shard.bytes(blob)
+                value = encoding.decode(blobs[name], room, finish=False)
+                if name in self._modules and module_state.read_beside(value)["values"]:
+                    extra_state.add(name)
+        blobs[_EXTRA], blobs[_RNG] = (shard.bytes(encoding.BLOB + name) for name in (_EXTRA, _RNG))
+        encoding.decode(blobs[_EXTRA], room, finish=False)
+        loaded = self._fill_modules(shard, entries, targets, room, extra_state)
+        values.update((name, encoding.decode(blob, targets.__getitem__)) for name, blob in blobs.items())
+        for name in self._modules:
+            if name in loaded:
+                module_state.load(name, self._modules[name], loaded[name], module_state.read_beside(values.get(name)))
+        self._check_parameters(names)
+        for name, obj in self.objects.items():
+            if name not in values or name in self._modules:
+                continue
+            value = values[name]
+            if name in self.optimizers_by_name and "groups" in value:
+                optimizer_state.restore(name, obj, value, names)
             else:
-                obj.load_state_dict(value)
+                obj.load_state_dict(value["whole"] if name in self.optimizers_by_name else value)
+        random, extra = values[_RNG], values[_EXTRA]
         rng.put(random)
         if not own:
             rng.diverge(self.layout.rank)
         return extra
+
+    def _fill_modules(
+        self,
+        shard: Shard | HealingShard | Resharded,
+        entries: Mapping[str, Entry],
+        targets: dict[str, Tensor],
+        room: Callable[[str], Tensor],
+        extra_state: set[str],
+    ) -> dict[str, dict[str, Tensor]]:
+        """Reads ``targets`` and all modules. Returns the tensors of those that have to load them themselves, by their own keys;
+        those with ``extra_state`` in the checkpoint do."""
+        found = self._entries()
+        loading = {n for n, m in self._modules.items() if n in extra_state or module_state.loads_itself(m, found[n])}
+        loaded: dict[str, dict[str, Tensor]] = {n: {} for n in loading}
+        for name in entries:
+            owner, _, key = name.partition(".")
+            if owner in loading and in_module(name):
+                loaded[owner][key] = room(name)
+        into = {f"{n}.{k}": own for n, e in found.items() if n not in loading for k, (own, _) in e.tensors.items()}
+        in_place.fill(shard, into, targets, room)
+        return loaded
+
+    def _check_parameters(self, names: ParameterNames) -> None:
+        """A module that replaces its parameters when it loads leaves optimizers with those that nobody uses any more."""
+        now = ParameterNames(self.objects)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    name = names.first.get(id(parameter))
+                    if name is not None and id(parameter) not in now.first:
+                        raise CheckpointError(
+                            f"{name} was replaced when its module loaded its state (assign=True), and the optimizer still has the old parameter; "
+                            "load in place, or make the optimizer after restore()"
+                        )
 
     @property
     def is_sharded(self) -> bool:
@@ -323,21 +386,17 @@ class State:
         own = _places(items)
         parameters: dict[str, Place] = {}
         for name, place in own.items():
+            parameters[name] = place
+            # As earlier checkpoints name it.
             parameters.setdefault(name.partition(".")[2], place)
         return Resharded(directory, self.layout.rank, own, parameters, {i.name for i in items})
-
-    def _parameters_of(self, optimizer: Optimizer) -> list[str]:
-        """Names of an optimizer's parameters, in its order."""
-        names = self._parameter_names()
-        return [names.get(id(p), f"param_{i}") for i, p in enumerate(p for g in optimizer.param_groups for p in g["params"])]
 
     def is_placed_otherwise(self, shard: Shard | HealingShard) -> bool:
         """The rank of this number had other parts of the same tensors."""
         entries = shard.entries()
         names = {e[0] for e in entries}
-        modules = {n for n, o in self.objects.items() if isinstance(o, nn.Module)}
         items = self.module_items()
-        if {i.name for i in items} != {n for n in names if n.partition(".")[0] in modules and "/" not in n}:
+        if {i.name for i in items} != {n for n in names if in_module(n) and n.partition(".")[0] in self._modules}:
             return True
         words = shard.places()
         if words is None:
@@ -345,7 +404,7 @@ class State:
             words = parts_from_bytes(shard.bytes(PARTS)) if PARTS in names else []
         found = read_parts(words, entries)
         own = _places(items)
-        return any(found.get(name) != own.get(name) for name in found.keys() | own.keys() if "/" not in name)
+        return any(found.get(name) != own.get(name) for name in found.keys() | own.keys() if in_module(name))
 
     def _check_layout(self, shard: Shard | HealingShard | Resharded, entries: Mapping[str, Entry]) -> bool:
         """True when the shard is this very rank's; raises when it is another's that cannot stand for it."""
@@ -363,24 +422,3 @@ class State:
             f"this shard is of rank {saved.rank} of {saved.world_size}, this is rank {self.layout.rank} of {self.layout.world_size}: "
             "run with as many ranks as wrote it, or, if all ranks hold the same state, pass the DDP module or replicated=True"
         )
-
-    def _restore_optimizer(self, optimizer: Optimizer, value: Any) -> None:
-        order = self._parameters_of(optimizer)
-        index = {name: i for i, name in enumerate(order)}
-        unknown = [n for n in value["state"] if n not in index]
-        if unknown:
-            raise CheckpointError(f"the checkpoint's optimizer has state for {unknown[0]}, this one has no such parameter")
-        # torch goes by positions: those of this optimizer, whatever the order was that the checkpoint was made with.
-        groups, at = [], 0
-        for saved, own in itertools.zip_longest(value["groups"], optimizer.param_groups):
-            if saved is None or own is None:
-                raise CheckpointError(f"the checkpoint's optimizer has {len(value['groups'])} parameter groups, this one {len(optimizer.param_groups)}")
-            members = range(at, at + len(own["params"]))
-            differ = {order[i] for i in members} ^ set(saved["params"])
-            if differ:
-                raise CheckpointError(f"{min(differ)} is in another parameter group of the optimizer than in the checkpoint's")
-            groups.append({**saved, "params": list(members)})
-            at = members.stop
-        parameters = [p for g in optimizer.param_groups for p in g["params"]]
-        state = {index[n]: {k: _like(x, parameters[index[n]]) for k, x in v.items()} for n, v in value["state"].items()}
-        optimizer.load_state_dict({"state": state, "param_groups": groups})

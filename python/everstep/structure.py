@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import encoding
+from . import encoding, optimizer_state
 from ._internal import SlotLayout
+from .optimizer_state import ParameterNames
 from .slots import Snapshot, described
 from .state import Item, State
 
@@ -85,12 +86,14 @@ class _Optimizer:
         self._values = [(s, k, v, type(v)) for _, s, _, _ in self._entries for k, v in s.items() if not isinstance(v, Tensor)]
         if any(kind not in _VALUES for *_, kind in self._values):
             raise _Differs
-        value = state._optimizer(name, optimizer, [])
-        self._names = [g["params"] for g in value["groups"]]
-        self._head = encoding.encode_pair("state", encoding.encode(value["state"]))
+        names = ParameterNames(state.objects)
+        value = optimizer_state.by_names(optimizer, optimizer.state_dict(), names.of(optimizer))
+        self._names = [g["params"] for g in value.pop("groups")]
+        self._head = state.encoded(value, name, [], eager=False, sharded=True)
+        self._path: encoding.Path = ((None, name, False), "groups", False)
         self._groups = ""
         self._blob = b""
-        if self.blob() != encoding.encode(value):
+        if self.blob() != state.encoded_optimizer(name, optimizer, names, []):
             # Encoded in another way than this one knows.
             raise _Differs
 
@@ -122,7 +125,7 @@ class _Optimizer:
         written = repr(groups)
         if written != self._groups:
             whole = [{**g, "params": names} for g, names in zip(groups, self._names, strict=True)]
-            self._blob = encoding.join_pairs(self._head, encoding.encode_pair("groups", encoding.encode(whole)))
+            self._blob = encoding.join(self._head, "groups", encoding.encode(whole, self._path))
             self._groups = written
         return self._blob
 
@@ -164,7 +167,10 @@ class _Known:
         for name, obj in state.objects.items():
             if isinstance(obj, nn.Module):
                 self._modules += [_Module.of(m) for m in obj.modules()]
-            elif isinstance(obj, Optimizer):
+                if any(i.name == encoding.BLOB + name for i in items):
+                    # Something is saved beside its tensors: extra state, versions for hooks of loading.
+                    raise _Differs
+            elif name in state.optimizers_by_name:
                 self._optimizers[name] = _Optimizer(state, name, obj)
         self._items = [i for i in items if not i.name.startswith(encoding.BLOB) or i.name == encoding.BLOB + "align"]
         if any(i.whole is not None for i in self._items):
@@ -202,13 +208,13 @@ class _Known:
             raise _Differs
         blobs = []
         for name, obj in self._state.objects.items():
-            if isinstance(obj, Optimizer):
+            if name in self._optimizers:
                 blobs.append((encoding.BLOB + name, self._optimizers[name].blob()))
             elif not isinstance(obj, nn.Module):
                 tensors: list[Item] = []
-                value = self._state._refer(obj.state_dict(), name, tensors, eager=True)
+                blob = self._state.encoded(self._state.state_of(name, obj), name, tensors, eager=True)
                 if tensors:
                     raise _Differs
-                blobs.append((encoding.BLOB + name, encoding.encode(value)))
+                blobs.append((encoding.BLOB + name, blob))
         blobs += self._state.surroundings(extra)
         return Snapshot(step, self._host, persist, layout=self._layout, blobs=blobs)

@@ -13,6 +13,7 @@ use crate::board::Board;
 use crate::copiers::{BACKGROUND, FOREGROUND};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::index::{Index, Tensor};
+use crate::format::readable::Header;
 use crate::fused::Running;
 use crate::pass::Pass;
 use std::io;
@@ -51,6 +52,7 @@ pub struct Capture {
 pub struct Described {
     json: Vec<u8>,
     bytes: u64,
+    header: Header,
 }
 
 impl Described {
@@ -76,6 +78,7 @@ impl Described {
             }
             serde_json::to_writer(&mut self.json, tensor).map_err(io::Error::other)?;
             self.bytes += tensor.bytes;
+            self.header.add(tensor);
         }
         Ok(())
     }
@@ -183,6 +186,8 @@ impl Filling {
     /// As [`start`].
     pub fn begin(slot: Arc<Slot>, tensors: Described, label: Label, persist: bool, alike: usize) -> io::Result<Self> {
         let index_bytes = tensors.json.len() + tensors.chunks() * 21 + 32;
+        let readable = tensors.header.check(tensors.json.len() as u64, tensors.bytes);
+        readable.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
         if !slot.fits(tensors.bytes, index_bytes as u64) {
             return Err(io::Error::new(io::ErrorKind::StorageFull, "the state has outgrown its slot"));
         }

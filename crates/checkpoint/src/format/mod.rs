@@ -6,4 +6,5 @@ pub mod index;
 pub mod manifest;
 pub mod mark;
 pub mod places;
+pub mod readable;
 pub mod shard;

@@ -1,0 +1,42 @@
+"""Whether two states are the same, in values and types."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Generator, Tensor
+
+from .tensors import same_bits
+
+
+
+def difference(saved: Any, found: Any, path: str = "") -> str | None:
+    """Where two states differ first (``/exp_avg``, ``[3]``; empty for the states themselves); ``None`` when they are the same."""
+    if isinstance(saved, Tensor):
+        part, other = getattr(saved, "_local_tensor", saved), getattr(found, "_local_tensor", found)
+        return None if part is other or (isinstance(other, Tensor) and same_bits(part, other)) else path
+    if type(saved) is not type(found):
+        return path
+    if isinstance(saved, float):
+        return None if struct.pack("d", saved) == struct.pack("d", found) else path
+    if isinstance(saved, Mapping):
+        for key in saved.keys() | found.keys():
+            at = f"{path}/{key}"
+            inner = at if key not in saved or key not in found else difference(saved[key], found[key], at)
+            if inner is not None:
+                return inner
+        return None
+    if isinstance(saved, (list, tuple, deque)):
+        if len(saved) != len(found):
+            return path
+        pairs = enumerate(zip(saved, found, strict=True))
+        return next((d for i, (a, b) in pairs if (d := difference(a, b, f"{path}[{i}]")) is not None), None)
+    if type(saved).__module__ == "numpy":
+        same = saved.dtype == found.dtype and saved.shape == found.shape and saved.tobytes() == found.tobytes()
+        return None if same else path
+    if isinstance(saved, Generator):
+        return difference(saved.get_state(), found.get_state(), path)
+    return None if saved == found or saved != saved else path

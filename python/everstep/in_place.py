@@ -1,0 +1,79 @@
+"""Reads tensors of a checkpoint straight to the memory of parameters and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ._internal import CheckpointError, Shard
+from .tensors import as_real_dtype, assign, real_dtype, same_bits
+
+if TYPE_CHECKING:
+    from .placed import Resharded
+    from .tiers import HealingShard
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """The bytes can be copied straight to where they belong."""
+    return tensor.is_contiguous() and tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _by_memory(tensors: dict[str, Tensor]) -> list[list[str]]:
+    """Names of tensors, those together whose memory overlaps (tied parameters, views of one buffer)."""
+    groups: list[list[str]] = [[name] for name, t in tensors.items() if not t.numel()]
+    device, end = None, 0
+    placed = ((str(t.device), t.data_ptr(), name, t) for name, t in tensors.items() if t.numel())
+    for where, at, name, tensor in sorted(placed, key=lambda p: p[:3]):
+        reach = at + (1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))) * tensor.element_size()
+        if where == device and at < end:
+            groups[-1].append(name)
+            end = max(end, reach)
+        else:
+            groups.append([name])
+            device, end = where, reach
+    return groups
+
+
+def fill(shard: Shard | HealingShard | Resharded, into: dict[str, Tensor], others: dict[str, Tensor], room: Callable[[str], Tensor]) -> None:
+    """Reads ``into`` and ``others`` in one pass.
+
+    Args:
+        into: tensors of modules, by name. They may be strided, on a device, or share memory with each other.
+        others: plain memory for everything else. ``room`` adds to it.
+
+    Raises:
+        CheckpointError: when tensors that share memory had different values.
+    """
+    aside: list[str] = []
+    compared: list[str] = []
+    direct = dict[str, Tensor]()
+    for group in _by_memory(into):
+        first, *rest = group
+        places = {(into[n].data_ptr(), into[n].nbytes) for n in group}
+        if len(places) == 1 and all(_is_plain(into[n]) for n in group):
+            direct[first] = into[first]
+            compared += rest
+        else:
+            aside += group
+            # A copy to a device needs no second look, memory of several tensors does.
+            compared += [n for n in group if rest or into[n].device.type == "cpu"]
+    stored = {name: room(name) for name in dict.fromkeys(aside + compared)}
+    direct.update(others)
+    shard.copy_to([(name, t.data_ptr(), t.nbytes) for name, t in direct.items()])
+
+    def values(name: str) -> Tensor:
+        dtype = real_dtype(into[name])
+        return stored[name] if dtype is None else as_real_dtype(stored[name], dtype)
+
+    with torch.no_grad():
+        for name in aside:
+            assign(into[name], values(name))
+        for name in compared:
+            if not same_bits(values(name), into[name]):
+                raise CheckpointError(
+                    f"{name} did not arrive: it shares its memory with another entry of the model (tied or overlapping tensors), for which the checkpoint has "
+                    "other values; tie them as they were when it was made"
+                )

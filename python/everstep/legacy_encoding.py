@@ -1,0 +1,65 @@
+"""Reads blobs of checkpoints that were made before types were kept exactly (see :mod:`everstep.encoding`)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import torch
+from torch import Tensor
+
+from ._internal import CheckpointError
+from .tensors import BY_NAME
+
+_TUPLE, _SET, _BIG_INT, _COMPLEX, _NUMPY, _TENSOR, _TORCH, _PAIRS, _SIZE = range(1, 10)
+
+
+def decode(data: bytes, tensor: Callable[[str], Any]) -> Any:
+    """The value; ``tensor`` is asked for each tensor by name."""
+    return msgpack.unpackb(data, ext_hook=_Decoder(tensor), strict_map_key=False)
+
+
+def tensor_of(dtype: str, shape: list[int], data: bytes) -> Tensor:
+    """A tensor from its bytes."""
+    found = torch.empty(shape, dtype=BY_NAME[dtype])
+    if found.nbytes != len(data):
+        raise CheckpointError(f"a tensor of {len(data)} bytes in the checkpoint is not {dtype} {shape}: it is damaged")
+    if data:
+        found.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    return found
+
+
+class _Decoder:
+    def __init__(self, tensor: Callable[[str], Any]) -> None:
+        self.tensor = tensor
+
+    def __call__(self, code: int, data: bytes) -> Any:
+        if code == _TENSOR:
+            return self.tensor(data.decode())
+        if code == _BIG_INT:
+            return int(data)
+        value = decode(data, self.tensor)
+        if code == _TUPLE:
+            return tuple(value)
+        if code == _SET:
+            return set(value)
+        if code == _COMPLEX:
+            return complex(*value)
+        if code == _PAIRS:
+            return OrderedDict((k, v) for k, v in value)
+        if code == _SIZE:
+            return torch.Size(value)
+        if code == _TORCH:
+            kind, text = value
+            found = torch.device(text) if kind == "device" else getattr(torch, text.removeprefix("torch."))
+            if isinstance(found, (torch.device, torch.dtype)):
+                return found
+        if code == _NUMPY:
+            import numpy
+
+            dtype, shape, raw, scalar = value
+            array = numpy.frombuffer(raw, dtype=dtype).reshape(shape).copy()
+            return array[()] if scalar else array
+        raise CheckpointError(f"unknown type code {code} in the checkpoint: it was written by a newer everstep; install that version")

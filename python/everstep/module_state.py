@@ -1,0 +1,185 @@
+"""Modules: what their ``state_dict()`` holds, and which way it goes back.
+
+Most entries of a ``state_dict()`` are the memory of parameters and buffers, and bytes are copied straight there. Where they are not (cast
+hooks, clones, extra state), or where somebody has a part in loading (hooks, an own ``_load_from_state_dict``), the module's
+``load_state_dict`` is called, as torch would.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import flat
+from ._internal import CheckpointError
+from .compare import difference
+from .placed import Place
+from .tensors import as_real_dtype, is_lazy, real_dtype, same_bits, stored_as
+
+#: Marks what is saved of a module beside its tensors. Earlier checkpoints have the values alone.
+FORMAT = "__everstep_module__"
+
+
+@dataclass
+class Entries:
+    """What a ``state_dict()`` holds now."""
+
+    #: This rank's part of each tensor, and what it is a part of.
+    tensors: dict[str, tuple[Tensor, Tensor | Place | None]] = field(default_factory=dict)
+    #: Entries that are no tensors (extra state).
+    values: dict[str, Any] = field(default_factory=dict)
+    #: Entries of lazy modules that have no shape yet.
+    lazy: set[str] = field(default_factory=set)
+    #: Versions of modules, for those that have changed what they save.
+    versions: Any = None
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor (FSDP2, tensor parallel), the same memory; any other tensor as it is."""
+    part = getattr(tensor, "_local_tensor", None)
+    return tensor if part is None else part
+
+
+def entries_of(name: str, module: nn.Module) -> Entries:
+    """Reads a module."""
+    found = Entries()
+    if flat.is_flat(module):
+        for inner, sub in module.named_modules():
+            if _has_extra_state(sub):
+                raise CheckpointError(f"{name}.{inner} has extra state (get_extra_state), which cannot be saved inside FullyShardedDataParallel; use fully_shard (FSDP2)")
+        found.tensors = {key: (own, whole) for key, own, whole in flat.tensors(module)}
+        return found
+    state = module.state_dict()
+    found.versions = getattr(state, "_metadata", None)
+    for key, value in state.items():
+        if is_lazy(value):
+            found.lazy.add(key)
+        elif isinstance(value, Tensor):
+            own = local(value)
+            found.tensors[key] = own, None if own is value else value
+        else:
+            found.values[key] = value
+    return found
+
+
+def _has_extra_state(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    for hooks in (module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks):
+        for hook in hooks.values():
+            yield getattr(hook, "hook", hook)
+
+
+def takes_part(module: nn.Module) -> bool:
+    """Something of the user's, or of a module's own, takes part in loading: hooks, or methods that replace torch's."""
+    if type(module).load_state_dict is not nn.Module.load_state_dict or "load_state_dict" in vars(module):
+        return True
+    for inner in module.modules():
+        # torch's sharding resets itself by a hook, and state_dict() has done so already.
+        if any(not str(getattr(hook, "__module__", "")).startswith("torch.distributed.") for hook in _hooks(inner)):
+            return True
+        load = getattr(inner._load_from_state_dict, "__func__", inner._load_from_state_dict)
+        if not str(getattr(load, "__module__", "")).startswith("torch.nn.modules."):
+            return True
+    return False
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    if is_lazy(other) or one.dtype != other.dtype or one.shape != other.shape or one.device != other.device:
+        return False
+    return one.numel() == 0 or (one.data_ptr() == other.data_ptr() and one.stride() == other.stride() and one.is_conj() == other.is_conj() and one.is_neg() == other.is_neg())
+
+
+def loads_itself(module: nn.Module, entries: Entries) -> bool:
+    """The module has to be restored by its ``load_state_dict``."""
+    if flat.is_flat(module):
+        return False
+    if entries.values or entries.lazy or takes_part(module):
+        return True
+    own = {flat.clean(k): local(t) for k, t in module.named_parameters(remove_duplicate=False)}
+    own.update((flat.clean(k), local(t)) for k, t in module.named_buffers(remove_duplicate=False))
+    return any((at := own.get(flat.clean(key))) is None or not _same_memory(tensor, at) for key, (tensor, _) in entries.tensors.items())
+
+
+def saved_beside(module: nn.Module, entries: Entries, *, parts: bool) -> dict[str, Any] | None:
+    """What is saved of a module beside its tensors; ``None`` when there is nothing. ``parts``: :func:`takes_part` of it."""
+    dtypes = {key: dtype for key, (tensor, _) in entries.tensors.items() if (dtype := real_dtype(tensor)) is not None}
+    if not (entries.values or dtypes or parts):
+        return None
+    return {FORMAT: 1, "values": entries.values, "versions": entries.versions if parts or entries.values else None, "dtypes": dtypes}
+
+
+def read_beside(value: Any) -> dict[str, Any]:
+    """What :func:`saved_beside` has saved, also by earlier versions."""
+    if isinstance(value, dict) and FORMAT in value:
+        return value
+    return {"values": value or {}, "versions": None, "dtypes": {}}
+
+
+def _whole(tensor: Tensor, live: Any) -> Tensor:
+    """A part as the sharded tensor that the module has."""
+    if getattr(live, "_local_tensor", None) is None or not hasattr(live, "device_mesh"):
+        return tensor
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(tensor.to(live.device), live.device_mesh, live.placements, run_check=False, shape=live.shape, stride=live.stride())
+
+
+def load(name: str, module: nn.Module, tensors: Mapping[str, Tensor], beside: dict[str, Any]) -> None:
+    """Restores a module by its ``load_state_dict``, once, and compares what it has then.
+
+    Raises:
+        CheckpointError: when the module refuses the state, and when an entry did not arrive.
+    """
+    before = entries_of(name, module)
+    state: OrderedDict[str, Any] = OrderedDict()
+    for key, stored in tensors.items():
+        live = before.tensors.get(key)
+        dtype = beside["dtypes"].get(key)
+        tensor = stored if dtype is None else as_real_dtype(stored, dtype)
+        state[key] = tensor if live is None else _whole(tensor, live[1])
+    state.update(beside["values"])
+    # In the order in which torch has them.
+    order = {key: n for n, key in enumerate([*before.tensors, *before.lazy, *before.values])}
+    state = OrderedDict(sorted(state.items(), key=lambda item: order.get(item[0], len(order))))
+    saved = OrderedDict((k, local(v) if isinstance(v, Tensor) else v) for k, v in state.items())
+    versions = before.versions if beside["versions"] is None else beside["versions"]
+    if versions is not None:
+        state._metadata = OrderedDict((k, dict(v)) for k, v in versions.items())  # type: ignore[attr-defined]
+    try:
+        with torch.no_grad():
+            module.load_state_dict(state)
+    except Exception as e:
+        raise CheckpointError(f"{name}: load_state_dict() did not take the state in the checkpoint: {e}") from e
+    now = entries_of(name, module)
+    # What is of an earlier version of a module, the module may have changed.
+    migrated = {m for m, v in (versions or {}).items() if (now.versions or {}).get(m) != v}
+    for key, value in saved.items():
+        if key.rpartition(".")[0] in migrated:
+            continue
+        if key in now.tensors:
+            arrived = isinstance(value, Tensor) and same_bits(value, now.tensors[key][0])
+        elif key in now.values:
+            arrived = difference(value, now.values[key]) is None
+        else:
+            # A hook has renamed it, or torch would have refused it.
+            arrived = True
+        if not arrived:
+            raise CheckpointError(f"{name}.{key} did not arrive: after load_state_dict() the module has another value (check its hooks and overrides)")
+
+
+def mismatch(stored: tuple[str, list[int]], tensor: Tensor, name: str) -> str | None:
+    """Why an entry of a checkpoint is not that of a module."""
+    dtype, shape = stored_as(tensor, name)
+    if stored[1] != shape:
+        return f"{name}: shape {stored[1]} in the checkpoint, {shape} in the model"
+    if stored[0] != dtype:
+        return f"{name}: {stored[0]} in the checkpoint, {dtype} in the model"
+    return None

@@ -1,0 +1,300 @@
+"""Optimizers: the torch optimizer behind wrappers, its state by the names of parameters, and how it is put back.
+
+torch numbers parameters by their positions. Here each has the name of its object in front (``encoder.0.weight``): two modules may have
+parameters of the same name, and neither their order in the optimizer nor that of the objects matters.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import flat
+from ._internal import CheckpointError
+from .compare import difference
+
+#: How parameters are named in the state of an optimizer. Earlier checkpoints have no number: their names have no object.
+NAMES = 2
+
+
+class ParameterNames:
+    """Names of the parameters of all modules."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        #: The first name of each parameter, by identity. The order of objects and modules decides.
+        self.first: dict[int, str] = {}
+        #: Identities by every name that a parameter has: tied ones have several.
+        self.by_name: dict[str, int] = {}
+        for name, obj in objects.items():
+            if isinstance(obj, nn.Module):
+                for key, parameter in obj.named_parameters(remove_duplicate=False):
+                    full = f"{name}.{flat.clean(key)}"
+                    self.first.setdefault(id(parameter), full)
+                    self.by_name[full] = id(parameter)
+
+    def of(self, optimizer: Optimizer) -> list[str]:
+        """Names of an optimizer's parameters, in its order; ``param_N`` for those of no module."""
+        return [self.first.get(id(p), f"param_{i}") for i, p in enumerate(_parameters(optimizer))]
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for g in optimizer.param_groups for p in g["params"]]
+
+
+def unwrapped(obj: Any) -> Any:
+    """The torch optimizer inside wrappers that pass its state on as it is (Accelerate's, Trainer's); any other object itself."""
+    found = obj
+    while (inner := _inner(found)) is not None:
+        found = inner
+    return found if is_complete(found) else obj
+
+
+def is_complete(obj: Any) -> bool:
+    """A torch optimizer; wrappers that only subclass it have no hooks."""
+    return isinstance(obj, Optimizer) and hasattr(obj, "_optimizer_step_pre_hooks")
+
+
+def _inner(outer: Any) -> Any:
+    """What a wrapper wraps: ``.optimizer`` of something that looks like an optimizer (a scheduler does not)."""
+    if isinstance(outer, (nn.Module, Tensor)) or not all(hasattr(outer, a) for a in ("param_groups", "zero_grad", "state_dict")):
+        return None
+    inner = getattr(outer, "optimizer", None)
+    if inner is None or inner is outer or not hasattr(inner, "param_groups"):
+        return None
+    return inner if _passes_on(outer, inner) else None
+
+
+def _passes_on(outer: Any, inner: Any) -> bool:
+    """The state of ``outer`` is that of ``inner`` and nothing else: it returns the very object that ``inner`` returns."""
+    probe: dict[str, Any] = {"state": {}, "param_groups": []}
+    own = getattr(inner, "__dict__", {})
+    before = own.get("state_dict")
+    try:
+        inner.state_dict = lambda *_, **__: probe
+        return outer.state_dict() is probe
+    except Exception:
+        return False
+    finally:
+        if before is not None:
+            own["state_dict"] = before
+        else:
+            own.pop("state_dict", None)
+
+
+def is_standard(state: Any) -> bool:
+    """The state is as torch's own optimizers have it."""
+    return isinstance(state, dict) and state.keys() == {"state", "param_groups"}
+
+
+def kind_of(optimizer: Optimizer) -> str:
+    """The class of an optimizer."""
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+
+
+def by_names(optimizer: Optimizer, state: dict[str, Any], order: list[str]) -> dict[str, Any]:
+    """What is saved of a standard state."""
+    parameters = _parameters(optimizer)
+
+    def named(key: Any) -> bool:
+        return type(key) is int and 0 <= key < len(order)
+
+    return {
+        "state": {order[k]: v for k, v in state["state"].items() if named(k)},
+        "names": NAMES,
+        "kind": kind_of(optimizer),
+        # State of the optimizer as a whole, which some put beside that of parameters.
+        "other": [[k, v] for k, v in state["state"].items() if not named(k)],
+        # Parameters of no module are told apart by their positions only.
+        "shapes": {n: list(p.shape) for n, p in zip(order, parameters, strict=True) if n.startswith("param_")},
+        # Last: it is what changes from step to step (learning rates) where the rest stays as it is.
+        "groups": [{**g, "params": [order[i] for i in g["params"]]} for g in state["param_groups"]],
+    }
+
+
+def exported(value: dict[str, Any]) -> dict[str, Any]:
+    """As ``state_dict()`` has it, by names of parameters; without the name of the object where there is only one."""
+    names = [n for g in value["groups"] for n in g["params"]]
+    one = value.get("names") == NAMES and len({n.partition(".")[0] for n in names}) == 1 and all("." in n for n in names)
+
+    def short(name: str) -> str:
+        return name.partition(".")[2] if one else name
+
+    state = {**{short(n): v for n, v in value["state"].items()}, **{k: v for k, v in value.get("other", [])}}
+    return {"state": state, "param_groups": [{**g, "params": [short(n) for n in g["params"]]} for g in value["groups"]]}
+
+
+def _positions(name: str, value: dict[str, Any], optimizer: Optimizer, names: ParameterNames) -> dict[str, int]:
+    """The position of each saved parameter in this optimizer."""
+    order, parameters = names.of(optimizer), _parameters(optimizer)
+    by_identity = {id(p): i for i, p in enumerate(parameters)}
+    unnamed = {n: i for i, n in enumerate(order) if n == f"param_{i}"}
+    known: dict[str, set[int]] = {}
+    for full, identity in names.by_name.items():
+        if identity in by_identity:
+            key = full if value.get("names") == NAMES else full.partition(".")[2]
+            known.setdefault(key, set()).add(by_identity[identity])
+    saved = [n for g in value["groups"] for n in g["params"]]
+    found: dict[str, int] = {}
+    for key in saved:
+        at = known.get(key, {unnamed[key]} if key in unnamed else set())
+        if len(at) > 1 or saved.count(key) > 1:
+            raise CheckpointError(
+                f"{name}=: {key} is the name of several parameters in this checkpoint, which was made when names had no object: "
+                "which state belongs to which is not known; restore the objects without the optimizer"
+            )
+        if at:
+            found[key] = next(iter(at))
+    for key, shape in value.get("shapes", {}).items():
+        if key in found and list(parameters[found[key]].shape) != shape:
+            raise CheckpointError(f"{name}=: parameter {found[key]} had shape {shape} in the checkpoint, {list(parameters[found[key]].shape)} here")
+    return found
+
+
+def _differences(value: dict[str, Any], optimizer: Optimizer, order: list[str], found: dict[str, int]) -> list[str]:
+    """Where the groups of the checkpoint and of this optimizer have other parameters."""
+    lines = []
+    matched = set(found.values())
+    at = itertools.count()
+    live = {next(at): g for g, group in enumerate(optimizer.param_groups) for _ in group["params"]}
+    for g, group in enumerate(value["groups"]):
+        for key in group["params"]:
+            if key not in found:
+                lines.append(f"{key}: only in the checkpoint, in group {g}")
+            elif live[found[key]] != g:
+                lines.append(f"{key}: in group {g} of the checkpoint, in group {live[found[key]]} here")
+    lines += [f"{order[i]}: only in this optimizer, in group {g}" for i, g in live.items() if i not in matched]
+    return lines
+
+
+def restore(name: str, optimizer: Optimizer, value: dict[str, Any], names: ParameterNames) -> None:
+    """Puts the state of :func:`by_names` back.
+
+    Raises:
+        CheckpointError: when parameters and groups do not match one to one, and when something did not arrive.
+    """
+    order, parameters = names.of(optimizer), _parameters(optimizer)
+    if len(value["groups"]) != len(optimizer.param_groups):
+        raise CheckpointError(f"{name}=: the checkpoint's optimizer has {len(value['groups'])} parameter groups, this one {len(optimizer.param_groups)}")
+    found = _positions(name, value, optimizer, names)
+    lines = _differences(value, optimizer, order, found)
+    lines += [f"{n}: has state in the checkpoint, but is in no group there" for n in value["state"] if n not in found]
+    if lines:
+        shown = "\n  ".join(lines[:10]) + (f"\n  and {len(lines) - 10} more" if len(lines) > 10 else "")
+        raise CheckpointError(f"{name}=: the checkpoint's optimizer has other parameters than this one; give it the same in the same groups:\n  {shown}")
+    _check_kind(name, value, optimizer)
+    # torch goes by positions: those of this optimizer, whatever the order was that the checkpoint was made with.
+    groups, at = [], 0
+    for saved, own in zip(value["groups"], optimizer.param_groups, strict=True):
+        members = list(range(at, at + len(own["params"])))
+        group = {**saved, "params": members}
+        if isinstance(labels := saved.get("param_names"), list):
+            by_position = {found[n]: label for n, label in zip(saved["params"], labels, strict=True)}
+            group["param_names"] = [by_position[i] for i in members]
+        groups.append(group)
+        at += len(members)
+    state: dict[Any, Any] = {found[n]: {k: _like(x, parameters[found[n]]) for k, x in v.items()} for n, v in value["state"].items()}
+    state.update((k, v) for k, v in value.get("other", []))
+    before = [set(g) for g in optimizer.param_groups]
+    try:
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+    except Exception as e:
+        raise CheckpointError(f"{name}=: load_state_dict() of {kind_of(optimizer)} did not take the state in the checkpoint: {type(e).__name__}: {e}") from e
+    for was, group in zip(before, optimizer.param_groups, strict=True):
+        if lost := sorted(was - group.keys()):
+            raise CheckpointError(f"{name}=: the checkpoint is of {value.get('kind', 'another optimizer')}, whose groups have no {', '.join(lost)}, which {kind_of(optimizer)} needs")
+    if _loads_plainly(optimizer):
+        _keep_exact(optimizer, parameters, state)
+    _verify(name, optimizer, state, groups, order)
+
+
+def _check_kind(name: str, value: dict[str, Any], optimizer: Optimizer) -> None:
+    """Another class may stand for the one that was saved when both have the same options."""
+    if value.get("kind") in (None, kind_of(optimizer)):
+        return
+    for saved, own in zip(value["groups"], optimizer.param_groups, strict=True):
+        if differ := sorted(saved.keys() ^ own.keys() - {"initial_lr", "param_names"}):
+            raise CheckpointError(f"{name}=: the checkpoint is of {value['kind']}, this is {kind_of(optimizer)}; they differ in {', '.join(differ)}")
+
+
+def _like(value: Any, parameter: Tensor) -> Any:
+    """A part of a state that is sharded as its parameter is, as the sharded tensor that the optimizer had."""
+    part = getattr(parameter, "_local_tensor", None)
+    if part is None or not isinstance(value, Tensor) or value.shape != part.shape:
+        return value
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+    return DTensor.from_local(value, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+
+
+def _loads_plainly(optimizer: Optimizer) -> bool:
+    """Nothing but torch's own code takes part in loading."""
+    hooks = optimizer._optimizer_load_state_dict_pre_hooks or optimizer._optimizer_load_state_dict_post_hooks
+    return type(optimizer).load_state_dict is Optimizer.load_state_dict and not hooks
+
+
+def _keep_exact(optimizer: Optimizer, parameters: list[Tensor], state: dict[Any, Any]) -> None:
+    """torch casts state to the dtype of its parameter, and makes lists and dicts anew: what is not as saved is put in its place.
+
+    What was taken over as it is replaces the saved value in ``state``, so that it need not be compared again.
+    """
+    for i, values in state.items():
+        if type(i) is not int or i >= len(parameters) or not isinstance(values, dict):
+            continue
+        own, parameter = optimizer.state[parameters[i]], parameters[i]
+        for key, saved in values.items():
+            live = own.get(key)
+            if not isinstance(live, Tensor):
+                if difference(saved, live) is not None:
+                    own[key] = _to(saved, parameter.device)
+            elif not isinstance(saved, Tensor):
+                # torch has made a tensor of a number that an earlier version had.
+                if isinstance(saved, (int, float)) and live.numel() == 1 and live.item() == saved:
+                    values[key] = live
+                else:
+                    own[key] = saved
+            else:
+                if live.dtype != saved.dtype:
+                    live = saved.to(live.device)
+                if live.shape == parameter.shape and live.stride() != parameter.stride() and not hasattr(live, "_local_tensor"):
+                    # Kernels want state that lies in memory as its parameter does (channels last).
+                    live = torch.empty_like(parameter, dtype=live.dtype, requires_grad=False).copy_(live)
+                if _same_kind(live, saved):
+                    own[key] = values[key] = live
+
+
+def _same_kind(live: Tensor, saved: Tensor) -> bool:
+    """A copy between devices or layouts changes nothing else."""
+    return live.dtype == saved.dtype and live.shape == saved.shape
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    """The tensors of plain containers on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if type(value) in (list, tuple):
+        return type(value)(_to(v, device) for v in value)
+    if type(value) is dict:
+        return {k: _to(v, device) for k, v in value.items()}
+    return value
+
+
+def _verify(name: str, optimizer: Optimizer, state: dict[Any, Any], groups: list[dict[str, Any]], order: list[str]) -> None:
+    """Everything has arrived. What torch has taken as it is is the very tensor that was read, and costs nothing to compare."""
+    now = optimizer.state_dict()
+    places = {i: f"{name}/state/{order[i]}" if type(i) is int and 0 <= i < len(order) else f"{name}/state/{i}" for i in state.keys() | now["state"].keys()}
+    for i, place in places.items():
+        there = i in state and i in now["state"]
+        at = difference(state[i], now["state"][i], place) if there else place
+        if at is not None:
+            raise CheckpointError(f"{at} did not arrive: after load_state_dict() the optimizer has another value (a hook, or a load_state_dict of its own, changes it)")
+    for g, (saved, live) in enumerate(zip(groups, now["param_groups"], strict=True)):
+        for key, value in saved.items():
+            at = difference(value, live.get(key), f"{name}/groups[{g}]/{key}")
+            if at is not None:
+                raise CheckpointError(f"{at} did not arrive: after load_state_dict() the optimizer has another value")

@@ -1,0 +1,149 @@
+"""Tensors as a shard stores them: names of dtypes, shapes, and which tensors cannot be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import Parameter, UninitializedTensorMixin
+
+from ._internal import CheckpointError
+
+#: What safetensors calls each dtype.
+DTYPES: dict[torch.dtype, str] = {
+    getattr(torch, dtype): name
+    for dtype, name in {
+        "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+        "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+        "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL", "complex64": "C64",
+        "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+        "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e8m0fnu": "F8_E8M0",
+    }.items()
+    if hasattr(torch, dtype)
+}  # fmt: skip
+BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+#: dtypes that safetensors has no name for, as others of the same bytes: its name for those, and the dimension that they add.
+_AS_OTHER: dict[torch.dtype, tuple[str, list[int]]] = {
+    getattr(torch, dtype): stored
+    for dtype, stored in {"complex128": ("F64", [2]), "complex32": ("F16", [2]), "float4_e2m1fn_x2": ("U8", [])}.items()
+    if hasattr(torch, dtype)
+}
+_BY_TORCH_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in [*DTYPES, *_AS_OTHER]}
+
+_KINDS = (Tensor, Parameter)
+_PLAIN_DISPATCH = Tensor.__torch_dispatch__
+
+
+def stored_as(tensor: Tensor, name: str) -> tuple[str, list[int]]:
+    """The name of the dtype and the shape under which a shard stores a tensor."""
+    known = DTYPES.get(tensor.dtype)
+    if known is not None:
+        return known, list(tensor.shape)
+    other = _AS_OTHER.get(tensor.dtype)
+    if other is None:
+        raise CheckpointError(f"{name} has dtype {tensor.dtype}, which cannot be saved; convert it first")
+    return other[0], [*tensor.shape, *other[1]]
+
+
+def real_dtype(tensor: Tensor) -> str | None:
+    """The name of a dtype that :func:`stored_as` stores as another one; ``None`` for all others."""
+    return None if tensor.dtype in DTYPES else str(tensor.dtype).removeprefix("torch.")
+
+
+def as_real_dtype(tensor: Tensor, dtype: str) -> Tensor:
+    """A tensor in stored form as what it was: the same memory."""
+    if tensor.dtype.is_floating_point and dtype.startswith("complex"):
+        return torch.view_as_complex(tensor)
+    return tensor.view(_BY_TORCH_NAME[dtype])
+
+
+def is_lazy(tensor: Any) -> bool:
+    """A parameter or buffer of a lazy module that has no shape yet."""
+    return isinstance(tensor, UninitializedTensorMixin)
+
+
+def _unstorable(tensor: Tensor) -> str | None:
+    """Why there is no plain memory behind a tensor."""
+    if is_lazy(tensor):
+        return "is not initialized yet (lazy module): run one forward pass first"
+    if type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH:
+        kind = type(tensor)
+        return f"is of type {kind.__module__}.{kind.__qualname__}, a tensor without plain memory, which cannot be saved; convert it to a dense tensor"
+    if tensor.is_nested:
+        return "is a nested tensor, which cannot be saved; save its values() and offsets(), or unbind() it"
+    if tensor.layout is not torch.strided:
+        return f"has layout {tensor.layout}, which cannot be saved; save to_dense(), or its indices and values"
+    if tensor.is_meta:
+        return "is on the meta device and has no values; materialize it first"
+    if tensor.is_quantized:
+        return "is a quantized tensor, which cannot be saved; save int_repr() with its scale and zero point"
+    if tensor.dtype not in DTYPES and tensor.dtype not in _AS_OTHER:
+        return f"has dtype {tensor.dtype}, which cannot be saved; convert it first"
+    return None
+
+
+def storable(tensor: Tensor, path: Callable[[], str]) -> Tensor:
+    """The values of a tensor as memory that can be copied: the tensor itself, or, for lazily conjugated and negated views, a copy.
+
+    Raises:
+        CheckpointError: naming ``path``, for tensors that cannot be restored as they are.
+    """
+    # Every tensor comes by here at every step. Quantized ones have dtypes of their own.
+    if type(tensor) in _KINDS and tensor.layout is torch.strided and tensor.dtype in DTYPES:
+        if not (tensor.is_conj() or tensor.is_neg() or tensor.is_nested or tensor.is_meta):
+            return tensor
+    wrong = _unstorable(tensor)
+    if wrong is not None:
+        raise CheckpointError(f"{path()} {wrong}")
+    if tensor.is_conj() or tensor.is_neg():
+        return tensor.detach().resolve_conj().resolve_neg()
+    return tensor
+
+
+def raw(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, on the host, whatever its strides."""
+    dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return dense.reshape(-1).view(torch.uint8) if dense.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Equal dtype, shape and bytes. Unlike :func:`torch.equal`, NaNs are equal to themselves and -0.0 is not 0.0."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(raw(one), raw(other))
+
+
+def assign(target: Tensor, values: Tensor) -> None:
+    """``target.copy_(values)``, also where elements of the target share memory (expanded views), which must then be equal."""
+    for dim, (stride, size) in enumerate(zip(target.stride(), target.shape, strict=True)):
+        if stride == 0 and size > 1:
+            target, values = target.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+    target.copy_(values)
+
+
+def order_in_memory(tensor: Tensor) -> list[int] | None:
+    """How to permute a dense tensor that is not contiguous (transposed, channels last) so that it is; ``None`` for any other."""
+    if tensor.is_contiguous() or tensor.dim() < 2:
+        return None
+    order = sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def device_name(device: torch.device) -> str:
+    """Without its number where it is the process's own: another process may use another one."""
+    module = getattr(torch, device.type, None)
+    current = getattr(module, "current_device", None)
+    return device.type if current is not None and device.index == current() else str(device)
+
+
+def device_named(name: str) -> torch.device:
+    """The device of this name, or the nearest that is there."""
+    device = torch.device(name)
+    module = getattr(torch, device.type, None)
+    if device.type != "cpu" and (module is None or not getattr(module, "is_available", bool)()):
+        return torch.device("cpu")
+    if device.index is not None and device.index >= module.device_count():  # type: ignore[union-attr]
+        return torch.device(device.type)
+    return device
