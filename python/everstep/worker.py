@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from . import loading
 from ._internal import Agent, AgentError, Board
@@ -85,6 +85,8 @@ class _Worker:
         self.watches_gradients = False
         self.watches_data = False
         self.step_began = time.perf_counter_ns()
+        #: The script ends with an exception or an exit code of its own.
+        self.gave_up = False
         self._agent: Agent | None = None
         path = os.environ.get("EVERSTEP_BOARD")
         if path and os.environ.get("EVERSTEP_SOCKET"):
@@ -111,6 +113,7 @@ class _Worker:
         inner, pid = sys.excepthook, os.getpid()
 
         def hook(kind: type[BaseException], exc: BaseException, trace: Any) -> None:
+            self.gave_up = True
             inner(kind, exc, trace)
             if os.getpid() == pid and not issubclass(kind, KeyboardInterrupt):
                 with contextlib.suppress(Exception):
@@ -133,11 +136,31 @@ class _Worker:
             if os.getpid() == pid:
                 self.sections.append(("exit", int(_EXIT_TIMEOUT.total_seconds() * 1000)))
                 _show_section(self)
+                # Threads of the script are waited for next, and one of them may still train. This runs after them.
+                atexit.register(over)
+
+        def over() -> None:
+            if os.getpid() == pid and not self.gave_up and getattr(sys, "last_type", None) is None:
+                _script_is_over(self)
+
+        self._watch_exit_codes()
 
         try:
             threading._register_atexit(leaving)  # type: ignore[attr-defined] # before anything is torn down
         except (AttributeError, RuntimeError):
             atexit.register(leaving)
+
+    def _watch_exit_codes(self) -> None:
+        """A script that ends with an exit code other than 0 says itself that it has failed."""
+        inner, main = sys.exit, threading.main_thread()
+
+        @functools.wraps(inner)
+        def leave(status: Any = None, /) -> NoReturn:
+            if threading.current_thread() is main:
+                self.gave_up = status is not None and status != 0
+            inner(status)
+
+        sys.exit = leave
 
     def _offer_stacks(self, board: Board) -> None:
         """A hung worker's agent asks where its threads are; the answer needs neither interpreter nor lock."""
@@ -302,6 +325,22 @@ def _show_section(worker: _Worker) -> None:
         return
     name, limit = worker.sections[-1] if worker.sections else ("", 0)
     board.enter(name, limit, len(worker.sections))
+
+
+def _script_is_over(worker: _Worker) -> None:
+    """Nothing of the script is left but its exit handlers: whatever happens to this process now, it has done its work."""
+    board = worker.board
+    if board is None:
+        return
+    board.set("ShuttingDown", 1)
+    leave, pid = os._exit, os.getpid()
+
+    def leave_at_once(status: int) -> NoReturn:
+        if os.getpid() == pid:
+            board.set("ShuttingDown", 2)
+        leave(status)
+
+    os._exit = leave_at_once
 
 
 def _one_line(exc: BaseException) -> str:

@@ -75,6 +75,28 @@ pub struct Failure {
     pub verdict: Verdict,
 }
 
+/// A worker whose script is over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// Global rank.
+    pub rank: Rank,
+    /// Steps that it had completed; `None` when it reports no steps.
+    pub step: Option<Step>,
+    /// How far it is with its end.
+    pub how: HowEnded,
+}
+
+/// How far a worker is whose script is over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HowEnded {
+    /// Its interpreter is shutting down.
+    ShuttingDown,
+    /// It exited with 0.
+    Exited,
+    /// It crashed, or hung, while its interpreter was shutting down.
+    Crashed(Box<Failure>),
+}
+
 /// Something that shows on a machine without a process having ended: a line in the kernel's log, an event of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sign {

@@ -1,6 +1,6 @@
 //! What the coordinator and the agents say to each other. Types only: bytes are `wire`'s business.
 
-pub use crate::failure::{Cause, Failure, HangEvidence, Outcome, Sign};
+pub use crate::failure::{Cause, Ended, Failure, HangEvidence, HowEnded, Outcome, Sign};
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Rank, Step};
 use crate::node_check::Speed;
 pub use crate::shard::{
@@ -49,10 +49,13 @@ pub struct Running {
     pub generation: Generation,
     /// First failure among them, if any.
     pub failure: Option<Failure>,
-    /// All exited with 0.
+    /// The scripts of all of them are over, and so are their processes.
     pub finished: bool,
     /// Some worker has completed a step that it did not restore.
     pub progressed: bool,
+    /// Workers whose script is over.
+    #[serde(default)]
+    pub ended: Vec<Ended>,
 }
 
 /// Whom a node is tested with.
@@ -97,7 +100,14 @@ pub enum Report {
     Signed(Sign),
     /// This node's part of a round of a check is over.
     Checked(Checked),
-    /// All workers of this node exited with 0.
+    /// The script of a worker is over: its interpreter shuts down, or it has exited with 0.
+    Ended {
+        /// its generation
+        generation: Generation,
+        /// which worker, and how far it is
+        ended: Ended,
+    },
+    /// The scripts of all workers of this node are over, and so are their processes.
     Finished {
         /// their generation
         generation: Generation,

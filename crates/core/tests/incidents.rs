@@ -36,10 +36,11 @@ impl OneNode for Scene {
         self.sent.iter().find_map(|o| if let Order::Restore { step, .. } = o { step.map(|s| s.0) } else { None })
     }
 
-    /// Fails the current generation, after a while, and says that its workers are gone.
+    /// Fails the current generation, which used checkpoints, after a while, and says that its workers are gone.
     fn fails(&mut self, failure: Failure) {
         self.passes(61_000);
         let generation = Generation(self.started().last().copied().unwrap());
+        self.says(0, Report::Offers { generation, rank: Rank(0), offers: vec![], shared: false });
         self.says(0, Report::WorkerFailed { generation, failure });
         self.stopped([0]);
     }

@@ -14,7 +14,7 @@ mod workers;
 use crate::coordinator::incident::EXIT_FAILED;
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Step};
 use crate::ledger::{Account, Book};
-use crate::message::{Checked, Failure, Hello, Order, Place, Report, Running, Slot};
+use crate::message::{Checked, Ended, Failure, Hello, Order, Place, Report, Running, Slot};
 use crate::severity::Table;
 use crate::spec::JobSpec;
 use crate::time::Time;
@@ -81,6 +81,8 @@ struct Crew {
     finished: bool,
     /// A worker that has exited had completed a new step.
     progressed: bool,
+    /// Workers whose script is over, by local rank.
+    ended: BTreeMap<u32, Ended>,
     /// Local ranks whose failure was told.
     told: BTreeSet<u32>,
     /// Local ranks that take themselves down after an exception.
@@ -190,6 +192,7 @@ impl Agent {
                 failure: c.failure.clone(),
                 finished: c.finished,
                 progressed: c.progressed(),
+                ended: c.ended.values().cloned().collect(),
             }),
         }
     }

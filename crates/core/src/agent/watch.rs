@@ -1,7 +1,7 @@
 //! Is this worker making progress? Learned from its own steps; silence is a hang only with evidence.
 
 use crate::ledger::Reading;
-use crate::message::HangEvidence;
+use crate::message::{HangEvidence, Outcome};
 use crate::spec::Ladder;
 use crate::time::Time;
 use std::collections::VecDeque;
@@ -11,6 +11,8 @@ use std::time::Duration;
 const WINDOW: usize = 31;
 /// A worker that uses at least this share of a CPU while silent is computing, not waiting.
 const BUSY_PERCENT: u128 = 50;
+/// Python's exit code when its standard streams could not be flushed at the end.
+const NOT_FLUSHED: i32 = 120;
 /// An evaluation that nobody announces may take thirty steps' time; so much is far beyond one.
 const EVALUATION: u32 = 60;
 /// A worker that uses less than this share of a CPU while silent is waiting.
@@ -51,6 +53,10 @@ pub struct Observation {
     pub reading: Reading,
     /// Its machine has told of a failure since its last progress, or a little before.
     pub machine_failed: bool,
+    /// Its script is over and its interpreter is shutting down.
+    pub shutting_down: bool,
+    /// It called `os._exit` while shutting down.
+    pub left_at_once: bool,
 }
 
 /// What has been learned of one worker.
@@ -95,6 +101,20 @@ impl Watch {
     #[must_use]
     pub fn flags_stop(&self) -> bool {
         self.last.is_some_and(|o| o.flags_stop)
+    }
+
+    /// True when its script is over and its interpreter is shutting down.
+    #[must_use]
+    pub fn is_shutting_down(&self) -> bool {
+        self.last.is_some_and(|o| o.shutting_down)
+    }
+
+    /// True when the worker ended like this after its script was over. An exit code is the script's own word (`sys.exit(3)`), unless
+    /// the interpreter chose it, or somebody who left without waiting for the interpreter.
+    #[must_use]
+    pub fn was_over(&self, outcome: Outcome) -> bool {
+        let forced = self.last.is_some_and(|o| o.left_at_once);
+        self.is_shutting_down() && (forced || matches!(outcome, Outcome::Signal(_) | Outcome::Code(NOT_FLUSHED)))
     }
 
     /// True when the worker has completed a step that it did not restore.

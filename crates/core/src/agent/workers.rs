@@ -6,7 +6,8 @@ use super::watch::Watch;
 use super::{Agent, Crew, Stopping};
 use crate::id::{Generation, Rank, Step};
 use crate::ledger::{End, Reading};
-use crate::message::{Cause, Failure, HangEvidence, Outcome, Place, Report};
+use crate::message::{Cause, Ended, Failure, HangEvidence, HowEnded, Outcome, Place, Report};
+use crate::severity::Table;
 use crate::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -29,6 +30,20 @@ impl Crew {
         let alive = self.alive.values().map(Watch::step);
         let steps: Option<Vec<u64>> = alive.chain(self.exited_at.values().copied()).collect();
         steps.and_then(|s| s.into_iter().min()).map(Step)
+    }
+
+    fn describe(
+        &self,
+        table: &Table,
+        (local_rank, pid): (u32, u32),
+        cause: Cause,
+        words: Words,
+        step: Option<u64>,
+    ) -> Failure {
+        let rank = Rank(self.slot.first_rank.0 + local_rank);
+        let verdict = table.judge(&cause, &words.text);
+        let progressed = self.progressed();
+        Failure { rank, local_rank, pid, cause, message: words.message, step: step.map(Step), progressed, verdict }
     }
 }
 
@@ -53,6 +68,7 @@ impl Agent {
             killing: false,
             finished: false,
             progressed: false,
+            ended: BTreeMap::new(),
             stopping: None,
             first_step_sent: false,
             replicas: super::replicas::Replicas::default(),
@@ -204,9 +220,11 @@ impl Agent {
         crew.progressed |= watch.has_new_step();
         crew.exited_at.insert(local_rank, step);
         let nobody_left = crew.alive.is_empty();
+        let was_over = watch.was_over(outcome);
         let how = match outcome {
             _ if crew.stopping.is_some() => End::Stopped,
             Outcome::Code(0) => End::Well,
+            _ if was_over => End::Well,
             _ => End::Failed,
         };
         self.book.ended(self.now.micros(), local_rank, how);
@@ -223,15 +241,48 @@ impl Agent {
             if nobody_left {
                 self.kill(generation, Duration::ZERO);
             }
-        } else if outcome != Outcome::Code(0) {
+        } else if outcome == Outcome::Code(0) {
+            self.ended(generation, local_rank, step, HowEnded::Exited);
+        } else if was_over {
+            self.crashed_at_exit(generation, local_rank, pid, Cause::Exited(outcome), words, step);
+        } else {
             self.failed(generation, local_rank, pid, Cause::Exited(outcome), words, step);
-        } else if nobody_left && crew.failure.is_none() {
-            crew.finished = true;
-            self.send(Report::Finished { generation });
         }
         if may_end {
             self.kill(generation, self.config.spec.ladder().fence_grace);
         }
+    }
+
+    /// The script of a worker is over. What its process still does cannot undo that.
+    fn ended(&mut self, generation: Generation, local_rank: u32, step: Option<u64>, how: HowEnded) {
+        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
+        let ended = Ended { rank: Rank(crew.slot.first_rank.0 + local_rank), step: step.map(Step), how };
+        crew.ended.insert(local_rank, ended.clone());
+        let gone = |local: &u32| crew.ended.get(local).is_some_and(|e| matches!(e.how, HowEnded::Crashed(_)));
+        let finished = crew.failure.is_none() && crew.alive.keys().all(gone);
+        crew.finished = finished;
+        self.send(Report::Ended { generation, ended });
+        if finished {
+            self.send(Report::Finished { generation });
+        }
+    }
+
+    /// A worker crashed or hung while its interpreter was shutting down.
+    fn crashed_at_exit(
+        &mut self,
+        generation: Generation,
+        local_rank: u32,
+        pid: u32,
+        cause: Cause,
+        words: Words,
+        step: Option<u64>,
+    ) {
+        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
+        if !crew.told.insert(local_rank) {
+            return;
+        }
+        let failure = crew.describe(&self.config.table, (local_rank, pid), cause, words, step);
+        self.ended(generation, local_rank, step, HowEnded::Crashed(Box::new(failure)));
     }
 
     fn failed(
@@ -244,14 +295,10 @@ impl Agent {
         step: Option<u64>,
     ) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.stopping.is_none()) else { return };
-        let rank = Rank(crew.slot.first_rank.0 + local_rank);
-        let progressed = crew.progressed();
-        let verdict = self.config.table.judge(&cause, &words.text);
-        if (crew.killing && !verdict.says_why()) || !crew.told.insert(local_rank) {
+        let failure = crew.describe(&self.config.table, (local_rank, pid), cause, words, step);
+        if (crew.killing && !failure.verdict.says_why()) || !crew.told.insert(local_rank) {
             return;
         }
-        let Words { message, .. } = words;
-        let failure = Failure { rank, local_rank, pid, cause, message, step: step.map(Step), progressed, verdict };
         crew.failure.get_or_insert_with(|| failure.clone());
         self.send(Report::WorkerFailed { generation, failure });
     }
@@ -270,19 +317,29 @@ impl Agent {
         let Some(watch) = crew.alive.get_mut(&local_rank) else { return };
         let reading = Reading { step: seen.step, restored: seen.restored, ..seen.reading };
         self.book.look(now.micros(), local_rank, reading);
-        let sign = self.signs.grave_since(watch.progress_at());
+        let sign = self.signs.grave_since(watch.progress_at()).map(|s| s.verdict.line.clone());
         let verdict = watch.observe(now, super::watch::Observation { machine_failed: sign.is_some(), ..seen }, &ladder);
         let step = watch.step();
+        let shutting_down = watch.is_shutting_down() && !stopping;
+        if shutting_down && !crew.ended.contains_key(&local_rank) {
+            self.ended(generation, local_rank, step, HowEnded::ShuttingDown);
+        }
         if let Some((evidence, silence)) = verdict
             && !stopping
         {
             let silence_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
-            let said = sign.filter(|_| evidence == HangEvidence::MachineSign).map(|s| s.verdict.line.clone());
+            let said = sign.filter(|_| evidence == HangEvidence::MachineSign);
             let words = Words::from(said.unwrap_or_default());
+            let cause = Cause::Hung { evidence, silence_ms };
+            if shutting_down {
+                self.book.ended(now.micros(), local_rank, End::Well);
+                return self.crashed_at_exit(generation, local_rank, pid, cause, words, step);
+            }
             self.book.ended(now.micros(), local_rank, End::Failed);
-            self.failed(generation, local_rank, pid, Cause::Hung { evidence, silence_ms }, words, step);
+            self.failed(generation, local_rank, pid, cause, words, step);
             return;
         }
+        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
         let all_stepped = crew.alive.values().all(Watch::has_new_step);
         if all_stepped && !crew.first_step_sent && !crew.alive.is_empty() {
             crew.first_step_sent = true;

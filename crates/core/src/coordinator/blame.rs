@@ -161,7 +161,12 @@ impl Job {
         let again =
             |w: &Witness| w.node == *node && w.failure.as_ref().map(|f| f.rank) == failure.as_ref().map(|f| f.rank);
         if inquiry.witnesses.len() < WITNESSES && !inquiry.witnesses.iter().any(again) {
-            inquiry.witnesses.push(Witness { node: node.clone(), failure });
+            let echoes = inquiry.witnesses.iter().all(|w| w.failure.as_ref().is_some_and(|f| f.verdict.follows));
+            inquiry.witnesses.push(Witness { node: node.clone(), failure: failure.clone() });
+            // What was noticed first only followed from it.
+            if echoes && self.giving_up.is_none() {
+                self.giving_up = self.no_way_back(failure.as_ref());
+            }
             self.weigh(out);
         }
     }
@@ -235,6 +240,12 @@ impl Job {
 
     /// Says whose failure it was.
     pub(super) fn conclude(&mut self, now: Time, out: &mut Vec<Command>) {
+        let opened_by = self.inquiry.as_ref().and_then(|i| i.witnesses.first()).and_then(|w| w.failure.clone());
+        let only_exception = self.no_way_back(opened_by.as_ref()).is_some() && self.unfinished().is_none();
+        if self.giving_up.is_some() && only_exception && self.killed_beside() {
+            self.giving_up = None;
+            self.count_restart(now);
+        }
         let blame = self.blame();
         if let Some(blame) = &blame {
             self.blamed_again(now, blame, out);

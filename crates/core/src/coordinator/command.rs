@@ -245,6 +245,17 @@ pub enum Fact {
         /// completed steps that must be computed again
         steps_lost: u64,
     },
+    /// A worker crashed after the end of the training, which counts as finished all the same.
+    LateCrash {
+        /// the generation
+        generation: Generation,
+        /// where
+        node: NodeId,
+        /// the crash
+        failure: Failure,
+        /// a rank that had ended by itself at the same step; `None`: the worker's own script was over
+        with: Option<Rank>,
+    },
     /// A rank could not read what it was told to restore: the job restores something else.
     RestoreFailed {
         /// the generation

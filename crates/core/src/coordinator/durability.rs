@@ -53,10 +53,7 @@ impl Job {
         if generation != self.record.generation || rank.0 >= self.record.world.size() {
             return;
         }
-        if !self.record.checkpointed {
-            self.record.checkpointed = true;
-            self.changed(false);
-        }
+        self.has_checkpoints();
         if self.durability.decision.is_some() {
             // While the decision is still to be written, the write tells everybody.
             if let Some(after) = self.write.promise() {
@@ -72,6 +69,14 @@ impl Job {
                 self.decided_before(now, node, step, out);
             }
             _ => self.decide(now, out),
+        }
+    }
+
+    /// The script uses checkpoints of ours: there is a way back.
+    pub(super) fn has_checkpoints(&mut self) {
+        if !self.record.checkpointed {
+            self.record.checkpointed = true;
+            self.changed(false);
         }
     }
 

@@ -63,6 +63,19 @@ impl Job {
 
     /// A member of the training world failed: `failure` of a worker, or the whole node when `None`.
     pub(super) fn fail(&mut self, now: Time, node: &NodeId, failure: Option<Failure>, out: &mut Vec<Command>) {
+        if self.is_at_the_end(now, node, failure.as_ref(), out) {
+            return;
+        }
+        let generation = self.record.generation;
+        if self.release(now, out) {
+            self.testify(node, generation, failure, out);
+        } else {
+            self.fail_now(now, node, failure, out);
+        }
+    }
+
+    /// The same for one that is known to be a failure.
+    pub(super) fn fail_now(&mut self, now: Time, node: &NodeId, failure: Option<Failure>, out: &mut Vec<Command>) {
         // What was heard of an earlier failure is all that will be.
         self.conclude(now, out);
         let job = self.record.spec.job.clone();
@@ -71,14 +84,18 @@ impl Job {
         if failure.as_ref().is_some_and(|f| f.progressed) {
             self.record.progressed = true;
         }
-        let refusal = self.same_again(failure.as_ref()).map_or_else(
+        let again = self.same_again(failure.as_ref());
+        let first = self.unfinished().or_else(|| self.no_way_back(failure.as_ref()));
+        let refusal = first.or_else(|| again.map_or_else(
             || {
                 self.budget_allows(now, failure.as_ref().is_some_and(|f| f.cause != Cause::Fenced))
                     .err()
                     .map(|why| (EXIT_FAILED, why))
             },
             |why| Some((EXIT_SAME_AGAIN, why)),
-        );
+        ));
+        // What others say next may show that the script has not done it.
+        let unclear = self.no_way_back(failure.as_ref()).is_some() && failure.as_ref().is_some_and(|f| !f.verdict.says_why());
         let action = match (&refusal, &failure) {
             (Some(_), _) => Action::Fail,
             (None, Some(_)) => Action::Restart,
@@ -104,7 +121,7 @@ impl Job {
         self.reached = None;
         match refusal {
             // Of a hang, it is still to be asked where all ranks are.
-            Some((code, why)) if follows || hung => self.giving_up = Some((code, why)),
+            Some((code, why)) if follows || hung || unclear => self.giving_up = Some((code, why)),
             Some((code, why)) => {
                 self.phase = Phase::Over { code, why: format!("{what}; {why}") };
                 return;
@@ -112,10 +129,7 @@ impl Job {
             None => {}
         }
         if self.giving_up.is_none() {
-            self.record.restarts += 1;
-            self.record.recent.push(now);
-            let surplus = self.record.recent.len().saturating_sub(RECENT);
-            self.record.recent.drain(..surplus);
+            self.count_restart(now);
         }
         self.open_incident = Some(incident);
         self.behind = None;
@@ -123,6 +137,13 @@ impl Job {
         // Who hangs is known; what the others wait for says why.
         self.fence_all(now, hung, out);
         self.phase = Phase::Forming { since: now, last_join: None };
+    }
+
+    pub(super) fn count_restart(&mut self, now: Time) {
+        self.record.restarts += 1;
+        self.record.recent.push(now);
+        let surplus = self.record.recent.len().saturating_sub(RECENT);
+        self.record.recent.drain(..surplus);
     }
 
     /// The first new step of a generation is complete: if the job had been further, the incident is over when it is there again.

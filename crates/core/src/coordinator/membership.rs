@@ -102,6 +102,10 @@ impl Job {
                     if r.finished {
                         finished.insert(id.clone());
                     }
+                    for ended in &r.ended {
+                        self.ended(now, &id, generation, ended, out);
+                    }
+                    self.finish();
                     if let Some(failure) = r.failure {
                         self.fail(now, &id, Some(failure), out);
                     }
@@ -189,6 +193,7 @@ impl Job {
             self.remove(now, &id, out);
         }
         self.hear_out(now, out);
+        self.end_wait(now, out);
         self.check_in_time(now, out);
         if let Phase::Training { reattach_until, finished } = &mut self.phase
             && let Some(until) = *reattach_until
@@ -267,6 +272,7 @@ impl Job {
         lost.chain(phase)
             .chain(self.inquiry.iter().map(|i| i.until))
             .chain(self.checking.iter().map(|c| c.until))
+            .chain(self.ending.until)
             .chain(self.remedy_deadline())
             .chain(self.write.retry.map(|(at, _)| at))
             .filter(|at| *at > ticked)

@@ -7,6 +7,7 @@
 pub(crate) mod blame;
 pub mod command;
 pub mod durability;
+pub mod ending;
 pub mod event;
 pub mod exclusion;
 pub mod growth;
@@ -29,6 +30,7 @@ use crate::id::{Epoch, JobId, NodeId, PersistId, Session, Step};
 use crate::message::{Hello, Order, Report};
 use crate::time::Time;
 use command::{Command, Fact, Reason};
+use ending::Ending;
 use event::{Event, Version};
 use node_check::Checking;
 use state::{Durability, Job, JobRecord, OldWorld, Phase, Stage};
@@ -387,6 +389,7 @@ impl Job {
         self.trained_since = now;
         self.newcomers = false;
         self.growth = None;
+        self.ending = Ending::default();
         self.phase = Phase::Training { finished: BTreeSet::new(), reattach_until: None };
         self.reason = Reason::Training;
         out.push(Command::Record {

@@ -62,6 +62,7 @@ impl Job {
         if generation != self.record.generation || self.record.world.slot(node).is_none() {
             return;
         }
+        self.has_checkpoints();
         let known = self.replication.sealed.insert(node.clone(), step).is_some();
         let again = instead.map_or(known, |round| round == self.replication.round);
         if instead.is_some() && !again {

@@ -18,6 +18,7 @@ impl Job {
             }
             Report::Checked(answer) => self.checked(now, node, answer, out),
             Report::Signed(sign) => self.signed(now, node, sign, out),
+            Report::Ended { generation, ended } => self.ended(now, node, generation, &ended, out),
             Report::Finished { generation } => self.finished(generation, node),
             Report::Stopped { generation, store_port, reached } => {
                 self.node_stopped(generation, node, store_port, reached);
@@ -85,9 +86,7 @@ impl Job {
         match &mut self.phase {
             Phase::Training { finished, .. } => {
                 finished.insert(node.clone());
-                if self.record.world.slots.iter().all(|s| finished.contains(&s.node)) {
-                    self.phase = Phase::Over { code: 0, why: "all workers finished".into() };
-                }
+                self.finish();
             }
             Phase::Stopping { .. } => self.stopping_done(node),
             Phase::Forming { .. } | Phase::Over { .. } => {}

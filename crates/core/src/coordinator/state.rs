@@ -3,6 +3,7 @@
 
 use super::blame::Inquiry;
 use super::command::Reason;
+use super::ending::Ending;
 use super::event::Version;
 use super::exclusion::Exclusion;
 use super::growth::Growth;
@@ -278,6 +279,8 @@ pub struct Job {
     pub newcomers: bool,
     /// Nodes that could not read the job's state; true: because nothing was durable yet.
     pub unable: BTreeMap<NodeId, bool>,
+    /// How far the ranks are with ending.
+    pub ending: Ending,
     /// Nodes left out of a world (only used by the planted bug of that name).
     pub left_out: BTreeSet<NodeId>,
 }
@@ -354,6 +357,7 @@ impl Job {
             growth_after: Time(0),
             newcomers: false,
             unable: BTreeMap::new(),
+            ending: Ending::default(),
             left_out: BTreeSet::new(),
         }
     }

@@ -44,6 +44,8 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
             ..Reading::default()
         },
         machine_failed: false,
+        shutting_down: board.get(Word::ShuttingDown) > 0,
+        left_at_once: board.get(Word::ShuttingDown) == 2,
     }
 }
 

@@ -194,6 +194,7 @@ def _start():
         for _ in range(1):
             trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace
         error.__traceback__ = trace
+        sys.last_type = type(error)  # as the interpreter does: the script has not ended by itself
         sys.excepthook(type(error), error, trace)
         if isinstance(error, KeyboardInterrupt):
             signal.signal(signal.SIGINT, signal.SIG_DFL)

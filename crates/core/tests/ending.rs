@@ -1,0 +1,164 @@
+//! Is the training over? Ends of some ranks beside crashes of others.
+#![allow(clippy::unwrap_used)]
+
+mod scene;
+
+use everstep_core::coordinator::command::Fact;
+use everstep_core::id::{Generation, Rank, Step};
+use everstep_core::message::{Ended, Failure, HowEnded, Order, Outcome, Report};
+use everstep_core::spec::RestartBudget;
+use scene::{Scene, failure};
+
+const PER_DAY: RestartBudget = RestartBudget::PerDayAfterFirstStep(10);
+
+/// Two nodes of one rank each, in their first generation.
+fn job(restarts: RestartBudget) -> Scene {
+    let mut scene = Scene::new();
+    for node in 0..2 {
+        scene.join(node, node + 10, 1, Scene::spec((2, 2), restarts));
+    }
+    scene.passes(3000);
+    assert_eq!(scene.started(), [1]);
+    scene
+}
+
+fn crash(rank: u32, outcome: Outcome, step: u64) -> Failure {
+    failure(rank, outcome, "", step)
+}
+
+fn crashes(scene: &mut Scene, failure: Failure) {
+    let node = u64::from(failure.rank.0);
+    scene.says(node, Report::WorkerFailed { generation: Generation(1), failure });
+}
+
+fn ends(scene: &mut Scene, rank: u32, step: Option<u64>, how: HowEnded) {
+    let ended = Ended { rank: Rank(rank), step: step.map(Step), how };
+    scene.says(u64::from(rank), Report::Ended { generation: Generation(1), ended });
+}
+
+fn warned(scene: &Scene) -> bool {
+    let told = scene.sent.iter().any(|o| matches!(o, Order::Notice { what } if what.contains("counts as finished")));
+    told && scene.facts.iter().any(|f| matches!(f, Fact::LateCrash { .. }))
+}
+
+#[test]
+fn a_crash_at_the_last_step_of_a_rank_that_ended_is_none_whichever_comes_first() {
+    for first in [true, false] {
+        let mut scene = job(PER_DAY);
+        if first {
+            ends(&mut scene, 0, Some(60), HowEnded::Exited);
+        }
+        crashes(&mut scene, crash(1, Outcome::Signal(6), 60));
+        scene.passes(if first { 5000 } else { 600 });
+        ends(&mut scene, 0, Some(60), HowEnded::Exited);
+        assert_eq!(scene.over().unwrap().0, 0, "{:?}", scene.over());
+        assert!(warned(&scene) && scene.started() == [1]);
+    }
+}
+
+#[test]
+fn a_rank_whose_interpreter_shuts_down_is_waited_for() {
+    let mut scene = job(PER_DAY);
+    ends(&mut scene, 0, Some(60), HowEnded::ShuttingDown);
+    crashes(&mut scene, crash(1, Outcome::Code(3), 60));
+    scene.passes(8000);
+    assert_eq!(scene.over(), None, "rank 0 is still at it");
+    ends(&mut scene, 0, Some(60), HowEnded::Crashed(Box::new(crash(0, Outcome::Signal(11), 60))));
+    assert_eq!(scene.over().unwrap().0, 0);
+    assert_eq!(scene.facts.iter().filter(|f| matches!(f, Fact::LateCrash { .. })).count(), 2);
+}
+
+#[test]
+fn a_rank_in_the_middle_beside_one_that_ended_fails_the_job() {
+    for step in [Some(60), None] {
+        let mut scene = job(PER_DAY);
+        ends(&mut scene, 0, step, HowEnded::Exited);
+        crashes(&mut scene, crash(1, Outcome::Signal(9), 59));
+        scene.passes(3000);
+        let (code, why) = scene.over().unwrap();
+        assert!(code == 1 && why.contains("the training is not finished") && scene.started() == [1], "{code} {why}");
+    }
+}
+
+#[test]
+fn a_count_of_restarts_is_honoured_for_what_is_not_finished() {
+    let mut scene = job(RestartBudget::Exactly(1));
+    ends(&mut scene, 0, Some(60), HowEnded::Exited);
+    crashes(&mut scene, crash(1, Outcome::Signal(9), 59));
+    scene.passes(1100);
+    scene.stopped([0, 1]);
+    scene.passes(3000);
+    assert_eq!((scene.started(), scene.over()), (vec![1, 2], None));
+}
+
+#[test]
+fn nobody_ends_so_a_crash_is_a_failure_after_a_moment() {
+    let mut scene = job(PER_DAY);
+    crashes(&mut scene, crash(1, Outcome::Signal(6), 30));
+    assert!(!scene.sent.iter().any(|o| matches!(o, Order::Fence { .. })));
+    scene.passes(1100);
+    assert!(scene.sent.iter().any(|o| matches!(o, Order::Fence { .. })));
+    scene.stopped([0, 1]);
+    scene.passes(3000);
+    assert_eq!(scene.started(), [1, 2]);
+}
+
+#[test]
+fn what_follows_from_a_crash_shows_that_the_others_are_not_at_their_end() {
+    let mut scene = job(PER_DAY);
+    crashes(&mut scene, crash(1, Outcome::Signal(6), 30));
+    let lost = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:4";
+    crashes(&mut scene, failure(0, Outcome::Code(1), lost, 30));
+    assert!(scene.sent.iter().any(|o| matches!(o, Order::Fence { .. })), "at once");
+}
+
+#[test]
+fn a_kill_is_never_held() {
+    let mut scene = job(PER_DAY);
+    crashes(&mut scene, crash(1, Outcome::Signal(9), 30));
+    assert!(scene.sent.iter().any(|o| matches!(o, Order::Fence { .. })));
+}
+
+#[test]
+fn an_exception_of_a_script_without_checkpoints_ends_the_job() {
+    let error = |step| failure(1, Outcome::Code(1), "ValueError: batch of 31", step);
+    let mut scene = job(PER_DAY);
+    crashes(&mut scene, error(30));
+    scene.passes(1100);
+    let (code, why) = scene.over().unwrap();
+    assert!(code == 1 && why.contains("no everstep.CheckpointManager"), "{code} {why}");
+    // With checkpoints, or with a number of restarts, it is tried again.
+    for (restarts, checkpointed) in [(PER_DAY, true), (RestartBudget::Exactly(2), false)] {
+        let mut scene = job(restarts);
+        if checkpointed {
+            let offers = Report::Offers { generation: Generation(1), rank: Rank(0), offers: vec![], shared: true };
+            scene.says(0, offers);
+        }
+        crashes(&mut scene, error(30));
+        scene.passes(1100);
+        scene.stopped([0, 1]);
+        scene.passes(3000);
+        assert_eq!((scene.started(), scene.over()), (vec![1, 2], None));
+    }
+}
+
+#[test]
+fn an_exception_that_was_noticed_after_its_echo_ends_the_job_too() {
+    let mut scene = job(PER_DAY);
+    let lost = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:4";
+    crashes(&mut scene, failure(0, Outcome::Code(1), lost, 30));
+    crashes(&mut scene, failure(1, Outcome::Code(1), "ValueError: batch of 31", 30));
+    scene.stopped([0, 1]);
+    scene.passes(5000);
+    assert_eq!((scene.started(), scene.over().map(|o| o.0)), (vec![1], Some(1)));
+}
+
+#[test]
+fn an_unclear_exception_beside_a_kill_is_not_the_scripts() {
+    let mut scene = job(PER_DAY);
+    crashes(&mut scene, failure(0, Outcome::Code(1), "RuntimeError: it did not work", 30));
+    crashes(&mut scene, crash(1, Outcome::Signal(9), 30));
+    scene.stopped([0, 1]);
+    scene.passes(6000);
+    assert_eq!((scene.started(), scene.over()), (vec![1, 2], None));
+}

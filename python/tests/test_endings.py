@@ -1,0 +1,146 @@
+"""A finished training is never done again, and one that is not finished does not count as finished: real workers, real ends."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+#: A DDP script that never imports everstep: 12 steps, each noted, then its own end (`END`); `EARLY` runs before a step.
+SCRIPT = """
+import atexit, os, sys, threading, time
+import torch, torch.distributed as dist
+
+rank, life = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+others = [r for r in range(int(os.environ["WORLD_SIZE"])) if r != rank]
+place = os.environ["OUT"]
+
+
+def note(what):
+    with open(f"{place}/{what}-{rank}", "a") as file:
+        file.write(f"{life}\\n")
+
+
+def others_are_gone():
+    while not all(os.path.exists(f"{place}/ended-{r}") for r in others):
+        time.sleep(0.01)
+    time.sleep(0.2)
+
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(1, 13):
+    exec(os.environ.get("EARLY", ""))
+    optimizer.zero_grad()
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    note("step")
+dist.destroy_process_group()
+exec(os.environ.get("END", ""))
+note("ended")
+"""
+
+
+@pytest.fixture
+def ending(everstep, script, tmp_path):
+    """Runs the script with an end; how it went, and how often each rank has done its 12 steps."""
+
+    def run(*options: str, ranks: int = 2, **how: str):
+        out = tmp_path / "out"
+        out.mkdir()
+        line = ["run", "--standalone", "--name", "job", "--nproc-per-node", str(ranks), *options, script(SCRIPT)]
+        done = everstep(*line, timeout=90, OUT=str(out), **how)
+        steps = [len((out / f"step-{rank}").read_text().split()) for rank in range(ranks)]
+        return done, steps
+
+    return run
+
+
+#: Ends of rank 1 after its last step, while rank 0 ends by itself.
+ENDS = {
+    "abort-first": "time.sleep(0.5) if rank == 0 else os.abort()",
+    "abort-at-exit": "if rank == 1: atexit.register(os.abort); atexit.register(others_are_gone)",
+    "os-exit-at-exit": "if rank == 1: atexit.register(os._exit, 3)",
+    "exception": "if rank == 1: others_are_gone(); raise OSError('no space left for the picture')",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_finished_training_is_not_done_again(ending, end):
+    done, steps = ending(END=ENDS[end])
+    assert (done.returncode, steps) == (0, [12, 12]), done.stderr
+    assert "counts as finished" in done.stderr, done.stderr
+
+
+def test_a_single_rank_that_aborts_at_exit_has_finished(ending):
+    done, steps = ending(ranks=1, END="atexit.register(os.abort)")
+    assert (done.returncode, steps) == (0, [12]), done.stderr
+
+
+def test_a_rank_in_the_middle_beside_one_that_has_ended_fails_the_job(ending):
+    early = """
+if rank == 0 and step == 8:
+    note("ended"), os._exit(0)
+if rank == 1 and step == 7:
+    optimizer.register_step_pre_hook(lambda *_: (others_are_gone(), os.abort()))
+"""
+    done, steps = ending(EARLY=early)
+    assert done.returncode == 1 and steps == [7, 6], (steps, done.stderr)
+    assert "the training is not finished" in done.stderr, done.stderr
+
+
+def test_a_script_that_fails_at_its_end_has_not_finished(ending):
+    done, steps = ending(END="sys.exit(3)")
+    assert done.returncode == 1 and steps == [12, 12], done.stderr
+    assert "no everstep.CheckpointManager" in done.stderr
+
+
+def test_an_exception_without_a_way_back_ends_the_job_unless_restarts_are_given(ending, tmp_path):
+    early = "if step == 6 and rank == 1 and life == 0: raise ValueError('odd batch')"
+    done, steps = ending(EARLY=early)
+    assert done.returncode == 1 and steps == [5, 5], (steps, done.stderr)
+    assert "no everstep.CheckpointManager" in done.stderr
+    os.rename(tmp_path / "out", tmp_path / "first")
+    done, steps = ending("--max-restarts", "1", EARLY=early)
+    assert done.returncode == 0 and steps == [17, 17], (steps, done.stderr)
+
+
+def test_a_kill_without_checkpoints_still_restarts(ending):
+    done, steps = ending(EARLY="if step == 6 and rank == 1 and life == 0: os.kill(os.getpid(), 9)")
+    assert done.returncode == 0 and steps == [17, 17], (steps, done.stderr)
+
+
+def test_a_finished_training_is_not_done_again_with_restarts_to_spare(ending):
+    done, steps = ending("--max-restarts", "3", END="if rank == 1: os.abort()")
+    assert (done.returncode, steps) == (0, [12, 12]), done.stderr
+
+
+#: The same with checkpoints of everstep's: steps that each life has computed.
+CHECKPOINTED = """
+import atexit, os, time
+import torch, everstep
+
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ckpt = everstep.CheckpointManager(os.environ["OUT"] + "/ck", model=model, optimizer=optimizer)
+rank, life = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+for step in ckpt.steps(12):
+    optimizer.zero_grad()
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    with open(f"{os.environ['OUT']}/step-{rank}", "a") as file:
+        file.write(f"{life}\\n")
+if rank == 1:
+    atexit.register(os.abort)
+"""
+
+
+def test_a_crash_at_exit_beside_checkpoints_is_no_restart(everstep, script, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    line = ["run", "--standalone", "--name", "job", "--nproc-per-node", "2", script(CHECKPOINTED)]
+    done = everstep(*line, timeout=90, OUT=str(out))
+    assert done.returncode == 0 and "counts as finished" in done.stderr, done.stderr
+    assert [Path(out / f"step-{rank}").read_text().split() for rank in range(2)] == [["0"] * 12] * 2
