@@ -130,24 +130,20 @@ impl Job {
 
     /// A crash after the end of the training: said, and nothing else. `with`: a rank that had ended at the same step; `None`: its own
     /// script was over.
-    fn late_crash(
-        &mut self,
-        now: Time,
-        node: &NodeId,
-        failure: &Failure,
-        with: Option<Rank>,
-        out: &mut Vec<Command>,
-    ) {
+    fn late_crash(&mut self, now: Time, node: &NodeId, failure: &Failure, with: Option<Rank>, out: &mut Vec<Command>) {
         let known = self.ending.over.insert(failure.rank, (failure.step, true));
         if known.is_some_and(|(_, over)| over) {
             return;
         }
         let what = describe(node, Some(failure));
         let why = match (with, failure.step) {
-            (Some(with), Some(step)) => format!("after step {step}, the last one of rank {with}, which ended by itself"),
+            (Some(with), Some(step)) => {
+                format!("after step {step}, the last one of rank {with}, which ended by itself")
+            }
             _ => "while its interpreter was shutting down, after the end of the script".into(),
         };
-        let fact = Fact::LateCrash { generation: self.record.generation, node: node.clone(), failure: failure.clone(), with };
+        let fact =
+            Fact::LateCrash { generation: self.record.generation, node: node.clone(), failure: failure.clone(), with };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
         let say = format!("warning: {what}, {why}: the training counts as finished and is not done again");
         let own = self.nodes.get(node).and_then(|n| n.session);

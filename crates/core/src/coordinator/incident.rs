@@ -86,16 +86,19 @@ impl Job {
         }
         let again = self.same_again(failure.as_ref());
         let first = self.unfinished().or_else(|| self.no_way_back(failure.as_ref()));
-        let refusal = first.or_else(|| again.map_or_else(
-            || {
-                self.budget_allows(now, failure.as_ref().is_some_and(|f| f.cause != Cause::Fenced))
-                    .err()
-                    .map(|why| (EXIT_FAILED, why))
-            },
-            |why| Some((EXIT_SAME_AGAIN, why)),
-        ));
+        let refusal = first.or_else(|| {
+            again.map_or_else(
+                || {
+                    self.budget_allows(now, failure.as_ref().is_some_and(|f| f.cause != Cause::Fenced))
+                        .err()
+                        .map(|why| (EXIT_FAILED, why))
+                },
+                |why| Some((EXIT_SAME_AGAIN, why)),
+            )
+        });
         // What others say next may show that the script has not done it.
-        let unclear = self.no_way_back(failure.as_ref()).is_some() && failure.as_ref().is_some_and(|f| !f.verdict.says_why());
+        let unclear =
+            self.no_way_back(failure.as_ref()).is_some() && failure.as_ref().is_some_and(|f| !f.verdict.says_why());
         let action = match (&refusal, &failure) {
             (Some(_), _) => Action::Fail,
             (None, Some(_)) => Action::Restart,
