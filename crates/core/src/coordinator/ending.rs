@@ -108,7 +108,7 @@ impl Job {
         let is_over = matches!(ended.how, HowEnded::Exited);
         let entry = self.ending.over.entry(ended.rank).or_insert((ended.step, is_over));
         *entry = (entry.0.max(ended.step), entry.1 || is_over);
-        self.forgive(now, out);
+        self.settle_held(now, out);
         if let Some(until) = &mut self.ending.until {
             *until = (*until).max(now.after(if is_over { LAST_STEP } else { SHUT_DOWN }));
         }
@@ -116,7 +116,7 @@ impl Job {
     }
 
     /// Crashes that were held turn out to have come after the last step.
-    fn forgive(&mut self, now: Time, out: &mut Vec<Command>) {
+    fn settle_held(&mut self, now: Time, out: &mut Vec<Command>) {
         for (node, failure) in std::mem::take(&mut self.ending.held) {
             match self.ending.with(failure.step) {
                 Some(with) => self.late_crash(now, &node, &failure, Some(with), out),
@@ -153,7 +153,7 @@ impl Job {
         if self.ending.late.len() < TOLD {
             self.ending.late.push(what);
         }
-        self.forgive(now, out);
+        self.settle_held(now, out);
         self.finish();
     }
 
