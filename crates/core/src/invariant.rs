@@ -37,6 +37,8 @@ pub enum InvariantId {
     OnlyTheBrokenAreLeftOut,
     /// INV-14: every microsecond of every place for a rank has exactly one category.
     TimeIsWhole,
+    /// INV-15: where all ranks hold the same, none goes on from another's capture while all still have their own of a common step.
+    OwnStateFirst,
 }
 
 impl InvariantId {

@@ -9,7 +9,7 @@ use everstep_core::agent::watch::Observation;
 use everstep_core::agent::{Agent, Config};
 use everstep_core::id::{Generation, Incarnation, Rank, Session, Step};
 use everstep_core::invariant::InvariantId;
-use everstep_core::message::{Outcome as Exit, Purpose, ShardFile, Source};
+use everstep_core::message::{Outcome as Exit, Purpose, ShardFile, Source, Tier};
 use everstep_core::severity::Table;
 use everstep_core::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -226,6 +226,14 @@ impl World {
         crew.step = step.map_or(0, |s| s.0);
         crew.restored = crew.step;
         let (first, workers) = (crew.slot.first_rank.0, crew.workers);
+        let size = self.oracle.worlds.get(&generation).map_or(0, |w| w.size);
+        let stands_in = (0..).zip(sources).any(|(local, s)| {
+            s.tier == Tier::Peer
+                && s.copies.as_ref().is_some_and(|c| c.of.rank != Rank(first + local) || c.of.world_size != size)
+        });
+        if let Some(step) = step.filter(|_| stands_in) {
+            self.check_own(generation, step);
+        }
         for local in 0..workers {
             let rank = Rank(first + local);
             let source = sources.get(local as usize);

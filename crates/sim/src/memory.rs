@@ -51,6 +51,62 @@ impl World {
         Redundancy { replicas, data, shared: self.shared() }
     }
 
+    /// One worker of a host has sealed a step and another one has not, when one of the two is killed. The capture before may be many steps
+    /// older: not every step is captured, and one is left out where there is no slot.
+    pub(crate) fn dies_between_seals(&mut self) {
+        let shared = self.shared();
+        let trains = |h: &crate::host::Host| {
+            h.up && !h.frozen && h.crews.last().is_some_and(|c| c.training && c.able_to_train() && c.workers > 1)
+        };
+        let all: Vec<usize> = (0..self.hosts.len()).filter(|i| trains(&self.hosts[*i])).collect();
+        let Some(host) = self.rng.pick(&all).copied() else { return };
+        let first = u32::from(self.rng.percent(50));
+        let dies = u32::from(self.rng.percent(50));
+        let Some(crew) = self.hosts[host].crews.last_mut() else { return };
+        crew.step += 1;
+        let (generation, step, rank) = (crew.generation, crew.step, Rank(crew.slot.first_rank.0 + first));
+        let world_size = self.oracle.worlds.get(&generation).map_or(0, |w| w.size);
+        self.hosts[host].seal(first, Holding { step: Step(step), generation, rank, world_size, shared });
+        self.worker_dies(host, dies);
+    }
+
+    /// INV-15: a rank goes on from another's capture although all ranks still have their own of one step.
+    pub(crate) fn check_own(&mut self, generation: Generation, step: Step) {
+        let Some(told) = self.oracle.worlds.get(&generation) else { return };
+        let size = told.size;
+        let mut common: Option<BTreeSet<Step>> = None;
+        for host in self.hosts.iter().filter(|h| h.up && h.agent.is_some()) {
+            let Some(crew) = host.crews.last().filter(|c| c.generation == generation) else { continue };
+            for local in 0..crew.workers {
+                let rank = Rank(crew.slot.first_rank.0 + local);
+                let own = host.memory.get(&local).into_iter().flatten().filter(|m| {
+                    let good = !m.rotten && !self.oracle.unreadable.contains(&m.of.step);
+                    let past = self.oracle.is_of_this_past(m.of.generation, m.of.step, generation);
+                    good && past && m.of.rank == rank && m.of.world_size == size && m.of.step <= step
+                });
+                let own: BTreeSet<Step> = own.map(|m| m.of.step).collect();
+                common = Some(common.map_or_else(|| own.clone(), |c| &c & &own));
+            }
+        }
+        let present: u32 = self
+            .hosts
+            .iter()
+            .filter_map(|h| h.crews.last())
+            .filter(|c| c.generation == generation)
+            .map(|c| c.workers)
+            .sum();
+        if let Some(own) = common.and_then(|c| c.last().copied()).filter(|_| present == size) {
+            let what = format!(
+                "generation {generation} restores step {step} with stand-ins, and all ranks have their own capture of step {own}"
+            );
+            self.oracle.violations.push(crate::oracle::Violation {
+                invariant: InvariantId::OwnStateFirst,
+                at: self.now,
+                what,
+            });
+        }
+    }
+
     /// The workers of a host have sealed a step.
     pub(crate) fn seal(&mut self, host: usize, generation: Generation, step: u64) {
         let (shared, wish) = (self.shared(), self.wish());

@@ -262,6 +262,12 @@ impl Oracle {
         }
     }
 
+    /// What a generation captured of this step is of the past that a later one goes on from.
+    pub fn is_of_this_past(&self, captured: Generation, step: Step, now: Generation) -> bool {
+        let later = self.restored.iter().filter(|(g, _)| **g > captured && **g < now);
+        later.map(|(_, restored)| restored.unwrap_or_default()).all(|restored| step <= restored)
+    }
+
     /// A machine took its id over from another one: its own history does not count any more.
     pub fn new_machine(&mut self, host: usize) {
         self.newest_on_host.remove(&host);

@@ -34,6 +34,8 @@ pub struct Options {
     pub faults: usize,
     /// A budget of few restarts, which the faults will use up.
     pub tight_budget: bool,
+    /// Times at which a rank dies between its own seal and its neighbour's.
+    pub between_seals: usize,
     /// Keep the trace's lines.
     pub keep_trace: bool,
     /// The bug to switch on.
@@ -51,6 +53,7 @@ impl Options {
             nodes: 16,
             faults: 24,
             tight_budget: false,
+            between_seals: 0,
             keep_trace: false,
             #[cfg(feature = "planted")]
             planted: None,
@@ -108,6 +111,7 @@ pub(crate) enum Happening {
     Mended { host: usize },
     Signs { host: usize, line: &'static str, times: u32 },
     Workload,
+    BetweenSeals,
     Inject(Fault),
 }
 
@@ -227,6 +231,10 @@ impl World {
             let at = self.rng.range(20_000, self.quiet_at);
             self.at(at, Happening::Inject(fault));
         }
+        for _ in 0..self.options.between_seals {
+            let at = self.rng.range(20_000, self.quiet_at);
+            self.at(at, Happening::BetweenSeals);
+        }
         // The last one: a machine is lost for good, so that a spare has to take its place.
         self.at(self.quiet_at - 1, Happening::Inject(Fault::NodeGone));
     }
@@ -303,6 +311,7 @@ impl World {
                 self.workload();
                 self.at(1000, Happening::Workload);
             }
+            Happening::BetweenSeals => self.dies_between_seals(),
             Happening::Inject(fault) => self.inject(fault),
         }
     }

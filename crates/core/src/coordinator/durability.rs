@@ -22,6 +22,14 @@ pub fn commit_point(ranks: &[Sources]) -> Option<(Step, Vec<Source>)> {
     })
 }
 
+/// The same, and the durable steps that a rank could restore.
+fn with_durable(mut own: Sources, all: &Sources) -> Sources {
+    for (step, source) in all.iter().filter(|(_, source)| source.tier == Tier::Durable) {
+        own.entry(*step).or_insert_with(|| source.clone());
+    }
+    own
+}
+
 impl Job {
     /// A node says what its memory holds.
     pub(super) fn holds(
@@ -135,35 +143,53 @@ impl Job {
         });
     }
 
-    /// The newest step that all ranks can restore; or the one before, if there each has what it captured itself.
+    /// The newest step that all ranks can restore; but where all ranks hold the same, the newest one that each rank captured itself, as long as
+    /// nothing of that is lost.
     ///
-    /// Where all ranks hold the same, a rank that died before it had sealed the newest step can go on from another's.
-    /// But what is each rank's own (its random numbers, the batches in hand) is in no other's. One step computed again
-    /// gives the very results of a run without a failure; a stand-in gives others.
+    /// Where all ranks hold the same, a rank that died before it had sealed the newest step can go on from another's. But what is each rank's own
+    /// (its random numbers, the batches in hand) is in no other's. Steps computed again give the very results of a run without a failure; a
+    /// stand-in gives others. How far back that is depends on how often is captured, and on captures that were left out for lack of a slot:
+    /// rank 0 may have sealed step 152 while the capture before it was that of step 148.
     fn commit_point(&self, ranks: &[Sources]) -> Option<(Step, Vec<Source>)> {
         let (step, sources) = commit_point(ranks)?;
+        let stands_in = (0..).zip(&sources).any(|(r, s)| !self.is_own(Rank(r), step, s) && s.tier != Tier::Durable);
+        if !stands_in {
+            return Some((step, sources));
+        }
         let own: Vec<Sources> = (0..).zip(ranks).map(|(r, s)| self.own_sources(Rank(r), s)).collect();
-        match commit_point(&own) {
-            Some((exact, sources)) if exact.0 + 1 >= step.0 && self.record.durable.is_none_or(|d| exact >= d) => {
-                Some((exact, sources))
-            }
-            _ => Some((step, sources)),
+        if commit_point(&own).is_some() {
+            // What is durable was captured by all ranks, and may be newer than what is in memory.
+            let exact: Vec<Sources> = own.into_iter().zip(ranks).map(|(own, all)| with_durable(own, all)).collect();
+            return commit_point(&exact);
+        }
+        if self.is_first_capture(&own) { None } else { Some((step, sources)) }
+    }
+
+    /// Some ranks had sealed the first capture of all and others had not: the exact way back is the beginning.
+    fn is_first_capture(&self, own: &[Sources]) -> bool {
+        let before = self.record.restored.last();
+        let from_scratch = before.is_some_and(|(g, step)| g.next() == self.record.generation && step.0 == 0);
+        self.stayed && from_scratch && self.record.durable.is_none() && own.iter().all(|of| of.len() <= 1)
+    }
+
+    /// What this rank would read from there is its own capture.
+    fn is_own(&self, rank: Rank, step: Step, source: &Source) -> bool {
+        let size = self.record.world.size();
+        let is = |h: &Holding| h.rank == rank && h.world_size == size && h.step == step;
+        let slot = self.record.world.slot_of(rank);
+        let here = slot.and_then(|s| self.durability.holds.get(&s.node)).map_or(&[][..], Vec::as_slice);
+        match source.tier {
+            Tier::Memory => here.iter().any(is),
+            Tier::Peer => source.copies.as_ref().is_some_and(|c| is(&c.of)),
+            Tier::Parity => true,
+            Tier::Durable => false,
         }
     }
 
     /// Of what a rank could restore, that which it captured itself and which is in memory.
     fn own_sources(&self, rank: Rank, sources: &Sources) -> Sources {
-        let size = self.record.world.size();
-        let is = |h: &Holding, step: Step| h.rank == rank && h.world_size == size && h.step == step;
-        let slot = self.record.world.slot_of(rank);
-        let here = slot.and_then(|s| self.durability.holds.get(&s.node)).map_or(&[][..], Vec::as_slice);
-        let own = |(step, source): &(&Step, &Source)| match source.tier {
-            Tier::Memory => here.iter().any(|h| is(h, **step)),
-            Tier::Peer => source.copies.as_ref().is_some_and(|c| is(&c.of, **step)),
-            Tier::Parity => true,
-            Tier::Durable => false,
-        };
-        sources.iter().filter(own).map(|(step, source)| (*step, source.clone())).collect()
+        let own = sources.iter().filter(|(step, source)| self.is_own(rank, **step, source));
+        own.map(|(step, source)| (*step, source.clone())).collect()
     }
 
     /// Everything that `rank` could restore, from the nearest place each (G2: local memory, peer memory, durable).

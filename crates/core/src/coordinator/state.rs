@@ -279,6 +279,8 @@ pub struct Job {
     pub newcomers: bool,
     /// Nodes that could not read the job's state; true: because nothing was durable yet.
     pub unable: BTreeMap<NodeId, bool>,
+    /// The same lives of the same nodes have the same ranks as in the generation before: nothing in memory is lost.
+    pub stayed: bool,
     /// How far the ranks are with ending.
     pub ending: Ending,
     /// Nodes left out of a world (only used by the planted bug of that name).
@@ -357,6 +359,7 @@ impl Job {
             growth_after: Time(0),
             newcomers: false,
             unable: BTreeMap::new(),
+            stayed: false,
             ending: Ending::default(),
             left_out: BTreeSet::new(),
         }
