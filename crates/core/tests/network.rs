@@ -40,8 +40,15 @@ fn back(scene: &mut Scene, session: u64, running: bool) {
         store_port: 1,
         replica_port: 7,
         domain: String::new(),
+        role: String::new(),
         seen: generation,
-        running: running.then_some(Running { generation, failure: None, finished: false, progressed: true }),
+        running: running.then_some(Running {
+            generation,
+            failure: None,
+            finished: false,
+            progressed: true,
+            ended: vec![],
+        }),
     };
     scene.event(Event::Joined { session: Session(session), hello: Box::new(hello) });
 }
