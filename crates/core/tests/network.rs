@@ -137,6 +137,7 @@ fn agent() -> Agent {
         store_port: 1,
         replica_port: 7,
         domain: String::new(),
+        role: String::new(),
         held: Generation(0),
         named: true,
         shutdown_grace: Duration::from_secs(1),
@@ -150,10 +151,19 @@ fn agent() -> Agent {
         first_rank: Rank(0),
         workers: 1,
         host: "h".into(),
+        role: String::new(),
         store_port: 1,
     };
-    let place =
-        Place { slot, world_size: 1, group_rank: 0, group_world_size: 1, leader_host: "h".into(), leader_port: 1 };
+    let place = Place {
+        slot,
+        first_role_rank: 0,
+        role_world_size: 1,
+        world_size: 1,
+        group_rank: 0,
+        group_world_size: 1,
+        leader_host: "h".into(),
+        leader_port: 1,
+    };
     agent.handle(Time(0), AgentEvent::Connected);
     let epoch = Epoch(1);
     agent.handle(Time(1), AgentEvent::Order { epoch, order: Order::Welcome { epoch } });
