@@ -30,7 +30,7 @@ while not (out / "end").exists():
 def _until(ready, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not ready():
-        assert time.monotonic() < end, "not within {seconds} s"
+        assert time.monotonic() < end, f"not within {seconds} s"
         time.sleep(0.05)
 
 
@@ -159,7 +159,7 @@ def _everstep(env: dict[str, str], cwd: Path, *words: str) -> subprocess.Complet
 
 
 CLUSTER = 'nodes = 8\ngpus_per_node = 8\npeak = "312 TFLOP/s"\nnode_mtbf = "{time}"\n'
-JOBS = '[[job]]\nid = "a"\nmin = 1\nnodes = 8\nparameters = "7B"\nregroup = "{time}"\n'
+JOBS = '[[job]]\nid = "a"\nmin = 1\nnodes = 8\nparameters = "7B"\nregroup = "{time}"\n[job.throughput]\n1 = "500 TFLOP/s"\n8 = "4 PFLOP/s"\n'
 
 
 @pytest.mark.parametrize("time_", ["99999999999999d", "9" * 400 + "h", "106751991167d"])
