@@ -274,7 +274,7 @@ fn hold(directory: &Path) -> (Arc<Holder>, Peer) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let serving = Arc::clone(&holder);
-    std::thread::spawn(move || serving.serve(&listener));
+    std::thread::spawn(move || serving.serve(&listener, |line| eprintln!("{line}")));
     (holder, Peer { address, token: "t".into(), job: job_hash("j") })
 }
 

@@ -88,7 +88,7 @@ fn node(directory: &Path, rank: u64, world: u64, bytes: usize) -> Node {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let serving = Arc::clone(&holder);
-    std::thread::spawn(move || serving.serve(&listener));
+    std::thread::spawn(move || serving.serve(&listener, |line| eprintln!("{line}")));
     let slot = Arc::new(Slot::reserve(&directory.join("local-0-slot-0"), slot_bytes(bytes as u64, 1 << 20)).unwrap());
     slot.map().populate().unwrap();
     let peer = Peer { address, token: "secret".into(), job: job_hash(JOB) };

@@ -88,7 +88,7 @@ fn serve(directory: &Path, host: &str) {
     let listener = TcpListener::bind((host, 0)).unwrap();
     println!("{} {}", listener.local_addr().unwrap(), raw.local_addr().unwrap());
     std::io::stdout().flush().unwrap();
-    std::thread::spawn(move || holder.serve(&listener));
+    std::thread::spawn(move || holder.serve(&listener, |line| eprintln!("{line}")));
     for stream in raw.incoming().flatten() {
         let file = directory.join("raw");
         std::thread::spawn(move || raw_end(stream, &file));

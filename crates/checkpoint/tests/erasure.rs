@@ -70,7 +70,7 @@ impl Group {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let address = listener.local_addr().unwrap().to_string();
             let serving = Arc::clone(&holder);
-            std::thread::spawn(move || serving.serve(&listener));
+            std::thread::spawn(move || serving.serve(&listener, |line| eprintln!("{line}")));
             let slot = captured(directory.join("local-0-slot-0"), rank, world, 1, *bytes);
             Node { directory, holder, peer: Peer { address, token: "secret".into(), job: job_hash(JOB) }, slot }
         });

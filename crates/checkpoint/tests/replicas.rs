@@ -49,7 +49,7 @@ fn holder(directory: &Path) -> (Arc<Holder>, Peer) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let serving = Arc::clone(&holder);
-    std::thread::spawn(move || serving.serve(&listener));
+    std::thread::spawn(move || serving.serve(&listener, |line| eprintln!("{line}")));
     (holder, Peer { address, token: "secret".into(), job: job_hash("j") })
 }
 

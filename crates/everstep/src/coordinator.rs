@@ -9,6 +9,7 @@ mod watcher;
 
 use crate::books::{Books, Owner};
 use crate::detect::settings::Ready;
+use crate::listening::Place;
 use crate::notify::{Desk, routes::Route};
 use crate::places;
 use crate::store::{Store, redb::RedbStore};
@@ -118,13 +119,13 @@ struct Driver {
     watcher: Watcher,
 }
 
-/// Runs a coordinator on `bind` with its store in `directory` until nobody needs it. With what is `known` of several jobs it plans for them; with
+/// Runs a coordinator at this place and port with its store in `directory` until nobody needs it. With what is `known` of several jobs it plans for them; with
 /// a `detector` it looks which machine behaves unlike its peers.
 ///
 /// # Errors
 /// [`StartError`] when it cannot start.
 pub async fn run(
-    bind: &str,
+    (place, port): (Place, u16),
     directory: &Path,
     token_file: Option<&Path>,
     routes: Vec<Route>,
@@ -138,10 +139,11 @@ pub async fn run(
         None => Token::at(&directory.join("token")),
     };
     let token = token.map_err(|e| fail(format!("cannot use the token: {e}")))?;
-    let listener = tokio::net::TcpListener::bind(bind)
+    let listener = place
+        .bind(port)
         .await
-        .map_err(|e| fail(format!("cannot listen on {bind}: {e}; give --rdzv-endpoint another port")))?;
-    let endpoint = listener.local_addr().map_or(bind.to_owned(), |a| a.to_string());
+        .map_err(|e| fail(format!("cannot listen on port {port}: {e}; give --rdzv-endpoint another port")))?;
+    let endpoint = listener.local_addr().map_err(|e| fail(format!("cannot listen on port {port}: {e}")))?.to_string();
     let store = RedbStore::open(&directory.join("store.redb")).map_err(fail)?;
     let epoch = take_epoch(&store).map_err(|why| fail(format!("{why} (in {})", directory.display())))?;
     let records = load(&store).map_err(fail)?;
@@ -155,7 +157,7 @@ pub async fn run(
 
     let (inbox, mut inputs) = mpsc::unbounded_channel();
     let (server_inbox, mut from_server) = mpsc::unbounded_channel();
-    tokio::spawn(serve(listener, token, server_inbox));
+    tokio::spawn(serve(listener, token, server_inbox, |line| crate::say!("{line}")));
     let forward = inbox.clone();
     tokio::spawn(async move {
         while let Some(inbound) = from_server.recv().await {

@@ -31,6 +31,7 @@ pub async fn carry_out(program: Option<&Path>, job: &JobId, request: &Request) -
     for name in TOKENS {
         command.env_remove(name);
     }
+    crate::descriptors::restore(command.as_std_mut());
     let mut child = command.spawn().map_err(failed)?;
     if let Some(mut input) = child.stdin.take() {
         // A program that does not read is one that does not need to.

@@ -46,6 +46,9 @@ async fn request(endpoint: &str, request: Request<Body>) -> Result<Response<Inco
         .map_err(|_| timed_out())?
         .map_err(unreachable)?;
     let _ = stream.set_nodelay(true);
+    // The token goes to nobody else's port on this machine.
+    let listens = stream.peer_addr().and_then(crate::door::check_listener);
+    listens.map_err(|_| ConnectError::NotCoordinator { endpoint: endpoint.into() })?;
     let not_ours = |_| ConnectError::NotCoordinator { endpoint: endpoint.into() };
     let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(not_ours)?;

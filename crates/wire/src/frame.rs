@@ -64,15 +64,32 @@ pub fn write<T: Serialize>(stream: &mut impl Write, message: &T) -> io::Result<(
 /// # Errors
 /// As [`take`], and those of the stream; `UnexpectedEof` when it ends.
 pub fn read<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result<T> {
-    let mut buffer = vec![0; 4];
-    stream.read_exact(&mut buffer)?;
-    let length = u32::from_le_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]) as usize;
-    if length > FRAME_BYTES_MAX {
+    read_within(stream, FRAME_BYTES_MAX)
+}
+
+/// The same with a frame of at most so many bytes. Memory is taken as the bytes come, not as the length claims.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_within<T: DeserializeOwned>(stream: &mut impl Read, bytes_max: usize) -> io::Result<T> {
+    let mut head = [0; 4];
+    stream.read_exact(&mut head)?;
+    let length = u32::from_le_bytes(head) as usize;
+    if length > bytes_max {
         return Err(io::Error::new(io::ErrorKind::InvalidData, format!("frame of {length} bytes is over the limit")));
     }
-    buffer.resize(4 + length, 0);
-    stream.read_exact(&mut buffer[4..])?;
-    take(&mut buffer)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    let body = read_bytes(stream, length as u64)?;
+    serde_json::from_slice(&body).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+}
+
+/// Reads so many bytes, taking memory as they come.
+///
+/// # Errors
+/// Those of the stream; `UnexpectedEof` when it ends.
+pub fn read_bytes(stream: &mut impl Read, length: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    stream.take(length).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 == length { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
 #[cfg(test)]

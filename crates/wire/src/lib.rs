@@ -3,6 +3,7 @@
 
 #[cfg(feature = "net")]
 pub mod client;
+pub mod door;
 pub mod envelope;
 pub mod frame;
 pub mod limits;

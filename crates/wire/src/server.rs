@@ -1,7 +1,9 @@
 //! The coordinator's end: held streams from agents, and questions from the command line.
 
 use crate::client::LineSplitter;
+use crate::door::{self, Door, Pass, Trouble};
 use crate::envelope::{Injection, ToAgent, ToCoordinator, decode, decode_first, encode};
+use crate::limits::{HTTP_HEADER_BYTES_MAX, HTTP_STREAMS_MAX, PROOF_TIMEOUT};
 use crate::token::Token;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Request, State};
@@ -9,10 +11,14 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use futures_util::StreamExt;
-use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::service::TowerToHyperService;
+use std::sync::Arc;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 /// What reaches the coordinator's driver.
 pub enum Inbound {
@@ -67,11 +73,8 @@ struct Shared {
     token: Token,
 }
 
-/// Serves until the process ends.
-///
-/// # Errors
-/// Those of the listener.
-pub async fn serve(listener: TcpListener, token: Token, inbox: mpsc::UnboundedSender<Inbound>) -> std::io::Result<()> {
+/// Serves until the process ends; `report` gets a line when accepting fails.
+pub async fn serve(listener: TcpListener, token: Token, inbox: mpsc::UnboundedSender<Inbound>, report: fn(&str)) {
     let shared = Shared { inbox, token };
     let router = Router::new()
         .route("/v1/attach", post(attach))
@@ -83,13 +86,56 @@ pub async fn serve(listener: TcpListener, token: Token, inbox: mpsc::UnboundedSe
         .route("/v1/jobs/{job}/approve", post(approve))
         .layer(middleware::from_fn_with_state(shared.clone(), authorize))
         .with_state(shared);
-    axum::serve(listener, router).await
+    let (door, mut trouble) = (Door::default(), Trouble::default());
+    loop {
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(e) => {
+                let (pause, line) = trouble.failed("from agents", &e);
+                line.as_deref().into_iter().for_each(report);
+                tokio::time::sleep(pause).await;
+                continue;
+            }
+        };
+        trouble.over();
+        let Ok(local) = stream.local_addr() else { continue };
+        let Some(pass) = door.admit(door::caller(local, peer)) else { continue };
+        tokio::spawn(converse(stream, router.clone(), pass));
+    }
+}
+
+/// A request on this connection has shown the token.
+#[derive(Clone, Default)]
+struct Proof(Arc<Notify>);
+
+/// One connection. Until it has shown the token it has little time, whatever it sends.
+async fn converse(stream: TcpStream, router: Router, pass: Pass) {
+    let _ = stream.set_nodelay(true);
+    let proof = Proof::default();
+    let service = TowerToHyperService::new(router.layer(Extension(proof.clone())));
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(PROOF_TIMEOUT).max_buf_size(HTTP_HEADER_BYTES_MAX);
+    let mut streams = builder.http2();
+    streams.max_concurrent_streams(HTTP_STREAMS_MAX).max_header_list_size(HTTP_HEADER_BYTES_MAX as u32);
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    tokio::select! {
+        _ = &mut connection => return,
+        () = proof.0.notified() => drop(pass),
+        () = tokio::time::sleep(PROOF_TIMEOUT) => return,
+    }
+    let _ = connection.await;
 }
 
 async fn authorize(State(shared): State<Shared>, request: Request, next: Next) -> Response {
     let given = request.headers().get(header::AUTHORIZATION).and_then(|v| v.to_str().ok());
     match given.and_then(|v| v.strip_prefix("Bearer ")) {
-        Some(token) if shared.token.matches(token) => next.run(request).await,
+        Some(token) if shared.token.matches(token) => {
+            if let Some(Proof(shown)) = request.extensions().get() {
+                shown.notify_one();
+            }
+            next.run(request).await
+        }
         _ => (StatusCode::UNAUTHORIZED, "a token is needed: Authorization: Bearer …\n").into_response(),
     }
 }

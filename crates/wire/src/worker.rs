@@ -1,6 +1,7 @@
 //! What a worker and its agent say to each other on the agent's unix socket, as frames.
 //! The worker asks, the agent answers each request exactly once.
 
+use crate::limits::{OFFERS_MAX, REDUNDANCY_MAX, SLOT_BYTES_MAX, SLOTS_MAX, SNAPSHOT_EVERY_MAX, STEP_MAX};
 use everstep_core::id::{Generation, Rank, RunId, Step};
 use everstep_core::message::{Offer, Redundancy, Tier};
 use serde::{Deserialize, Serialize};
@@ -113,6 +114,39 @@ pub enum Request {
         #[serde(default)]
         uncaught: Option<String>,
     },
+}
+
+impl Request {
+    /// Every number is within its limit; before anything is done for it.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn check(&self) -> Result<(), String> {
+        let within = |what: &str, value: u64, most: u64| {
+            if value <= most { Ok(()) } else { Err(format!("{what} {value} is over the limit of {most}")) }
+        };
+        match self {
+            Request::Reserve { slot_bytes, slots, .. } => {
+                within("the number of slots", u64::from(*slots), u64::from(SLOTS_MAX))?;
+                within("a slot's length", *slot_bytes, SLOT_BYTES_MAX)
+            }
+            Request::Restore { offers, .. } => {
+                within("the number of offers", offers.len() as u64, OFFERS_MAX as u64)?;
+                offers.iter().try_for_each(|o| within("step", o.step.0, STEP_MAX))
+            }
+            Request::Replicas { wish, .. } => {
+                within("the number of copies", u64::from(wish.replicas), u64::from(REDUNDANCY_MAX))?;
+                within("the number of shards", u64::from(wish.data), u64::from(REDUNDANCY_MAX))
+            }
+            Request::RestoreFailed { step, .. } | Request::AwaitDurable { step, .. } => {
+                within("step", step.0, STEP_MAX)
+            }
+            Request::SnapshotEvery { every, .. } => within("the number of steps", *every, SNAPSHOT_EVERY_MAX),
+            Request::Heal { .. } | Request::Persist { .. } | Request::PersistDue { .. } | Request::Error { .. } => {
+                Ok(())
+            }
+        }
+    }
 }
 
 /// From the agent.

@@ -2,7 +2,7 @@
 
 use super::bringers::Bringers;
 use super::protocol::{
-    Answer, Ask, BUSY, DAMAGED, EXTENT_HEADER, ParityWant, SILENCE, SlotRow, VERSION, WHEN_IDLE, description_crc,
+    Answer, Ask, BUSY, DAMAGED, EXTENT_HEADER, ParityWant, SILENCE, SlotRow, WHEN_IDLE, description_crc,
 };
 use super::room::{Room, room};
 use super::taken::Taken;
@@ -17,16 +17,19 @@ use everstep_wire::frame;
 use everstep_wire::limits::{INDEX_BYTES_MAX, REGION_BYTES_MAX};
 use everstep_wire::private::{self, Directory, Root};
 use everstep_wire::token::Token;
+use rustix::net::sockopt;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long an answer that was asked for when the network is idle waits for that.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// A stream that is silent for so long is asked whether its machine is there.
+const KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// Opens the step boards of this node's workers.
 struct Boards(Box<dyn Fn() -> Vec<Board> + Send + Sync>);
@@ -41,8 +44,8 @@ impl std::fmt::Debug for Boards {
 #[derive(Debug)]
 pub struct Holder {
     directories: Vec<PathBuf>,
-    token: OnceLock<Token>,
-    job: u64,
+    pub(super) token: OnceLock<Token>,
+    pub(super) job: u64,
     /// Uploads of older generations are refused.
     floor: AtomicU64,
     uploads: Mutex<BTreeMap<(u64, u64), Arc<Upload>>>,
@@ -52,6 +55,8 @@ pub struct Holder {
     pub taken: Taken,
     mapped: Mapped,
     boards: OnceLock<Boards>,
+    /// Streams that are served now.
+    pub(super) streams: AtomicUsize,
 }
 
 /// A sealed slot of this node.
@@ -121,6 +126,7 @@ impl Holder {
             taken: Taken::default(),
             mapped: Mapped::default(),
             boards: OnceLock::new(),
+            streams: AtomicUsize::new(0),
         }
     }
 
@@ -169,28 +175,14 @@ impl Holder {
         }
     }
 
-    /// Accepts streams until the listener fails.
-    pub fn serve(self: &Arc<Self>, listener: &TcpListener) {
-        for stream in listener.incoming().flatten() {
-            let holder = Arc::clone(self);
-            let named = std::thread::Builder::new().name("everstep-holder".into());
-            // Without a thread the stream is closed, and the other side tries again later.
-            let _ = named.spawn(move || drop(holder.talk(stream)));
-        }
-    }
-
-    fn talk(&self, mut tcp: TcpStream) -> io::Result<()> {
-        tcp.set_nodelay(true)?;
+    pub(super) fn talk(&self, mut tcp: TcpStream) -> io::Result<()> {
         tcp.set_read_timeout(Some(SILENCE))?;
-        tcp.set_write_timeout(Some(SILENCE))?;
-        let Ask::Hello { version, token, job } = frame::read(&mut tcp)? else { return Ok(()) };
-        if version != VERSION || job != self.job || !self.token.get().is_some_and(|t| t.matches(&token)) {
-            let why = "another job, another secret or another version".to_owned();
-            return frame::write(&mut tcp, &Answer::Refused { why });
-        }
         frame::write(&mut tcp, &Answer::Done)?;
-        // Between steps a stream may be silent for long; it ends when the other side goes.
+        // Between steps a stream may be silent for long; it ends when the other side goes, or its machine.
         tcp.set_read_timeout(None)?;
+        sockopt::set_socket_keepalive(&tcp, true)?;
+        sockopt::set_tcp_keepidle(&tcp, KEEPALIVE)?;
+        sockopt::set_tcp_keepintvl(&tcp, SILENCE)?;
         let (mut upload, mut found): (Option<Arc<Upload>>, Option<Arc<Slot>>) = (None, None);
         let mut incoming: Option<Arc<Incoming>> = None;
         loop {
@@ -447,9 +439,7 @@ fn received(bytes: u64, tcp: &mut TcpStream) -> io::Result<Vec<u8>> {
     if bytes > INDEX_BYTES_MAX {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "index over the limit"));
     }
-    let mut json = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
-    tcp.read_exact(&mut json)?;
-    Ok(json)
+    frame::read_bytes(tcp, bytes)
 }
 
 fn named(held: &Held, name: &str) -> bool {

@@ -46,6 +46,8 @@ pub struct Target {
     pub detector: Option<PathBuf>,
     /// What is known of nodes and jobs: the coordinator plans for several.
     pub known: Option<(PathBuf, PathBuf)>,
+    /// Other machines may reach it without encryption.
+    pub insecure: bool,
     /// This node may start the coordinator.
     pub may_host: bool,
     /// Silence after which the connection is given up.
@@ -244,6 +246,9 @@ fn start(bind: &str, target: &Target) -> std::io::Result<Child> {
     let log = store.file("coordinator.log", OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND)?;
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("coordinator").arg("--bind").arg(bind).arg("--store").arg(&target.store);
+    if target.insecure {
+        command.arg("--insecure");
+    }
     if let Some(path) = &target.token_file {
         command.arg("--token-file").arg(path);
     }
@@ -264,5 +269,6 @@ fn start(bind: &str, target: &Target) -> std::io::Result<Child> {
     unsafe {
         command.pre_exec(|| rustix::process::setsid().map(|_| ()).map_err(Into::into));
     }
+    crate::descriptors::restore(&mut command);
     command.spawn()
 }

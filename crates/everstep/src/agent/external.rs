@@ -7,6 +7,7 @@
 
 use super::Input;
 use super::connection::{self, Target};
+use crate::listening::Place;
 use crate::pgstore::PgStore;
 use everstep_core::agent::command::Command;
 use everstep_core::agent::event::Event;
@@ -38,9 +39,9 @@ struct External {
 ///
 /// # Errors
 /// When the process group's store cannot listen.
-pub async fn run(mut config: Config, target: Target) -> std::io::Result<i32> {
+pub async fn run(mut config: Config, place: Place, target: Target) -> std::io::Result<i32> {
     let (inbox, mut inputs) = mpsc::unbounded_channel();
-    let store = PgStore::start(&config.host, 0, None).await?;
+    let store = PgStore::start(&place, 0, None).await?;
     config.store_port = store.port();
     let ladder = config.spec.ladder();
     tokio::spawn(connection::run(target, inbox));

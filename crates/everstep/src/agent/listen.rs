@@ -3,16 +3,18 @@
 use super::launch::Template;
 use super::{Input, kernel_log, metric};
 use everstep_core::severity::Table;
+use everstep_wire::door::Trouble;
 use everstep_wire::frame;
+use everstep_wire::limits::WORKER_CONNECTIONS_MAX;
 use everstep_wire::private::{Directory, Root};
-use everstep_wire::worker::Request;
+use everstep_wire::worker::{Reply, Request};
 use rustix::fs::{AtFlags, Mode};
 use std::io::ErrorKind;
 use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// What the machine tells of itself.
 pub(super) fn to_machine(
@@ -37,31 +39,77 @@ pub(super) fn to_workers(template: &Template, inbox: &mpsc::UnboundedSender<Inpu
     memory.remove(name)?;
     let listener = UnixListener::bind(memory.through(name)?)?;
     rustix::fs::chmodat(memory.handle(), name, Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
-    let inbox = inbox.clone();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(talk(stream, inbox.clone()));
-        }
-    });
+    tokio::spawn(accept(listener, inbox.clone()));
     Ok(())
+}
+
+async fn accept(listener: UnixListener, inbox: mpsc::UnboundedSender<Input>) {
+    let (connections, mut trouble) = (Arc::new(Semaphore::new(WORKER_CONNECTIONS_MAX)), Trouble::default());
+    loop {
+        let mut stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(e) => {
+                let (pause, line) = trouble.failed("from workers", &e);
+                line.into_iter().for_each(|line| crate::say!("{line}"));
+                tokio::time::sleep(pause).await;
+                continue;
+            }
+        };
+        trouble.over();
+        let own =
+            stream.peer_cred().is_ok_and(|who| who.uid() == 0 || who.uid() == rustix::process::geteuid().as_raw());
+        if !own {
+            continue;
+        }
+        let inbox = inbox.clone();
+        match connections.clone().try_acquire_owned() {
+            Ok(one) => {
+                tokio::spawn(async move {
+                    talk(stream, inbox).await;
+                    drop(one);
+                });
+            }
+            Err(_) => refuse(&mut stream, "too many connections to this agent").await,
+        }
+    }
 }
 
 async fn talk(mut stream: UnixStream, inbox: mpsc::UnboundedSender<Input>) {
     let mut buffer = Vec::new();
     loop {
-        while let Ok(Some(request)) = frame::take::<Request>(&mut buffer) {
-            let (answer, reply) = oneshot::channel();
-            let _ = inbox.send(Input::Worker(request, answer));
-            let Ok(reply) = reply.await else { return };
-            let Ok(bytes) = frame::encode(&reply) else { return };
-            if stream.write_all(&bytes).await.is_err() {
-                return;
+        let request = match frame::take::<Request>(&mut buffer) {
+            Ok(Some(request)) => request,
+            Ok(None) => {
+                if !matches!(stream.read_buf(&mut buffer).await, Ok(n) if n > 0) {
+                    return;
+                }
+                continue;
             }
-        }
-        if !matches!(stream.read_buf(&mut buffer).await, Ok(n) if n > 0) {
+            // What follows cannot be told apart any more.
+            Err(e) => return refuse(&mut stream, &format!("not a request: {e}")).await,
+        };
+        let reply = match request.check() {
+            Err(why) => Reply::Refused { why },
+            Ok(()) => {
+                let (answer, reply) = oneshot::channel();
+                let _ = inbox.send(Input::Worker(request, answer));
+                let Ok(reply) = reply.await else { return };
+                reply
+            }
+        };
+        let Ok(bytes) = frame::encode(&reply) else { return };
+        if stream.write_all(&bytes).await.is_err() {
             return;
         }
     }
+}
+
+/// Says why, and closes the connection.
+async fn refuse(stream: &mut UnixStream, why: &str) {
+    if let Ok(bytes) = frame::encode(&Reply::Refused { why: why.to_owned() }) {
+        let _ = stream.try_write(&bytes);
+    }
+    let _ = stream.shutdown().await;
 }
 
 /// Signals to the agent.

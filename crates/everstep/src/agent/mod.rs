@@ -26,6 +26,7 @@ mod workers;
 
 use crate::detect::packing;
 use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
+use crate::listening::Place;
 use crate::pgstore::PgStore;
 use connection::Target;
 use durable::Durable;
@@ -168,14 +169,19 @@ struct Driver {
 ///
 /// # Errors
 /// When the guard or the sockets cannot be set up.
-pub async fn run(mut config: Config, template: Template, target: Target, lock: &File) -> std::io::Result<End> {
+pub async fn run(
+    mut config: Config,
+    (template, place): (Template, Place),
+    target: Target,
+    lock: &File,
+) -> std::io::Result<End> {
     let (inbox, mut inputs) = mpsc::unbounded_channel();
     let (guard, mut guard_process) = start_guard(&inbox, lock)?;
     let control = (config.store_port > 0).then(|| target.clone());
-    let store = PgStore::start(&config.host, config.store_port, control).await?;
+    let store = PgStore::start(&place, config.store_port, control).await?;
     config.store_port = store.port();
     let directories = vec![template.memory.clone(), crate::places::node_spill(&template.job, &template.node)];
-    let replicas = Replicas::start(&config.host, &template.job, directories)?;
+    let replicas = Replicas::start(&place, &template.job, directories)?;
     config.replica_port = replicas.port;
     config.held = replicas.newest_generation();
     listen::to_workers(&template, &inbox)?;
@@ -262,6 +268,7 @@ fn start_guard(inbox: &mpsc::UnboundedSender<Input>, lock: &File) -> std::io::Re
     // The workers' standard input is ours, as under torchrun.
     let input = std::io::stdin().as_fd().try_clone_to_owned()?;
     command.arg("guard").arg(inherited.as_raw_fd().to_string()).arg(input.as_raw_fd().to_string());
+    command.args(crate::descriptors::users().map(|n| n.to_string()));
     command.stdin(Stdio::from(OwnedFd::from(theirs)));
     // SAFETY: one system call between fork and exec; the descriptor is open in the child, too.
     unsafe {

@@ -55,6 +55,7 @@ impl Helper {
     fn start(python: &OsStr, env: &Environment) -> std::io::Result<Self> {
         let mut command = Command::new(python);
         command.args(["-m", "everstep.check"]).env_clear().envs(env).kill_on_drop(true);
+        crate::descriptors::restore(command.as_std_mut());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         let (to, from) = child.stdin.take().zip(child.stdout.take()).ok_or_else(|| std::io::Error::other("no pipe"))?;
         Ok(Helper { _child: child, to, from: BufReader::new(from).lines() })

@@ -4,6 +4,7 @@ use super::launch::{board_path, profile_path};
 use super::pace::{Paced, Speed};
 use super::parity;
 use super::{Driver, Input};
+use crate::listening::Place;
 use everstep_checkpoint::arena::{Pin, Slot, job_hash, slot_paths};
 use everstep_checkpoint::board::Board;
 use everstep_checkpoint::erasure::encode::Streams;
@@ -18,7 +19,6 @@ use everstep_wire::raw::{from_text, to_text};
 use everstep_wire::token::Token;
 use everstep_wire::worker::Reply;
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -74,14 +74,16 @@ impl Replicas {
     ///
     /// # Errors
     /// When there is no port.
-    pub fn start(host: &str, job: &str, directories: Vec<PathBuf>) -> std::io::Result<Self> {
-        let listener = TcpListener::bind((host, 0))?;
+    pub fn start(place: &Place, job: &str, directories: Vec<PathBuf>) -> std::io::Result<Self> {
+        let listener = place.bind_blocking(0)?;
         let port = listener.local_addr()?.port();
         let holder = Arc::new(Holder::new(directories.clone(), job_hash(job)));
         let memory = directories.first().cloned().unwrap_or_default();
         holder.set_boards(move || (0..).map_while(|local| Board::open(&board_path(&memory, local)).ok()).collect());
         let serving = Arc::clone(&holder);
-        std::thread::Builder::new().name("everstep-replicas".into()).spawn(move || serving.serve(&listener))?;
+        std::thread::Builder::new()
+            .name("everstep-replicas".into())
+            .spawn(move || serving.serve(&listener, |line| crate::say!("{line}")))?;
         Ok(Replicas {
             holder,
             port,

@@ -15,15 +15,20 @@ use everstep_core::id::{Generation, NodeId, Step};
 use everstep_core::message::{Outcome, Report, ShardFile, Slot};
 use everstep_wire::raw::{Raw, from_text};
 use everstep_wire::worker::{Reply, Request};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
+/// Until a port for the process group's store is tried again.
+const RENEW: Duration = Duration::from_millis(200);
+
 /// Workers of one generation.
 pub struct Crew {
+    /// Local ranks whose sealed steps are watched.
+    pub watched: BTreeSet<u32>,
     pub generation: Generation,
     pub slot: Slot,
     pub restarts: u32,
@@ -154,6 +159,7 @@ impl Driver {
             workers: BTreeMap::new(),
             world_size: start.place.world_size,
             over: Arc::default(),
+            watched: BTreeSet::new(),
         };
         let mut launches = Vec::new();
         let mut failure = None;
@@ -268,9 +274,9 @@ impl Driver {
                 self.durable.clear();
                 self.restores.clear();
                 if let Err(e) = self.store.renew().await {
-                    let why = format!("no port for the process group's store: {e}");
-                    self.end = Some(End { code: 1, why, first_error: None });
+                    return self.renew_later(generation, &e);
                 }
+                self.store.short = false;
                 let store_port = self.store.port();
                 self.event(Event::WorkersGone { generation: Generation(generation), store_port }).await;
             }
@@ -339,6 +345,40 @@ impl Driver {
         self.durable.publish((generation, step, mark), directory, shards, to.keep, &self.inbox);
     }
 
+    /// Without a port for the next world's store there is no next world; a shortage of descriptors or memory passes.
+    fn renew_later(&mut self, generation: u64, why: &std::io::Error) {
+        if !std::mem::replace(&mut self.store.short, true) {
+            crate::say!("no port for the process group's store: {why}; trying again until there is one");
+        }
+        let inbox = self.inbox.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(RENEW).await;
+            let _ = inbox.send(super::Input::Guard(Some(GuardEvent::Gone { generation })));
+        });
+    }
+
+    /// A request in the name of a rank that does not run here.
+    fn stranger(&self, request: &Request) -> Option<String> {
+        let slot = self.crew.as_ref().map(|c| &c.slot)?;
+        let ranks = slot.first_rank.0..slot.first_rank.0.saturating_add(slot.workers);
+        match request {
+            Request::Restore { rank, .. } | Request::Heal { rank, .. } | Request::RestoreFailed { rank, .. }
+                if !ranks.contains(&rank.0) =>
+            {
+                Some(format!("rank {rank} does not run on this node"))
+            }
+            Request::Reserve { local_rank, .. }
+            | Request::Replicas { local_rank, .. }
+            | Request::Persist { local_rank, .. }
+            | Request::Error { local_rank, .. }
+                if *local_rank >= slot.workers =>
+            {
+                Some(format!("local rank {local_rank} does not run on this node"))
+            }
+            _ => None,
+        }
+    }
+
     pub(super) async fn worker_asks(&mut self, request: Request, answer: oneshot::Sender<Reply>) {
         let current = self.crew.as_ref().map(|c| c.generation);
         let from = match &request {
@@ -355,6 +395,10 @@ impl Driver {
         };
         if current != Some(from) {
             let why = format!("generation {from} is over");
+            let _ = answer.send(Reply::Refused { why });
+            return;
+        }
+        if let Some(why) = self.stranger(&request) {
             let _ = answer.send(Reply::Refused { why });
             return;
         }
@@ -377,7 +421,8 @@ impl Driver {
             Request::Replicas { generation, local_rank, wish } => {
                 let over = self.crew.as_ref().map(|c| c.over.clone());
                 let board = Board::open(&board_path(&self.template.memory, local_rank));
-                if let (Some(over), Ok(board)) = (over, board) {
+                let first = self.crew.as_mut().is_some_and(|c| c.watched.insert(local_rank));
+                if let (Some(over), Ok(board), true) = (over, board, first) {
                     watch(board, wish, (generation, local_rank), over, self.inbox.clone());
                 }
                 let _ = answer.send(Reply::Done);

@@ -27,6 +27,7 @@ mod status;
 mod throughput;
 mod trace;
 
+use crate::listening::Place;
 use clap::{Parser, Subcommand};
 use everstep_core::planner::Problem;
 use std::ffi::OsString;
@@ -123,6 +124,9 @@ enum Command {
         /// where to listen
         #[arg(long)]
         bind: String,
+        /// other machines may reach it without encryption
+        #[arg(long, requires = "token_file")]
+        insecure: bool,
         /// directory of the store
         #[arg(long)]
         store: PathBuf,
@@ -155,6 +159,8 @@ enum Command {
         lock: i32,
         /// descriptor of the workers' standard input
         input: i32,
+        /// how many files the workers may open
+        files: Option<u64>,
     },
 }
 
@@ -204,6 +210,9 @@ pub fn main() -> i32 {
             return if e.use_stderr() { USAGE } else { 0 };
         }
     };
+    if ["run", "rendezvous", "check", "coordinator"].contains(&command.as_str()) {
+        crate::descriptors::raise();
+    }
     if let Err(failure) = usable(&command) {
         return failure.end();
     }
@@ -230,14 +239,24 @@ pub fn main() -> i32 {
         Command::Classify(options) => classify::run(&options),
         Command::Notify(options) => notify::run(&options),
         Command::Doctor(options) => doctor::run(&options),
-        Command::Coordinator { bind, store, token_file, notify, provisioner, detector, cluster, jobs } => {
+        Command::Coordinator { bind, insecure, store, token_file, notify, provisioner, detector, cluster, jobs } => {
             let known = plan::known(cluster.as_deref(), jobs.as_deref());
             known.and_then(|known| {
                 let detector = detect::ready(detector.as_deref())?;
-                coordinator(&bind, &store, token_file.as_deref(), notify.as_deref(), provisioner, (known, detector))
+                coordinator(
+                    (&bind, insecure),
+                    &store,
+                    token_file.as_deref(),
+                    notify.as_deref(),
+                    provisioner,
+                    (known, detector),
+                )
             })
         }
-        Command::Guard { lock, input } => return crate::guard::run(lock, input),
+        Command::Guard { lock, input, files } => {
+            crate::descriptors::inherit(files);
+            return crate::guard::run(lock, input);
+        }
     };
     done.unwrap_or_else(Failure::end)
 }
@@ -266,7 +285,7 @@ fn usable(command: &str) -> Result<(), Failure> {
 }
 
 fn coordinator(
-    bind: &str,
+    (bind, insecure): (&str, bool),
     store: &Path,
     token_file: Option<&Path>,
     notify: Option<&Path>,
@@ -274,7 +293,12 @@ fn coordinator(
     known: (Option<Problem>, crate::detect::settings::Ready),
 ) -> Result<i32, Failure> {
     let routes = notify.map_or(Ok(Vec::new()), crate::notify::routes::read).map_err(Failure::config)?;
-    let done = runtime()?.block_on(crate::coordinator::run(bind, store, token_file, routes, provisioner, known));
+    let bad = || Failure::usage(format!("--bind {bind} is not HOST:PORT"));
+    let (host, port) = bind.rsplit_once(':').ok_or_else(bad)?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let place = Place::at(host, insecure).map_err(Failure::config)?;
+    let place = (place, port.parse().map_err(|_| bad())?);
+    let done = runtime()?.block_on(crate::coordinator::run(place, store, token_file, routes, provisioner, known));
     done.map(|()| 0).map_err(|e| Failure { code: e.code, why: e.why })
 }
 

@@ -329,6 +329,7 @@ fn spawn(launch: &Launch, input: BorrowedFd<'_>) -> Result<Started, String> {
             Ok(())
         });
     }
+    crate::descriptors::restore(&mut command);
     let mut child = command.spawn().map_err(|e| cannot_run(program, &e))?;
     let (out, err) = (child.stdout.take().ok_or("no pipe")?, child.stderr.take().ok_or("no pipe")?);
     let started = watch(child.id(), Box::new(out), Box::new(err), launch);

@@ -43,6 +43,7 @@ impl Warmed {
         let guard = std::process::id();
         // SAFETY: only async-signal-safe calls between fork and exec.
         unsafe { command.pre_exec(move || super::die_with(guard)) };
+        crate::descriptors::restore(&mut command);
         let child = command.spawn().map_err(|e| format!("cannot run {}: {e}", program.0.display()))?;
         ours.set_read_timeout(Some(PATIENCE)).map_err(|e| e.to_string())?;
         ours.set_write_timeout(Some(PATIENCE)).map_err(|e| e.to_string())?;

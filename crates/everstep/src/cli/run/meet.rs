@@ -2,11 +2,13 @@
 //! process group's store, node ranks given) and rendezvous (an endpoint of the coordinator).
 
 use super::{Failure, Options};
+use crate::listening::{Place, REMEDY, is_loopback};
 use crate::places;
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+const LOOPBACK: &str = "127.0.0.1";
 /// torchrun's port for the c10d rendezvous.
 const RENDEZVOUS_PORT: u16 = 29400;
 /// torchrun's port for the static rendezvous.
@@ -19,6 +21,8 @@ pub struct Meet {
     pub endpoint: String,
     /// What other nodes reach this one by.
     pub host: String,
+    /// Where this node's own ports listen.
+    pub place: Place,
     /// This node starts the coordinator when none answers.
     pub may_host: bool,
     /// Job name.
@@ -32,10 +36,6 @@ pub struct Meet {
     pub master_port: Option<u16>,
     /// Fixed node id (`--rdzv-backend static`).
     pub node: Option<String>,
-}
-
-fn is_loopback(host: &str) -> bool {
-    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// True when `host` is an address of this machine: a socket can be bound to it.
@@ -70,9 +70,7 @@ fn check_reachable(o: &Options, option: &str, host: &str, port: u16) -> Result<(
         return Ok(());
     }
     if !o.insecure {
-        return Err(Failure::config(format!(
-            "{host} is not loopback and there is no TLS yet; to go on all the same, put one token on all nodes and say so:\n  install -m 600 /dev/null TOKEN && head -c 24 /dev/urandom | od -An -tx1 | tr -d ' \\n' > TOKEN\n  everstep run --insecure --token-file TOKEN …"
-        )));
+        return Err(Failure::config(format!("{host} is not loopback and there is no TLS yet; {REMEDY}")));
     }
     if o.token_file.is_none() {
         return Err(Failure::config("--insecure needs --token-file, the same token in a 0600 file on all nodes"));
@@ -86,6 +84,14 @@ fn own_host(o: &Options, host: &str, port: u16) -> Result<String, Failure> {
     o.local_addr.clone().or_else(found).ok_or_else(|| {
         Failure::config(format!("no route to {host}; give --local-addr, the address other nodes reach this one by"))
     })
+}
+
+/// Where a node listens that others reach by `host`.
+fn place(o: &Options, host: &str) -> Result<Place, Failure> {
+    if o.insecure && !is_loopback(host) && o.token_file.is_none() {
+        return Err(Failure::config("--insecure needs --token-file, the same token in a 0600 file on all nodes"));
+    }
+    Place::at(host, o.insecure && o.token_file.is_some()).map_err(Failure::config)
 }
 
 fn checked_job(name: String) -> Result<String, Failure> {
@@ -145,9 +151,11 @@ pub fn meet(o: &Options, nodes_max: u32) -> Result<Meet, Failure> {
         Some((_, value)) => matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "t" | "yes" | "y"),
         None => is_local(&host),
     };
+    let own = own_host(o, &host, port)?;
     Ok(Meet {
         endpoint: format!("{host}:{port}"),
-        host: own_host(o, &host, port)?,
+        place: place(o, &own)?,
+        host: own,
         may_host: is_host,
         job: checked_job(o.job_name().unwrap_or_else(|| format!("port-{port}")))?,
         store,
@@ -164,9 +172,26 @@ fn alone(o: &Options, master: Option<(String, u16)>) -> Result<Meet, Failure> {
     let job = checked_job(job)?;
     let store = o.store.clone().unwrap_or_else(|| places::job(&job).join("store"));
     let (host, master_port) = master.map_or((None, None), |(h, p)| (Some(h), Some(p)));
-    let host = host.or_else(|| o.local_addr.clone()).unwrap_or_else(|| "127.0.0.1".into());
+    let mut host = host.or_else(|| o.local_addr.clone()).unwrap_or_else(|| LOOPBACK.into());
+    if !is_loopback(&host) && !o.insecure {
+        crate::say!(
+            "one node: listening on {LOOPBACK} instead of {host}; other machines need not reach it (to listen there: --insecure --token-file FILE)"
+        );
+        host = LOOPBACK.into();
+    }
+    let place = place(o, &host)?;
     let run_id = if master_port.is_some() { o.rdzv_id.clone() } else { job.clone() };
-    Ok(Meet { endpoint: "127.0.0.1:0".into(), host, may_host: true, job, store, run_id, master_port, node: None })
+    Ok(Meet {
+        endpoint: "127.0.0.1:0".into(),
+        host,
+        place,
+        may_host: true,
+        job,
+        store,
+        run_id,
+        master_port,
+        node: None,
+    })
 }
 
 /// `--master-addr` and `--master-port`: node 0 serves its store there, and lets the others through to the coordinator.
@@ -194,9 +219,11 @@ fn fixed(o: &Options, nodes_max: u32) -> Result<Meet, Failure> {
     }
     let first = rank == "0";
     let store = o.store.clone().unwrap_or_else(|| places::state().join("coordinators").join(format!("static_{port}")));
+    let own = if first { host.clone() } else { own_host(o, &host, port)? };
     Ok(Meet {
         endpoint: if first { "127.0.0.1:0".into() } else { format!("{host}:{port}") },
-        host: if first { host.clone() } else { own_host(o, &host, port)? },
+        place: place(o, &own)?,
+        host: own,
         may_host: first,
         job: checked_job(o.job_name().unwrap_or_else(|| format!("port-{port}")))?,
         store,

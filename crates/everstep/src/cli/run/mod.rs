@@ -99,6 +99,7 @@ fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Fail
         provisioner,
         detector,
         known,
+        insecure: o.insecure,
         may_host: meet.may_host,
         silence: spec.ladder().silence,
     })
@@ -128,7 +129,7 @@ pub fn rendezvous(o: &Options) -> Result<i32, Failure> {
         table: classify::table(o.failure_table.as_deref())?,
     };
     let runtime = runtime()?;
-    let end = runtime.block_on(crate::agent::external::run(config, target));
+    let end = runtime.block_on(crate::agent::external::run(config, meet.place, target));
     // A read of standard input may be waiting for ever.
     runtime.shutdown_background();
     end.map_err(|e| Failure { code: 1, why: format!("cannot take part in the rendezvous: {e}") })
@@ -210,7 +211,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
         stop_signals,
         table: classify::table(o.failure_table.as_deref())?,
     };
-    let end = runtime()?.block_on(crate::agent::run(config, template, target, &lock));
+    let end = runtime()?.block_on(crate::agent::run(config, (template, meet.place), target, &lock));
     let end = end
         .map_err(|e| Failure { code: 1, why: format!("cannot run an agent here: {e}{}", crate::guard::advice(&e)) })?;
     if end.code != 0 && o.only_check {

@@ -1,0 +1,201 @@
+//! One client of the process-group store: torch's protocol, within limits.
+
+use super::keys::Shared;
+use everstep_wire::door::Pass;
+use everstep_wire::limits::{
+    PROOF_TIMEOUT, STORE_KEY_BYTES_MAX, STORE_KEYS_MAX, STORE_REQUEST_BYTES_MAX, STORE_VALUE_BYTES_MAX,
+};
+use std::io;
+use std::sync::Arc;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+
+const MAGIC: u32 = 0x3C85_F7CE;
+const STOP_WAITING: u8 = 0;
+const WAIT_CANCELED: u8 = 1;
+
+/// Serves one client until it goes.
+pub(super) async fn serve(stream: TcpStream, shared: Arc<Shared>, pass: Pass) {
+    let _ = stream.set_nodelay(true);
+    let (reader, writer) = stream.into_split();
+    let client = Client { reader: BufReader::new(reader), writer, shared };
+    // An error ends this one connection: the client has gone or does not speak the protocol.
+    if let Err(e) = client.run(pass).await
+        && e.kind() == io::ErrorKind::StorageFull
+    {
+        crate::say!("{e}; the connection of the rank that asks for more is closed");
+    }
+}
+
+struct Client {
+    reader: BufReader<OwnedReadHalf>,
+    writer: OwnedWriteHalf,
+    shared: Arc<Shared>,
+}
+
+fn malformed(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+impl Client {
+    async fn bytes(&mut self, limit: u64) -> io::Result<Vec<u8>> {
+        let length = self.reader.read_u64_le().await?;
+        if length > limit {
+            return Err(malformed("too long"));
+        }
+        let _room = self.shared.reserve(length)?;
+        // Memory is taken as the bytes come, not as the length claims.
+        let mut bytes = Vec::new();
+        (&mut self.reader).take(length).read_to_end(&mut bytes).await?;
+        if bytes.len() as u64 == length { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+
+    async fn key(&mut self) -> io::Result<Vec<u8>> {
+        self.bytes(STORE_KEY_BYTES_MAX).await
+    }
+
+    async fn value(&mut self) -> io::Result<Vec<u8>> {
+        self.bytes(STORE_VALUE_BYTES_MAX).await
+    }
+
+    async fn keys(&mut self) -> io::Result<Vec<Vec<u8>>> {
+        let count = self.reader.read_u64_le().await?;
+        if count > STORE_KEYS_MAX {
+            return Err(malformed("too many keys"));
+        }
+        let (mut keys, mut bytes) = (Vec::new(), 0);
+        for _ in 0..count {
+            let key = self.key().await?;
+            bytes += key.len() as u64;
+            if bytes > STORE_REQUEST_BYTES_MAX {
+                return Err(malformed("keys too long"));
+            }
+            keys.push(key);
+        }
+        Ok(keys)
+    }
+
+    async fn reply_value(&mut self, value: &[u8]) -> io::Result<()> {
+        let mut message = (value.len() as u64).to_le_bytes().to_vec();
+        message.extend_from_slice(value);
+        self.writer.write_all(&message).await
+    }
+
+    async fn run(mut self, pass: Pass) -> io::Result<()> {
+        let magic = async { Ok::<_, io::Error>((self.reader.read_u8().await?, self.reader.read_u32_le().await?)) };
+        if tokio::time::timeout(PROOF_TIMEOUT, magic).await.map_err(|_| io::ErrorKind::TimedOut)?? != (0, MAGIC) {
+            return Err(malformed("not a TCPStore client"));
+        }
+        drop(pass);
+        loop {
+            let query = self.reader.read_u8().await?;
+            self.answer(query).await?;
+        }
+    }
+
+    async fn answer(&mut self, query: u8) -> io::Result<()> {
+        match query {
+            1 => {
+                let (key, value) = (self.key().await?, self.value().await?);
+                self.shared.set(key, value)?;
+            }
+            2 => {
+                let (key, expected, desired) = (self.key().await?, self.value().await?, self.value().await?);
+                let now = self.shared.compare_set(key, expected, desired)?;
+                self.reply_value(&now).await?;
+            }
+            3 => {
+                let key = self.key().await?;
+                let value = self.shared.get(&key);
+                self.reply_value(&value).await?;
+            }
+            4 => {
+                let (key, amount) = (self.key().await?, self.reader.read_i64_le().await?);
+                let sum = self.shared.add(key, amount)?;
+                self.writer.write_i64_le(sum).await?;
+            }
+            5 => {
+                let keys = self.keys().await?;
+                let ready = self.shared.all_there(&keys);
+                self.writer.write_u8(u8::from(!ready)).await?;
+            }
+            6 => self.wait().await?,
+            7 => {
+                let count = self.shared.count();
+                self.writer.write_i64_le(i64::try_from(count).unwrap_or(i64::MAX)).await?;
+            }
+            8 => {
+                let key = self.key().await?;
+                let gone = self.shared.delete(&key);
+                self.writer.write_i64_le(i64::from(gone)).await?;
+            }
+            9 => {
+                let (key, more) = (self.key().await?, self.value().await?);
+                self.shared.append(key, &more)?;
+            }
+            10 => {
+                for key in self.keys().await? {
+                    let value = self.shared.get(&key);
+                    self.reply_value(&value).await?;
+                }
+            }
+            11 => {
+                let count = self.reader.read_u64_le().await?;
+                if count > STORE_KEYS_MAX {
+                    return Err(malformed("too many keys"));
+                }
+                for _ in 0..count {
+                    let (key, value) = (self.key().await?, self.value().await?);
+                    self.shared.set(key, value)?;
+                }
+            }
+            // A cancellation that crossed the answer to its wait.
+            12 => {}
+            13 => {
+                let nonce = self.reader.read_u32_le().await?;
+                self.writer.write_u32_le(nonce).await?;
+            }
+            14 => {
+                let (key, value) = (self.key().await?, self.value().await?);
+                self.shared.push(key, value)?;
+            }
+            15 => {
+                let key = self.key().await?;
+                let value = self.shared.pop(&key);
+                self.writer.write_i64_le(i64::from(value.is_some())).await?;
+                if let Some(value) = value {
+                    self.reply_value(&value).await?;
+                }
+            }
+            16 => {
+                let key = self.key().await?;
+                let count = self.shared.queued(&key);
+                self.writer.write_i64_le(i64::try_from(count).unwrap_or(i64::MAX)).await?;
+            }
+            17 => {
+                let keys = self.shared.names();
+                self.writer.write_i64_le(i64::try_from(keys.len()).unwrap_or(i64::MAX)).await?;
+                for key in keys {
+                    self.reply_value(&key).await?;
+                }
+            }
+            _ => return Err(malformed("unknown query")),
+        }
+        Ok(())
+    }
+
+    /// Answers when all keys are there, or when the client cancels.
+    async fn wait(&mut self) -> io::Result<()> {
+        let keys = self.keys().await?;
+        let shared = self.shared.clone();
+        let Some(wait) = shared.wait(keys)? else { return self.writer.write_u8(STOP_WAITING).await };
+        tokio::select! {
+            () = wait.wake.notified() => self.writer.write_u8(STOP_WAITING).await,
+            query = self.reader.read_u8() => match query? {
+                12 => self.writer.write_u8(WAIT_CANCELED).await,
+                _ => Err(malformed("query during a wait")),
+            },
+        }
+    }
+}

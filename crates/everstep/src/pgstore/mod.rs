@@ -1,0 +1,177 @@
+//! The process-group store, served outside the ranks: torch's TCPStore protocol.
+//!
+//! Each generation has a store of its own, so a restart never sees a key of an
+//! earlier one, and no rank hosts a store whose death would end the job.
+//! Protocol as spoken by the client in torch 2.6 to 2.15 (`torch/csrc/distributed/c10d/TCPStore.cpp`):
+//! one byte of query type, then strings as 64-bit length and bytes, integers as 64 bits, all little endian.
+
+mod client;
+mod keys;
+
+use crate::agent::connection::Target;
+use crate::listening::Place;
+use everstep_wire::door::{self, Caller, Door, Trouble};
+use everstep_wire::limits::{PROOF_TIMEOUT, STORE_CLIENTS_MAX};
+use keys::Shared;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+/// How often a store that is to end looks whether it may.
+const DRAIN_LOOK: Duration = Duration::from_millis(5);
+
+/// What a listener does with those who come.
+#[derive(Default)]
+struct Gate {
+    /// The keys of the running generation; `None` between two: whoever comes is sent away and tries again.
+    keys: Option<Arc<Shared>>,
+    clients: Vec<JoinHandle<()>>,
+    /// How many of `clients` it takes until those that have ended are removed.
+    sweep_at: usize,
+    /// Connections between other nodes and the coordinator.
+    through: usize,
+}
+
+/// The process-group store of this node. Dropping it closes the port and every connection.
+///
+/// With a port of the system's choice, every generation has a port of its own. With a port that the
+/// user has fixed (`--master-port`) the listener stays, the keys change, and whoever speaks HTTP/2
+/// there is let through to the coordinator: nodes need to know one port only.
+pub struct PgStore {
+    place: Place,
+    port: u16,
+    fixed: bool,
+    /// There was no port for the next generation.
+    pub short: bool,
+    gate: Arc<Mutex<Gate>>,
+    server: JoinHandle<()>,
+}
+
+impl Drop for PgStore {
+    fn drop(&mut self) {
+        self.server.abort();
+        self.close();
+    }
+}
+
+fn locked(gate: &Mutex<Gate>) -> std::sync::MutexGuard<'_, Gate> {
+    gate.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+impl PgStore {
+    /// Listens at `place`, at a free port or at `port`; then also for the coordinator that `control` leads to.
+    ///
+    /// # Errors
+    /// Those of binding.
+    pub async fn start(place: &Place, port: u16, control: Option<Target>) -> io::Result<Self> {
+        let listener = place.bind(port).await?;
+        let bound = listener.local_addr().map(|a: SocketAddr| a.port())?;
+        let gate = Arc::new(Mutex::new(Gate::default()));
+        let server = tokio::spawn(accept(listener, gate.clone(), control));
+        Ok(PgStore { place: place.clone(), port: bound, fixed: port > 0, short: false, gate, server })
+    }
+
+    /// A generation is over: its keys and connections go, and the next one finds nothing of it.
+    ///
+    /// # Errors
+    /// Those of binding.
+    pub async fn renew(&mut self) -> io::Result<()> {
+        self.close();
+        if !self.fixed {
+            *self = PgStore::start(&self.place.clone(), 0, None).await?;
+        }
+        Ok(())
+    }
+
+    /// A generation begins: its ranks are served.
+    pub fn open(&self) {
+        let mut gate = locked(&self.gate);
+        gate.keys.get_or_insert_default();
+    }
+
+    fn close(&self) {
+        let mut gate = locked(&self.gate);
+        gate.keys = None;
+        gate.clients.drain(..).for_each(|c| c.abort());
+    }
+
+    /// Waits until no other node needs the way to the coordinator that leads through here.
+    pub async fn drained(&self) {
+        while locked(&self.gate).through > 0 {
+            tokio::time::sleep(DRAIN_LOOK).await;
+        }
+    }
+
+    /// Its port.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+/// Accepts for ever. The protocol has no secret: another user of this machine is turned away at once.
+async fn accept(listener: TcpListener, gate: Arc<Mutex<Gate>>, control: Option<Target>) {
+    let (door, mut trouble) = (Door::default(), Trouble::default());
+    loop {
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(e) => {
+                let (pause, line) = trouble.failed("for the process group's store", &e);
+                line.into_iter().for_each(|line| crate::say!("{line}"));
+                tokio::time::sleep(pause).await;
+                continue;
+            }
+        };
+        trouble.over();
+        let Ok(local) = stream.local_addr() else { continue };
+        let caller = door::caller(local, peer);
+        if matches!(caller, Caller::User(_)) {
+            continue;
+        }
+        let Some(pass) = door.admit(caller) else { continue };
+        let (gate, control) = (gate.clone(), control.clone());
+        tokio::spawn(async move {
+            if let Some(control) = &control {
+                match tokio::time::timeout(PROOF_TIMEOUT, is_http(&stream)).await {
+                    Ok(true) => {
+                        locked(&gate).through += 1;
+                        let_through(stream, control).await;
+                        locked(&gate).through -= 1;
+                        return;
+                    }
+                    Ok(false) => {}
+                    Err(_) => return,
+                }
+            }
+            let mut gate = locked(&gate);
+            if let Some(keys) = gate.keys.clone() {
+                if gate.clients.len() >= gate.sweep_at {
+                    gate.clients.retain(|c| !c.is_finished());
+                    gate.sweep_at = 2 * gate.clients.len() + 64;
+                }
+                if gate.clients.len() < STORE_CLIENTS_MAX {
+                    gate.clients.push(tokio::spawn(client::serve(stream, keys, pass)));
+                }
+            }
+        });
+    }
+}
+
+/// The first byte of an HTTP/2 connection is a `P`; that of a TCPStore client is 0.
+async fn is_http(stream: &TcpStream) -> bool {
+    let mut first = [0u8; 1];
+    matches!(stream.peek(&mut first).await, Ok(1)) && first[0] == b'P'
+}
+
+async fn let_through(mut stream: TcpStream, control: &Target) {
+    let Some(endpoint) = control.endpoint_now() else { return };
+    if let Ok(mut coordinator) = TcpStream::connect(endpoint).await {
+        let _ = stream.set_nodelay(true);
+        let _ = coordinator.set_nodelay(true);
+        // Ends with either side; both then open a new connection.
+        let _ = tokio::io::copy_bidirectional(&mut stream, &mut coordinator).await;
+    }
+}
