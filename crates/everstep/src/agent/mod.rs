@@ -41,7 +41,6 @@ use everstep_core::stacks::Stack;
 use everstep_core::time::Time;
 use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
 use everstep_wire::frame;
-use everstep_wire::limits::LAUNCH_FRAME_BYTES_MAX;
 use everstep_wire::worker::{Reply, Request};
 use last::Last;
 use launch::{Start, Template};
@@ -487,13 +486,6 @@ impl Driver {
             }
         }
         None
-    }
-
-    /// Has something done by the guard, with the next flush.
-    fn ask_guard(&mut self, request: &GuardRequest) -> Result<(), String> {
-        let bytes = frame::encode_within(request, LAUNCH_FRAME_BYTES_MAX);
-        self.guard_outbox.extend(bytes.map_err(|e| format!("the guard cannot be asked: {e}"))?);
-        Ok(())
     }
 
     async fn flush_guard(&mut self) {

@@ -345,6 +345,13 @@ impl Driver {
         self.durable.publish((generation, step, mark), directory, shards, to.keep, &self.inbox);
     }
 
+    /// Has something done by the guard, with the next flush.
+    pub(super) fn ask_guard(&mut self, request: &GuardRequest) -> Result<(), String> {
+        let bytes = everstep_wire::frame::encode_within(request, everstep_wire::limits::LAUNCH_FRAME_BYTES_MAX);
+        self.guard_outbox.extend(bytes.map_err(|e| format!("the guard cannot be asked: {e}"))?);
+        Ok(())
+    }
+
     /// Without a port for the next world's store there is no next world; a shortage of descriptors or memory passes.
     fn renew_later(&mut self, generation: u64, why: &std::io::Error) {
         if !std::mem::replace(&mut self.store.short, true) {
