@@ -6,7 +6,6 @@ Runs in one process; the whole state has to fit into its memory.
 from __future__ import annotations
 
 import argparse
-import pickle
 import sys
 import warnings
 from os import PathLike
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from . import encoding, module_state, optimizer_state
 from ._internal import CheckpointError, WholeCheckpoint, list_checkpoints
+from .damage import reading
 from .directory import Directory
 from .tensors import BY_NAME, as_real_dtype
 
@@ -56,6 +56,8 @@ def load(source: str | PathLike[str], step: int | None = None) -> dict[str, Any]
     names = {t[0]: t for t in whole.tensors()}
     if encoding.BLOB + "dcp" in names:
         return _through_dcp(path)
+    # Room only for what is there.
+    whole.plan([(n, [0] * len(shape), shape, False, 0, 0) for n, _, shape, *_ in names.values() if not n.startswith(encoding.BLOB) and 0 not in shape])
     tensors = {n: torch.empty(shape, dtype=BY_NAME[dtype]) for n, dtype, shape, *_ in names.values() if not n.startswith(encoding.BLOB)}
     largest = max((t.nbytes for t in tensors.values()), default=0)
     whole.read([(n, [0] * t.dim(), list(t.shape), False, t.data_ptr(), t.nbytes) for n, t in tensors.items() if t.numel()], THREADS, largest)
@@ -102,11 +104,16 @@ def _through_dcp(path: str) -> dict[str, Any]:
 
 def _dcp_state(reader: dcp.StorageReader) -> dict[str, Any]:
     """All that is there, without a model to load it into."""
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
     state: dict[str, Any] = {}
-    _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    try:
+        _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    except CheckpointException as e:
+        # DCP's own error, which is no Exception: what is behind it.
+        raise next(iter(e.failures.values()))[0] from e
     return state
 
 
@@ -166,9 +173,11 @@ def _safetensors() -> Any:
 
 def from_dcp(source: Path) -> dict[str, Any]:
     """What torch.distributed.checkpoint saved."""
+    from .dcp import foreign
+
     if not (source / ".metadata").exists():
         raise CheckpointError(f"{source} is no checkpoint of torch.distributed.checkpoint: it has no .metadata")
-    return _dcp_state(dcp.FileSystemReader(str(source)))
+    return foreign.load(source)
 
 
 def from_hf(source: Path) -> dict[str, Any]:
@@ -176,16 +185,24 @@ def from_hf(source: Path) -> dict[str, Any]:
     files = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
     if not files or not all(f.exists() for f in files):
         raise CheckpointError(f"there is no safetensors file at {source}")
+    from .dcp import foreign
+
+    for file in files:
+        # Hugging Face's own cache is made of links.
+        foreign.open_regular(file, follow=True).close()
     load_file = _safetensors().load_file
     return {"model": {name: t for file in files for name, t in load_file(file).items()}}
 
 
 def from_torch(source: Path) -> dict[str, Any]:
     """What ``torch.save`` wrote, tensors and plain values only."""
+    from .dcp import foreign
+
     try:
-        state = torch.load(source, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as e:
-        raise CheckpointError(f"{source} is no file of torch.save, or holds more than tensors and plain values: save its state_dict()s anew") from e
+        with foreign.open_regular(source, follow=True) as file:
+            state = foreign.safe_load(file, str(source))
+    except CheckpointError as e:
+        raise CheckpointError(f"{source} is no file of torch.save that can be read: {e.args[0]}") from e
     if not isinstance(state, dict):
         raise CheckpointError(f"{source} holds a {type(state).__name__}, not state dicts by name")
     return state
@@ -213,12 +230,16 @@ def main() -> int:
         if a.command == "export":
             if a.out.exists() and (a.out.is_file() or any(a.out.iterdir())):
                 raise CheckpointError(f"{a.out} exists; give a path that does not")
-            _EXPORTS[a.to](load(a.source, a.step), a.out)
+            with reading(str(a.source)):
+                state = load(a.source, a.step)
+            _EXPORTS[a.to](state, a.out)
         else:
             from .dcp import Writer
 
             warnings.filterwarnings("ignore", message="torch.distributed is")
-            dcp.save(_IMPORTS[a.of](a.source), storage_writer=Writer(a.out), no_dist=True)
+            with reading(str(a.source)):
+                state = _IMPORTS[a.of](a.source)
+            dcp.save(state, storage_writer=Writer(a.out), no_dist=True)
     except (CheckpointError, OSError, RuntimeError) as e:
         print(f"everstep: {e}", file=sys.stderr)
         return 1

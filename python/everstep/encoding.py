@@ -10,6 +10,7 @@ Types are exact: a subclass would come back as its base. Whatever is not listed 
 from __future__ import annotations
 
 import enum
+import math
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -20,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from . import legacy_encoding
-from ._internal import CheckpointError
+from ._internal import CheckpointError, DamagedError
+from .damage import reading
 from .tensors import as_real_dtype, device_name, device_named, order_in_memory, raw, real_dtype, storable, stored_as
 
 #: Tensors of a shard with this in front of their names are values of this kind.
@@ -106,17 +108,29 @@ def decode(data: bytes, tensor: Callable[[str], Any], *, finish: bool = True) ->
     Without ``finish`` the tensors are those of ``tensor`` or share their memory, so that they can be filled afterwards.
 
     Raises:
-        CheckpointError: when the bytes are not those of a value.
+        DamagedError: when the bytes are not those of a value.
     """
-    try:
+    with reading("a value in the checkpoint, which is damaged, or of a newer everstep,"):
         if data[:1] != MARK:
             return legacy_encoding.decode(data, tensor)
         tree = msgpack.unpackb(data[1:], strict_map_key=False)
         return _Decoder(tensor, finish).value(tree)
-    except CheckpointError:
-        raise
-    except Exception as e:
-        raise CheckpointError(f"a value in the checkpoint cannot be decoded ({type(e).__name__}: {e}): it is damaged, or of a newer everstep") from e
+
+
+def checked_optimizer(value: Any) -> Any:
+    """A decoded optimizer: its state by names of parameters, and its groups; or its ``state_dict()`` as it was, as ``whole``.
+
+    Raises:
+        DamagedError: when it is none.
+    """
+    good = isinstance(value, dict) and ("whole" in value or (isinstance(value.get("state"), dict) and isinstance(value.get("groups"), list)))
+    if good and "whole" not in value:
+        good = all(isinstance(n, str) and isinstance(s, dict) for n, s in value["state"].items())
+        good = good and all(isinstance(g, dict) and isinstance(g.get("params"), list) and all(isinstance(n, str) for n in g["params"]) for g in value["groups"])
+        good = good and isinstance(value.get("other", []), list) and all(isinstance(o, list) and len(o) == 2 for o in value.get("other", []))
+    if not good:
+        raise DamagedError("the state of an optimizer is not what everstep writes", [])
+    return value
 
 
 def _refused(path: Path, kind: type, advice: str) -> CheckpointError:
@@ -409,7 +423,7 @@ class _Decoder:
         if code == _INLINE:
             dtype, shape, data, note = given
             return self._finished(legacy_encoding.tensor_of(dtype, shape, data), note)
-        raise CheckpointError(f"unknown type code {code} in the checkpoint: it was written by a newer everstep; install that version")
+        raise ValueError(f"unknown type code {code} in the checkpoint: it was written by a newer everstep; install that version")
 
     def _finished(self, tensor: Any, note: dict[str, Any]) -> Any:
         if tensor is None or not note:
@@ -443,9 +457,10 @@ def _scalar(given: list[Any]) -> Any:
 def _from_bytes(dtype: str, shape: list[int], data: bytes) -> Any:
     import numpy
 
-    found = numpy.empty(shape, dtype=dtype)
-    if found.nbytes != len(data) or found.dtype.kind not in _NUMPY_KINDS:
-        raise CheckpointError(f"an array of {len(data)} bytes in the checkpoint is not {dtype} {shape}: it is damaged")
+    kind = numpy.dtype(dtype)
+    if not isinstance(dtype, str) or kind.kind not in _NUMPY_KINDS or math.prod(shape) * kind.itemsize != len(data):
+        raise ValueError(f"an array of {len(data)} bytes in the checkpoint is not {dtype} {shape}: it is damaged")
+    found = numpy.empty(shape, dtype=kind)
     if data:
         found.reshape(-1).view("u1")[...] = numpy.frombuffer(data, "u1")
     return found

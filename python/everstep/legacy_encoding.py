@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,6 @@ import msgpack
 import torch
 from torch import Tensor
 
-from ._internal import CheckpointError
 from .tensors import BY_NAME
 
 _TUPLE, _SET, _BIG_INT, _COMPLEX, _NUMPY, _TENSOR, _TORCH, _PAIRS, _SIZE = range(1, 10)
@@ -23,9 +23,9 @@ def decode(data: bytes, tensor: Callable[[str], Any]) -> Any:
 
 def tensor_of(dtype: str, shape: list[int], data: bytes) -> Tensor:
     """A tensor from its bytes."""
+    if math.prod(shape) * BY_NAME[dtype].itemsize != len(data):
+        raise ValueError(f"a tensor of {len(data)} bytes in the checkpoint is not {dtype} {shape}: it is damaged")
     found = torch.empty(shape, dtype=BY_NAME[dtype])
-    if found.nbytes != len(data):
-        raise CheckpointError(f"a tensor of {len(data)} bytes in the checkpoint is not {dtype} {shape}: it is damaged")
     if data:
         found.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     return found
@@ -60,6 +60,8 @@ class _Decoder:
             import numpy
 
             dtype, shape, raw, scalar = value
+            if not isinstance(dtype, str) or numpy.dtype(dtype).kind not in "biufc":
+                raise ValueError("an array of elements that are no numbers")
             array = numpy.frombuffer(raw, dtype=dtype).reshape(shape).copy()
             return array[()] if scalar else array
-        raise CheckpointError(f"unknown type code {code} in the checkpoint: it was written by a newer everstep; install that version")
+        raise ValueError(f"unknown type code {code} in the checkpoint: it was written by a newer everstep; install that version")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from . import encoding, together
-from ._internal import CheckpointError, WholeCheckpoint
+from ._internal import CheckpointError, DamagedError, WholeCheckpoint
+from .damage import reading
 
 if TYPE_CHECKING:
     from ._internal import Entry
@@ -32,6 +34,13 @@ class Place:
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     flat: bool = False
+
+    def fits(self) -> bool:
+        """The part lies within the whole."""
+        if self.flat:
+            return self.offsets[0] + math.prod(self.sizes) <= math.prod(self.shape)
+        ends = (o + n for o, n in zip(self.offsets, self.sizes, strict=True))
+        return len(self.sizes) == len(self.shape) and all(end <= all_ for end, all_ in zip(ends, self.shape, strict=True))
 
 
 def parameter_of(name: str) -> str:
@@ -95,7 +104,8 @@ def _in_file(items: list[Item]) -> list[Item]:
 
 def parts_from_bytes(table: bytes) -> list[int]:
     """The numbers that :meth:`Parts.of` has written."""
-    words = array("Q", table)
+    with reading("the table of where tensors belong"):
+        words = array("Q", table)
     if sys.byteorder == "big":
         words.byteswap()
     return words.tolist()
@@ -103,14 +113,21 @@ def parts_from_bytes(table: bytes) -> list[int]:
 
 def read_parts(words: list[int], entries: list[Entry]) -> dict[str, Place]:
     """What :meth:`Parts.of` says, by the names of the shard's tensors."""
-    found, at = {}, 0
-    while at < len(words):
-        number, flat, dimensions = words[at : at + 3]
-        shape = at + 3 + dimensions
-        end = shape + (1 if flat else dimensions)
-        name, _, sizes, _ = entries[number]
-        found[name] = Place(tuple(words[at + 3 : shape]), tuple(words[shape:end]), tuple(sizes), bool(flat))
-        at = end
+    found: dict[str, Place] = {}
+    at, last = 0, -1
+    with reading("the table of where tensors belong"):
+        while at < len(words):
+            number, flat, dimensions = words[at : at + 3]
+            shape = at + 3 + dimensions
+            end = shape + (1 if flat else dimensions)
+            if flat > 1 or number <= last or end > len(words):
+                raise ValueError("it contradicts itself")
+            name, _, sizes, _ = entries[number]
+            place = Place(tuple(words[at + 3 : shape]), tuple(words[shape:end]), tuple(sizes), bool(flat))
+            if not place.fits():
+                raise ValueError(f"{name} lies outside of the whole")
+            found[name] = place
+            at, last = end, number
     return found
 
 
@@ -147,7 +164,10 @@ class Resharded:
 
     def _alike(self) -> bool:
         layout = encoding.BLOB + "layout"
-        return layout in self._tensors and bool(encoding.decode(self._whole.bytes(0, layout), lambda name: None).get("replicated"))
+        if layout not in self._tensors:
+            return False
+        with reading("the layout of the checkpoint"):
+            return bool(encoding.decode(self._whole.bytes(0, layout), lambda name: None).get("replicated"))
 
     def _place(self, name: str) -> Place:
         shape = self._tensors[name][2]
@@ -197,7 +217,9 @@ class Resharded:
         first = {parameter_of(n): rank for n, *_, rank in self._tensors.values() if n.startswith(mark)}
         known = dict.fromkeys(self.rank if n in near else first[n] for n in parameters if n in first)
         for rank in known | dict.fromkeys(range(self._whole.world_size)):
-            found = encoding.decode(self._whole.bytes(rank, blob), mine, finish=False)
+            found = encoding.checked_optimizer(encoding.decode(self._whole.bytes(rank, blob), mine, finish=False))
+            if "whole" in found:
+                raise DamagedError(f"{blob} is not by names of parameters", [])
             state = {n: s for n, s in found["state"].items() if n in left}
             if value is None:
                 value = {**found, "state": {}}

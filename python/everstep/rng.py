@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from .damage import reading
+
 
 def get() -> dict[str, Any]:
     """Python's, torch's, numpy's (if it was imported) and all GPUs' generators."""
@@ -35,17 +37,45 @@ def diverge(rank: int) -> None:
         numpy.random.seed(seed % (1 << 32))
 
 
+def check(state: dict[str, Any]) -> None:
+    """Raises :class:`DamagedError` for what :func:`put` could not put."""
+    with reading("the state of the random generators"):
+        version, internal, gauss = state["python"]
+        if isinstance(internal, bytes):
+            internal = array("I", internal)
+        random.Random().setstate((version, tuple(internal), gauss))
+        torch.Generator().set_state(_bytes(state["torch"]))
+        if "numpy" in state:
+            import numpy
+
+            numpy.random.RandomState().set_state(_numpy(state["numpy"]))
+        for device in state.get("cuda", ()):
+            _bytes(device)
+
+
+def _bytes(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def _numpy(state: list[Any]) -> tuple[Any, ...]:
+    import numpy
+
+    name, keys, pos, has_gauss, cached = state
+    if not 0 <= pos <= 624:
+        raise ValueError(f"position {pos} of numpy's generator")
+    return name, numpy.frombuffer(keys, dtype=numpy.uint32), pos, int(has_gauss), cached
+
+
 def put(state: dict[str, Any]) -> None:
     """Puts a state of :func:`get` back."""
     version, internal, gauss = state["python"]
     if isinstance(internal, bytes):
         internal = array("I", internal)
     random.setstate((version, tuple(internal), gauss))
-    torch.set_rng_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))
+    torch.set_rng_state(_bytes(state["torch"]))
     if "numpy" in state:
         import numpy
 
-        name, keys, pos, has_gauss, cached = state["numpy"]
-        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), pos, int(has_gauss), cached))
+        numpy.random.set_state(_numpy(state["numpy"]))
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in state["cuda"]])
+        torch.cuda.set_rng_state_all([_bytes(s) for s in state["cuda"]])

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import encoding, flat, in_place, module_state, optimizer_state, rng, together
-from ._internal import CheckpointError, Shard
+from ._internal import CheckpointError, DamagedError, Shard
 from .batches import Resumable
+from .damage import reading
 from .module_state import Entries, local
 from .optimizer_state import ParameterNames
 from .placed import PARTS, Parts, Place, Resharded, in_module, parameter_of, parts_from_bytes, place_of, read_parts
@@ -317,10 +318,15 @@ class State:
             else:
                 blobs[name] = shard.bytes(blob)
                 value = encoding.decode(blobs[name], room, finish=False)
+                if name in self.optimizers_by_name:
+                    encoding.checked_optimizer(value)
                 if name in self._modules and module_state.read_beside(value)["values"]:
                     extra_state.add(name)
         blobs[_EXTRA], blobs[_RNG] = (shard.bytes(encoding.BLOB + name) for name in (_EXTRA, _RNG))
-        encoding.decode(blobs[_EXTRA], room, finish=False)
+        # Whatever is damaged is found before anything is loaded.
+        if not isinstance(extra := encoding.decode(blobs[_EXTRA], room, finish=False), dict):
+            raise DamagedError(f"the extra values in the checkpoint are a {type(extra).__name__}, not values by name", [])
+        rng.check(encoding.decode(blobs[_RNG], room, finish=False))
         loaded = self._fill_modules(shard, entries, targets, room, extra_state)
         values.update((name, encoding.decode(blob, targets.__getitem__)) for name, blob in blobs.items())
         for name in self._modules:
@@ -412,7 +418,8 @@ class State:
             return shard.exact
         if encoding.BLOB + _LAYOUT not in entries:
             return True
-        saved = Layout(**encoding.decode(shard.bytes(encoding.BLOB + _LAYOUT), lambda name: None))
+        with reading("the layout of the checkpoint"):
+            saved = Layout(**encoding.decode(shard.bytes(encoding.BLOB + _LAYOUT), lambda name: None))
         if (saved.rank, saved.world_size) == (self.layout.rank, self.layout.world_size):
             return True
         # One process has what all would have.

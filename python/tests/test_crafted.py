@@ -112,3 +112,101 @@ def test_two_ranks_in_one_file(tmp_path):
     entry = found.manifest["shards"][0]
     crafting.write_manifest(tmp_path / "step-2", {**found.manifest, "world_size": 2, "shards": [entry, {**entry, "rank": 1}]})
     assert _restored(tmp_path)[0] == 1
+
+
+@pytest.mark.parametrize("blob", ["extra", "rng", "optimizer", "layout"])
+def test_a_value_that_cannot_be_decoded(tmp_path, blob):
+    """KeyError, IndexError, UnicodeDecodeError and RecursionError ended the search for an older checkpoint."""
+    weights = _saved(tmp_path)
+    found = crafting.read(tmp_path / "step-2")
+    value = found.shards[0].blob(blob)
+    for new in (value.data[:-1], b"\xa2\xff\xfe", b"\x91\x05", b"\xc7\x04\x06none", b"\x91" * 900 + b"\xc7\x04\x06none"):
+        value.data, value.shape = new, [len(new)]
+        found.write(tmp_path / "step-2")
+        done, restored = _restored(tmp_path)
+        assert done == 1 and torch.equal(restored, weights[0]), new
+
+
+class _Payload:
+    """Runs when it is unpickled."""
+
+    def __init__(self, canary):
+        self.canary = canary
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.canary),)
+
+
+def _dcp_saved(directory):
+    import torch.distributed.checkpoint as dcp
+
+    state = {"model": {"weight": torch.arange(6.0).view(2, 3)}, "step": 7, "list": [torch.ones(2), "a"], "half": torch.ones(3).half()}
+    dcp.save(state, checkpoint_id=str(directory), no_dist=True)
+    return state
+
+
+def _convert(monkeypatch, capsys, *arguments):
+    """As `everstep ckpt` calls it, in this process: the exit code and what it says."""
+    from everstep import convert
+
+    monkeypatch.setattr("sys.argv", ["everstep", *map(str, arguments)])
+    code = convert.main()
+    return code, capsys.readouterr().err
+
+
+def test_import_of_a_plain_checkpoint(tmp_path, monkeypatch, capsys):
+    state = _dcp_saved(tmp_path / "plain")
+    assert _convert(monkeypatch, capsys, "import", tmp_path / "plain", tmp_path / "out", "--from", "dcp")[0] == 0
+    assert _convert(monkeypatch, capsys, "export", tmp_path / "out", tmp_path / "all.pt", "--to", "torch")[0] == 0
+    found = torch.load(tmp_path / "all.pt", weights_only=True)
+    assert torch.equal(found["model"]["weight"], state["model"]["weight"]) and found["step"] == 7
+    assert torch.equal(found["list"][0], torch.ones(2)) and found["list"][1] == "a" and found["half"].dtype == torch.float16
+
+
+@pytest.mark.parametrize("where", ["metadata", "planner data", "object"])
+def test_import_runs_nothing(tmp_path, monkeypatch, capsys, where):
+    import pickle
+
+    _dcp_saved(tmp_path / "plain")
+    canary, path = tmp_path / "ran", tmp_path / "plain" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    if where == "object":
+        (index,) = (i for i in metadata.storage_data if i.fqn == "step")
+        data = tmp_path / "plain" / "evil.distcp"
+        torch.save(_Payload(canary), data)
+        info = metadata.storage_data[index]
+        info.relative_path, info.offset, info.length = data.name, 0, data.stat().st_size
+        path.write_bytes(pickle.dumps(metadata))
+    elif where == "planner data":
+        metadata.planner_data["step"] = _Payload(canary)
+        path.write_bytes(pickle.dumps(metadata))
+    else:
+        path.write_bytes(pickle.dumps(_Payload(canary)))
+    code, said = _convert(monkeypatch, capsys, "import", tmp_path / "plain", tmp_path / "out", "--from", "dcp")
+    assert code == 1 and not canary.exists() and "in a program of your own" in said, said
+
+
+def test_export_and_load_run_nothing(tmp_path, monkeypatch, capsys):
+    import torch.distributed.checkpoint as dcp
+
+    import everstep.dcp
+
+    state = {"weight": torch.ones(3), "object": _Payload(tmp_path / "ran")}
+    dcp.save(state, storage_writer=everstep.dcp.Writer(tmp_path / "out"), no_dist=True)
+    code, said = _convert(monkeypatch, capsys, "export", tmp_path / "out", tmp_path / "all.pt", "--to", "torch")
+    assert code == 1 and "allow_pickle=True" in said and not (tmp_path / "ran").exists(), said
+    with pytest.raises(BaseException, match="allow_pickle=True"):
+        dcp.load({"weight": torch.zeros(3), "object": None}, storage_reader=everstep.dcp.Reader(tmp_path / "out"), no_dist=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_parts_of_a_foreign_checkpoint_are_all_of_it(tmp_path, monkeypatch, capsys):
+    import pickle
+
+    _dcp_saved(tmp_path / "plain")
+    path = tmp_path / "plain" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    metadata.state_dict_metadata["model.weight"].size = torch.Size([3, 3])
+    path.write_bytes(pickle.dumps(metadata))
+    code, said = _convert(monkeypatch, capsys, "import", tmp_path / "plain", tmp_path / "out", "--from", "dcp")
+    assert code == 1 and "not all of it" in said, said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +13,17 @@ import torch
 from torch import Tensor
 
 from .._internal import CheckpointError, Shard
+from ..damage import reading
 from ..encoding import BLOB
 from ..state import DTYPES, Item
+from .foreign import cover
 
 #: The tensor of a shard that says where its tensors belong.
 TABLE = BLOB + "dcp"
 _OBJECT = TABLE + "/"
 VERSION = 1
+#: Tensors have no more.
+DIMENSIONS_MAX = 64
 
 
 @dataclass(frozen=True)
@@ -135,16 +140,67 @@ def read_table(directory: str, shards: list[Shard]) -> Table:
     table = Table([], {}, {})
     for number, shard in enumerate(shards):
         try:
-            said = json.loads(shard.bytes(TABLE))
+            data = shard.bytes(TABLE)
         except CheckpointError as e:
             if not any(entry[0] == TABLE for entry in shard.entries()):
                 raise CheckpointError(f"{directory} was not saved through DCP: read it with everstep.CheckpointManager") from e
             raise
-        if said["version"] != VERSION:
-            raise CheckpointError(f"{directory} has tables of version {said['version']}, this everstep reads {VERSION}; install the one that wrote it")
-        for name, fqn, dtype, shape, offsets, sizes in said["pieces"]:
-            table.blocks.append(Stored(number, name, fqn, getattr(torch, dtype), tuple(shape), tuple(offsets), tuple(sizes)))
-        for fqn in said["objects"]:
-            table.objects.setdefault(fqn, (number, _OBJECT + fqn))
-        table.mappings.update({fqn: tuple(path) for fqn, path in said["mappings"].items()})
+        with reading(f"the table of {shard.path}"):
+            said = json.loads(data)
+        with reading(f"the table of {shard.path}"):
+            if said["version"] != VERSION:
+                raise CheckpointError(f"{directory} has tables of version {said['version']}, this everstep reads {VERSION}; install the one that wrote it")
+            entries = {entry[0]: entry for entry in shard.entries()}
+            for row in said["pieces"]:
+                table.blocks.append(_stored(number, row, entries))
+            for fqn in said["objects"]:
+                if entries[_OBJECT + fqn][1] != "U8":
+                    raise ValueError(f"{fqn} is no object")
+                table.objects.setdefault(fqn, (number, _OBJECT + fqn))
+            table.mappings.update({fqn: _path(path) for fqn, path in said["mappings"].items()})
+    with reading(f"the tables of {directory}"):
+        _check(table)
     return table
+
+
+def _path(path: Any) -> tuple[str | int, ...]:
+    if not path or not all(type(p) in (str, int) for p in path):
+        raise ValueError("a value without a path")
+    return tuple(path)
+
+
+def _numbers(row: Any) -> tuple[int, ...]:
+    if len(row) > DIMENSIONS_MAX or not all(type(n) is int and 0 <= n < 1 << 62 for n in row):
+        raise ValueError("a shape that is none")
+    return tuple(row)
+
+
+def _stored(number: int, row: Any, entries: Mapping[str, Any]) -> Stored:
+    """A row of a table, which must be what the shard's own index says."""
+    name, fqn, said, *numbers = row
+    shape, offsets, sizes = map(_numbers, numbers)
+    dtype = getattr(torch, said)
+    if not isinstance(name, str) or not isinstance(fqn, str) or not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{said!r} is not a dtype")
+    _, stored, stored_shape, length = entries[name]
+    same = stored == DTYPES[dtype] and tuple(stored_shape) == sizes if dtype in DTYPES else stored == "U8"
+    if not same or math.prod(sizes) * dtype.itemsize != length:
+        raise ValueError(f"{name} is not stored as {dtype} {sizes}")
+    if not len(shape) == len(offsets) == len(sizes) or any(o + n > all_ for o, n, all_ in zip(offsets, sizes, shape, strict=True)):
+        raise ValueError(f"{name} lies outside of {fqn}")
+    return Stored(number, name, fqn, dtype, shape, offsets, sizes)
+
+
+def _check(table: Table) -> None:
+    """The blocks of each tensor are all of it; of equal copies the first counts."""
+    tensors: dict[str, dict[tuple[int, ...], Stored]] = {}
+    for block in table.blocks:
+        blocks = tensors.setdefault(block.fqn, {})
+        first = next(iter(blocks.values()), block)
+        if (first.shape, first.dtype) != (block.shape, block.dtype) or blocks.setdefault(block.offsets, block).sizes != block.sizes:
+            raise ValueError(f"{block.fqn} is different things in different shards")
+    for fqn, blocks in tensors.items():
+        if fqn in table.objects:
+            raise ValueError(f"{fqn} is a tensor and an object")
+        if not cover(next(iter(blocks.values())).shape, [(b.offsets, b.sizes) for b in blocks.values()]):
+            raise ValueError(f"the parts of {fqn} are not all of it")

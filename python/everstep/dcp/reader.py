@@ -15,9 +15,10 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkSto
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from .._internal import CheckpointError, Shard, list_checkpoints, open_shards
+from .._internal import CheckpointError, DamagedError, Shard, list_checkpoints, open_shards
 from ..directory import Directory
-from .pieces import Stored, Table, read_table
+from .foreign import safe_load
+from .pieces import Stored, Table, pickled, read_table
 
 #: Threads that read one shard.
 THREADS = 4
@@ -29,12 +30,16 @@ class Reader(dcp.StorageReader):
     ``path`` is a directory of checkpoints, of which the newest complete one is read, or one of them (``out/step-500``). Only the
     parts that are wanted are read, and every byte is verified before it is used.
 
+    Objects that are no tensors are loaded as ``torch.load(weights_only=True)`` does: nothing of a checkpoint runs. ``allow_pickle=True``
+    unpickles others, which runs whatever whoever wrote the checkpoint wanted to run.
+
     Raises:
         CheckpointError: when there is none, or it is damaged.
     """
 
-    def __init__(self, path: str | PathLike[str]) -> None:
+    def __init__(self, path: str | PathLike[str], *, allow_pickle: bool = False) -> None:
         self._path = Directory(path)
+        self._allow_pickle = allow_pickle
         self._shards: list[Shard] = []
         self._blocks: dict[MetadataIndex, Stored] = {}
         self._table = Table([], {}, {})
@@ -98,7 +103,11 @@ class Reader(dcp.StorageReader):
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 shard, name = self._table.objects[item.storage_index.fqn]
-                planner.load_bytes(item, io.BytesIO(self._shards[shard].bytes(name)))
+                data = self._shards[shard].bytes(name)
+                if not self._allow_pickle:
+                    # Planners unpickle: what they get is what was read safely, pickled here.
+                    data = self._plain(item.storage_index.fqn, data)
+                planner.load_bytes(item, io.BytesIO(data))
             else:
                 block = self._blocks[MetadataIndex(item.storage_index.fqn, item.storage_index.offset)]
                 by_shard[block.shard].append((item, block))
@@ -107,6 +116,15 @@ class Reader(dcp.StorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    @staticmethod
+    def _plain(fqn: str, data: bytes) -> bytes:
+        try:
+            return pickled(safe_load(io.BytesIO(data), fqn))
+        except DamagedError:
+            raise
+        except CheckpointError as e:
+            raise CheckpointError(f"{e}; or, which runs it, read it with everstep.dcp.Reader(…, allow_pickle=True)") from e
 
     @staticmethod
     def _read(shard: Shard, wanted: list[tuple[ReadItem, Stored]], planner: LoadPlanner) -> None:

@@ -1,0 +1,261 @@
+"""Checkpoints of ``torch.distributed.checkpoint``'s own, read without running anything of them."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import pickle
+import re
+import stat
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import torch
+from torch import Tensor
+
+from .._internal import CheckpointError
+from ..damage import reading
+from . import inert
+from .inert import Made, Pairs, refused
+
+#: Longest metadata that is read, in bytes.
+METADATA_BYTES_MAX = 1 << 30
+_META = "torch.distributed.checkpoint.metadata."
+#: Every dtype of torch, by the name in a pickle.
+_DTYPES = {f"torch.{name}": value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+_T = TypeVar("_T")
+
+
+def open_regular(path: Path, *, follow: bool = False) -> BinaryIO:
+    """Opens a regular file for reading; a FIFO or a device would block or never end.
+
+    Raises:
+        CheckpointError: when it is anything else.
+        OSError: of the file system.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    except OSError as e:
+        raise CheckpointError(f"cannot read {path}: {e.strerror}") from e
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise CheckpointError(f"{path} is not a regular file")
+    return open(handle, "rb")  # noqa: SIM115  # the caller's
+
+
+def safe_load(data: BinaryIO, what: str) -> Any:
+    """What ``torch.save`` wrote, tensors and plain values only.
+
+    Raises:
+        CheckpointError: when it holds anything else.
+        DamagedError: when it is none.
+    """
+    with reading(what):
+        try:
+            return torch.load(data, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as e:
+            # torch's text recommends to load it unsafely; what it names is enough.
+            named = re.search(r"GLOBAL ([\w.]+)", str(e))
+            raise refused(f"{what} holds {named[1] if named else 'more than tensors and plain values'}") from e
+        except (zipfile.BadZipFile, OSError) as e:
+            raise ValueError(str(e)) from e
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Bytes of one item."""
+
+    file: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Whole:
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    chunks: list[_Chunk]
+
+
+def load(directory: Path) -> dict[str, Any]:
+    """The state dict, nested as it was saved.
+
+    Raises:
+        CheckpointError: when it cannot be read, or holds what only a pickle could bring back.
+    """
+    with open_regular(directory / ".metadata") as file:
+        data = file.read(METADATA_BYTES_MAX + 1)
+    if len(data) > METADATA_BYTES_MAX:
+        raise CheckpointError(f"the metadata in {directory} is longer than {METADATA_BYTES_MAX} bytes")
+    with reading(f"the metadata in {directory}"):
+        entries, mappings, places = _metadata(inert.loads(data))
+        for name, entry in entries.items():
+            if isinstance(entry, _Whole):
+                _check(name, entry)
+    state: dict[str, Any] = {}
+    for name, entry in entries.items():
+        with reading(f"{name} in {directory}"):
+            value = _tensor(directory, name, entry, places) if isinstance(entry, _Whole) else safe_load(_piece(directory, places[name, None]), name)
+            _put(state, mappings.get(name, (name,)), value)
+    return _lists(state)
+
+
+def _fields(made: Any, kind: str) -> dict[str, Any]:
+    """The attributes of an object of DCP's."""
+    if not isinstance(made, Made) or made.name != kind or not made.called:
+        raise ValueError(f"{kind} is missing")
+    state = made.state
+    if isinstance(state, Pairs):
+        return {_as(k, str): v for k, v in state.items}
+    if state is None:
+        return {}
+    raise ValueError(f"{kind} has another state")
+
+
+def _as(value: Any, kind: type[_T]) -> _T:
+    if type(value) is not kind:
+        raise ValueError(f"a {type(value).__name__} where {kind.__name__} belongs")
+    return value
+
+
+def _size(value: Any) -> tuple[int, ...]:
+    if isinstance(value, Made) and value.name == "torch.Size" and len(value.args) == 1:
+        value = value.args[0]
+    if not isinstance(value, (tuple, list)) or len(value) > 64 or not all(type(n) is int and 0 <= n < 1 << 62 for n in value):
+        raise ValueError("a shape that is none")
+    return tuple(value)
+
+
+def _pairs(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, Pairs) or (isinstance(value, Made) and value.name == "collections.OrderedDict"):
+        return value.items
+    raise ValueError("a dict is missing")
+
+
+def _metadata(made: Any) -> tuple[dict[str, _Whole | None], dict[str, tuple[str | int, ...]], dict[tuple[str, tuple[int, ...] | None], _Place]]:
+    """Entries by name (``None``: no tensor), their paths, and where their bytes are."""
+    fields = _fields(made, _META + "Metadata")
+    entries: dict[str, _Whole | None] = {}
+    for name, entry in _pairs(fields["state_dict_metadata"]):
+        if _as(name, str) in entries:
+            raise ValueError(f"{name} twice")
+        kind = entry.name if isinstance(entry, Made) else ""
+        entries[name] = None if kind == _META + "BytesStorageMetadata" else _whole(_fields(entry, _META + "TensorStorageMetadata"))
+    mappings: dict[str, tuple[str | int, ...]] = {}
+    if fields.get("planner_data") is not None:
+        for name, path in _pairs(fields["planner_data"]):
+            if not isinstance(path, tuple) or not path or len(path) > 64 or not all(type(p) in (str, int) for p in path):
+                raise ValueError(f"{name} has no path")
+            mappings[_as(name, str)] = path
+    places: dict[tuple[str, tuple[int, ...] | None], _Place] = {}
+    for index, info in _pairs(fields["storage_data"]):
+        key, where = _fields(index, _META + "MetadataIndex"), _fields(info, "torch.distributed.checkpoint.filesystem._StorageInfo")
+        if where.get("transform_descriptors"):
+            raise refused("it was saved with transforms")
+        offset = key.get("offset")
+        place = _Place(_as(where["relative_path"], str), _as(where["offset"], int), _as(where["length"], int))
+        if os.path.basename(place.file) != place.file or place.file in ("", ".", "..") or "\0" in place.file or min(place.offset, place.length) < 0:
+            raise ValueError(f"{place.file!r} lies outside of the checkpoint")
+        name = _as(key["fqn"], str)
+        places[name, None if entries.get(name) is None else _size(offset if offset is not None else ())] = place
+    return entries, mappings, places
+
+
+def _whole(fields: dict[str, Any]) -> _Whole:
+    properties = fields["properties"]
+    if not isinstance(properties, Made) or properties.name != _META + "TensorProperties" or not isinstance(properties.state, tuple):
+        raise ValueError("properties of a tensor are missing")
+    named = properties.state[0]
+    if not isinstance(named, Made) or named.called or named.name not in _DTYPES:
+        raise ValueError("a dtype that is none")
+    chunks = []
+    for chunk in _as(fields["chunks"], list):
+        found = _fields(chunk, _META + "ChunkStorageMetadata")
+        chunks.append(_Chunk(_size(found["offsets"]), _size(found["sizes"])))
+    return _Whole(_DTYPES[named.name], _size(fields["size"]), chunks)
+
+
+def _check(name: str, whole: _Whole) -> None:
+    """Its chunks are all of it, and none lies over another."""
+    for chunk in whole.chunks:
+        if len(chunk.offsets) != len(whole.size) or len(chunk.sizes) != len(whole.size) or any(o + n > m for o, n, m in zip(chunk.offsets, chunk.sizes, whole.size, strict=True)):
+            raise ValueError(f"a part of {name} lies outside of it")
+    if not cover(whole.size, [(c.offsets, c.sizes) for c in whole.chunks]):
+        raise ValueError(f"the parts of {name} are not all of it")
+
+
+def cover(size: tuple[int, ...], parts: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
+    """The parts (offsets, sizes), which lie within ``size``, are all of it, and no element is in two."""
+    parts = [p for p in parts if 0 not in p[1]]
+    if sum(math.prod(sizes) for _, sizes in parts) != math.prod(size):
+        return False
+    if len(parts) < 2:
+        return True
+    # Along the dimension that has the most of them, only neighbours can overlap.
+    d = max(range(len(size)), key=lambda d: len({offsets[d] for offsets, _ in parts}))
+    parts.sort(key=lambda p: p[0][d])
+    for n, (offsets, sizes) in enumerate(parts):
+        for other, extent in parts[n + 1 :]:
+            if other[d] >= offsets[d] + sizes[d]:
+                break
+            if all(o < b + m and b < o + s for o, s, b, m in zip(offsets, sizes, other, extent, strict=True)):
+                return False
+    return True
+
+
+def _piece(directory: Path, place: _Place) -> BinaryIO:
+    """The bytes of one item."""
+    with open_regular(directory / place.file) as file:
+        if place.offset + place.length > os.fstat(file.fileno()).st_size:
+            raise ValueError(f"{place.file} is shorter than its metadata says")
+        file.seek(place.offset)
+        return io.BytesIO(file.read(place.length))
+
+
+def _tensor(directory: Path, name: str, whole: _Whole, places: dict[Any, _Place]) -> Tensor:
+    pieces = []
+    for chunk in whole.chunks:
+        piece = safe_load(_piece(directory, places[name, chunk.offsets]), name)
+        if not isinstance(piece, Tensor) or tuple(piece.shape) != chunk.sizes or piece.dtype != whole.dtype:
+            raise ValueError(f"a part of {name} has another type or shape than its metadata says")
+        pieces.append((chunk, piece))
+    # Room only for what is there.
+    tensor = torch.empty(whole.size, dtype=whole.dtype)
+    for chunk, piece in pieces:
+        tensor[tuple(slice(o, o + n) for o, n in zip(chunk.offsets, chunk.sizes, strict=True))] = piece
+    return tensor
+
+
+def _put(state: dict[Any, Any], path: tuple[str | int, ...], value: Any) -> None:
+    *above, last = path
+    for key in above:
+        state = state.setdefault(key, _Level())
+        if not isinstance(state, _Level):
+            raise ValueError(f"{path} lies below a value")
+    if last in state:
+        raise ValueError(f"{path} twice")
+    state[last] = value
+
+
+class _Level(dict[Any, Any]):
+    """A dict or list on the way to values."""
+
+
+def _lists(value: Any) -> Any:
+    """Levels with numbers are lists, as DCP's own loader makes them."""
+    if not isinstance(value, _Level) and type(value) is not dict:
+        return value
+    if isinstance(value, _Level) and value and all(type(k) is int for k in value):
+        if sorted(value) != list(range(len(value))):
+            raise CheckpointError("a list of the checkpoint has gaps")
+        return [_lists(value[k]) for k in range(len(value))]
+    return {k: _lists(v) if isinstance(v, _Level) else v for k, v in value.items()}
