@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, NoReturn, TypeVar
 
-from . import loading
+from . import imports, loading
 from ._internal import Agent, AgentError, Board
 
 Scope = Literal["user", "process", "node", "fabric", "storage", "unknown"]
@@ -84,6 +84,7 @@ class _Worker:
         self.update_at = 0
         self.watches_gradients = False
         self.watches_data = False
+        self.noted_imports = False
         self.step_began = time.perf_counter_ns()
         #: The script ends with an exception or an exit code of its own.
         self.gave_up = False
@@ -208,6 +209,9 @@ class _Worker:
         self.board.stepped(step, wall, wall - wait, wait)  # type: ignore[union-attr]
         if not self.watches_data:
             self.watches_data = loading.watch(self)
+        if not self.noted_imports:
+            self.noted_imports = True
+            imports.note(os.environ.get("EVERSTEP_BOARD", ""))
         self.step_began = now
 
     def restored(self, step: int) -> None:

@@ -8,8 +8,11 @@ believed instead.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Any
 
+from . import imports
 from . import worker as _worker
 
 
@@ -38,14 +41,15 @@ class _Watcher:
             _worker.watch_gradients(optimizer)
 
 
-def install(*, warm_safe: bool) -> None:
-    """Starts to watch. ``warm_safe``: the script has not changed what torch reads when it is imported."""
+def install(*, warm_safe: bool, changed: Mapping[str, str | None] | None = None) -> None:
+    """Starts to watch. ``warm_safe``: a process that imports torch ahead can become this one. ``changed``: variables that torch reads when it
+    is imported and that the script had changed by then; ``None`` as a value: it had removed them."""
     worker = _worker.current()
     if worker.board is None:
         return
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    if not warm_safe:
+    if not warm_safe or not imports.note_changed(os.environ.get("EVERSTEP_BOARD", ""), changed or {}):
         worker.board.set("WarmUnsafe", 1)
     worker.board.set("ZeroLine", 1)
     watcher = _Watcher()

@@ -137,3 +137,18 @@ fn a_job_that_is_stopped_or_queued_again_waits_for_nobody() {
         assert_eq!(kills(&end(&mut running(), code)), 1, "code {code}");
     }
 }
+
+fn raised_then_fenced(exception: &str) -> Time {
+    let mut agent = running();
+    let (generation, words) = (Generation(1), exception.to_owned().into());
+    agent.handle(Time(10), Event::WorkerRaised { generation, local_rank: 0, pid: 7, words });
+    agent.handle(Time(20), Event::Order { epoch: Epoch(1), order: Order::Fence { generation, stacks: false } });
+    assert_eq!(kills(&commands(&mut agent)), 0);
+    agent.deadline().unwrap()
+}
+
+#[test]
+fn a_rank_that_only_lost_its_connection_gets_half_a_second() {
+    assert_eq!(raised_then_fenced("RuntimeError: Connection closed by peer [127.0.0.1]:4711"), Time(520));
+    assert_eq!(raised_then_fenced("ValueError: no such apple"), Time(3020));
+}

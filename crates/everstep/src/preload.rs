@@ -14,7 +14,9 @@ const TEMPLATE_DIRECTORY: &str = "warm";
 pub fn write(directory: &Path) -> std::io::Result<()> {
     let directory = Directory::root(directory, Root::Named)?;
     directory.write_whole("sitecustomize.py", include_str!("preload/sitecustomize.py").as_bytes())?;
-    directory.make(TEMPLATE_DIRECTORY)?.write_whole(TEMPLATE, include_str!("preload/template.py").as_bytes())
+    let warm = directory.make(TEMPLATE_DIRECTORY)?;
+    warm.write_whole("frameworks.py", include_str!("preload/frameworks.py").as_bytes())?;
+    warm.write_whole(TEMPLATE, include_str!("preload/template.py").as_bytes())
 }
 
 /// The template program. Not beside `sitecustomize.py`: nothing else may be importable from there.

@@ -85,8 +85,8 @@ struct Crew {
     ended: BTreeMap<u32, Ended>,
     /// Local ranks whose failure was told.
     told: BTreeSet<u32>,
-    /// Local ranks that take themselves down after an exception.
-    raised: BTreeSet<u32>,
+    /// Local ranks that take themselves down after an exception; true: one that only follows from a failure elsewhere.
+    raised: BTreeMap<u32, bool>,
     /// The crew is to be ended; those that take themselves down have until then.
     end_by: Option<Time>,
     /// The job is stopping: exits are no failures.

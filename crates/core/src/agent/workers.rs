@@ -14,6 +14,8 @@ use std::time::Duration;
 
 /// A worker that takes itself down after an exception (its loggers finish, its buffers are written) is left to it for so long.
 const TAKE_DOWN: Duration = Duration::from_secs(3);
+/// The same for one that has only lost its connection to another rank: the cause lies there, and is known.
+const TAKE_DOWN_FOLLOWER: Duration = Duration::from_millis(500);
 /// Workers that are asked where they are have so long to write it down.
 const STACKS: Duration = Duration::from_millis(150);
 /// Word from one rank to all others takes at most this long.
@@ -63,7 +65,7 @@ impl Agent {
             exited_at: BTreeMap::new(),
             failure: None,
             told: BTreeSet::new(),
-            raised: BTreeSet::new(),
+            raised: BTreeMap::new(),
             end_by: None,
             killing: false,
             finished: false,
@@ -100,7 +102,10 @@ impl Agent {
                 crew.end_by = Some(now.after(STACKS));
                 self.out.push_back(Command::Stacks { generation });
             }
-            Some(crew) if !crew.raised.is_empty() => crew.end_by = Some(now.after(TAKE_DOWN)),
+            Some(crew) if !crew.raised.is_empty() => {
+                let only_follow = crew.raised.values().all(|follows| *follows);
+                crew.end_by = Some(now.after(if only_follow { TAKE_DOWN_FOLLOWER } else { TAKE_DOWN }));
+            }
             Some(_) | None => self.kill(generation, self.config.spec.ladder().fence_grace),
         }
     }
@@ -162,10 +167,10 @@ impl Agent {
                 let alive =
                     |c: &&mut Crew| c.generation == generation && c.alive.contains_key(&local_rank) && !c.killing;
                 let Some(crew) = self.crew.as_mut().filter(alive) else { return };
-                crew.raised.insert(local_rank);
                 let step = crew.alive.get(&local_rank).and_then(Watch::step);
                 // Python's exit code for it.
                 let cause = Cause::Exited(Outcome::Code(1));
+                crew.raised.insert(local_rank, self.config.table.judge(&cause, &words.text).follows);
                 self.failed(generation, local_rank, pid, cause, words, step);
             }
             Event::SpawnFailed { generation, local_rank, message } => {

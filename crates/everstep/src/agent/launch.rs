@@ -135,6 +135,17 @@ impl Template {
         env
     }
 
+    /// By local rank, the variables that these launches have and this process has not, or not with this value. Only text: what is not
+    /// is read by no import.
+    pub fn own_variables(&self, launches: &[Launch]) -> BTreeMap<u32, BTreeMap<String, String>> {
+        let common = self.common_environment();
+        let own = |launch: &Launch| {
+            let differs = launch.env.iter().filter(|(name, value)| common.get(&name.0) != Some(&value.0));
+            differs.filter_map(|(n, v)| Some((n.0.to_str()?.to_owned(), v.0.to_str()?.to_owned()))).collect()
+        };
+        launches.iter().map(|launch| (launch.local_rank, own(launch))).collect()
+    }
+
     fn environment(&self, start: &Start<'_>, local: u32) -> Result<Environment, String> {
         let mut env = self.common_environment();
         let (place, slot) = (start.place, &start.place.slot);

@@ -149,6 +149,8 @@ struct Driver {
     first_error: Option<(std::path::PathBuf, i32)>,
     /// A process with torch imported is ready.
     warm: bool,
+    /// By local rank, the variables of the latest crew that are not this process's.
+    own_variables: BTreeMap<u32, BTreeMap<String, String>>,
     table: Arc<Table>,
     silenced: inject::Silenced,
     ring: metric::samples::Ring,
@@ -219,6 +221,7 @@ pub async fn run(
         started: false,
         first_error: None,
         warm: false,
+        own_variables: BTreeMap::new(),
         table,
         silenced: None,
         ring,

@@ -183,6 +183,7 @@ impl Driver {
         if let Some((local_rank, message)) = failure {
             return Some(Event::SpawnFailed { generation, local_rank, message });
         }
+        self.own_variables = self.template.own_variables(&launches);
         for launch in launches {
             let local_rank = launch.local_rank;
             if let Err(why) = self.ask_guard(&GuardRequest::Launch(Box::new(launch))) {
@@ -211,10 +212,35 @@ impl Driver {
         // What carries the job's name is the job's, also to those who look from outside.
         env.insert("EVERSTEP_JOB".into(), self.template.job.clone().into());
         env.insert("EVERSTEP_NODE".into(), self.template.node.clone().into());
+        match self.changed_at_import() {
+            Some(changed) => env.insert("EVERSTEP_WARM_AT_IMPORT".into(), changed.into()),
+            None => {
+                return crate::say!(
+                    "restarts will start Python anew: ranks change different variables before they import torch"
+                );
+            }
+        };
+        // What the script has imported by its first step, and what differs from worker to worker (see preload/frameworks.py).
+        let (modules, ranks) = (self.template.memory.join("local-0-modules"), self.template.memory.join("own-variables"));
+        let own = serde_json::json!(self.own_variables).to_string();
+        if crate::places::write_whole(&ranks, own.as_bytes()).is_ok() {
+            env.insert("EVERSTEP_WARM_MODULES".into(), modules.into());
+            env.insert("EVERSTEP_WARM_RANKS".into(), ranks.into());
+        }
         let argv = vec![Raw(python), Raw::from("-u"), Raw::from(program)];
         if let Err(why) = self.ask_guard(&GuardRequest::Warm(GuardTemplate { argv, env: raw(env) })) {
             crate::say!("restarts will start Python anew: {why}");
         }
+    }
+
+    /// What the script changes before it imports torch, as the workers have written it down, if they all change the same.
+    fn changed_at_import(&self) -> Option<String> {
+        let note = |local: u32| std::fs::read_to_string(self.template.memory.join(format!("local-{local}-at-import")));
+        let mut notes = (0..self.workers).map(|local| note(local).unwrap_or_else(|_| "{}".into()));
+        let first = notes.next()?;
+        let parsed = |text: &str| serde_json::from_str::<BTreeMap<String, Option<String>>>(text).ok();
+        let all = parsed(&first)?;
+        notes.all(|note| parsed(&note).as_ref() == Some(&all)).then_some(first)
     }
 
     pub(super) async fn guard_says(&mut self, event: Option<GuardEvent>) {

@@ -4,7 +4,7 @@
 use rustix::process::{Pid, Signal};
 use std::collections::BTreeMap;
 
-/// Process ids of all living descendants (zombies do not count), except the process `spared`.
+/// Process ids of all living descendants (zombies do not count), except the process `spared` and what descends from it.
 pub fn descendants(spared: Option<u32>) -> Vec<i32> {
     let mut children: BTreeMap<i32, Vec<(i32, bool)>> = BTreeMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -22,8 +22,12 @@ pub fn descendants(spared: Option<u32>) -> Vec<i32> {
     let mut open = vec![std::process::id() as i32];
     while let Some(pid) = open.pop() {
         for (child, zombie) in children.remove(&pid).unwrap_or_default() {
+            // What the spared one has forked for itself is spared with it; a worker that it forks is the guard's child when it begins.
+            if spared.is_some_and(|s| s as i32 == child) {
+                continue;
+            }
             open.push(child);
-            if !zombie && spared.is_none_or(|s| s as i32 != child) {
+            if !zombie {
                 found.push(child);
             }
         }
@@ -31,7 +35,7 @@ pub fn descendants(spared: Option<u32>) -> Vec<i32> {
     found
 }
 
-/// Sends KILL to all descendants, except the process `spared`.
+/// Sends KILL to all descendants, except the process `spared` and what descends from it.
 pub fn kill_all(spared: Option<u32>) {
     for pid in descendants(spared) {
         if let Some(pid) = Pid::from_raw(pid) {

@@ -13,8 +13,8 @@ _READ_AT_IMPORT = ("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "LD
 
 def _at_import():
     """What torch would see if it were loaded now."""
-    names = sorted(n for n in os.environ if n.startswith(_READ_AT_IMPORT) and not n.startswith("TORCHELASTIC_"))
-    return [(n, os.environ[n]) for n in names], os.sched_getaffinity(0)
+    names = [n for n in os.environ if n.startswith(_READ_AT_IMPORT) and not n.startswith("TORCHELASTIC_")]
+    return {n: os.environ[n] for n in names}, os.sched_getaffinity(0)
 
 
 def _leave_path():
@@ -32,12 +32,15 @@ class _WhenTorchComes:
     """Stands first among the finders until the optimizers are imported."""
 
     def __init__(self):
-        self.before = _at_import()
-        self.changed = False
+        self.before, self.processors = _at_import()
+        self.changed = {}
+        self.moved = False
 
     def find_spec(self, name, path=None, target=None):
         if name == "torch":
-            self.changed = _at_import() != self.before
+            now, processors = _at_import()
+            self.changed = {n: now.get(n) for n in now.keys() | self.before.keys() if now.get(n) != self.before.get(n)}
+            self.moved = processors != self.processors
         if name != "torch.optim.optimizer":
             return None
         sys.meta_path.remove(self)
@@ -60,7 +63,7 @@ class _WhenTorchComes:
             from everstep import zero
         except ImportError:
             return  # this interpreter has no everstep: the script runs unwatched, as under torchrun
-        zero.install(warm_safe=not self.changed)
+        zero.install(warm_safe=not self.moved, changed=self.changed)
 
 
 if "EVERSTEP_PRELOAD" in os.environ:

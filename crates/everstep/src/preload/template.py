@@ -2,19 +2,25 @@
 
 Started by the guard with a socket as standard input. Forks only while it has one thread and has
 not touched a GPU. Each request is JSON with three descriptors: the worker's standard streams.
+What else the script imports is imported ahead, too, where that is safe (see frameworks.py).
 """
 
-import array
 import atexit
 import ctypes
 import gc
+import importlib.util
 import json
 import os
+import select
 import signal
 import socket
 import struct
 import sys
 import types
+
+_found = importlib.util.spec_from_file_location("_everstep_frameworks", os.path.join(os.path.dirname(__file__), "frameworks.py"))
+frameworks = importlib.util.module_from_spec(_found)
+_found.loader.exec_module(frameworks)
 
 _PR_SET_PDEATHSIG = 1
 
@@ -38,12 +44,8 @@ def _import_torch():
         pass
     if torch.cuda.is_initialized():
         return "importing torch has initialised the GPU"
-    # Libraries that know of forks (OpenBLAS) end their threads before one: what is left after a fork is not safe.
-    trial = os.fork()
-    if not trial:
-        os._exit(0)
-    os.waitpid(trial, 0)
-    threads = len(os.listdir("/proc/self/task"))
+    # What is left after a fork is not safe.
+    threads = frameworks.threads()
     if threads != 1:
         return f"importing torch has started {threads - 1} threads"
     return None
@@ -52,26 +54,6 @@ def _import_torch():
 def _say(sock, **what):
     data = json.dumps(what).encode()
     sock.sendall(struct.pack("<I", len(data)) + data)
-
-
-def _receive(sock):
-    """One request and its three descriptors; None when the guard is gone."""
-    size = struct.calcsize("3i")
-    head, ancillary, _, _ = sock.recvmsg(4, socket.CMSG_SPACE(size))
-    if len(head) < 4:
-        return None
-    fds = array.array("i")
-    for _, kind, data in ancillary:
-        if kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    (length,) = struct.unpack("<I", head)
-    body = bytearray()
-    while len(body) < length:
-        more = sock.recv(min(length - len(body), 1 << 20))
-        if not more:
-            return None
-        body += more
-    return json.loads(body), list(fds)
 
 
 def _bytes(given):
@@ -102,6 +84,7 @@ def _become(sock, guard, request, fds):
         os.sched_setaffinity(0, request["cpus"])
     os.environ.clear()
     os.environb.update((_bytes(name), _bytes(value)) for name, value in request["env"])
+    frameworks.repeat_changes()
     own = os.environ.pop("EVERSTEP_PRELOAD", None)
     if own is not None:
         users = [p for p in os.environ.get("PYTHONPATH", "").split(":") if p and p != own]
@@ -156,28 +139,55 @@ def _serve():
     guard = os.getppid()
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]
-    why_not = _import_torch()
+    with frameworks.changed_by_script():
+        why_not = _import_torch()
     gc.collect()
     gc.freeze()
     gc.disable()
     _say(sock, ready=why_not is None, why_not=why_not)
     if why_not is not None:
         return None
+
+    def work(requests, children):
+        """Serves requests for workers that come through this socket."""
+        return _work(requests, children, sock, guard)
+
+    base, request = frameworks.start(work)
+    if request is not None:
+        return request
+    return _work(sock, {"": base} if base else {}, sock, guard)
+
+
+def _work(requests, children, sock, guard):
+    """Forks workers from this process or has a child fork them. Returns the request in a worker, None when nobody asks any more."""
     while True:
-        received = _receive(sock)
+        waiting = [c for c in children.values() if not c.ready]
+        readable, _, _ = select.select([requests, *(c.sock for c in waiting)], [], [])
+        for name, child in list(children.items()):
+            if child in waiting and child.sock in readable and not child.hear():
+                del children[name]
+        if requests not in readable:
+            continue
+        received = frameworks.receive(requests)
         if received is None:
             return None
-        request, fds = received
-        middle = os.fork()
-        if middle:
+        body, fds = received
+        request = json.loads(body)
+        env = {os.fsdecode(_bytes(name)): os.fsdecode(_bytes(value)) for name, value in request["env"]}
+        better = children.get("") or children.get(env.get("EVERSTEP_LOCAL_RANK", ""))
+        if better is None or not better.fits(env) or not better.ask(body, fds):
+            middle = os.fork()
+            if not middle:
+                if os.fork():
+                    os._exit(0)
+                for other in (*(c.sock for c in children.values()), requests):
+                    if other is not sock:
+                        other.close()
+                _become(sock, guard, request, fds)
+                return request
             os.waitpid(middle, 0)
-            for fd in fds:
-                os.close(fd)
-            continue
-        if os.fork():
-            os._exit(0)
-        _become(sock, guard, request, fds)
-        return request
+        for fd in fds:
+            os.close(fd)
 
 
 def _start():
