@@ -29,9 +29,8 @@ use watch::Watch;
 pub const EXIT_NO_COORDINATOR: i32 = 69;
 /// Exit code that asks a scheduler to queue the job again.
 pub const EXIT_REQUEUE: i32 = 75;
-const SIGUSR1: i32 = 10;
-const SIGUSR2: i32 = 12;
-const SIGCONT: i32 = 18;
+/// SIGUSR1, SIGUSR2, SIGCONT.
+const PASSED_ON: [i32; 3] = [10, 12, 18];
 
 /// What an agent is told when it starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -384,8 +383,14 @@ impl Agent {
         true
     }
 
+    /// This signal stops the job; others are passed on to the workers.
+    #[must_use]
+    pub fn stops_on(&self, signal: i32) -> bool {
+        !PASSED_ON.contains(&signal) || self.config.stop_signals.contains(&signal)
+    }
+
     fn signal(&mut self, now: Time, signal: i32) {
-        if matches!(signal, SIGUSR1 | SIGUSR2 | SIGCONT) && !self.config.stop_signals.contains(&signal) {
+        if !self.stops_on(signal) {
             self.out.push_back(Command::Forward { signal });
             return;
         }

@@ -105,6 +105,10 @@ impl Job {
             (None, None) => Action::Reconfigure,
         };
         let what = describe(node, failure.as_ref());
+        // The node's own console shows its workers' failures at once.
+        let others = self.sessions().filter(|(id, _)| failure.is_none() || *id != node);
+        let tell = |(_, session)| Command::Send { session, order: Order::Notice { what: what.clone() }, after: None };
+        out.extend(others.map(tell));
         let follows = failure.as_ref().is_some_and(|f| f.verdict.follows);
         let hung = failure.as_ref().is_some_and(|f| matches!(f.cause, Cause::Hung { .. }));
         let fact = Fact::IncidentOpened {
@@ -285,7 +289,7 @@ pub fn describe(node: &NodeId, failure: Option<&Failure>) -> String {
         Cause::Exited(Outcome::Signal(6)) => "aborted (SIGABRT)".into(),
         Cause::Exited(Outcome::Signal(s)) => format!("was ended by signal {s}"),
         Cause::Hung { evidence, silence_ms } => {
-            format!("hung: no step for {:.1} s, {evidence:?}", *silence_ms as f64 / 1000.0)
+            format!("hangs: no step for {:.1} s, and {}", *silence_ms as f64 / 1000.0, evidence.sentence())
         }
         Cause::NotStarted | Cause::Fenced => "could not be started".into(),
     };

@@ -1,7 +1,7 @@
 //! Who is there: joins, lost connections, lives of agents, and nodes that have to come back after
 //! a restart of the coordinator.
 
-use super::command::{Command, Fact};
+use super::command::{Command, Fact, Reason};
 use super::incident::EXIT_REQUEUE;
 use super::state::{Job, Node, Phase};
 use crate::id::{NodeId, Session};
@@ -89,6 +89,11 @@ impl Job {
                 if let Some(at) = last_join {
                     *at = now;
                 }
+                let (have, need) = (u32::try_from(self.nodes.len()).unwrap_or(u32::MAX), self.record.spec.nodes_min);
+                if have < need {
+                    let what = Reason::WaitingForNodes { have, need }.sentence();
+                    out.push(Command::Send { session, order: Order::Notice { what }, after: None });
+                }
                 if let Some((of, failure)) = running.and_then(|r| Some((r.generation, r.failure?))) {
                     self.testify(&id, of, Some(failure), out);
                 }
@@ -125,6 +130,8 @@ impl Job {
             }
             Phase::Training { .. } | Phase::Stopping { .. } => {
                 if clean {
+                    let what = "joined; this node stands by until the world changes".to_owned();
+                    out.push(Command::Send { session, order: Order::Notice { what }, after: None });
                     self.stand_by(out);
                 } else {
                     out.push(Command::Send { session, order: Order::Fence { generation, stacks: false }, after: None });

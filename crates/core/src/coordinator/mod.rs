@@ -25,6 +25,7 @@ pub mod replication;
 mod reports;
 pub mod state;
 pub mod unlike;
+pub mod wording;
 
 use crate::id::{Epoch, JobId, NodeId, PersistId, Session, Step};
 use crate::message::{Hello, Order, Report};
@@ -323,7 +324,7 @@ impl Job {
         if self.old.members.is_empty() && self.nodes.len() < self.record.spec.nodes_min as usize {
             // The common case while a large world gathers, told without a look at every node.
             let have = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
-            self.reason = Reason::WaitingForNodes { have, need: self.record.spec.nodes_min };
+            self.waits(Reason::WaitingForNodes { have, need: self.record.spec.nodes_min }, out);
             return;
         }
         let waiting = self.fencing(now);
@@ -351,7 +352,7 @@ impl Job {
         // Who holds the job's memory comes first; others are taken in later, at a step boundary.
         let keep_together = self.record.checkpointed && !self.newcomers;
         match rendezvous::form(&self.record.spec, &candidates, &self.record.world, keep_together, last_join, now) {
-            Err((reason, _)) => self.reason = reason,
+            Err((reason, _)) => self.waits(reason, out),
             Ok(world) => {
                 let nodes: Vec<_> = candidates.iter().map(|h| (h.node.clone(), h.incarnation)).collect();
                 if self.check_before(now, &nodes, out) {
@@ -362,6 +363,15 @@ impl Job {
                 }
             }
         }
+    }
+
+    /// No world can form yet. When a job that ran begins to wait for nodes, every console says so, once.
+    fn waits(&mut self, reason: Reason, out: &mut Vec<Command>) {
+        let lacks_nodes = |r: &Reason| matches!(r, Reason::WaitingForNodes { .. });
+        if lacks_nodes(&reason) && !lacks_nodes(&self.reason) && self.record.generation.0 > 0 {
+            self.to_all(&Order::Notice { what: reason.sentence() }, out);
+        }
+        self.reason = reason;
     }
 
     fn begin(&mut self, now: Time, world: crate::message::World, out: &mut Vec<Command>) {

@@ -24,13 +24,11 @@ mod storage;
 pub mod streams;
 mod workers;
 
-use crate::detect::packing;
 use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
 use crate::listening::Place;
 use crate::pgstore::PgStore;
 use connection::Target;
 use durable::Durable;
-use everstep_checkpoint::board::Word;
 use everstep_core::agent::command::Command;
 use everstep_core::agent::event::Event;
 use everstep_core::agent::{Agent, Config};
@@ -144,6 +142,8 @@ struct Driver {
     progress: BTreeMap<u32, Progress>,
     /// Workers that this node runs.
     workers: u32,
+    /// Restarts of the job so far.
+    restarts: u32,
     /// It has started some.
     started: bool,
     first_error: Option<(std::path::PathBuf, i32)>,
@@ -162,6 +162,8 @@ struct Driver {
     role: u32,
     /// The job is over.
     over: bool,
+    /// Somebody has asked for its end.
+    stopping: bool,
     /// Somebody has asked for its end since.
     impatient: bool,
 }
@@ -219,6 +221,7 @@ pub async fn run(
         progress: BTreeMap::new(),
         workers,
         started: false,
+        restarts: 0,
         first_error: None,
         warm: false,
         own_variables: BTreeMap::new(),
@@ -229,6 +232,7 @@ pub async fn run(
         accounted: Instant::now(),
         role: 0,
         over: false,
+        stopping: false,
         impatient: false,
     };
     let mut ping = tokio::time::interval(ladder.ping);
@@ -354,6 +358,13 @@ impl Driver {
                 Err(why) => self.not_durable(None, step, &why),
             },
             Input::Signal(signal) => {
+                if self.core.stops_on(signal)
+                    && !self.over
+                    && self.started
+                    && !std::mem::replace(&mut self.stopping, true)
+                {
+                    crate::say!("stopping: the newest step is kept, the same signal again stops at once");
+                }
                 // Who asks for an end that has come already does not want to wait for the disk.
                 self.impatient |= self.over;
                 self.event(Event::Signal { signal }).await;
@@ -383,23 +394,6 @@ impl Driver {
                 let _ = link.send(ToCoordinator::Spent(self.core.accounts(self.now())));
             }
         }
-    }
-
-    /// Sends what a second was like, with what the workers' step boards say.
-    fn sampled(&mut self, at: u64, kind: &str, mut samples: metric::samples::Samples) {
-        let Some((link, crew)) = self.link.as_ref().zip(self.crew.as_ref()) else { return };
-        let most = |of: &dyn Fn(&Progress) -> Option<f32>| self.progress.values().filter_map(of).reduce(f32::max);
-        let own = most(&|p| Some(p.own_us? as f32 / 1e6));
-        let share = most(&|p| Some(p.own_us? as f32 / p.step_us.filter(|us| *us > 0)? as f32));
-        for (name, value) in [("step-own", own), ("step-share", share)] {
-            samples.extend(everstep_detector::catalogue::number(name).zip(value).map(|(n, v)| (n as u8, v)));
-        }
-        let mut role = flate2::Crc::new();
-        role.update(kind.as_bytes());
-        crew.workers.values().for_each(|w| role.update(&w.board.get(Word::Role).to_le_bytes()));
-        let new = if role.sum() == self.role { 0 } else { role.sum() };
-        let _ = link.send(ToCoordinator::Samples { at, role: new, packed: packing::packed(&samples) });
-        self.role = role.sum();
     }
 
     /// Hands one event to the core and carries out what it asks for, until it asks for nothing more.
@@ -483,6 +477,9 @@ impl Driver {
             }
             Command::Exit { code, why, discard_memory } => {
                 self.ping(true);
+                if code == 0 && self.started {
+                    self.announce_end();
+                }
                 self.discard = discard_memory;
                 let first_error = self.first_error.take();
                 self.end = Some(End { code, why, first_error });

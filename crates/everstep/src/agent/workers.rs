@@ -11,6 +11,7 @@ use everstep_checkpoint::board::{Board, EVERY_BITS, Word};
 use everstep_checkpoint::retain::Policy;
 use everstep_core::agent::event::{Event, Words};
 use everstep_core::coordinator::incident::describe;
+use everstep_core::coordinator::wording::counted;
 use everstep_core::id::{Generation, NodeId, Step};
 use everstep_core::message::{Outcome, Report, ShardFile, Slot};
 use everstep_wire::raw::{Raw, from_text};
@@ -143,13 +144,7 @@ fn last_words(error_file: &Path, last_lines: &str, own: Option<&str>, outcome: O
 impl Driver {
     pub(super) fn spawn(&mut self, start: &Start<'_>) -> Option<Event> {
         let (generation, restarts, slot) = (start.generation, start.restarts, &start.place.slot);
-        if std::mem::replace(&mut self.started, true) {
-            crate::say!(
-                "generation {generation}: {} ranks on {} nodes, restart {restarts}",
-                start.place.world_size,
-                start.place.group_world_size
-            );
-        }
+        self.announce_start(start);
         self.store.open();
         self.progress.clear();
         let mut crew = Crew {
@@ -193,6 +188,20 @@ impl Driver {
         }
         let held = self.replicas.begin(generation, start.place.slot.workers);
         Some(Event::Holds { generation, held, parity: self.replicas.holder.parity_held() })
+    }
+
+    fn announce_start(&mut self, start: &Start<'_>) {
+        self.restarts = start.restarts;
+        let (place, job) = (start.place, &self.template.job);
+        let world = format!("{} on {}", counted(place.world_size, "rank"), counted(place.group_world_size, "node"));
+        if std::mem::replace(&mut self.started, true) {
+            let budget =
+                if self.template.max_restarts_given { format!(" of {}", start.max_restarts) } else { String::new() };
+            crate::say!("restart {}{budget}: {world}", start.restarts);
+        } else {
+            let here = counted(place.slot.workers, "rank");
+            crate::say!("job {job}: {here} here, {world}; everstep status {job} shows it, Ctrl-C stops it");
+        }
     }
 
     /// Has a process with torch imported made ready, unless it would not do what a new one does.
@@ -318,6 +327,22 @@ impl Driver {
     pub(super) fn announce(&self, report: &Report) {
         if let Report::WorkerFailed { failure, .. } = report {
             crate::say!("{}", describe(&NodeId(self.template.node.clone()), Some(failure)));
+        }
+    }
+
+    /// The job is done.
+    pub(super) fn announce_end(&self) {
+        let steps = self.progress.values().filter_map(|p| p.step).max();
+        let steps = steps.map_or_else(String::new, |n| format!(" {n} steps"));
+        let seconds = self.start.elapsed().as_secs();
+        let time = if seconds < 120 { format!("{seconds} s") } else { format!("{} min", seconds / 60) };
+        match self.restarts {
+            0 => crate::say!("done:{steps} in {time}"),
+            n => crate::say!(
+                "done:{steps} in {time}, {}; everstep explain {} says why",
+                counted(n, "restart"),
+                self.template.job
+            ),
         }
     }
 

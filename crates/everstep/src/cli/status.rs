@@ -97,7 +97,7 @@ fn show(job: &serde_json::Value) {
         number(&job["durable_step"]),
     );
     if job["phase"] != "training" || !job["reason"].is_string() {
-        println!("  why      {}", job["reason"]);
+        println!("  why      {}", job["why"].as_str().unwrap_or("?"));
     }
     println!(
         "  coordinator {} pid {} epoch {}",

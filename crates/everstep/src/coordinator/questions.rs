@@ -109,7 +109,7 @@ impl Driver {
                 let requests: Vec<_> = job.record.requests.iter().map(|r| json!({"id": r.id, "what": r.remedy.to_string(), "stage": r.stage.name()})).collect();
                 json!({
                     "requests": requests,
-                    "job": id, "phase": phase, "reason": job.reason, "generation": job.record.generation,
+                    "job": id, "phase": phase, "reason": job.reason, "why": job.reason.sentence(), "generation": job.record.generation,
                     "world_size": job.record.world.size(), "restarts": job.record.restarts, "max_restarts": job.max_restarts(),
                     "durable_step": job.record.durable, "replicated_step": job.replication.committed, "slow": self.paces.get(id).map(|p| p.slow.slow()), "sub_healthy": self.paces.get(id).map(|p| p.slow.sub_healthy()), "nodes": nodes, "workers": workers,
                 })

@@ -221,13 +221,14 @@ fn start(o: &Options) -> Result<i32, Failure> {
             copy_error(file, *code);
         }
         crate::say!("{}", end.why);
-        crate::say!(
-            "job {} ended with exit code {}; logs in {}; see: everstep logs {} --first-cause",
-            meet.job,
-            end.code,
-            logs.display(),
-            meet.job
-        );
+        let (job, code, logs) = (&meet.job, end.code, logs.display());
+        // Whoever stopped a job knows why it ended.
+        match code {
+            129..=192 => crate::say!("job {job} ended with exit code {code}; logs in {logs}"),
+            _ => crate::say!(
+                "job {job} ended with exit code {code}; logs in {logs}; see: everstep logs {job} --first-cause"
+            ),
+        }
     }
     Ok(end.code)
 }

@@ -65,9 +65,11 @@ impl Known {
             [one] => Ok(one.clone()),
             [] => {
                 let near = |(n, _): &&(String, bool)| (strsim::jaro_winkler(n, &plain) * 1000.0) as u32;
-                let nearest = self.long.iter().max_by_key(near).map_or("", |(n, _)| n);
+                // A name that is far from all of ours is not a misspelling of one.
+                let nearest = self.long.iter().max_by_key(near).filter(|n| near(n) >= 880);
+                let guess = nearest.map_or_else(String::new, |(n, _)| format!("; did you mean --{n}?"));
                 Err(Failure::usage(format!(
-                    "unknown option --{name}; did you mean --{nearest}? (options are torchrun's, torch {TORCH}, and ours: everstep run --help)"
+                    "unknown option --{name}{guess} (options are torchrun's, torch {TORCH}, and ours: everstep run --help)"
                 )))
             }
             _ => {

@@ -1,0 +1,74 @@
+//! What people read of decisions and waits: one sentence each, the same on consoles, in `status` and in `explain`.
+
+use super::command::Reason;
+use crate::id::NodeId;
+use crate::message::HangEvidence;
+
+fn nodes(ids: &[NodeId]) -> String {
+    const SHOWN: usize = 5;
+    let names: Vec<&str> = ids.iter().take(SHOWN).map(|id| id.0.as_str()).collect();
+    let rest = ids.len().saturating_sub(SHOWN);
+    let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
+    format!("{} {}{more}", if ids.len() == 1 { "node" } else { "nodes" }, names.join(", "))
+}
+
+/// `1 rank`, `2 ranks`.
+#[must_use]
+pub fn counted(number: u32, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+impl Reason {
+    /// Why a job is where it is.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        match self {
+            Reason::WaitingForNodes { have, need } => format!("waiting for nodes: {have} of {need} joined"),
+            Reason::LastCall { have, want } => {
+                format!("{have} of at most {want} nodes joined; waiting briefly for more")
+            }
+            Reason::Fencing { waiting } => format!("waiting until {} ended the old workers", nodes(waiting)),
+            Reason::OldWorldUnreachable => {
+                "no node of the old world can confirm that its workers ended; waiting until they must have".into()
+            }
+            Reason::Reattaching { waiting } => {
+                format!("the coordinator restarted; waiting for {} to come back", nodes(waiting))
+            }
+            Reason::StoreBusy => "waiting for the coordinator's store".into(),
+            Reason::Checking { round } => format!("checking the nodes, round {round}"),
+            Reason::BackingOff { .. } => "failures came before the first step; waiting before the next start".into(),
+            Reason::Training => "training".into(),
+            Reason::Stopping => "stopping, as requested".into(),
+            Reason::Over { code, why } => format!("ended with exit code {code}: {why}"),
+        }
+    }
+}
+
+impl HangEvidence {
+    /// What shows that a silent process hangs.
+    #[must_use]
+    pub fn sentence(&self) -> &'static str {
+        match self {
+            HangEvidence::Stopped => "the process is stopped: somebody or something sent SIGSTOP",
+            HangEvidence::InterpreterHeld => "a native call holds the interpreter",
+            HangEvidence::Spinning => "it computes on one line of Python",
+            HangEvidence::NoCpu => "it uses no CPU time",
+            HangEvidence::SectionTimeout => "a section outlasted the timeout that the script gave",
+            HangEvidence::MachineSign => "its machine reported a failure",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lists_of_nodes_are_cut() {
+        let waiting: Vec<NodeId> = (0..8).map(|n| NodeId(n.to_string())).collect();
+        assert_eq!(
+            Reason::Fencing { waiting }.sentence(),
+            "waiting until nodes 0, 1, 2, 3, 4 and 3 more ended the old workers"
+        );
+    }
+}
