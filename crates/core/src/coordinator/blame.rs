@@ -11,7 +11,7 @@ use super::incident::describe_as;
 use super::state::{Job, Phase, RECENT};
 use crate::failure::{SIGN_BEFORE, SIGNS_KEPT};
 use crate::id::{Generation, Incarnation, NodeId};
-use crate::message::{Cause, Failure, Sign};
+use crate::message::{Cause, Failure, Order, Sign};
 use crate::severity::{Scope, Severity, Table, Verdict};
 use crate::spec::RestartBudget;
 use crate::time::Time;
@@ -271,6 +271,10 @@ impl Job {
             *others.entry(class.into()).or_default() += 1;
         }
         let what = describe_as(&blame.node, blame.failure.as_ref(), &blame.verdict);
+        if !same {
+            // Consoles have shown what was noticed first, which was only a consequence.
+            self.to_all(&Order::Notice { what: format!("the cause: {what}") }, out);
+        }
         if !same || !others.is_empty() {
             let Blame { node, failure, verdict, .. } = blame;
             let (failure, verdict) = (failure.map(Box::new), Box::new(verdict));

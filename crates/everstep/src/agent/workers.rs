@@ -230,7 +230,8 @@ impl Driver {
             }
         };
         // What the script has imported by its first step, and what differs from worker to worker (see preload/frameworks.py).
-        let (modules, ranks) = (self.template.memory.join("local-0-modules"), self.template.memory.join("own-variables"));
+        let (modules, ranks) =
+            (self.template.memory.join("local-0-modules"), self.template.memory.join("own-variables"));
         let own = serde_json::json!(self.own_variables).to_string();
         if crate::places::write_whole(&ranks, own.as_bytes()).is_ok() {
             env.insert("EVERSTEP_WARM_MODULES".into(), modules.into());
