@@ -22,6 +22,7 @@ from .placed import Resharded
 from .plan import BatchPlan, batch_plan
 from .schedule import Appointments, Snapshots, source_of
 from .slots import Snapshot
+from .start import Start
 from .state import Layout, State, is_replicated
 from .structure import Structure
 from .tiers import EPOCH, RECOVERY, USER, AgentTier, DiskTier, HealingShard, Keep, Redundancy
@@ -126,6 +127,7 @@ class CheckpointManager:
             )
         else:
             self._tier = DiskTier(self._directory, rules, self._arrivals)
+        self._start = Start(self._directory, self._tier)
         budget = STALL_BUDGET if stall_budget is None else stall_budget
         share = STORAGE_SHARE if self._tier.in_memory else 1.0
         self._due = source_of(persist, budget, share, self._directory) if world.rank == 0 else None
@@ -152,13 +154,10 @@ class CheckpointManager:
         self._tier.fence()
         self._stall(time.perf_counter_ns() - began, begins=False)
 
-    # -- reading ------------------------------------------------------------------------------------
-
     def restore(self, step: int | None = None) -> int:
         """Loads the newest step that every rank can restore, from the nearest tier.
 
-        Returns the number of steps that the state has completed: the step to run next, 0 for a fresh
-        start. Call it once, before the loop, on all ranks.
+        Returns the number of steps completed, 0 for a fresh start. Call it once, before the loop, on all ranks.
 
         Raises:
             CheckpointError: when there are checkpoints but none can be read, or they are of another
@@ -171,6 +170,7 @@ class CheckpointManager:
             while done is None:
                 done = self._restore_newest(step)
         self._step = done
+        self._start.restored(done)
         for optimizer in self._state.optimizers:
             _worker.watch_gradients(optimizer)
         self._worker.restored(done)
@@ -278,8 +278,6 @@ class CheckpointManager:
             steps += [s for s, _, _, wrong in list_checkpoints(self._directory) if wrong is None]
         return max(steps, default=None)
 
-    # -- writing ------------------------------------------------------------------------------------
-
     def step(self, step: int, *, metrics: dict[str, float] | None = None, **extra: Any) -> Outcome:
         """Call once at the end of each optimizer step, on all ranks.
 
@@ -290,6 +288,7 @@ class CheckpointManager:
         if self._step is not None and step <= self._step:
             raise ValueError(f"step({step}) after step {self._step}: give the number of steps completed, which must rise")
         began = time.perf_counter_ns()
+        self._start.writing(bool(self._persist))
         self._step = step
         self._look()
         self._measure()
@@ -451,6 +450,7 @@ class CheckpointManager:
         step = self._step if step is None else step
         if step is None:
             raise ValueError("save() before any step: give the number of steps completed")
+        self._start.writing(True)
         self._tier.wait()
         if not self._snapshot(step, extra or self.extra, why):
             self._wait_for_slot(step, extra or self.extra, why)
@@ -497,3 +497,4 @@ class CheckpointManager:
                 self._save(self._step, True, {}, RECOVERY)
         if self._due is not None:
             self._due.close()
+        self._tier.close()

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 
 from . import worker as _worker
-from ._internal import CheckpointError, Mark, list_checkpoints, reach, run_id
+from ._internal import CheckpointError, Claim, Mark, list_checkpoints, reach, run_id
 
 _COLLAPSED = re.compile(r"(s3a?|gs|az|azure|abfss?|adl):/[^/]")
+
+
+#: Seconds without a renewal after which a directory has no owner any more.
+SILENCE = 30.0
+#: The directories that belong to this process, outside ``everstep run``.
+_claims: dict[str, tuple[int, Claim]] = {}
+
+
+def _release_all() -> None:
+    for pid, claim in _claims.values():
+        if pid == os.getpid():
+            claim.release()
+    _claims.clear()
+
+
+atexit.register(_release_all)
 
 
 class Directory:
@@ -24,6 +42,7 @@ class Directory:
         if _COLLAPSED.match(text):
             raise CheckpointError(f"{text} is the URL of a store that went through pathlib.Path, which takes one of its slashes: give it as a string")
         self._run: str | None = None
+        self._epoch = 0
         scheme, url, rest = text.partition("://")
         self.is_url = bool(url)
         self._text = f"{scheme}://{rest.rstrip('/')}" if self.is_url else str(Path(text).absolute())
@@ -70,7 +89,38 @@ class Directory:
     def mark(self) -> Mark:
         """The mark on what this process writes here."""
         world = _worker.world()
-        return Mark(self.run, 0, world.generation, world.attempt)
+        return Mark(self.run, self._epoch, world.generation, world.attempt)
+
+    def claim(self, agree: Callable[[int], int]) -> None:
+        """Makes this directory the job's, outside ``everstep run``, where the agent does. Rank 0 claims it, for all; ``agree`` gives rank 0's
+        number on every rank.
+
+        Raises:
+            CheckpointError: when it belongs to another job that is running, which is named.
+        """
+        if self._epoch:
+            return
+        failure: CheckpointError | None = None
+        epoch = 0
+        if _worker.world().rank == 0:
+            try:
+                pid, claim = _claims.get(self._text, (0, None))
+                if claim is None or pid != os.getpid():
+                    claim = Claim(self, SILENCE)
+                    _claims[self._text] = (os.getpid(), claim)
+                epoch = claim.epoch
+            except CheckpointError as e:
+                failure = e
+        self._epoch = agree(epoch)
+        if not self._epoch:
+            raise failure or CheckpointError(f"{self} belongs to another job (rank 0 says which)")
+
+    def release(self) -> None:
+        """Lets go of :meth:`claim`: another job may use the directory at once."""
+        pid, claim = _claims.pop(self._text, (0, None))
+        if claim is not None and pid == os.getpid():
+            claim.release()
+        self._epoch = 0
 
     def is_there(self) -> bool:
         """False for a directory that is missing; a store has no directories."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import tempfile
 import time
 import warnings
@@ -121,17 +122,22 @@ class AgentTier:
         kind: str = "",
     ) -> None:
         # What another kind of user has in these slots is nothing that could be restored.
-        job = _worker.world().job + kind
+        run = directory.run + kind
         self._agent, self._board = agent, board
         self._slots = Slots(arrivals)
         self._arrivals = arrivals
         self._durable, self._any_rank = durable, any_rank
         world = _worker.world()
-        self._identity = (job, world.rank, world.world_size, world.generation, any_rank)
+        self._identity = (run, world.rank, world.world_size, world.generation, any_rank)
         if durable:
-            agent.persist_to(str(directory), directory.run, *keep.arguments(), bandwidth)
-        agent.replicate(redundancy.replicas, redundancy.data, any_rank)
+            try:
+                agent.persist_to(str(directory), directory.run, *keep.arguments(), bandwidth)
+            except AgentError as e:
+                # It belongs to another job, or cannot be read: the agent ends this one.
+                raise CheckpointError(str(e)) from e
+        agent.replicate(run, redundancy.replicas, redundancy.data, any_rank)
         self._every = 1
+        self._tier = ""
         self._network: NetworkWatch | None = None
         self._pacing = pacing if redundancy.replicas and not any_rank else None
         self._adopt()
@@ -147,6 +153,19 @@ class AgentTier:
             found = sorted(str(p) for p in Path(spill).glob(f"{prefix}slot-*"))
         if found:
             self._open(found)
+        foreign = self._slots.arena.foreign() if self._slots.arena else None
+        if foreign is not None and not self.held() and _worker.world().local_rank == 0:
+            print(f"everstep: step {foreign} in memory is of another checkpoint directory and is not used", file=sys.stderr, flush=True)
+
+    def own(self) -> None:
+        """The agent has claimed the directory."""
+
+    def close(self) -> None:
+        """The agent lets go of the directory when the job ends."""
+
+    def source(self) -> str:
+        """Where the step that was chosen comes from."""
+        return {"local": "memory", "peer": "other nodes' memory", "parity": "other nodes' parity"}.get(self._tier, "disk")
 
     def _open(self, paths: list[str]) -> None:
         self._slots.arena = Arena(paths, *self._identity)
@@ -299,6 +318,18 @@ class DiskTier:
     def agree(self, value: int) -> int:
         """Rank 0's value, on all ranks."""
         return gathered([value])[0][0]
+
+    def own(self) -> None:
+        """Claims the directory, before the first checkpoint is made: reading needs no claim."""
+        self._directory.claim(self.agree)
+
+    def close(self) -> None:
+        """Lets go of the directory."""
+        self._directory.release()
+
+    def source(self) -> str:
+        """Where the step that was chosen comes from."""
+        return "disk"
 
     def _common(self, steps: list[int]) -> list[int]:
         every = gathered((steps[:2] + [-1, -1])[:2])

@@ -2,9 +2,11 @@
 
 use crate::error::checkpoint;
 use everstep_checkpoint::format::mark::Mark;
-use everstep_checkpoint::persist;
+use everstep_checkpoint::persist::{self, Claim, Claimant};
 use pyo3::prelude::*;
 use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::Duration;
 
 /// Who writes into a directory (see `everstep_checkpoint::format::mark`).
 #[pyclass(name = "Mark", frozen)]
@@ -21,6 +23,40 @@ impl PyMark {
     }
 }
 
+/// A directory that belongs to this process for as long as this lives.
+#[pyclass(name = "Claim", frozen)]
+pub struct PyClaim {
+    claim: Mutex<Option<Claim>>,
+    epoch: u64,
+}
+
+#[pymethods]
+impl PyClaim {
+    /// Takes the directory; whoever renews its record within `silence` seconds has it, and is named in the refusal.
+    #[new]
+    fn take(py: Python<'_>, directory: PathBuf, silence: f64) -> PyResult<Self> {
+        let claim = py.detach(|| {
+            let who = Claimant::alone(Duration::from_secs_f64(silence)).map_err(|e| e.to_string())?;
+            Claim::take(&directory, &who, |line| eprintln!("everstep: {line}")).map_err(|e| e.to_string())
+        });
+        let claim = claim.map_err(checkpoint)?;
+        Ok(PyClaim { epoch: claim.epoch(), claim: Mutex::new(Some(claim)) })
+    }
+
+    /// Which ownership this is.
+    #[getter]
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Lets go: the next one need not wait.
+    fn release(&self, py: Python<'_>) {
+        if let Some(claim) = self.claim.lock().ok().and_then(|mut c| c.take()) {
+            py.detach(|| claim.release());
+        }
+    }
+}
+
 /// The directory's run id, drawn now if it has none.
 #[pyfunction]
 fn run_id(py: Python<'_>, directory: PathBuf) -> PyResult<String> {
@@ -34,5 +70,6 @@ fn run_id(py: Python<'_>, directory: PathBuf) -> PyResult<String> {
 /// Adds the class and the function to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<PyMark>()?;
+    m.add_class::<PyClaim>()?;
     m.add_function(wrap_pyfunction!(run_id, m)?)
 }

@@ -5,7 +5,7 @@ use crate::board::PyBoard;
 use crate::error::{capture as capture_error, checkpoint, damaged, restore};
 use crate::layout::{Entry, PyLayout, tensors};
 use crate::mark::PyMark;
-use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, slot_bytes};
+use everstep_checkpoint::arena::{Label, Pin, Slot, run_label, slot_bytes};
 use everstep_checkpoint::capture::{self, Capture, Described, Filling, Plan};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::mark::Mark;
@@ -43,10 +43,10 @@ pub struct PyArena {
 #[pymethods]
 impl PyArena {
     #[new]
-    #[pyo3(signature = (paths, job, rank, world_size, generation, any_rank=false))]
+    #[pyo3(signature = (paths, run, rank, world_size, generation, any_rank=false))]
     fn open(
         paths: Vec<PathBuf>,
-        job: &str,
+        run: &str,
         rank: u64,
         world_size: u64,
         generation: u64,
@@ -56,7 +56,7 @@ impl PyArena {
         let inode = |p: &PathBuf| std::fs::metadata(p).map(|m| m.ino());
         let inodes = paths.iter().map(inode).collect::<Result<_, _>>().map_err(checkpoint)?;
         let purpose = Purpose::Recovery;
-        let label = Label { job: job_hash(job), rank, world_size, generation, step: 0, purpose, shared: any_rank };
+        let label = Label { run: run_label(run), rank, world_size, generation, step: 0, purpose, shared: any_rank };
         Ok(PyArena { slots, inodes, label, any_rank, running: Mutex::new(None), filling: Mutex::new(None) })
     }
 
@@ -82,6 +82,12 @@ impl PyArena {
             held.dedup_by_key(|(step, _)| *step);
             held
         })
+    }
+
+    /// Newest step in these slots that belongs to another directory's checkpoints, which is not used.
+    fn foreign(&self) -> Option<u64> {
+        let labels = self.slots.iter().filter_map(|s| s.label());
+        labels.filter(|l| l.run != self.label.run).map(|l| l.step).max()
     }
 
     /// Opens the slot that holds `step`.
@@ -198,7 +204,7 @@ impl PyArena {
 
     fn fits(&self, label: &Label) -> bool {
         let same = label.rank == self.label.rank && label.world_size == self.label.world_size;
-        label.job == self.label.job && (same || self.any_rank)
+        label.run == self.label.run && (same || self.any_rank)
     }
 
     /// The slot with `step`; of several, that of the latest generation.

@@ -115,10 +115,10 @@ impl PyAgent {
     }
 
     /// Says that this worker seals steps in memory, and what other nodes are to keep of them (see `Redundancy` in the core).
-    fn replicate(&self, py: Python<'_>, replicas: u32, data: u32, shared: bool) -> PyResult<()> {
+    fn replicate(&self, py: Python<'_>, run: String, replicas: u32, data: u32, shared: bool) -> PyResult<()> {
         let (generation, local_rank) = (self.generation, self.local_rank);
         let wish = Redundancy { replicas, data, shared };
-        self.ask(py, &Request::Replicas { generation, local_rank, wish }, Some(5.0)).map(|_| ())
+        self.ask(py, &Request::Replicas { generation, local_rank, run, wish }, Some(5.0)).map(|_| ())
     }
 
     /// Waits until a step is on durable storage.

@@ -72,7 +72,7 @@ fn captured(path: &Path) -> Arc<Slot> {
     };
     let source = |d: &Vec<u8>| Source { address: d.as_ptr() as usize, bytes: d.len(), eager: false };
     let (purpose, shared) = (Purpose::Recovery, false);
-    let label = Label { job: job_hash("j"), rank: 0, world_size: 1, generation: 1, step: 1, purpose, shared };
+    let label = Label { run: job_hash("j"), rank: 0, world_size: 1, generation: 1, step: 1, purpose, shared };
     let tensors: Vec<_> = TENSORS.iter().map(tensor).collect();
     let sources = data.iter().map(source).collect();
     let plan = Plan {

@@ -100,7 +100,7 @@ fn node(directory: &Path, rank: u64, world: u64, bytes: usize) -> Node {
 fn capture(node: &Node, rank: u64, world_size: u64, step: u64, bytes: usize) {
     let data = random(bytes, rank + (step << 8));
     let purpose = Purpose::Recovery;
-    let label = Label { job: job_hash(JOB), rank, world_size, generation: 1, step, purpose, shared: false };
+    let label = Label { run: job_hash(JOB), rank, world_size, generation: 1, step, purpose, shared: false };
     let tensor = Tensor { name: "w".into(), dtype: "U8".into(), shape: vec![bytes as u64], bytes: bytes as u64 };
     let source = Source { address: data.as_ptr() as usize, bytes, eager: false };
     node.slot.release(Pin::Replicate);
@@ -133,7 +133,7 @@ fn task(nodes: &[Node], parity: usize, at: usize, step: u64) -> Task {
     let want = |m: &usize| Want { rank: *m as u64, world_size, generation: 1, step };
     Task {
         of: ParityWant { stripe: u32::try_from(at).unwrap(), number: 0, world_size, generation: 1, step },
-        job: job_hash(JOB),
+        run: job_hash(JOB),
         members: members.iter().map(|m| Some((nodes[*m].peer.clone(), want(m)))).collect(),
         keepers: keepers.iter().map(|k| nodes[*k].peer.clone()).collect(),
         round: step,

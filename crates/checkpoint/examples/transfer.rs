@@ -62,7 +62,7 @@ fn slot(path: &Path, bytes: usize, step: u64) -> Arc<Slot> {
     let tensor = |i| Tensor { name: format!("t{i}"), dtype: "U8".into(), shape: vec![per as u64], bytes: per as u64 };
     let source = |i: usize| Source { address: data.as_ptr() as usize + i * per, bytes: per, eager: false };
     let (purpose, shared) = (Purpose::Recovery, false);
-    let label = Label { job: job_hash("j"), rank: 0, world_size: 1, generation: 1, step, purpose, shared };
+    let label = Label { run: job_hash("j"), rank: 0, world_size: 1, generation: 1, step, purpose, shared };
     let tensors: Vec<_> = (0..TENSORS).map(tensor).collect();
     let sources = (0..TENSORS).map(source).collect();
     let plan = Plan {

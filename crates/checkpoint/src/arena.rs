@@ -30,7 +30,7 @@ pub const REGION_AT: usize = 4096;
 
 const STATE: usize = 1;
 const FIRST_SUMMED: usize = 3;
-const JOB: usize = 3;
+const RUN: usize = 3;
 const RANK: usize = 4;
 const GENERATION: usize = 5;
 const STEP: usize = 6;
@@ -77,8 +77,8 @@ pub enum State {
 /// What a sealed slot says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Label {
-    /// [`job_hash`] of the job's name.
-    pub job: u64,
+    /// [`run_label`] of the directory that it is a checkpoint of.
+    pub run: u64,
     /// Global rank.
     pub rank: u64,
     /// Number of ranks when it was written.
@@ -115,7 +115,14 @@ pub enum SlotError {
     Damaged(String),
 }
 
-/// Identifies a job in a superblock.
+/// Identifies a run in a superblock: its id, and the kind of state where there are several. What is in memory counts only for the
+/// directory that it was captured for, whatever the job is called.
+#[must_use]
+pub fn run_label(run: &str) -> u64 {
+    crc(run.as_bytes())
+}
+
+/// Identifies a job by its name.
 #[must_use]
 pub fn job_hash(job: &str) -> u64 {
     crc(job.as_bytes())
@@ -293,7 +300,7 @@ impl Slot {
         self.map.write(usize::try_from(at).map_err(io::Error::other)?, index)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         for (word, value) in [
-            (JOB, label.job),
+            (RUN, label.run),
             (RANK, label.rank),
             (WORLD, label.world_size),
             (GENERATION, label.generation),
@@ -356,7 +363,7 @@ impl Slot {
             _ => Purpose::Recovery,
         };
         Label {
-            job: self.get(JOB),
+            run: self.get(RUN),
             rank: self.get(RANK),
             world_size: self.get(WORLD),
             generation: self.get(GENERATION),

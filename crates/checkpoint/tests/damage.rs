@@ -39,7 +39,7 @@ fn captured(path: &Path, step: u64) -> Arc<Slot> {
     let source = |(i, d): (usize, &Vec<u8>)| Source { address: d.as_ptr() as usize, bytes: d.len(), eager: i % 2 == 1 };
     let sources = data.iter().enumerate().map(source).collect();
     let label = Label {
-        job: job_hash("j"),
+        run: job_hash("j"),
         rank: 0,
         world_size: 1,
         generation: 1,

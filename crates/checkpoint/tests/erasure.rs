@@ -42,7 +42,7 @@ fn captured(path: PathBuf, rank: u64, world_size: u64, step: u64, bytes: usize) 
     let tensors = vec![Tensor { name: "w".into(), dtype: "U8".into(), shape: vec![bytes as u64], bytes: bytes as u64 }];
     let sources = vec![Source { address: data.as_ptr() as usize, bytes, eager: false }];
     let purpose = Purpose::Recovery;
-    let label = Label { job: job_hash(JOB), rank, world_size, generation: 1, step, purpose, shared: false };
+    let label = Label { run: job_hash(JOB), rank, world_size, generation: 1, step, purpose, shared: false };
     let plan = Plan {
         tensors: Described::of(&tensors).unwrap(),
         sources,

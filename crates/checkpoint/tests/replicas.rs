@@ -26,7 +26,7 @@ fn captured(path: &Path, rank: u64, step: u64, generation: u64) -> Arc<Slot> {
     let tensors = vec![Tensor { name: "w".into(), dtype: "U8".into(), shape: vec![BYTES as u64], bytes: BYTES as u64 }];
     let sources = vec![Source { address: data.as_ptr() as usize, bytes: BYTES, eager: false }];
     let label =
-        Label { job: job_hash("j"), rank, world_size: 4, generation, step, purpose: Purpose::Recovery, shared: false };
+        Label { run: job_hash("j"), rank, world_size: 4, generation, step, purpose: Purpose::Recovery, shared: false };
     let plan = Plan {
         tensors: Described::of(&tensors).unwrap(),
         sources,

@@ -25,6 +25,7 @@ pub mod message;
 pub mod node_check;
 pub mod notify;
 pub mod order;
+pub mod ownership;
 pub mod placement;
 pub mod planner;
 #[cfg(feature = "planted")]

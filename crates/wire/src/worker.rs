@@ -59,6 +59,8 @@ pub enum Request {
         generation: Generation,
         /// rank on the node
         local_rank: u32,
+        /// what the slots' labels are made of: the directory's identity, and the kind of state
+        run: String,
         /// what is to be kept of them
         wish: Redundancy,
     },

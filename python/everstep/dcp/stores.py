@@ -23,15 +23,15 @@ _KEEP = Keep(2, None, True)
 PATIENCE = 3600.0
 
 
-def _agree(root: Directory, step: int) -> int:
+def _agree(root: Directory, number: int, what: str = "first") -> int:
     """Rank 0's number, through torch's store (see :mod:`everstep.dcp.shares`)."""
     import torch.distributed as dist
 
     if not _worker.in_group():
-        return step
-    store, key = dist.distributed_c10d._get_default_store(), f"everstep/dcp/first/{root}"
+        return number
+    store, key = dist.distributed_c10d._get_default_store(), f"everstep/dcp/{what}/{root}"
     if dist.get_rank() == 0:
-        store.set(key, str(step))
+        store.set(key, str(number))
     return int(store.get(key))
 
 
@@ -114,6 +114,7 @@ class PlainStore(_Numbered):
 
     def __init__(self, root: Directory) -> None:
         super().__init__(root)
+        root.claim(lambda epoch: _agree(root, epoch, "owner"))
         #: By step; room for one more is made when a save begins before the last one is written.
         self._taken: dict[int, _Room] = {}
         self._free: list[_Room] = []

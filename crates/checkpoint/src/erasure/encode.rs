@@ -27,8 +27,8 @@ const THREADS: usize = 2;
 pub struct Task {
     /// Which, at which step; the first of its parity shards stays here.
     pub of: ParityWant,
-    /// The job's.
-    pub job: u64,
+    /// [`crate::arena::run_label`] of what it is parity of.
+    pub run: u64,
     /// Whose parts; `None` for zeros.
     pub members: Vec<Option<(Peer, Want)>>,
     /// Who keeps the other parity shards.
@@ -465,7 +465,7 @@ impl Work<'_> {
             let json = description.to_bytes()?;
             match &output.to {
                 To::Slot(slot) => {
-                    slot.describe(self.task.of.label(self.task.job), &json, self.lengths.0)?;
+                    slot.describe(self.task.of.label(self.task.run), &json, self.lengths.0)?;
                     slot.finish(None);
                 }
                 To::Keeper(peer) => {

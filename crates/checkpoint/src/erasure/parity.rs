@@ -89,9 +89,9 @@ impl Described {
 impl ParityWant {
     /// The label of its slot.
     #[must_use]
-    pub fn label(&self, job: u64) -> Label {
+    pub fn label(&self, run: u64) -> Label {
         let ParityWant { stripe, world_size, generation, step, .. } = *self;
-        Label { job, rank: u64::from(stripe), world_size, generation, step, purpose: Purpose::Recovery, shared: false }
+        Label { run, rank: u64::from(stripe), world_size, generation, step, purpose: Purpose::Recovery, shared: false }
     }
 
     /// The name of its slots.
@@ -212,8 +212,8 @@ impl Incoming {
         if !all || found.number != self.of.number || self.bringers.is_over() {
             return Err("the parity shard is not complete".into());
         }
-        let job = found.members.iter().flatten().map(|m| m.label.job).next().unwrap_or_default();
-        self.slot.describe(self.of.label(job), json, self.region).map_err(|e| e.to_string())?;
+        let run = found.members.iter().flatten().map(|m| m.label.run).next().unwrap_or_default();
+        self.slot.describe(self.of.label(run), json, self.region).map_err(|e| e.to_string())?;
         self.slot.finish(None);
         Ok(())
     }

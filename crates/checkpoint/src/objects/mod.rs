@@ -21,7 +21,7 @@ mod upload;
 pub(crate) use bucket::unique;
 pub use bucket::{Location, is_url, reach};
 pub use commit::{list, publish, read_manifest};
-pub use notes::{create_new, forget, note, noted, recall, remember};
+pub use notes::{create_new, forget, names, note, noted, recall, remember, remove};
 pub use orphans::prune;
 pub use source::Object;
 pub use upload::write_shard;

@@ -48,6 +48,24 @@ pub fn create_new(of: &Location, name: &str, bytes: Vec<u8>) -> io::Result<bool>
     })
 }
 
+/// Names of the objects right below `prefix`.
+///
+/// # Errors
+/// Those of the store.
+pub fn names(of: &Location, prefix: &str) -> io::Result<Vec<String>> {
+    let below = of.join(prefix);
+    let found = wait(async { of.bucket.store.list_with_delimiter(Some(&below)).await.map_err(failed) })?;
+    Ok(found.objects.iter().filter_map(|o| o.location.filename().map(str::to_owned)).collect())
+}
+
+/// Deletes it.
+///
+/// # Errors
+/// Those of the store; `NotFound`.
+pub fn remove(of: &Location, name: &str) -> io::Result<()> {
+    wait(async { of.bucket.store.delete(&of.join(name)).await.map_err(failed) })
+}
+
 fn note_of(to: &Location, mark: &Mark, step: u64, rank: u32) -> Key {
     to.join(&format!("notes/step-{step}.{}/rank-{rank}.json", mark.turn_text()))
 }

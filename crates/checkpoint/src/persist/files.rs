@@ -8,7 +8,7 @@
 //! ```
 
 use super::prepared::Prepared;
-use super::{Found, gone, step_directory};
+use super::{Found, gone, step_directory, still_owned};
 use crate::direct::{Throttle, write_file};
 use crate::format::manifest::{MANIFEST_FILE, Manifest};
 use crate::format::mark::{MARK_FILE, Mark, turn_of};
@@ -87,6 +87,15 @@ pub fn publish(directory: &Path, mark: &Mark, manifest: &Manifest) -> io::Result
     file.write_all(&manifest.to_bytes().map_err(io::Error::other)?)?;
     file.sync_all()?;
     sync_directory(&from)?;
+    // As late as possible: between this look and the rename is a moment, and `persist::publish` looks once more after it.
+    still_owned(directory, mark)?;
+    let newer = |m: &Manifest| m.writer.is_some_and(|w| w.run == mark.run && w.turn() > mark.turn());
+    if read_manifest(&to).is_ok_and(|m| newer(&m)) {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "a later owner of the directory has published this step",
+        ));
+    }
     if to.exists() {
         // The same step once more, after a rollback: swap, so that there is never none.
         renameat_with(CWD, &from, CWD, &to, RenameFlags::EXCHANGE)?;
@@ -96,6 +105,20 @@ pub fn publish(directory: &Path, mark: &Mark, manifest: &Manifest) -> io::Result
         fs::rename(&from, &to)?;
     }
     sync_directory(directory)
+}
+
+/// Takes back what was published by a writer that did not own the directory any more, so that its owner deletes it with what past owners
+/// left.
+///
+/// # Errors
+/// Those of the file system.
+pub fn withdraw(directory: &Path, mark: &Mark, step: u64) -> io::Result<()> {
+    let to = step_directory(directory, step);
+    if mark_in(&to)?.is_some_and(|found| found == *mark) {
+        fs::rename(&to, unpublished(directory, step, mark))?;
+        sync_directory(directory)?;
+    }
+    Ok(())
 }
 
 /// Reads the manifest of a published checkpoint.

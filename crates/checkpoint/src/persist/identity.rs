@@ -39,7 +39,7 @@ pub fn run_id(directory: &Path) -> io::Result<RunId> {
 }
 
 /// A number that nobody else has, forks of this process included.
-fn drawn() -> io::Result<RunId> {
+pub(super) fn drawn() -> io::Result<RunId> {
     let mut bytes = [0; 16];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     if filled < bytes.len() {
@@ -73,7 +73,7 @@ pub fn known_run(directory: &Path) -> io::Result<Option<RunId>> {
 }
 
 /// Writes a small file unless it is there. False when it is, whoever wrote it.
-fn create_new(directory: &Path, name: &str, bytes: Vec<u8>) -> io::Result<bool> {
+pub(super) fn create_new(directory: &Path, name: &str, bytes: Vec<u8>) -> io::Result<bool> {
     if is_url(directory) {
         return objects::create_new(&Location::of(directory)?, name, bytes);
     }

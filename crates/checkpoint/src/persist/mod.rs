@@ -3,10 +3,12 @@
 
 mod files;
 mod identity;
+mod ownership;
 mod prepared;
 
 pub use files::mark_in;
 pub use identity::{RUN_FILE, known_run, run_id};
+pub use ownership::{Claim, ClaimError, Claimant, still_owned};
 pub use prepared::Prepared;
 
 use crate::arena::Slot;
@@ -53,10 +55,10 @@ pub fn write_shard(
     }
 }
 
-/// Makes a checkpoint visible. Doing it again changes nothing.
+/// Makes a checkpoint visible, if the directory is still its writer's. Doing it again changes nothing.
 ///
 /// # Errors
-/// Those of the file system or store.
+/// Those of the file system or store; `PermissionDenied` when another job has taken the directory over.
 pub fn publish(directory: &Path, mark: &Mark, step: u64, shards: &[ShardFile]) -> io::Result<()> {
     let manifest = Manifest {
         version: VERSION,
@@ -67,10 +69,16 @@ pub fn publish(directory: &Path, mark: &Mark, step: u64, shards: &[ShardFile]) -
         shards: shards.to_vec(),
     };
     if is_url(directory) {
-        objects::publish(&Location::of(directory)?, mark, &manifest)
-    } else {
-        files::publish(directory, mark, &manifest)
+        still_owned(directory, mark)?;
+        return objects::publish(&Location::of(directory)?, mark, &manifest);
     }
+    files::publish(directory, mark, &manifest)?;
+    // This process may have been stopped between the last look and the rename.
+    let owned = still_owned(directory, mark);
+    if owned.is_err() {
+        files::withdraw(directory, mark, step)?;
+    }
+    owned
 }
 
 /// Reads the manifest of a published checkpoint.
@@ -107,6 +115,7 @@ pub fn list(directory: &Path) -> io::Result<Vec<Found>> {
 /// # Errors
 /// Those of the file system or store.
 pub fn prune(directory: &Path, policy: Policy, mark: &Mark) -> io::Result<Vec<u64>> {
+    still_owned(directory, mark)?;
     if is_url(directory) {
         objects::prune(&Location::of(directory)?, policy, mark)
     } else {

@@ -46,6 +46,9 @@ pub struct Holder {
     directories: Vec<PathBuf>,
     pub(super) token: OnceLock<Token>,
     pub(super) job: u64,
+    /// [`crate::arena::run_label`] of the directory that the workers' checkpoints belong to. Before a worker has said so, what no slot
+    /// has: the job's name.
+    run: AtomicU64,
     /// Uploads of older generations are refused.
     floor: AtomicU64,
     uploads: Mutex<BTreeMap<(u64, u64), Arc<Upload>>>,
@@ -72,9 +75,9 @@ pub struct Held {
     pub parity: bool,
 }
 
-/// All sealed slots in `directories` that belong to `job`, labels verified.
+/// All sealed slots in `directories` that belong to `run`, or to any, labels verified.
 #[must_use]
-pub fn held(directories: &[PathBuf], job: u64) -> Vec<Held> {
+pub fn held(directories: &[PathBuf], run: Option<u64>) -> Vec<Held> {
     let opened = directories.iter().filter_map(|d| Directory::existing(d, Root::Named).ok());
     let files =
         opened.flat_map(|d| d.names().unwrap_or_default().into_iter().map(move |(n, _)| (d.path().join(&n), n)));
@@ -84,7 +87,7 @@ pub fn held(directories: &[PathBuf], job: u64) -> Vec<Held> {
             let label = Slot::open(&path).ok()?.label()?;
             let parity = name.starts_with("parity-");
             let replica = parity || name.starts_with("peer-");
-            (label.job == job).then_some(Held { label, path, replica, parity })
+            run.is_none_or(|run| label.run == run).then_some(Held { label, path, replica, parity })
         })
         .collect();
     found.sort_by_key(|h| (h.label.rank, h.label.generation, h.label.step));
@@ -93,7 +96,7 @@ pub fn held(directories: &[PathBuf], job: u64) -> Vec<Held> {
 
 /// The same, for people.
 #[must_use]
-pub fn rows(directories: &[PathBuf], job: u64) -> Vec<SlotRow> {
+pub fn rows(directories: &[PathBuf], run: Option<u64>) -> Vec<SlotRow> {
     let row = |h: Held| {
         let slot = Slot::open(&h.path).ok()?;
         let Notes { sealed_at, replicas, durable } = slot.notes();
@@ -109,7 +112,7 @@ pub fn rows(directories: &[PathBuf], job: u64) -> Vec<SlotRow> {
             path,
         })
     };
-    held(directories, job).into_iter().filter_map(row).collect()
+    held(directories, run).into_iter().filter_map(row).collect()
 }
 
 impl Holder {
@@ -120,6 +123,7 @@ impl Holder {
             directories,
             token: OnceLock::new(),
             job,
+            run: AtomicU64::new(job),
             floor: AtomicU64::new(0),
             uploads: Mutex::default(),
             parities: Mutex::default(),
@@ -140,10 +144,27 @@ impl Holder {
         let _ = self.token.set(token);
     }
 
-    /// All sealed slots of this node.
+    /// Which run the workers' checkpoints belong to. Nothing of another one is offered, taken or used any more. True when that is news.
+    pub fn set_run(&self, run: u64) -> bool {
+        self.run.swap(run, Ordering::AcqRel) != run
+    }
+
+    /// See [`Holder::set_run`].
+    #[must_use]
+    pub fn run(&self) -> u64 {
+        self.run.load(Ordering::Acquire)
+    }
+
+    /// Sealed slots of this node, of whatever run.
+    #[must_use]
+    pub fn held_of_any_run(&self) -> Vec<Held> {
+        held(&self.directories, None)
+    }
+
+    /// All sealed slots of this node that belong to the run.
     #[must_use]
     pub fn held(&self) -> Vec<Held> {
-        held(&self.directories, self.job)
+        held(&self.directories, Some(self.run()))
     }
 
     /// From now on only `generation` and later ones may store anything; what is on its way from older ones ends.
@@ -212,7 +233,7 @@ impl Holder {
                         None => Answer::Refused { why: "nobody has begun this".into() },
                     }
                 }
-                Ask::List => Answer::Slots(rows(&self.directories, self.job)),
+                Ask::List => Answer::Slots(rows(&self.directories, Some(self.run()))),
                 Ask::Data => {
                     let Some(upload) = &upload else { return Ok(()) };
                     // Whoever keeps to idle spans may be silent for long; when its generation is over, the stream is closed.
@@ -297,7 +318,7 @@ impl Holder {
             Ask::Taken { want, round } => self.taken.await_slot(*want, *round).filter(|s| s.pinned_for(Pin::Replicate)),
             Ask::FindParity(of) => {
                 let name = of.name();
-                let is = |h: &Held| h.parity && h.label == of.label(self.job) && named(h, &name);
+                let is = |h: &Held| h.parity && h.label == of.label(self.run()) && named(h, &name);
                 let held = self.held().into_iter().find(is)?;
                 self.mapped.open(&held.path).ok()
             }
@@ -323,7 +344,7 @@ impl Holder {
         }
         let directory = self.directories.first().ok_or("no memory on this node")?;
         let need = slot_bytes(region, description);
-        match room((directory, &of.name(), &self.mapped), of.label(self.job), need, base, |_| false)? {
+        match room((directory, &of.name(), &self.mapped), of.label(self.run()), need, base, |_| false)? {
             Room::Held => Ok(None),
             Room::Slot(slot) => Ok(Some(slot)),
         }
@@ -365,7 +386,11 @@ impl Holder {
         tcp: &mut TcpStream,
     ) -> io::Result<Result<Option<Arc<Upload>>, String>> {
         let json = received(index, tcp)?;
-        if label.job != self.job || label.generation < self.floor.load(Ordering::Acquire) {
+        if label.run != self.run() {
+            let why = "it is of another run: all nodes of a job must be given the same checkpoint directory".to_owned();
+            return Ok(Err(why));
+        }
+        if label.generation < self.floor.load(Ordering::Acquire) {
             return Ok(Err(format!("generation {} is over", label.generation)));
         }
         if description_crc(&label, &json) != crc {

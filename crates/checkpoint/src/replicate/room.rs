@@ -33,7 +33,8 @@ pub fn room(
     let path = |i| directory.join(format!("{name}-slot-{i}"));
     let slots: Vec<(PathBuf, Option<Arc<Slot>>)> =
         (0..SLOTS).map(path).map(|p| (p.clone(), mapped.open(&p).ok())).collect();
-    let labelled = |s: &Option<Arc<Slot>>| s.as_ref().and_then(|s| s.label());
+    // What is of another run is as good as empty.
+    let labelled = |s: &Option<Arc<Slot>>| s.as_ref().and_then(|s| s.label()).filter(|l| l.run == label.run);
     if slots.iter().any(|(_, s)| labelled(s) == Some(label)) {
         return Ok(Room::Held);
     }
@@ -64,7 +65,7 @@ mod tests {
     use everstep_core::message::Purpose;
 
     fn label(generation: u64, step: u64) -> Label {
-        Label { job: 1, rank: 0, world_size: 2, generation, step, purpose: Purpose::Recovery, shared: false }
+        Label { run: 1, rank: 0, world_size: 2, generation, step, purpose: Purpose::Recovery, shared: false }
     }
 
     fn arrives(at: &Path, mapped: &Mapped, label: Label, base: Option<u64>) {

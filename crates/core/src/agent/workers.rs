@@ -182,6 +182,8 @@ impl Agent {
             Event::WorkersGone { generation, store_port } => self.workers_gone(generation, store_port),
             Event::Sample { generation, local_rank, pid, seen } => self.sample(now, generation, local_rank, pid, seen),
             Event::Holds { generation, held, parity } if self.runs(generation) => {
+                // The latest counts: which run they are of becomes known when the first worker says so.
+                self.acknowledge(generation, |r| matches!(r, Report::Holds { .. }));
                 let held = if crate::is_planted!(self, CopiesUnsaid) { Vec::new() } else { held };
                 self.send_surely(Report::Holds { generation, held, parity });
             }

@@ -15,6 +15,7 @@ mod memory_watch;
 pub mod metric;
 mod node_check;
 mod numa;
+mod ownership;
 mod pace;
 mod parity;
 mod replicas;
@@ -58,7 +59,6 @@ use workers::Crew;
 
 /// The guard gets this long to end itself.
 const GUARD_END: Duration = Duration::from_secs(3);
-
 /// The coordinator is told this often where the time of this node went.
 const ACCOUNT: Duration = Duration::from_secs(2);
 
@@ -96,6 +96,8 @@ pub enum Input {
     },
     /// A manifest was written, or not.
     Published(Generation, Step, Result<(), String>),
+    /// A worker's directory was claimed, or not.
+    Owned(Box<ownership::Owned>),
     /// A signal came.
     Signal(i32),
     /// A line that an injection had silenced may be used again.
@@ -134,6 +136,7 @@ struct Driver {
     restores: BTreeMap<Rank, oneshot::Sender<Reply>>,
     durable: Durable,
     memory: memory_watch::MemoryWatch,
+    claims: ownership::Claims,
     last: Last,
     end: Option<End>,
     /// What memory holds is of no use to a next attempt.
@@ -169,7 +172,6 @@ struct Driver {
 }
 
 /// Runs an agent until its job is over.
-///
 /// # Errors
 /// When the guard or the sockets cannot be set up.
 pub async fn run(
@@ -215,6 +217,7 @@ pub async fn run(
         restores: BTreeMap::new(),
         durable: Durable::default(),
         memory,
+        claims: ownership::Claims::default(),
         last: Last::default(),
         end: None,
         discard: false,
@@ -251,13 +254,13 @@ pub async fn run(
                 let own = driver.replicas.own().clone();
                 std::mem::take(&mut driver.last).persist(own, driver.impatient, &mut inputs).await;
             }
+            driver.claims.release();
             if driver.discard || !storage::holds_slots(&driver.template.job, &driver.template.node) {
                 storage::discard(&driver.template.job, &driver.template.node);
             }
             let _ = everstep_wire::private::remove(&driver.template.socket);
             // The others learn of the end through this node.
             let _ = tokio::time::timeout(GUARD_END, driver.store.drained()).await;
-            // The guard ends what is left, then itself.
             let _ = driver.guard.shutdown().await;
             let waited = tokio::task::spawn_blocking(move || guard_process.wait());
             let _ = tokio::time::timeout(GUARD_END, waited).await;
@@ -369,6 +372,7 @@ impl Driver {
                 self.impatient |= self.over;
                 self.event(Event::Signal { signal }).await;
             }
+            Input::Owned(owned) => self.owned(*owned),
             Input::Core(event) => self.event(event).await,
         }
         self.flush_guard().await;

@@ -40,10 +40,10 @@ pub fn compute(
     let under_way = window.extent * window.buffers * window.streams * data as usize;
     gate.expect(shards + shards / data * out, under_way as u64);
     let gate = &*gate;
-    stripes.iter().try_for_each(|stripe| encode(&task(stripe, at, like), holder, streams, gate, window))
+    stripes.iter().try_for_each(|stripe| encode(&task(stripe, at, like, holder.run()), holder, streams, gate, window))
 }
 
-fn task(stripe: &Stripe, at: &Moment, like: &Peer) -> Task {
+fn task(stripe: &Stripe, at: &Moment, like: &Peer, run: u64) -> Task {
     let (generation, step, world_size) = (at.generation.0, at.step.0, u64::from(at.world_size));
     let peer = |address: &str| Peer { address: address.to_owned(), ..like.clone() };
     let member = |m: &Member| {
@@ -52,7 +52,7 @@ fn task(stripe: &Stripe, at: &Moment, like: &Peer) -> Task {
     };
     Task {
         of: ParityWant { stripe: stripe.number, number: 0, world_size, generation, step },
-        job: like.job,
+        run,
         members: stripe.members.iter().map(member).collect(),
         keepers: stripe.keepers.iter().map(|k| peer(&k.address)).collect(),
         round: at.round,

@@ -5,7 +5,7 @@ use super::pace::{Paced, Speed};
 use super::parity;
 use super::{Driver, Input};
 use crate::listening::Place;
-use everstep_checkpoint::arena::{Pin, Slot, job_hash, slot_paths};
+use everstep_checkpoint::arena::{Pin, Slot, job_hash, run_label, slot_paths};
 use everstep_checkpoint::board::Board;
 use everstep_checkpoint::erasure::encode::Streams;
 use everstep_checkpoint::mapped::Mapped;
@@ -107,7 +107,7 @@ impl Replicas {
 
     /// Newest generation that memory holds anything of.
     pub fn newest_generation(&self) -> Generation {
-        Generation(self.holder.held().iter().map(|h| h.label.generation).max().unwrap_or(0))
+        Generation(self.holder.held_of_any_run().iter().map(|h| h.label.generation).max().unwrap_or(0))
     }
 
     pub(super) fn peer(&self, address: &str) -> Peer {
@@ -132,6 +132,12 @@ impl Replicas {
             self.own.slots(local).iter().for_each(|s| s.release(Pin::Replicate));
         }
         self.holder.held().iter().filter(|h| !h.parity).filter_map(holding).collect()
+    }
+
+    /// A worker has said which run its checkpoints are of: what memory holds of it, if that is news.
+    pub fn belongs_to(&self, run: &str) -> Option<Vec<Holding>> {
+        let held = || self.holder.held().iter().filter(|h| !h.parity).filter_map(holding).collect();
+        self.holder.set_run(run_label(run)).then(held)
     }
 
     /// A step is on durable storage, too.
@@ -308,7 +314,7 @@ impl Driver {
         sources: &[Source],
     ) {
         let Some(crew) = self.crew.as_ref().filter(|c| c.generation == generation) else { return };
-        let first = crew.slot.first_rank.0;
+        let (first, run) = (crew.slot.first_rank.0, self.replicas.holder.run());
         for (rank, answer) in std::mem::take(&mut self.restores) {
             let local = rank.0.saturating_sub(first);
             let durable = crew.workers.get(&local).is_some_and(|w| w.destination.is_some());
@@ -327,7 +333,9 @@ impl Driver {
                         // It stays until what comes after it is held by all. Of two with this number an earlier generation's is
                         // of a past that did not happen.
                         let slots = self.replicas.own.slots(local);
-                        let of_step = |s: &&Arc<Slot>| s.label().filter(|l| l.step == step.0).map(|l| l.generation);
+                        let of_step = |s: &&Arc<Slot>| {
+                            s.label().filter(|l| l.step == step.0 && l.run == run).map(|l| l.generation)
+                        };
                         if let Some(slot) = slots.iter().max_by_key(of_step).filter(|s| of_step(s).is_some()) {
                             let _ = slot.pin(Pin::Replicate);
                             let _ = persist.is_some_and(|p| slot.pin(p));

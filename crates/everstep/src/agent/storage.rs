@@ -26,6 +26,8 @@ pub struct Destination {
     pub directory: PathBuf,
     /// Its identity.
     pub run: RunId,
+    /// Which ownership of it this job has.
+    pub epoch: u64,
     /// Published checkpoints to keep.
     pub keep: Policy,
     /// Bytes per second, at most; 0 is no limit.
@@ -35,7 +37,7 @@ pub struct Destination {
 impl Destination {
     /// The mark on what a generation writes there.
     pub fn mark(&self, generation: Generation, restarts: u32) -> Mark {
-        Mark { run: self.run, epoch: 0, generation: generation.0, attempt: restarts.into() }
+        Mark { run: self.run, epoch: self.epoch, generation: generation.0, attempt: restarts.into() }
     }
 }
 

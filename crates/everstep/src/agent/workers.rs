@@ -35,6 +35,7 @@ pub struct Crew {
     pub restarts: u32,
     pub workers: BTreeMap<u32, Worker>,
     pub world_size: u32,
+    pub nodes: u32,
     /// Set when the crew is gone: watchers end.
     pub over: Arc<AtomicBool>,
 }
@@ -153,6 +154,7 @@ impl Driver {
             restarts,
             workers: BTreeMap::new(),
             world_size: start.place.world_size,
+            nodes: start.place.group_world_size,
             over: Arc::default(),
             watched: BTreeSet::new(),
         };
@@ -477,7 +479,11 @@ impl Driver {
                 let _ = answer.send(Reply::Done);
                 self.event(Event::RestoreFailed { generation, rank, step, tier }).await;
             }
-            Request::Replicas { generation, local_rank, wish } => {
+            Request::Replicas { generation, local_rank, run, wish } => {
+                if let Some(held) = self.replicas.belongs_to(&run) {
+                    let parity = self.replicas.holder.parity_held();
+                    self.event(Event::Holds { generation, held, parity }).await;
+                }
                 let over = self.crew.as_ref().map(|c| c.over.clone());
                 let board = Board::open(&board_path(&self.template.memory, local_rank));
                 let first = self.crew.as_mut().is_some_and(|c| c.watched.insert(local_rank));
@@ -491,16 +497,22 @@ impl Driver {
                     self.crew.iter().flat_map(|c| c.workers.values()).any(|w| w.board.get(Word::Durable) > step.0);
                 self.durable.tell(step, known, answer);
             }
-            Request::Persist { local_rank, rank, directory, run, keep, keep_every, keep_epochs, bandwidth, .. } => {
+            Request::Persist {
+                generation,
+                local_rank,
+                rank,
+                directory,
+                run,
+                keep,
+                keep_every,
+                keep_epochs,
+                bandwidth,
+            } => {
                 places::remember_checkpoints(&self.template.job, &directory);
-                if let Some(worker) = self.crew.as_mut().and_then(|c| c.workers.get_mut(&local_rank)) {
-                    let every = (keep_every > 0).then(|| Duration::from_secs(keep_every));
-                    let keep = Policy { last: keep as usize, every, epochs: keep_epochs };
-                    let destination = Destination { rank, directory: from_text(&directory), run, keep, bandwidth };
-                    self.last.destinations.insert(local_rank, destination.clone());
-                    worker.destination = Some(destination);
-                }
-                let _ = answer.send(Reply::Done);
+                let every = (keep_every > 0).then(|| Duration::from_secs(keep_every));
+                let keep = Policy { last: keep as usize, every, epochs: keep_epochs };
+                let to = Destination { rank, directory: from_text(&directory), run, epoch: 0, keep, bandwidth };
+                self.claim((generation, local_rank), to, answer);
             }
             Request::PersistDue { generation } => {
                 let _ = answer.send(Reply::Done);

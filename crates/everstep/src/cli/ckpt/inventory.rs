@@ -73,7 +73,7 @@ impl Inventory {
         for node in std::fs::read_dir(places::memory().join(job)).into_iter().flatten().flatten() {
             let node = node.file_name().to_string_lossy().into_owned();
             let directories = vec![places::node_memory(job, &node), places::node_spill(job, &node)];
-            self.slots((job, &node), rows(&directories, job_hash(job)), true);
+            self.slots((job, &node), rows(&directories, None), true);
             here.push(node);
         }
         for node in running.iter().flat_map(|j| j["nodes"].as_array().into_iter().flatten().map(move |n| (j, n))) {

@@ -1,0 +1,388 @@
+//! Who owns a directory of checkpoints: records beside the checkpoints, renewed by their owner. What they mean is decided in
+//! [`everstep_core::ownership`].
+//!
+//! Each epoch has a record of its own, whose creation is exclusive: of several that want the next epoch one gets it. Only its owner
+//! replaces it after that, and the newest epoch counts, so that no lock is needed, on a file system or in a store.
+
+use super::identity::{create_new, drawn, run_id};
+use super::recall;
+use crate::format::digest::crc;
+use crate::format::mark::Mark;
+use crate::objects::{self, Location, is_url, unique};
+use everstep_core::id::RunId;
+use everstep_core::ownership::{ProcessId, RENEWAL, Record, Verdict, Watch, may_publish, refusal};
+use everstep_core::time::Time;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const PREFIX: &str = "everstep-owner-";
+const LOOK: Duration = Duration::from_millis(200);
+/// Others of the same job have this long, beyond the silence, to claim for all.
+const LEADER: Duration = Duration::from_secs(30);
+
+/// Who wants to own a directory.
+#[derive(Clone, Debug)]
+pub struct Claimant {
+    /// See [`Record::life`].
+    pub life: String,
+    /// Name of the job; empty outside `everstep run`.
+    pub job: String,
+    /// Machines that its ranks run on.
+    pub nodes: u32,
+    /// It claims and renews; otherwise another process of the same job does.
+    pub leads: bool,
+    /// See [`everstep_core::ownership::SILENCE`].
+    pub silence: Duration,
+}
+
+impl Claimant {
+    /// A job that has this process only to speak for it.
+    ///
+    /// # Errors
+    /// Those of the kernel's random numbers.
+    pub fn alone(silence: Duration) -> io::Result<Self> {
+        Ok(Claimant { life: drawn()?.to_string(), job: String::new(), nodes: 1, leads: true, silence })
+    }
+}
+
+/// A directory that belongs to this job, for as long as this lives.
+#[derive(Debug)]
+pub struct Claim {
+    record: Arc<Mutex<Record>>,
+    directory: PathBuf,
+    stop: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+/// Why there is no claim.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// Another job has the directory.
+    #[error("{0}")]
+    Refused(String),
+    /// It cannot be read or written.
+    #[error("cannot own the checkpoint directory {0}: {1}")]
+    Io(String, io::Error),
+}
+
+impl Claim {
+    /// Takes the directory, or joins those of the same job that have it. Waits where an owner may be gone; `notice` gets a line then.
+    ///
+    /// # Errors
+    /// [`ClaimError`].
+    pub fn take(directory: &Path, who: &Claimant, mut notice: impl FnMut(String)) -> Result<Self, ClaimError> {
+        let failed = |e| ClaimError::Io(directory.display().to_string(), e);
+        let run = run_id(directory).map_err(failed)?;
+        let start = Instant::now();
+        let mut watch = Watch::new(who.life.clone(), who.silence);
+        let mut told = false;
+        loop {
+            let found = newest(directory).map_err(failed)?;
+            let dead = found.as_ref().is_some_and(|r| has_ended(&r.process));
+            let now = Time(u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX));
+            match watch.judge(now, found.as_ref(), dead) {
+                Verdict::Ours { epoch } => {
+                    return Self::hold(directory, who, own_record(run, epoch, who)).map_err(failed);
+                }
+                Verdict::Claim { epoch } if who.leads => {
+                    let record = own_record(run, epoch, who);
+                    let bytes = serde_json::to_vec(&record).map_err(|e| failed(e.into()))?;
+                    if create_new(directory, &name(directory, epoch), bytes).map_err(failed)? {
+                        forget_older(directory, epoch);
+                        return Self::hold(directory, who, record).map_err(failed);
+                    }
+                    // Somebody else was first, or the store ignores conditions: the record says who has it.
+                }
+                Verdict::Refuse => {
+                    let owner = found.as_ref().map(|r| refusal(&directory.display().to_string(), r));
+                    return Err(ClaimError::Refused(owner.unwrap_or_default()));
+                }
+                Verdict::Wait { left } => {
+                    if let Some(owner) = found.filter(|_| !told && start.elapsed() > RENEWAL * 2) {
+                        told = true;
+                        notice(format!(
+                            "{} belongs to job {:?} (host {}, pid {}), which has not been heard of for {} s; taking over in {} s",
+                            directory.display(),
+                            owner.job,
+                            owner.host,
+                            owner.process.pid,
+                            start.elapsed().as_secs(),
+                            left.as_secs()
+                        ));
+                    }
+                }
+                Verdict::Claim { .. } => {
+                    if start.elapsed() > who.silence + LEADER {
+                        let what = "the node that publishes checkpoints has not claimed it: is it the same directory on all nodes?";
+                        return Err(failed(io::Error::new(io::ErrorKind::TimedOut, what)));
+                    }
+                }
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn hold(directory: &Path, who: &Claimant, record: Record) -> io::Result<Self> {
+        let (held, directory) = (Arc::new(Mutex::new(record)), directory.to_owned());
+        if !who.leads {
+            return Ok(Claim { record: held, directory, stop: None });
+        }
+        renew(&directory, &held)?;
+        let (stop, stopped) = channel::<()>();
+        let (record, of) = (held.clone(), directory.clone());
+        let thread = std::thread::Builder::new().name("everstep-owner".into()).spawn(move || {
+            while stopped.recv_timeout(RENEWAL) == Err(RecvTimeoutError::Timeout) {
+                // Where storage fails for a while, others see silence, and this owner publishes nothing either.
+                let _ = renew(&of, &record);
+            }
+        })?;
+        Ok(Claim { record: held, directory, stop: Some((stop, thread)) })
+    }
+
+    /// Which ownership this is.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).epoch
+    }
+
+    /// The directory's identity.
+    #[must_use]
+    pub fn run(&self) -> RunId {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).run
+    }
+
+    /// Nobody has taken the directory over.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        newest_epoch(&self.directory).is_ok_and(|newest| may_publish(self.epoch(), newest))
+    }
+
+    /// Renews no longer; another process of the same job does.
+    pub fn hand_over(mut self) {
+        self.end();
+    }
+
+    /// Lets go: the next one need not wait.
+    pub fn release(mut self) {
+        let renewed = self.stop.is_some();
+        self.end();
+        let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        record.released = true;
+        drop(record);
+        if renewed {
+            let _ = renew(&self.directory, &self.record);
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some((stop, thread)) = self.stop.take() {
+            drop(stop);
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn own_record(run: RunId, epoch: u64, who: &Claimant) -> Record {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let (life, job) = (who.life.clone(), who.job.clone());
+    let process = this_process();
+    // A beat that no other process of this job has left there: whoever watches sees a change.
+    Record { run, epoch, life, job, host, process, nodes: who.nodes, beat: unique() >> 16, released: false }
+}
+
+/// Replaces the record, unless somebody else has the directory by now.
+fn renew(directory: &Path, record: &Mutex<Record>) -> io::Result<()> {
+    let record = {
+        let mut record = record.lock().unwrap_or_else(PoisonError::into_inner);
+        record.beat += 1;
+        record.clone()
+    };
+    if may_publish(record.epoch, newest_epoch(directory)?) {
+        replace(directory, &name(directory, record.epoch), serde_json::to_vec(&record)?)?;
+    }
+    Ok(())
+}
+
+fn replace(directory: &Path, name: &str, bytes: Vec<u8>) -> io::Result<()> {
+    if is_url(directory) {
+        return objects::remember(&Location::of(directory)?, name, bytes);
+    }
+    let temporary = directory.join(format!(".{name}.{:016x}", unique()));
+    fs::write(&temporary, bytes)?;
+    fs::rename(&temporary, directory.join(name))
+}
+
+fn name(directory: &Path, epoch: u64) -> String {
+    if is_url(directory) { format!("owners/{epoch}.json") } else { format!("{PREFIX}{epoch}.json") }
+}
+
+fn epochs(directory: &Path) -> io::Result<Vec<u64>> {
+    let names: Vec<String> = if is_url(directory) {
+        objects::names(&Location::of(directory)?, "owners")?
+    } else {
+        let entries = match fs::read_dir(directory) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other?,
+        };
+        let names = entries.map(|e| Ok(e?.file_name().into_string().unwrap_or_default()));
+        names
+            .collect::<io::Result<Vec<_>>>()?
+            .iter()
+            .filter_map(|n| n.strip_prefix(PREFIX))
+            .map(str::to_owned)
+            .collect()
+    };
+    Ok(names.iter().filter_map(|n| n.strip_suffix(".json")?.parse().ok()).collect())
+}
+
+fn newest_epoch(directory: &Path) -> io::Result<Option<u64>> {
+    Ok(epochs(directory)?.into_iter().max())
+}
+
+/// The record that counts; `None` when nobody has ever owned the directory.
+///
+/// # Errors
+/// Those of the file system or store.
+pub fn newest(directory: &Path) -> io::Result<Option<Record>> {
+    let Some(epoch) = newest_epoch(directory)? else { return Ok(None) };
+    let Some(bytes) = recall(directory, &name(directory, epoch))? else { return Ok(None) };
+    // A record that cannot be read has an owner all the same: one that changes, or does not.
+    let damaged = |_| Record {
+        run: RunId(0),
+        epoch,
+        life: "?".into(),
+        job: "?".into(),
+        host: "?".into(),
+        process: ProcessId::default(),
+        nodes: u32::MAX,
+        beat: crc(&bytes),
+        released: false,
+    };
+    let record: Record = serde_json::from_slice(&bytes).unwrap_or_else(damaged);
+    Ok(Some(Record { epoch, ..record }))
+}
+
+/// Fails once somebody else has the directory, with a sentence that says who. Marks without an epoch belong to no owner.
+///
+/// # Errors
+/// `PermissionDenied` then; those of the file system or store.
+pub fn still_owned(directory: &Path, mark: &Mark) -> io::Result<()> {
+    if mark.epoch == 0 || may_publish(mark.epoch, newest_epoch(directory)?) {
+        return Ok(());
+    }
+    let by = newest(directory)?
+        .map_or_else(String::new, |r| format!(" by job {:?} (host {}, pid {})", r.job, r.host, r.process.pid));
+    let what = format!(
+        "the directory was taken over{by} while this job did not renew its claim; nothing is published from here any more"
+    );
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
+}
+
+/// Records of past owners say nothing any more.
+fn forget_older(directory: &Path, epoch: u64) {
+    for older in epochs(directory).unwrap_or_default().into_iter().filter(|e| *e < epoch) {
+        let gone = name(directory, older);
+        let _ = if is_url(directory) {
+            Location::of(directory).and_then(|at| objects::remove(&at, &gone))
+        } else {
+            fs::remove_file(directory.join(gone))
+        };
+    }
+}
+
+fn place() -> String {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let space = fs::read_link("/proc/self/ns/pid").map(|p| p.display().to_string()).unwrap_or_default();
+    if boot.is_empty() || space.is_empty() { String::new() } else { format!("{} {space}", boot.trim()) }
+}
+
+/// State and start time of a process; `None` when there is none.
+fn stat(pid: u32) -> Option<(char, u64)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+fn this_process() -> ProcessId {
+    let pid = std::process::id();
+    ProcessId { place: place(), pid, started: stat(pid).map_or(0, |(_, started)| started) }
+}
+
+/// It ran on this machine, and has certainly ended.
+fn has_ended(process: &ProcessId) -> bool {
+    let here = !process.place.is_empty() && process.place == place();
+    here && stat(process.pid).is_none_or(|(state, started)| matches!(state, 'Z' | 'X') || started != process.started)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn who(life: &str, silence: Duration) -> Claimant {
+        Claimant { life: life.into(), job: life.into(), nodes: 1, leads: true, silence }
+    }
+
+    const SHORT: Duration = Duration::from_millis(1500);
+
+    #[test]
+    fn a_second_job_is_refused_by_name_and_the_first_goes_on() {
+        let scratch = tempfile::tempdir().unwrap();
+        let first = Claim::take(scratch.path(), &who("first", SHORT), |_| ()).unwrap();
+        let long = Duration::from_secs(60);
+        let refused = Claim::take(scratch.path(), &who("second", long), |_| ()).unwrap_err().to_string();
+        assert!(refused.contains("job first") && refused.contains(&std::process::id().to_string()), "{refused}");
+        assert!(first.is_current());
+        // Another process of the same job shares it.
+        let shared = Claim::take(scratch.path(), &Claimant { leads: false, ..who("first", SHORT) }, |_| ()).unwrap();
+        assert_eq!(shared.epoch(), first.epoch());
+        first.release();
+        assert_eq!(Claim::take(scratch.path(), &who("second", long), |_| ()).unwrap().epoch(), 2);
+    }
+
+    #[test]
+    fn an_owner_that_is_silent_loses_the_directory_and_may_not_publish() {
+        let scratch = tempfile::tempdir().unwrap();
+        let first = Claim::take(scratch.path(), &who("first", SHORT), |_| ()).unwrap();
+        let mark = |claim: &Claim| Mark { run: claim.run(), epoch: claim.epoch(), generation: 1, attempt: 0 };
+        let old = mark(&first);
+        still_owned(scratch.path(), &old).unwrap();
+        first.hand_over();
+        let second = Claim::take(scratch.path(), &who("second", SHORT), |_| ()).unwrap();
+        assert_eq!(second.epoch(), 2);
+        assert!(still_owned(scratch.path(), &old).unwrap_err().to_string().contains("taken over by job \"second\""));
+        still_owned(scratch.path(), &mark(&second)).unwrap();
+    }
+
+    #[test]
+    fn of_many_that_want_an_abandoned_directory_one_gets_it() {
+        let scratch = tempfile::tempdir().unwrap();
+        let got: Vec<_> = std::thread::scope(|s| {
+            let path = scratch.path();
+            let jobs: Vec<_> = (0..6)
+                .map(|i| s.spawn(move || Claim::take(path, &who(&format!("job-{i}"), Duration::from_secs(60)), |_| ())))
+                .collect();
+            jobs.into_iter().map(|t| t.join().unwrap()).collect()
+        });
+        assert_eq!(got.iter().filter(|g| g.is_ok()).count(), 1);
+    }
+
+    #[test]
+    fn a_process_is_told_from_a_later_one_with_its_number() {
+        let me = this_process();
+        assert!(!has_ended(&me));
+        assert!(has_ended(&ProcessId { started: me.started + 1, ..me.clone() }));
+        assert!(!has_ended(&ProcessId { place: "another machine".into(), ..me }));
+    }
+}

@@ -1,0 +1,99 @@
+//! Directories of checkpoints that belong to this job: claimed when its first worker names one, renewed by the agent that publishes, and
+//! let go when the job ends here.
+
+use super::storage::Destination;
+use super::{Driver, End, Input};
+use everstep_checkpoint::arena::run_label;
+use everstep_checkpoint::persist::{Claim, ClaimError, Claimant};
+use everstep_core::id::Generation;
+use everstep_core::ownership::SILENCE;
+use everstep_wire::worker::Reply;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::oneshot;
+
+/// The claims of one agent, by directory; whether it renews them.
+#[derive(Clone, Default)]
+pub struct Claims(Arc<Mutex<BTreeMap<PathBuf, (bool, Claim)>>>);
+
+impl Claims {
+    /// The epoch in which the directory is this job's.
+    fn epoch(&self, directory: &Path, who: &Claimant) -> Result<u64, ClaimError> {
+        let mut claims = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((leads, claim)) = claims.remove(directory) {
+            if leads == who.leads && claim.is_current() {
+                let epoch = claim.epoch();
+                claims.insert(directory.to_owned(), (leads, claim));
+                return Ok(epoch);
+            }
+            // Another agent of this job publishes now, or this one does.
+            claim.hand_over();
+        }
+        let claim = Claim::take(directory, who, |line| crate::say!("{line}"))?;
+        let epoch = claim.epoch();
+        claims.insert(directory.to_owned(), (who.leads, claim));
+        Ok(epoch)
+    }
+
+    /// The job is over here: whoever comes next need not wait.
+    pub fn release(&self) {
+        // A claim that is being waited for holds nothing yet.
+        let Ok(mut claims) = self.0.try_lock() else { return };
+        std::mem::take(&mut *claims).into_values().for_each(|(_, claim)| claim.release());
+    }
+}
+
+/// A worker's directory was claimed, or belongs to somebody else.
+pub struct Owned {
+    who: (Generation, u32),
+    to: Destination,
+    result: Result<u64, ClaimError>,
+    answer: oneshot::Sender<Reply>,
+}
+
+impl Driver {
+    /// Claims the directory that a worker has named, in a thread of its own: the owner before may have to be waited for.
+    pub(super) fn claim(&mut self, who: (Generation, u32), to: Destination, answer: oneshot::Sender<Reply>) {
+        let Some(crew) = &self.crew else { return };
+        let (job, nodes, leads) = (self.template.job.clone(), crew.nodes, crew.slot.first_rank.0 == 0);
+        let claimant = Claimant { life: self.life(), job, nodes, leads, silence: SILENCE };
+        let (claims, inbox) = (self.claims.clone(), self.inbox.clone());
+        tokio::task::spawn_blocking(move || {
+            let result = claims.epoch(&to.directory, &claimant);
+            let _ = inbox.send(Input::Owned(Box::new(Owned { who, to, result, answer })));
+        });
+    }
+
+    /// What all agents of this job have in common and no other job has, also when its coordinator is started again: its secret and its
+    /// name, and the machine where it runs on one only.
+    fn life(&self) -> String {
+        let secret = self.target.token().map(|t| t.reveal().to_owned()).unwrap_or_default();
+        let alone = self.target.endpoint.ends_with(":0") && self.crew.as_ref().is_some_and(|c| c.nodes == 1);
+        let host =
+            if alone { rustix::system::uname().nodename().to_string_lossy().into_owned() } else { String::new() };
+        // Not the secret itself: the record can be read by whoever reads the checkpoints.
+        format!("{:016x}", run_label(&format!("{secret} {} {host}", self.template.job)))
+    }
+
+    /// What came of [`Driver::claim`].
+    pub(super) fn owned(&mut self, owned: Owned) {
+        let Owned { who: (generation, local_rank), to, result, answer } = owned;
+        match result {
+            Ok(epoch) => {
+                let to = Destination { epoch, ..to };
+                let crew = self.crew.as_mut().filter(|c| c.generation == generation);
+                if let Some(worker) = crew.and_then(|c| c.workers.get_mut(&local_rank)) {
+                    self.last.destinations.insert(local_rank, to.clone());
+                    worker.destination = Some(to);
+                }
+                let _ = answer.send(Reply::Done);
+            }
+            Err(e) => {
+                let _ = answer.send(Reply::Refused { why: e.to_string() });
+                let why = format!("everstep may not use the checkpoint directory: {e}");
+                self.end = Some(End { code: 78, why, first_error: None });
+            }
+        }
+    }
+}

@@ -1,0 +1,187 @@
+"""A directory belongs to one job at a time; what is in memory belongs to one directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import everstep as es
+from conftest import EVERSTEP, Run
+
+#: Trains until the file `stop` is there; says what it does on standard output. The second argument shortens the owner's silence.
+_LOOP = """
+import os, pathlib, sys, time
+import torch
+from torch import nn
+import everstep as es
+from everstep import directory
+
+out, stop = sys.argv[1], pathlib.Path(sys.argv[2])
+directory.SILENCE = float(sys.argv[3]) if len(sys.argv) > 3 else directory.SILENCE
+last = int(os.environ.get("LAST", 10**9))
+torch.manual_seed(0)
+model = nn.Linear(4, 4)
+ckpt = es.CheckpointManager(out, model=model, persist=1, keep=100)
+done = ckpt.restore()
+print("start", done, flush=True)
+while not stop.exists() and done < last:
+    done += 1
+    with torch.no_grad():
+        model.weight.fill_(done)
+    ckpt.step(done)
+    print("step", done, flush=True)
+    time.sleep(float(os.environ.get("PAUSE", 0.05)))
+if done == last and "DIE" in os.environ:
+    ckpt.wait("disk")
+    os.kill(os.getpid(), 9)
+ckpt.close()
+"""
+
+
+@contextmanager
+def _started(*line: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _reaches(process: subprocess.Popen[str], word: str) -> str:
+    assert process.stdout is not None and process.stderr is not None
+    for line in process.stdout:
+        if line.startswith(word):
+            return line
+    raise AssertionError(process.stderr.read())
+
+
+def _steps(out: Path) -> set[int]:
+    return {int(p.name.removeprefix("step-")) for p in out.glob("step-*") if (p / "manifest.json").exists() and ".tmp" not in p.name}
+
+
+def _epoch(out: Path) -> int:
+    return max(int(p.stem.rpartition("-")[2]) for p in out.glob("everstep-owner-*.json"))
+
+
+def test_a_second_job_in_the_directory_is_refused_and_the_first_goes_on(tmp_path: Path, script: Callable[[str], str]) -> None:
+    train, out, stop = script(_LOOP), tmp_path / "out", tmp_path / "stop"
+    with _started(sys.executable, train, str(out), str(stop)) as first:
+        _reaches(first, "step 3")
+        # Reading is nobody's business.
+        assert es.CheckpointManager(out, model=nn.Linear(4, 4)).restore() >= 2
+        second = subprocess.run([sys.executable, train, str(out), str(stop)], capture_output=True, text=True, timeout=60, check=False)
+        assert second.returncode == 1
+        assert "belongs to" in second.stderr and f"pid {first.pid}" in second.stderr and "another directory" in second.stderr
+        assert "step" not in second.stdout.replace("start", "")
+        at = int(_reaches(first, "step").split()[1])
+        _reaches(first, f"step {at + 2}")
+        stop.touch()
+        assert first.wait(30) == 0
+
+
+def test_everstep_run_ends_with_78_where_another_job_is(everstep: Run, env: dict[str, str], tmp_path: Path, script: Callable[[str], str]) -> None:
+    train, out, stop = script(_LOOP), tmp_path / "out", tmp_path / "stop"
+    with _started(EVERSTEP, "run", "--standalone", "--name", "one", train, str(out), str(stop), env=env) as first:
+        _reaches(first, "step 2")
+        second = everstep("run", "--standalone", "--name", "two", train, str(out), str(stop))
+        assert second.returncode == 78, second.stderr
+        assert "belongs to job one" in second.stderr and f"pid {first.pid}" in second.stderr
+        at = int(_reaches(first, "step").split()[1])
+        _reaches(first, f"step {at + 2}")
+        stop.touch()
+        assert first.wait(30) == 0
+
+
+def test_a_killed_owner_is_followed_at_once(tmp_path: Path, script: Callable[[str], str]) -> None:
+    train, out, stop = script(_LOOP), tmp_path / "out", tmp_path / "stop"
+    with _started(sys.executable, train, str(out), str(stop)) as first:
+        _reaches(first, "step 3")
+        first.kill()
+        first.wait()
+        epoch = _epoch(out)
+        with _started(sys.executable, train, str(out), str(stop)) as second:
+            start = int(_reaches(second, "start").split()[1])
+            assert start >= 2
+            began = time.monotonic()
+            _reaches(second, f"step {start + 1}")
+            # Far from the silence that a live owner would be granted.
+            assert time.monotonic() - began < 20
+            assert _epoch(out) == epoch + 1
+
+
+def test_an_owner_that_wakes_up_late_publishes_nothing(tmp_path: Path, script: Callable[[str], str]) -> None:
+    train, out, stop = script(_LOOP), tmp_path / "out", tmp_path / "stop"
+    with _started(sys.executable, train, str(out), str(stop)) as first:
+        _reaches(first, "step 3")
+        first.send_signal(signal.SIGSTOP)
+        env = {**os.environ, "PAUSE": "0.2"}
+        with _started(sys.executable, train, str(out), str(stop), "3", env=env) as second:
+            start = int(_reaches(second, "start").split()[1])
+            _reaches(second, f"step {start + 3}")
+            first.send_signal(signal.SIGCONT)
+            assert first.wait(60) == 1
+            assert first.stderr is not None and "taken over" in first.stderr.read()
+            _reaches(second, "step")
+            stop.touch()
+            assert second.wait(30) == 0
+        new = _epoch(out)
+        for step in _steps(out):
+            writer = json.loads((out / f"step-{step}/manifest.json").read_text())["manifest"]["writer"]
+            assert (writer["epoch"] == new) == (step > start), (step, start, writer)
+
+
+def test_memory_is_used_for_its_own_directory_only(everstep: Run, tmp_path: Path, script: Callable[[str], str]) -> None:
+    train, stop = script(_LOOP), tmp_path / "stop"
+
+    def run(out: Path, last: int, **more: str) -> subprocess.CompletedProcess[str]:
+        line = ("run", "--standalone", "--name", "same", "--max-restarts", "0", train, str(out), str(stop))
+        return everstep(*line, LAST=str(last), **more)
+
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert run(a, 5, DIE="1").returncode != 0
+    other = run(b, 3, DIE="1")
+    assert "start 0" in other.stdout and "is of another checkpoint directory and is not used" in other.stderr, other.stderr
+    assert "fresh start" in other.stderr
+    # Deleting the directory starts anew, whatever memory holds.
+    shutil.rmtree(b)
+    anew = run(b, 2, DIE="1")
+    assert "start 0" in anew.stdout, anew.stdout
+    # Its own memory is used, and so said.
+    again = run(b, 4)
+    assert "start 2" in again.stdout and "restored step 2 from memory" in again.stderr, again.stderr
+
+
+def test_a_loop_that_does_not_restore_is_refused_beside_checkpoints(tmp_path: Path) -> None:
+    first = es.CheckpointManager(tmp_path, model=nn.Linear(2, 2), persist=1)
+    first.step(1)
+    first.close()
+    second = es.CheckpointManager(tmp_path, model=nn.Linear(2, 2), persist=1)
+    with pytest.raises(es.CheckpointError, match=r"without restore\(\).*up to step 1"):
+        second.step(1)
+    assert second.restore() == 1
+    second.step(2)
+    second.close()
+
+
+def test_every_start_says_what_it_restored(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    for start in (0, 1):
+        ckpt = es.CheckpointManager(tmp_path, model=nn.Linear(2, 2), persist=1)
+        assert ckpt.restore() == start
+        said = capfd.readouterr().err
+        assert ("fresh start: no checkpoint in" if start == 0 else "restored step 1 from disk") in said and str(tmp_path) in said
+        ckpt.step(start + 1)
+        ckpt.close()
