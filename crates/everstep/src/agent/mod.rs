@@ -114,7 +114,6 @@ pub enum Input {
 pub struct End {
     /// Exit code of `everstep run`.
     pub code: i32,
-    /// What happened.
     pub why: String,
     /// Error file of the worker that failed first on this node, and how that worker ended (torch's way:
     /// a signal is negative).
@@ -259,7 +258,6 @@ pub async fn run(
                 storage::discard(&driver.template.job, &driver.template.node);
             }
             let _ = everstep_wire::private::remove(&driver.template.socket);
-            // The others learn of the end through this node.
             let _ = tokio::time::timeout(GUARD_END, driver.store.drained()).await;
             let _ = driver.guard.shutdown().await;
             let waited = tokio::task::spawn_blocking(move || guard_process.wait());
