@@ -3,14 +3,18 @@
 
 use super::storage::Destination;
 use super::{Driver, End, Input};
+use crate::places;
 use everstep_checkpoint::arena::run_label;
 use everstep_checkpoint::persist::{Claim, ClaimError, Claimant};
+use everstep_checkpoint::retain::Policy;
 use everstep_core::id::Generation;
 use everstep_core::ownership::SILENCE;
-use everstep_wire::worker::Reply;
+use everstep_wire::raw::from_text;
+use everstep_wire::worker::{Reply, Request};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// The claims of one agent, by directory; whether it renews them.
@@ -53,8 +57,22 @@ pub struct Owned {
 }
 
 impl Driver {
+    /// A worker says where its checkpoints go.
+    pub(super) fn persist_to(&mut self, asked: Request, answer: oneshot::Sender<Reply>) {
+        let Request::Persist { generation, local_rank, rank, directory, run, keep, keep_every, keep_epochs, bandwidth } =
+            asked
+        else {
+            return;
+        };
+        places::remember_checkpoints(&self.template.job, &directory);
+        let every = (keep_every > 0).then(|| Duration::from_secs(keep_every));
+        let keep = Policy { last: keep as usize, every, epochs: keep_epochs };
+        let to = Destination { rank, directory: from_text(&directory), run, epoch: 0, keep, bandwidth };
+        self.claim((generation, local_rank), to, answer);
+    }
+
     /// Claims the directory that a worker has named, in a thread of its own: the owner before may have to be waited for.
-    pub(super) fn claim(&mut self, who: (Generation, u32), to: Destination, answer: oneshot::Sender<Reply>) {
+    fn claim(&mut self, who: (Generation, u32), to: Destination, answer: oneshot::Sender<Reply>) {
         let Some(crew) = &self.crew else { return };
         let (job, nodes, leads) = (self.template.job.clone(), crew.nodes, crew.slot.first_rank.0 == 0);
         let claimant = Claimant { life: self.life(), job, nodes, leads, silence: SILENCE };

@@ -5,16 +5,14 @@ use super::replicas::watch;
 use super::storage::{self, Destination};
 use super::{Driver, End, sample};
 use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest, Template as GuardTemplate};
-use crate::places;
 use everstep_checkpoint::arena::Pin;
 use everstep_checkpoint::board::{Board, EVERY_BITS, Word};
-use everstep_checkpoint::retain::Policy;
 use everstep_core::agent::event::{Event, Words};
 use everstep_core::coordinator::incident::describe;
 use everstep_core::coordinator::wording::counted;
 use everstep_core::id::{Generation, NodeId, Step};
 use everstep_core::message::{Outcome, Report, ShardFile, Slot};
-use everstep_wire::raw::{Raw, from_text};
+use everstep_wire::raw::Raw;
 use everstep_wire::worker::{Reply, Request};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -497,23 +495,7 @@ impl Driver {
                     self.crew.iter().flat_map(|c| c.workers.values()).any(|w| w.board.get(Word::Durable) > step.0);
                 self.durable.tell(step, known, answer);
             }
-            Request::Persist {
-                generation,
-                local_rank,
-                rank,
-                directory,
-                run,
-                keep,
-                keep_every,
-                keep_epochs,
-                bandwidth,
-            } => {
-                places::remember_checkpoints(&self.template.job, &directory);
-                let every = (keep_every > 0).then(|| Duration::from_secs(keep_every));
-                let keep = Policy { last: keep as usize, every, epochs: keep_epochs };
-                let to = Destination { rank, directory: from_text(&directory), run, epoch: 0, keep, bandwidth };
-                self.claim((generation, local_rank), to, answer);
-            }
+            asked @ Request::Persist { .. } => self.persist_to(asked, answer),
             Request::PersistDue { generation } => {
                 let _ = answer.send(Reply::Done);
                 self.event(Event::PersistDue { generation }).await;
