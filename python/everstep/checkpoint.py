@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from . import device, together
 from . import worker as _worker
-from ._internal import AgentError, CheckpointError, DamagedError, Shard, list_checkpoints, open_shard
+from ._internal import AgentError, CheckpointError, DamagedError, Shard, list_line, open_shard
 from .batches import watch_forward
+from .branch import Branch
 from .directory import Directory
 from .micro import MicroBatches
 from .outcome import Arrivals, Outcome, Tier
@@ -113,6 +114,7 @@ class CheckpointManager:
         self._overlap = overlap
         self._closed = False
         self._step: int | None = None
+        self._branch = Branch(self._directory)
         self._snapshot_step = self._persisted_step = 0
         self._worker = _worker.current()
         self._directory.prepare()
@@ -159,6 +161,9 @@ class CheckpointManager:
 
         Returns the number of steps completed, 0 for a fresh start. Call it once, before the loop, on all ranks.
 
+        Args:
+            step: go back to this step; what came after it stays, as another branch. A restart goes on with the new one.
+
         Raises:
             CheckpointError: when there are checkpoints but none can be read, or they are of another
                 model (the text shows what differs).
@@ -166,9 +171,12 @@ class CheckpointManager:
         with _worker.section("restore"):
             self._unreadable: list[str] = []
             self._damaged: set[int] = set()
+            wanted = self._branch.wanted(step)
             done = None
             while done is None:
-                done = self._restore_newest(step)
+                done = self._restore_newest(wanted)
+        if step != wanted:
+            self._branch.announce(step, done)
         self._step = done
         self._start.restored(done)
         for optimizer in self._state.optimizers:
@@ -182,9 +190,11 @@ class CheckpointManager:
         durable = self._durable_offers(step)
         found = self._tier.choose(durable, step)
         if found is None:
-            self._refuse_silent_restart(durable, step)
+            self._branch.refuse_silent_restart(self._unreadable, bool(durable), step)
+            self._branch.goes_on_from(0, None, False)
             return 0
         done, shard = found
+        self._branch.goes_on_from(done, self._paths[done] if shard is durable.get(done) else None, step is not None)
         together.begin()
         damage: DamagedError | None = None
         try:
@@ -234,8 +244,9 @@ class CheckpointManager:
         read: another node can stand in, or an older step."""
         world = _worker.world()
         offers: dict[int, Shard | Resharded] = {}
-        for step, path, size, wrong in list_checkpoints(self._directory):
-            if (wanted is not None and step != wanted) or step in self._damaged:
+        self._paths: dict[int, str] = {}
+        for step, path, size, wrong in self._branch.rows(wanted):
+            if step in self._damaged or step in offers:
                 continue
             if wrong is None:
                 try:
@@ -247,7 +258,7 @@ class CheckpointManager:
                         # What cannot be seen as one is of another model, which is said when it is loaded.
                         with contextlib.suppress(CheckpointError):
                             shard = self._state.resharded(path)
-                    offers[step] = shard
+                    offers[step], self._paths[step] = shard, path
                 except CheckpointError as e:
                     wrong = str(e.args[0])
             if wrong is not None:
@@ -255,16 +266,6 @@ class CheckpointManager:
             if len(offers) == 2:
                 break
         return offers
-
-    def _refuse_silent_restart(self, durable: dict[int, Shard | Resharded], step: int | None) -> None:
-        """Starting from scratch beside checkpoints that cannot be read would bury them."""
-        if step is not None:
-            raise CheckpointError(f"step {step} cannot be restored on every rank from {self._directory}")
-        if self._unreadable and not durable:
-            raise CheckpointError(
-                f"no checkpoint in {self._directory} can be read, and starting over would bury them; repair or move "
-                f"them, or give another directory:\n  " + "\n  ".join(self._unreadable[:5])
-            )
 
     def latest_step(self, tier: Tier | None = None) -> int | None:
         """Newest step in ``tier`` (``"local"`` memory, ``"peer"`` memory of other nodes, ``"disk"``), as far as this rank
@@ -275,7 +276,7 @@ class CheckpointManager:
         if tier == "peer" and (replicated := self._tier.replicated()):
             steps.append(replicated)
         if tier in (None, "disk"):
-            steps += [s for s, _, _, wrong in list_checkpoints(self._directory) if wrong is None]
+            steps += [s for s, _, _, wrong in list_line(self._directory) if wrong is None]
         return max(steps, default=None)
 
     def step(self, step: int, *, metrics: dict[str, float] | None = None, **extra: Any) -> Outcome:
@@ -289,6 +290,7 @@ class CheckpointManager:
             raise ValueError(f"step({step}) after step {self._step}: give the number of steps completed, which must rise")
         began = time.perf_counter_ns()
         self._start.writing(bool(self._persist))
+        self._branch.trains()
         self._step = step
         self._look()
         self._measure()
@@ -451,6 +453,7 @@ class CheckpointManager:
         if step is None:
             raise ValueError("save() before any step: give the number of steps completed")
         self._start.writing(True)
+        self._branch.trains()
         self._tier.wait()
         if not self._snapshot(step, extra or self.extra, why):
             self._wait_for_slot(step, extra or self.extra, why)

@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 
 from . import worker as _worker
-from ._internal import CheckpointError, Claim, Mark, list_checkpoints, reach, run_id
+from ._internal import CheckpointError, Claim, Mark, list_checkpoints, list_line, reach, run_id
 
 _COLLAPSED = re.compile(r"(s3a?|gs|az|azure|abfss?|adl):/[^/]")
 
@@ -62,8 +62,9 @@ class Directory:
         return hash(self._text)
 
     def step(self, step: int) -> str:
-        """Where the checkpoint of a step is."""
-        return f"{self._text}/step-{step}"
+        """Where the checkpoint of a step is: of several, that of the branch that ran last."""
+        found = (path for s, path, _, wrong in [*list_line(self), *list_checkpoints(self)] if s == step and wrong is None)
+        return next(found, f"{self._text}/step-{step}")
 
     def located(self) -> tuple[Directory, int | None]:
         """The directory of checkpoints that this means, and which one of it (``step-N``), if it says so."""

@@ -19,7 +19,7 @@ PROFILE_SECONDS = 120.0
 #: Snapshots, and steps, that are looked at before something is changed.
 LOOK = 9
 #: The file beside the checkpoints that keeps measurements and choice (C7); `everstep ckpt show` reads it.
-FILE = "frequency.json"
+FILE = "everstep-frequency.json"
 
 
 class Source(Protocol):
@@ -181,7 +181,7 @@ class Measured:
     def _keep(self, *, closed: bool) -> None:
         chosen = self._rate.every()
         seconds = self._ran + time.monotonic() - self._start
-        kept = {"every": chosen[0] if chosen else None, "why": self.why(), "seconds": seconds, "failures": self._failures,
+        kept = {"everstep": 1, "every": chosen[0] if chosen else None, "why": self.why(), "seconds": seconds, "failures": self._failures,
                 "closed": closed, "rate": json.loads(self._rate.keep())}  # fmt: skip
         # Without it the next life measures again.
         with contextlib.suppress(CheckpointError):

@@ -131,7 +131,7 @@ class AgentTier:
         self._identity = (run, world.rank, world.world_size, world.generation, any_rank)
         if durable:
             try:
-                agent.persist_to(str(directory), directory.run, *keep.arguments(), bandwidth)
+                agent.persist_to(str(directory), directory.run, *keep.arguments(), bandwidth, bool(kind))
             except AgentError as e:
                 # It belongs to another job, or cannot be read: the agent ends this one.
                 raise CheckpointError(str(e)) from e
@@ -398,7 +398,8 @@ class DiskTier:
         failed = [rank for rank, (wrong,) in enumerate(gathered([int(failure is not None)])) if wrong]
         if world.rank == 0 and not failed:
             try:
-                publish_noted(self._directory, mark, step, world.world_size, self._keep.arguments())
+                path, trouble = publish_noted(self._directory, mark, step, world.world_size, self._keep.arguments())
+                self._say(step, path, trouble)
             except (CheckpointError, OSError) as e:
                 failure = e
         if failure is None and failed:
@@ -410,6 +411,13 @@ class DiskTier:
             raise CheckpointError(str(failure)) from failure
         self._done = step
         self._arrivals.durable(step)
+
+    def _say(self, step: int, path: str, trouble: str | None) -> None:
+        name = path.rpartition("/")[2]
+        if name != f"step-{step}":
+            warnings.warn(f"everstep: step {step} is in {name}: step-{step} is another branch's, the user's, or not everstep's, and stays", stacklevel=5)
+        if trouble is not None:
+            warnings.warn(f"everstep: older checkpoints in {self._directory} could not be deleted: {trouble}", stacklevel=5)
 
     def started(self) -> None:
         """Nobody sends anything here."""

@@ -5,6 +5,7 @@ mod board;
 mod error;
 mod frequency;
 mod layout;
+mod listing;
 mod mark;
 mod network;
 mod order;
@@ -21,6 +22,7 @@ fn _internal(m: &Bound<'_, PyModule>) -> PyResult<()> {
     board::register(m)?;
     frequency::register(m)?;
     layout::register(m)?;
+    listing::register(m)?;
     mark::register(m)?;
     network::register(m)?;
     order::register(m)?;

@@ -2,6 +2,7 @@
 
 use crate::error::checkpoint;
 use everstep_checkpoint::format::mark::Mark;
+use everstep_checkpoint::lineage::From;
 use everstep_checkpoint::persist::{self, Claim, Claimant};
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -67,9 +68,48 @@ fn run_id(py: Python<'_>, directory: PathBuf) -> PyResult<String> {
     Ok(run.to_string())
 }
 
+/// Training goes on after `step` (0: from scratch), which was read from `path`, or from memory: the branch that it is in is recorded, and
+/// published steps are its. `asked`: the user named the step. Returns the number of the branch.
+#[pyfunction]
+fn begin_branch(
+    py: Python<'_>,
+    directory: PathBuf,
+    mark: &PyMark,
+    step: u64,
+    path: Option<PathBuf>,
+    asked: bool,
+) -> PyResult<u64> {
+    let mark = &mark.mark;
+    let begun = py.detach(|| {
+        let from = match path {
+            _ if step == 0 => From::Scratch,
+            None => From::Memory { step },
+            Some(path) => {
+                let manifest = persist::read_manifest(&path).map_err(std::io::Error::other)?;
+                From::Durable { step, branch: persist::place_of(&manifest, Some(mark.run)).lineage.branch }
+            }
+        };
+        persist::begin(&directory, from, asked, mark)
+    });
+    let failed =
+        |e| checkpoint(format!("cannot record in {} which checkpoint training goes on from: {e}", directory.display()));
+    Ok(begun.map_err(failed)?.branch)
+}
+
+/// The step that the user asked for when the generation before this one began, if it was of the same life of the job.
+#[pyfunction]
+fn asked_before(py: Python<'_>, directory: PathBuf, mark: &PyMark) -> PyResult<Option<u64>> {
+    let mark = &mark.mark;
+    let found = py.detach(|| persist::recorded(&directory, Some(mark.run)));
+    let record = found.map_err(|e| checkpoint(format!("cannot read {}: {e}", directory.display())))?;
+    Ok(record.filter(|r| r.epoch == mark.epoch && r.generation < mark.generation).and_then(|r| r.asked))
+}
+
 /// Adds the class and the function to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<PyMark>()?;
     m.add_class::<PyClaim>()?;
+    m.add_function(wrap_pyfunction!(begin_branch, m)?)?;
+    m.add_function(wrap_pyfunction!(asked_before, m)?)?;
     m.add_function(wrap_pyfunction!(run_id, m)?)
 }

@@ -350,25 +350,6 @@ fn bytes_per_slot(region: u64, index: u64) -> u64 {
     slot_bytes(region, index)
 }
 
-/// One published checkpoint, see [`list_checkpoints`].
-type Row = (u64, String, Option<u32>, Option<String>);
-
-/// Published checkpoints, newest first: (step, directory, world size or None, what is wrong or None).
-#[pyfunction]
-fn list_checkpoints(py: Python<'_>, directory: PathBuf) -> PyResult<Vec<Row>> {
-    let found = py
-        .detach(|| persist::list(&directory))
-        .map_err(|e| checkpoint(format!("cannot read the checkpoint directory {}: {e}", directory.display())))?;
-    let row = |(step, path, manifest): (u64, PathBuf, Result<_, String>)| {
-        let (size, wrong) = match manifest {
-            Ok(everstep_checkpoint::format::manifest::Manifest { world_size, .. }) => (Some(world_size), None),
-            Err(e) => (None, Some(e)),
-        };
-        (step, path.display().to_string(), size, wrong)
-    };
-    Ok(found.into_iter().map(row).collect())
-}
-
 /// Opens one rank's shard of a published checkpoint, its header verified.
 #[pyfunction]
 fn open_shard(py: Python<'_>, checkpoint_directory: PathBuf, rank: u32) -> PyResult<PyShard> {
@@ -390,17 +371,18 @@ fn publish(
     step: u64,
     shards: Vec<String>,
     keep: (usize, u64, bool),
-) -> PyResult<()> {
+    exactly: bool,
+) -> PyResult<String> {
     let shards = shards.iter().map(|s| serde_json::from_str(s)).collect::<Result<Vec<_>, _>>().map_err(checkpoint)?;
     let mark = &mark.mark;
     let done = py.detach(|| {
-        persist::publish(&directory, mark, step, &shards)?;
-        pruned(&directory, mark, keep)
+        let to = persist::publish(&directory, mark, step, &shards, to(exactly))?;
+        pruned(&directory, mark, keep).map(|()| to.display().to_string())
     });
     done.map_err(|e| unpublished(&directory, &e))
 }
 
-/// As `publish`, of what all ranks have noted with `note_shard`.
+/// As `publish`, of what all ranks have noted with `note_shard`; also says why older ones could not be deleted.
 #[pyfunction]
 fn publish_noted(
     py: Python<'_>,
@@ -409,18 +391,23 @@ fn publish_noted(
     step: u64,
     world_size: u32,
     keep: (usize, u64, bool),
-) -> PyResult<()> {
+) -> PyResult<(String, Option<String>)> {
     let mark = &mark.mark;
     let done = py.detach(|| {
-        persist::publish_noted(&directory, mark, step, world_size)?;
-        pruned(&directory, mark, keep)
+        let to = persist::publish_noted(&directory, mark, step, world_size, persist::Target::Branch)?;
+        // What is published is durable, whatever becomes of older ones.
+        Ok((to.display().to_string(), pruned(&directory, mark, keep).err().map(|e| e.to_string())))
     });
     done.map_err(|e| unpublished(&directory, &e))
 }
 
 fn pruned(directory: &Path, mark: &Mark, (last, every, epochs): (usize, u64, bool)) -> std::io::Result<()> {
     let every = (every > 0).then(|| Duration::from_secs(every));
-    persist::prune(directory, Policy { last, every, epochs }, mark).map(drop)
+    persist::prune(directory, Policy { last, every, epochs, abandoned: false }, mark).map(drop)
+}
+
+fn to(exactly: bool) -> persist::Target {
+    if exactly { persist::Target::Exactly } else { persist::Target::Branch }
 }
 
 fn unpublished(directory: &Path, e: &std::io::Error) -> PyErr {
@@ -469,7 +456,6 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<PyShard>()?;
     m.add_function(wrap_pyfunction!(reserve_slot, m)?)?;
     m.add_function(wrap_pyfunction!(bytes_per_slot, m)?)?;
-    m.add_function(wrap_pyfunction!(list_checkpoints, m)?)?;
     m.add_function(wrap_pyfunction!(open_shard, m)?)?;
     m.add_function(wrap_pyfunction!(open_slot, m)?)?;
     m.add_function(wrap_pyfunction!(reach, m)?)?;

@@ -138,6 +138,7 @@ impl PyAgent {
         keep_every: u64,
         keep_epochs: bool,
         bandwidth: u64,
+        exactly: bool,
     ) -> PyResult<()> {
         let request = Request::Persist {
             generation: self.generation,
@@ -149,6 +150,7 @@ impl PyAgent {
             keep_every,
             keep_epochs,
             bandwidth,
+            exactly,
         };
         self.ask(py, &request, None).map(|_| ())
     }

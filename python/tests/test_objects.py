@@ -15,7 +15,7 @@ from typing import Any
 import boto3
 import pytest
 
-from everstep._internal import list_checkpoints
+from everstep._internal import list_checkpoints, list_line, run_id
 from harness import objects
 from harness.objects import BUCKET, Fault, Proxy
 from harness.ranks import run_ranks
@@ -103,8 +103,14 @@ def test_under_an_agent_a_killed_job_goes_on_from_the_store(store, s3, everstep,
     """Nothing of memory is left; what earlier lives have left in the store is collected, and uploads that they began are ended."""
     left = "run/step-1/0-left/rank-0.safetensors"
     upload = s3.create_multipart_upload(Bucket=BUCKET, Key=left)["UploadId"]
-    s3.put_object(Bucket=BUCKET, Key="run/uploads/0-left.json", Body=json.dumps({"key": left, "id": upload}).encode())
+    mark = {"run": run_id(URL), "epoch": 0, "generation": 0, "attempt": 0}
+    s3.put_object(Bucket=BUCKET, Key="run/uploads/0-left.json", Body=json.dumps({"mark": mark, "key": left, "id": upload}).encode())
+    s3.put_object(Bucket=BUCKET, Key="run/step-1/0-other/everstep-mark.json", Body=json.dumps(mark).encode())
     s3.put_object(Bucket=BUCKET, Key="run/step-1/0-other/rank-0.safetensors", Body=b"half")
+    # Without the run's mark, nothing is everstep's to delete.
+    foreign = ["run/step-2/0-other/rank-0.safetensors", "run/notes/step-2.0/rank-0.json", "run/step-3/of-a-person.txt"]
+    for key in foreign:
+        s3.put_object(Bucket=BUCKET, Key=key, Body=b"{}")
     script = tmp_path / "train.py"
     script.write_text(_TRAIN)
     run = [str(Path(sys.executable).parent / "everstep"), "run", "--name", "objects", "--nproc-per-node", "2", str(script), URL]
@@ -122,6 +128,7 @@ def test_under_an_agent_a_killed_job_goes_on_from_the_store(store, s3, everstep,
     assert _said(done.stdout)[0] >= durable - 2
     assert "run/uploads/0-left.json" not in _keys(s3)
     assert not _keys(s3, "run/step-1/")
+    assert set(foreign) < set(_keys(s3))
     # One that the kill caught before its note was written has no part yet: it costs nothing, and only the store knows of it.
     for begun in s3.list_multipart_uploads(Bucket=BUCKET).get("Uploads", []):
         assert begun["Key"] != left and not s3.list_parts(Bucket=BUCKET, Key=begun["Key"], UploadId=begun["UploadId"]).get("Parts")
@@ -130,6 +137,26 @@ def test_under_an_agent_a_killed_job_goes_on_from_the_store(store, s3, everstep,
     assert everstep("ckpt", "verify", URL).returncode == 0
     pruned = everstep("ckpt", "prune", URL, "--keep", "1")
     assert pruned.returncode == 0, pruned.stderr
+
+
+def test_going_back_in_a_store_keeps_both_branches(store, s3, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch, everstep as es\n"
+        "ckpt = es.CheckpointManager(sys.argv[1], persist=2, keep=4, model=torch.nn.Linear(4, 4))\n"
+        "done = ckpt.restore(int(sys.argv[3]) if len(sys.argv) > 3 else None)\n"
+        "for step in range(done + 1, int(sys.argv[2]) + 1): ckpt.step(step)\n"
+        "ckpt.close(); print(done)\n"
+    )
+
+    def train(*arguments: str) -> str:
+        done = subprocess.run([sys.executable, str(script), URL, *arguments], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert [train("8"), train("6", "4"), train("6")] == ["0", "4", "6"]
+    assert [s for s, *_ in list_line(URL)] == [6, 4, 2]
+    assert [s for s, *_ in list_checkpoints(URL)] == [8, 6, 6, 4, 2]
 
 
 def test_a_store_that_is_away_for_a_while_costs_nothing(store, tmp_path):

@@ -8,7 +8,7 @@ use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::mark::Mark;
-use everstep_checkpoint::persist;
+use everstep_checkpoint::persist::{self, Target};
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{Ask, Peer, VERSION, Want, description_crc};
 use everstep_checkpoint::replicate::pull::{fill, find, heal};
@@ -286,7 +286,7 @@ fn main() {
     assert_eq!((slot.state(), read(open_slot(&path))), (State::Sealed, 1));
     let (out, replica) = (directory.join("out"), directory.join("replica"));
     let shard = persist::write_shard(&slot, &out, &MARK, 1, Rank(0), &Throttle::new(0)).unwrap();
-    persist::publish(&out, &MARK, 1, &[shard]).unwrap();
+    persist::publish(&out, &MARK, 1, &[shard], Target::Branch).unwrap();
     fs::create_dir_all(&replica).unwrap();
     let (holder, peer) = hold(&replica);
     slot.release(Pin::Persist);

@@ -211,7 +211,7 @@ fn persist_rounds(directory: &Path, memory: &Path, bytes: usize, rounds: u64) {
         let ours = || {
             timed(&named("persist", round), || {
                 let shard = persist::write_shard(&slot, &out, &MARK, round + 1, Rank(0), &Throttle::new(0)).unwrap();
-                persist::publish(&out, &MARK, round + 1, &[shard]).unwrap();
+                persist::publish(&out, &MARK, round + 1, &[shard], persist::Target::Branch).unwrap();
             });
             std::fs::remove_dir_all(&out).unwrap();
         };
@@ -231,8 +231,8 @@ fn commits(out: &Path, memory: &Path, bytes: usize, rounds: u64) {
     for step in 1..=rounds {
         let slot = slot(&memory.join("slot"), bytes, step);
         let shard = persist::write_shard(&slot, out, &MARK, step, Rank(0), &Throttle::new(0)).unwrap();
-        persist::publish(out, &MARK, step, &[shard]).unwrap();
-        persist::prune(out, Policy { last: 2, every: None, epochs: false }, &MARK).unwrap();
+        persist::publish(out, &MARK, step, &[shard], persist::Target::Branch).unwrap();
+        persist::prune(out, Policy { last: 2, every: None, epochs: false, abandoned: false }, &MARK).unwrap();
     }
 }
 

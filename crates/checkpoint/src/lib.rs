@@ -15,6 +15,7 @@ pub mod direct;
 pub mod erasure;
 pub mod format;
 pub mod fused;
+pub mod lineage;
 pub mod mapped;
 pub mod objects;
 mod pass;

@@ -1,89 +1,190 @@
 //! Which durable checkpoints stay. Pure: a list in, a list out.
 
+use crate::lineage::{Lineage, Place};
 use everstep_core::message::Purpose;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+/// The fewest checkpoints of the running branch that stay, whatever the policy asks for.
+pub const LAST_MIN: usize = 2;
+
 /// What the user wants kept beside the newest ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// So many of the newest; at least two stay, whatever this says.
+    /// The newest of the running branch; at least [`LAST_MIN`] stay, whatever this says.
     pub last: usize,
     /// The first one of every such span of time.
     pub every: Option<Duration>,
     /// Those of epoch boundaries.
     pub epochs: bool,
+    /// Branches that the user left by restoring an earlier step go, too.
+    pub abandoned: bool,
 }
 
-/// A checkpoint, as far as keeping it is concerned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A checkpoint that everstep may delete, as far as keeping it is concerned.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Its step.
-    pub step: u64,
+    /// Its step and its branch.
+    pub place: Place,
     /// When it was published, in seconds since 1970; 0 when that is not known.
     pub saved_at: u64,
     /// Why it was written.
     pub purpose: Purpose,
 }
 
-/// Steps that may go. What a user saved never does.
+/// Indices of those that may go, by the branch that runs. What a user saved never does, nor what the user left behind by
+/// going back to an earlier step (unless the policy says so), nor what belongs to no branch that leads here.
 #[must_use]
-pub fn surplus(policy: Policy, candidates: &[Candidate]) -> Vec<u64> {
-    let mut by_age: Vec<&Candidate> = candidates.iter().collect();
-    by_age.sort_by_key(|c| c.step);
-    let newest: BTreeSet<u64> = by_age.iter().rev().take(policy.last.max(2)).map(|c| c.step).collect();
-    let mut spans = BTreeSet::new();
-    let mut go = Vec::new();
-    for c in by_age {
-        let span = policy.every.map(|every| c.saved_at / every.as_secs().max(1));
-        let first_of_span = span.is_some_and(|s| spans.insert(s));
-        let kept = newest.contains(&c.step)
-            || first_of_span
-            || c.purpose == Purpose::User
-            || (c.purpose == Purpose::Epoch && policy.epochs);
-        if !kept {
-            go.push(c.step);
+pub fn surplus(policy: Policy, running: &Lineage, candidates: &[Candidate]) -> Vec<usize> {
+    let keep = policy.last.max(LAST_MIN);
+    let mut line: Vec<usize> = Vec::new();
+    let mut left_behind = Vec::new();
+    let mut abandoned = Vec::new();
+    for (i, c) in candidates.iter().enumerate() {
+        if running.includes(&c.place) {
+            line.push(i);
+        } else if running.left_behind(&c.place) {
+            left_behind.push(i);
+        } else {
+            abandoned.push(i);
         }
     }
+    let at = |i: &usize| candidates.get(*i);
+    let order = |i: &usize| at(i).map(|c| (c.place.step, c.place.lineage.turn, c.purpose, c.saved_at));
+    line.sort_by_key(order);
+    let superseded = superseded(&line, candidates);
+    line.retain(|i| !superseded.contains(i));
+    let newest: BTreeSet<usize> = line.iter().rev().take(keep).copied().collect();
+    // What the user left is there to be gone back to, with what it comes from.
+    let needed = |c: &Candidate| {
+        let needs = |other: &Candidate| other.purpose != Purpose::User && other.place.lineage.includes(&c.place);
+        !policy.abandoned
+            && abandoned.iter().filter_map(at).any(|other| other.place.step >= c.place.step && needs(other))
+    };
+    let asked_for = |c: &Candidate| c.purpose == Purpose::User || (c.purpose == Purpose::Epoch && policy.epochs);
+    let mut spans = BTreeSet::new();
+    let mut go: Vec<usize> = Vec::new();
+    for i in &line {
+        let Some(c) = at(i) else { continue };
+        let span = policy.every.map(|every| c.saved_at / every.as_secs().max(1));
+        let first_of_span = span.is_some_and(|s| spans.insert(s));
+        if !(newest.contains(i) || first_of_span || asked_for(c) || needed(c)) {
+            go.push(*i);
+        }
+    }
+    let newer = |turn: u64| line.iter().filter_map(at).filter(|c| c.place.lineage.turn > turn).count();
+    let outlived =
+        |i: &usize| at(i).is_some_and(|c| !asked_for(c) && !needed(c) && newer(c.place.lineage.turn) >= keep);
+    go.extend(left_behind.into_iter().filter(outlived));
+    if policy.abandoned {
+        go.extend(abandoned.into_iter().filter(|i| at(i).is_some_and(|c| !asked_for(c))));
+    }
+    go.extend(superseded);
+    go.sort_unstable();
     go
+}
+
+/// Those whose very step was published again in the same branch, and which the user did not save.
+fn superseded(line: &[usize], candidates: &[Candidate]) -> Vec<usize> {
+    let place = |i: &usize| candidates.get(*i).map(|c| (c.place.step, c.place.lineage.branch));
+    let again = line.windows(2).filter_map(|pair| match pair {
+        [older, newer] if place(older) == place(newer) => Some(*older),
+        _ => None,
+    });
+    again.filter(|i| candidates.get(*i).is_some_and(|c| c.purpose != Purpose::User)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lineage::{From, begin};
+    use Purpose::{Epoch, Recovery, User};
     use proptest::prelude::*;
 
-    fn of(steps: &[(u64, u64, Purpose)]) -> Vec<Candidate> {
-        steps
-            .iter()
-            .map(|(step, saved_at, purpose)| Candidate { step: *step, saved_at: *saved_at, purpose: *purpose })
-            .collect()
+    const LAST: Policy = Policy { last: 2, every: None, epochs: false, abandoned: false };
+
+    fn first() -> Lineage {
+        begin(None, &[], From::Scratch, false)
+    }
+
+    fn on(lineage: &Lineage, steps: &[(u64, u64, Purpose)]) -> Vec<Candidate> {
+        let candidate = |(step, saved_at, purpose): &(u64, u64, Purpose)| Candidate {
+            place: Place { step: *step, lineage: lineage.clone() },
+            saved_at: *saved_at,
+            purpose: *purpose,
+        };
+        steps.iter().map(candidate).collect()
+    }
+
+    fn plain(lineage: &Lineage, steps: &[u64]) -> Vec<Candidate> {
+        on(lineage, &steps.iter().map(|s| (*s, 0, Recovery)).collect::<Vec<_>>())
+    }
+
+    fn places(all: &[Candidate]) -> Vec<Place> {
+        all.iter().map(|c| c.place.clone()).collect()
+    }
+
+    fn gone(policy: Policy, running: &Lineage, all: &[Candidate]) -> Vec<(u64, u64)> {
+        surplus(policy, running, all).into_iter().map(|i| (all[i].place.lineage.branch, all[i].place.step)).collect()
     }
 
     #[test]
     fn the_newest_the_users_the_epochs_and_one_per_span_stay() {
-        use Purpose::{Epoch, Recovery, User};
-        let all = of(&[
-            (1, 0, Recovery),
-            (2, 50, User),
-            (3, 3700, Recovery),
-            (4, 3800, Recovery),
-            (5, 3900, Epoch),
-            (6, 4000, Recovery),
-            (7, 4100, Recovery),
-        ]);
-        let hourly = Policy { last: 2, every: Some(Duration::from_secs(3600)), epochs: true };
-        assert_eq!(surplus(hourly, &all), vec![4]);
-        assert_eq!(surplus(Policy { last: 0, every: None, epochs: false }, &all), vec![1, 3, 4, 5]);
+        let all = on(
+            &first(),
+            &[
+                (1, 0, Recovery),
+                (2, 50, User),
+                (3, 3700, Recovery),
+                (4, 3800, Recovery),
+                (5, 3900, Epoch),
+                (6, 4000, Recovery),
+                (7, 4100, Recovery),
+            ],
+        );
+        let hourly = Policy { every: Some(Duration::from_secs(3600)), epochs: true, ..LAST };
+        assert_eq!(gone(hourly, &first(), &all), [(1, 4)]);
+        let none = Policy { last: 0, ..LAST };
+        assert_eq!(gone(none, &first(), &all), [(1, 1), (1, 3), (1, 4), (1, 5)]);
+    }
+
+    #[test]
+    fn what_the_user_left_by_going_back_stays_until_told_otherwise() {
+        let mut all = plain(&first(), &[5, 10, 15, 20]);
+        let second = begin(None, &places(&all), From::Durable { step: 10, branch: 1 }, true);
+        all.extend(plain(&second, &[11, 12, 13]));
+        assert_eq!(gone(LAST, &second, &all), [(2, 11)], "the running branch is pruned by itself");
+        let told = Policy { abandoned: true, ..LAST };
+        assert_eq!(gone(told, &second, &all), [(1, 5), (1, 10), (1, 15), (1, 20), (2, 11)]);
+    }
+
+    #[test]
+    fn what_a_fallback_left_goes_once_enough_newer_ones_are_durable() {
+        let mut all = plain(&first(), &[10, 15, 20]);
+        let second = begin(None, &places(&all), From::Durable { step: 15, branch: 1 }, false);
+        assert_eq!(gone(LAST, &second, &all), [(0, 0); 0]);
+        all.extend(plain(&second, &[16]));
+        assert_eq!(gone(LAST, &second, &all), [(1, 10)], "one newer one is not enough for 20 to go");
+        all.extend(plain(&second, &[17]));
+        assert_eq!(gone(LAST, &second, &all), [(1, 10), (1, 15), (1, 20)]);
+    }
+
+    #[test]
+    fn a_step_published_again_replaces_only_what_was_automatic_in_its_own_branch() {
+        let mut all = on(&first(), &[(10, 1, Recovery), (10, 2, User), (12, 3, Recovery), (14, 4, Recovery)]);
+        assert_eq!(surplus(LAST, &first(), &all), [0]);
+        let second = begin(None, &places(&all), From::Durable { step: 10, branch: 1 }, true);
+        all.extend(plain(&second, &[12]));
+        assert_eq!(surplus(LAST, &second, &all), [0]);
     }
 
     proptest! {
         #[test]
         fn two_always_stay_and_the_newest_is_one_of_them(steps in prop::collection::btree_set(0u64..50, 0..20), last in 0usize..6) {
-            let all: Vec<_> = steps.iter().map(|s| Candidate { step: *s, saved_at: 0, purpose: Purpose::Recovery }).collect();
-            let go = surplus(Policy { last, every: None, epochs: false }, &all);
+            let all = plain(&first(), &steps.iter().copied().collect::<Vec<_>>());
+            let go = gone(Policy { last, ..LAST }, &first(), &all);
             prop_assert_eq!(all.len() - go.len(), all.len().min(last.max(2)));
-            prop_assert!(steps.iter().rev().take(last.max(2)).all(|s| !go.contains(s)));
+            prop_assert!(steps.iter().rev().take(last.max(2)).all(|s| !go.contains(&(1, *s))));
         }
     }
 }

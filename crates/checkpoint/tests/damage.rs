@@ -7,6 +7,7 @@ use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::manifest::{MANIFEST_FILE, Manifest};
+use everstep_checkpoint::format::mark::MARK_FILE;
 use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::restore::Shard;
@@ -129,7 +130,7 @@ fn a_crash_at_any_point_of_a_commit_leaves_the_previous_checkpoint_or_the_new_on
     let commit = |step: u64| {
         let slot = captured(&scratch.path().join(format!("slot-{step}")), step);
         let shard = persist::write_shard(&slot, &out, &mark(1), step, Rank(0), &Throttle::new(0)).unwrap();
-        persist::publish(&out, &mark(1), step, &[shard]).unwrap();
+        persist::publish(&out, &mark(1), step, &[shard], persist::Target::Branch).unwrap();
     };
     commit(3);
     commit(6);
@@ -174,15 +175,23 @@ fn publishing_twice_and_pruning_keep_what_is_needed() {
         }
         let slot = captured(&path, step);
         let shard = persist::write_shard(&slot, &out, &mark(generation), step, Rank(0), &Throttle::new(0)).unwrap();
-        persist::publish(&out, &mark(generation), step, std::slice::from_ref(&shard)).unwrap();
-        persist::publish(&out, &mark(generation), step, &[shard]).unwrap();
+        persist::publish(&out, &mark(generation), step, std::slice::from_ref(&shard), persist::Target::Branch).unwrap();
+        persist::publish(&out, &mark(generation), step, &[shard], persist::Target::Branch).unwrap();
     }
-    fs::create_dir(out.join("step-9.tmp-1.1")).unwrap();
-    fs::create_dir(out.join("step-9.tmp-1.2")).unwrap();
-    persist::prune(&out, Policy { last: 0, every: None, epochs: false }, &mark(2)).unwrap();
+    // Half of what this run wrote goes, what is being written stays, and so does what has no mark.
+    for (generation, marked) in [(1, true), (2, true), (1, false)] {
+        let at = out.join(format!("step-{}.tmp-1.{generation}", if marked { 9 } else { 10 }));
+        fs::create_dir(&at).unwrap();
+        fs::write(at.join("rank-0.safetensors"), b"half").unwrap();
+        if marked {
+            fs::write(at.join(MARK_FILE), serde_json::to_vec(&mark(generation)).unwrap()).unwrap();
+        }
+    }
+    persist::prune(&out, Policy { last: 0, every: None, epochs: false, abandoned: false }, &mark(2)).unwrap();
     let steps: Vec<u64> = persist::list(&out).unwrap().into_iter().map(|(s, _, _)| s).collect();
     assert_eq!(steps, [8, 6], "two versions stay whatever is asked");
     assert!(!out.join("step-9.tmp-1.1").exists() && out.join("step-9.tmp-1.2").exists());
+    assert!(out.join("step-10.tmp-1.1").exists());
 }
 
 /// Two steps that become durable at the same moment are both published and both delete what nobody needs.
@@ -192,16 +201,18 @@ fn two_that_delete_at_once_do_not_fail_each_other() {
     let out = scratch.path().join("out");
     for round in 0..200 {
         for i in 0..20 {
-            let left = out.join(format!("step-{i}.tmp-1"));
+            let left = out.join(format!("step-{i}.tmp-1.1"));
             fs::create_dir_all(&left).unwrap();
+            fs::write(left.join(MARK_FILE), serde_json::to_vec(&mark(1)).unwrap()).unwrap();
             fs::write(left.join("rank-0.safetensors"), b"x").unwrap();
         }
-        let policy = Policy { last: 2, every: None, epochs: false };
+        let policy = Policy { last: 2, every: None, epochs: false, abandoned: false };
         std::thread::scope(|s| {
             let both = [0, 1].map(|_| s.spawn(|| persist::prune(&out, policy, &mark(2))));
             for one in both {
                 one.join().unwrap().unwrap_or_else(|e| panic!("round {round}: {e}"));
             }
         });
+        assert_eq!(fs::read_dir(&out).unwrap().count(), 0, "round {round}");
     }
 }

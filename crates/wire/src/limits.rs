@@ -15,6 +15,8 @@ pub const STORE_VALUE_BYTES_MAX: u64 = 64 << 20;
 pub const STORE_KEYS_MAX: u64 = 1 << 16;
 /// Longest manifest of a checkpoint, in bytes.
 pub const MANIFEST_BYTES_MAX: u64 = 64 << 20;
+/// Most forks in the lineage of a checkpoint; older ones are forgotten.
+pub const LINEAGE_FORKS_MAX: usize = 256;
 /// Longest header of a safetensors file, in bytes (the format's own limit).
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// Longest side index of a slot, in bytes.

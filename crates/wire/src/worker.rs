@@ -91,6 +91,9 @@ pub enum Request {
         keep_epochs: bool,
         /// bytes per second at most; 0 is no limit
         bandwidth: u64,
+        /// under the very names that the user gave, in no branch
+        #[serde(default)]
+        exactly: bool,
     },
     /// Time for a durable checkpoint.
     PersistDue {

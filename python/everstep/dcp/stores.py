@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import worker as _worker
-from .._internal import Agent, Arena, CheckpointError, list_checkpoints, publish, reserve_slot
+from .._internal import Agent, Arena, CheckpointError, foreign_steps, list_checkpoints, publish, reserve_slot
 from ..directory import Directory
 from ..state import Item
 from ..outcome import Arrivals
@@ -18,7 +18,7 @@ from ..slots import Snapshot, described
 from ..tiers import USER, AgentTier, Keep, Redundancy
 
 #: Everything stays: checkpoints made through DCP are the user's.
-_KEEP = Keep(2, None, True)
+_KEEP = Keep(2**31 - 1, None, True)
 #: A slot becomes free when an earlier save is on storage.
 PATIENCE = 3600.0
 
@@ -49,7 +49,7 @@ class _Numbered:
             self._step = None if self._step is None else max(self._step, fixed)
             return fixed
         if self._step is None:
-            self._step = _agree(self.root, max((row[0] for row in list_checkpoints(self.root)), default=0))
+            self._step = _agree(self.root, max([0, *(row[0] for row in list_checkpoints(self.root)), *foreign_steps(self.root)]))
         self._step += 1
         return self._step
 
@@ -141,7 +141,7 @@ class PlainStore(_Numbered):
 
     def publish(self, step: int, written: list[str | None]) -> None:
         """The manifest, last."""
-        publish(self.root, self.root.mark(), step, [w for w in written if w is not None], _KEEP.arguments())
+        publish(self.root, self.root.mark(), step, [w for w in written if w is not None], _KEEP.arguments(), True)
 
 
 def _reserve(need: int) -> _Room:

@@ -2,6 +2,8 @@
 
 use super::digest::crc;
 use super::mark::Mark;
+use crate::lineage::Lineage;
+use everstep_core::id::RunId;
 use everstep_core::message::{Purpose, ShardFile};
 use everstep_wire::limits::MANIFEST_BYTES_MAX;
 use serde::{Deserialize, Serialize};
@@ -28,6 +30,9 @@ pub struct Manifest {
     /// Who published it; `None` in manifests from before directories had owners.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writer: Option<Mark>,
+    /// Which checkpoints it continues; `None` in earlier ones, and in those that were not saved by a training loop.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lineage: Option<Lineage>,
     /// One file per rank.
     pub shards: Vec<ShardFile>,
 }
@@ -67,6 +72,20 @@ impl Manifest {
     #[must_use]
     pub fn purpose(&self) -> Purpose {
         self.shards.iter().map(|s| s.purpose).max().unwrap_or_default()
+    }
+
+    /// May be put in place of another one: an automatic checkpoint of the same step in the same branch; or, where both are of no branch
+    /// (`exactly`), one that the user saved under the same name.
+    #[must_use]
+    pub fn stands_for(&self, there: &Manifest, run: RunId, exactly: bool) -> bool {
+        let own = there.writer.is_some_and(|w| w.run == run) && there.step == self.step;
+        let branch = |m: &Manifest| m.lineage.as_ref().map(|l| l.branch);
+        let user = there.purpose() == Purpose::User;
+        own && if exactly {
+            user && branch(there).is_none()
+        } else {
+            !user && branch(there).is_some() && branch(there) == branch(self)
+        }
     }
 
     /// Length of all shards in bytes.

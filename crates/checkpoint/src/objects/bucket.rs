@@ -24,6 +24,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A store that has not answered a first request by then is taken to be none.
 const REACH_TIMEOUT: Duration = Duration::from_secs(15);
 const THREADS: usize = 2;
+/// What a probe holds.
+pub(super) const PROBE: &[u8] = b"everstep";
 /// Variables that name another endpoint than the provider's.
 const ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
 
@@ -144,7 +146,8 @@ impl Location {
         let invalid =
             || io::Error::new(io::ErrorKind::InvalidInput, format!("{} is no checkpoint; give …/step-N", self.url));
         let (above, name) = self.url.rsplit_once('/').ok_or_else(invalid)?;
-        let step = name.strip_prefix("step-").and_then(|n| n.parse().ok()).ok_or_else(invalid)?;
+        // `step-N`, or `step-N.…` where there are several of one step.
+        let step = name.strip_prefix("step-").and_then(|n| n.split('.').next()?.parse().ok()).ok_or_else(invalid)?;
         Ok((Location::of(Path::new(above))?, step))
     }
 
@@ -154,7 +157,7 @@ impl Location {
             return Ok(*known);
         }
         let (store, key) = (&self.bucket.store, self.join(&format!("probes/{:016x}", unique())));
-        let put = || store.put_opts(&key, PutPayload::from_static(b"everstep"), PutMode::Create.into());
+        let put = || store.put_opts(&key, PutPayload::from_static(PROBE), PutMode::Create.into());
         let heeds = match put().await {
             // Ours, even when an answer that was lost made the store see it twice.
             Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => match put().await {

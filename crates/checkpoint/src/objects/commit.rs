@@ -3,15 +3,15 @@
 use super::bucket::{Location, body, failed, unique, wait};
 use crate::format::manifest::Manifest;
 use crate::format::mark::{self, Mark};
-use crate::persist::{Found, step_directory};
-use everstep_core::message::ShardFile;
+use crate::persist::{Found, Target};
+use everstep_core::message::{Purpose, ShardFile};
 use everstep_wire::limits::MANIFEST_BYTES_MAX;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path as Key;
 use object_store::{Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
-use std::path::Path;
+use std::path::PathBuf;
 
 /// Manifests that are read at a time.
 const READS: usize = 16;
@@ -19,11 +19,17 @@ const READS: usize = 16;
 const LATE: u64 = 600;
 /// Times that a manifest is put where another writer puts its own.
 const TRIES: usize = 3;
+/// Manifests of one step beside each other, at most: of several branches, or automatic and the user's.
+const NAMES: u32 = 1000;
+
+/// A manifest: its step, the object, what it says or what is wrong with it.
+pub(super) type Read = (u64, ObjectMeta, Result<Manifest, String>);
 
 /// A manifest by its name, `step-N.json` or `step-N.G-XXXX.json`: its step.
 fn step_of(key: &Key) -> Option<u64> {
     let name = key.filename()?.strip_prefix("step-")?.strip_suffix(".json")?;
-    name.split('.').next()?.parse().ok()
+    let step = name.split('.').next()?;
+    step.parse().ok().filter(|n: &u64| n.to_string() == step)
 }
 
 /// The turn in which a checkpoint was written (see [`crate::format::mark::Mark::turn`]); in older ones, by the name of its first shard.
@@ -32,37 +38,33 @@ pub(super) fn turn_of(manifest: &Manifest) -> (u64, u64) {
     manifest.writer.map(|w| w.turn()).or_else(named).unwrap_or((0, 0))
 }
 
-/// Makes a checkpoint visible. Doing it again changes nothing.
+/// Makes a checkpoint visible, beside others of its step. Doing it again changes nothing.
 ///
 /// # Errors
 /// Those of the store; `NotFound` when a shard is not there as it was written; `AlreadyExists` when a later generation has published
-/// this step.
-pub fn publish(to: &Location, mark: &Mark, manifest: &Manifest) -> io::Result<()> {
+/// this step, or when `target` names what something else has.
+pub fn publish(to: &Location, mark: &Mark, manifest: &Manifest, target: Target) -> io::Result<PathBuf> {
     let (step, shards) = (manifest.step, &manifest.shards);
     let bytes: PutPayload = manifest.to_bytes().map_err(io::Error::other)?.into();
+    let path = |name: &str| PathBuf::from(format!("{}/{}", to.url, name.trim_end_matches(".json")));
     wait(async {
         present(to, step, shards).await?;
         if !to.heeds_conditions().await? {
-            let key = to.join(&format!("manifests/step-{step}.{}-{:016x}.json", mark.turn_text(), unique()));
-            to.bucket.store.put(&key, bytes).await.map_err(failed)?;
-            return Ok(());
+            let name = format!("step-{step}.{}-{:016x}.json", mark.turn_text(), unique());
+            to.bucket.store.put(&to.join(&format!("manifests/{name}")), bytes).await.map_err(failed)?;
+            return Ok(path(&name));
         }
-        let key = to.join(&format!("manifests/step-{step}.json"));
-        let mut mode = PutMode::Create;
-        for _ in 0..TRIES {
-            match to.bucket.store.put_opts(&key, bytes.clone(), mode.into()).await {
-                Ok(_) => return Ok(()),
-                Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {}
-                Err(e) => return Err(failed(e)),
-            }
-            // Our own, the answer to which was lost; of a past that was given up; or of somebody who is ahead of us.
-            let got = to.bucket.store.get(&key).await.map_err(failed)?;
-            let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
-            let there = Manifest::from_bytes(&body(got, MANIFEST_BYTES_MAX).await?);
-            match there {
-                Ok(m) if m.shards == *shards => return Ok(()),
-                Ok(m) if outlives(&m, mark.turn(), manifest.saved_at) => break,
-                _ => mode = PutMode::Update(version),
+        for number in 1..=NAMES {
+            let name = if number == 1 { format!("step-{step}.json") } else { format!("step-{step}.{number}.json") };
+            let key = to.join(&format!("manifests/{name}"));
+            match put(to, &key, &bytes, mark, manifest, target).await? {
+                Put::Done => return Ok(path(&name)),
+                Put::Taken if target == Target::Branch => {}
+                Put::Taken => {
+                    let what = format!("{key} is taken by what was not saved in this way; it is left as it is");
+                    return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+                }
+                Put::Outlived => break,
             }
         }
         Err(io::Error::new(
@@ -70,6 +72,49 @@ pub fn publish(to: &Location, mark: &Mark, manifest: &Manifest) -> io::Result<()
             "another run publishes the same step there; give each run a prefix of its own",
         ))
     })
+}
+
+/// What became of a manifest.
+enum Put {
+    Done,
+    /// Something has the name that this one does not stand for.
+    Taken,
+    /// A later generation has published this step.
+    Outlived,
+}
+
+/// Puts a manifest under a name, in place only of what it stands for.
+async fn put(
+    to: &Location,
+    key: &Key,
+    bytes: &PutPayload,
+    mark: &Mark,
+    manifest: &Manifest,
+    target: Target,
+) -> io::Result<Put> {
+    let mut mode = PutMode::Create;
+    for _ in 0..TRIES {
+        match to.bucket.store.put_opts(key, bytes.clone(), mode.into()).await {
+            Ok(_) => return Ok(Put::Done),
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {}
+            Err(e) => return Err(failed(e)),
+        }
+        // Our own, the answer to which was lost; of a past that was given up; or of somebody who is ahead of us.
+        let got = to.bucket.store.get(key).await.map_err(failed)?;
+        let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
+        let Ok(there) = Manifest::from_bytes(&body(got, MANIFEST_BYTES_MAX).await?) else { return Ok(Put::Taken) };
+        if there.shards == manifest.shards {
+            return Ok(Put::Done);
+        }
+        if !manifest.stands_for(&there, mark.run, target == Target::Exactly) {
+            return Ok(Put::Taken);
+        }
+        if outlives(&there, mark.turn(), manifest.saved_at) {
+            return Ok(Put::Outlived);
+        }
+        mode = PutMode::Update(version);
+    }
+    Ok(Put::Outlived)
 }
 
 /// All shards are there, as long as they were written.
@@ -88,7 +133,7 @@ async fn present(to: &Location, step: u64, shards: &[ShardFile]) -> io::Result<(
 }
 
 /// Every manifest, read. Several of one step are left to the caller.
-pub(super) async fn manifests(of: &Location) -> io::Result<Vec<(u64, ObjectMeta, Result<Manifest, String>)>> {
+pub(super) async fn manifests(of: &Location) -> io::Result<Vec<Read>> {
     let below = of.join("manifests");
     let named = of
         .bucket
@@ -99,7 +144,7 @@ pub(super) async fn manifests(of: &Location) -> io::Result<Vec<(u64, ObjectMeta,
     named.map_ok(|(step, object)| read(of, step, object)).try_buffer_unordered(READS).try_collect().await
 }
 
-async fn read(of: &Location, step: u64, object: ObjectMeta) -> io::Result<(u64, ObjectMeta, Result<Manifest, String>)> {
+async fn read(of: &Location, step: u64, object: ObjectMeta) -> io::Result<Read> {
     let name = &object.location;
     if object.size > MANIFEST_BYTES_MAX {
         let wrong = format!("{name} is {} bytes long, over the limit", object.size);
@@ -120,24 +165,33 @@ async fn read(of: &Location, step: u64, object: ObjectMeta) -> io::Result<(u64, 
     Ok((step, object, manifest))
 }
 
-/// Of each step the manifest that counts: the latest one, but for what a generation that is over has put after the one that followed it; a
-/// damaged one only where there is no other.
-pub(super) fn newest(
-    mut all: Vec<(u64, ObjectMeta, Result<Manifest, String>)>,
-) -> BTreeMap<u64, Result<Manifest, String>> {
+/// What cannot be told apart by anything but its time: automatic checkpoints of a step and branch, and each of the user's.
+fn kind_of(step: u64, object: &ObjectMeta, manifest: &Result<Manifest, String>) -> (u64, Option<u64>, Option<Key>) {
+    match manifest {
+        Ok(m) if m.purpose() == Purpose::User => (step, None, Some(object.location.clone())),
+        Ok(m) => (step, m.lineage.as_ref().map(|l| l.branch), None),
+        Err(_) => (step, None, None),
+    }
+}
+
+/// The manifests that count: of each step, branch and the user's saves the latest one, but for what a generation that is over has put after
+/// the one that followed it; damaged ones only where there is no other.
+pub(super) fn newest(mut all: Vec<Read>) -> Vec<Read> {
     all.sort_by_key(|(_, object, _)| object.last_modified);
-    let mut best: BTreeMap<u64, Result<Manifest, String>> = BTreeMap::new();
-    for (step, _, manifest) in all {
-        let keep = match (best.get(&step), &manifest) {
-            (None | Some(Err(_)), _) => false,
-            (Some(Ok(_)), Err(_)) => true,
-            (Some(Ok(there)), Ok(new)) => outlives(there, turn_of(new), new.saved_at),
+    let readable: HashSet<u64> = all.iter().filter(|(_, _, m)| m.is_ok()).map(|(step, ..)| *step).collect();
+    all.retain(|(step, _, m)| m.is_ok() || !readable.contains(step));
+    let mut best: BTreeMap<(u64, Option<u64>, Option<Key>), Read> = BTreeMap::new();
+    for (step, object, manifest) in all {
+        let kind = kind_of(step, &object, &manifest);
+        let keep = match (best.get(&kind), &manifest) {
+            (Some((_, _, Ok(there))), Ok(new)) => outlives(there, turn_of(new), new.saved_at),
+            _ => false,
         };
         if !keep {
-            best.insert(step, manifest);
+            best.insert(kind, (step, object, manifest));
         }
     }
-    best
+    best.into_values().collect()
 }
 
 /// What is there is of a later generation than a manifest of this one that comes now, which is so late that it counts no more. A job
@@ -146,14 +200,16 @@ fn outlives(there: &Manifest, turn: (u64, u64), now: u64) -> bool {
     turn_of(there) > turn && now.saturating_sub(there.saved_at) < LATE
 }
 
-/// Published checkpoints, newest first; damaged ones with the reason.
+/// Published checkpoints; damaged ones with the reason.
 ///
 /// # Errors
 /// Those of the store; a prefix with nothing below holds none.
 pub fn list(of: &Location) -> io::Result<Vec<Found>> {
-    let all = newest(wait(manifests(of))?);
-    let path = |step| step_directory(Path::new(&of.url), step);
-    Ok(all.into_iter().rev().map(|(step, manifest)| (step, path(step), manifest)).collect())
+    let path = |object: &ObjectMeta| {
+        let name = object.location.filename().unwrap_or_default();
+        PathBuf::from(format!("{}/{}", of.url, name.trim_end_matches(".json")))
+    };
+    Ok(newest(wait(manifests(of))?).into_iter().map(|(step, object, m)| (step, path(&object), m)).collect())
 }
 
 /// Reads the manifest of a published checkpoint.
@@ -169,8 +225,15 @@ pub fn read_manifest(checkpoint: &Location) -> Result<Manifest, String> {
         let own = named.into_iter().filter(|o| step_of(&o.location) == Some(step));
         stream::iter(own).map(|o| read(&of, step, o)).buffer_unordered(READS).try_collect().await
     });
-    let found = newest(own.map_err(unreadable)?).remove(&step);
-    found.unwrap_or_else(|| Err(format!("there is no checkpoint {}", checkpoint.url)))
+    let name = checkpoint.url.rsplit('/').next().unwrap_or_default();
+    let is_named = |o: &ObjectMeta| o.location.filename().is_some_and(|f| f.trim_end_matches(".json") == name);
+    let mut all: Vec<Read> = own.map_err(unreadable)?;
+    // The very one that is named; else, in a store where none has just this name, the one that counts.
+    let found = match all.iter().position(|(_, o, _)| is_named(o)) {
+        Some(at) => Some(all.swap_remove(at)),
+        None => newest(all).into_iter().max_by_key(|(_, _, m)| m.as_ref().ok().map(|m| (turn_of(m), m.saved_at))),
+    };
+    found.map_or_else(|| Err(format!("there is no checkpoint {}", checkpoint.url)), |(_, _, m)| m)
 }
 
 #[cfg(test)]
@@ -184,7 +247,15 @@ mod tests {
     fn manifest(generation: u64, saved_at: u64) -> Manifest {
         let file = format!("{generation}-00/rank-0.safetensors");
         let shard = ShardFile { rank: Rank(0), file, bytes: 1, crc: String::new(), purpose: Purpose::Recovery };
-        Manifest { version: VERSION, step: 4, world_size: 1, saved_at, writer: None, shards: vec![shard] }
+        Manifest {
+            version: VERSION,
+            step: 4,
+            world_size: 1,
+            saved_at,
+            writer: None,
+            lineage: None,
+            shards: vec![shard],
+        }
     }
 
     fn counts(all: &[(u64, u64)]) -> u64 {
@@ -196,7 +267,7 @@ mod tests {
             version: None,
         };
         let rows = all.iter().map(|(generation, at)| (4, object(*at), Ok(manifest(*generation, *at)))).collect();
-        turn_of(newest(rows)[&4].as_ref().unwrap()).1
+        turn_of(newest(rows)[0].2.as_ref().unwrap()).1
     }
 
     #[test]

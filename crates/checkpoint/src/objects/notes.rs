@@ -6,7 +6,16 @@ use everstep_core::message::ShardFile;
 use everstep_wire::limits::NOTE_BYTES_MAX;
 use object_store::path::Path as Key;
 use object_store::{Error, ObjectStoreExt, PutMode, PutPayload};
+use serde::{Deserialize, Serialize};
 use std::io;
+
+/// What a rank has written, and for whom.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Note {
+    /// Whose it is.
+    pub mark: Mark,
+    shard: ShardFile,
+}
 
 fn get(of: &Location, key: &Key) -> io::Result<Vec<u8>> {
     wait(async { Ok(body(of.bucket.store.get(key).await.map_err(failed)?, NOTE_BYTES_MAX).await?.to_vec()) })
@@ -76,7 +85,7 @@ fn note_of(to: &Location, mark: &Mark, step: u64, rank: u32) -> Key {
 /// Those of the store.
 pub fn note(to: &Location, mark: &Mark, step: u64, shard: &ShardFile) -> io::Result<()> {
     let key = note_of(to, mark, step, shard.rank.0);
-    let bytes = serde_json::to_vec(shard)?;
+    let bytes = serde_json::to_vec(&Note { mark: *mark, shard: shard.clone() })?;
     wait(async { to.bucket.store.put(&key, bytes.into()).await.map_err(failed) }).map(drop)
 }
 
@@ -84,7 +93,8 @@ pub fn note(to: &Location, mark: &Mark, step: u64, shard: &ShardFile) -> io::Res
 #[must_use]
 pub fn noted(to: &Location, mark: &Mark, step: u64, rank: u32) -> Option<ShardFile> {
     let key = note_of(to, mark, step, rank);
-    serde_json::from_slice(&get(to, &key).ok()?).ok()
+    let note: Note = serde_json::from_slice(&get(to, &key).ok()?).ok()?;
+    (note.mark.run == mark.run).then_some(note.shard)
 }
 
 /// Removes a note.

@@ -1,47 +1,91 @@
 //! Deleting: checkpoints that nobody is to keep, and what writers left that died half-way.
 
-use super::bucket::{Location, body, failed, wait};
-use super::commit::{manifests, newest};
+use super::bucket::{Location, PROBE, body, failed, wait};
+use super::commit::{Read, manifests};
+use super::notes::Note;
 use super::upload::Begun;
+use crate::format::manifest::Manifest;
 use crate::format::mark::{MARK_FILE, Mark, turn_of};
+use crate::lineage::{self, Place};
+use crate::persist::{Foreign, Pruned, place_of, recorded};
 use crate::retain::{Candidate, Policy, surplus};
+use everstep_core::id::RunId;
 use everstep_wire::limits::NOTE_BYTES_MAX;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::multipart::MultipartStore;
 use object_store::path::Path as Key;
 use object_store::{Error, ObjectMeta, ObjectStore, ObjectStoreExt};
-use std::collections::HashSet;
+use serde::de::DeserializeOwned;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What no manifest names is deleted after so long whoever wrote it.
 const LEFT_FOR: Duration = Duration::from_secs(24 * 3600);
 
-/// Deletes published checkpoints that `policy` does not keep, and what turns before that of `mark` left unpublished, or anybody a day
-/// ago. The manifest goes first, so that half a deletion never looks like a checkpoint. Returns the steps that went.
+/// Deletes published checkpoints that `policy` does not keep, and what turns before `before` left unpublished, or anybody a day ago. The
+/// manifest goes first, so that half a deletion never looks like a checkpoint. With `dry_run` only says so.
 ///
 /// # Errors
 /// Those of the store.
-pub fn prune(of: &Location, policy: Policy, mark: &Mark) -> io::Result<Vec<u64>> {
+pub fn prune(of: &Location, policy: Policy, run: RunId, before: (u64, u64), dry_run: bool) -> io::Result<Pruned> {
+    let record = recorded(Path::new(&of.url), Some(run))?.map(|r| r.lineage);
     wait(async {
         let all = manifests(of).await?;
-        let keys: Vec<(u64, Key)> = all.iter().map(|(step, object, _)| (*step, object.location.clone())).collect();
-        let good: Vec<_> = newest(all).into_iter().filter_map(|(step, m)| Some((step, m.ok()?))).collect();
-        let candidates: Vec<Candidate> = good
+        let good: Vec<(&ObjectMeta, &Manifest)> =
+            all.iter().filter_map(|(_, object, m)| Some((object, m.as_ref().ok()?))).collect();
+        let places: Vec<Place> = good.iter().map(|(_, m)| place_of(m, Some(run))).collect();
+        let running = lineage::last(record.as_ref(), &places).cloned().unwrap_or_default();
+        let (own, mut done) = told(&all, run);
+        let candidates: Vec<Candidate> = own
             .iter()
-            .map(|(step, m)| Candidate { step: *step, saved_at: m.saved_at, purpose: m.purpose() })
+            .map(|(_, m)| Candidate { place: place_of(m, Some(run)), saved_at: m.saved_at, purpose: m.purpose() })
             .collect();
-        let go = surplus(policy, &candidates);
-        delete(of, keys.into_iter().filter(|(step, _)| go.contains(step)).map(|(_, key)| key).collect()).await?;
-        let named: HashSet<Key> = good
-            .iter()
-            .filter(|(step, _)| !go.contains(step))
-            .flat_map(|(step, m)| m.shards.iter().map(move |s| format!("step-{step}/{}", s.file)))
-            .flat_map(|file| [of.join(&file), of.join(&marked(&file))])
-            .collect();
-        orphans(of, &go, &named, mark.turn()).await?;
-        Ok(go)
+        let go: Vec<(&ObjectMeta, &Manifest)> =
+            surplus(policy, &running, &candidates).into_iter().filter_map(|i| own.get(i).copied()).collect();
+        let name = |o: &ObjectMeta| o.location.filename().unwrap_or_default().trim_end_matches(".json").to_owned();
+        done.gone = go.iter().map(|(o, m)| (m.step, name(o))).collect();
+        if dry_run {
+            return Ok(done);
+        }
+        delete(of, go.iter().map(|(o, _)| o.location.clone()).collect()).await?;
+        let files = |m: &Manifest| -> Vec<Key> {
+            let files = m.shards.iter().map(|s| format!("step-{}/{}", m.step, s.file));
+            files.flat_map(|file| [of.join(&file), of.join(&marked(&file))]).collect()
+        };
+        let gone: HashSet<&Key> = go.iter().map(|(o, _)| &o.location).collect();
+        let stay = good.iter().filter(|(o, _)| !gone.contains(&o.location));
+        let named: HashSet<Key> = stay.flat_map(|(_, m)| files(m)).collect();
+        // Shards before their marks.
+        let mut left: Vec<Key> = go.iter().flat_map(|(_, m)| files(m)).filter(|k| !named.contains(k)).collect();
+        left.sort_by_key(|k| k.filename() == Some(MARK_FILE));
+        delete(of, left).await?;
+        // What a manifest names that cannot be read is not known.
+        let unknown: HashSet<u64> = all.iter().filter(|(_, _, m)| m.is_err()).map(|(step, ..)| *step).collect();
+        done.leftovers = orphans(of, &named, &unknown, run, before).await?;
+        Ok(done)
     })
+}
+
+/// Checkpoints that are this run's to delete, and why the others are not.
+fn told(all: &[Read], run: RunId) -> (Vec<(&ObjectMeta, &Manifest)>, Pruned) {
+    let (mut own, mut done) = (Vec::new(), Pruned::default());
+    for (step, object, manifest) in all {
+        let why = match manifest {
+            Ok(m) if m.writer.is_none() => "written by an earlier version of everstep".into(),
+            Ok(m) if m.writer.is_some_and(|w| w.run != run) => "written for another prefix".into(),
+            Ok(m) if m.lineage.is_none() => "saved through torch.distributed.checkpoint".into(),
+            Ok(m) => {
+                own.push((object, m));
+                continue;
+            }
+            Err(why) => why.clone(),
+        };
+        let name = object.location.filename().unwrap_or_default().to_owned();
+        done.foreign.push(Foreign { name, step: Some(*step), why });
+    }
+    (own, done)
 }
 
 /// The mark beside a shard.
@@ -55,49 +99,97 @@ fn turn_in(name: &str) -> Option<(u64, u64)> {
     turn_of(name.split('-').next()?)
 }
 
-async fn orphans(of: &Location, go: &[u64], named: &HashSet<Key>, turn: (u64, u64)) -> io::Result<()> {
+/// What no manifest names, by what it is.
+#[derive(Default)]
+struct Left {
+    /// Attempts to write a shard: their objects, without the mark.
+    attempts: BTreeMap<String, Vec<Key>>,
+    uploads: Vec<Key>,
+    notes: Vec<Key>,
+    probes: Vec<Key>,
+}
+
+/// Deletes what writers of this run left that died half-way. Each is asked whose it is: names prove nothing.
+async fn orphans(
+    of: &Location,
+    named: &HashSet<Key>,
+    unknown: &HashSet<u64>,
+    run: RunId,
+    before: (u64, u64),
+) -> io::Result<Vec<String>> {
     let prefix = (!of.key.as_ref().is_empty()).then_some(&of.key);
     let all: Vec<ObjectMeta> = of.bucket.store.list(prefix).try_collect().await.map_err(failed)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let depth = of.key.parts().count();
-    let (mut uploads, mut left) = (Vec::new(), Vec::new());
-    for object in all {
+    let mut found = Left::default();
+    for object in all.into_iter().filter(|o| !named.contains(&o.location)) {
         let parts: Vec<_> = object.location.parts().skip(depth).collect();
         let parts: Vec<&str> = parts.iter().map(AsRef::as_ref).collect();
         let old = now.as_secs().saturating_sub(object.last_modified.timestamp().unsigned_abs()) > LEFT_FOR.as_secs();
-        let before = |name: &str| old || turn_in(name).is_some_and(|t| t < turn);
+        let over = |name: &str| old || turn_in(name).is_some_and(|t| t < before);
         match parts.as_slice() {
-            ["uploads", note] if before(note) => uploads.push(object.location.clone()),
-            ["notes", name, _] if before(name) => left.push(object.location.clone()),
-            ["probes", _] if old => left.push(object.location.clone()),
-            [step, attempt, _] => {
-                let step = step.strip_prefix("step-").and_then(|s| s.parse::<u64>().ok());
-                let gone = step.is_some_and(|s| go.contains(&s)) || before(attempt);
-                if step.is_some() && gone && !named.contains(&object.location) {
-                    left.push(object.location.clone());
+            ["uploads", note] if over(note) => found.uploads.push(object.location.clone()),
+            ["notes", name, _] if over(name) => found.notes.push(object.location.clone()),
+            ["probes", _] if old => found.probes.push(object.location.clone()),
+            [step, attempt, file] if over(attempt) => {
+                let known = step.strip_prefix("step-").and_then(|s| s.parse::<u64>().ok());
+                let shard = file.starts_with("rank-") && file.ends_with(".safetensors");
+                if known.is_some_and(|s| !unknown.contains(&s)) && (shard || *file == MARK_FILE) {
+                    let at = found.attempts.entry(format!("{step}/{attempt}")).or_default();
+                    if shard {
+                        at.push(object.location.clone());
+                    }
                 }
             }
             _ => {}
         }
     }
-    for note in &uploads {
-        end(of, note).await?;
-    }
-    left.extend(uploads);
-    delete(of, left).await
+    found.delete(of, run).await
 }
 
-/// Ends an upload that was begun and never completed; parts that nobody sees cost money.
-async fn end(of: &Location, note: &Key) -> io::Result<()> {
-    let bytes = match of.bucket.store.get(note).await {
-        Ok(got) => body(got, NOTE_BYTES_MAX).await?,
-        Err(Error::NotFound { .. }) => return Ok(()),
-        Err(e) => return Err(failed(e)),
-    };
-    let Ok(begun) = serde_json::from_slice::<Begun>(&bytes) else { return Ok(()) };
-    // It may be complete, or ended by whoever was before us.
-    let _ = MultipartStore::abort_multipart(&*of.bucket.store, &begun.key.into(), &begun.id).await;
-    Ok(())
+impl Left {
+    async fn delete(self, of: &Location, run: RunId) -> io::Result<Vec<String>> {
+        let mut gone = Vec::new();
+        let ours = |mark: Option<Mark>| mark.is_some_and(|m| m.run == run);
+        for note in self.uploads {
+            let Some(begun) = json::<Begun>(of, &note).await?.filter(|b| ours(b.mark)) else { continue };
+            // It may be complete, or ended by whoever was before us. Parts that nobody sees cost money.
+            let _ = MultipartStore::abort_multipart(&*of.bucket.store, &begun.key.into(), &begun.id).await;
+            delete(of, vec![note]).await?;
+        }
+        for note in self.notes {
+            if json::<Note>(of, &note).await?.is_some_and(|n| ours(Some(n.mark))) {
+                delete(of, vec![note]).await?;
+            }
+        }
+        for probe in self.probes {
+            if bytes(of, &probe).await?.is_some_and(|b| b == PROBE) {
+                delete(of, vec![probe]).await?;
+            }
+        }
+        for (attempt, shards) in self.attempts {
+            let mark = of.join(&format!("{attempt}/{MARK_FILE}"));
+            if ours(json::<Mark>(of, &mark).await?) {
+                delete(of, shards).await?;
+                delete(of, vec![mark]).await?;
+                gone.push(attempt);
+            }
+        }
+        Ok(gone)
+    }
+}
+
+async fn bytes(of: &Location, key: &Key) -> io::Result<Option<Vec<u8>>> {
+    match of.bucket.store.get(key).await {
+        Ok(got) if got.meta.size > NOTE_BYTES_MAX => Ok(None),
+        Ok(got) => Ok(Some(body(got, NOTE_BYTES_MAX).await?.to_vec())),
+        Err(Error::NotFound { .. }) => Ok(None),
+        Err(e) => Err(failed(e)),
+    }
+}
+
+async fn json<T: DeserializeOwned>(of: &Location, key: &Key) -> io::Result<Option<T>> {
+    Ok(bytes(of, key).await?.and_then(|b| serde_json::from_slice(&b).ok()))
 }
 
 /// Whoever else deletes the same at this moment may be first.

@@ -24,7 +24,9 @@ impl Object {
     /// # Errors
     /// Those of the store.
     pub fn open(checkpoint: &Location, file: &str) -> io::Result<Self> {
-        let key = checkpoint.join(file);
+        // Shards of all checkpoints of a step lie side by side.
+        let (above, step) = checkpoint.parent()?;
+        let key = above.join(&format!("step-{step}/{file}"));
         let (head, bytes) = wait(async {
             let options = GetOptions { range: Some(GetRange::Bounded(0..HEAD_BYTES)), ..GetOptions::default() };
             let got = checkpoint.bucket.store.get_opts(&key, options).await.map_err(failed)?;

@@ -27,6 +27,9 @@ const PARTS_MAX: usize = 10_000;
 /// What is written down before an upload in parts begins.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Begun {
+    /// Whose it is.
+    #[serde(default)]
+    pub mark: Option<Mark>,
     pub key: String,
     pub id: String,
 }
@@ -95,7 +98,7 @@ pub fn write_shard(to: &Location, of: &Prepared<'_>, mark: &Mark, throttle: &Thr
             tokio::time::sleep(throttle.delay(total)).await;
             to.bucket.store.put(&key, payload(of, 0..total)?).await.map_err(failed)?;
         } else {
-            in_parts(to, of, &key, &attempt, part, throttle).await?;
+            in_parts(to, of, &key, (&attempt, mark), part, throttle).await?;
         }
         Ok(())
     })?;
@@ -106,7 +109,7 @@ async fn in_parts(
     to: &Location,
     of: &Prepared<'_>,
     key: &Key,
-    attempt: &str,
+    (attempt, mark): (&str, &Mark),
     part: usize,
     throttle: &Throttle,
 ) -> io::Result<()> {
@@ -114,7 +117,7 @@ async fn in_parts(
     let total = of.header.len() + of.region;
     let id = store.create_multipart(key).await.map_err(failed)?;
     let note = to.join(&format!("uploads/{attempt}.json"));
-    let begun = serde_json::to_vec(&Begun { key: key.to_string(), id: id.clone() })?;
+    let begun = serde_json::to_vec(&Begun { mark: Some(*mark), key: key.to_string(), id: id.clone() })?;
     let done = async {
         to.bucket.store.put(&note, begun.into()).await.map_err(failed)?;
         let ranges = (0..total).step_by(part).map(|at| at..(at + part).min(total));

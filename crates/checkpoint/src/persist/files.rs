@@ -5,59 +5,53 @@
 //!  step-N.tmp-E.G/rank-R.safetensors   each rank: write, fsync
 //!  step-N.tmp-E.G/manifest.json        the leader, when all shards are there: write, fsync, fsync directory
 //!  step-N/                             rename, fsync parent: from now on it exists
+//!  step-N.2/                           the same where `step-N` is taken, by whatever it may be
 //! ```
 
+use super::entries::{self, SAME_STEP_MAX, What, is_shard_or_note, mark_in, name_of, unpublished_name};
 use super::prepared::Prepared;
-use super::{Found, gone, step_directory, still_owned};
+use super::{Found, Target, disk, prune, step_directory, still_owned};
 use crate::direct::{Throttle, write_file};
 use crate::format::manifest::{MANIFEST_FILE, Manifest};
-use crate::format::mark::{MARK_FILE, Mark, turn_of};
-use crate::objects::unique;
-use crate::regular::read_regular;
-use crate::retain::{Candidate, Policy, surplus};
+use crate::format::mark::{MARK_FILE, Mark};
+use everstep_core::id::RunId;
 use everstep_core::message::ShardFile;
-use everstep_wire::limits::{MANIFEST_BYTES_MAX, NOTE_BYTES_MAX};
-use rustix::fs::{CWD, RenameFlags, renameat_with};
-use std::fs::{self, File};
-use std::io::{self, Write};
+use everstep_wire::limits::NOTE_BYTES_MAX;
+use rustix::fs::FileType;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 fn unpublished(directory: &Path, step: u64, mark: &Mark) -> PathBuf {
-    directory.join(format!("step-{step}.tmp-{}", mark.turn_text()))
+    directory.join(unpublished_name(step, mark))
 }
 
-/// Step and turn of a directory that is not published yet, by its name.
-fn unpublished_of(name: &str) -> Option<(u64, (u64, u64))> {
-    let (step, turn) = name.strip_prefix("step-")?.split_once(".tmp-")?;
-    Some((step.parse().ok()?, turn_of(turn)?))
+fn taken(path: &Path, why: &str) -> io::Error {
+    let what = format!("{} is taken: {why}; it is left as it is, move it away", path.display());
+    io::Error::new(io::ErrorKind::AlreadyExists, what)
 }
 
-/// Says whose a directory is, before anything else is in it. All ranks write the same.
-fn leave_mark(target: &Path, mark: &Mark) -> io::Result<()> {
-    let path = target.join(MARK_FILE);
-    if path.exists() {
-        return Ok(());
+/// Makes the directory that a step is written to, its mark first. What is there already must carry the same mark.
+fn prepare(directory: &Path, step: u64, mark: &Mark) -> io::Result<PathBuf> {
+    let target = unpublished(directory, step, mark);
+    // Ranks of several hosts may do this at the same time: whoever made it leaves the mark, the others wait for it.
+    if disk::make(&target)? {
+        disk::write(&target.join(MARK_FILE), &serde_json::to_vec(mark)?)?;
+        disk::sync(&target)?;
+        return Ok(target);
     }
-    // Ranks of several hosts may do this at the same time.
-    let temporary = target.join(format!(".{MARK_FILE}.{:016x}", unique()));
-    fs::write(&temporary, serde_json::to_vec(mark)?)?;
-    fs::rename(&temporary, &path)
-}
-
-/// The mark in a checkpoint's directory, published or not; `None` where there is none.
-///
-/// # Errors
-/// Those of the file system; `InvalidData` for a mark that cannot be read.
-pub fn mark_in(directory: &Path) -> io::Result<Option<Mark>> {
-    match read_regular(&directory.join(MARK_FILE), NOTE_BYTES_MAX) {
-        Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(e),
+    if disk::kind(&target)? != Some(FileType::Directory) {
+        return Err(taken(&target, "it is not a directory"));
     }
-}
-
-fn sync_directory(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_all()
+    let since = std::time::Instant::now();
+    loop {
+        match mark_in(&target)? {
+            Some(there) if there.run == mark.run && there.turn() == mark.turn() => return Ok(target),
+            Some(_) => return Err(taken(&target, "it has another writer's mark")),
+            None if since.elapsed() < super::MARK_WITHIN => std::thread::sleep(super::MARK_WITHIN / 100),
+            None => return Err(taken(&target, "it has no mark of everstep")),
+        }
+    }
 }
 
 /// Writes a prepared shard past the page cache.
@@ -65,46 +59,55 @@ fn sync_directory(path: &Path) -> io::Result<()> {
 /// # Errors
 /// Those of the file system; `InvalidData` when the slot does not hold the step any more.
 pub fn write_shard(directory: &Path, of: &Prepared<'_>, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
-    let target = unpublished(directory, of.label.step, mark);
-    fs::create_dir_all(&target)?;
-    leave_mark(&target, mark)?;
+    fs::create_dir_all(directory)?;
+    let target = prepare(directory, of.label.step, mark)?.join(&of.name);
+    if disk::kind(&target)?.is_some_and(|k| k != FileType::RegularFile) {
+        return Err(taken(&target, "it is not a file"));
+    }
+    disk::before_call()?;
     // Whole pages are written and the last one cut.
-    write_file(&target.join(&of.name), &of.header, of.body()?, of.region, throttle)?;
+    write_file(&target, &of.header, of.body()?, of.region, throttle)?;
+    disk::before_call()?;
     of.written(of.name.clone())
 }
 
-/// Makes a checkpoint visible. Doing it again changes nothing.
+/// Makes a checkpoint visible, under the first name for its step that is free. Doing it again changes nothing.
 ///
 /// # Errors
-/// Those of the file system.
-pub fn publish(directory: &Path, mark: &Mark, manifest: &Manifest) -> io::Result<()> {
-    let step = manifest.step;
-    let (from, to) = (unpublished(directory, step, mark), step_directory(directory, step));
-    if !from.exists() && read_manifest(&to).is_ok_and(|m| m.step == step && m.shards == manifest.shards) {
-        return Ok(());
+/// Those of the file system; `AlreadyExists` where the name was given by the user and something else has it.
+pub fn publish(directory: &Path, mark: &Mark, manifest: &Manifest, target: Target) -> io::Result<PathBuf> {
+    let from = unpublished(directory, manifest.step, mark);
+    match disk::kind(&from)? {
+        Some(FileType::Directory) => {}
+        Some(_) => return Err(taken(&from, "it is not a directory")),
+        None => return published_before(directory, mark, manifest),
     }
-    let mut file = File::create(from.join(MANIFEST_FILE))?;
-    file.write_all(&manifest.to_bytes().map_err(io::Error::other)?)?;
-    file.sync_all()?;
-    sync_directory(&from)?;
+    match mark_in(&from)? {
+        Some(there) if there.run == mark.run && there.turn() == mark.turn() => {}
+        _ => return Err(taken(&from, "it does not have this job's mark")),
+    }
+    // What an earlier life has left under the same name.
+    for name in disk::names(&from)? {
+        let stray = name.to_str().is_some_and(|n| is_shard_or_note(n) && !manifest.shards.iter().any(|s| s.file == n));
+        if stray {
+            disk::remove(&from.join(name))?;
+        }
+    }
+    disk::write(&from.join(MANIFEST_FILE), &manifest.to_bytes().map_err(io::Error::other)?)?;
+    disk::sync(&from)?;
     // As late as possible: between this look and the rename is a moment, and `persist::publish` looks once more after it.
     still_owned(directory, mark)?;
     let newer = |m: &Manifest| m.writer.is_some_and(|w| w.run == mark.run && w.turn() > mark.turn());
-    if read_manifest(&to).is_ok_and(|m| newer(&m)) {
-        return Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            "a later owner of the directory has published this step",
-        ));
+    if read_manifest(&step_directory(directory, manifest.step)).is_ok_and(|m| newer(&m)) {
+        let what = "a later owner of the directory has published this step";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
     }
-    if to.exists() {
-        // The same step once more, after a rollback: swap, so that there is never none.
-        renameat_with(CWD, &from, CWD, &to, RenameFlags::EXCHANGE)?;
-        sync_directory(directory)?;
-        fs::remove_dir_all(&from)?;
-    } else {
-        fs::rename(&from, &to)?;
-    }
-    sync_directory(directory)
+    let to = match target {
+        Target::Branch => in_branch(directory, &from, manifest, mark.run)?,
+        Target::Exactly => exactly(directory, &from, manifest, mark.run)?,
+    };
+    disk::sync(directory)?;
+    Ok(to)
 }
 
 /// Takes back what was published by a writer that did not own the directory any more, so that its owner deletes it with what past owners
@@ -112,24 +115,85 @@ pub fn publish(directory: &Path, mark: &Mark, manifest: &Manifest) -> io::Result
 ///
 /// # Errors
 /// Those of the file system.
-pub fn withdraw(directory: &Path, mark: &Mark, step: u64) -> io::Result<()> {
-    let to = step_directory(directory, step);
-    if mark_in(&to)?.is_some_and(|found| found == *mark) {
-        fs::rename(&to, unpublished(directory, step, mark))?;
-        sync_directory(directory)?;
+pub fn withdraw(directory: &Path, to: &Path, mark: &Mark, step: u64) -> io::Result<()> {
+    if mark_in(to)?.is_some_and(|found| found == *mark) {
+        disk::rename_new(to, &unpublished(directory, step, mark))?;
+        disk::sync(directory)?;
     }
     Ok(())
 }
 
-/// Reads the manifest of a published checkpoint.
+fn published_before(directory: &Path, mark: &Mark, manifest: &Manifest) -> io::Result<PathBuf> {
+    let same = |m: &Manifest| m.writer.is_some_and(|w| w.run == mark.run) && m.shards == manifest.shards;
+    for number in 1..=SAME_STEP_MAX {
+        let path = directory.join(name_of(manifest.step, number));
+        if disk::kind(&path)?.is_none() {
+            break;
+        }
+        if read_manifest(&path).is_ok_and(|m| same(&m)) {
+            return Ok(path);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::NotFound, "its shards are not there; they were moved or deleted"))
+}
+
+fn in_branch(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> io::Result<PathBuf> {
+    let step = manifest.step;
+    let first = step_directory(directory, step);
+    let there = entries::look(&first, &name_of(step, 1), Some(run));
+    if let What::Checkpoint { manifest: old, kept: None, .. } = &there
+        && manifest.stands_for(old, run, false)
+    {
+        // Aside, not away: at each moment one of both can be read. Retention deletes it when the new one is there.
+        let aside = disk::free_name(directory, step, 2)?;
+        disk::rename_new(&first, &aside)?;
+    }
+    let mut number = 1;
+    loop {
+        let to = match number {
+            1 => first.clone(),
+            _ => disk::free_name(directory, step, number)?,
+        };
+        match disk::rename_new(from, &to) {
+            Ok(()) => return Ok(to),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && number < SAME_STEP_MAX => number += 1,
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+fn exactly(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> io::Result<PathBuf> {
+    let to = step_directory(directory, manifest.step);
+    if disk::kind(&to)?.is_none() {
+        return disk::rename_new(from, &to).map(|()| to);
+    }
+    // Saving under a name once more replaces what was saved under it in the same way, and nothing else.
+    let What::Checkpoint { manifest: old, .. } = entries::look(&to, &name_of(manifest.step, 1), Some(run)) else {
+        return Err(taken(&to, "everstep did not write it, or cannot read it"));
+    };
+    if !manifest.stands_for(&old, run, true) {
+        return Err(taken(&to, "it was not saved in this way"));
+    }
+    prune::only_ours(&to, &old).map_err(|why| taken(&to, &why))?;
+    let aside = if disk::exchange(from, &to)? {
+        from.to_owned()
+    } else {
+        let aside = disk::free_name(directory, manifest.step, 2)?;
+        disk::rename_new(&to, &aside)?;
+        disk::rename_new(from, &to)?;
+        aside
+    };
+    disk::sync(directory)?;
+    prune::delete(directory, &aside, &old)?;
+    Ok(to)
+}
+
+/// Reads the manifest of a published checkpoint. Where a step was moved aside while it was being replaced, there.
 ///
 /// # Errors
 /// A sentence with the path.
 pub fn read_manifest(checkpoint: &Path) -> Result<Manifest, String> {
-    let path = checkpoint.join(MANIFEST_FILE);
-    let bytes = read_regular(&path, MANIFEST_BYTES_MAX);
-    let bytes = bytes.map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-    Manifest::from_bytes(&bytes).map_err(|e| format!("{}: {e}", path.display()))
+    entries::manifest_in(checkpoint).map_err(|(_, why)| why)
 }
 
 /// Published checkpoints, newest first; damaged ones with the reason.
@@ -137,59 +201,16 @@ pub fn read_manifest(checkpoint: &Path) -> Result<Manifest, String> {
 /// # Errors
 /// Those of reading the directory; a missing directory holds none.
 pub fn list(directory: &Path) -> io::Result<Vec<Found>> {
-    let entries = match fs::read_dir(directory) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other?,
-    };
-    let mut found = Vec::new();
-    for entry in entries {
-        let entry = entry?;
-        let name = entry.file_name();
-        let step = name.to_str().and_then(|n| n.strip_prefix("step-")).and_then(|n| n.parse::<u64>().ok());
-        if let Some(step) = step {
-            let manifest = read_manifest(&entry.path()).and_then(|m| {
-                if m.step == step { Ok(m) } else { Err(format!("{} holds step {}", entry.path().display(), m.step)) }
-            });
-            found.push((step, entry.path(), manifest));
+    let mut found: Vec<Found> = Vec::new();
+    for entry in entries::scan(directory, None)? {
+        let path = directory.join(&entry.name);
+        match entry.what {
+            What::Checkpoint { manifest, .. } => found.push((manifest.step, path, Ok(*manifest))),
+            What::Damaged { step, why } => found.push((step, path, Err(why))),
+            _ => {}
         }
     }
-    found.sort_by_key(|f: &Found| std::cmp::Reverse(f.0));
     Ok(found)
-}
-
-/// Deletes published checkpoints that `policy` does not keep, and what turns before that of
-/// `mark` left unpublished. The manifest goes first, so that half a deletion never looks like a checkpoint.
-/// Returns the steps that went.
-///
-/// # Errors
-/// Those of the file system.
-pub fn prune(directory: &Path, policy: Policy, mark: &Mark) -> io::Result<Vec<u64>> {
-    let good: Vec<(Candidate, PathBuf)> = list(directory)?
-        .into_iter()
-        .filter_map(|(step, path, m)| {
-            let m = m.ok()?;
-            Some((Candidate { step, saved_at: m.saved_at, purpose: m.purpose() }, path))
-        })
-        .collect();
-    let go = surplus(policy, &good.iter().map(|(c, _)| *c).collect::<Vec<_>>());
-    for (_, path) in good.iter().filter(|(c, _)| go.contains(&c.step)) {
-        gone(fs::remove_file(path.join(MANIFEST_FILE)))?;
-        // What follows may be lost half-way, the missing manifest may not.
-        gone(sync_directory(path))?;
-        gone(fs::remove_dir_all(path))?;
-    }
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        let Some(rest) = name.to_str().and_then(|n| n.strip_prefix("step-")) else { continue };
-        let turn = name.to_str().and_then(unpublished_of).map(|(_, turn)| turn);
-        // A deletion that a crash cut short leaves shards without a manifest.
-        let emptied = rest.parse::<u64>().is_ok() && !entry.path().join(MANIFEST_FILE).exists();
-        if emptied || turn.is_some_and(|t| t < mark.turn()) {
-            gone(fs::remove_dir_all(entry.path()))?;
-        }
-    }
-    Ok(go)
 }
 
 fn note_of(directory: &Path, mark: &Mark, step: u64, rank: u32) -> PathBuf {
@@ -201,22 +222,11 @@ fn note_of(directory: &Path, mark: &Mark, step: u64, rank: u32) -> PathBuf {
 /// # Errors
 /// Those of the file system.
 pub fn note(directory: &Path, mark: &Mark, step: u64, shard: &ShardFile) -> io::Result<()> {
-    let path = note_of(directory, mark, step, shard.rank.0);
-    let temporary = path.with_extension("new");
-    fs::write(&temporary, serde_json::to_vec(shard)?)?;
-    fs::rename(&temporary, &path)
+    disk::write(&note_of(directory, mark, step, shard.rank.0), &serde_json::to_vec(shard)?)
 }
 
 /// What [`note`] has written for a rank.
 #[must_use]
 pub fn noted(directory: &Path, mark: &Mark, step: u64, rank: u32) -> Option<ShardFile> {
-    serde_json::from_slice(&read_regular(&note_of(directory, mark, step, rank), NOTE_BYTES_MAX).ok()?).ok()
-}
-
-/// Removes a note.
-///
-/// # Errors
-/// Those of the file system; `NotFound`.
-pub fn forget(directory: &Path, mark: &Mark, step: u64, rank: u32) -> io::Result<()> {
-    fs::remove_file(note_of(directory, mark, step, rank))
+    serde_json::from_slice(&disk::read(&note_of(directory, mark, step, rank), NOTE_BYTES_MAX).ok()?).ok()
 }

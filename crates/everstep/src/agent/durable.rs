@@ -3,20 +3,30 @@
 use super::Input;
 use super::storage::{self, Destination};
 use everstep_checkpoint::format::mark::Mark;
-use everstep_checkpoint::persist;
+use everstep_checkpoint::persist::{self, Target};
 use everstep_checkpoint::retain::Policy;
 use everstep_core::id::{Generation, Step};
 use everstep_core::message::ShardFile;
 use everstep_wire::raw::{from_text, to_text};
 use everstep_wire::worker::Reply;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{mpsc, oneshot};
 
 /// Steps that failed and can still be asked for.
 const FAILED_MAX: usize = 16;
+
+/// One line where a step did not get the name that people look for.
+pub fn say_where(to: &Path, step: Step) {
+    if let Some(name) = to.file_name().filter(|n| **n != *format!("step-{step}")) {
+        crate::say!(
+            "step {step} is in {}: step-{step} is another branch's, the user's, or not everstep's, and stays",
+            name.display()
+        );
+    }
+}
 
 /// One generation's.
 #[derive(Default)]
@@ -65,17 +75,18 @@ impl Durable {
         (generation, step, mark): (Generation, Step, Mark),
         directory: String,
         shards: Vec<ShardFile>,
-        keep: Policy,
+        (target, keep): (Target, Policy),
         inbox: &mpsc::UnboundedSender<Input>,
     ) {
         let (inbox, turn) = (inbox.clone(), self.turn.clone());
         tokio::task::spawn_blocking(move || {
             let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
             let path = from_text(&directory);
-            let result = persist::publish(&path, &mark, step.0, &shards)
+            let result = persist::publish(&path, &mark, step.0, &shards, target)
+                .map(|to| say_where(&to, step))
                 .map_err(|e| format!("checkpoint of step {step} could not be published in {}: {e}", path.display()));
             // What is published is durable, whatever becomes of older ones.
-            if let Err(e) = result.as_ref().map_or(Ok(Vec::new()), |()| persist::prune(&path, keep, &mark)) {
+            if let Err(e) = result.as_ref().map_or(Ok(()), |()| persist::prune(&path, keep, &mark).map(drop)) {
                 crate::say!("older checkpoints in {} could not be deleted: {e}", path.display());
             }
             let _ = inbox.send(Input::Published(generation, step, result));

@@ -5,7 +5,7 @@ use super::storage;
 use everstep_checkpoint::arena::{Pin, Slot, slot_bytes};
 use everstep_checkpoint::erasure::rebuild;
 use everstep_checkpoint::format::digest::CHUNK_BYTES;
-use everstep_checkpoint::persist::{read_manifest, step_directory};
+use everstep_checkpoint::persist::{path_of, read_manifest};
 use everstep_checkpoint::replicate::protocol::{Peer, Want};
 use everstep_checkpoint::replicate::pull;
 use everstep_checkpoint::restore::Shard;
@@ -86,7 +86,9 @@ impl Elsewhere {
             chunks.retain(|c| !healed.contains(c));
         }
         if let Some(directory) = durable.filter(|_| !chunks.is_empty()) {
-            heal_from_file(&slot, &step_directory(directory, label.step), label.rank, &mut chunks);
+            if let Ok(Some(checkpoint)) = path_of(directory, label.step) {
+                heal_from_file(&slot, &checkpoint, label.rank, &mut chunks);
+            }
         }
         chunks.is_empty()
     }

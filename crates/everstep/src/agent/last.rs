@@ -87,11 +87,12 @@ impl Last {
         if shards.len() < self.world_size as usize {
             return Ok(false);
         }
-        let published = persist::publish(&to.directory, &mark, step.0, &shards)
+        let published = persist::publish(&to.directory, &mark, step.0, &shards, to.target)
+            .map(|to| super::durable::say_where(&to, step))
             .and_then(|()| persist::prune(&to.directory, to.keep, &mark).map(drop));
         match published {
             // Another agent has found all notes at the same time.
-            Err(_) if persist::read_manifest(&persist::step_directory(&to.directory, step.0)).is_ok() => Ok(false),
+            Err(_) if persist::path_of(&to.directory, step.0).is_ok_and(|p| p.is_some()) => Ok(false),
             other => other.map(|()| true).map_err(|e| format!("step {step} could not be published: {e}")),
         }
     }

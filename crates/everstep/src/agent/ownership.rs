@@ -5,7 +5,7 @@ use super::storage::Destination;
 use super::{Driver, End, Input};
 use crate::places;
 use everstep_checkpoint::arena::run_label;
-use everstep_checkpoint::persist::{Claim, ClaimError, Claimant};
+use everstep_checkpoint::persist::{Claim, ClaimError, Claimant, Target};
 use everstep_checkpoint::retain::Policy;
 use everstep_core::id::Generation;
 use everstep_core::ownership::SILENCE;
@@ -59,15 +59,26 @@ pub struct Owned {
 impl Driver {
     /// A worker says where its checkpoints go.
     pub(super) fn persist_to(&mut self, asked: Request, answer: oneshot::Sender<Reply>) {
-        let Request::Persist { generation, local_rank, rank, directory, run, keep, keep_every, keep_epochs, bandwidth } =
-            asked
+        let Request::Persist {
+            generation,
+            local_rank,
+            rank,
+            directory,
+            run,
+            keep,
+            keep_every,
+            keep_epochs,
+            bandwidth,
+            exactly,
+        } = asked
         else {
             return;
         };
         places::remember_checkpoints(&self.template.job, &directory);
         let every = (keep_every > 0).then(|| Duration::from_secs(keep_every));
-        let keep = Policy { last: keep as usize, every, epochs: keep_epochs };
-        let to = Destination { rank, directory: from_text(&directory), run, epoch: 0, keep, bandwidth };
+        let keep = Policy { last: keep as usize, every, epochs: keep_epochs, abandoned: false };
+        let target = if exactly { Target::Exactly } else { Target::Branch };
+        let to = Destination { rank, directory: from_text(&directory), run, epoch: 0, keep, bandwidth, target };
         self.claim((generation, local_rank), to, answer);
     }
 

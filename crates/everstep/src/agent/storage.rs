@@ -4,7 +4,7 @@ use crate::places;
 use everstep_checkpoint::arena::{Pin, Slot, slot_paths};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::mark::Mark;
-use everstep_checkpoint::persist;
+use everstep_checkpoint::persist::{self, Target};
 use everstep_checkpoint::retain::Policy;
 use everstep_core::id::{Generation, Rank, RunId};
 use everstep_core::message::ShardFile;
@@ -32,6 +32,8 @@ pub struct Destination {
     pub keep: Policy,
     /// Bytes per second, at most; 0 is no limit.
     pub bandwidth: u64,
+    /// How they are published.
+    pub target: Target,
 }
 
 impl Destination {

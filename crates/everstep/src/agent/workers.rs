@@ -394,7 +394,7 @@ impl Driver {
         let Some(crew) = &self.crew else { return };
         let Some(to) = crew.workers.values().find_map(|w| w.destination.as_ref()) else { return };
         let mark = to.mark(generation, crew.restarts);
-        self.durable.publish((generation, step, mark), directory, shards, to.keep, &self.inbox);
+        self.durable.publish((generation, step, mark), directory, shards, (to.target, to.keep), &self.inbox);
     }
 
     /// Has something done by the guard, with the next flush.

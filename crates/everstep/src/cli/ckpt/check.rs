@@ -79,10 +79,11 @@ pub fn show(inventory: &Inventory, step: Option<u64>, tensors: bool) -> Result<i
     Ok(0)
 }
 
-/// How often durable checkpoints are made in this directory, and why, where that is measured: `frequency.json` of
+/// How often durable checkpoints are made in this directory, and why, where that is measured: `everstep-frequency.json` of
 /// `python/everstep/schedule.py`.
 fn frequency(directory: &Path) -> Option<String> {
-    let kept: serde_json::Value = serde_json::from_slice(&persist::recall(directory, "frequency.json").ok()??).ok()?;
+    let kept: serde_json::Value =
+        serde_json::from_slice(&persist::recall(directory, "everstep-frequency.json").ok()??).ok()?;
     Some(kept.get("why")?.as_str()?.to_owned())
 }
 

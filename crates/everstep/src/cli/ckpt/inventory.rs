@@ -29,10 +29,18 @@ pub struct Row {
     pub paths: Vec<PathBuf>,
 }
 
+/// An entry named as a checkpoint that everstep did not write, or that cannot be told.
+#[derive(Clone, Debug, Serialize)]
+pub struct Foreign {
+    pub path: PathBuf,
+    pub why: String,
+}
+
 /// Newest step first.
 #[derive(Debug, Default)]
 pub struct Inventory {
     pub rows: Vec<Row>,
+    pub foreign: Vec<Foreign>,
     directories: BTreeSet<PathBuf>,
 }
 
@@ -106,6 +114,11 @@ impl Inventory {
         let listed = persist::reach(directory)
             .and_then(|()| persist::list(directory))
             .map_err(|e| Failure::config(format!("cannot read {}: {e}", directory.display())))?;
+        let trouble = |e| Failure::config(format!("cannot read {}: {e}", directory.display()));
+        let foreign = persist::foreign(directory).map_err(trouble)?;
+        self.foreign.extend(foreign.into_iter().map(|f| Foreign { path: directory.join(f.name), why: f.why }));
+        let line: BTreeSet<PathBuf> =
+            persist::line(directory).map_err(trouble)?.into_iter().map(|(_, p, _)| p).collect();
         for (step, path, manifest) in listed {
             let holder = directory.display().to_string();
             let row = match manifest {
@@ -117,7 +130,8 @@ impl Inventory {
                     };
                     let ranks = format!("0-{} of {}", m.world_size.saturating_sub(1), m.world_size);
                     let (bytes, saved_at) = (m.bytes(), m.saved_at);
-                    let (state, paths) = (kept.into(), vec![path]);
+                    let other = if line.contains(&path) { "" } else { ", of another branch" };
+                    let (state, paths) = (format!("{kept}{other}"), vec![path]);
                     Row { step, tier: "disk", job: None, holder, ranks, bytes, saved_at, state, paths }
                 }
                 Err(why) => Row {

@@ -6,10 +6,9 @@ mod inventory;
 
 use super::Failure;
 use clap::{Args, Subcommand};
-use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::objects::is_url;
-use everstep_checkpoint::persist;
-use everstep_checkpoint::retain::{Candidate, Policy, surplus};
+use everstep_checkpoint::persist::{self, Foreign};
+use everstep_checkpoint::retain::Policy;
 use inventory::{Inventory, Row};
 use serde_json::json;
 use std::path::Path;
@@ -52,7 +51,7 @@ enum Command {
     Export(convert::Export),
     /// Make a checkpoint, for everstep.dcp.Reader, of what other tools wrote
     Import(convert::Import),
-    /// Remove durable checkpoints beyond what is to be kept; what users saved stays
+    /// Remove durable checkpoints beyond what is to be kept. What users saved, and what everstep did not write, stays
     Prune {
         /// A directory of checkpoints
         directory: std::path::PathBuf,
@@ -65,7 +64,10 @@ enum Command {
         /// Those of epoch boundaries need not stay
         #[arg(long)]
         no_epochs: bool,
-        /// Only say which would go
+        /// Branches that were left by restoring an earlier step go, too
+        #[arg(long)]
+        abandoned: bool,
+        /// Only say what would go, and what is left alone
         #[arg(long)]
         dry_run: bool,
     },
@@ -79,9 +81,9 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         Command::Verify { target, step } => check::verify(&Inventory::of(Some(target))?, *step),
         Command::Export(o) => convert::export(o),
         Command::Import(o) => convert::import(o),
-        Command::Prune { directory, keep, keep_every, no_epochs, dry_run } => {
+        Command::Prune { directory, keep, keep_every, no_epochs, abandoned, dry_run } => {
             let every = keep_every.map(|hours| Duration::from_secs(hours.saturating_mul(3600)));
-            prune(directory, Policy { last: *keep, every, epochs: !no_epochs }, *dry_run)
+            prune(directory, Policy { last: *keep, every, epochs: !no_epochs, abandoned: *abandoned }, *dry_run)
         }
     }
 }
@@ -89,8 +91,11 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
 fn list(target: Option<&str>, as_json: bool) -> Result<i32, Failure> {
     let found = Inventory::of(target)?;
     if as_json {
-        println!("{}", json!({"version": 1, "checkpoints": found.rows}));
+        println!("{}", json!({"version": 1, "checkpoints": found.rows, "foreign": found.foreign}));
         return Ok(0);
+    }
+    for foreign in &found.foreign {
+        eprintln!("not everstep's: {}: {}", foreign.path.display(), foreign.why);
     }
     if found.rows.is_empty() {
         eprintln!("no checkpoints{}", target.map_or(String::new(), |t| format!(" of {t}")));
@@ -128,21 +133,19 @@ fn prune(directory: &Path, policy: Policy, dry_run: bool) -> Result<i32, Failure
             directory.display()
         )));
     }
-    let gone = if dry_run {
-        let good = persist::list(directory).map_err(trouble)?.into_iter().filter_map(|(step, _, m)| {
-            let m = m.ok()?;
-            Some(Candidate { step, saved_at: m.saved_at, purpose: m.purpose() })
-        });
-        surplus(policy, &good.collect::<Vec<_>>())
-    } else {
-        // The first turn: what a running job has not published yet is left alone.
-        persist::prune(directory, policy, &Mark::default()).map_err(trouble)?
-    };
-    if gone.is_empty() {
-        eprintln!("nothing is beyond what is to be kept (the newest two always stay)");
+    let done = persist::prune_outside(directory, policy, dry_run).map_err(trouble)?;
+    if done.gone.is_empty() && done.leftovers.is_empty() {
+        eprintln!("nothing is beyond what is to be kept (the newest two of the running branch always stay)");
     }
-    for step in gone {
-        println!("{step}");
+    for (step, name) in &done.gone {
+        // A number says it all, where it is the name.
+        if *name == format!("step-{step}") { println!("{step}") } else { println!("{name}") }
+    }
+    for name in &done.leftovers {
+        println!("{name}");
+    }
+    for Foreign { name, why, .. } in &done.foreign {
+        eprintln!("left alone: {name}: {why}");
     }
     Ok(0)
 }

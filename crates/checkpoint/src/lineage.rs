@@ -1,0 +1,226 @@
+//! Which checkpoint continues which. Pure: what the directory holds goes in, the branch to continue comes out.
+//!
+//! Training is a line of steps. Going back to an earlier step and training on from there makes a second line beside the first:
+//! a *branch*. Every manifest records its own branch and the steps at which that branch, and those before it, were left.
+
+use everstep_wire::limits::LINEAGE_FORKS_MAX;
+use serde::{Deserialize, Serialize};
+
+/// Where a branch was left for another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fork {
+    /// The branch that was left; 0: checkpoints without a lineage, of earlier versions.
+    pub branch: u64,
+    /// The last step that both have in common.
+    pub step: u64,
+    /// The user asked for this step. Otherwise what came after it could not be read.
+    pub asked: bool,
+}
+
+/// The branch of a checkpoint, and where it comes from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lineage {
+    /// Number of the branch: the turn in which it began.
+    pub branch: u64,
+    /// Rises whenever training goes on in another branch than before: the highest one ran last.
+    pub turn: u64,
+    /// Where this branch and those before it began, the latest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub forks: Vec<Fork>,
+}
+
+/// A checkpoint, as far as its place among the others is concerned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its step.
+    pub step: u64,
+    /// As its manifest has it; the default where that has none.
+    pub lineage: Lineage,
+}
+
+/// Number of no branch: checkpoints that were not saved by a training loop.
+pub const OUTSIDE: u64 = u64::MAX;
+
+/// What training goes on from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum From {
+    /// Nothing: step 0.
+    Scratch,
+    /// Memory, which holds what ran last.
+    Memory {
+        /// The step.
+        step: u64,
+    },
+    /// A durable checkpoint.
+    Durable {
+        /// The step.
+        step: u64,
+        /// Its branch.
+        branch: u64,
+    },
+}
+
+impl Lineage {
+    /// A checkpoint of this branch, or of one that it comes from, before the fork.
+    #[must_use]
+    pub fn includes(&self, other: &Place) -> bool {
+        let branch = other.lineage.branch;
+        branch == self.branch || self.forks.iter().any(|f| f.branch == branch && other.step <= f.step)
+    }
+
+    /// A checkpoint that an automatic fallback has left behind: beyond a fork that nobody asked for.
+    #[must_use]
+    pub fn left_behind(&self, other: &Place) -> bool {
+        let fork = self.forks.iter().find(|f| f.branch == other.lineage.branch);
+        !self.includes(other) && fork.is_some_and(|f| !f.asked)
+    }
+
+    /// The branch, of this one and those before it, that `step` belongs to.
+    #[must_use]
+    pub fn at(&self, step: u64) -> (u64, &[Fork]) {
+        let mut at = (self.branch, self.forks.as_slice());
+        while let Some((fork, before)) = at.1.split_first()
+            && step <= fork.step
+        {
+            at = (fork.branch, before);
+        }
+        at
+    }
+}
+
+/// The branch that ran last, by the record of the running branch and by what is durable; `None` when nothing tells.
+#[must_use]
+pub fn last<'a>(record: Option<&'a Lineage>, known: &'a [Place]) -> Option<&'a Lineage> {
+    let inside = known.iter().filter(|p| p.lineage.branch != OUTSIDE);
+    let durable = inside.max_by_key(|p| (p.lineage.turn, p.step)).map(|p| &p.lineage);
+    match (record, durable) {
+        (Some(r), Some(d)) if d.turn > r.turn => Some(d),
+        (Some(r), _) => Some(r),
+        (None, d) => d,
+    }
+}
+
+/// Steps of the branch that ran last, newest first. Without any lineage: all.
+#[must_use]
+pub fn line(record: Option<&Lineage>, known: &[Place]) -> Vec<usize> {
+    let ran = last(record, known).cloned().unwrap_or_default();
+    let mut line: Vec<usize> = (0..known.len()).filter(|i| known.get(*i).is_some_and(|p| ran.includes(p))).collect();
+    // Of a step that was published twice in one branch, the later one counts.
+    line.sort_by_key(|i| known.get(*i).map(|p| std::cmp::Reverse((p.step, p.lineage.turn))));
+    line
+}
+
+/// The forks of a branch that begins at `step` of this one, or of one before it. What the user left earlier stays left by the user.
+fn leave(ran: &Lineage, step: u64, asked: bool) -> Vec<Fork> {
+    let (_, before) = ran.at(step);
+    let passed = ran.forks.len() - before.len();
+    let own = std::iter::once((ran.branch, false)).chain(ran.forks.iter().map(|f| (f.branch, f.asked)));
+    let left = own.take(passed + 1).map(|(branch, earlier)| Fork { branch, step, asked: asked || earlier });
+    left.chain(before.iter().copied()).take(LINEAGE_FORKS_MAX).collect()
+}
+
+/// The branch in which training goes on. `asked`: the user named the step.
+#[must_use]
+pub fn begin(record: Option<&Lineage>, known: &[Place], from: From, asked: bool) -> Lineage {
+    let next = known.iter().map(|p| p.lineage.turn).chain(record.map(|r| r.turn)).max().unwrap_or(0) + 1;
+    let fresh = |forks| Lineage { branch: next, turn: next, forks };
+    let ran = last(record, known);
+    let Some(ran) = ran else {
+        return match from {
+            From::Scratch | From::Memory { .. } => fresh(Vec::new()),
+            From::Durable { step, branch } => fresh(vec![Fork { branch, step, asked }]),
+        };
+    };
+    let step = match from {
+        // Nothing of what there is belongs to this one.
+        From::Scratch if known.is_empty() && ran.forks.is_empty() => return ran.clone(),
+        From::Scratch => return fresh(Vec::new()),
+        From::Memory { step } | From::Durable { step, .. } => step,
+    };
+    let beyond = |l: &Lineage| known.iter().any(|p| p.step > step && l.includes(p));
+    let in_line = match from {
+        From::Durable { step, branch } => ran.at(step).0 == branch,
+        _ => true,
+    };
+    if in_line && ran.branch > 0 && !beyond(ran) {
+        return ran.clone();
+    }
+    if in_line {
+        return fresh(leave(ran, step, asked));
+    }
+    // The user went to another branch than the one that ran last.
+    let From::Durable { branch, .. } = from else { return fresh(Vec::new()) };
+    let place = known.iter().filter(|p| p.step == step && p.lineage.branch == branch).max_by_key(|p| p.lineage.turn);
+    let there = place.map(|p| p.lineage.clone()).unwrap_or_default();
+    let own = |p: &&Place| p.lineage.branch == branch;
+    if branch > 0 && known.iter().filter(own).all(|p| p.step <= step) {
+        return Lineage { turn: next, ..there };
+    }
+    let mut forks = vec![Fork { branch, step, asked: true }];
+    forks.extend(there.forks);
+    fresh(forks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(step: u64, lineage: &Lineage) -> Place {
+        Place { step, lineage: lineage.clone() }
+    }
+
+    fn steps(record: Option<&Lineage>, known: &[Place]) -> Vec<u64> {
+        line(record, known).into_iter().map(|i| known[i].step).collect()
+    }
+
+    #[test]
+    fn a_restart_continues_the_branch_that_ran_last() {
+        let first = begin(None, &[], From::Scratch, false);
+        let mut known: Vec<Place> = [10, 15, 20].iter().map(|s| place(*s, &first)).collect();
+        assert_eq!(begin(None, &known, From::Durable { step: 20, branch: 1 }, false), first, "a plain restart");
+        assert_eq!(begin(None, &known, From::Memory { step: 22 }, false), first);
+        let second = begin(None, &known, From::Durable { step: 10, branch: 1 }, true);
+        assert_eq!((second.branch, second.forks[0]), (2, Fork { branch: 1, step: 10, asked: true }));
+        // Before it has anything durable, its record alone shows that it ran last.
+        assert_eq!(steps(Some(&second), &known), [10]);
+        assert_eq!(begin(Some(&second), &known, From::Memory { step: 13 }, false), second);
+        assert_eq!(begin(Some(&second), &known, From::Durable { step: 10, branch: 1 }, true), second);
+        known.extend([11, 12].iter().map(|s| place(*s, &second)));
+        assert_eq!(steps(None, &known), [12, 11, 10]);
+        assert_eq!(begin(Some(&second), &known, From::Durable { step: 12, branch: 2 }, false), second);
+        // Back to the first one: it runs last from then on.
+        let back = begin(Some(&second), &known, From::Durable { step: 20, branch: 1 }, true);
+        assert_eq!((back.branch, back.turn), (1, 3));
+        known.push(place(21, &back));
+        assert_eq!(steps(Some(&second), &known), [21, 20, 15, 10]);
+    }
+
+    #[test]
+    fn a_fallback_leaves_behind_what_could_not_be_read_and_not_what_the_user_left() {
+        let first = begin(None, &[], From::Scratch, false);
+        let mut known: Vec<Place> = [10, 15, 20].iter().map(|s| place(*s, &first)).collect();
+        let second = begin(None, &known, From::Durable { step: 15, branch: 1 }, false);
+        assert!(second.left_behind(&known[2]) && !second.left_behind(&known[1]));
+        known.push(place(16, &second));
+        // Further back than its own beginning: both are left behind.
+        let third = begin(Some(&second), &known, From::Durable { step: 10, branch: 1 }, false);
+        assert!(known[1..].iter().all(|p| third.left_behind(p)), "{third:?}");
+        let asked = begin(None, &known[..3], From::Durable { step: 15, branch: 1 }, true);
+        known.push(place(17, &asked));
+        let further = begin(Some(&asked), &known, From::Durable { step: 10, branch: 1 }, false);
+        assert!(!further.left_behind(&known[2]), "the user left 20: {further:?}");
+    }
+
+    #[test]
+    fn checkpoints_without_a_lineage_are_the_beginning_of_the_first_branch() {
+        let known: Vec<Place> = [10, 20].iter().map(|s| place(*s, &Lineage::default())).collect();
+        assert_eq!(steps(None, &known), [20, 10]);
+        let first = begin(None, &known, From::Durable { step: 20, branch: 0 }, false);
+        assert_eq!((first.branch, first.forks[0].branch), (1, 0));
+        assert_eq!(steps(Some(&first), &known), [20, 10]);
+        let scratch = begin(None, &known, From::Scratch, false);
+        assert_eq!(steps(Some(&scratch), &known), [0; 0]);
+    }
+}

@@ -1,0 +1,109 @@
+//! The branch that training is in: which checkpoints it continues (see [`crate::lineage`]). Whoever publishes reads it here; it is written
+//! when the first step of a branch is complete, so that a restart goes on in it even before anything of it is durable.
+
+use super::{list, place_of, recall, remember};
+use crate::format::mark::Mark;
+use crate::lineage::{self, From, Lineage, Place};
+use everstep_core::id::RunId;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::path::Path;
+
+/// The file with the running branch.
+pub const BRANCH_FILE: &str = "everstep-branch.json";
+const VERSION: u32 = 1;
+
+/// The running branch, as it is kept in the directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Version of this file, and the sign that it is everstep's (see [`remember`]).
+    everstep: u32,
+    /// The directory's identity.
+    pub run: RunId,
+    /// The branch.
+    pub lineage: Lineage,
+    /// The step that the user asked for when this life of the job began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<u64>,
+    /// Which ownership of the directory wrote this.
+    pub epoch: u64,
+    /// Generation that wrote this.
+    pub generation: u64,
+}
+
+/// The branch that ran last, by its own record. One of another directory (a copy) says nothing here.
+///
+/// # Errors
+/// Those of the file system or store; `InvalidData` for something else of this name.
+pub fn recorded(directory: &Path, run: Option<RunId>) -> io::Result<Option<Record>> {
+    let Some(bytes) = recall(directory, BRANCH_FILE)? else { return Ok(None) };
+    match serde_json::from_slice::<Record>(&bytes) {
+        Ok(found) if found.everstep == VERSION => Ok(Some(found).filter(|r| Some(r.run) == run)),
+        _ => {
+            let what = format!("{BRANCH_FILE} is damaged, or not everstep's; restore it or move it away");
+            Err(io::Error::new(io::ErrorKind::InvalidData, what))
+        }
+    }
+}
+
+fn known(directory: &Path, run: Option<RunId>) -> io::Result<Vec<Place>> {
+    let manifests = list(directory)?.into_iter().filter_map(|(_, _, m)| m.ok());
+    Ok(manifests.map(|m| place_of(&m, run)).collect())
+}
+
+/// Training goes on from `from`: the branch that it is in, recorded for whoever publishes. `asked`: the user named the step.
+///
+/// # Errors
+/// Those of the file system or store.
+pub fn begin(directory: &Path, from: From, asked: bool, mark: &Mark) -> io::Result<Lineage> {
+    let run = mark.run;
+    let record = recorded(directory, Some(run))?;
+    let before = record.as_ref().map(|r| &r.lineage);
+    let lineage = lineage::begin(before, &known(directory, Some(run))?, from, asked);
+    let step = match from {
+        From::Scratch => 0,
+        From::Memory { step } | From::Durable { step, .. } => step,
+    };
+    // A restart that goes on with what the user asked for earlier is the same life of the job.
+    let earlier = record.as_ref().filter(|r| r.lineage == lineage && r.epoch == mark.epoch).and_then(|r| r.asked);
+    let asked = asked.then_some(step).or(earlier);
+    let now = Record {
+        everstep: VERSION,
+        run,
+        lineage: lineage.clone(),
+        asked,
+        epoch: mark.epoch,
+        generation: mark.generation,
+    };
+    let same = record.as_ref().is_some_and(|r| r.lineage == now.lineage);
+    let written = match &record {
+        Some(there) if *there == now => Ok(()),
+        _ => remember(directory, BRANCH_FILE, serde_json::to_vec(&now)?),
+    };
+    // On a full disk training goes on where the branch is recorded as it is.
+    if !same {
+        written?;
+    }
+    Ok(lineage)
+}
+
+/// The branch that a step is published in.
+///
+/// # Errors
+/// As [`begin`].
+pub(super) fn running(directory: &Path, mark: &Mark, step: u64) -> io::Result<Lineage> {
+    match recorded(directory, Some(mark.run))? {
+        Some(record) => Ok(record.lineage),
+        // Somebody has deleted the record. What it may have left behind stays.
+        None => begin(directory, From::Memory { step: step.saturating_sub(1) }, true, mark),
+    }
+}
+
+/// The branch that ran last, for deciding what is kept.
+///
+/// # Errors
+/// As [`recorded`].
+pub(super) fn last(directory: &Path, run: Option<RunId>, known: &[Place]) -> io::Result<Lineage> {
+    let record = recorded(directory, run)?.map(|r| r.lineage);
+    Ok(lineage::last(record.as_ref(), known).cloned().unwrap_or_default())
+}

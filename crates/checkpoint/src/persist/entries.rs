@@ -1,0 +1,242 @@
+//! What lies in a directory of checkpoints: ours, somebody else's, or not to be told. Names prove nothing. Ours is what carries the mark of
+//! this directory's run, and only as far as it holds nothing but what everstep wrote.
+
+use super::{disk, place_of, prune};
+use crate::format::manifest::{MANIFEST_FILE, Manifest};
+use crate::format::mark::{MARK_FILE, Mark, turn_of};
+use crate::lineage::Place;
+use everstep_core::id::RunId;
+use everstep_wire::limits::{MANIFEST_BYTES_MAX, NOTE_BYTES_MAX};
+use rustix::fs::FileType;
+use std::io;
+use std::path::Path;
+
+/// Checkpoints of one step beside each other, at most: of several branches, or automatic and the user's.
+pub(super) const SAME_STEP_MAX: u32 = 1000;
+
+/// An entry whose name begins with `step-`.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub what: What,
+}
+
+/// What an entry is.
+#[derive(Clone, Debug)]
+pub(super) enum What {
+    /// A checkpoint that can be read.
+    Checkpoint {
+        /// Its manifest.
+        manifest: Box<Manifest>,
+        /// Why it is not ours to delete.
+        kept: Option<String>,
+    },
+    /// Was a checkpoint, or may be one, and cannot be read.
+    Damaged {
+        /// By its name.
+        step: u64,
+        /// The reason.
+        why: String,
+    },
+    /// Written by this run and not published (yet).
+    Unpublished(Mark),
+    /// Half of a deletion of ours.
+    Deleting(Box<Manifest>),
+    /// Not everstep's, or not to be told.
+    Foreign {
+        /// The step in its name.
+        step: Option<u64>,
+        /// Why it is left alone.
+        why: String,
+    },
+}
+
+/// `step-N` for the first checkpoint of a step, `step-N.2` for the second.
+#[must_use]
+pub(super) fn name_of(step: u64, number: u32) -> String {
+    if number < 2 { format!("step-{step}") } else { format!("step-{step}.{number}") }
+}
+
+/// Step and number in a name that [`name_of`] makes.
+#[must_use]
+pub(super) fn named(name: &str) -> Option<(u64, u32)> {
+    let rest = name.strip_prefix("step-")?;
+    let (step, number) = rest.split_once('.').unwrap_or((rest, "1"));
+    let found = (step.parse().ok()?, number.parse().ok()?);
+    // `step-07` and `step-+7` are no names of ours.
+    (name_of(found.0, found.1) == name).then_some(found)
+}
+
+/// Where a checkpoint goes while it is written.
+#[must_use]
+pub(super) fn unpublished_name(step: u64, mark: &Mark) -> String {
+    format!("step-{step}.tmp-{}", mark.turn_text())
+}
+
+fn unpublished_named(name: &str) -> Option<(u64, (u64, u64))> {
+    let (step, turn) = name.strip_prefix("step-")?.split_once(".tmp-")?;
+    Some((step.parse().ok()?, turn_of(turn)?))
+}
+
+/// Where a checkpoint goes while it is deleted.
+#[must_use]
+pub(super) fn deleting_name(step: u64) -> String {
+    format!("step-{step}.gone-{:016x}", crate::objects::unique())
+}
+
+fn deleting_named(name: &str) -> Option<u64> {
+    let (step, unique) = name.strip_prefix("step-")?.split_once(".gone-")?;
+    (unique.len() == 16).then(|| step.parse().ok()).flatten()
+}
+
+/// A file that a checkpoint's directory holds before it is published.
+#[must_use]
+pub(super) fn is_shard_or_note(name: &str) -> bool {
+    let rank = |n: &str| n.parse::<u32>().is_ok();
+    let shard = name.strip_prefix("rank-").and_then(|n| n.strip_suffix(".safetensors")).is_some_and(rank);
+    let note = name.strip_prefix(".rank-").and_then(|n| n.split_once('.')).is_some_and(|(n, _)| rank(n));
+    // Files on their way to their names.
+    let side = [MARK_FILE, MANIFEST_FILE].iter().any(|f| name.strip_prefix('.').is_some_and(|n| n.starts_with(f)));
+    shard || note || side
+}
+
+/// The file that a manifest names is one in its own directory.
+#[must_use]
+pub(super) fn is_plain(file: &str) -> bool {
+    !file.is_empty() && !file.contains(['/', '\0']) && file != "." && file != ".."
+}
+
+/// The mark in a checkpoint's directory, published or not; `None` where there is none.
+///
+/// # Errors
+/// Those of the file system; `InvalidData` for a mark that cannot be read.
+pub fn mark_in(directory: &Path) -> io::Result<Option<Mark>> {
+    match disk::read(&directory.join(MARK_FILE), NOTE_BYTES_MAX) {
+        Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Reads a manifest.
+///
+/// # Errors
+/// The kind of the error, and a sentence with the path.
+pub(super) fn manifest_in(checkpoint: &Path) -> Result<Manifest, (io::ErrorKind, String)> {
+    let path = checkpoint.join(MANIFEST_FILE);
+    let bytes = disk::read(&path, MANIFEST_BYTES_MAX)
+        .map_err(|e| (e.kind(), format!("cannot read {}: {e}", path.display())))?;
+    Manifest::from_bytes(&bytes).map_err(|e| (io::ErrorKind::InvalidData, format!("{}: {e}", path.display())))
+}
+
+/// All entries that may be checkpoints, by name. What is in none of them is not looked at.
+///
+/// # Errors
+/// Those of reading the directory; what cannot be read in it is an entry.
+pub(super) fn scan(directory: &Path, run: Option<RunId>) -> io::Result<Vec<Entry>> {
+    let names = disk::names(directory)?.into_iter();
+    let steps = names.filter(|n| n.as_encoded_bytes().starts_with(b"step-"));
+    Ok(steps
+        .map(|name| {
+            let path = directory.join(&name);
+            let name = name.to_string_lossy().into_owned();
+            let what = look(&path, &name, run);
+            Entry { name, what }
+        })
+        .collect())
+}
+
+/// What one entry is.
+pub(super) fn look(path: &Path, name: &str, run: Option<RunId>) -> What {
+    let step_named = named(name).map(|(step, _)| step);
+    let foreign = |why: String| What::Foreign { step: step_named, why };
+    match disk::kind(path) {
+        Ok(Some(FileType::Directory)) => {}
+        Ok(Some(FileType::Symlink)) => return foreign("a link".into()),
+        Ok(Some(_)) => return foreign("not a directory".into()),
+        Ok(None) => return foreign("gone meanwhile".into()),
+        Err(e) => {
+            let why = format!("cannot read {}: {e}", path.display());
+            return step_named
+                .map_or(What::Foreign { step: None, why: why.clone() }, |step| What::Damaged { step, why });
+        }
+    }
+    if let Some(step) = step_named {
+        return published(path, step, run);
+    }
+    if let Some((_, turn)) = unpublished_named(name) {
+        return match mark_in(path) {
+            Ok(Some(mark)) if Some(mark.run) == run && mark.turn() == turn => What::Unpublished(mark),
+            Ok(Some(mark)) if Some(mark.run) == run => foreign("its mark and its name differ".into()),
+            Ok(Some(_)) => foreign("written for another directory".into()),
+            Ok(None) => foreign("it has no mark of everstep".into()),
+            Err(e) => foreign(format!("its mark cannot be read: {e}")),
+        };
+    }
+    if let Some(step) = deleting_named(name) {
+        return match manifest_in(path) {
+            Ok(m) if m.step == step && run.is_some() && m.writer.map(|w| w.run) == run => What::Deleting(Box::new(m)),
+            Ok(_) => foreign("it is not of this directory".into()),
+            Err((_, why)) => foreign(why),
+        };
+    }
+    foreign("everstep gives no such names".into())
+}
+
+fn published(path: &Path, step: u64, run: Option<RunId>) -> What {
+    let foreign = |why: String| What::Foreign { step: Some(step), why };
+    match manifest_in(path) {
+        Ok(m) if m.step != step => What::Damaged { step, why: format!("{} holds step {}", path.display(), m.step) },
+        Ok(m) => {
+            let kept = not_ours(path, &m, run);
+            What::Checkpoint { manifest: Box::new(m), kept }
+        }
+        Err((io::ErrorKind::NotFound, why)) => match disk::names(path) {
+            Err(e) => What::Damaged { step, why: format!("cannot read {}: {e}", path.display()) },
+            Ok(files) if files.iter().any(|f| f.to_str().is_some_and(is_shard_or_note) || *f == *MARK_FILE) => {
+                What::Damaged { step, why }
+            }
+            Ok(_) => foreign("no checkpoint of everstep".into()),
+        },
+        Err((_, why)) => What::Damaged { step, why },
+    }
+}
+
+/// Why a checkpoint must not be deleted, whatever is to be kept.
+fn not_ours(path: &Path, manifest: &Manifest, run: Option<RunId>) -> Option<String> {
+    match manifest.writer {
+        None => return Some("written by an earlier version of everstep".into()),
+        Some(writer) if Some(writer.run) != run => return Some("written for another directory".into()),
+        Some(_) => {}
+    }
+    if manifest.lineage.is_none() {
+        return Some("saved through torch.distributed.checkpoint".into());
+    }
+    prune::only_ours(path, manifest).err()
+}
+
+/// Where the checkpoints among the entries stand.
+pub(super) fn places(entries: &[Entry], run: Option<RunId>) -> Vec<Place> {
+    let manifests = entries.iter().filter_map(|e| match &e.what {
+        What::Checkpoint { manifest, .. } => Some(manifest),
+        _ => None,
+    });
+    manifests.map(|m| place_of(m, run)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_everstep_gives_are_read() {
+        assert_eq!([named("step-7"), named("step-7.2"), named("step-0")], [Some((7, 1)), Some((7, 2)), Some((0, 1))]);
+        for name in ["step-07", "step-+7", "step-7.1", "step-7.02", "step-", "step-7.tmp-1", "step-7.", "Step-7"] {
+            assert_eq!(named(name), None, "{name}");
+        }
+        assert_eq!(unpublished_named("step-7.tmp-1.2"), Some((7, (1, 2))));
+        assert_eq!(deleting_named(&deleting_name(7)), Some(7));
+    }
+}

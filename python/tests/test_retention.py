@@ -1,0 +1,248 @@
+"""What stays in a directory of checkpoints: everything that everstep did not write, what the user saved, and the branch that runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from conftest import EVERSTEP
+
+import everstep as es
+import everstep.dcp
+
+
+def _train(directory: Path, to: int, *, step: int | None = None, persist: int = 1, keep: int = 2) -> int:
+    """Trains up to a step; returns the one that it went on from. The weight says which step and branch it is of."""
+    model = torch.nn.Linear(2, 2)
+    ckpt = es.CheckpointManager(directory, model=model, persist=persist, keep=keep)
+    done = ckpt.restore(step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for now in range(done + 1, to + 1):
+            with torch.no_grad():
+                model.weight.add_(1.0)
+            ckpt.step(now)
+        ckpt.close()
+    return done
+
+
+def _steps(directory: Path) -> list[str]:
+    return sorted((p.name for p in directory.glob("step-*")), key=lambda n: float(n.removeprefix("step-")))
+
+
+def _tree(*paths: Path) -> str:
+    """Everything that there is, by names, kinds and contents."""
+    digest = hashlib.sha256()
+    for root in paths:
+        for path in sorted([root, *root.rglob("*")] if root.is_dir() and not root.is_symlink() else [root]):
+            digest.update(f"{path} {path.lstat().st_mode}".encode())
+            digest.update(os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b"")
+    return digest.hexdigest()
+
+
+def _command(*line: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([EVERSTEP, "ckpt", *line], capture_output=True, text=True, timeout=60, check=False)
+
+
+def _foreign(out: Path) -> list[Path]:
+    """Entries named as checkpoints that everstep did not write."""
+    out.mkdir(exist_ok=True)
+    state = {"a": torch.arange(3.0)}
+    dcp.save(state, checkpoint_id=out / "step-2", no_dist=True)
+    (out / "step-7").write_text("notes of a person")
+    (out / "elsewhere").mkdir()
+    (out / "elsewhere" / "rank-0.safetensors").write_bytes(b"x")
+    (out / "step-3").symlink_to(out / "elsewhere")
+    (out / "step-900").mkdir()
+    (out / "step-4.tmp-0").mkdir()
+    (out / "step-4.tmp-0" / "rank-0.safetensors").write_bytes(b"mine")
+    (out / "step-5.gone-0123456789abcdef").mkdir()
+    (out / "step-007").mkdir()
+    (out / "everstep-frequency.json").write_text("[1, 2]")
+    return sorted(out.iterdir())
+
+
+def test_what_everstep_did_not_write_is_left_alone_and_named(tmp_path):
+    out = tmp_path / "out"
+    foreign = _foreign(out)
+    os.mkfifo(out / "step-6")
+    before = _tree(*foreign)
+    assert _train(out, 9) == 0
+    assert _tree(*foreign) == before and (out / "step-6").is_fifo()
+    assert {"step-8", "step-9"} == set(_steps_of_everstep(out)), "each step is published in spite of its neighbours"
+    would = _command("prune", str(out), "--keep", "2", "--dry-run")
+    did = _command("prune", str(out), "--keep", "2")
+    assert would.stdout == did.stdout and would.returncode == did.returncode == 0
+    for name in ("step-2", "step-3", "step-7", "step-900", "step-4.tmp-0", "step-007"):
+        assert f"left alone: {name}:" in would.stderr, would.stderr
+    assert _tree(*foreign) == before
+    listed = json.loads(_command("ls", str(out), "--json").stdout)
+    assert {Path(f["path"]).name for f in listed["foreign"]} >= {"step-2", "step-3", "step-6", "step-7", "step-900"}
+
+
+def _steps_of_everstep(out: Path) -> list[str]:
+    return [p.parent.name for p in out.glob("step-*/manifest.json")]
+
+
+def test_a_taken_name_costs_neither_the_step_nor_what_has_the_name(tmp_path):
+    (tmp_path / "step-2").write_text("a file of somebody else")
+    with pytest.warns(UserWarning, match="step 2 is in step-2.2"):
+        model = torch.nn.Linear(2, 2)
+        ckpt = es.CheckpointManager(tmp_path, model=model, persist=2)
+        for step in (1, 2):
+            ckpt.step(step)
+        ckpt.close()
+    assert (tmp_path / "step-2").read_text() == "a file of somebody else"
+    assert _train(tmp_path, 2) == 2
+
+
+def test_plain_dcp_checkpoints_stay_beside_everstep_s(tmp_path):
+    state = {"a": torch.arange(3.0)}
+    for step in (500, 1000):
+        dcp.save(state, checkpoint_id=tmp_path / f"step-{step}", no_dist=True)
+    plain = [tmp_path / "step-500", tmp_path / "step-1000"]
+    before = _tree(*plain)
+    for _ in range(2):
+        # Saved under one name twice: the second stands for the first.
+        state["a"] += 1
+        dcp.save(state, storage_writer=everstep.dcp.Writer(tmp_path / "step-2000"), no_dist=True)
+    assert _tree(*plain) == before
+    assert _steps(tmp_path) == ["step-500", "step-1000", "step-2000"]
+    found = {"a": torch.zeros(3)}
+    dcp.load(found, storage_reader=everstep.dcp.Reader(tmp_path / "step-2000"), no_dist=True)
+    assert torch.equal(found["a"], state["a"])
+    with pytest.raises(BaseException, match="step-500 is taken"):
+        dcp.save(state, storage_writer=everstep.dcp.Writer(tmp_path / "step-500"), no_dist=True)
+    assert _tree(*plain) == before
+
+
+def test_a_checkpoint_with_a_file_of_the_user_in_it_stays(tmp_path):
+    _train(tmp_path, 2)
+    (tmp_path / "step-1" / "notes.txt").write_text("the good one")
+    _train(tmp_path, 6)
+    assert (tmp_path / "step-1" / "notes.txt").exists() and (tmp_path / "step-1" / "manifest.json").exists()
+    assert "step-1: it holds notes.txt" in _command("prune", str(tmp_path), "--keep", "2", "--dry-run").stderr
+
+
+def test_checkpoints_of_an_earlier_version_are_restored_and_not_deleted(tmp_path):
+    _train(tmp_path, 2)
+    for path in (tmp_path / "step-1", tmp_path / "step-2"):
+        # As they were before marks: the same manifest without what is new.
+        manifest = json.loads((path / "manifest.json").read_text())["manifest"]
+        del manifest["writer"], manifest["lineage"]
+        _seal(path / "manifest.json", manifest)
+        (path / "everstep-mark.json").unlink()
+    (tmp_path / "everstep-run.json").unlink()
+    (tmp_path / "everstep-branch.json").unlink()
+    assert _train(tmp_path, 6) == 2
+    assert _steps(tmp_path) == ["step-1", "step-2", "step-5", "step-6"]
+    assert _train(tmp_path, 7) == 6
+
+
+def _seal(path: Path, manifest: dict[str, object]) -> None:
+    crc = (1 << 64) - 1  # CRC-64/NVME
+    for byte in json.dumps(manifest, separators=(",", ":")).encode():
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x9A6C9329AC4BC9B5 if crc & 1 else 0)
+    path.write_text(json.dumps({"manifest": manifest, "crc": f"{crc ^ (1 << 64) - 1:016x}"}))
+
+
+def test_going_back_keeps_both_branches_and_a_restart_continues_the_new_one(tmp_path):
+    _train(tmp_path, 20, persist=5, keep=4)
+    assert _train(tmp_path, 13, step=10) == 10
+    assert _steps(tmp_path) == ["step-5", "step-10", "step-12", "step-13", "step-15", "step-20"]
+    assert _train(tmp_path, 14) == 13
+    dry = _command("prune", str(tmp_path), "--keep", "2", "--dry-run", "--abandoned")
+    assert set(dry.stdout.split()) == {"5", "10", "15", "20"}
+    assert _command("prune", str(tmp_path), "--keep", "2", "--abandoned").stdout == dry.stdout
+    assert _steps(tmp_path) == ["step-13", "step-14"]
+
+
+def test_the_same_step_of_two_branches_is_kept_twice(tmp_path):
+    _train(tmp_path, 4, persist=2, keep=4)
+    assert _train(tmp_path, 4, step=2) == 2
+    assert _steps(tmp_path) == ["step-2", "step-3", "step-4", "step-4.2"]
+    assert _train(tmp_path, 4) == 4
+
+
+def test_a_branch_left_by_a_fallback_goes_once_enough_newer_steps_are_durable(tmp_path):
+    _train(tmp_path, 4)
+    shard = tmp_path / "step-4" / "rank-0.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with pytest.warns(UserWarning, match="skipping a checkpoint"):
+        assert _train(tmp_path, 4) == 3
+    assert _steps(tmp_path) == ["step-3", "step-4", "step-4.2"]
+    assert _train(tmp_path, 5) == 4
+    assert _steps(tmp_path) == ["step-4.2", "step-5"]
+
+
+_JOB = """
+import os, sys, torch, everstep as es
+model = torch.nn.Linear(2, 2)
+ckpt = es.CheckpointManager(sys.argv[1], model=model, persist=int(sys.argv[3]), keep=3)
+done = ckpt.restore(int(sys.argv[2]))
+print("FROM", done, flush=True)
+for step in range(done + 1, done + 4):
+    ckpt.step(step)
+    if step == 13 and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        ckpt.wait()
+        os.kill(os.getpid(), 9)
+ckpt.close()
+"""
+
+
+@pytest.mark.parametrize("persist", [1, 100])
+def test_a_restart_that_asks_for_the_step_again_goes_on_in_its_branch(tmp_path, everstep, script, persist):
+    """Also when nothing of the branch was durable yet: then memory has it."""
+    out = tmp_path / "out"
+    _train(out, 20, persist=5, keep=4)
+    done = everstep("run", "--max-restarts", "3", script(_JOB), str(out), "10", str(persist), timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if "FROM" in line][-1].endswith("FROM 13"), done.stdout
+    assert "going on in its branch at step 13" in done.stderr
+    assert {"step-15", "step-20"} < set(_steps(out))
+    assert _train(out, 17) == 16
+
+
+def test_what_the_user_saved_stays_when_the_step_is_passed_again(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    ckpt = es.CheckpointManager(tmp_path, model=model, persist=5, keep=9)
+    for step in range(1, 11):
+        ckpt.step(step)
+        if step == 7:
+            ckpt.save()
+    ckpt.save(10)
+    ckpt.close()
+    saved = [tmp_path / "step-7", tmp_path / "step-10"]
+    before = _tree(*saved)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert _train(tmp_path, 30, step=5, persist=1) == 5
+    assert _tree(*saved) == before
+    assert _steps(tmp_path)[-2:] == ["step-29", "step-30"]
+
+
+def test_a_step_is_published_again_without_exchanging_names(tmp_path):
+    """File systems such as NFS refuse to exchange, or to rename without replacing."""
+    if subprocess.run(["strace", "-V"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("strace makes the file system refuse")
+    text = (
+        "import sys, torch, everstep as es\n"
+        "c = es.CheckpointManager(sys.argv[1], model=torch.nn.Linear(2, 2), persist=1)\n"
+        "c.step(1); c.save(); c.save(); c.close()\n"
+    )
+    line = [sys.executable, "-c", text, str(tmp_path)]
+    done = subprocess.run(["strace", "-f", "-o", "/dev/null", "-e", "inject=renameat2:error=EINVAL", *line], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert _train(tmp_path, 1) == 1
