@@ -51,9 +51,9 @@ class Branch:
             begin_branch(self._directory, self._directory.mark(), *self._origin)
         self._origin = None
 
-    def announce(self, step: int | None, done: int) -> None:
-        """One line: the script has asked for ``step`` again, and goes on with what came of it."""
-        if _worker.world().rank == 0:
+    def announce(self, step: int | None, wanted: int | None, done: int) -> None:
+        """One line where the script has asked for ``step`` again, and goes on with what came of it."""
+        if step != wanted and _worker.world().rank == 0:
             print(f"everstep: restore(step={step}) was done when this job began; going on in its branch at step {done}", file=sys.stderr, flush=True)
 
     def refuse_silent_restart(self, unreadable: list[str], some: bool, step: int | None) -> None:

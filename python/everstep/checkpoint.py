@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -175,8 +174,7 @@ class CheckpointManager:
             done = None
             while done is None:
                 done = self._restore_newest(wanted)
-        if step != wanted:
-            self._branch.announce(step, done)
+        self._branch.announce(step, wanted, done)
         self._step = done
         self._start.restored(done)
         for optimizer in self._state.optimizers:

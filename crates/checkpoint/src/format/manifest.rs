@@ -74,17 +74,20 @@ impl Manifest {
         self.shards.iter().map(|s| s.purpose).max().unwrap_or_default()
     }
 
-    /// May be put in place of another one: an automatic checkpoint of the same step in the same branch; or, where both are of no branch
-    /// (`exactly`), one that the user saved under the same name.
+    /// May be put in place of another one: an automatic checkpoint of the same step in the same branch, or one that the user saved there
+    /// a moment ago, in the same generation, and saves again; or, where both are of no branch (`exactly`), one that the user saved under
+    /// the same name.
     #[must_use]
     pub fn stands_for(&self, there: &Manifest, run: RunId, exactly: bool) -> bool {
-        let own = there.writer.is_some_and(|w| w.run == run) && there.step == self.step;
+        let turn = |m: &Manifest| m.writer.filter(|w| w.run == run).map(|w| w.turn());
         let branch = |m: &Manifest| m.lineage.as_ref().map(|l| l.branch);
-        let user = there.purpose() == Purpose::User;
-        own && if exactly {
-            user && branch(there).is_none()
-        } else {
-            !user && branch(there).is_some() && branch(there) == branch(self)
+        let user = |m: &Manifest| m.purpose() == Purpose::User;
+        if turn(there).is_none() || there.step != self.step || branch(there) != branch(self) {
+            return false;
+        }
+        match branch(there) {
+            None => exactly && user(there),
+            Some(_) => !exactly && (!user(there) || (user(self) && turn(there) == turn(self))),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::direct::{Throttle, write_file};
 use crate::format::manifest::{MANIFEST_FILE, Manifest};
 use crate::format::mark::{MARK_FILE, Mark};
 use everstep_core::id::RunId;
-use everstep_core::message::ShardFile;
+use everstep_core::message::{Purpose, ShardFile};
 use everstep_wire::limits::NOTE_BYTES_MAX;
 use rustix::fs::FileType;
 use std::fs;
@@ -141,25 +141,32 @@ fn in_branch(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> 
     let step = manifest.step;
     let first = step_directory(directory, step);
     let there = entries::look(&first, &name_of(step, 1), Some(run));
-    if let What::Checkpoint { manifest: old, kept: None, .. } = &there
-        && manifest.stands_for(old, run, false)
+    let mut replaced = None;
+    if let What::Checkpoint { manifest: old, kept: None } = there
+        && manifest.stands_for(&old, run, false)
     {
-        // Aside, not away: at each moment one of both can be read. Retention deletes it when the new one is there.
+        // Aside, not away: at each moment one of both can be read. An automatic one is deleted by retention when the new one is there.
         let aside = disk::free_name(directory, step, 2)?;
         disk::rename_new(&first, &aside)?;
+        replaced = Some((aside, old)).filter(|(_, old)| old.purpose() == Purpose::User);
     }
     let mut number = 1;
-    loop {
+    let to = loop {
         let to = match number {
             1 => first.clone(),
             _ => disk::free_name(directory, step, number)?,
         };
         match disk::rename_new(from, &to) {
-            Ok(()) => return Ok(to),
+            Ok(()) => break to,
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && number < SAME_STEP_MAX => number += 1,
             Err(e) => return Err(e),
         }
+    };
+    if let Some((aside, old)) = replaced {
+        disk::sync(directory)?;
+        prune::delete(directory, &aside, &old)?;
     }
+    Ok(to)
 }
 
 fn exactly(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> io::Result<PathBuf> {
