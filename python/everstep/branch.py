@@ -69,3 +69,4 @@ class Branch:
                 f"no checkpoint in {self._directory} can be read, and starting over would bury them; repair or move "
                 f"them, or give another directory:\n  " + "\n  ".join(unreadable[:5])
             )
+        self.goes_on_from(0, None, False)

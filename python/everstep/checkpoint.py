@@ -189,7 +189,6 @@ class CheckpointManager:
         found = self._tier.choose(durable, step)
         if found is None:
             self._branch.refuse_silent_restart(self._unreadable, bool(durable), step)
-            self._branch.goes_on_from(0, None, False)
             return 0
         done, shard = found
         self._branch.goes_on_from(done, self._paths[done] if shard is durable.get(done) else None, step is not None)
