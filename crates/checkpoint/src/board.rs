@@ -247,7 +247,8 @@ impl Board {
 
     /// A checkpoint could not be made durable. Called by the agent.
     pub fn note_failure(&self, step: u64, why: &str) {
-        let text = why.get(..why.floor_char_boundary(FAILURE_BYTES)).unwrap_or_default();
+        let end = (0..=FAILURE_BYTES.min(why.len())).rev().find(|end| why.is_char_boundary(*end));
+        let text = why.get(..end.unwrap_or(0)).unwrap_or_default();
         // Readers look at the count first and last: a sentence that changes meanwhile is read again.
         let _ = self.map.write(FAILURE_AT + 8, text.as_bytes());
         self.map.word(FAILURE_AT).store(text.len() as u64, Ordering::Release);

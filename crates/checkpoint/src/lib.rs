@@ -20,6 +20,7 @@ pub mod mapped;
 pub mod objects;
 mod pass;
 pub mod persist;
+mod read_plan;
 pub mod regular;
 pub mod replicate;
 pub mod reshard;

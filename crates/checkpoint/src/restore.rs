@@ -11,6 +11,8 @@ use crate::format::shard::{
 };
 use crate::fused::Running;
 use crate::objects::{Location, Object, is_url};
+pub use crate::read_plan::Readers;
+use crate::read_plan::touched;
 use everstep_core::message::ShardFile;
 use everstep_wire::limits::HEADER_BYTES_MAX;
 use memmap2::MmapMut;
@@ -20,8 +22,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Chunks that one thread takes at a time: one request to a file.
-const CHUNKS_AT_ONCE: usize = 8;
 /// Requests to a store under way at a time: each connection has a limit of its own.
 const CONNECTIONS: usize = 16;
 
@@ -442,44 +442,6 @@ impl Shard {
             (Bytes::Stored(..), None) => Ok(&[]),
         }
     }
-}
-
-/// How many threads read, and how many chunks each at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Readers {
-    threads: usize,
-    chunks: usize,
-}
-
-impl Readers {
-    /// So many threads at most, whose buffers take `room` bytes together at most, or one chunk: with the largest tensor for
-    /// `room`, loading never needs more memory beside the state than that.
-    #[must_use]
-    pub fn within(threads: usize, room: u64) -> Self {
-        let room = usize::try_from(room / CHUNK_BYTES as u64).unwrap_or(usize::MAX).max(1);
-        let threads = threads.clamp(1, room);
-        Readers { threads, chunks: (room / threads).min(CHUNKS_AT_ONCE) }
-    }
-
-    /// Chunks as they are read.
-    fn requests(self, ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<Range<usize>> {
-        let cut = |r: Range<usize>| r.clone().step_by(self.chunks).map(move |at| at..(at + self.chunks).min(r.end));
-        ranges.into_iter().flat_map(cut).collect()
-    }
-}
-
-/// Chunks that hold some of these parts, which are in order.
-pub(crate) fn touched(parts: &[Target]) -> Vec<Range<usize>> {
-    let mut found: Vec<Range<usize>> = Vec::new();
-    for part in parts {
-        let first = (part.offset / CHUNK_BYTES as u64) as usize;
-        let end = (part.offset + part.bytes).div_ceil(CHUNK_BYTES as u64) as usize;
-        match found.last_mut().filter(|r| r.end >= first) {
-            Some(last) => last.end = last.end.max(end),
-            None => found.push(first..end),
-        }
-    }
-    found
 }
 
 /// Copies what the targets want of one chunk and sums all of it.

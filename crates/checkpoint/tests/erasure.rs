@@ -102,7 +102,7 @@ impl Group {
         let (members, keepers) = stripe(self.nodes.len(), self.parity, node);
         let task = encode::Task {
             of: self.of(node, step),
-            job: job_hash(JOB),
+            run: job_hash(JOB),
             members: members.iter().map(|m| Some((self.nodes[*m].peer.clone(), self.want(*m, step)))).collect(),
             keepers: keepers.iter().map(|k| self.nodes[*k].peer.clone()).collect(),
             round,

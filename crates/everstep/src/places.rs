@@ -203,6 +203,14 @@ pub fn unix_millis() -> u64 {
     since.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(0))
 }
 
+/// A path in a file of ours (see [`Raw`]).
+pub fn path_in(value: &serde_json::Value) -> Option<PathBuf> {
+    if value.is_null() {
+        return None;
+    }
+    serde_json::from_value::<Raw>(value.clone()).ok().map(|raw| raw.0.into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,12 +222,4 @@ mod tests {
         assert_eq!(passwd_home(&passwd), Some("/home/me".into()));
         assert_eq!(passwd_home("other:x:77777777:1::/home/other:/bin/sh"), None);
     }
-}
-
-/// A path in a file of ours (see [`Raw`]).
-pub fn path_in(value: &serde_json::Value) -> Option<PathBuf> {
-    if value.is_null() {
-        return None;
-    }
-    serde_json::from_value::<Raw>(value.clone()).ok().map(|raw| raw.0.into())
 }

@@ -184,10 +184,7 @@ impl Task {
                 let threads: Vec<_> = wanted.chunks(each).map(start).collect();
                 // Where the system gives no thread, this one does the work.
                 let panicked = |_| Err(invalid("a reader panicked"));
-                threads
-                    .into_iter()
-                    .map(|t| t.map_or_else(|chunks| run(chunks), |t| t.join().unwrap_or_else(panicked)))
-                    .collect()
+                threads.into_iter().map(|t| t.map_or_else(&run, |t| t.join().unwrap_or_else(panicked))).collect()
             });
             results.into_iter().collect::<io::Result<()>>()?;
         }

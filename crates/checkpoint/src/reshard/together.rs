@@ -222,7 +222,7 @@ impl Whole {
         let mut found = Vec::new();
         for (shard, mut targets) in self.plan(wanted)? {
             targets.sort_unstable_by_key(|t| t.offset);
-            found.extend(crate::restore::touched(&targets).into_iter().map(|range| (shard, range)));
+            found.extend(crate::read_plan::touched(&targets).into_iter().map(|range| (shard, range)));
         }
         Ok(found)
     }

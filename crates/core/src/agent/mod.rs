@@ -29,8 +29,6 @@ use watch::Watch;
 pub const EXIT_NO_COORDINATOR: i32 = 69;
 /// Exit code that asks a scheduler to queue the job again.
 pub const EXIT_REQUEUE: i32 = 75;
-/// SIGUSR1, SIGUSR2, SIGCONT.
-const PASSED_ON: [i32; 3] = [10, 12, 18];
 
 /// What an agent is told when it starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -381,12 +379,6 @@ impl Agent {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return false };
         crew.unacknowledged.retain(|r| !covered(r));
         true
-    }
-
-    /// This signal stops the job; others are passed on to the workers.
-    #[must_use]
-    pub fn stops_on(&self, signal: i32) -> bool {
-        !PASSED_ON.contains(&signal) || self.config.stop_signals.contains(&signal)
     }
 
     fn signal(&mut self, now: Time, signal: i32) {

@@ -16,6 +16,8 @@ use std::time::Duration;
 const TAKE_DOWN: Duration = Duration::from_secs(3);
 /// The same for one that has only lost its connection to another rank: the cause lies there, and is known.
 const TAKE_DOWN_FOLLOWER: Duration = Duration::from_millis(500);
+/// SIGUSR1, SIGUSR2, SIGCONT: not ours, unless the user says so.
+const PASSED_ON: [i32; 3] = [10, 12, 18];
 /// Workers that are asked where they are have so long to write it down.
 const STACKS: Duration = Duration::from_millis(150);
 /// Word from one rank to all others takes at most this long.
@@ -128,6 +130,12 @@ impl Agent {
             let grace = if flags { Duration::ZERO } else { grace };
             self.out.push_back(Command::Kill { generation, grace });
         }
+    }
+
+    /// This signal stops the job; others are passed on to the workers.
+    #[must_use]
+    pub fn stops_on(&self, signal: i32) -> bool {
+        !PASSED_ON.contains(&signal) || self.config.stop_signals.contains(&signal)
     }
 
     /// The job is stopping: pass the signal on, and end what is left after the shutdown grace.

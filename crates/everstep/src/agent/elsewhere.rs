@@ -85,10 +85,10 @@ impl Elsewhere {
         {
             chunks.retain(|c| !healed.contains(c));
         }
-        if let Some(directory) = durable.filter(|_| !chunks.is_empty()) {
-            if let Ok(Some(checkpoint)) = path_of(directory, label.step) {
-                heal_from_file(&slot, &checkpoint, label.rank, &mut chunks);
-            }
+        if let Some(directory) = durable.filter(|_| !chunks.is_empty())
+            && let Ok(Some(checkpoint)) = path_of(directory, label.step)
+        {
+            heal_from_file(&slot, &checkpoint, label.rank, &mut chunks);
         }
         chunks.is_empty()
     }

@@ -1,6 +1,7 @@
 //! The agent's driver: receive, handle, execute. No policy lives here.
 
 pub mod connection;
+mod console;
 mod durable;
 mod elsewhere;
 pub mod external;
@@ -23,6 +24,7 @@ mod sample;
 mod stacks;
 mod storage;
 pub mod streams;
+mod warm_up;
 mod workers;
 
 use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
@@ -115,8 +117,7 @@ pub struct End {
     /// Exit code of `everstep run`.
     pub code: i32,
     pub why: String,
-    /// Error file of the worker that failed first on this node, and how that worker ended (torch's way:
-    /// a signal is negative).
+    /// Error file of the worker that failed first on this node, and how that worker ended (a signal is negative).
     pub first_error: Option<(std::path::PathBuf, i32)>,
 }
 

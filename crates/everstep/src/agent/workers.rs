@@ -1,18 +1,15 @@
 //! Workers as the driver sees them: launched through the guard, sampled, answered.
 
-use super::launch::{Start, board_path, raw};
+use super::launch::{Start, board_path};
 use super::replicas::watch;
 use super::storage::{self, Destination};
 use super::{Driver, End, sample};
-use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest, Template as GuardTemplate};
+use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
 use everstep_checkpoint::arena::Pin;
 use everstep_checkpoint::board::{Board, EVERY_BITS, Word};
 use everstep_core::agent::event::{Event, Words};
-use everstep_core::coordinator::incident::describe;
-use everstep_core::coordinator::wording::counted;
-use everstep_core::id::{Generation, NodeId, Step};
-use everstep_core::message::{Outcome, Report, ShardFile, Slot};
-use everstep_wire::raw::Raw;
+use everstep_core::id::{Generation, Step};
+use everstep_core::message::{Outcome, ShardFile, Slot};
 use everstep_wire::worker::{Reply, Request};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -190,69 +187,6 @@ impl Driver {
         Some(Event::Holds { generation, held, parity: self.replicas.holder.parity_held() })
     }
 
-    fn announce_start(&mut self, start: &Start<'_>) {
-        self.restarts = start.restarts;
-        let (place, job) = (start.place, &self.template.job);
-        let world = format!("{} on {}", counted(place.world_size, "rank"), counted(place.group_world_size, "node"));
-        if std::mem::replace(&mut self.started, true) {
-            let budget =
-                if self.template.max_restarts_given { format!(" of {}", start.max_restarts) } else { String::new() };
-            crate::say!("restart {}{budget}: {world}", start.restarts);
-        } else {
-            let here = counted(place.slot.workers, "rank");
-            crate::say!("job {job}: {here} here, {world}; everstep status {job} shows it, Ctrl-C stops it");
-        }
-    }
-
-    /// Has a process with torch imported made ready, unless it would not do what a new one does.
-    pub(super) fn warm_up(&mut self) {
-        let Some((entry, preload)) = self.template.warm.zip(self.template.preload.as_ref()) else { return };
-        let changed = self.crew.iter().flat_map(|c| c.workers.values()).any(|w| w.board.get(Word::WarmUnsafe) != 0);
-        if changed {
-            crate::say!(
-                "restarts will start Python anew: the script sets variables that are read when torch is imported ({entry:?})"
-            );
-            return;
-        }
-        let python = self.template.argv.first().cloned().unwrap_or_default();
-        let program = crate::preload::template(preload);
-        let mut env = self.template.common_environment();
-        self.template.set_defaults(&mut env, self.workers);
-        // What carries the job's name is the job's, also to those who look from outside.
-        env.insert("EVERSTEP_JOB".into(), self.template.job.clone().into());
-        env.insert("EVERSTEP_NODE".into(), self.template.node.clone().into());
-        match self.changed_at_import() {
-            Some(changed) => env.insert("EVERSTEP_WARM_AT_IMPORT".into(), changed.into()),
-            None => {
-                return crate::say!(
-                    "restarts will start Python anew: ranks change different variables before they import torch"
-                );
-            }
-        };
-        // What the script has imported by its first step, and what differs from worker to worker (see preload/frameworks.py).
-        let (modules, ranks) =
-            (self.template.memory.join("local-0-modules"), self.template.memory.join("own-variables"));
-        let own = serde_json::json!(self.own_variables).to_string();
-        if crate::places::write_whole(&ranks, own.as_bytes()).is_ok() {
-            env.insert("EVERSTEP_WARM_MODULES".into(), modules.into());
-            env.insert("EVERSTEP_WARM_RANKS".into(), ranks.into());
-        }
-        let argv = vec![Raw(python), Raw::from("-u"), Raw::from(program)];
-        if let Err(why) = self.ask_guard(&GuardRequest::Warm(GuardTemplate { argv, env: raw(env) })) {
-            crate::say!("restarts will start Python anew: {why}");
-        }
-    }
-
-    /// What the script changes before it imports torch, as the workers have written it down, if they all change the same.
-    fn changed_at_import(&self) -> Option<String> {
-        let note = |local: u32| std::fs::read_to_string(self.template.memory.join(format!("local-{local}-at-import")));
-        let mut notes = (0..self.workers).map(|local| note(local).unwrap_or_else(|_| "{}".into()));
-        let first = notes.next()?;
-        let parsed = |text: &str| serde_json::from_str::<BTreeMap<String, Option<String>>>(text).ok();
-        let all = parsed(&first)?;
-        notes.all(|note| parsed(&note).as_ref() == Some(&all)).then_some(first)
-    }
-
     pub(super) async fn guard_says(&mut self, event: Option<GuardEvent>) {
         match event {
             Some(GuardEvent::Launched { generation, local_rank, pid }) => {
@@ -321,29 +255,6 @@ impl Driver {
                 let why = "the guard process of this node was killed; start this node again".to_owned();
                 self.end = Some(End { code: 75, why, first_error: None });
             }
-        }
-    }
-
-    /// One line on the console for what people want to know at once.
-    pub(super) fn announce(&self, report: &Report) {
-        if let Report::WorkerFailed { failure, .. } = report {
-            crate::say!("{}", describe(&NodeId(self.template.node.clone()), Some(failure)));
-        }
-    }
-
-    /// The job is done.
-    pub(super) fn announce_end(&self) {
-        let steps = self.progress.values().filter_map(|p| p.step).max();
-        let steps = steps.map_or_else(String::new, |n| format!(" {n} steps"));
-        let seconds = self.start.elapsed().as_secs();
-        let time = if seconds < 120 { format!("{seconds} s") } else { format!("{} min", seconds / 60) };
-        match self.restarts {
-            0 => crate::say!("done:{steps} in {time}"),
-            n => crate::say!(
-                "done:{steps} in {time}, {}; everstep explain {} says why",
-                counted(n, "restart"),
-                self.template.job
-            ),
         }
     }
 

@@ -34,7 +34,8 @@ fn removes(root: &Path) -> bool {
         files.extend(found);
     }
     let text = files.iter().filter_map(|f| std::fs::read_to_string(f).ok()).collect::<Vec<_>>().join("\n");
-    let set = text.lines().filter_map(|l| l.trim().strip_prefix("RemoveIPC")?.trim_start().strip_prefix('=')).last();
+    let set =
+        text.lines().filter_map(|l| l.trim().strip_prefix("RemoveIPC")?.trim_start().strip_prefix('=')).next_back();
     !matches!(set.map(|v| v.trim().to_ascii_lowercase()).as_deref(), Some("no" | "false" | "off" | "0"))
 }
 

@@ -1,0 +1,48 @@
+//! Lines on this node's console at the moments that people wait for.
+
+use super::Driver;
+use super::launch::Start;
+use everstep_core::coordinator::incident::describe;
+use everstep_core::coordinator::wording::counted;
+use everstep_core::id::NodeId;
+use everstep_core::message::Report;
+
+impl Driver {
+    /// Workers start, for the first time or again.
+    pub(super) fn announce_start(&mut self, start: &Start<'_>) {
+        self.restarts = start.restarts;
+        let (place, job) = (start.place, &self.template.job);
+        let world = format!("{} on {}", counted(place.world_size, "rank"), counted(place.group_world_size, "node"));
+        if std::mem::replace(&mut self.started, true) {
+            let budget =
+                if self.template.max_restarts_given { format!(" of {}", start.max_restarts) } else { String::new() };
+            crate::say!("restart {}{budget}: {world}", start.restarts);
+        } else {
+            let here = counted(place.slot.workers, "rank");
+            crate::say!("job {job}: {here} here, {world}; everstep status {job} shows it, Ctrl-C stops it");
+        }
+    }
+
+    /// One line on the console for what people want to know at once.
+    pub(super) fn announce(&self, report: &Report) {
+        if let Report::WorkerFailed { failure, .. } = report {
+            crate::say!("{}", describe(&NodeId(self.template.node.clone()), Some(failure)));
+        }
+    }
+
+    /// The job is done.
+    pub(super) fn announce_end(&self) {
+        let steps = self.progress.values().filter_map(|p| p.step).max();
+        let steps = steps.map_or_else(String::new, |n| format!(" {n} steps"));
+        let seconds = self.start.elapsed().as_secs();
+        let time = if seconds < 120 { format!("{seconds} s") } else { format!("{} min", seconds / 60) };
+        match self.restarts {
+            0 => crate::say!("done:{steps} in {time}"),
+            n => crate::say!(
+                "done:{steps} in {time}, {}; everstep explain {} says why",
+                counted(n, "restart"),
+                self.template.job
+            ),
+        }
+    }
+}
