@@ -86,7 +86,7 @@ fn begin_branch(
             None => From::Memory { step },
             Some(path) => {
                 let manifest = persist::read_manifest(&path).map_err(std::io::Error::other)?;
-                From::Durable { step, branch: persist::place_of(&manifest, Some(mark.run)).lineage.branch }
+                From::Durable(persist::place_of(&manifest, Some(mark.run)))
             }
         };
         persist::begin(&directory, from, asked, mark)

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may end where it stands")]
 
 use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, slot_bytes};
-use everstep_checkpoint::capture::{Plan, Source, start};
+use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::mark::Mark;
@@ -65,14 +65,16 @@ struct World {
     slot: Arc<Slot>,
     /// Foreign and user-owned entries, by what they were.
     protected: BTreeMap<PathBuf, u64>,
-    /// Files of somebody else in a checkpoint of ours: from then on it stays.
     mark: Mark,
     step: u64,
     /// Claimed durable steps of the running branch, in order.
     claimed: Vec<u64>,
+    /// Steps whose publication failed, perhaps after they had become visible.
+    unclaimed: BTreeSet<u64>,
     /// Branches that the user left: their steps.
     abandoned: BTreeSet<PathBuf>,
-    /// What a fallback left behind.
+    /// What the user saved: step, generation, branch.
+    saved: BTreeMap<PathBuf, (u64, u64, u64)>,
     branch: u64,
     faults: u64,
     found: Vec<String>,
@@ -82,9 +84,10 @@ fn captured(slot: &Arc<Slot>, step: u64, purpose: Purpose, branch: u64) {
     slot.release(Pin::Persist);
     let data = vec![step as u8 ^ branch as u8; 64];
     let tensors = vec![Tensor { name: "a".into(), dtype: "U8".into(), shape: vec![64], bytes: 64 }];
-    let label = Label { job: job_hash("j"), rank: 0, world_size: 1, generation: 1, step, purpose, shared: false };
+    let label = Label { run: job_hash("j"), rank: 0, world_size: 1, generation: 1, step, purpose, shared: false };
     let sources = vec![Source { address: data.as_ptr() as usize, bytes: 64, eager: true }];
-    let plan = Plan { tensors, sources, label, persist: true, threads: 1, background: false };
+    let tensors = Described::of(&tensors).unwrap();
+    let plan = Plan { tensors, sources, label, persist: true, threads: 1, background: false, compare: false };
     // SAFETY: `data` lives and stays unchanged until `wait` has returned.
     unsafe { start(slot.clone(), plan, None) }.unwrap().wait().unwrap();
 }
@@ -173,6 +176,10 @@ impl World {
             let shard = persist::write_shard(&w.slot, &w.out, &mark, step, Rank(0), &Throttle::new(0))?;
             persist::publish(&w.out, &mark, step, &[shard], Target::Branch)
         });
+        if let Err(e) = &done {
+            trace(|| format!("  step {step} {purpose:?}: {e}"));
+            self.unclaimed.insert(step);
+        }
         done.ok()
     }
 
@@ -186,7 +193,8 @@ impl World {
             }
             let policy = Policy { last: KEEP, every: None, epochs: true, abandoned: false };
             let mark = self.mark;
-            let _ = self.failing(random, |w| persist::prune(&w.out, policy, &mark));
+            let done = self.failing(random, |w| persist::prune(&w.out, policy, &mark));
+            trace(|| format!("  pruned {done:?}"));
         }
     }
 
@@ -194,9 +202,20 @@ impl World {
         if self.step == 0 {
             return;
         }
-        if let Some(path) = self.publish(random, Purpose::User, self.mark) {
+        // Saving a step again in one generation replaces the user's own.
+        let again = self.saved.iter().find(|(_, of)| **of == (self.step, self.mark.generation, self.branch));
+        let again = again.map(|(path, _)| path.clone());
+        self.protected.retain(|path, _| Some(path) != again.as_ref());
+        let published = self.publish(random, Purpose::User, self.mark);
+        if let Some(path) = published.clone() {
             if self.claimed.last() != Some(&self.step) {
                 self.claimed.push(self.step);
+            }
+            self.saved.insert(path, (self.step, self.mark.generation, self.branch));
+        }
+        for path in again.into_iter().chain(published) {
+            if persist::read_manifest(&path).is_err() {
+                self.found.push(format!("{} was the user's and is gone", path.display()));
             }
             self.protect(&path);
         }
@@ -215,29 +234,37 @@ impl World {
             Some(step) => good.find(|(s, ..)| *s == step),
         };
         if let (Some(expected), None) = (self.claimed.last(), to)
-            && from.as_ref().map(|(s, ..)| s) != Some(expected)
+            // One whose last call failed may be there all the same, and newer.
+            && from.as_ref().is_none_or(|(s, ..)| s != expected && !(s > expected && self.unclaimed.contains(s)))
         {
             let got = from.as_ref().map(|(s, ..)| *s);
             self.found.push(format!("step {expected} was to be continued, and {got:?} was"));
         }
         let Some((step, path, manifest)) = from else { return };
         let (asked, run) = (to.is_some(), self.mark.run);
-        let branch = persist::place_of(manifest, Some(run)).lineage.branch;
+        let place = persist::place_of(manifest, Some(run));
         let (path, mark) = (path.clone(), self.mark);
-        let beyond: Vec<PathBuf> = line.iter().filter(|(s, ..)| *s > step).map(|(_, p, _)| p.clone()).collect();
-        match self.failing(random, |w| persist::begin(&w.out, From::Durable { step, branch }, asked, &mark)) {
-            Ok(lineage) => {
-                if asked {
-                    // What the user left stays, with the step that it was left at.
-                    self.abandoned.extend(beyond.into_iter().chain([path]));
-                }
-                self.branch = lineage.branch;
-                self.claimed.retain(|s| *s <= step);
-                self.step = step;
-            }
-            // The script ends at its first step. The next life tries again.
-            Err(_) => self.mark.generation += 1,
+        let beyond = line.iter().filter(|(s, _, m)| *s > step && m.is_ok()).map(|(_, p, _)| p.clone());
+        let beyond: Vec<PathBuf> = beyond.collect();
+        let before = persist::recorded(&self.out, Some(run)).unwrap().map(|r| r.lineage);
+        let begun = match self.failing(random, |w| persist::begin(&w.out, From::Durable(place), asked, &mark)) {
+            Ok(lineage) => Some(lineage),
+            // The script ends at its first step. The next life goes on from where this one has begun, if that is recorded.
+            Err(_) => persist::recorded(&self.out, Some(run))
+                .unwrap()
+                .map(|r| r.lineage)
+                .filter(|l| Some(l) != before.as_ref()),
+        };
+        trace(|| format!("  from {step}, asked {asked}: {begun:?}"));
+        let Some(lineage) = begun else { return };
+        if asked && !beyond.is_empty() {
+            // What the user left stays, with the step that it was left at.
+            self.abandoned.extend(beyond.into_iter().chain([path]));
         }
+        self.branch = lineage.branch;
+        self.claimed.retain(|s| *s <= step);
+        self.unclaimed.retain(|s| *s <= step);
+        self.step = step;
     }
 
     /// The newest two claimed steps of the running branch are there, all protected entries are as they were.
@@ -254,9 +281,11 @@ impl World {
             Ok(line) => line.into_iter().filter(|(_, _, m)| m.is_ok()).map(|(s, ..)| s).collect(),
             Err(e) => return self.found.push(format!("cannot list: {e}")),
         };
-        for step in self.claimed.iter().rev().take(KEEP).filter(|s| !line.contains(s)) {
+        for step in self.claimed.iter().filter(|s| !line.contains(s) && line.range(*s..).count() < KEEP) {
             self.found.push(format!("durable step {step} is missing"));
         }
+        // What retention let go while there were newer ones.
+        self.claimed.retain(|s| line.contains(s));
     }
 }
 
@@ -284,7 +313,9 @@ fn sequence(scratch: &Path, slot: &Arc<Slot>, random: &mut Random, planted: bool
         mark,
         step: 0,
         claimed: Vec::new(),
+        unclaimed: BTreeSet::new(),
         abandoned: BTreeSet::new(),
+        saved: BTreeMap::new(),
         branch: 0,
         faults: 0,
         found: Vec::new(),
@@ -292,7 +323,9 @@ fn sequence(scratch: &Path, slot: &Arc<Slot>, random: &mut Random, planted: bool
     world.foreign(random);
     world.branch = persist::begin(&world.out, From::Scratch, false, &mark).unwrap().branch;
     for _ in 0..4 + random.below(10) {
-        match random.below(12) {
+        let what = random.below(12);
+        trace(|| format!("{what} at {} claimed {:?} {:?}", world.step, world.claimed, names(&world.out)));
+        match what {
             0..6 => world.advance(random),
             6 => world.save(random),
             7 => world.restart(random, None),
@@ -336,6 +369,20 @@ fn sequence(scratch: &Path, slot: &Arc<Slot>, random: &mut Random, planted: bool
     world
 }
 
+/// One sequence at a time can be looked at.
+fn trace(what: impl FnOnce() -> String) {
+    if std::env::var_os("TRACE").is_some() {
+        eprintln!("{}", what());
+    }
+}
+
+fn names(out: &Path) -> Vec<String> {
+    let mut all: Vec<String> =
+        fs::read_dir(out).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    all.sort();
+    all
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let number = |i: usize| arguments.get(i).and_then(|a| a.parse::<u64>().ok()).unwrap_or(0);
@@ -350,7 +397,8 @@ fn main() {
     let shard = persist::write_shard(&slot, &other, &mark, 1, Rank(0), &Throttle::new(0)).unwrap();
     persist::publish(&other, &mark, 1, &[shard], Target::Branch).unwrap();
     let (mut faults, mut protected, mut bad, mut examples) = (0, 0, 0, Vec::new());
-    for n in 0..number(1) {
+    let only = std::env::var("TRACE").ok().and_then(|t| t.parse::<u64>().ok());
+    for n in (0..number(1)).filter(|n| only.is_none_or(|o| o == *n)) {
         let mut random = Random(number(2).wrapping_mul(1_000_003).wrapping_add(n));
         let world = sequence(scratch.path(), &slot, &mut random, planted);
         faults += world.faults;

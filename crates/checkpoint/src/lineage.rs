@@ -44,7 +44,7 @@ pub struct Place {
 pub const OUTSIDE: u64 = u64::MAX;
 
 /// What training goes on from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum From {
     /// Nothing: step 0.
     Scratch,
@@ -54,12 +54,7 @@ pub enum From {
         step: u64,
     },
     /// A durable checkpoint.
-    Durable {
-        /// The step.
-        step: u64,
-        /// Its branch.
-        branch: u64,
-    },
+    Durable(Place),
 }
 
 impl Lineage {
@@ -121,27 +116,28 @@ fn leave(ran: &Lineage, step: u64, asked: bool) -> Vec<Fork> {
     left.chain(before.iter().copied()).take(LINEAGE_FORKS_MAX).collect()
 }
 
-/// The branch in which training goes on. `asked`: the user named the step.
+/// The branch in which training goes on. `unread`: steps of what is there and cannot be read, which may be of the branch that ran last.
+/// `asked`: the user named the step.
 #[must_use]
-pub fn begin(record: Option<&Lineage>, known: &[Place], from: From, asked: bool) -> Lineage {
+pub fn begin(record: Option<&Lineage>, known: &[Place], unread: &[u64], from: From, asked: bool) -> Lineage {
     let next = known.iter().map(|p| p.lineage.turn).chain(record.map(|r| r.turn)).max().unwrap_or(0) + 1;
     let fresh = |forks| Lineage { branch: next, turn: next, forks };
     let ran = last(record, known);
     let Some(ran) = ran else {
         return match from {
             From::Scratch | From::Memory { .. } => fresh(Vec::new()),
-            From::Durable { step, branch } => fresh(vec![Fork { branch, step, asked }]),
+            From::Durable(Place { step, lineage }) => fresh(vec![Fork { branch: lineage.branch, step, asked }]),
         };
     };
     let step = match from {
         // Nothing of what there is belongs to this one.
         From::Scratch if known.is_empty() && ran.forks.is_empty() => return ran.clone(),
         From::Scratch => return fresh(Vec::new()),
-        From::Memory { step } | From::Durable { step, .. } => step,
+        From::Memory { step } | From::Durable(Place { step, .. }) => step,
     };
-    let beyond = |l: &Lineage| known.iter().any(|p| p.step > step && l.includes(p));
-    let in_line = match from {
-        From::Durable { step, branch } => ran.at(step).0 == branch,
+    let beyond = |l: &Lineage| known.iter().any(|p| p.step > step && l.includes(p)) || unread.iter().any(|s| *s > step);
+    let in_line = match &from {
+        From::Durable(place) => ran.includes(place),
         _ => true,
     };
     if in_line && ran.branch > 0 && !beyond(ran) {
@@ -151,11 +147,10 @@ pub fn begin(record: Option<&Lineage>, known: &[Place], from: From, asked: bool)
         return fresh(leave(ran, step, asked));
     }
     // The user went to another branch than the one that ran last.
-    let From::Durable { branch, .. } = from else { return fresh(Vec::new()) };
-    let place = known.iter().filter(|p| p.step == step && p.lineage.branch == branch).max_by_key(|p| p.lineage.turn);
-    let there = place.map(|p| p.lineage.clone()).unwrap_or_default();
-    let own = |p: &&Place| p.lineage.branch == branch;
-    if branch > 0 && known.iter().filter(own).all(|p| p.step <= step) {
+    let From::Durable(Place { lineage: there, .. }) = from else { return fresh(Vec::new()) };
+    let branch = there.branch;
+    let mut own = known.iter().filter(|p| p.lineage.branch == branch);
+    if branch > 0 && branch != OUTSIDE && own.all(|p| p.step <= step) && unread.iter().all(|s| *s <= step) {
         return Lineage { turn: next, ..there };
     }
     let mut forks = vec![Fork { branch, step, asked: true }];
@@ -171,27 +166,31 @@ mod tests {
         Place { step, lineage: lineage.clone() }
     }
 
+    fn durable(known: &[Place], step: u64, branch: u64) -> From {
+        From::Durable(known.iter().find(|p| (p.step, p.lineage.branch) == (step, branch)).unwrap().clone())
+    }
+
     fn steps(record: Option<&Lineage>, known: &[Place]) -> Vec<u64> {
         line(record, known).into_iter().map(|i| known[i].step).collect()
     }
 
     #[test]
     fn a_restart_continues_the_branch_that_ran_last() {
-        let first = begin(None, &[], From::Scratch, false);
+        let first = begin(None, &[], &[], From::Scratch, false);
         let mut known: Vec<Place> = [10, 15, 20].iter().map(|s| place(*s, &first)).collect();
-        assert_eq!(begin(None, &known, From::Durable { step: 20, branch: 1 }, false), first, "a plain restart");
-        assert_eq!(begin(None, &known, From::Memory { step: 22 }, false), first);
-        let second = begin(None, &known, From::Durable { step: 10, branch: 1 }, true);
+        assert_eq!(begin(None, &known, &[], durable(&known, 20, 1), false), first, "a plain restart");
+        assert_eq!(begin(None, &known, &[], From::Memory { step: 22 }, false), first);
+        let second = begin(None, &known, &[], durable(&known, 10, 1), true);
         assert_eq!((second.branch, second.forks[0]), (2, Fork { branch: 1, step: 10, asked: true }));
         // Before it has anything durable, its record alone shows that it ran last.
         assert_eq!(steps(Some(&second), &known), [10]);
-        assert_eq!(begin(Some(&second), &known, From::Memory { step: 13 }, false), second);
-        assert_eq!(begin(Some(&second), &known, From::Durable { step: 10, branch: 1 }, true), second);
+        assert_eq!(begin(Some(&second), &known, &[], From::Memory { step: 13 }, false), second);
+        assert_eq!(begin(Some(&second), &known, &[], durable(&known, 10, 1), true), second);
         known.extend([11, 12].iter().map(|s| place(*s, &second)));
         assert_eq!(steps(None, &known), [12, 11, 10]);
-        assert_eq!(begin(Some(&second), &known, From::Durable { step: 12, branch: 2 }, false), second);
+        assert_eq!(begin(Some(&second), &known, &[], durable(&known, 12, 2), false), second);
         // Back to the first one: it runs last from then on.
-        let back = begin(Some(&second), &known, From::Durable { step: 20, branch: 1 }, true);
+        let back = begin(Some(&second), &known, &[], durable(&known, 20, 1), true);
         assert_eq!((back.branch, back.turn), (1, 3));
         known.push(place(21, &back));
         assert_eq!(steps(Some(&second), &known), [21, 20, 15, 10]);
@@ -199,17 +198,17 @@ mod tests {
 
     #[test]
     fn a_fallback_leaves_behind_what_could_not_be_read_and_not_what_the_user_left() {
-        let first = begin(None, &[], From::Scratch, false);
+        let first = begin(None, &[], &[], From::Scratch, false);
         let mut known: Vec<Place> = [10, 15, 20].iter().map(|s| place(*s, &first)).collect();
-        let second = begin(None, &known, From::Durable { step: 15, branch: 1 }, false);
+        let second = begin(None, &known, &[], durable(&known, 15, 1), false);
         assert!(second.left_behind(&known[2]) && !second.left_behind(&known[1]));
         known.push(place(16, &second));
         // Further back than its own beginning: both are left behind.
-        let third = begin(Some(&second), &known, From::Durable { step: 10, branch: 1 }, false);
+        let third = begin(Some(&second), &known, &[], durable(&known, 10, 1), false);
         assert!(known[1..].iter().all(|p| third.left_behind(p)), "{third:?}");
-        let asked = begin(None, &known[..3], From::Durable { step: 15, branch: 1 }, true);
+        let asked = begin(None, &known[..3], &[], durable(&known, 15, 1), true);
         known.push(place(17, &asked));
-        let further = begin(Some(&asked), &known, From::Durable { step: 10, branch: 1 }, false);
+        let further = begin(Some(&asked), &known, &[], durable(&known, 10, 1), false);
         assert!(!further.left_behind(&known[2]), "the user left 20: {further:?}");
     }
 
@@ -217,10 +216,10 @@ mod tests {
     fn checkpoints_without_a_lineage_are_the_beginning_of_the_first_branch() {
         let known: Vec<Place> = [10, 20].iter().map(|s| place(*s, &Lineage::default())).collect();
         assert_eq!(steps(None, &known), [20, 10]);
-        let first = begin(None, &known, From::Durable { step: 20, branch: 0 }, false);
+        let first = begin(None, &known, &[], durable(&known, 20, 0), false);
         assert_eq!((first.branch, first.forks[0].branch), (1, 0));
         assert_eq!(steps(Some(&first), &known), [20, 10]);
-        let scratch = begin(None, &known, From::Scratch, false);
+        let scratch = begin(None, &known, &[], From::Scratch, false);
         assert_eq!(steps(Some(&scratch), &known), [0; 0]);
     }
 }

@@ -33,9 +33,10 @@ pub struct Candidate {
 }
 
 /// Indices of those that may go, by the branch that runs. What a user saved never does, nor what the user left behind by
-/// going back to an earlier step (unless the policy says so), nor what belongs to no branch that leads here.
+/// going back to an earlier step (unless the policy says so), nor what belongs to no branch that leads here. `unread`: there are others,
+/// which cannot be read and may need what they come from.
 #[must_use]
-pub fn surplus(policy: Policy, running: &Lineage, candidates: &[Candidate]) -> Vec<usize> {
+pub fn surplus(policy: Policy, running: &Lineage, candidates: &[Candidate], unread: bool) -> Vec<usize> {
     let keep = policy.last.max(LAST_MIN);
     let mut line: Vec<usize> = Vec::new();
     let mut left_behind = Vec::new();
@@ -54,12 +55,16 @@ pub fn surplus(policy: Policy, running: &Lineage, candidates: &[Candidate]) -> V
     line.sort_by_key(order);
     let superseded = superseded(&line, candidates);
     line.retain(|i| !superseded.contains(i));
-    let newest: BTreeSet<usize> = line.iter().rev().take(keep).copied().collect();
+    // Steps are counted, not checkpoints: the user may have saved one several times.
+    let steps: BTreeSet<u64> = line.iter().filter_map(at).map(|c| c.place.step).collect();
+    let newest: BTreeSet<u64> = steps.into_iter().rev().take(keep).collect();
     // What the user left is there to be gone back to, with what it comes from.
     let needed = |c: &Candidate| {
-        let needs = |other: &Candidate| other.purpose != Purpose::User && other.place.lineage.includes(&c.place);
+        let needs = |other: &Candidate| other.place.lineage.includes(&c.place);
+        let left = running.forks.iter().any(|f| f.asked && f.step >= c.place.step);
         !policy.abandoned
-            && abandoned.iter().filter_map(at).any(|other| other.place.step >= c.place.step && needs(other))
+            && ((unread && left)
+                || abandoned.iter().filter_map(at).any(|other| other.place.step >= c.place.step && needs(other)))
     };
     let asked_for = |c: &Candidate| c.purpose == Purpose::User || (c.purpose == Purpose::Epoch && policy.epochs);
     let mut spans = BTreeSet::new();
@@ -68,11 +73,14 @@ pub fn surplus(policy: Policy, running: &Lineage, candidates: &[Candidate]) -> V
         let Some(c) = at(i) else { continue };
         let span = policy.every.map(|every| c.saved_at / every.as_secs().max(1));
         let first_of_span = span.is_some_and(|s| spans.insert(s));
-        if !(newest.contains(i) || first_of_span || asked_for(c) || needed(c)) {
+        if !(newest.contains(&c.place.step) || first_of_span || asked_for(c) || needed(c)) {
             go.push(*i);
         }
     }
-    let newer = |turn: u64| line.iter().filter_map(at).filter(|c| c.place.lineage.turn > turn).count();
+    let newer = |turn: u64| {
+        let after = line.iter().filter_map(at).filter(|c| c.place.lineage.turn > turn);
+        after.map(|c| c.place.step).collect::<BTreeSet<u64>>().len()
+    };
     let outlived =
         |i: &usize| at(i).is_some_and(|c| !asked_for(c) && !needed(c) && newer(c.place.lineage.turn) >= keep);
     go.extend(left_behind.into_iter().filter(outlived));
@@ -104,7 +112,7 @@ mod tests {
     const LAST: Policy = Policy { last: 2, every: None, epochs: false, abandoned: false };
 
     fn first() -> Lineage {
-        begin(None, &[], From::Scratch, false)
+        begin(None, &[], &[], From::Scratch, false)
     }
 
     fn on(lineage: &Lineage, steps: &[(u64, u64, Purpose)]) -> Vec<Candidate> {
@@ -125,7 +133,10 @@ mod tests {
     }
 
     fn gone(policy: Policy, running: &Lineage, all: &[Candidate]) -> Vec<(u64, u64)> {
-        surplus(policy, running, all).into_iter().map(|i| (all[i].place.lineage.branch, all[i].place.step)).collect()
+        surplus(policy, running, all, false)
+            .into_iter()
+            .map(|i| (all[i].place.lineage.branch, all[i].place.step))
+            .collect()
     }
 
     #[test]
@@ -151,7 +162,15 @@ mod tests {
     #[test]
     fn what_the_user_left_by_going_back_stays_until_told_otherwise() {
         let mut all = plain(&first(), &[5, 10, 15, 20]);
-        let second = begin(None, &places(&all), From::Durable { step: 10, branch: 1 }, true);
+        let second = begin(
+            None,
+            &places(&all),
+            &[],
+            From::Durable(
+                all.iter().find(|c| (c.place.step, c.place.lineage.branch) == (10, 1)).unwrap().place.clone(),
+            ),
+            true,
+        );
         all.extend(plain(&second, &[11, 12, 13]));
         assert_eq!(gone(LAST, &second, &all), [(2, 11)], "the running branch is pruned by itself");
         let told = Policy { abandoned: true, ..LAST };
@@ -161,7 +180,15 @@ mod tests {
     #[test]
     fn what_a_fallback_left_goes_once_enough_newer_ones_are_durable() {
         let mut all = plain(&first(), &[10, 15, 20]);
-        let second = begin(None, &places(&all), From::Durable { step: 15, branch: 1 }, false);
+        let second = begin(
+            None,
+            &places(&all),
+            &[],
+            From::Durable(
+                all.iter().find(|c| (c.place.step, c.place.lineage.branch) == (15, 1)).unwrap().place.clone(),
+            ),
+            false,
+        );
         assert_eq!(gone(LAST, &second, &all), [(0, 0); 0]);
         all.extend(plain(&second, &[16]));
         assert_eq!(gone(LAST, &second, &all), [(1, 10)], "one newer one is not enough for 20 to go");
@@ -172,10 +199,18 @@ mod tests {
     #[test]
     fn a_step_published_again_replaces_only_what_was_automatic_in_its_own_branch() {
         let mut all = on(&first(), &[(10, 1, Recovery), (10, 2, User), (12, 3, Recovery), (14, 4, Recovery)]);
-        assert_eq!(surplus(LAST, &first(), &all), [0]);
-        let second = begin(None, &places(&all), From::Durable { step: 10, branch: 1 }, true);
+        assert_eq!(surplus(LAST, &first(), &all, false), [0]);
+        let second = begin(
+            None,
+            &places(&all),
+            &[],
+            From::Durable(
+                all.iter().find(|c| (c.place.step, c.place.lineage.branch) == (10, 1)).unwrap().place.clone(),
+            ),
+            true,
+        );
         all.extend(plain(&second, &[12]));
-        assert_eq!(surplus(LAST, &second, &all), [0]);
+        assert_eq!(surplus(LAST, &second, &all, false), [0]);
     }
 
     proptest! {

@@ -43,7 +43,10 @@ pub fn prune(of: &Location, policy: Policy, run: RunId, before: (u64, u64), dry_
             .map(|(_, m)| Candidate { place: place_of(m, Some(run)), saved_at: m.saved_at, purpose: m.purpose() })
             .collect();
         let go: Vec<(&ObjectMeta, &Manifest)> =
-            surplus(policy, &running, &candidates).into_iter().filter_map(|i| own.get(i).copied()).collect();
+            surplus(policy, &running, &candidates, all.iter().any(|(_, _, m)| m.is_err()))
+                .into_iter()
+                .filter_map(|i| own.get(i).copied())
+                .collect();
         let name = |o: &ObjectMeta| o.location.filename().unwrap_or_default().trim_end_matches(".json").to_owned();
         done.gone = go.iter().map(|(o, m)| (m.step, name(o))).collect();
         if dry_run {

@@ -46,9 +46,16 @@ pub fn recorded(directory: &Path, run: Option<RunId>) -> io::Result<Option<Recor
     }
 }
 
-fn known(directory: &Path, run: Option<RunId>) -> io::Result<Vec<Place>> {
-    let manifests = list(directory)?.into_iter().filter_map(|(_, _, m)| m.ok());
-    Ok(manifests.map(|m| place_of(&m, run)).collect())
+/// Where the checkpoints stand, and the steps of those that cannot be read.
+fn known(directory: &Path, run: Option<RunId>) -> io::Result<(Vec<Place>, Vec<u64>)> {
+    let (mut known, mut unread) = (Vec::new(), Vec::new());
+    for (step, _, manifest) in list(directory)? {
+        match manifest {
+            Ok(m) => known.push(place_of(&m, run)),
+            Err(_) => unread.push(step),
+        }
+    }
+    Ok((known, unread))
 }
 
 /// Training goes on from `from`: the branch that it is in, recorded for whoever publishes. `asked`: the user named the step.
@@ -59,11 +66,13 @@ pub fn begin(directory: &Path, from: From, asked: bool, mark: &Mark) -> io::Resu
     let run = mark.run;
     let record = recorded(directory, Some(run))?;
     let before = record.as_ref().map(|r| &r.lineage);
-    let lineage = lineage::begin(before, &known(directory, Some(run))?, from, asked);
-    let step = match from {
+    let step = match &from {
         From::Scratch => 0,
-        From::Memory { step } | From::Durable { step, .. } => step,
+        From::Memory { step } => *step,
+        From::Durable(place) => place.step,
     };
+    let (known, unread) = known(directory, Some(run))?;
+    let lineage = lineage::begin(before, &known, &unread, from, asked);
     // A restart that goes on with what the user asked for earlier is the same life of the job.
     let earlier = record.as_ref().filter(|r| r.lineage == lineage && r.epoch == mark.epoch).and_then(|r| r.asked);
     let asked = asked.then_some(step).or(earlier);

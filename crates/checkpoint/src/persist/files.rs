@@ -15,7 +15,7 @@ use crate::direct::{Throttle, write_file};
 use crate::format::manifest::{MANIFEST_FILE, Manifest};
 use crate::format::mark::{MARK_FILE, Mark};
 use everstep_core::id::RunId;
-use everstep_core::message::{Purpose, ShardFile};
+use everstep_core::message::ShardFile;
 use everstep_wire::limits::NOTE_BYTES_MAX;
 use rustix::fs::FileType;
 use std::fs;
@@ -36,9 +36,15 @@ fn prepare(directory: &Path, step: u64, mark: &Mark) -> io::Result<PathBuf> {
     let target = unpublished(directory, step, mark);
     // Ranks of several hosts may do this at the same time: whoever made it leaves the mark, the others wait for it.
     if disk::make(&target)? {
-        disk::write(&target.join(MARK_FILE), &serde_json::to_vec(mark)?)?;
-        disk::sync(&target)?;
-        return Ok(target);
+        let marked = serde_json::to_vec(mark).map_err(io::Error::from);
+        let marked = marked.and_then(|m| disk::write(&target.join(MARK_FILE), &m)).and_then(|()| disk::sync(&target));
+        if marked.is_err() {
+            // Without a mark nobody could tell whose it is.
+            let _ = fs::remove_file(target.join(MARK_FILE))
+                .and(fs::remove_dir(&target))
+                .or_else(|_| fs::remove_dir(&target));
+        }
+        return marked.map(|()| target);
     }
     if disk::kind(&target)? != Some(FileType::Directory) {
         return Err(taken(&target, "it is not a directory"));
@@ -140,33 +146,23 @@ fn published_before(directory: &Path, mark: &Mark, manifest: &Manifest) -> io::R
 fn in_branch(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> io::Result<PathBuf> {
     let step = manifest.step;
     let first = step_directory(directory, step);
-    let there = entries::look(&first, &name_of(step, 1), Some(run));
-    let mut replaced = None;
-    if let What::Checkpoint { manifest: old, kept: None } = there
+    if let What::Checkpoint { manifest: old, kept: None } = entries::look(&first, &name_of(step, 1), Some(run))
         && manifest.stands_for(&old, run, false)
     {
-        // Aside, not away: at each moment one of both can be read. An automatic one is deleted by retention when the new one is there.
-        let aside = disk::free_name(directory, step, 2)?;
-        disk::rename_new(&first, &aside)?;
-        replaced = Some((aside, old)).filter(|(_, old)| old.purpose() == Purpose::User);
+        return replace(directory, from, first, &old);
     }
     let mut number = 1;
-    let to = loop {
+    loop {
         let to = match number {
             1 => first.clone(),
             _ => disk::free_name(directory, step, number)?,
         };
         match disk::rename_new(from, &to) {
-            Ok(()) => break to,
+            Ok(()) => return Ok(to),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && number < SAME_STEP_MAX => number += 1,
             Err(e) => return Err(e),
         }
-    };
-    if let Some((aside, old)) = replaced {
-        disk::sync(directory)?;
-        prune::delete(directory, &aside, &old)?;
     }
-    Ok(to)
 }
 
 fn exactly(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> io::Result<PathBuf> {
@@ -182,20 +178,29 @@ fn exactly(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> io
         return Err(taken(&to, "it was not saved in this way"));
     }
     prune::only_ours(&to, &old).map_err(|why| taken(&to, &why))?;
+    replace(directory, from, to, &old)
+}
+
+/// Puts a checkpoint in place of one that it stands for. At each moment one of both can be read.
+fn replace(directory: &Path, from: &Path, to: PathBuf, old: &Manifest) -> io::Result<PathBuf> {
     let aside = if disk::exchange(from, &to)? {
         from.to_owned()
     } else {
-        let aside = disk::free_name(directory, manifest.step, 2)?;
+        let aside = disk::free_name(directory, old.step, 2)?;
         disk::rename_new(&to, &aside)?;
-        disk::rename_new(from, &to)?;
+        if let Err(e) = disk::rename_new(from, &to) {
+            disk::rename_new(&aside, &to)?;
+            return Err(e);
+        }
         aside
     };
     disk::sync(directory)?;
-    prune::delete(directory, &aside, &old)?;
+    // What cannot be deleted now is found by its mark later.
+    let _ = prune::delete(directory, &aside, old);
     Ok(to)
 }
 
-/// Reads the manifest of a published checkpoint. Where a step was moved aside while it was being replaced, there.
+/// Reads the manifest of a published checkpoint.
 ///
 /// # Errors
 /// A sentence with the path.

@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Whoever makes a directory for a step leaves its mark there within this time.
-const MARK_WITHIN: Duration = Duration::from_secs(10);
+const MARK_WITHIN: Duration = Duration::from_secs(2);
 
 /// A published checkpoint: its step, its directory, its manifest or what is wrong with it.
 pub type Found = (u64, PathBuf, Result<Manifest, String>);

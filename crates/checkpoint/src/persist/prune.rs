@@ -36,7 +36,13 @@ pub fn prune(directory: &Path, policy: Policy, run: RunId, before: (u64, u64), d
         .map(|(_, m)| Candidate { place: place_of(m, Some(run)), saved_at: m.saved_at, purpose: m.purpose() })
         .collect();
     let mut done = Pruned { foreign: foreign(&all), ..Pruned::default() };
-    for (entry, manifest) in surplus(policy, &running, &candidates).into_iter().filter_map(|i| own.get(i)) {
+    let kept = |m: &Manifest| m.writer.is_some_and(|w| w.run == run) && m.lineage.is_some();
+    let unread = all.iter().any(|e| match &e.what {
+        What::Damaged { .. } => true,
+        What::Checkpoint { manifest, kept: Some(_) } => kept(manifest),
+        _ => false,
+    });
+    for (entry, manifest) in surplus(policy, &running, &candidates, unread).into_iter().filter_map(|i| own.get(i)) {
         if !dry_run {
             let path = directory.join(&entry.name);
             // Somebody may have put something into it meanwhile.
