@@ -44,7 +44,11 @@ impl Claims {
     pub fn release(&self) {
         // A claim that is being waited for holds nothing yet.
         let Ok(mut claims) = self.0.try_lock() else { return };
-        std::mem::take(&mut *claims).into_values().for_each(|(_, claim)| claim.release());
+        let claims = std::mem::take(&mut *claims);
+        // Object stores wait on a runtime of their own, which this one's thread must not.
+        std::thread::scope(|s| {
+            let _ = s.spawn(move || claims.into_values().for_each(|(_, claim)| claim.release())).join();
+        });
     }
 }
 
