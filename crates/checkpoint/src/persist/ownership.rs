@@ -86,14 +86,14 @@ impl Claim {
             let now = Time(u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX));
             match watch.judge(now, found.as_ref(), dead) {
                 Verdict::Ours { epoch } => {
-                    return Self::hold(directory, who, own_record(run, epoch, who)).map_err(failed);
+                    return Self::hold(directory, who, own_record(run, epoch, who), &mut notice).map_err(failed);
                 }
                 Verdict::Claim { epoch } if who.leads => {
                     let record = own_record(run, epoch, who);
                     let bytes = serde_json::to_vec(&record).map_err(|e| failed(e.into()))?;
                     if create_new(directory, &name(directory, epoch), bytes).map_err(failed)? {
                         forget_older(directory, epoch);
-                        return Self::hold(directory, who, record).map_err(failed);
+                        return Self::hold(directory, who, record, &mut notice).map_err(failed);
                     }
                     // Somebody else was first, or the store ignores conditions: the record says who has it.
                 }
@@ -126,7 +126,7 @@ impl Claim {
         }
     }
 
-    fn hold(directory: &Path, who: &Claimant, record: Record) -> io::Result<Self> {
+    fn hold(directory: &Path, who: &Claimant, record: Record, notice: &mut impl FnMut(String)) -> io::Result<Self> {
         let (held, directory) = (Arc::new(Mutex::new(record)), directory.to_owned());
         if !who.leads {
             return Ok(Claim { record: held, directory, stop: None });
@@ -139,8 +139,15 @@ impl Claim {
                 // Where storage fails for a while, others see silence, and this owner publishes nothing either.
                 let _ = renew(&of, &record);
             }
-        })?;
-        Ok(Claim { record: held, directory, stop: Some((stop, thread)) })
+        });
+        // Without a thread nothing is renewed: a later start may take over after its silence, and then nothing is published here.
+        let thread = thread.inspect_err(|e| {
+            notice(format!(
+                "no thread to renew the claim on {} ({e}): another job may take it over",
+                directory.display()
+            ));
+        });
+        Ok(Claim { record: held, directory, stop: thread.ok().map(|thread| (stop, thread)) })
     }
 
     /// Which ownership this is.
