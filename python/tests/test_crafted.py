@@ -61,7 +61,7 @@ def _ckpt(*arguments):
     return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "VIRTUAL_ENV": os.environ.get("VIRTUAL_ENV", os.path.dirname(os.path.dirname(EVERSTEP)))})
 
 
-@pytest.mark.parametrize("name", ["model.weight", "optimizer/weight/exp_avg"])
+@pytest.mark.parametrize("name", ["model.weight", "optimizer/state/model.weight/exp_avg"])
 @pytest.mark.parametrize("kind", CRAFTED)
 def test_a_length_that_is_not_that_of_type_and_shape(tmp_path, kind, name):
     weights = _saved(tmp_path)

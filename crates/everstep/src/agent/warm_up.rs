@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 impl Driver {
     /// Has a process with torch imported made ready, unless it would not do what a new one does.
     pub(super) fn warm_up(&mut self) {
-        let Some((entry, preload)) = self.template.warm.zip(self.template.preload.as_ref()) else { return };
+        let Some((_, preload)) = self.template.warm.zip(self.template.preload.as_ref()) else { return };
         let changed = self.crew.iter().flat_map(|c| c.workers.values()).any(|w| w.board.get(Word::WarmUnsafe) != 0);
         if changed {
             crate::say!(
-                "restarts will start Python anew: the script sets variables that are read when torch is imported ({entry:?})"
+                "restarts will start Python anew: the script changes its processor affinity before it imports torch"
             );
             return;
         }
