@@ -157,6 +157,15 @@ impl Job {
             return Some((step, sources));
         }
         let own: Vec<Sources> = (0..).zip(ranks).map(|(r, s)| self.own_sources(Rank(r), s)).collect();
+        if !self.stayed {
+            // What some rank captured is lost with its node, or ranks are others than before: only a step next to the newest is worth it.
+            return match commit_point(&own) {
+                Some((exact, sources)) if exact.0 + 1 >= step.0 && self.record.durable.is_none_or(|d| exact >= d) => {
+                    Some((exact, sources))
+                }
+                _ => Some((step, sources)),
+            };
+        }
         if commit_point(&own).is_some() {
             // What is durable was captured by all ranks, and may be newer than what is in memory.
             let exact: Vec<Sources> = own.into_iter().zip(ranks).map(|(own, all)| with_durable(own, all)).collect();
