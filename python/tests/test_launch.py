@@ -52,7 +52,9 @@ def test_a_failure_is_short_names_its_cause_first_and_exits_with_one(everstep, s
     done = everstep("run", "--standalone", "--nproc-per-node", "2", "--redirects", "3", script(text))
     lines = done.stderr.splitlines()
     assert done.returncode == 1
-    assert len(lines) <= 12 and "ValueError: bad learning rate" in lines[0] and "rank 1" in lines[0]
+    start, cause = lines[:2]
+    assert start.startswith("everstep: job ") and len(lines) <= 12
+    assert "ValueError: bad learning rate" in cause and "rank 1" in cause
     shown = everstep("logs", "--first-cause")
     assert "ValueError: bad learning rate" in shown.stdout.splitlines()[0]
 

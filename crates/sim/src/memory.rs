@@ -70,10 +70,15 @@ impl World {
         self.worker_dies(host, dies);
     }
 
-    /// INV-15: a rank goes on from another's capture although all ranks still have their own of one step.
+    /// INV-15: a rank goes on from another's capture although all ranks, none of which was exchanged, have their own of one step.
     pub(crate) fn check_own(&mut self, generation: Generation, step: Step) {
         let Some(told) = self.oracle.worlds.get(&generation) else { return };
         let size = told.size;
+        // Where a node left or came, its captures went or are of another past: then the newest step counts.
+        let stayed = self.processes.iter().filter_map(|p| p.core.jobs().get(&self.spec.job));
+        if !stayed.filter(|job| job.record.generation == generation).all(|job| job.stayed) {
+            return;
+        }
         let mut common: Option<BTreeSet<Step>> = None;
         for host in self.hosts.iter().filter(|h| h.up && h.agent.is_some()) {
             let Some(crew) = host.crews.last().filter(|c| c.generation == generation) else { continue };
@@ -337,6 +342,10 @@ impl World {
         let Some(job) = self.processes[index].core.jobs().get(&self.spec.job) else { return };
         let world = &job.record.world;
         let shared = self.shared();
+        // Where all ranks hold the same and none was exchanged, each goes on from its own capture, which may be older (INV-15).
+        if shared && job.stayed {
+            return;
+        }
         let member = |index: usize| {
             let h = &self.hosts[index];
             h.agent.is_some() && h.session.is_some() && !h.frozen && world.slot(&h.node).is_some()

@@ -61,7 +61,7 @@ fn no_seed_breaks_an_invariant() {
 #[test]
 fn a_rank_that_dies_between_two_seals_goes_on_from_its_own() {
     for seed in 0..seeds() / 12 {
-        let options = Options { between_seals: 12, faults: 6, nodes: 4, ..Options::usual(seed * 2) };
+        let options = Options { between_seals: 12, faults: 6, nodes: 8, ..Options::usual(seed * 2) };
         let outcome = run(&options);
         assert!(outcome.violations.is_empty(), "seed {seed}: {:?}", outcome.violations);
     }
