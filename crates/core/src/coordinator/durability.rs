@@ -174,11 +174,11 @@ impl Job {
         if self.is_first_capture(&own) { None } else { Some((step, sources)) }
     }
 
-    /// Some ranks had sealed the first capture of all and others had not: the exact way back is the beginning.
+    /// Some ranks had sealed the first capture of all and others had not: the exact way back is the beginning, where nobody left.
     fn is_first_capture(&self, own: &[Sources]) -> bool {
         let before = self.record.restored.last();
         let from_scratch = before.is_some_and(|(g, step)| g.next() == self.record.generation && step.0 == 0);
-        self.stayed && from_scratch && self.record.durable.is_none() && own.iter().all(|of| of.len() <= 1)
+        from_scratch && self.record.durable.is_none() && own.iter().all(|of| of.len() <= 1)
     }
 
     /// What this rank would read from there is its own capture.

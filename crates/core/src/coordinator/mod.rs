@@ -393,7 +393,9 @@ impl Job {
         self.high_water = self.reached.take().or(self.high_water);
         self.record.largest = self.record.largest.max(u32::try_from(world.slots.len()).unwrap_or(u32::MAX));
         let place = |s: &crate::message::Slot| (s.node.clone(), s.incarnation, s.first_rank, s.workers);
-        self.stayed = self.record.world.slots.iter().map(place).eq(world.slots.iter().map(place));
+        let before = &self.record.world.slots;
+        // A job that starts again has no world before: what its memory holds is each rank's own.
+        self.stayed = before.is_empty() || before.iter().map(place).eq(world.slots.iter().map(place));
         self.record.world = world;
         self.durability = Durability::default();
         self.replication = replication::Replicas::default();

@@ -279,7 +279,7 @@ pub struct Job {
     pub newcomers: bool,
     /// Nodes that could not read the job's state; true: because nothing was durable yet.
     pub unable: BTreeMap<NodeId, bool>,
-    /// The same lives of the same nodes have the same ranks as in the generation before: nothing in memory is lost.
+    /// The same lives of the same nodes have the same ranks as in the generation before, if there was one: nothing in memory is lost.
     pub stayed: bool,
     /// How far the ranks are with ending.
     pub ending: Ending,
