@@ -52,15 +52,20 @@ def receive(sock):
     return bytes(body), list(fds)
 
 
-@contextlib.contextmanager
-def changed_by_script():
-    """The variables that the script changes before it imports torch, for as long as torch is imported here."""
-    kept = dict(os.environ)
-    for name, value in json.loads(os.environ.pop("EVERSTEP_WARM_AT_IMPORT", "{}")).items():
+def _apply(changes):
+    """Sets variables, or removes those whose value is None."""
+    for name, value in changes.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+@contextlib.contextmanager
+def changed_by_script():
+    """The variables that the script changes before it imports torch, for as long as torch is imported here."""
+    kept = dict(os.environ)
+    _apply(json.loads(os.environ.pop("EVERSTEP_WARM_AT_IMPORT", "{}")))
     yield
     os.environ.clear()
     os.environ.update(kept)
@@ -72,11 +77,7 @@ _changes = {}
 
 def repeat_changes():
     """In a worker, after it was given its environment."""
-    for name, value in _changes.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    _apply(_changes)
 
 
 def die_with_parent(parent):
