@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import Any, Literal, NoReturn, TypeVar
 
 from . import imports, loading
-from ._internal import Agent, AgentError, Board
+from ._internal import Agent, AgentError, Board, CheckpointError
 
 Scope = Literal["user", "process", "node", "fabric", "storage", "unknown"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -105,7 +105,10 @@ class _Worker:
         self._offer_stacks(board)
         main = threading.main_thread().ident
         if main is not None:
-            board.start_pulse(main)
+            try:
+                board.start_pulse(main)
+            except CheckpointError as e:
+                print(f"everstep: hangs are noticed by missing steps only, there is no thread to watch the interpreter: {e}", file=sys.stderr, flush=True)
         self._mark_exit()
         self._watch_exceptions()
 

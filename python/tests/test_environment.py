@@ -268,7 +268,7 @@ def test_a_limit_of_threads_never_panics(env, tmp_path, script, limit):
         line = ["bash", "-c", enter, "bash", EVERSTEP, "run", "--max-restarts", "0", script("print('done')")]
         done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=90, check=False)
         assert "panicked" not in done.stderr, done.stderr
-        assert done.returncode in (0, 1, 75, 78), done
+        assert done.returncode in (0, 1, 69, 75, 78), done
         assert done.returncode == 0 or done.stderr.strip(), done
     finally:
         _until(lambda: not (group / "cgroup.procs").read_text())

@@ -151,48 +151,59 @@ impl Party<'_> {
         Ok(())
     }
 
-    /// Reads every `of`th chunk from `first` on. Returns the bytes.
-    fn read(&self, first: usize, of: usize) -> Result<u64, WholeError> {
-        let places = self.window.places();
+    /// Goes through the chunks in their order: reads those whose turn is in `turns` (of `of`), and takes this rank's parts where it is given
+    /// `targets`. Returns the bytes that were read.
+    ///
+    /// All ranks go in the same order, so that the first chunk that is not done can always be done: one thread may have both tasks.
+    ///
+    /// # Safety
+    /// As [`Whole::read`].
+    unsafe fn go(&self, turns: &[usize], of: usize, mut targets: Option<Targets>) -> Result<u64, WholeError> {
         let mut bytes = 0;
-        for (n, wanted) in self.chunks.iter().enumerate().skip(first).step_by(of) {
-            let (place, number) = (n % places, n as u64 + 1);
-            let before = (number as usize).checked_sub(places + 1).map_or(0, |n| n as u64 + 1);
-            let free = || {
-                self.window.holds(place).load(Ordering::Acquire) == before
-                    && self.window.left(place).load(Ordering::Acquire) == 0
-            };
-            self.wait(free)?;
-            let shard = self.whole.shards().get(wanted.shard as usize);
-            let shard = shard.ok_or_else(|| WholeError::Together("ranks do not agree on its shards".into()))?;
-            let room = self.window.map.target(Window::data(place), CHUNK_BYTES).map_err(WholeError::Window)?;
-            // SAFETY: nobody else touches the place: all users of the chunk before are done, and those of this one wait for it.
-            let room = unsafe { std::slice::from_raw_parts_mut(room, CHUNK_BYTES) };
-            bytes += shard.read_chunk(wanted.chunk, room)? as u64;
-            self.window.left(place).store(wanted.users, Ordering::Release);
-            self.window.holds(place).store(number, Ordering::Release);
+        for (n, wanted) in self.chunks.iter().enumerate() {
+            if turns.contains(&(n % of)) {
+                bytes += self.read(n, wanted)?;
+            }
+            if let Some(targets) = targets.as_mut().filter(|_| wanted.mine) {
+                // SAFETY: the caller's promise.
+                unsafe { self.take(n, wanted, targets)? };
+            }
         }
         Ok(bytes)
     }
 
-    /// Takes this rank's parts.
+    /// Reads a chunk into its place. Returns its bytes.
+    fn read(&self, n: usize, wanted: &Wanted) -> Result<u64, WholeError> {
+        let places = self.window.places();
+        let (place, number) = (n % places, n as u64 + 1);
+        let before = (number as usize).checked_sub(places + 1).map_or(0, |n| n as u64 + 1);
+        let free = || {
+            self.window.holds(place).load(Ordering::Acquire) == before
+                && self.window.left(place).load(Ordering::Acquire) == 0
+        };
+        self.wait(free)?;
+        let shard = self.whole.shards().get(wanted.shard as usize);
+        let shard = shard.ok_or_else(|| WholeError::Together("ranks do not agree on its shards".into()))?;
+        let room = self.window.map.target(Window::data(place), CHUNK_BYTES).map_err(WholeError::Window)?;
+        // SAFETY: nobody else touches the place: all users of the chunk before are done, and those of this one wait for it.
+        let room = unsafe { std::slice::from_raw_parts_mut(room, CHUNK_BYTES) };
+        let bytes = shard.read_chunk(wanted.chunk, room)? as u64;
+        self.window.left(place).store(wanted.users, Ordering::Release);
+        self.window.holds(place).store(number, Ordering::Release);
+        Ok(bytes)
+    }
+
+    /// Takes this rank's parts of a chunk.
     ///
     /// # Safety
     /// As [`Whole::read`].
-    unsafe fn take(&self, mut targets: BTreeMap<u32, Vec<Target>>) -> Result<(), WholeError> {
+    unsafe fn take(&self, n: usize, wanted: &Wanted, targets: &mut Targets) -> Result<(), WholeError> {
         let places = self.window.places();
-        for parts in targets.values_mut() {
-            parts.sort_unstable_by_key(|t| t.offset);
-        }
-        // Of each shard, the first part that reaches beyond the chunks that have passed.
-        let mut first: BTreeMap<u32, usize> = BTreeMap::new();
-        for (n, wanted) in self.chunks.iter().enumerate().filter(|(_, w)| w.mine) {
-            let (place, number) = (n % places, n as u64 + 1);
-            self.wait(|| self.window.holds(place).load(Ordering::Acquire) == number)?;
-            let begins = (wanted.chunk * CHUNK_BYTES) as u64;
-            let ends = begins + CHUNK_BYTES as u64;
-            let parts = targets.get(&wanted.shard).map(Vec::as_slice).unwrap_or_default();
-            let at = first.entry(wanted.shard).or_default();
+        let (place, number) = (n % places, n as u64 + 1);
+        self.wait(|| self.window.holds(place).load(Ordering::Acquire) == number)?;
+        let begins = (wanted.chunk * CHUNK_BYTES) as u64;
+        let ends = begins + CHUNK_BYTES as u64;
+        if let Some((parts, at)) = targets.0.get_mut(&wanted.shard) {
             while parts.get(*at).is_some_and(|t| t.offset + t.bytes <= begins) {
                 *at += 1;
             }
@@ -207,9 +218,22 @@ impl Party<'_> {
                     };
                 }
             }
-            self.window.left(place).fetch_sub(1, Ordering::AcqRel);
         }
+        self.window.left(place).fetch_sub(1, Ordering::AcqRel);
         Ok(())
+    }
+}
+
+/// The parts that a rank wants of each shard, in the order of their offsets, and the first that reaches beyond the chunks that have passed.
+struct Targets(BTreeMap<u32, (Vec<Target>, usize)>);
+
+impl Targets {
+    fn new(parts: BTreeMap<u32, Vec<Target>>) -> Self {
+        let sorted = parts.into_iter().map(|(shard, mut parts)| {
+            parts.sort_unstable_by_key(|t| t.offset);
+            (shard, (parts, 0))
+        });
+        Targets(sorted.collect())
     }
 }
 
@@ -254,10 +278,18 @@ impl Whole {
         };
         let done = std::thread::scope(|scope| {
             let party = &party;
-            let readers: Vec<_> =
-                (0..READERS).map(|n| scope.spawn(move || work(party.read(me * READERS + n, of)))).collect();
+            let (mut readers, mut turns) = (Vec::new(), Vec::new());
+            for turn in (me * READERS)..(me * READERS + READERS) {
+                // SAFETY: it takes nothing.
+                let read = move || work(unsafe { party.go(&[turn], of, None) });
+                match std::thread::Builder::new().name("everstep-read".into()).spawn_scoped(scope, read) {
+                    Ok(reader) => readers.push(reader),
+                    // Where no thread can be had, this one reads, too.
+                    Err(_) => turns.push(turn),
+                }
+            }
             // SAFETY: the caller's promise.
-            let taken = self.targets(wanted).and_then(|targets| unsafe { party.take(targets) }.map(|()| 0));
+            let taken = self.targets(wanted).and_then(|t| unsafe { party.go(&turns, of, Some(Targets::new(t))) });
             let taken = work(taken);
             let panicked = |_| Err(WholeError::Together("a reader panicked".into()));
             let mut results: Vec<_> = readers.into_iter().map(|r| r.join().unwrap_or_else(panicked)).collect();

@@ -254,7 +254,7 @@ pub async fn run(
                 let own = driver.replicas.own().clone();
                 std::mem::take(&mut driver.last).persist(own, driver.impatient, &mut inputs).await;
             }
-            driver.claims.release();
+            driver.claims.release().await;
             if driver.discard || !storage::holds_slots(&driver.template.job, &driver.template.node) {
                 storage::discard(&driver.template.job, &driver.template.node);
             }

@@ -17,6 +17,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
+/// How long the end of a job waits for storage to take note of it.
+const RELEASE: Duration = Duration::from_secs(10);
+
 /// The claims of one agent, by directory; whether it renews them.
 #[derive(Clone, Default)]
 pub struct Claims(Arc<Mutex<BTreeMap<PathBuf, (bool, Claim)>>>);
@@ -41,14 +44,14 @@ impl Claims {
     }
 
     /// The job is over here: whoever comes next need not wait.
-    pub fn release(&self) {
+    pub async fn release(&self) {
         // A claim that is being waited for holds nothing yet.
-        let Ok(mut claims) = self.0.try_lock() else { return };
-        let claims = std::mem::take(&mut *claims);
-        // Object stores wait on a runtime of their own, which this one's thread must not.
-        std::thread::scope(|s| {
-            let _ = s.spawn(move || claims.into_values().for_each(|(_, claim)| claim.release())).join();
-        });
+        let claims = self.0.try_lock().map(|mut claims| std::mem::take(&mut *claims)).unwrap_or_default();
+        if !claims.is_empty() {
+            // Where they are not released in time, the next owner waits for their silence.
+            let released = tokio::task::spawn_blocking(|| claims.into_values().for_each(|(_, claim)| claim.release()));
+            let _ = tokio::time::timeout(RELEASE, released).await;
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use super::failures::Failures;
 use super::policy::Policy;
 use super::run::{Outcome, run};
 use super::work::Workload;
+use std::thread::ScopedJoinHandle;
 
 /// A mean, and where it is with 95 % confidence.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -78,9 +79,18 @@ pub fn compare(
         run(&all[*s], work, &policies[*p]).map_err(|e| format!("policy {}: {e}", policies[*p].name))
     };
     let outcomes: Vec<Result<Outcome, String>> = std::thread::scope(|scope| {
-        let hands: Vec<_> =
-            tasks.chunks(part).map(|part| scope.spawn(move || part.iter().map(one).collect::<Vec<_>>())).collect();
-        hands.into_iter().flat_map(|h| h.join().unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
+        let spawned = |part: &'_ [(usize, usize)]| {
+            let part = part.to_vec();
+            let work = move || part.iter().map(one).collect::<Vec<_>>();
+            std::thread::Builder::new().spawn_scoped(scope, work)
+        };
+        let threads: Vec<_> = tasks.chunks(part).map(|part| (part, spawned(part))).collect();
+        let joined = |(part, thread): (&[(usize, usize)], std::io::Result<ScopedJoinHandle<'_, _>>)| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|e| std::panic::resume_unwind(e)),
+            // Where no thread can be had, this one runs it.
+            Err(_) => part.iter().map(one).collect(),
+        };
+        threads.into_iter().flat_map(joined).collect()
     });
     let mut left = outcomes.into_iter().collect::<Result<Vec<Outcome>, String>>()?.into_iter();
     let groups: Vec<Vec<Outcome>> = policies.iter().map(|_| left.by_ref().take(all.len()).collect()).collect();
