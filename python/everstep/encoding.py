@@ -168,6 +168,11 @@ def _is_numbers(values: list[Any] | tuple[Any, ...]) -> bool:
     return kinds <= _NUMBERS and (int not in kinds or all(type(v) is not int or -(1 << 63) <= v < 1 << 64 for v in values))
 
 
+def _is_ascii(values: list[Any]) -> bool:
+    """Only strings that are UTF-8 without a look at each."""
+    return set(map(type, values)) == {str} and "".join(values).isascii()
+
+
 class _Encoder:
     def __init__(self, take: TakeTensor | None, sharded: bool) -> None:
         self._take, self._sharded = take, sharded
@@ -228,7 +233,7 @@ class _Encoder:
     def items(self, values: Iterable[Any], path: Path) -> list[Any]:
         """Elements of a sequence."""
         values = list(values)
-        if _is_numbers(values):
+        if _is_numbers(values) or _is_ascii(values):
             return values
         return [self.value(v, (path, i, True)) for i, v in enumerate(values)]
 

@@ -18,6 +18,8 @@ from ._internal import CheckpointError, Rate, recall, remember, snapshot_interva
 PROFILE_SECONDS = 120.0
 #: Snapshots, and steps, that are looked at before something is changed.
 LOOK = 9
+#: Part of the budget that measured stalls may use: the loop also loses time that it cannot measure (its caches are cold afterwards).
+MEASURED = 0.9
 #: The file beside the checkpoints that keeps measurements and choice (C7); `everstep ckpt show` reads it.
 FILE = "everstep-frequency.json"
 
@@ -227,10 +229,12 @@ class Snapshots:
         self._before = now
         if len(self._stalls) < LOOK or len(self._steps) < LOOK:
             return None
-        stall = sorted(self._stalls)[LOOK // 2]
+        # The budget is for all of them together: the mean counts, without the one that something else held up.
+        stall = sum(sorted(self._stalls)[:-1]) / (LOOK - 1)
         step = sorted(self._steps)[LOOK // 2]
-        every = 1 if stall <= self._free else snapshot_interval(stall, step, self._budget)
-        if abs(every - self._every) <= self._every // 5:
+        every = 1 if stall <= self._free else snapshot_interval(stall, step, self._budget * MEASURED)
+        # Too often is put right at once, a little too seldom is left as it is.
+        if self._every - self._every // 5 <= every <= self._every:
             return None
         self._stalls.clear()
         self._every = every

@@ -16,6 +16,24 @@ from .state import Item
 COPY_THREADS = 2
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes that items need in a slot: their tensors, those of them that are blobs, and the index."""
+
+    region: int
+    blobs: int
+    index: int
+
+    @classmethod
+    def of(cls, items: list[Item]) -> Sizes:
+        """Of these items."""
+        region = sum(i.tensor.numel() * i.tensor.element_size() for i in items)
+        blobs = sum(i.tensor.numel() for i in items if i.name.startswith(BLOB))
+        # JSON needs up to six bytes for a character that is not plain; twice that much is reserved.
+        index = sum((1 if i.name.isprintable() and i.name.isascii() else 3) * len(i.name) + 160 for i in items)
+        return cls(region, blobs, index)
+
+
 @dataclass
 class Snapshot:
     """One step's tensors, kept alive until the copy is done."""
@@ -29,6 +47,8 @@ class Snapshot:
     #: ``items`` on the host, described before (see :mod:`everstep.structure`), and what comes behind them.
     layout: SlotLayout | None = None
     blobs: list[tuple[str, bytes]] = field(default_factory=list)
+    #: Of ``items``, where it is known.
+    sizes: Sizes | None = None
 
     def host(self) -> list[Item]:
         """The items with every tensor contiguous and on the host."""
@@ -53,10 +73,8 @@ class Snapshot:
 
     def slot_bytes(self) -> int:
         """Room with slack: blobs (random state, data position) change their length."""
-        region = sum(i.tensor.numel() * i.tensor.element_size() for i in self.items)
-        blobs = sum(i.tensor.numel() for i in self.items if i.name.startswith(BLOB))
-        # JSON needs up to six bytes for a character that is not plain; twice that much is reserved.
-        index = sum((1 if i.name.isprintable() and i.name.isascii() else 3) * len(i.name) + 160 for i in self.items)
+        sizes = self.sizes or Sizes.of(self.items)
+        region, blobs, index = sizes.region, sizes.blobs, sizes.index
         if self.blobs:
             more = sum(len(b) for _, b in self.blobs)
             region, blobs, index = region + more, blobs + more, index + 200 * len(self.blobs)
@@ -87,7 +105,7 @@ class Slots:
     def capture(self, snapshot: Snapshot, board: Board | None) -> bool:
         """Starts to copy; False when every slot is in use."""
         assert self.arena is not None
-        if device.on_device(snapshot.items):
+        if snapshot.layout is None and device.on_device(snapshot.items):
             begun = self._device.capture(self.arena, snapshot, COPY_THREADS, board)
         else:
             items = snapshot.items if snapshot.layout is not None else snapshot.host()

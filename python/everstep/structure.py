@@ -7,7 +7,9 @@ find out (hooks, sharded tensors, state that is made anew each time), leads to :
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -17,13 +19,14 @@ from torch.optim import Optimizer
 from . import encoding, optimizer_state
 from ._internal import SlotLayout
 from .optimizer_state import ParameterNames
-from .slots import Snapshot, described
+from .slots import Sizes, Snapshot, described
 from .state import Item, State
 
 #: What has its memory where it says, and nothing else behind it.
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 #: Values in an optimizer's state that can be compared.
 _VALUES = (int, float, bool, str, type(None))
+_SHAPE_AND_DTYPE = attrgetter("shape", "dtype")
 #: Snapshots between two attempts to keep a structure that keeps changing.
 _PATIENCE_MAX = 64
 
@@ -32,45 +35,50 @@ class _Differs(Exception):
     """The structure cannot be kept, or is another one."""
 
 
-def _ids(values: Any) -> list[int]:
+def _ids(values: Iterable[Any]) -> list[int]:
     return [*map(id, values)]
 
 
-@dataclass
-class _Module:
-    """Members of one module, by identity."""
+#: What :class:`_Modules` looks at in each module: its members, and what takes part in saving them.
+_MEMBERS = itemgetter("_parameters", "_buffers", "_modules")
+_HOOKS = itemgetter("_state_dict_hooks", "_state_dict_pre_hooks")
+_TRANSIENT = itemgetter("_non_persistent_buffers_set")
 
-    module: nn.Module
-    names: list[str]
-    members: list[int]
-    transient: set[str]
 
-    @classmethod
-    def of(cls, module: nn.Module) -> _Module:
-        kind = type(module)
-        own = (kind.state_dict, kind._save_to_state_dict, kind.get_extra_state)
-        if own != (nn.Module.state_dict, nn.Module._save_to_state_dict, nn.Module.get_extra_state) or "state_dict" in vars(module):
+class _Modules:
+    """All modules by identity: their members, in order and by name.
+
+    Comparing is one pass over all of them in C (``map``, ``chain``): it is done at each step, and modules are many.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = [*modules]
+        for module in self._modules:
+            kind = type(module)
+            own = (kind.state_dict, kind._save_to_state_dict, kind.get_extra_state)
+            if own != (nn.Module.state_dict, nn.Module._save_to_state_dict, nn.Module.get_extra_state) or "state_dict" in vars(module):
+                raise _Differs
+        self._vars = [vars(m) for m in self._modules]
+        self._transient = [set(t) for t in map(_TRANSIENT, self._vars)]
+        self._seen = self._look()
+        if self._seen is None:
             raise _Differs
-        return cls(module, cls._names(module), cls._members(module), set(module._non_persistent_buffers_set))
 
-    @staticmethod
-    def _names(m: nn.Module) -> list[str]:
-        return [*m._parameters, *m._buffers, *m._modules]
-
-    @staticmethod
-    def _members(m: nn.Module) -> list[int]:
-        return _ids([*m._parameters.values(), *m._buffers.values(), *m._modules.values()])
+    def _look(self) -> tuple[list[int], list[str], list[int]] | None:
+        """Identities of the members of all modules, their names, and how many each has of each kind; ``None`` where hooks take part."""
+        if any(chain.from_iterable(map(_HOOKS, self._vars))):
+            return None
+        members = [*chain.from_iterable(map(_MEMBERS, self._vars))]
+        return _ids(chain.from_iterable(map(dict.values, members))), [*chain.from_iterable(members)], [*map(len, members)]
 
     def same(self) -> bool:
-        m = self.module
-        if m._state_dict_hooks or m._state_dict_pre_hooks or m._non_persistent_buffers_set != self.transient:
-            return False
-        return self._members(m) == self.members and self._names(m) == self.names
+        return [*map(_TRANSIENT, self._vars)] == self._transient and self._look() == self._seen
 
     def tensors(self) -> list[Tensor]:
-        m = self.module
-        buffers = [b for n, b in m._buffers.items() if n not in self.transient]
-        return [t for t in [*m._parameters.values(), *buffers] if t is not None]
+        found: list[Tensor | None] = []
+        for module, transient in zip(self._modules, self._transient, strict=True):
+            found += [*module._parameters.values(), *(b for n, b in module._buffers.items() if n not in transient)]
+        return [t for t in found if t is not None]
 
 
 class _Optimizer:
@@ -82,8 +90,9 @@ class _Optimizer:
         self._optimizer, self._state = optimizer, optimizer.state
         self._parameters = [[*g["params"]] for g in optimizer.param_groups]
         self._members = [_ids(g) for g in self._parameters]
-        self._entries = [(p, s, [*s], self._tensor_ids(s)) for p, s in optimizer.state.items()]
-        self._values = [(s, k, v, type(v)) for _, s, _, _ in self._entries for k, v in s.items() if not isinstance(v, Tensor)]
+        self._entries = [*optimizer.state.values()]
+        self._seen = self._look()
+        self._values = [(s, k, v, type(v)) for s in self._entries for k, v in s.items() if not isinstance(v, Tensor)]
         if any(kind not in _VALUES for *_, kind in self._values):
             raise _Differs
         names = ParameterNames(state.objects)
@@ -97,25 +106,24 @@ class _Optimizer:
             # Encoded in another way than this one knows.
             raise _Differs
 
-    @staticmethod
-    def _tensor_ids(entry: dict[str, Any]) -> list[int]:
-        return [id(v) for v in entry.values() if isinstance(v, Tensor)]
+    def _look(self) -> tuple[list[int], list[int], list[str], list[int]]:
+        """Parameters and what is kept of each, its names, and its tensors, by identity."""
+        entries = self._state.values()
+        tensors = [id(v) for v in chain.from_iterable(map(dict.values, entries)) if isinstance(v, Tensor)]
+        return _ids(self._state), _ids(entries), [*chain.from_iterable(entries)], tensors
 
     def same(self) -> bool:
         optimizer = self._optimizer
-        if optimizer.state is not self._state or len(self._state) != len(self._entries):
+        if optimizer.state is not self._state:
             return False
         if optimizer._optimizer_state_dict_pre_hooks or optimizer._optimizer_state_dict_post_hooks:
             return False
-        if [_ids(g["params"]) for g in optimizer.param_groups] != self._members:
+        if [_ids(g["params"]) for g in optimizer.param_groups] != self._members or self._look() != self._seen:
             return False
-        for parameter, entry, names, tensors in self._entries:
-            if self._state.get(parameter) is not entry or [*entry] != names or self._tensor_ids(entry) != tensors:
-                return False
         return all(type(v := s[k]) is kind and v == was for s, k, was, kind in self._values)
 
     def tensors(self) -> list[Tensor]:
-        return [v for _, s, _, _ in self._entries for v in s.values() if isinstance(v, Tensor)]
+        return [v for s in self._entries for v in s.values() if isinstance(v, Tensor)]
 
     def blob(self) -> bytes:
         """As :meth:`State.collect` encodes it; groups may change at each step (schedulers)."""
@@ -162,20 +170,21 @@ class _Known:
 
     def __init__(self, state: State, items: list[Item]) -> None:
         self._state = state
-        self._modules: list[_Module] = []
+        modules: list[nn.Module] = []
         self._optimizers: dict[str, _Optimizer] = {}
         for name, obj in state.objects.items():
             if isinstance(obj, nn.Module):
-                self._modules += [_Module.of(m) for m in obj.modules()]
+                modules += obj.modules()
                 if any(i.name == encoding.BLOB + name for i in items):
                     # Something is saved beside its tensors: extra state, versions for hooks of loading.
                     raise _Differs
             elif name in state.optimizers_by_name:
                 self._optimizers[name] = _Optimizer(state, name, obj)
+        self._modules = _Modules(modules)
         self._items = [i for i in items if not i.name.startswith(encoding.BLOB) or i.name == encoding.BLOB + "align"]
         if any(i.whole is not None for i in self._items):
             raise _Differs
-        self._tensors = [t for m in self._modules for t in m.tensors()] + [t for o in self._optimizers.values() for t in o.tensors()]
+        self._tensors = self._modules.tensors() + [t for o in self._optimizers.values() for t in o.tensors()]
         if any(type(t) not in _PLAIN or t.device.type != "cpu" or not t.is_contiguous() for t in self._tensors):
             raise _Differs
         self._places = self._look()
@@ -184,6 +193,7 @@ class _Known:
             raise _Differs
         self._host = [Item(i.name, i.tensor.detach(), i.eager) for i in self._items]
         self._layout: SlotLayout = described(self._host)
+        self._sizes = Sizes.of(self._host)
 
     @classmethod
     def of(cls, state: State, items: list[Item]) -> _Known | None:
@@ -193,17 +203,12 @@ class _Known:
         except (_Differs, RuntimeError, AttributeError, TypeError):
             return None
 
-    def _look(self) -> list[Any]:
+    def _look(self) -> tuple[list[int], list[Any], list[bool]]:
         tensors = self._tensors
-        return [
-            [t.data_ptr() for t in tensors],
-            [t.shape for t in tensors],
-            [t.dtype for t in tensors],
-            [t.is_contiguous() for t in tensors],
-        ]
+        return [*map(Tensor.data_ptr, tensors)], [*map(_SHAPE_AND_DTYPE, tensors)], [*map(Tensor.is_contiguous, tensors)]
 
     def snapshot(self, step: int, extra: dict[str, Any], persist: int | None) -> Snapshot:
-        same = all(m.same() for m in self._modules) and all(o.same() for o in self._optimizers.values())
+        same = self._modules.same() and all(o.same() for o in self._optimizers.values())
         if not same or self._look() != self._places:
             raise _Differs
         blobs = []
@@ -217,4 +222,4 @@ class _Known:
                     raise _Differs
                 blobs.append((encoding.BLOB + name, blob))
         blobs += self._state.surroundings(extra)
-        return Snapshot(step, self._host, persist, layout=self._layout, blobs=blobs)
+        return Snapshot(step, self._host, persist, layout=self._layout, blobs=blobs, sizes=self._sizes)

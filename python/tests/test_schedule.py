@@ -94,7 +94,8 @@ def test_snapshots_are_rarer_only_when_they_cost_more_than_the_budget(clock):
         return asked
 
     assert run(0.0005) is None
-    assert run(0.01) == 10
+    # Some room is left for what cannot be measured.
+    assert run(0.01) == 12
     # And back.
     assert run(0.0005, 10) == 1
 
