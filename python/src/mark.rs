@@ -5,6 +5,7 @@ use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::lineage::From;
 use everstep_checkpoint::persist::{self, Claim, Claimant};
 use pyo3::prelude::*;
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -38,7 +39,8 @@ impl PyClaim {
     fn take(py: Python<'_>, directory: PathBuf, silence: f64) -> PyResult<Self> {
         let claim = py.detach(|| {
             let who = Claimant::alone(Duration::from_secs_f64(silence)).map_err(|e| e.to_string())?;
-            Claim::take(&directory, &who, |line| eprintln!("everstep: {line}")).map_err(|e| e.to_string())
+            Claim::take(&directory, &who, |line| drop(writeln!(std::io::stderr(), "everstep: {line}")))
+                .map_err(|e| e.to_string())
         });
         let claim = claim.map_err(checkpoint)?;
         Ok(PyClaim { epoch: claim.epoch(), claim: Mutex::new(Some(claim)) })

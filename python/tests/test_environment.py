@@ -256,8 +256,36 @@ def test_a_flipped_bit_on_the_control_stream_is_a_lost_connection(env, tmp_path)
             coordinator.terminate()
 
 
+#: Its first start is killed.
+DIES_ONCE = "import os, time\nfirst = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\ntime.sleep(0.5)\nprint('out', flush=True)\nfirst and os.kill(os.getpid(), 9)"
+
+
+@pytest.mark.parametrize("where", ["2>/dev/full", ">/dev/full 2>&1", "2> >(head -c 1 >/dev/null)"])
+def test_a_console_that_takes_nothing_does_not_end_the_job(env, tmp_path, script, where):
+    """The terminal's log is on a full disk, or whoever read along has gone."""
+    text = f"{DIES_ONCE}\nopen({str(tmp_path / 'ended')!r}, 'w').close()"
+    line = ["bash", "-c", f'exec "$@" {where}', "bash", EVERSTEP, "run", "--max-restarts", "1", "--tee", "3", script(text)]
+    done = subprocess.run(line, env=env, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0 and (tmp_path / "ended").exists(), done
+
+
+def test_an_answer_that_cannot_be_written_is_an_error(env, tmp_path):
+    done = subprocess.run(["bash", "-c", f"{EVERSTEP} classify --table > /dev/full"], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "No space left" in done.stderr and "panicked" not in done.stderr, done
+    done = subprocess.run(["bash", "-c", f"{EVERSTEP} classify --table | true; exit ${{PIPESTATUS[0]}}"], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode in (0, 141) and not done.stderr, done
+
+
+def test_children_are_seen_to_end_where_that_was_ignored(env, script):
+    """A parent that ignores SIGCHLD hands that down."""
+    code = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    line = [sys.executable, "-c", code, EVERSTEP, "run", "--max-restarts", "1", script(DIES_ONCE)]
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and "restart 1" in done.stderr and done.stdout == "out\nout\n", done
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or not Path("/sys/fs/cgroup/pids").is_dir(), reason="needs the pids cgroup")
-@pytest.mark.parametrize("limit", [4, 8, 12, 16, 24])
+@pytest.mark.parametrize("limit", [2, 4, 8, 12, 16, 24])
 def test_a_limit_of_threads_never_panics(env, tmp_path, script, limit):
     """The job runs, or ends in a sentence with the documented code."""
     group = Path(f"/sys/fs/cgroup/pids/everstep-test-{os.getpid()}-{limit}")

@@ -1,7 +1,12 @@
 //! The everstep binary: every role is a subcommand.
 
+// Before all others: they use its macros.
+#[macro_use]
+mod print;
+
 mod agent;
 mod books;
+mod children;
 mod cli;
 mod coordinator;
 mod descriptors;
@@ -19,5 +24,6 @@ mod say;
 mod store;
 
 fn main() {
+    children::keep();
     std::process::exit(cli::main());
 }

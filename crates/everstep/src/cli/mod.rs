@@ -166,28 +166,11 @@ enum Command {
 
 /// A thread that was had is kept: the next one may be refused.
 const KEEP_THREADS: std::time::Duration = std::time::Duration::from_secs(365 * 24 * 3600);
-/// Exit code of programs whose reader has gone away, as shells give it: 128 and SIGPIPE.
-const NOBODY_READS: i32 = 141;
-
-/// Whoever reads has seen enough (`| head`): nothing more is said, and nothing is wrong. The standard library panics instead.
-fn end_when_nobody_reads() {
-    let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        let text = panic.payload().downcast_ref::<String>().map_or("", String::as_str);
-        if text.starts_with("failed printing to stdout") {
-            std::process::exit(NOBODY_READS);
-        }
-        usual(panic);
-    }));
-}
 
 /// Runs the command line; returns the exit code.
 pub fn main() -> i32 {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     let command = arguments.get(1).map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
-    if !["run", "rendezvous", "check", "coordinator", "guard"].contains(&command.as_str()) {
-        end_when_nobody_reads();
-    }
     if ["run", "rendezvous", "check"].contains(&command.as_str()) {
         match run::uniform(&arguments.split_off(2)) {
             Ok(rest) if command == "check" && rest.iter().any(|a| a == "--") => {
@@ -305,17 +288,23 @@ fn coordinator(
 /// One thread, and another one for what blocks: agents and coordinators wait, they do not compute.
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     let failed = |e: std::io::Error| Failure { code: 1, why: format!("cannot start: {e}") };
-    // While one thread is there, work for which the system gives no other waits for it; without any, tokio panics.
-    let threads = std::thread::Builder::new().name("everstep-trial".into()).spawn(|| {});
-    threads.map(drop).map_err(|e| Failure {
-        code: 1,
-        why: format!(
-            "cannot start a thread: {e}; raise the limit of processes (ulimit -u, or pids.max of the control group)"
-        ),
-    })?;
     let built = tokio::runtime::Builder::new_current_thread().enable_all().thread_keep_alive(KEEP_THREADS).build();
     let runtime = built.map_err(failed)?;
-    runtime.spawn_blocking(|| {});
+    // While one thread is there, work for which the system gives no other waits for it; without any, tokio panics. Whether
+    // there will be one cannot be asked: a thread started on trial still counts for a while after its end.
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let first = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runtime.spawn_blocking(|| {})));
+    std::panic::set_hook(hook);
+    if first.is_err() {
+        // Ending it in good order takes a thread, too.
+        std::mem::forget(runtime);
+        return Err(Failure {
+            code: 1,
+            why: "cannot start a thread: raise the limit of processes (ulimit -u, or pids.max of the control group)"
+                .into(),
+        });
+    }
     Ok(runtime)
 }
 
