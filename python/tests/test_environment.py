@@ -256,6 +256,37 @@ def test_a_flipped_bit_on_the_control_stream_is_a_lost_connection(env, tmp_path)
             coordinator.terminate()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+def test_a_full_disk_under_the_store_is_named_and_waited_for(env, tmp_path, script):
+    """Nothing is started before the job's record is written: while that fails, people are told why nothing happens."""
+    state, filler = tmp_path / "state", tmp_path / "state" / "filler"
+    state.mkdir(mode=0o700)
+    setup = f'mount -t tmpfs -o size=3m,mode=700 none {state} && touch {tmp_path}/mounted && exec "$@"'
+    wait = f"""for i in range(1200):
+    time.sleep(0.05)
+    if os.path.exists({str(tmp_path / "full")!r}): break
+first and os.kill(os.getpid(), 9)
+print("done", flush=True)"""
+    text = f"import os, time\nfirst = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\nopen({str(tmp_path / 'began')!r}, 'w').close()\n{wait}"
+    line = ["unshare", "-m", "--propagation", "private", "bash", "-c", setup, "bash", EVERSTEP, "run", "--no-warm", "--max-restarts", "1", script(text)]
+    with subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+        try:
+            _until(lambda: (tmp_path / "began").exists() or job.poll() is not None)
+            inside = Path(f"/proc/{job.pid}/root{filler}")
+            with contextlib.suppress(OSError), inside.open("wb", buffering=0) as f:
+                while True:
+                    f.write(b"x" * 4096)
+            (tmp_path / "full").touch()
+            _read_until(job, "cannot write the store")
+            inside.unlink()
+            _read_until(job, "is written again")
+            assert job.stdout is not None
+            said = job.stdout.read()
+            assert job.wait(60) == 0 and "done" in said, said
+        finally:
+            job.terminate()
+
+
 #: Its first start is killed.
 DIES_ONCE = "import os, time\nfirst = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\ntime.sleep(0.5)\nprint('out', flush=True)\nfirst and os.kill(os.getpid(), 9)"
 

@@ -12,7 +12,7 @@ use crate::detect::settings::Ready;
 use crate::listening::Place;
 use crate::notify::{Desk, routes::Route};
 use crate::places;
-use crate::store::{Store, redb::RedbStore};
+use crate::store::{redb::RedbStore, writer::Writer};
 use event_log::EventLog;
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact, Precondition};
@@ -69,6 +69,8 @@ enum Input {
     Server(Inbound),
     Line(Session, Option<ToCoordinator>),
     Persisted(PersistId, Result<Version, StoreFailure>),
+    /// The store cannot be written any more, and why, or can be again: a sentence.
+    Store(String),
     Provisioned(JobId, u64, Result<(), String>),
     /// A detector's finding, of this generation of a job.
     Unlike(JobId, Generation, Finding),
@@ -166,9 +168,13 @@ pub async fn run(
     });
     let (writer, writes) = blocking::channel::<StoreWrite>();
     let results = inbox.clone();
+    let mut records_of = Writer::new(store, directory.join("store.redb"));
     let write = move || {
         while let Ok((id, key, value, when)) = writes.recv() {
-            let result = store.put(&key, &value, when);
+            let result = records_of.put(&key, &value, when);
+            if let Some(what) = records_of.news() {
+                let _ = results.send(Input::Store(what));
+            }
             let _ = results.send(Input::Persisted(id, result));
         }
     };
@@ -284,6 +290,7 @@ impl Driver {
             }
             Input::Line(session, Some(line)) => self.line(session, line),
             Input::Line(session, None) => self.close(session),
+            Input::Store(what) => self.tell(&what),
             Input::Persisted(id, result) => {
                 let promises = self.waiting.remove(&id).unwrap_or_default();
                 if result.is_ok() {

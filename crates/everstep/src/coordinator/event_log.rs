@@ -89,10 +89,16 @@ impl Driver {
     /// Writes events that wait for room, and says what has become of them: to agents, which people see.
     pub(super) fn keep_events(&mut self) {
         self.events.flush();
-        let Some(what) = self.events.news() else { return };
+        if let Some(what) = self.events.news() {
+            self.tell(&what);
+        }
+    }
+
+    /// A sentence for people: through the agents, whose lines they see.
+    pub(super) fn tell(&mut self, what: &str) {
         crate::say!("{what}");
         let all: Vec<Session> = self.peers.keys().copied().collect();
-        all.into_iter().for_each(|session| self.send(session, Order::Notice { what: what.clone() }));
+        all.into_iter().for_each(|session| self.send(session, Order::Notice { what: what.to_owned() }));
     }
 }
 

@@ -1,6 +1,7 @@
 //! Where the coordinator's records live.
 
 pub mod redb;
+pub mod writer;
 
 use everstep_core::coordinator::command::Precondition;
 use everstep_core::coordinator::event::{StoreFailure, Version};

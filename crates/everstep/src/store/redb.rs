@@ -7,12 +7,15 @@ use everstep_wire::private;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use rustix::fs::OFlags;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 const TABLE: TableDefinition<'_, &str, (Version, &[u8])> = TableDefinition::new("everstep");
 
 /// See the module.
 pub struct RedbStore {
     db: Database,
+    /// Why the last write failed.
+    why: Mutex<String>,
 }
 
 impl RedbStore {
@@ -32,7 +35,17 @@ impl RedbStore {
         let write = db.begin_write().map_err(|e| say(&e))?;
         write.open_table(TABLE).map_err(|e| say(&e))?;
         write.commit().map_err(|e| say(&e))?;
-        Ok(RedbStore { db })
+        Ok(RedbStore { db, why: Mutex::default() })
+    }
+
+    fn failed(&self, why: &dyn std::fmt::Display) -> StoreFailure {
+        *self.why.lock().unwrap_or_else(PoisonError::into_inner) = why.to_string();
+        StoreFailure::Unavailable
+    }
+
+    /// Why the last write failed. The store has to be opened again after that.
+    pub fn why(&self) -> String {
+        self.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -48,10 +61,10 @@ impl Store for RedbStore {
     }
 
     fn put(&self, key: &str, value: &[u8], when: Precondition) -> Result<Version, StoreFailure> {
-        let write = self.db.begin_write().map_err(unavailable)?;
+        let write = self.db.begin_write().map_err(|e| self.failed(&e))?;
         let next = {
-            let mut table = write.open_table(TABLE).map_err(unavailable)?;
-            let version = table.get(key).map_err(unavailable)?.map(|e| e.value().0);
+            let mut table = write.open_table(TABLE).map_err(|e| self.failed(&e))?;
+            let version = table.get(key).map_err(|e| self.failed(&e))?.map(|e| e.value().0);
             let holds = match when {
                 Precondition::Absent => version.is_none(),
                 Precondition::Version(v) => version == Some(v),
@@ -60,10 +73,10 @@ impl Store for RedbStore {
                 return Err(StoreFailure::Conflict);
             }
             let next = version.unwrap_or(0) + 1;
-            table.insert(key, (next, value)).map_err(unavailable)?;
+            table.insert(key, (next, value)).map_err(|e| self.failed(&e))?;
             next
         };
-        write.commit().map_err(unavailable)?;
+        write.commit().map_err(|e| self.failed(&e))?;
         Ok(next)
     }
 

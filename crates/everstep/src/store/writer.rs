@@ -1,0 +1,58 @@
+//! A store that is opened again after a failed write: a full disk has room again, a lost mount comes back.
+
+use super::Store;
+use super::redb::RedbStore;
+use everstep_core::coordinator::command::Precondition;
+use everstep_core::coordinator::event::{StoreFailure, Version};
+use std::path::PathBuf;
+
+/// See the module.
+pub struct Writer {
+    /// None after a failure.
+    store: Option<RedbStore>,
+    path: PathBuf,
+    failing: bool,
+    news: Option<String>,
+}
+
+impl Writer {
+    /// One that writes through `store`, which was opened at this path.
+    pub fn new(store: RedbStore, path: PathBuf) -> Self {
+        Writer { store: Some(store), path, failing: false, news: None }
+    }
+
+    /// As [`Store::put`].
+    ///
+    /// # Errors
+    /// [`StoreFailure`].
+    pub fn put(&mut self, key: &str, value: &[u8], when: Precondition) -> Result<Version, StoreFailure> {
+        let (result, why) = match self.store.take().map_or_else(|| RedbStore::open(&self.path), Ok) {
+            Ok(store) => {
+                let result = store.put(key, value, when);
+                let why = store.why();
+                if result != Err(StoreFailure::Unavailable) {
+                    self.store = Some(store);
+                }
+                (result, why)
+            }
+            Err(why) => (Err(StoreFailure::Unavailable), why),
+        };
+        let failing = result == Err(StoreFailure::Unavailable);
+        if failing != std::mem::replace(&mut self.failing, failing) {
+            let path = self.path.display();
+            self.news = Some(if failing {
+                format!(
+                    "cannot write the store {path}: {why}; ranks that run go on, but none is started or restarted before the store can be written"
+                )
+            } else {
+                format!("the store {path} is written again")
+            });
+        }
+        result
+    }
+
+    /// A sentence for people, when something has changed.
+    pub fn news(&mut self) -> Option<String> {
+        self.news.take()
+    }
+}
