@@ -287,6 +287,12 @@ print("done", flush=True)"""
             job.terminate()
 
 
+def test_a_path_that_is_too_long_is_refused_at_once(env, tmp_path, script):
+    long = str(tmp_path / "/".join(["d" * 200] * 25))
+    done = subprocess.run([EVERSTEP, "run", script("print('ran')")], env={**env, "EVERSTEP_STATE_DIR": long}, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 78 and "EVERSTEP_STATE_DIR" in done.stderr and not (tmp_path / ("d" * 200)).exists(), done
+
+
 #: Its first start is killed.
 DIES_ONCE = "import os, time\nfirst = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\ntime.sleep(0.5)\nprint('out', flush=True)\nfirst and os.kill(os.getpid(), 9)"
 

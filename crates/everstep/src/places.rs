@@ -85,6 +85,9 @@ pub fn memory() -> PathBuf {
     noted().unwrap_or_else(|| base.join(usual_name()))
 }
 
+/// What lies below the state directory has paths of some hundred bytes more; the kernel takes 4,096.
+const LONGEST: usize = 3000;
+
 /// Makes both roots, or says why they cannot be used and what to do.
 ///
 /// # Errors
@@ -93,6 +96,12 @@ pub fn ready() -> Result<(), String> {
     let (path, root) = state_root();
     if path == Path::new(NOWHERE) {
         return Err("this user has no home directory to keep records in; set EVERSTEP_STATE_DIR to a directory that only you can write".into());
+    }
+    if path.as_os_str().len() > LONGEST {
+        return Err(format!(
+            "cannot keep records in a directory whose path has {} bytes; set EVERSTEP_STATE_DIR to one of at most {LONGEST}",
+            path.as_os_str().len()
+        ));
     }
     let state = Directory::root(&path, root).map_err(|e| state_refused(&path, &e))?;
     let memory = memory();

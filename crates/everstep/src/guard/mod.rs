@@ -341,7 +341,9 @@ fn spawn(launch: &Launch, input: BorrowedFd<'_>) -> Result<Started, String> {
 /// Watches a worker's end, and moves what it writes.
 fn watch(pid: u32, out: Box<dyn Read + Send>, err: Box<dyn Read + Send>, launch: &Launch) -> Result<Started, String> {
     let target = Pid::from_raw(pid as i32).ok_or("no process id")?;
-    let pidfd = pidfd_open(target, PidfdFlags::empty()).map_err(|e| e.to_string())?;
+    let pidfd = pidfd_open(target, PidfdFlags::empty()).map_err(|e| {
+        format!("cannot watch a worker: {e}; pidfd_open takes Linux 5.3, and a container that allows it")
+    })?;
     // Without somebody who reads its output a worker would stop at the first full pipe.
     let start = |pipe, sink| {
         Pump::start(pipe, sink).map_err(|e| {
