@@ -241,7 +241,8 @@ def main() -> int:
                 state = _IMPORTS[a.of](a.source)
             dcp.save(state, storage_writer=Writer(a.out), no_dist=True)
     except (CheckpointError, OSError, RuntimeError) as e:
-        print(f"everstep: {e}", file=sys.stderr)
+        # Damage has more to say than its text.
+        print(f"everstep: {e.args[0] if isinstance(e, CheckpointError) else e}", file=sys.stderr)
         return 1
     return 0
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from . import legacy_encoding
-from ._internal import CheckpointError, DamagedError
+from ._internal import CheckpointError
 from .damage import reading
 from .tensors import as_real_dtype, device_name, device_named, order_in_memory, raw, real_dtype, storable, stored_as
 
@@ -115,22 +115,6 @@ def decode(data: bytes, tensor: Callable[[str], Any], *, finish: bool = True) ->
             return legacy_encoding.decode(data, tensor)
         tree = msgpack.unpackb(data[1:], strict_map_key=False)
         return _Decoder(tensor, finish).value(tree)
-
-
-def checked_optimizer(value: Any) -> Any:
-    """A decoded optimizer: its state by names of parameters, and its groups; or its ``state_dict()`` as it was, as ``whole``.
-
-    Raises:
-        DamagedError: when it is none.
-    """
-    good = isinstance(value, dict) and ("whole" in value or (isinstance(value.get("state"), dict) and isinstance(value.get("groups"), list)))
-    if good and "whole" not in value:
-        good = all(isinstance(n, str) and isinstance(s, dict) for n, s in value["state"].items())
-        good = good and all(isinstance(g, dict) and isinstance(g.get("params"), list) and all(isinstance(n, str) for n in g["params"]) for g in value["groups"])
-        good = good and isinstance(value.get("other", []), list) and all(isinstance(o, list) and len(o) == 2 for o in value.get("other", []))
-    if not good:
-        raise DamagedError("the state of an optimizer is not what everstep writes", [])
-    return value
 
 
 def _refused(path: Path, kind: type, advice: str) -> CheckpointError:

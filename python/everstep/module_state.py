@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from . import flat
-from ._internal import CheckpointError
+from ._internal import CheckpointError, DamagedError
 from .compare import difference
 from .placed import Place
 from .tensors import as_real_dtype, is_lazy, real_dtype, same_bits, stored_as
@@ -121,6 +121,22 @@ def read_beside(value: Any) -> dict[str, Any]:
     if isinstance(value, dict) and FORMAT in value:
         return value
     return {"values": value or {}, "versions": None, "dtypes": {}}
+
+
+def checked_beside(value: Any) -> Any:
+    """A decoded value of a module.
+
+    Raises:
+        DamagedError: when it is not what :func:`saved_beside` saves.
+    """
+    found = read_beside(value)
+    values, versions, dtypes = (found.get(key) for key in ("values", "versions", "dtypes"))
+    good = isinstance(values, dict) and all(isinstance(k, str) for k in values)
+    good = good and (versions is None or (isinstance(versions, dict) and all(isinstance(v, dict) for v in versions.values())))
+    good = good and isinstance(dtypes, dict) and all(isinstance(k, str) and isinstance(d, str) for k, d in dtypes.items())
+    if not good:
+        raise DamagedError("what a module has beside its tensors is not what everstep writes", [])
+    return value
 
 
 def _whole(tensor: Tensor, live: Any) -> Tensor:

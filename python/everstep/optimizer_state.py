@@ -91,8 +91,8 @@ def is_standard(state: Any) -> bool:
     return isinstance(state, dict) and state.keys() == {"state", "param_groups"}
 
 
-def kind_of(optimizer: Optimizer) -> str:
-    """The class of an optimizer."""
+def kind_of(optimizer: Any) -> str:
+    """The class of an optimizer, or of anything else."""
     return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
 
 

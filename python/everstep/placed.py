@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from . import encoding, together
+from . import encoding, optimizer_value, together
 from ._internal import CheckpointError, DamagedError, WholeCheckpoint
 from .damage import reading
 
@@ -196,7 +196,7 @@ class Resharded:
     def optimizer(self, blob: str, parameters: list[str], room: Callable[[str], Any]) -> Any:
         """State and groups of an optimizer with these parameters, whichever ranks have saved them."""
         mark = blob.removeprefix(encoding.BLOB) + "/"
-        saved = encoding.decode(self._whole.bytes(self.rank, blob), lambda name: None, finish=False)
+        saved = optimizer_value.checked(encoding.decode(self._whole.bytes(self.rank, blob), lambda name: None, finish=False))
         if "groups" not in saved:
             raise CheckpointError(f"{mark[:-1]}=: the state of this optimizer is of a format of its own, which only as many ranks as wrote it can restore")
         if "names" not in saved:
@@ -217,7 +217,7 @@ class Resharded:
         first = {parameter_of(n): rank for n, *_, rank in self._tensors.values() if n.startswith(mark)}
         known = dict.fromkeys(self.rank if n in near else first[n] for n in parameters if n in first)
         for rank in known | dict.fromkeys(range(self._whole.world_size)):
-            found = encoding.checked_optimizer(encoding.decode(self._whole.bytes(rank, blob), mine, finish=False))
+            found = optimizer_value.checked(encoding.decode(self._whole.bytes(rank, blob), mine, finish=False))
             if "whole" in found:
                 raise DamagedError(f"{blob} is not by names of parameters", [])
             state = {n: s for n, s in found["state"].items() if n in left}

@@ -7,7 +7,7 @@ Names: ``OBJECT.KEY`` for a module's tensors, ``OBJECT/PATH`` for tensors inside
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import encoding, flat, in_place, module_state, optimizer_state, rng, together
-from ._internal import CheckpointError, DamagedError, Shard
+from ._internal import CheckpointError, Shard
 from .batches import Resumable
-from .damage import reading
 from .module_state import Entries, local
 from .optimizer_state import ParameterNames
-from .placed import PARTS, Parts, Place, Resharded, in_module, parameter_of, parts_from_bytes, place_of, read_parts
-from .tensors import BY_NAME, DTYPES, storable, stored_as
+from .placed import PARTS, Parts, Place, Resharded, in_module, parameter_of, place_of
+from .tensors import DTYPES, storable, stored_as
+from .values import EXTRA, LAYOUT, MODULE, OPTIMIZER, OTHER, RESERVED, RNG, Layout, Values
 
 if TYPE_CHECKING:
     from ._internal import Entry
@@ -32,9 +32,6 @@ __all__ = ["DTYPES", "Item", "Layout", "State", "is_replicated", "unwrap"]
 
 #: The largest element: tensors of other tools begin on a multiple of theirs.
 ALIGN = 8
-_RNG, _EXTRA, _LAYOUT = "rng", "extra", "layout"
-#: Names of everstep's own blobs (see :data:`everstep.convert`), which objects cannot have.
-_RESERVED = {_RNG, _EXTRA, _LAYOUT, "align", "parts", "dcp"}
 
 
 @dataclass
@@ -79,15 +76,6 @@ def is_replicated(objects: Mapping[str, Any]) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Whose state a shard is."""
-
-    rank: int
-    world_size: int
-    replicated: bool
-
-
 def _places(items: list[Item]) -> dict[str, Place]:
     """Where the parts of sharded tensors among them belong."""
     wholes = [(i.name, i.whole) for i in items if i.whole is not None]
@@ -117,18 +105,19 @@ class State:
 
     def __init__(self, objects: Mapping[str, Any], layout: Layout) -> None:
         self.layout = layout
-        self._layout_blob = encoding.encode(vars(layout))
         self._parts = Parts()
         for name, obj in objects.items():
             if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
                 hint = "wrap a batch function with everstep.resumable" if callable(obj) else "it is not Stateful"
                 raise TypeError(f"{name}= has no state_dict and load_state_dict: {hint}")
-            if name in _RESERVED or not name or name.startswith("__") or "." in name or "/" in name:
+            if name in RESERVED or not name or name.startswith("__") or "." in name or "/" in name:
                 raise CheckpointError(f"{name!r} cannot be the name of an object: everstep uses it itself, or it has a dot or a slash; give it another name")
         self.objects = {n: unwrap(o) if isinstance(o, nn.Module) else optimizer_state.unwrapped(o) for n, o in objects.items()}
         self.optimizers_by_name = {n: o for n, o in self.objects.items() if optimizer_state.is_complete(o)}
         self.optimizers = list(self.optimizers_by_name.values())
         self._modules = {n: o for n, o in self.objects.items() if isinstance(o, nn.Module)}
+        self._kinds = {n: MODULE if n in self._modules else OPTIMIZER if n in self.optimizers_by_name else OTHER for n in self.objects}
+        self._layout_blob = encoding.encode({**vars(layout), "kinds": self._kinds})
         # Hooks and overrides are looked for once: what they mean for a snapshot is only which versions are saved beside it.
         self._takes_part: dict[str, bool] = {}
 
@@ -195,9 +184,9 @@ class State:
     def surroundings(self, extra: Mapping[str, Any]) -> list[tuple[str, bytes]]:
         """What belongs to a step and to no object, encoded. Tensors among the extra values are each rank's own, and part of the blob."""
         values = [
-            (_RNG, encoding.encode(rng.get(), _root(_RNG))),
-            (_EXTRA, encoding.encode(dict(extra), _root(_EXTRA))),
-            (_LAYOUT, self._layout_blob),
+            (RNG, encoding.encode(rng.get(), _root(RNG))),
+            (EXTRA, encoding.encode(dict(extra), _root(EXTRA))),
+            (LAYOUT, self._layout_blob),
         ]
         return [(encoding.BLOB + name, blob) for name, blob in values]
 
@@ -291,44 +280,27 @@ class State:
     def restore(self, shard: Shard | HealingShard | Resharded) -> dict[str, Any]:
         """Loads everything; returns the extra values saved with the step."""
         self.check(shard)
-        entries = {e[0]: e for e in shard.entries()}
         # First room for all tensors, then one pass over the shard fills and verifies it, then the objects take them.
-        targets: dict[str, Tensor] = {}
-
-        def room(name: str) -> Tensor:
-            if name not in targets:
-                _, dtype, shape, _ = entries[name]
-                if dtype not in BY_NAME:
-                    raise CheckpointError(f"{name} is {dtype} in the checkpoint, which this torch does not have; install a newer one")
-                targets[name] = torch.empty(shape, dtype=BY_NAME[dtype])
-            return targets[name]
-
-        own = self._check_layout(shard, entries)
+        stored = Values(shard)
+        own = self._check_layout(shard, stored)
         names = ParameterNames(self.objects)
-        blobs: dict[str, bytes] = {}
         values: dict[str, Any] = {}
         extra_state: set[str] = set()
         for name, obj in self.objects.items():
             blob = encoding.BLOB + name
             # What random batches were in hand is each rank's own.
-            if blob not in entries or not (own or not isinstance(obj, Resumable)):
+            if blob not in stored.entries or not (own or not isinstance(obj, Resumable)):
                 continue
             if name in self.optimizers_by_name and isinstance(shard, Resharded):
-                values[name] = shard.optimizer(blob, names.of(obj), room)
+                values[name] = shard.optimizer(blob, names.of(obj), stored.room)
             else:
-                blobs[name] = shard.bytes(blob)
-                value = encoding.decode(blobs[name], room, finish=False)
-                if name in self.optimizers_by_name:
-                    encoding.checked_optimizer(value)
+                value = stored.of_object(name, self._kinds[name])
                 if name in self._modules and module_state.read_beside(value)["values"]:
                     extra_state.add(name)
-        blobs[_EXTRA], blobs[_RNG] = (shard.bytes(encoding.BLOB + name) for name in (_EXTRA, _RNG))
         # Whatever is damaged is found before anything is loaded.
-        if not isinstance(extra := encoding.decode(blobs[_EXTRA], room, finish=False), dict):
-            raise DamagedError(f"the extra values in the checkpoint are a {type(extra).__name__}, not values by name", [])
-        rng.check(encoding.decode(blobs[_RNG], room, finish=False))
-        loaded = self._fill_modules(shard, entries, targets, room, extra_state)
-        values.update((name, encoding.decode(blob, targets.__getitem__)) for name, blob in blobs.items())
+        stored.of_step()
+        loaded = self._fill_modules(shard, stored, extra_state)
+        values.update(stored.finished())
         for name in self._modules:
             if name in loaded:
                 module_state.load(name, self._modules[name], loaded[name], module_state.read_beside(values.get(name)))
@@ -340,32 +312,39 @@ class State:
             if name in self.optimizers_by_name and "groups" in value:
                 optimizer_state.restore(name, obj, value, names)
             else:
-                obj.load_state_dict(value["whole"] if name in self.optimizers_by_name else value)
-        random, extra = values[_RNG], values[_EXTRA]
+                self._load(name, obj, value["whole"] if name in self.optimizers_by_name else value)
+        random, extra = values[RNG], values[EXTRA]
         rng.put(random)
         if not own:
             rng.diverge(self.layout.rank)
         return extra
 
+    @staticmethod
+    def _load(name: str, obj: Any, value: Any) -> None:
+        try:
+            obj.load_state_dict(value)
+        except CheckpointError:
+            raise
+        except Exception as e:
+            raise CheckpointError(f"{name}=: load_state_dict() of {optimizer_state.kind_of(obj)} did not take the state in the checkpoint: {type(e).__name__}: {e}") from e
+
     def _fill_modules(
         self,
         shard: Shard | HealingShard | Resharded,
-        entries: Mapping[str, Entry],
-        targets: dict[str, Tensor],
-        room: Callable[[str], Tensor],
+        stored: Values,
         extra_state: set[str],
     ) -> dict[str, dict[str, Tensor]]:
-        """Reads ``targets`` and all modules. Returns the tensors of those that have to load them themselves, by their own keys;
+        """Reads ``stored.targets`` and all modules. Returns the tensors of those that have to load them themselves, by their own keys;
         those with ``extra_state`` in the checkpoint do."""
         found = self._entries()
         loading = {n for n, m in self._modules.items() if n in extra_state or module_state.loads_itself(m, found[n])}
         loaded: dict[str, dict[str, Tensor]] = {n: {} for n in loading}
-        for name in entries:
+        for name in stored.entries:
             owner, _, key = name.partition(".")
             if owner in loading and in_module(name):
-                loaded[owner][key] = room(name)
+                loaded[owner][key] = stored.room(name)
         into = {f"{n}.{k}": own for n, e in found.items() if n not in loading for k, (own, _) in e.tensors.items()}
-        in_place.fill(shard, into, targets, room)
+        in_place.fill(shard, into, stored.targets, stored.room)
         return loaded
 
     def _check_parameters(self, names: ParameterNames) -> None:
@@ -399,27 +378,25 @@ class State:
 
     def is_placed_otherwise(self, shard: Shard | HealingShard) -> bool:
         """The rank of this number had other parts of the same tensors."""
-        entries = shard.entries()
-        names = {e[0] for e in entries}
+        stored = Values(shard)
         items = self.module_items()
-        if {i.name for i in items} != {n for n in names if in_module(n) and n.partition(".")[0] in self._modules}:
+        if {i.name for i in items} != {n for n in stored.entries if in_module(n) and n.partition(".")[0] in self._modules}:
             return True
-        words = shard.places()
-        if words is None:
-            # A slot says so in a tensor only.
-            words = parts_from_bytes(shard.bytes(PARTS)) if PARTS in names else []
-        found = read_parts(words, entries)
+        found = stored.places()
         own = _places(items)
         return any(found.get(name) != own.get(name) for name in found.keys() | own.keys() if in_module(name))
 
-    def _check_layout(self, shard: Shard | HealingShard | Resharded, entries: Mapping[str, Entry]) -> bool:
+    def _check_layout(self, shard: Shard | HealingShard | Resharded, stored: Values) -> bool:
         """True when the shard is this very rank's; raises when it is another's that cannot stand for it."""
         if isinstance(shard, Resharded):
             return shard.exact
-        if encoding.BLOB + _LAYOUT not in entries:
+        saved = stored.layout()
+        if saved is None:
             return True
-        with reading("the layout of the checkpoint"):
-            saved = Layout(**encoding.decode(shard.bytes(encoding.BLOB + _LAYOUT), lambda name: None))
+        others = sorted(n for n in self.objects if saved.kinds and saved.kinds.get(n) != self._kinds[n])
+        if others:
+            name = others[0]
+            raise CheckpointError(f"{name}= is of the kind {saved.kinds.get(name, 'none')!r} in the checkpoint, {self._kinds[name]!r} here; give the objects it was made with")
         if (saved.rank, saved.world_size) == (self.layout.rank, self.layout.world_size):
             return True
         # One process has what all would have.

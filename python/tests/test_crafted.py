@@ -12,7 +12,7 @@ import torch
 from conftest import EVERSTEP
 from torch import nn
 
-from everstep import CheckpointError, CheckpointManager
+from everstep import CheckpointError, CheckpointManager, encoding
 from figures import crafting
 from figures.crafting import BLOB
 
@@ -34,13 +34,13 @@ def _trainer():
     return model, torch.optim.Adam(model.parameters())
 
 
-def _saved(directory):
-    """Steps 1 and 2; the weights after each."""
+def _saved(directory, steps=2):
+    """Steps 1, 2, …; the weights after each."""
     model, optimizer = _trainer()
-    manager = CheckpointManager(directory, model=model, optimizer=optimizer, persist=1, keep=4)
+    manager = CheckpointManager(directory, model=model, optimizer=optimizer, persist=1, keep=steps + 2)
     manager.restore()
     weights = []
-    for step in (1, 2):
+    for step in range(1, steps + 1):
         model(torch.ones(2, 16)).sum().backward()
         optimizer.step()
         manager.step(step)
@@ -125,6 +125,81 @@ def test_a_value_that_cannot_be_decoded(tmp_path, blob):
         found.write(tmp_path / "step-2")
         done, restored = _restored(tmp_path)
         assert done == 1 and torch.equal(restored, weights[0]), new
+
+
+def _replaced(name, data):
+    def change(shard):
+        value = shard.blob(name)
+        value.data, value.shape = data, [len(data)]
+
+    return change
+
+
+def _without(name):
+    return lambda shard: shard.tensors.remove(shard.blob(name))
+
+
+#: Nothing of it is noticed by checksums.
+UNDECODABLE = [
+    _replaced("extra", b"\x91"),
+    _replaced("extra", encoding.encode([1])),
+    _replaced("rng", encoding.encode({"python": 5})),
+    _replaced("optimizer", encoding.encode([5])),
+    _replaced("optimizer", encoding.encode({"state": {"model.weight": 1}, "groups": []})),
+    _replaced("optimizer", b"\xc1\x81\x12\xa4none"),
+    _replaced("layout", b"\xc1\xff"),
+    _replaced("layout", encoding.encode({"rank": 3, "world_size": 4, "replicated": False})),
+    _without("rng"),
+    _without("optimizer"),
+]
+
+
+def test_verify_refuses_what_restore_refuses(tmp_path):
+    """`ckpt verify` compared checksums and called all of these good."""
+    _saved(tmp_path, len(UNDECODABLE) + 1)
+    for step, change in enumerate(UNDECODABLE, 2):
+        found = crafting.read(tmp_path / f"step-{step}")
+        change(found.shards[0])
+        found.write(tmp_path / f"step-{step}")
+        with pytest.raises(CheckpointError):
+            _restore_only(tmp_path, step)
+    _restore_only(tmp_path, 1)
+    checked = _ckpt("verify", tmp_path)
+    assert checked.returncode == 1 and f"1 shards are good, {len(UNDECODABLE)} are damaged" in checked.stdout, checked.stdout + checked.stderr
+    assert all(f"step {step} disk" in checked.stdout for step in range(2, len(UNDECODABLE) + 2)), checked.stdout
+
+
+def _restore_only(directory, step):
+    model, optimizer = _trainer()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return CheckpointManager(directory, model=model, optimizer=optimizer, persist=0).restore(step)
+
+
+@pytest.mark.parametrize("change", [("[2, 3]", "[3, 3]"), ('"float32"', '"float33"'), ('"version": 1', '"version": 2'), ('["weight"]', '[[]]')])
+def test_verify_reads_the_tables_of_dcp(tmp_path, change):
+    import torch.distributed.checkpoint as dcp
+
+    import everstep.dcp
+
+    state = {"weight": torch.arange(6.0).view(2, 3), "object": _Payload(tmp_path / "ran")}
+    dcp.save(state, storage_writer=everstep.dcp.Writer(tmp_path / "out"), no_dist=True)
+    assert _ckpt("verify", tmp_path / "out").returncode == 0, "what is pickled is the user's choice, and is not run"
+    found = crafting.read(tmp_path / "out" / "step-1")
+    table = found.shards[0].blob("dcp")
+    assert change[0].encode() in table.data
+    table.data = table.data.replace(*(c.encode() for c in change))
+    table.shape = [len(table.data)]
+    found.write(tmp_path / "out" / "step-1")
+    checked = _ckpt("verify", tmp_path / "out")
+    assert checked.returncode == 1 and "step 1 disk" in checked.stdout and not (tmp_path / "ran").exists(), checked.stdout + checked.stderr
+
+
+def test_an_object_of_another_kind_is_another_model(tmp_path):
+    _saved(tmp_path)
+    model, optimizer = _trainer()
+    with pytest.raises(CheckpointError, match="kind 'optimizer'"):
+        CheckpointManager(tmp_path, model=model, optimizer=torch.optim.lr_scheduler.StepLR(optimizer, 1), persist=0).restore()
 
 
 class _Payload:

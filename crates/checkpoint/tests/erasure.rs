@@ -5,6 +5,7 @@
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::erasure::encode::{self, Streams, encode};
+use everstep_checkpoint::erasure::parity::{Description, verify};
 use everstep_checkpoint::erasure::rebuild::{self, outline};
 use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::replicate::holder::Holder;
@@ -14,6 +15,7 @@ use everstep_core::id::Rank;
 use everstep_core::message::Purpose;
 use everstep_core::placement::stripe;
 use everstep_wire::token::Token;
+use serde_json::value::RawValue;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -307,4 +309,36 @@ fn what_is_damaged_is_found_and_another_source_is_used() {
     group.take(1);
     let wrong: Vec<usize> = (0..6).filter(|n| group.compute(*n, 1, 1, None, &Open).is_err()).collect();
     assert_eq!(wrong, [3], "the one that computes from its first part");
+}
+
+#[test]
+fn parity_that_speaks_of_another_shard_is_not_used() {
+    let group = Group::new(&[5_000_000; 4], 2);
+    group.compute_all(1, 1, None);
+    let parity: Vec<Slot> = group
+        .nodes
+        .iter()
+        .flat_map(|n| n.holder.held())
+        .filter(|h| h.parity)
+        .map(|h| Slot::open(&h.path).unwrap())
+        .collect();
+    assert!(parity.iter().all(|slot| verify(slot).is_ok()));
+    // All parity of the second part says that rank 0's tensor has another name.
+    let second = group.task(0, 1, &[0]).stripes[1].stripe;
+    let of_second = |slot: &&Slot| slot.label().unwrap().rank == u64::from(second);
+    for slot in parity.iter().filter(of_second) {
+        let (label, json) = slot.described().unwrap();
+        let mut found = Description::from_bytes(json).unwrap();
+        let own = found.members[1].as_mut().unwrap();
+        assert_eq!(own.label.rank, 0);
+        own.index = RawValue::from_string(own.index.get().replace("\"w\"", "\"v\"")).unwrap();
+        let (json, region) = (found.to_bytes().unwrap(), slot.region_bytes());
+        slot.describe(label, &json, region).unwrap();
+    }
+    let refused = group.rebuilt(0, 1, &[0]).unwrap_err();
+    assert!(refused.to_string().contains("different shards"), "{refused}");
+    let slot = &parity[0];
+    let byte = slot.map().read(REGION_AT, 1).unwrap()[0];
+    slot.map().write(REGION_AT, &[byte ^ 4]).unwrap();
+    assert!(verify(slot).is_err());
 }

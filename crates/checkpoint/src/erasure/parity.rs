@@ -1,8 +1,8 @@
 //! Parity shards: what they say of themselves, and how they arrive from the node that has computed them.
 
 use super::layout::Layout;
-use crate::arena::{Label, REGION_AT, Slot};
-use crate::format::digest::CHUNK_BYTES;
+use crate::arena::{Label, REGION_AT, Slot, SlotError, State};
+use crate::format::digest::{CHUNK_BYTES, crc};
 use crate::format::index::Index;
 use crate::fused::Running;
 use crate::replicate::bringers::Bringers;
@@ -117,6 +117,30 @@ pub fn holding(slot: &Slot) -> Option<Parity> {
         number: found.number,
         members: found.members.iter().map(rank).collect(),
     })
+}
+
+/// Reads all of a parity slot.
+///
+/// # Errors
+/// [`SlotError`].
+pub fn verify(slot: &Slot) -> Result<(), SlotError> {
+    let damaged = |what: String| SlotError::Damaged(what);
+    if slot.state() != State::Sealed {
+        return Err(SlotError::NotSealed);
+    }
+    let (_, json) = slot.described()?;
+    let found = Description::from_bytes(json).map_err(|e| damaged(e.to_string()))?;
+    let layout = found.layout();
+    if layout.parity_bytes() != slot.region_bytes() {
+        return Err(damaged("region length".into()));
+    }
+    for (position, expected) in found.crcs.iter().enumerate() {
+        let range = layout.parity(position);
+        if slot.map().bytes(REGION_AT + range.start, range.len()).map(crc) != Some(*expected) {
+            return Err(damaged(format!("position {position} of the parity")));
+        }
+    }
+    Ok(())
 }
 
 /// A parity shard on its way here.

@@ -139,13 +139,19 @@ impl Task {
         self.compute(slot, &outline, chunks)
     }
 
-    /// What the stripe of a part was computed from, as the first parity shard of it that answers says.
-    fn known(&self, stripe: &Sources) -> io::Result<Known> {
+    /// What the stripe of a part was computed from, as the first parity shard of it that answers says: one that means the same shard as
+    /// `outline` does. Another length would be another place for every chunk.
+    fn known(&self, stripe: &Sources, part: usize, outline: &Outline) -> io::Result<Known> {
         let mut trouble = io::Error::from(io::ErrorKind::NotFound);
         for (number, peer) in stripe.parity.iter().enumerate() {
             let Some(peer) = peer else { continue };
             match described(peer, &self.parity(stripe, number)) {
                 Ok((_, found)) => {
+                    let own = self.outline_in(&found, part);
+                    if !own.is_ok_and(|own| own.region == outline.region && own.json == outline.json) {
+                        trouble = invalid("two parity shards speak of different shards");
+                        continue;
+                    }
                     let crcs = |m: &Option<Described>| m.as_ref().and_then(Described::index).map(|i| i.crcs().to_vec());
                     let crcs = found.members.iter().map(|m| crcs(m).unwrap_or_default()).collect();
                     return Ok(Known { layout: found.layout(), crcs });
@@ -165,7 +171,7 @@ impl Task {
             if wanted.is_empty() {
                 continue;
             }
-            let known = self.known(stripe)?;
+            let known = self.known(stripe, part, outline)?;
             let run = |chunks: &[usize]| {
                 let (lanes, bad) = (BTreeMap::new(), BTreeSet::new());
                 let mut desk = Desk { task: self, stripe, part, outline, known: &known, lanes, bad };

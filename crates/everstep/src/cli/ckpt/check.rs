@@ -1,4 +1,4 @@
-//! Looking into checkpoints: what is in them, and whether it is what was written.
+//! Looking into checkpoints: what is in them.
 
 use super::inventory::{Inventory, Row};
 use super::size;
@@ -9,19 +9,20 @@ use everstep_checkpoint::restore::Shard;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Threads that read.
-const READERS: usize = 4;
+/// Said of a slot that a running job has written again.
+pub const OVERWRITTEN: &str = "overwritten meanwhile";
 
 /// One shard of a row: whose it is, and the shard or what is wrong.
-type Found = (String, Result<Shard, String>);
+pub type Found = (String, Result<Shard, String>);
 
-fn shards(row: &Row) -> Vec<Found> {
+/// The shards of a row, opened.
+pub fn shards(row: &Row) -> Vec<Found> {
     if row.tier != "disk" {
         let open = |path: &Path| {
             let slot = Slot::open(path).map_err(|e| format!("{}: {e}", path.display()))?;
             let found = Shard::from_slot(Arc::new(slot)).map_err(|e| format!("{}: {e}", path.display()))?;
             // A job that runs writes its slots again.
-            if found.1.step == row.step { Ok(found.0) } else { Err("overwritten meanwhile".to_owned()) }
+            if found.1.step == row.step { Ok(found.0) } else { Err(OVERWRITTEN.to_owned()) }
         };
         return row.paths.iter().map(|p| (p.display().to_string(), open(p))).collect();
     }
@@ -85,26 +86,4 @@ fn frequency(directory: &Path) -> Option<String> {
     let kept: serde_json::Value =
         serde_json::from_slice(&persist::recall(directory, "everstep-frequency.json").ok()??).ok()?;
     Some(kept.get("why")?.as_str()?.to_owned())
-}
-
-/// Reads everything.
-pub fn verify(inventory: &Inventory, step: Option<u64>) -> Result<i32, Failure> {
-    let (mut good, mut bad) = (0, 0);
-    for row in inventory.rows.iter().filter(|r| step.is_none_or(|s| s == r.step)) {
-        for (name, shard) in shards(row) {
-            match shard.and_then(|s| s.verify(READERS).map_err(|e| e.to_string())) {
-                Ok(()) => good += 1,
-                Err(why) if why == "overwritten meanwhile" => {}
-                Err(why) => {
-                    bad += 1;
-                    println!("step {} {} {}: {name}: {why}", row.step, row.tier, row.holder);
-                }
-            }
-        }
-    }
-    if good + bad == 0 {
-        return Err(Failure::usage("there is nothing to verify here; everstep ckpt ls shows what there is"));
-    }
-    println!("{good} shards are good, {bad} are damaged");
-    Ok(i32::from(bad > 0))
 }

@@ -3,6 +3,7 @@
 mod check;
 mod convert;
 mod inventory;
+mod verify;
 
 use super::Failure;
 use clap::{Args, Subcommand};
@@ -40,7 +41,7 @@ enum Command {
         #[arg(long)]
         tensors: bool,
     },
-    /// Read every byte and compare checksums; exit code 1 when something is damaged
+    /// Read everything as a restore would: every byte, and all values; exit code 1 when something is damaged
     Verify {
         /// A directory of checkpoints or the name of a job
         target: String,
@@ -78,7 +79,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     match &o.command {
         Command::Ls { target, json } => list(target.as_deref(), *json),
         Command::Show { target, step, tensors } => check::show(&Inventory::of(Some(target))?, *step, *tensors),
-        Command::Verify { target, step } => check::verify(&Inventory::of(Some(target))?, *step),
+        Command::Verify { target, step } => verify::verify(&Inventory::of(Some(target))?, *step),
         Command::Export(o) => convert::export(o),
         Command::Import(o) => convert::import(o),
         Command::Prune { directory, keep, keep_every, no_epochs, abandoned, dry_run } => {

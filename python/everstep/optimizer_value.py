@@ -1,0 +1,40 @@
+"""What is saved of an optimizer, checked before anything of it is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._internal import DamagedError
+from .damage import reading
+
+
+def checked(value: Any) -> Any:
+    """A decoded value: state by names of parameters, and groups; or a ``state_dict()`` as it was, as ``whole``.
+
+    Raises:
+        DamagedError: when it is none.
+    """
+    with reading("the state of an optimizer"):
+        if not isinstance(value, dict) or not ("whole" in value or _is_by_names(value)):
+            raise DamagedError("the state of an optimizer is not what everstep writes", [])
+    return value
+
+
+def _is_by_names(value: dict[str, Any]) -> bool:
+    state, groups, other, shapes = (value.get(key, empty) for key, empty in (("state", None), ("groups", None), ("other", []), ("shapes", {})))
+    if not (isinstance(state, dict) and isinstance(groups, list) and isinstance(other, list) and isinstance(shapes, dict)):
+        return False
+    for key, _ in other:
+        # An error where it is no key.
+        hash(key)
+    good = all(isinstance(n, str) and isinstance(s, dict) for n, s in state.items()) and all(map(_is_group, groups))
+    good = good and all(isinstance(n, str) and isinstance(s, list) for n, s in shapes.items())
+    return good and isinstance(value.get("kind"), (str, type(None)))
+
+
+def _is_group(group: Any) -> bool:
+    """Its parameters by name, and options by name."""
+    if not isinstance(group, dict) or not all(isinstance(k, str) for k in group) or not isinstance(params := group.get("params"), list):
+        return False
+    labels = group.get("param_names")
+    return all(isinstance(n, str) for n in params) and (not isinstance(labels, list) or len(labels) == len(params))

@@ -1,0 +1,128 @@
+"""What a shard holds beside tensors, decoded and checked. ``restore()`` and ``everstep ckpt verify`` both read it here: what one of them
+refuses, the other does not call good."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import encoding, module_state, optimizer_value, rng
+from ._internal import CheckpointError, DamagedError, Shard
+from .damage import reading
+from .placed import PARTS, Place, Resharded, parts_from_bytes, read_parts
+from .tensors import BY_NAME
+
+if TYPE_CHECKING:
+    from ._internal import Entry
+    from .tiers import HealingShard
+
+RNG, EXTRA, LAYOUT = "rng", "extra", "layout"
+#: Names of everstep's own blobs (see :data:`everstep.convert`), which objects cannot have.
+RESERVED = {RNG, EXTRA, LAYOUT, "align", "parts", "dcp"}
+#: What an object is: it decides what its value has to look like.
+MODULE, OPTIMIZER, OTHER = "module", "optimizer", "other"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Whose state a shard is."""
+
+    rank: int
+    world_size: int
+    replicated: bool
+    #: What each object is, by name. Earlier checkpoints do not say.
+    kinds: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kinds = self.kinds
+        if type(self.rank) is not int or type(self.world_size) is not int or type(self.replicated) is not bool or not 0 <= self.rank < self.world_size:
+            raise ValueError("a rank that is none")
+        if not isinstance(kinds, dict) or not all(type(n) is str and n not in RESERVED and k in (MODULE, OPTIMIZER, OTHER) for n, k in kinds.items()):
+            raise ValueError("objects of unknown kinds")
+
+
+def objects(entries: Mapping[str, Entry]) -> set[str]:
+    """Names of objects that have a value in a shard."""
+    names = {n.removeprefix(encoding.BLOB) for n in entries if n.startswith(encoding.BLOB)}
+    return {n for n in names - RESERVED if "/" not in n}
+
+
+class Values:
+    """The values of one shard. Tensors in them get memory (``targets``), which whoever wants them fills."""
+
+    def __init__(self, shard: Shard | HealingShard | Resharded) -> None:
+        self._shard = shard
+        self.entries: dict[str, Entry] = {e[0]: e for e in shard.entries()}
+        self.targets: dict[str, Tensor] = {}
+        self._blobs: dict[str, bytes] = {}
+
+    def room(self, name: str) -> Tensor:
+        """Memory for a tensor of the shard."""
+        if name not in self.targets:
+            _, dtype, shape, _ = self.entries[name]
+            if dtype not in BY_NAME:
+                raise CheckpointError(f"{name} is {dtype} in the checkpoint, which this torch does not have; install a newer one")
+            self.targets[name] = torch.empty(shape, dtype=BY_NAME[dtype])
+        return self.targets[name]
+
+    def layout(self) -> Layout | None:
+        """Whose it is; ``None`` where that is not said.
+
+        Raises:
+            DamagedError: when it makes no sense.
+        """
+        if encoding.BLOB + LAYOUT not in self.entries:
+            return None
+        with reading("the layout of the checkpoint"):
+            return Layout(**encoding.decode(self._shard.bytes(encoding.BLOB + LAYOUT), lambda name: None))
+
+    def places(self) -> dict[str, Place]:
+        """Where the shard's tensors belong, by name.
+
+        Raises:
+            DamagedError: when it makes no sense.
+        """
+        words = None if isinstance(self._shard, Resharded) else self._shard.places()
+        if words is None:
+            # A slot says so in a tensor only.
+            words = parts_from_bytes(self._shard.bytes(PARTS)) if PARTS in self.entries else []
+        return read_parts(words, list(self.entries.values()))
+
+    def of_object(self, name: str, kind: str | None) -> Any:
+        """The value of an object. Without ``kind`` that of an earlier checkpoint, which is told by what it looks like.
+
+        Raises:
+            DamagedError: when it makes no sense.
+        """
+        value = self._decoded(name)
+        if kind is None:
+            kind = OPTIMIZER if isinstance(value, dict) and {"state", "groups"} <= value.keys() else OTHER
+        if kind == OPTIMIZER:
+            optimizer_value.checked(value)
+        elif kind == MODULE:
+            module_state.checked_beside(value)
+        return value
+
+    def of_step(self) -> None:
+        """What belongs to the step and to no object.
+
+        Raises:
+            DamagedError: when it makes no sense.
+        """
+        if missing := sorted(n for n in (EXTRA, RNG) if encoding.BLOB + n not in self.entries):
+            raise DamagedError(f"there is no {' and no '.join(missing)} in the checkpoint, which everstep always writes", [])
+        if not isinstance(extra := self._decoded(EXTRA), dict):
+            raise DamagedError(f"the extra values in the checkpoint are a {type(extra).__name__}, not values by name", [])
+        rng.check(self._decoded(RNG))
+
+    def _decoded(self, name: str) -> Any:
+        self._blobs[name] = self._shard.bytes(encoding.BLOB + name)
+        return encoding.decode(self._blobs[name], self.room, finish=False)
+
+    def finished(self) -> dict[str, Any]:
+        """All that were asked for, now that ``targets`` are filled."""
+        return {name: encoding.decode(blob, self.targets.__getitem__) for name, blob in self._blobs.items()}
