@@ -300,7 +300,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
         // Ending it in good order takes a thread, too.
         std::mem::forget(runtime);
         return Err(Failure {
-            code: 1,
+            code: 78,
             why: "cannot start a thread: raise the limit of processes (ulimit -u, or pids.max of the control group)"
                 .into(),
         });
