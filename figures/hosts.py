@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 from collections.abc import Iterator
+
+#: Several sets of hosts may be there at a time.
+_SETS = itertools.count()
 
 
 def _ip(line: str) -> None:
@@ -19,7 +23,7 @@ def hosts(count: int, rate: str | None = None, data: bool = False) -> Iterator[l
 
     Use with ``ip netns exec NAME …``. Needs the right to make namespaces.
     """
-    mark = f"evf{os.getpid() % 100000}"
+    mark = f"evf{os.getpid() % 100000}s{next(_SETS)}"
     names = [f"{mark}h{i}" for i in range(count)]
     bridge = f"{mark}b"
     try:
