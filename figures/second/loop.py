@@ -1,0 +1,71 @@
+"""Attacks, or burns as much processor time, round by round; writes a JSON object for each round."""
+
+import contextlib
+import json
+import os
+import resource
+import socket
+import time
+
+from figures.second.base import ATTACKS, HELD, MY, ORDERS
+
+
+def free(much):
+    """Not more is held than descriptors allow."""
+    while len(HELD) > (0 if much else 600):
+        one = HELD.pop(0)
+        with contextlib.suppress(OSError):
+            if isinstance(one, socket.socket):
+                one.close()
+            elif isinstance(one, int):
+                os.close(one)
+            else:
+                os.unlink(one)
+
+
+def spent():
+    t = os.times()
+    return t.user + t.system + t.children_user + t.children_system
+
+
+def burn(seconds):
+    """Half of it in the kernel."""
+    until = spent() + seconds
+    while spent() < until:
+        for _ in range(200):
+            os.getppid()
+            sum(range(50))
+
+
+def main():
+    with contextlib.suppress(OSError):
+        os.mkdir(MY, 0o700)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+    only = ORDERS.get("only") or sorted(ATTACKS)
+    print("ready", flush=True)
+    rate = 1.0
+    while True:
+        with open(ORDERS["mode"]) as f:
+            mode = f.read().strip()
+        if mode == "end":
+            break
+        began, used = time.monotonic(), spent()
+        tally, gained = {}, {}
+        if mode == "burn":
+            free(True)
+            burn(0.2 * rate)
+            time.sleep(0.2 * (1 - rate))
+        else:
+            for name in only:
+                tally[name] = tally.get(name, 0) + 1
+                if got := ATTACKS[name]():
+                    gained[name] = got[:5]
+                free(False)
+            taken = time.monotonic() - began
+            rate = max(0.05, min(1.0, (spent() - used) / taken))
+        print(json.dumps({"mode": mode, "tally": tally, "gained": gained, "cpu": spent() - used, "wall": time.monotonic() - began}), flush=True)
+    free(True)
+
+
+main()

@@ -1,0 +1,205 @@
+"""Another user of the same host attacks a job while it starts, runs, restarts and is cleaned up after: it trains on, and gives nothing away.
+
+The timed part is right only on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from figures.bound import Bound
+from figures.second.place import NOBODY, SCRIPT, Attacker, Place, place
+from harness.cluster import EVERSTEP
+
+#: Ways in which the names that can be foretold are planted (a directory, links, a FIFO, a file …).
+PLANTED = 7
+#: Steps between durable checkpoints: no restart repeats more. Steps this short are not all captured in memory (``stall_budget``).
+DURABLE = 20
+PHASES = ("start", "run", "restart", "clean-up")
+
+
+@dataclass
+class Found:
+    """What became of one attacked job."""
+
+    failed: list[str] = field(default_factory=list)
+    restarts: int = 0
+    hangs: list[str] = field(default_factory=list)
+    gained: list[str] = field(default_factory=list)
+    ran: list[str] = field(default_factory=list)
+    #: Rounds of all attacks in each phase.
+    rounds: Counter[str] = field(default_factory=Counter)
+    attacks: set[str] = field(default_factory=set)
+
+    def add(self, other: Found) -> None:
+        """The same of another job."""
+        for name in ("failed", "hangs", "gained", "ran"):
+            getattr(self, name).extend(getattr(other, name))
+        self.restarts += other.restarts
+        self.rounds += other.rounds
+        self.attacks |= other.attacks
+
+
+def _traces(p: Place, found: Found) -> None:
+    """What the second user left behind in what is ours, or ran as us."""
+    if p.precious.read_text() != "years of work" or p.precious.stat().st_mode & 0o777 != 0o600:
+        found.gained.append(f"{p.precious}: changed")
+    for root, directories, files in os.walk(p.home):
+        for name in directories + files:
+            path = os.path.join(root, name)
+            if os.lstat(path).st_uid == NOBODY or name == "planted":
+                found.gained.append(f"{path}: theirs, in what is ours")
+    listed = p.run("sh", "-c", "ls /tmp /dev/shm").stdout.split()
+    found.ran += [x for x in listed if x.startswith("ran-as-") and x != f"ran-as-{NOBODY}"]
+
+
+def _steps(p: Place, found: Found, ranks: int, killed: int) -> None:
+    """Each step once, but for those that the forced restart repeats, with one loss."""
+    for rank in range(ranks):
+        rows = p.rows(rank)
+        losses: dict[int, set[str]] = {}
+        for step, loss, *_ in rows:
+            losses.setdefault(step, set()).add(loss)
+        missing = set(range(max(losses, default=0) + 1)) - set(losses)
+        found.failed += [f"rank {rank}: step {s} is missing" for s in sorted(missing)]
+        found.failed += [f"rank {rank}: step {s} has {len(of)} losses" for s, of in losses.items() if len(of) > 1]
+        if len(rows) - len(losses) > DURABLE * killed:
+            found.failed.append(f"rank {rank}: {len(rows) - len(losses)} steps were repeated: {p.said()[-600:]}")
+    found.restarts += len({pid for _, _, pid, _, _ in p.rows(0)}) - 1 - killed
+
+
+def _campaign(kind: int, whole: bool, only: list[str] | None = None, weaken: Any = None) -> Found:
+    """One job, attacked all the time. Not ``whole``: only its start and its end. ``weaken`` makes the set-up a bad one."""
+    found = Found()
+    with place() as p:
+        start = weaken(p) if weaken else {}
+        attacker = p.attacker(kind=kind, only=only)
+        try:
+            _phases(p, attacker, found, whole, start)
+        except TimeoutError as e:
+            found.hangs.append(str(e))
+        for one in attacker.end():
+            found.attacks |= set(one["tally"])
+            found.gained += [f"{name}: {x}" for name, of in one["gained"].items() for x in of]
+        _traces(p, found)
+    return found
+
+
+def _phases(p: Place, attacker: Attacker, found: Found, whole: bool, start: dict[str, Any]) -> None:
+    attacker.more(1)
+    job = p.start(**start)
+    begun = len(attacker.rounds())
+    p.until(lambda: p.rows(1) and p.rows(1)[-1][0] >= 20, "the first steps")
+    attacker.more(1)
+    found.rounds["start"] = len(attacker.rounds()) - begun
+    if whole:
+        attacker.more(2)
+        found.rounds["run"] = 2
+        old = p.rows(1)[-1]
+        (p.out / "die-1").touch()
+        p.until(lambda: p.rows(1)[-1][2] != old[2] and p.rows(1)[-1][0] > old[0] + 20, "steps after the restart")
+        attacker.more(1)
+        found.rounds["restart"] = 1
+    (p.out / "last.new").write_text(str(p.rows(0)[-1][0] + 100))
+    (p.out / "last.new").rename(p.out / "last")
+    deadline = time.monotonic() + 90
+    while job.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if job.poll() != 0:
+        found.failed.append(f"exit code {job.poll()}: {p.said()[-1000:]}")
+    _steps(p, found, 2, int(whole))
+    begun = len(attacker.rounds())
+    for words in (["doctor"], ["doctor", "--clean"], ["status"]):
+        done = p.run(str(EVERSTEP), *words)
+        if "panicked" in done.stderr or done.returncode not in (0, 1):
+            found.failed.append(f"everstep {' '.join(words)}: {done.returncode}: {done.stderr[-500:]}")
+    attacker.more(1)
+    found.rounds["clean-up"] = len(attacker.rounds()) - begun
+
+
+# -- set-ups that are weak on purpose ------------------------------------------------------------------
+
+
+def _open_state(p: Place) -> dict[str, Any]:
+    """A secret in a file of the user's that everybody can read and write."""
+    path = p.cwd / "notes"
+    path.write_text(p.secrets["state"])
+    path.chmod(0o666)
+    return {}
+
+
+def _path_of_theirs(p: Place) -> dict[str, Any]:
+    """Python looks for modules where everybody can write."""
+    p.env["PYTHONPATH"] = "/tmp"
+    return {}
+
+
+CONTROLS = {
+    "gained": ("files of the user that all can read and write", _open_state),
+    "ran": ("a search path that all can write", _path_of_theirs),
+}
+
+
+# -- what it costs -------------------------------------------------------------------------------------
+
+
+def _slower(pairs: int, seconds: float) -> tuple[float, list[float], float]:
+    """Median of what a step takes longer under attack than beside the same user burning as much processor time, in %; each pair's; and the share of a
+    core that the attack uses."""
+    with place() as p:
+        p.tell("burn")
+        attackers = [p.attacker(fill=False, cores="0") for _ in range(4)]
+        p.start(str(SCRIPT), "--core", "1", "--work", "8", ranks=1, options=("--no-warm",), cores="0")
+        p.until(lambda: len(p.rows()) > 50, "the first steps")
+        medians: dict[str, list[float]] = {"attack": [], "burn": []}
+        # The first attack says how much time there is to burn.
+        for i in range(2 * pairs + 1):
+            mode = "burn" if i % 2 else "attack"
+            p.tell(mode)
+            for one in attackers:
+                one.more(1)
+            began = time.time()
+            time.sleep(seconds)
+            ended = time.time()
+            if i:
+                medians[mode].append(statistics.median(took for _, _, _, at, took in p.rows() if began < at < ended))
+        shares = []
+        for one in attackers:
+            rounds = [r for r in one.rounds() if r["mode"] == "attack"]
+            shares.append(sum(r["cpu"] for r in rounds) / sum(r["wall"] for r in rounds))
+        share = sum(shares)
+        found = [100 * (a / b - 1) for a, b in zip(medians["attack"], medians["burn"], strict=True)]
+        return statistics.median(found), found, share
+
+
+def measure(soak: bool) -> Iterator[Bound]:
+    if os.geteuid() != 0 or not shutil.which("unshare") or not shutil.which("setpriv"):
+        raise RuntimeError("needs root: two users, in namespaces of their own")
+    found = Found()
+    for kind in range(PLANTED):
+        for whole in [True] * (5 if soak else 1) if kind == 0 else [soak]:
+            found.add(_campaign(kind, whole))
+    for name in ("failed", "hangs", "gained", "ran"):
+        for text, times in Counter(getattr(found, name)).most_common(20):
+            print(f"{name}: {times} times {text}", flush=True)
+    yield Bound("attacks", len(found.attacks), f"attacks, names planted in {PLANTED} ways", ">=", 30)
+    for phase in PHASES:
+        yield Bound(f"rounds.{phase}", found.rounds[phase], "rounds of all attacks", ">=", PLANTED if phase in ("start", "clean-up") else 1)
+    yield Bound("failed", len(found.failed), "steps missing, different or repeated beyond the forced restart; commands that failed", "=", 0)
+    yield Bound("restarts", found.restarts, "restarts beyond the forced one", "=", 0)
+    yield Bound("hangs", len(found.hangs), "waits that took too long", "=", 0)
+    yield Bound("gained", len(found.gained), "things of ours read, written, stopped or held", "=", 0)
+    yield Bound("ran", len(found.ran), "programs of theirs run as us", "=", 0)
+    for name, (what, weaken) in CONTROLS.items():
+        weak = _campaign(0, False, weaken=weaken)
+        yield Bound(name, len(getattr(weak, name)), f"the same with {what}", "=", 0, control=True)
+    pairs, seconds = (30, 5.0) if soak else (8, 3.0)
+    slower, each, share = _slower(pairs, seconds)
+    yield Bound("slower", round(slower, 2), f"% longer steps than beside the same user burning as much ({share:.2f} of the other core), median of {pairs} pairs", "<=", 1.0, samples=tuple(round(x, 2) for x in each))
