@@ -164,6 +164,63 @@ def test_memory_is_used_for_its_own_directory_only(everstep: Run, tmp_path: Path
     assert "start 2" in again.stdout and "restored step 2 from memory" in again.stderr, again.stderr
 
 
+#: Trains until it is killed; writes nothing to disk by itself.
+_IN_MEMORY = """
+import sys, time
+import torch
+from torch import nn
+import everstep as es
+
+model = nn.Linear(4, 4)
+ckpt = es.CheckpointManager(sys.argv[1], model=model, persist=10_000, every=1, replicated=True)
+done = ckpt.restore()
+assert done == 0 or bool((model.weight == done).all())
+print("start", done, flush=True)
+while done < int(sys.argv[2]):
+    done += 1
+    with torch.no_grad():
+        model.weight.fill_(done)
+    ckpt.step(done)
+    print("step", done, flush=True)
+    time.sleep(0.02)
+ckpt.close()
+"""
+
+
+def test_memory_of_a_killed_nameless_job_is_found_by_its_directory(env: dict[str, str], tmp_path: Path, script: Callable[[str], str]) -> None:
+    out, train = tmp_path / "out", script(_IN_MEMORY)
+    line = [EVERSTEP, "run", "--standalone", "--nproc-per-node", "2", train, str(out)]
+    with _started(*line, "100000", env=env) as first:
+        assert _reaches(first, "start").strip() == "start 0"
+        _reaches(first, "step 30")
+        first.kill()
+        assert first.stdout is not None
+        # What it printed before it died; its workers die with it.
+        last = max(int(line.split()[1]) for line in ["step 30", *first.stdout.read().splitlines()] if line.startswith("step"))
+    memory = Path(env["EVERSTEP_SHM_DIR"]) if "EVERSTEP_SHM_DIR" in env else None
+    with _started(*line, str(last + 5), env=env) as second:
+        begun, said = second.communicate(timeout=120)
+    started = {int(row.split()[1]) for row in begun.splitlines() if row.startswith("start")}
+    assert len(started) == 1 and last - 2 <= started.pop() <= last + 1, (last, begun, said)
+    assert "what it left in memory is used" in said and second.returncode == 0, said
+    assert memory is None or not list(memory.glob("*/job-*/0/*-slot-*")), "nothing is left behind"
+
+
+def test_memory_is_not_taken_from_a_job_that_another_one_followed(env: dict[str, str], tmp_path: Path, script: Callable[[str], str]) -> None:
+    """The other one went back and wrote a branch of its own: what the first had in memory is not its past."""
+    out, train = tmp_path / "out", script(_IN_MEMORY)
+    with _started(EVERSTEP, "run", "--standalone", train, str(out), "100000", env=env) as first:
+        _reaches(first, "step 30")
+        first.kill()
+        assert first.stdout is not None
+        first.stdout.read()
+    plain = subprocess.run([sys.executable, train, str(out), "3"], env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert plain.returncode == 0 and "start 0" in plain.stdout, plain
+    with _started(EVERSTEP, "run", "--standalone", train, str(out), "5", env=env) as last:
+        begun, said = last.communicate(timeout=120)
+    assert "start 3" in begun and "left in memory" not in said, (begun, said)
+
+
 def test_a_loop_that_does_not_restore_is_refused_beside_checkpoints(tmp_path: Path) -> None:
     first = es.CheckpointManager(tmp_path, model=nn.Linear(2, 2), persist=1)
     first.step(1)

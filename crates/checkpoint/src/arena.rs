@@ -322,6 +322,12 @@ impl Slot {
         Ok(())
     }
 
+    /// Another generation counts as the one that has captured it. Nobody else may use the slot meanwhile.
+    pub fn relabel(&self, generation: u64) {
+        self.set(GENERATION, generation);
+        self.set(SUM, self.sum());
+    }
+
     /// The seal, after everything else is in place.
     pub fn finish(&self, pin: Option<Pin>) {
         self.set(STATE, SEALED | pin.map_or(0, |p| p as u64));

@@ -56,6 +56,7 @@ pub struct Claim {
     record: Arc<Mutex<Record>>,
     directory: PathBuf,
     stop: Option<(Sender<()>, JoinHandle<()>)>,
+    predecessor: Option<String>,
 }
 
 /// Why there is no claim.
@@ -93,7 +94,10 @@ impl Claim {
                     let bytes = serde_json::to_vec(&record).map_err(|e| failed(e.into()))?;
                     if create_new(directory, &name(directory, epoch), bytes).map_err(failed)? {
                         forget_older(directory, epoch);
-                        return Self::hold(directory, who, record, &mut notice).map_err(failed);
+                        let predecessor = found.filter(|r| dead && !r.released).map(|r| r.job);
+                        let mut claim = Self::hold(directory, who, record, &mut notice).map_err(failed)?;
+                        claim.predecessor = predecessor;
+                        return Ok(claim);
                     }
                     // Somebody else was first, or the store ignores conditions: the record says who has it.
                 }
@@ -129,7 +133,7 @@ impl Claim {
     fn hold(directory: &Path, who: &Claimant, record: Record, notice: &mut impl FnMut(String)) -> io::Result<Self> {
         let (held, directory) = (Arc::new(Mutex::new(record)), directory.to_owned());
         if !who.leads {
-            return Ok(Claim { record: held, directory, stop: None });
+            return Ok(Claim { record: held, directory, stop: None, predecessor: None });
         }
         renew(&directory, &held)?;
         let (stop, stopped) = channel::<()>();
@@ -147,7 +151,13 @@ impl Claim {
                 directory.display()
             ));
         });
-        Ok(Claim { record: held, directory, stop: thread.ok().map(|thread| (stop, thread)) })
+        Ok(Claim { record: held, directory, stop: thread.ok().map(|thread| (stop, thread)), predecessor: None })
+    }
+
+    /// The job that this claim was taken over from, because it had ended on this machine without letting go.
+    #[must_use]
+    pub fn predecessor(&self) -> Option<&str> {
+        self.predecessor.as_deref()
     }
 
     /// Which ownership this is.

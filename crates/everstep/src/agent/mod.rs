@@ -10,6 +10,7 @@ mod inject;
 pub mod kernel_log;
 mod last;
 pub mod launch;
+mod leftovers;
 mod listen;
 mod macros;
 mod memory_watch;

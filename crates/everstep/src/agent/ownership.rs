@@ -1,6 +1,7 @@
 //! Directories of checkpoints that belong to this job: claimed when its first worker names one, renewed by the agent that publishes, and
 //! let go when the job ends here.
 
+use super::leftovers::Heir;
 use super::storage::Destination;
 use super::{Driver, End, Input};
 use crate::places;
@@ -25,22 +26,22 @@ const RELEASE: Duration = Duration::from_secs(10);
 pub struct Claims(Arc<Mutex<BTreeMap<PathBuf, (bool, Claim)>>>);
 
 impl Claims {
-    /// The epoch in which the directory is this job's.
-    fn epoch(&self, directory: &Path, who: &Claimant) -> Result<u64, ClaimError> {
+    /// The epoch in which the directory is this job's, and the job that ended without letting go of it before.
+    fn epoch(&self, directory: &Path, who: &Claimant) -> Result<(u64, Option<String>), ClaimError> {
         let mut claims = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((leads, claim)) = claims.remove(directory) {
             if leads == who.leads && claim.is_current() {
-                let epoch = claim.epoch();
+                let found = (claim.epoch(), claim.predecessor().map(str::to_owned));
                 claims.insert(directory.to_owned(), (leads, claim));
-                return Ok(epoch);
+                return Ok(found);
             }
             // Another agent of this job publishes now, or this one does.
             claim.hand_over();
         }
         let claim = Claim::take(directory, who, |line| crate::say!("{line}"))?;
-        let epoch = claim.epoch();
+        let found = (claim.epoch(), claim.predecessor().map(str::to_owned));
         claims.insert(directory.to_owned(), (who.leads, claim));
-        Ok(epoch)
+        Ok(found)
     }
 
     /// The job is over here: whoever comes next need not wait.
@@ -95,8 +96,19 @@ impl Driver {
         let (job, nodes, leads) = (self.template.job.clone(), crew.nodes, crew.slot.first_rank.0 == 0);
         let claimant = Claimant { life: self.life(), job, nodes, leads, silence: SILENCE };
         let (claims, inbox) = (self.claims.clone(), self.inbox.clone());
+        let (node, world_size) = (self.template.node.clone(), u64::from(crew.world_size));
         tokio::task::spawn_blocking(move || {
-            let result = claims.epoch(&to.directory, &claimant);
+            let result = claims.epoch(&to.directory, &claimant).map(|(epoch, predecessor)| {
+                // Only a job of one node is certain to have had its memory here.
+                if let Some(predecessor) = predecessor.filter(|_| claimant.nodes == 1) {
+                    let (job, run, rank, local_rank) = (&claimant.job, to.run, to.rank.0.into(), who.1);
+                    let heir = Heir { predecessor: &predecessor, job, node: &node, run, local_rank, rank, world_size };
+                    if heir.adopt() && rank == 0 {
+                        crate::say!("job {predecessor} ended with its launcher; what it left in memory is used");
+                    }
+                }
+                epoch
+            });
             let _ = inbox.send(Input::Owned(Box::new(Owned { who, to, result, answer })));
         });
     }

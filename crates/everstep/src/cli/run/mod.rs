@@ -23,6 +23,11 @@ use everstep_wire::raw::Raw;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+/// How long a world that lacks nodes waits for them unless it is said.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(600);
+/// The same where only the agent that has started the job knows its name: it may have been stopped for a while, and nobody else comes.
+const NAMELESS_TIMEOUT: Duration = Duration::from_secs(90);
+
 /// `everstep check`: takes part in a check of the nodes that nothing is started after.
 pub fn check(o: &Options) -> Result<i32, Failure> {
     start(&Options { only_check: true, ..o.clone() })
@@ -53,7 +58,7 @@ fn spec(o: &Options) -> Result<JobSpec, Failure> {
         spares: o.spares,
         restarts,
         detect_timeout_ms: u64::try_from(o.detect_timeout.as_millis()).unwrap_or(u64::MAX),
-        join_timeout_ms: u64::try_from(o.join_timeout()?.as_millis()).unwrap_or(u64::MAX),
+        join_timeout_ms: u64::try_from(o.join_timeout()?.unwrap_or(JOIN_TIMEOUT).as_millis()).unwrap_or(u64::MAX),
         policy: o.policy(),
         check: o.check_when(),
     };
@@ -149,6 +154,9 @@ fn start(o: &Options) -> Result<i32, Failure> {
     let program = if o.only_check { command::Program::default() } else { command::program(o)? };
     let meet = meet::meet(o, spec.nodes_max)?;
     spec.job = JobId(meet.job.clone());
+    if meet.endpoint.ends_with(":0") && o.job_name().is_none() && o.join_timeout()?.is_none() {
+        spec.join_timeout_ms = NAMELESS_TIMEOUT.as_millis() as u64;
+    }
     let (node, lock) = node::node_id(o, &meet, spec.nodes_max)?;
     if o.log_format == "json" {
         crate::say::in_json(&meet.job, &node);

@@ -138,7 +138,7 @@ pub struct Options {
     /// The one knob for all timeouts, for example 2s or 500ms
     #[arg(long, env = "EVERSTEP_DETECT_TIMEOUT", default_value = "2s", value_parser = duration)]
     pub detect_timeout: Duration,
-    /// How long a world that lacks nodes waits for them
+    /// How long a world that lacks nodes waits for them [default: 10m; 90s for a job on one node without a name, which nobody can join]
     #[arg(long, env = "EVERSTEP_JOIN_TIMEOUT", value_parser = duration)]
     pub join_timeout: Option<Duration>,
     /// Allow addresses other than loopback without TLS; needs --token-file
@@ -260,16 +260,13 @@ impl Options {
         parts.map(pair).collect()
     }
 
-    /// How long a world that lacks nodes waits for them.
-    pub fn join_timeout(&self) -> Result<Duration, Failure> {
-        let seconds =
-            match self.conf()?.iter().find(|(k, _)| *k == "join_timeout") {
-                Some((_, value)) => value.parse::<f64>().ok().filter(|s| *s > 0.0 && *s < 1e6).ok_or_else(|| {
-                    Failure::usage(format!("--rdzv-conf join_timeout={value} is no number of seconds"))
-                })?,
-                None => 600.0,
-            };
-        Ok(self.join_timeout.unwrap_or(Duration::from_secs_f64(seconds)))
+    /// How long a world that lacks nodes waits for them; `None`: it was not said.
+    pub fn join_timeout(&self) -> Result<Option<Duration>, Failure> {
+        let conf = self.conf()?;
+        let Some((_, value)) = conf.iter().find(|(k, _)| *k == "join_timeout") else { return Ok(self.join_timeout) };
+        let seconds = value.parse::<f64>().ok().filter(|s| *s > 0.0 && *s < 1e6);
+        let bad = || Failure::usage(format!("--rdzv-conf join_timeout={value} is no number of seconds"));
+        Ok(Some(self.join_timeout.unwrap_or(Duration::from_secs_f64(seconds.ok_or_else(bad)?))))
     }
 
     /// `--local-ranks-filter` as a list; empty: all.
