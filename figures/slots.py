@@ -19,6 +19,7 @@ class Superblock(NamedTuple):
     step: int = 0
     index_bytes: int = 0
     region_bytes: int = 0
+    generation: int = 0
 
 
 def superblock(slot: Path) -> Superblock:
@@ -27,5 +28,5 @@ def superblock(slot: Path) -> Superblock:
         head = f.read(11 * 8)
         if len(head) == 11 * 8:
             words = struct.unpack("<11Q", head)
-            return Superblock(words[1] & 0xFF, words[4], words[6], words[8], words[10])
+            return Superblock(words[1] & 0xFF, words[4], words[6], words[8], words[10], words[5])
     return Superblock()
