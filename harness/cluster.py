@@ -133,6 +133,14 @@ class Cluster:
         jobs = json.loads(out)["jobs"] if out else []
         return jobs[0] if jobs else {}
 
+    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """One of everstep's commands, in the environment of the job."""
+        return subprocess.run([str(EVERSTEP), *words], env=self.env, capture_output=True, text=True, timeout=30, check=False)
+
+    def goodput(self) -> dict[str, Any]:
+        """What ``everstep goodput`` counts."""
+        return dict(json.loads(self.ask("goodput", self.job, "--json").stdout)["jobs"][0])
+
     def workers_now(self) -> dict[int, dict[str, Any]]:
         """Living workers by rank."""
         return {w["rank"]: w for w in self.status().get("workers", [])}

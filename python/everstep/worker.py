@@ -79,6 +79,9 @@ class _Worker:
         self.handles_signals = False
         #: The script tells its steps itself.
         self.told = False
+        #: Steps of this process, seen from outside; the one that it goes on from, if that is known.
+        self.updates = 0
+        self.origin: int | None = None
         #: When the last gradient of this rank was complete, and when the update began (see zero.py).
         self.gradients_at = 0
         self.update_at = 0
@@ -192,11 +195,33 @@ class _Worker:
             return
         if not self.told:
             self._tells()
+            # It has not said from where it goes on: so many steps were seen until now, or just this one.
+            self._number(max(step - max(self.updates, 1), 0))
         self._note(step)
 
     def _tells(self) -> None:
         self.told = True
         self.board.set("ZeroLine", 0)  # type: ignore[union-attr]
+
+    def _number(self, origin: int | None) -> None:
+        """Steps go on from that one; ``None``: they are counted since this process started."""
+        board = self.board
+        if board is None or origin == self.origin:
+            return
+        # In this order: the agent reads the other way round.
+        if origin is None or self.origin is not None:
+            board.set("Numbered", 0)
+        board.set("Restored", origin or 0)
+        if self.updates and not self.told:
+            board.set("Step", (origin or 0) + self.updates)
+        if origin is not None:
+            board.set("Numbered", 1)
+        self.origin = origin
+
+    def goes_on_from(self, origin: int | None) -> None:
+        """The same, seen from outside; counts as long as the script tells nothing itself."""
+        if not self.told:
+            self._number(origin)
 
     def seen(self, step: int) -> None:
         """The same, for a step that was seen from outside; counts as long as the script tells nothing itself."""
@@ -220,12 +245,11 @@ class _Worker:
     def restored(self, step: int) -> None:
         """Training continues after ``step`` completed steps."""
         if self.board is not None:
-            self.board.set("Restored", step)
+            self._tells()
+            self._number(step)
             self.board.set("Step", step)
             self.board.set("StepKnown", 1)
             self.board.add("Beats", 1)
-        if self.board is not None:
-            self._tells()
         self.step_began = time.perf_counter_ns()
 
     def handle_signals(self) -> None:

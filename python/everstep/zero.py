@@ -14,25 +14,39 @@ from typing import Any
 
 from . import imports
 from . import worker as _worker
+from .origin import SETTLED, Origin
+
+#: Optimizers whose schedulers are looked for; there are scripts with one optimizer for each parameter.
+_SEARCHES = 3
 
 
 class _Watcher:
     """Counts updates. With several optimizers a step is an update of the one that has had the most."""
 
     def __init__(self) -> None:
-        self.counts: dict[int, int] = {}
-        self.step = 0
+        self.origins: dict[int, Origin] = {}
         self.watched = False
+
+    def _base(self, most: int) -> int | None:
+        """Updates before this process, of those optimizers that make one at each step; ``None``: not known."""
+        # The others may be one step behind, in the middle of a step.
+        bases = [o.base for o in self.origins.values() if o.count >= most - 1]
+        return max((b for b in bases if b is not None), default=None)
 
     def after(self, optimizer: Any, *_: Any) -> None:
         worker = _worker.current()
         if worker.board is None:
             return
-        count = self.counts.get(id(optimizer), 0) + 1
-        self.counts[id(optimizer)] = count
-        if count > self.step:
-            self.step = count
-            worker.seen(count)
+        origin = self.origins.get(id(optimizer))
+        if origin is None:
+            origin = self.origins[id(optimizer)] = Origin(search=len(self.origins) < _SEARCHES)
+        origin.updated(optimizer)
+        most = max(worker.updates, origin.count)
+        if origin.count <= SETTLED + 1:
+            worker.goes_on_from(self._base(most))
+        if most > worker.updates:
+            worker.updates = most
+            worker.seen((worker.origin or 0) + most)
         if not self.watched:
             self.watched = True
             if worker.board.get("Role") == 0:

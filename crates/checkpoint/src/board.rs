@@ -127,6 +127,8 @@ words! {
     PersistFailures = 45,
     /// From the agent: the step of the last one of them.
     FailedStep = 46,
+    /// 1: `Step` and `Restored` are the training's own numbers; 0: steps are counted since the process started.
+    Numbered = 47,
 }
 
 /// What a section is, for the ledger.

@@ -121,12 +121,14 @@ pub enum Report {
         /// steps that every worker of this node had completed
         reached: Option<Step>,
     },
-    /// The first new step of a generation is complete on this node.
+    /// The first new step of a generation is complete on this node; told again when it is known only later from where its workers go on.
     FirstStep {
         /// its generation
         generation: Generation,
         /// the step
         step: Step,
+        /// the step that they go on from; `None`: not known
+        from: Option<Step>,
     },
     /// What this node's memory holds, told before its ranks' offers.
     Holds {

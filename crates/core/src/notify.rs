@@ -143,7 +143,10 @@ fn status(of: &Incident, now: u64) -> Option<Status> {
         Outcome::Ended { code, .. } if *code != 0 && *code < 128 => Some(Status::Person),
         // Who has ended it knows.
         Outcome::Ended { .. } | Outcome::Overtaken { .. } => Some(Status::Resolved),
-        Outcome::Recovered => known.then_some(if of.caught_up.is_some() { Status::Resolved } else { Status::Firing }),
+        // Where it is, nobody can know; it trains.
+        Outcome::Recovered | Outcome::GoesOn => known.then_some(Status::Resolved),
+        Outcome::Repeating if of.cut_off => Some(Status::Resolved),
+        Outcome::Repeating => known.then_some(Status::Firing),
         Outcome::Open if now >= of.opened + PATIENCE => Some(Status::Person),
         Outcome::Open => known.then_some(Status::Firing),
     }
@@ -181,7 +184,16 @@ mod tests {
         assert_eq!(due(&mut n, 13), [(1, Status::Firing)]);
         assert_eq!(due(&mut n, 14), []);
         n.heard(at(15, started(2, 1)));
-        n.heard(at(16, Fact::FirstStep { generation: Generation(2), step: Step(9), incident: Some(1) }));
+        n.heard(at(
+            16,
+            Fact::FirstStep {
+                generation: Generation(2),
+                step: Step(9),
+                incident: Some(1),
+                from: Some(Step(8)),
+                had: Some(Step(8)),
+            },
+        ));
         assert_eq!(due(&mut n, 17), [(1, Status::Resolved)]);
         assert_eq!(due(&mut n, 5000), []);
     }

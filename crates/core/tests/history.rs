@@ -41,11 +41,21 @@ impl Log {
     fn restored(self, generation: u64, steps_lost: u64) -> Self {
         let tiers = vec![Tier::Memory, Tier::Memory, Tier::Memory, Tier::Peer];
         let generation = Generation(generation);
-        self.at(1, Fact::Restored { generation, step: Some(Step(90)), tiers, steps_lost })
+        self.at(1, Fact::Restored { generation, step: Some(Step(90)), tiers, steps_lost, nodes: 4 })
     }
 
     fn steps(self, generation: u64, incident: Option<u64>) -> Self {
-        self.at(1, Fact::FirstStep { generation: Generation(generation), step: Step(91), incident })
+        let lost = self.0.iter().rev().find_map(|e| match e.what {
+            What::Fact(Fact::Restored { steps_lost, .. }) => Some(steps_lost),
+            _ => None,
+        });
+        self.steps_from(generation, incident, Some(90), lost.map(|lost| 90 + lost))
+    }
+
+    fn steps_from(self, generation: u64, incident: Option<u64>, from: Option<u64>, had: Option<u64>) -> Self {
+        let (from, had) = (from.map(Step), had.map(Step));
+        let step = Step(from.map_or(1, |from| from.0 + 1));
+        self.at(1, Fact::FirstStep { generation: Generation(generation), step, incident, from, had })
     }
 }
 
@@ -64,7 +74,7 @@ fn an_incident_lasts_until_the_job_is_where_it_had_been() {
     let log = Log::new().starts(1, 0).progress(1, 93, 100_000).fails(1, 1, killed()).starts(2, 1).restored(2, 3);
     let log = log.steps(2, Some(1)).progress(2, 92, 110_000);
     let found = incidents(&log.0);
-    assert_eq!((found[0].outcome.clone(), found[0].caught_up), (Outcome::Recovered, None));
+    assert_eq!((found[0].outcome.clone(), found[0].caught_up), (Outcome::Repeating, None));
     assert!(tell(&found[0], "j", "now").iter().any(|l| l.contains("not yet where it had been")));
     let caught_up = Fact::CaughtUp { generation: Generation(2), step: Step(94), incident: 1 };
     let found = incidents(&log.at(2, caught_up).0);
@@ -173,4 +183,78 @@ fn what_is_written_is_read_and_what_is_unknown_is_passed_over() {
         What::Progress(Progress { generation: 1, step: 7, step_us: 9 })
     );
     assert_eq!(Entry::read(0.0, &serde_json::json!({"Later": {}})), None);
+}
+
+#[test]
+fn a_script_that_begins_again_is_not_recovered_until_it_is_where_it_had_been() {
+    let log = Log::new().starts(1, 0).progress(1, 60, 1).fails(1, 1, killed()).starts(2, 1);
+    let log = log.steps_from(2, Some(1), Some(0), Some(60)).progress(2, 59, 1);
+    let found = incidents(&log.0);
+    assert_eq!(found[0].outcome, Outcome::Repeating);
+    let told = tell(&found[0], "j", "now").join("\n");
+    for part in [
+        "REPEATING STEPS",
+        "the script began again at step 1; 60 steps are being repeated",
+        "not yet where it had been, which was step 60",
+    ] {
+        assert!(told.contains(part), "{part} is not in\n{told}");
+    }
+    assert!(!told.contains("yes"), "{told}");
+    let caught_up = Fact::CaughtUp { generation: Generation(2), step: Step(60), incident: 1 };
+    let told = tell(&incidents(&log.at(3, caught_up).0)[0], "j", "now").join("\n");
+    assert!(told.contains("RECOVERED in 5.0 s") && told.contains("60 steps were repeated"), "{told}");
+}
+
+#[test]
+fn what_becomes_known_later_is_told_from_then_on() {
+    let log = Log::new().starts(1, 0).fails(1, 1, killed()).starts(2, 1).steps_from(2, Some(1), None, Some(80));
+    let found = incidents(&log.0);
+    assert_eq!((found[0].outcome.clone(), found[0].caught_up), (Outcome::GoesOn, None));
+    let told = tell(&found[0], "j", "now").join("\n");
+    assert!(told.contains("STEPS AGAIN") && told.contains("Lost     unknown: "), "{told}");
+    assert!(told.contains("whether it is where it had been is unknown"), "{told}");
+    let began = Fact::Began { generation: Generation(2), step: Step(79), from: Step(75), had: Some(Step(80)) };
+    let log = log.at(1, began);
+    let told = tell(&incidents(&log.0)[0], "j", "now").join("\n");
+    assert!(told.contains("the script went on at step 76; 5 steps are being repeated"), "{told}");
+    assert_eq!(incidents(&log.progress(2, 80, 1).0)[0].outcome, Outcome::Recovered);
+}
+
+#[test]
+fn how_far_a_job_had_been_may_not_have_been_seen() {
+    let log =
+        Log::new().starts(1, 0).fails(1, 1, None).starts(2, 1).restored(2, 0).steps_from(2, Some(1), Some(90), None);
+    let told = tell(&incidents(&log.0)[0], "j", "now").join("\n");
+    assert!(told.contains("unknown: how far the job had been was not seen; it went on at step 91"), "{told}");
+}
+
+#[test]
+fn steps_of_an_earlier_failure_are_not_this_ones_but_are_repeated() {
+    let log = Log::new().starts(1, 0).fails(1, 1, killed()).starts(2, 1).restored(2, 10);
+    let log = log.steps_from(2, Some(1), Some(90), Some(100)).fails(2, 2, killed()).starts(3, 2).restored(3, 1);
+    let told = tell(&incidents(&log.steps_from(3, Some(2), Some(90), Some(100)).0)[1], "j", "now").join("\n");
+    assert!(told.contains("1 step, computed again, and 9 of earlier failures"), "{told}");
+    assert!(told.contains("not yet where it had been, which was step 100"), "{told}");
+}
+
+#[test]
+fn one_node_has_no_other_nodes() {
+    let tiers = vec![Tier::Memory, Tier::Peer];
+    let restored = Fact::Restored { generation: Generation(2), step: Some(Step(90)), tiers, steps_lost: 0, nodes: 1 };
+    let log = Log::new().starts(1, 0).fails(1, 1, killed()).starts(2, 1).at(1, restored).steps(2, Some(1));
+    let told = tell(&incidents(&log.0)[0], "j", "now").join("\n");
+    assert!(told.contains("local memory (1 rank) and another rank's memory (1 rank)"), "{told}");
+}
+
+#[test]
+fn what_earlier_versions_wrote_down_is_read() {
+    let old = [
+        serde_json::json!({"Restored": {"generation": 2, "step": 90, "tiers": ["Memory"], "steps_lost": 3}}),
+        serde_json::json!({"FirstStep": {"generation": 2, "step": 91, "incident": 1}}),
+    ];
+    let mut log = Log::new().starts(1, 0).fails(1, 1, killed()).starts(2, 1);
+    log.0.extend(old.iter().map(|fact| Entry::read(9.0, fact).unwrap()));
+    let found = incidents(&log.0);
+    assert_eq!(found[0].outcome, Outcome::Repeating);
+    assert!(tell(&found[0], "j", "now").join("\n").contains("3 steps, computed again"));
 }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use everstep_core::id::Generation;
-use everstep_core::ledger::{Account, Book, Category, End, Reading, Spent};
+use everstep_core::ledger::{Account, Book, Category, End, Reading, Spent, Steps};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -151,7 +151,7 @@ fn a_failure_makes_of_the_last_step_a_silence_and_of_the_next_ones_a_repetition(
     assert_eq!(w.of(Category::Detect), 2500);
     w.at += 700 * MS;
     w.book.start(w.at, Generation(2));
-    w.reading = Reading { step: Some(15), restored: 15, ..Reading::default() };
+    w.reading = Reading { step: Some(15), restored: 15, numbered: true, ..Reading::default() };
     w.passes(1000, |_| None);
     w.steps(10, 200);
     // That it is being restored is all that is known of the time before the first step.
@@ -161,4 +161,28 @@ fn a_failure_makes_of_the_last_step_a_silence_and_of_the_next_ones_a_repetition(
     assert_eq!((before.generation, before.spent.of(Category::Decide)), (Generation(1), 700 * MS));
     assert!(w.of(Category::Recompute).abs_diff(5 * 200) <= 200, "{}", w.of(Category::Recompute));
     assert!(w.of(Category::Productive).abs_diff(5 * 200) <= 300, "{}", w.of(Category::Productive));
+}
+
+#[test]
+fn steps_without_a_number_may_be_new_or_the_same_again() {
+    let mut w = Worker::started();
+    w.reading.step = Some(0);
+    w.steps(20, 200);
+    assert!(w.of(Category::Productive) > 0 && w.of(Category::Unknown) == 0);
+    w.book.ended(w.at, 0, End::Failed);
+    w.book.start(w.at, Generation(2));
+    w.reading = Reading { step: Some(0), ..Reading::default() };
+    w.steps(3, 200);
+    assert_eq!((w.of(Category::Productive), w.of(Category::Recompute)), (0, 0));
+    let unknown = w.of(Category::Unknown);
+    assert!(unknown > 0);
+    // A scheduler has gone along with these three: the script goes on from step 15.
+    w.reading = Reading { step: Some(18), restored: 15, numbered: true, ..w.reading };
+    w.steps(10, 200);
+    assert_eq!(w.of(Category::Unknown), unknown);
+    assert!(w.of(Category::Recompute).abs_diff(2 * 200) <= 200, "{}", w.of(Category::Recompute));
+    assert!(w.of(Category::Productive).abs_diff(8 * 200) <= 300, "{}", w.of(Category::Productive));
+    let accounts = w.book.accounts(w.at);
+    assert_eq!(accounts.last().unwrap().steps, Some(Steps { from: Some(15), done: 13 }));
+    assert_eq!(accounts[accounts.len() - 2].steps, Some(Steps { from: None, done: 20 }));
 }

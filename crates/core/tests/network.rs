@@ -23,8 +23,8 @@ fn two_nodes() -> Scene {
         scene.join(node, 1, 1, Scene::spec((2, 2), DAILY));
     }
     assert_eq!(scene.started(), [1]);
-    scene.says(0, Report::FirstStep { generation: Generation(1), step: Step(1) });
-    scene.says(1, Report::FirstStep { generation: Generation(1), step: Step(1) });
+    scene.says(0, Report::FirstStep { generation: Generation(1), step: Step(1), from: Some(Step(0)) });
+    scene.says(1, Report::FirstStep { generation: Generation(1), step: Step(1), from: Some(Step(0)) });
     scene
 }
 
@@ -69,7 +69,7 @@ fn a_node_that_was_only_cut_off_does_not_use_up_the_daily_budget() {
         assert_eq!(scene.started().len() as u64, round + 2, "every time it is started again");
         let generation = scene.job().record.generation;
         for session in [1, 101 + round] {
-            let report = Report::FirstStep { generation, step: Step(2) };
+            let report = Report::FirstStep { generation, step: Step(2), from: Some(Step(1)) };
             scene.event(Event::Report { session: Session(session), report });
         }
     }

@@ -59,7 +59,7 @@ fn join(scene: &mut Scene, node: u64, job: &str, policy: Policy) {
 fn trains(scene: &mut Scene, nodes: impl IntoIterator<Item = u64>) {
     for node in nodes {
         let generation = of(scene, if node < 3 { "large" } else { "small" }).record.generation;
-        scene.says(node, Report::FirstStep { generation, step: Step(1) });
+        scene.says(node, Report::FirstStep { generation, step: Step(1), from: Some(Step(0)) });
     }
 }
 

@@ -35,7 +35,7 @@ fn join(scene: &mut Scene, node: u64, policy: Policy, least: u32) {
 fn trains(scene: &mut Scene, nodes: impl IntoIterator<Item = u64>) {
     let generation = scene.job().record.generation;
     for node in nodes {
-        scene.says(node, Report::FirstStep { generation, step: Step(1) });
+        scene.says(node, Report::FirstStep { generation, step: Step(1), from: Some(Step(0)) });
     }
 }
 

@@ -114,7 +114,10 @@ fn of_records(registry: &mut Registry, jobs: &BTreeMap<String, Vec<Entry>>, now:
             spent.get_or_create(&with(run, &[("category", category.name())])).inc_by(micros as f64 / 1e6);
         }
         for (kind, n) in [("new", whole.new_steps), ("recompute", whole.repeated_steps)] {
-            steps.get_or_create(&with(run, &[("kind", kind)])).inc_by(n as f64);
+            // What nobody knows is not served.
+            if let Some(n) = n {
+                steps.get_or_create(&with(run, &[("kind", kind)])).inc_by(n as f64);
+            }
         }
         share.get_or_create(&with(run, &[("window", "all")])).set(whole.total().goodput());
         for (window, seconds) in WINDOWS {
@@ -128,8 +131,9 @@ fn of_records(registry: &mut Registry, jobs: &BTreeMap<String, Vec<Entry>>, now:
         for incident in &told {
             let class = incident.class();
             count.get_or_create(&with(run, &[("class", class), ("outcome", outcome(incident))])).inc();
-            if let Some(restored) = &incident.restored {
-                lost.get_or_create(&with(run, &[("class", class)])).inc_by(restored.steps_lost as f64);
+            let of_script = || incident.began.and_then(|b| b.again());
+            if let Some(steps) = incident.restored.as_ref().map(|r| r.steps_lost).or_else(of_script) {
+                lost.get_or_create(&with(run, &[("class", class)])).inc_by(steps as f64);
             }
             for (name, micros) in incident.stages() {
                 stage.get_or_create(&with(run, &[("stage", name)])).inc_by(micros as f64 / 1e6);
@@ -148,7 +152,9 @@ fn of_records(registry: &mut Registry, jobs: &BTreeMap<String, Vec<Entry>>, now:
 fn outcome(of: &Incident) -> &'static str {
     match of.outcome {
         Outcome::Open => "open",
+        Outcome::Repeating => "repeating",
         Outcome::Recovered => "recovered",
+        Outcome::GoesOn => "goes_on",
         Outcome::Overtaken { .. } => "overtaken",
         Outcome::Ended { .. } => "ended",
     }

@@ -329,6 +329,7 @@ impl World {
             let seen = Observation {
                 step: crew.training.then_some(crew.step),
                 restored: crew.restored,
+                numbered: true,
                 beats: crew.beats,
                 stopped: crew.hung.contains(local_rank),
                 cpu_ms: crew.beats * 100,

@@ -62,6 +62,9 @@ pub struct Progress {
     pub pid: u32,
     /// Steps completed, if the worker reports them.
     pub step: Option<u64>,
+    /// They are counted since the process started: where the script went on from is not known.
+    #[serde(default)]
+    pub counted: bool,
     /// Median step time in milliseconds.
     pub step_ms: Option<u64>,
     /// Length of the last step in microseconds.

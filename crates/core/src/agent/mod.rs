@@ -89,6 +89,8 @@ struct Crew {
     /// The job is stopping: exits are no failures.
     stopping: Option<Stopping>,
     first_step_sent: bool,
+    /// What was told of where they go on from.
+    from: Option<Step>,
     replicas: replicas::Replicas,
     /// Reports that must reach the coordinator even if the connection breaks.
     unacknowledged: Vec<Report>,

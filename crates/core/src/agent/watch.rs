@@ -23,8 +23,10 @@ const IDLE_PERCENT: u128 = 2;
 pub struct Observation {
     /// Steps completed; `None` when the worker does not report steps (yet).
     pub step: Option<u64>,
-    /// Step that the worker restored; 0 for a fresh start.
+    /// Step that the worker goes on from; 0 for a fresh start.
     pub restored: u64,
+    /// Both are the training's own numbers; false: steps are counted since the process started.
+    pub numbered: bool,
     /// Rises with every step, heartbeat and change of section.
     pub beats: u64,
     /// Inside a section (checkpoint, evaluation, restore, …).
@@ -59,6 +61,13 @@ pub struct Observation {
     pub left_at_once: bool,
 }
 
+impl Observation {
+    /// Steps completed beyond the one that it went on from.
+    fn new_steps(&self) -> u64 {
+        self.step.unwrap_or(0).saturating_sub(self.restored)
+    }
+}
+
 /// What has been learned of one worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Watch {
@@ -81,6 +90,12 @@ impl Watch {
     #[must_use]
     pub fn step(&self) -> Option<u64> {
         self.last.and_then(|o| o.step)
+    }
+
+    /// The step that the worker goes on from, where that can be known and a step has been completed since.
+    #[must_use]
+    pub fn from(&self) -> Option<u64> {
+        self.last.filter(|o| o.numbered && o.new_steps() > 0).map(|o| o.restored)
     }
 
     /// Median step time in milliseconds, once a step was timed.
@@ -120,7 +135,14 @@ impl Watch {
     /// True when the worker has completed a step that it did not restore.
     #[must_use]
     pub fn has_new_step(&self) -> bool {
-        self.last.is_some_and(|o| o.step.is_some_and(|step| step > o.restored))
+        self.last.is_some_and(|o| o.new_steps() > 0)
+    }
+
+    /// How far a worker is that is being ended: nothing else of it counts any more.
+    pub fn step_seen(&mut self, seen: Observation) {
+        if let Some(last) = &mut self.last {
+            (last.step, last.restored, last.numbered) = (seen.step, seen.restored, seen.numbered);
+        }
     }
 
     /// Takes one observation; returns the evidence and the silence when the worker is hung (once).
@@ -133,7 +155,8 @@ impl Watch {
             return None;
         };
         if seen.step != last.step && last.step.is_some() {
-            let steps = seen.step.unwrap_or(0).saturating_sub(last.step.unwrap_or(0)).max(1);
+            // Not the difference of the numbers: what a step's number is may become known after the first ones.
+            let steps = seen.new_steps().saturating_sub(last.new_steps()).max(1);
             if let Some(at) = self.step_at {
                 let each = u64::try_from(now.since(at).as_millis()).unwrap_or(u64::MAX) / steps;
                 self.durations.push_back(each);

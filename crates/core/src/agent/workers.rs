@@ -2,7 +2,7 @@
 
 use super::command::Command;
 use super::event::{Event, Words};
-use super::watch::Watch;
+use super::watch::{Observation, Watch};
 use super::{Agent, Crew, Stopping};
 use crate::id::{Generation, Rank, Step};
 use crate::ledger::{End, Reading};
@@ -36,6 +36,13 @@ impl Crew {
         steps.and_then(|s| s.into_iter().min()).map(Step)
     }
 
+    /// The step that all of them go on from, where that can be known.
+    fn from(&self) -> Option<Step> {
+        let mut each = self.alive.values().map(Watch::from);
+        let first = each.next()??;
+        each.all(|other| other == Some(first)).then_some(Step(first))
+    }
+
     fn describe(
         &self,
         table: &Table,
@@ -60,6 +67,9 @@ impl Agent {
         self.holding = false;
         self.seen = self.seen.max(generation);
         self.book.start(self.now.micros(), generation);
+        if restarts > 0 {
+            self.book.goes_on();
+        }
         self.crew = Some(Crew {
             generation,
             slot: slot.clone(),
@@ -75,6 +85,7 @@ impl Agent {
             ended: BTreeMap::new(),
             stopping: None,
             first_step_sent: false,
+            from: None,
             replicas: super::replicas::Replicas::default(),
             unacknowledged: Vec::new(),
         });
@@ -318,22 +329,18 @@ impl Agent {
         self.send(Report::WorkerFailed { generation, failure });
     }
 
-    fn sample(
-        &mut self,
-        now: Time,
-        generation: Generation,
-        local_rank: u32,
-        pid: u32,
-        seen: super::watch::Observation,
-    ) {
+    fn sample(&mut self, now: Time, generation: Generation, local_rank: u32, pid: u32, seen: Observation) {
         let ladder = self.config.spec.ladder();
-        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation && !c.killing) else { return };
+        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
         let (stopping, awaits_copies) = (crew.stopping.is_some(), seen.awaits_copies);
         let Some(watch) = crew.alive.get_mut(&local_rank) else { return };
-        let reading = Reading { step: seen.step, restored: seen.restored, ..seen.reading };
-        self.book.look(now.micros(), local_rank, reading);
+        let Observation { step, restored, numbered, reading, .. } = seen;
+        self.book.look(now.micros(), local_rank, Reading { step, restored, numbered, ..reading });
+        if crew.killing {
+            return watch.step_seen(seen);
+        }
         let sign = self.signs.grave_since(watch.progress_at()).map(|s| s.verdict.line.clone());
-        let verdict = watch.observe(now, super::watch::Observation { machine_failed: sign.is_some(), ..seen }, &ladder);
+        let verdict = watch.observe(now, Observation { machine_failed: sign.is_some(), ..seen }, &ladder);
         let step = watch.step();
         let shutting_down = watch.is_shutting_down() && !stopping;
         if shutting_down && !crew.ended.contains_key(&local_rank) {
@@ -358,10 +365,18 @@ impl Agent {
         let all_stepped = crew.alive.values().all(Watch::has_new_step);
         if all_stepped && !crew.first_step_sent && !crew.alive.is_empty() {
             crew.first_step_sent = true;
+            crew.from = crew.from();
             if let Some(step) = crew.reached() {
-                self.send(Report::FirstStep { generation, step });
+                let from = crew.from;
+                self.send(Report::FirstStep { generation, step, from });
             }
             self.warm();
+        } else if crew.first_step_sent
+            && let (Some(step), Some(from)) = (crew.reached(), crew.from())
+            && crew.from != Some(from)
+        {
+            crew.from = Some(from);
+            self.send(Report::FirstStep { generation, step, from: Some(from) });
         }
         if awaits_copies {
             self.awaits_copies(generation);

@@ -244,6 +244,9 @@ pub enum Fact {
         tiers: Vec<Tier>,
         /// completed steps that must be computed again
         steps_lost: u64,
+        /// nodes that restore it; 0: written down by a version that did not say
+        #[serde(default)]
+        nodes: u32,
     },
     /// A worker crashed after the end of the training, which counts as finished all the same.
     LateCrash {
@@ -284,6 +287,23 @@ pub enum Fact {
         step: Step,
         /// incident that this ends, if any
         incident: Option<u64>,
+        /// the step that the ranks go on from; `None`: not known
+        #[serde(default)]
+        from: Option<Step>,
+        /// the highest step that the job had completed before; `None`: not known
+        #[serde(default)]
+        had: Option<Step>,
+    },
+    /// It has become known which step the ranks of a generation go on from.
+    Began {
+        /// the generation
+        generation: Generation,
+        /// steps that they have completed by now
+        step: Step,
+        /// the step
+        from: Step,
+        /// the highest step that the job had completed before; `None`: not known
+        had: Option<Step>,
     },
     /// All ranks are where the job had been before a failure: what it cost is made good.
     CaughtUp {

@@ -136,10 +136,11 @@ impl Job {
         self.record.restored.drain(..surplus);
         // Told when it is written: a coordinator that is restarted in between must not decide otherwise.
         self.changed(true);
+        let nodes = u32::try_from(self.record.world.slots.len()).unwrap_or(u32::MAX);
         let lost = self.high_water.map_or(0, |high| high.0.saturating_sub(step.map_or(0, |s| s.0)));
         out.push(Command::Record {
             job: self.record.spec.job.clone(),
-            fact: Fact::Restored { generation, step, tiers, steps_lost: lost },
+            fact: Fact::Restored { generation, step, tiers, steps_lost: lost, nodes },
         });
     }
 

@@ -139,7 +139,7 @@ impl Job {
             self.count_restart(now);
         }
         self.open_incident = Some(incident);
-        self.behind = None;
+        (self.ended_incident, self.behind) = (None, None);
         self.newcomers = false;
         // Who hangs is known; what the others wait for says why.
         self.fence_all(now, hung, out);
@@ -154,11 +154,31 @@ impl Job {
     }
 
     /// The first new step of a generation is complete: if the job had been further, the incident is over when it is there again.
-    pub(super) fn first_step(&mut self, generation: Generation, step: Step, out: &mut Vec<Command>) {
+    /// Where the script goes on from an unknown step, nobody can say when it is there.
+    pub(super) fn first_step(
+        &mut self,
+        generation: Generation,
+        step: Step,
+        from: Option<Step>,
+        out: &mut Vec<Command>,
+    ) {
         let incident = self.open_incident.take();
+        self.ended_incident = incident;
+        self.began = from.map(|from| (generation, from));
         self.in_a_row = (0, Time(0));
-        self.behind = incident.zip(self.high_water.filter(|high| *high > step));
-        let fact = Fact::FirstStep { generation, step, incident };
+        self.behind = from.and(incident).zip(self.highest.filter(|high| *high > step));
+        let fact = Fact::FirstStep { generation, step, incident, from, had: self.highest };
+        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+    }
+
+    /// A node says that, too, or only now.
+    pub(super) fn began(&mut self, generation: Generation, step: Step, from: Step, out: &mut Vec<Command>) {
+        if generation != self.record.generation || self.began == Some((generation, from)) {
+            return;
+        }
+        self.began = Some((generation, from));
+        self.behind = self.ended_incident.zip(self.highest.filter(|high| *high > step));
+        let fact = Fact::Began { generation, step, from, had: self.highest };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
     }
 

@@ -391,6 +391,7 @@ impl Job {
         }
         let left_out = self.nodes.len() > world.slots.len();
         self.high_water = self.reached.take().or(self.high_water);
+        self.highest = self.highest.max(self.high_water);
         self.record.largest = self.record.largest.max(u32::try_from(world.slots.len()).unwrap_or(u32::MAX));
         let place = |s: &crate::message::Slot| (s.node.clone(), s.incarnation, s.first_rank, s.workers);
         let before = &self.record.world.slots;

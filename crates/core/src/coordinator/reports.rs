@@ -23,14 +23,16 @@ impl Job {
             Report::Stopped { generation, store_port, reached } => {
                 self.node_stopped(generation, node, store_port, reached);
             }
-            Report::FirstStep { generation, step } => {
+            Report::FirstStep { generation, step, from } => {
                 if generation == self.record.generation && !self.stepped {
                     self.stepped = true;
-                    self.first_step(generation, step, out);
+                    self.first_step(generation, step, from, out);
                     if !self.record.progressed {
                         self.record.progressed = true;
                         self.changed(false);
                     }
+                } else if let Some(from) = from {
+                    self.began(generation, step, from, out);
                 }
             }
             Report::Holds { generation, held, parity } => self.holds(now, node, generation, (held, parity), out),

@@ -239,12 +239,18 @@ pub struct Job {
     pub unreadable: BTreeSet<Unreadable>,
     /// Steps that every rank had completed before the last failure.
     pub high_water: Option<Step>,
-    /// The same, being collected from nodes that stop.
+    /// The highest step that every rank had completed before the current generation.
+    pub highest: Option<Step>,
+    /// As `high_water`, being collected from nodes that stop.
     pub reached: Option<Step>,
     /// The incident that the current generation is to end.
     pub open_incident: Option<u64>,
+    /// The one that it has ended, or not quite.
+    pub ended_incident: Option<u64>,
     /// The incident that is over when all ranks have completed this step again.
     pub behind: Option<(u64, Step)>,
+    /// The latest generation that is known to go on from a step, and that step.
+    pub began: Option<(Generation, Step)>,
     /// First step of the current generation was reported.
     pub stepped: bool,
     /// When the current generation began.
@@ -339,9 +345,12 @@ impl Job {
             replication: Replicas::default(),
             unreadable: BTreeSet::new(),
             high_water: None,
+            highest: None,
             reached: None,
             open_incident: None,
+            ended_incident: None,
             behind: None,
+            began: None,
             stepped: false,
             trained_since: now,
             inquiry: None,

@@ -22,8 +22,12 @@ const HEARD: u64 = HEARING.as_micros() as u64;
 pub enum Outcome {
     /// It is not over.
     Open,
-    /// The job steps again; when it was where it had been before, if it is known.
+    /// The job steps again, but does steps once more that it had done before.
+    Repeating,
+    /// The job is where it had been before.
     Recovered,
+    /// The job steps again. Whether it does again what it had done, nobody can know.
+    GoesOn,
     /// Another failure came before the job was where it had been.
     Overtaken {
         /// its number
@@ -47,6 +51,27 @@ pub struct Restore {
     pub tiers: Vec<Tier>,
     /// Completed steps that had to be computed again.
     pub steps_lost: u64,
+    /// Nodes that restored it; 0: not known.
+    pub nodes: u32,
+}
+
+/// Where the ranks went on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Began {
+    /// The generation.
+    pub generation: u64,
+    /// The step that they went on from; `None`: nothing says which.
+    pub from: Option<u64>,
+    /// The highest step that the job had completed before; `None`: not known.
+    pub had: Option<u64>,
+}
+
+impl Began {
+    /// Steps that had been done before and are done again; `None`: not known.
+    #[must_use]
+    pub fn again(&self) -> Option<u64> {
+        Some(self.had?.saturating_sub(self.from?))
+    }
 }
 
 /// One failure from its first sign to where the job is again where it had been. Times in microseconds since 1970.
@@ -76,6 +101,8 @@ pub struct Incident {
     pub caught_up: Option<u64>,
     /// What was restored.
     pub restored: Option<Restore>,
+    /// Where the ranks went on, once they step.
+    pub began: Option<Began>,
     /// Median step time before and after, in microseconds.
     pub step_us: (Option<u64>, Option<u64>),
     /// Whose failure it was, when all was heard: known a moment later.
@@ -96,6 +123,8 @@ pub struct Incident {
     pub noted: Option<(bool, String)>,
     /// How it ended.
     pub outcome: Outcome,
+    /// The job ended, for another reason, before it was where it had been.
+    pub cut_off: bool,
 }
 
 /// The first cause of an incident.
@@ -115,17 +144,43 @@ impl Incident {
     /// Nothing more is to come of it.
     fn is_over(&self) -> bool {
         match self.outcome {
-            Outcome::Open => false,
-            Outcome::Recovered => self.caught_up.is_some(),
-            Outcome::Overtaken { .. } | Outcome::Ended { .. } => true,
+            Outcome::Open | Outcome::Repeating => self.cut_off,
+            Outcome::Recovered | Outcome::GoesOn | Outcome::Overtaken { .. } | Outcome::Ended { .. } => true,
         }
+    }
+
+    /// The next generation steps, and nothing has come of it yet but that.
+    fn steps_again(&self) -> bool {
+        matches!(self.outcome, Outcome::Repeating | Outcome::Recovered | Outcome::GoesOn)
+    }
+
+    /// The ranks have completed their first step after it, or it has become known from where they went on.
+    fn began(&mut self, began: Began) {
+        self.began = Some(began);
+        if let (Some((at, _)), Some(from)) = (self.stepped, began.from) {
+            // The one step that was lost may be the first one: then nothing is caught up with after it.
+            self.stepped_to(at, from + 1);
+        }
+        self.settle();
     }
 
     /// All ranks have completed this step: the job may be where it had been.
     fn stepped_to(&mut self, at: u64, step: u64) {
-        let had = |r: &Restore| r.step.map_or(0, |s| s.0) + r.steps_lost;
-        if self.caught_up.is_none() && self.restored.as_ref().is_none_or(|r| had(r) <= step) {
+        let known = self.began.filter(|b| b.from.is_some()).and_then(|b| b.had);
+        if self.caught_up.is_none() && known.is_some_and(|had| had <= step) {
             self.caught_up = Some(at);
+        }
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        let stepped = self.began.is_some() || self.caught_up.is_some();
+        if stepped && (self.outcome == Outcome::Open || self.steps_again()) {
+            self.outcome = match (self.caught_up, self.began.and_then(|b| b.again())) {
+                (Some(_), _) => Outcome::Recovered,
+                (None, Some(_)) => Outcome::Repeating,
+                (None, None) => Outcome::GoesOn,
+            };
         }
     }
 
@@ -150,6 +205,7 @@ impl Incident {
             stepped: None,
             caught_up: None,
             restored: None,
+            began: None,
             step_us: (step_us, None),
             blamed: None,
             stacks: BTreeMap::new(),
@@ -160,6 +216,7 @@ impl Incident {
             finding: None,
             noted: None,
             outcome: Outcome::Open,
+            cut_off: false,
         }
     }
 
@@ -222,7 +279,7 @@ impl Incident {
         }
     }
 
-    /// From the first sign to where the job was again where it had been (or, at least, stepped), in microseconds.
+    /// From the first sign to where the job was again where it had been (or, as far as is known, stepped), in microseconds.
     #[must_use]
     pub fn lasted(&self) -> Option<u64> {
         let end = self.caught_up.or(self.stepped.map(|(at, _)| at))?;
@@ -285,18 +342,30 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                     i.noted = Some((*right, note.clone()));
                 }
             }
-            What::Fact(Fact::Restored { generation, step, tiers, steps_lost }) => {
+            What::Fact(Fact::Restored { generation, step, tiers, steps_lost, nodes }) => {
                 if let Some(i) = ended_by(&mut found, *generation) {
                     i.told = Some(*at);
-                    i.restored = Some(Restore { step: *step, tiers: tiers.clone(), steps_lost: *steps_lost });
+                    let (step, tiers, steps_lost, nodes) = (*step, tiers.clone(), *steps_lost, *nodes);
+                    i.restored = Some(Restore { step, tiers, steps_lost, nodes });
                 }
             }
-            What::Fact(Fact::FirstStep { generation, step, .. }) => {
+            What::Fact(Fact::FirstStep { generation, step, from, had, .. }) => {
                 // Its own number is not said by a coordinator that began in between.
                 if let Some(i) = ended_by(&mut found, *generation) {
                     i.stepped = Some((*at, *step));
-                    i.outcome = Outcome::Recovered;
-                    // The one step that was lost may be the first one: then nothing is caught up with after it.
+                    let generation = generation.0;
+                    let (from, had) = (from.map(|s| s.0), had.map(|s| s.0));
+                    // An earlier version said only how much was lost of what was restored.
+                    let restored = i.restored.as_ref().map(|r| (r.step.map_or(0, |s| s.0), r.steps_lost, r.nodes));
+                    let earlier = restored.filter(|(.., nodes)| *nodes == 0).map(|(step, lost, _)| step + lost);
+                    let from = from.or(restored.map(|(step, ..)| step));
+                    i.began(Began { generation, from, had: had.or(earlier) });
+                }
+            }
+            What::Fact(Fact::Began { generation, step, from, had }) => {
+                let of = |i: &&mut Incident| i.began.is_some_and(|b| b.generation == generation.0);
+                if let Some(i) = found.iter_mut().rfind(of) {
+                    i.began(Began { generation: generation.0, from: Some(from.0), had: had.map(|s| s.0) });
                     i.stepped_to(*at, step.0);
                 }
             }
@@ -337,6 +406,7 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
             What::Fact(Fact::CaughtUp { incident, .. }) => {
                 if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
                     i.caught_up.get_or_insert(*at);
+                    i.settle();
                 }
             }
             What::Fact(Fact::Ended { code, why }) => {
@@ -345,7 +415,11 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                     match i.outcome {
                         Outcome::Open => i.outcome = Outcome::Ended { code: *code, why: why.clone() },
                         // Who is done has done again what was lost.
-                        Outcome::Recovered if *code == 0 => _ = i.caught_up.get_or_insert(*at),
+                        Outcome::Repeating if *code == 0 => {
+                            i.caught_up = Some(*at);
+                            i.outcome = Outcome::Recovered;
+                        }
+                        Outcome::Repeating => i.cut_off = true,
                         _ => {}
                     }
                 }
@@ -358,7 +432,7 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
             }
             What::Fact(_) | What::Spent { .. } => {}
             What::Progress(Progress { step, step_us: us, .. }) => {
-                if let Some(i) = found.iter_mut().rfind(|i| i.outcome == Outcome::Recovered) {
+                if let Some(i) = found.iter_mut().rfind(|i| i.steps_again()) {
                     i.step_us.1.get_or_insert(*us);
                     // A coordinator that began in between does not know how far the job had been, and does not say so.
                     i.stepped_to(*at, *step);

@@ -12,7 +12,7 @@ mod lemons;
 mod record;
 mod tell;
 
-pub use incident::{Incident, Outcome, Restore, incidents};
+pub use incident::{Began, Incident, Outcome, Restore, incidents};
 pub use lemons::{Lemon, lemons};
 pub use record::{Record, Span, lines, records};
 pub use tell::tell;

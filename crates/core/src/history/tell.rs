@@ -1,6 +1,6 @@
 //! An incident in a dozen lines: what happened, why, what was lost, what was done, whether it worked, what to do next.
 
-use super::incident::{Incident, Outcome, Restore};
+use super::incident::{Began, Incident, Outcome, Restore};
 use crate::coordinator::command::Action;
 use crate::message::Tier;
 use crate::severity::Verdict;
@@ -8,6 +8,9 @@ use crate::stacks::group;
 
 /// Groups of stacks that are told; the rest say no more than these.
 const STACKS: usize = 3;
+
+/// Why nobody can know how many steps were lost.
+const UNREADABLE: &str = "the script tells no step number, and neither its optimizer nor a scheduler carries one";
 
 /// The lines, the first one with the job's name and `when` (the time of day for people) it was declared.
 #[must_use]
@@ -53,6 +56,10 @@ fn head(of: &Incident) -> String {
     match (&of.outcome, of.lasted()) {
         (Outcome::Recovered, Some(lasted)) => format!("RECOVERED in {}", span(lasted)),
         (Outcome::Recovered, None) => "RECOVERED".into(),
+        (Outcome::Repeating, _) if of.cut_off => "NOT RECOVERED when the job ended".into(),
+        (Outcome::Repeating, _) => "REPEATING STEPS".into(),
+        (Outcome::GoesOn, Some(lasted)) => format!("STEPS AGAIN after {}", span(lasted)),
+        (Outcome::GoesOn, None) => "STEPS AGAIN".into(),
         (Outcome::Open, _) => "OPEN".into(),
         (Outcome::Overtaken { by }, _) => format!("OVERTAKEN by inc-{by}"),
         (Outcome::Ended { code, .. }, _) => format!("ENDED THE JOB with exit code {code}"),
@@ -76,14 +83,50 @@ fn followed(of: &Incident) -> Option<String> {
     Some(format!("then {}", each.join(", ")))
 }
 
+fn steps(n: u64) -> String {
+    if n == 1 { "1 step".into() } else { format!("{n} steps") }
+}
+
+/// Steps that were done before: by how many the job fell back, as far as anybody can know.
+fn steps_lost(of: &Incident) -> String {
+    if of.action == Action::Tell {
+        return "no step: training goes on".into();
+    }
+    let again = of.began.and_then(|b| b.again());
+    match (&of.restored, of.began) {
+        (Some(Restore { steps_lost, nodes, .. }), _) if again.is_some() || *nodes == 0 => {
+            let earlier = again.unwrap_or(0).saturating_sub(*steps_lost);
+            match (*steps_lost, earlier) {
+                (0, 0) => "no step".into(),
+                (0, n) => format!("no step; {} of earlier failures are computed again", steps(n)),
+                (n, 0) => format!("{}, computed again", steps(n)),
+                (n, more) => format!("{}, computed again, and {more} of earlier failures", steps(n)),
+            }
+        }
+        (_, None) if of.outcome == Outcome::Open => "not known yet".into(),
+        (_, None) => "unknown: the job did not step again".into(),
+        (_, Some(Began { from: None, .. })) => format!("unknown: {UNREADABLE}"),
+        (_, Some(Began { from: Some(from), had: None, .. })) => {
+            format!("unknown: how far the job had been was not seen; it went on at step {}", from + 1)
+        }
+        (_, Some(Began { from: Some(from), .. })) => {
+            let begun = if from == 0 { "began again at step" } else { "went on at step" };
+            let repeated = match (again.unwrap_or(0), of.caught_up.is_some(), of.outcome == Outcome::Repeating) {
+                (0, ..) => "no step is repeated".into(),
+                (1, true, _) => "1 step was repeated".into(),
+                (n, true, _) => format!("{n} steps were repeated"),
+                (n, false, true) if !of.cut_off => {
+                    format!("{} being repeated", if n == 1 { "1 step is".into() } else { format!("{n} steps are") })
+                }
+                (n, ..) => format!("{} to be repeated", steps(n)),
+            };
+            format!("the script {begun} {}; {repeated}", from + 1)
+        }
+    }
+}
+
 fn lost(of: &Incident) -> String {
-    let steps = match &of.restored {
-        None if of.action == Action::Tell => "no step: training goes on".into(),
-        None => "not known yet".into(),
-        Some(Restore { steps_lost: 0, .. }) => "no step".into(),
-        Some(Restore { steps_lost: 1, .. }) => "1 step, computed again".into(),
-        Some(Restore { steps_lost, .. }) => format!("{steps_lost} steps, computed again"),
-    };
+    let steps = steps_lost(of);
     let Some(seconds) = of.rank_seconds() else { return steps };
     let name = |stage: &'static str| if stage == "restore" { "load and first step" } else { stage };
     // The silence is told however short it was.
@@ -107,7 +150,9 @@ fn done(of: &Incident) -> String {
     let restored = match &of.restored {
         None => String::new(),
         Some(Restore { step: None, .. }) => "; nothing to restore, a fresh start".into(),
-        Some(Restore { step: Some(step), tiers, .. }) => format!("; step {step} restored from {}", places(tiers)),
+        Some(Restore { step: Some(step), tiers, nodes, .. }) => {
+            format!("; step {step} restored from {}", places(tiers, *nodes))
+        }
     };
     let left_out = of.excluded.as_ref().map_or(String::new(), |node| format!("; node {node} is left out"));
     let checked = of.checked.as_ref().map_or(String::new(), |found| format!("; nodes checked: {found}"));
@@ -119,10 +164,10 @@ fn done(of: &Incident) -> String {
     format!("{action}{world}{restored}{checked}{left_out}{planned}{asked}")
 }
 
-fn places(tiers: &[Tier]) -> String {
+fn places(tiers: &[Tier], nodes: u32) -> String {
     let kinds = [
         (Tier::Memory, "local memory"),
-        (Tier::Peer, "other nodes' memory"),
+        (Tier::Peer, if nodes == 1 { "another rank's memory" } else { "other nodes' memory" }),
         (Tier::Parity, "parity"),
         (Tier::Durable, "durable storage"),
     ];
@@ -138,10 +183,18 @@ fn places(tiers: &[Tier]) -> String {
 
 fn worked(of: &Incident) -> String {
     match (&of.outcome, of.stepped) {
-        (Outcome::Recovered, Some((_, step))) => {
-            let again = match (of.caught_up, of.lasted()) {
-                (Some(_), Some(lasted)) => format!("yes: where it had been after {}", span(lasted)),
-                _ => format!("yes: step {step} is complete; not yet where it had been"),
+        (Outcome::Recovered | Outcome::Repeating | Outcome::GoesOn, Some((at, _))) => {
+            let steps = span(at.saturating_sub(of.opened) + of.silence().unwrap_or(0));
+            let again = match (of.caught_up, of.lasted(), of.began.and_then(|b| b.had)) {
+                (Some(_), Some(lasted), _) => format!("yes: where it had been after {}", span(lasted)),
+                _ if of.outcome == Outcome::GoesOn => {
+                    format!("it steps again after {steps}; whether it is where it had been is unknown")
+                }
+                (.., had) => {
+                    let there = had.map_or_else(String::new, |had| format!(", which was step {had}"));
+                    let not = if of.cut_off { "the job ended before it was" } else { "not yet" };
+                    format!("it steps again after {steps}; {not} where it had been{there}")
+                }
             };
             let pace = match of.step_us {
                 (Some(before), Some(after)) => format!("; a step takes {} (was {})", span(after), span(before)),

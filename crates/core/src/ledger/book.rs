@@ -1,6 +1,6 @@
 //! The time of all places of one node, over the generations that it takes part in.
 
-use super::meter::Usual;
+use super::meter::{Before, Usual};
 use super::{Category, Meter, Reading, Spent};
 use crate::id::Generation;
 use serde::{Deserialize, Serialize};
@@ -20,6 +20,31 @@ pub struct Account {
     pub spent: Spent,
     /// Microseconds of steps that are not complete, which a step or a failure will explain.
     pub pending: u64,
+    /// Which steps its workers have done; `None`: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<Steps>,
+}
+
+/// Steps of one generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Steps {
+    /// The step that it went on from; `None` where nothing says which.
+    pub from: Option<u64>,
+    /// How many it has completed beyond that.
+    pub done: u64,
+}
+
+impl Steps {
+    /// What a worker's board says of them.
+    fn of(seen: &Reading) -> Option<Steps> {
+        let done = seen.new_steps();
+        (done > 0).then_some(Steps { from: seen.numbered.then_some(seen.restored), done })
+    }
+
+    /// What is true of both: all places have done so many.
+    fn and(self, other: Steps) -> Steps {
+        Steps { from: self.from.filter(|from| other.from == Some(*from)), done: self.done.min(other.done) }
+    }
 }
 
 /// How a worker ended.
@@ -78,9 +103,11 @@ pub struct Book {
     past: u64,
     /// When the node began to take part.
     began: u64,
-    /// The highest step that any worker here, or the job, had completed in an earlier generation.
-    best: u64,
+    /// What any worker here, or the job, had completed in earlier generations.
+    before: Before,
     reached: u64,
+    /// Steps of the generation, by local rank.
+    steps: BTreeMap<u32, Steps>,
 }
 
 impl Book {
@@ -98,8 +125,9 @@ impl Book {
             closed: VecDeque::new(),
             past: 0,
             began: at,
-            best: 0,
+            before: Before::default(),
             reached: 0,
+            steps: BTreeMap::new(),
         }
     }
 
@@ -124,7 +152,8 @@ impl Book {
             self.closed.pop_front();
         }
         self.generation = generation;
-        self.best = self.best.max(self.reached);
+        self.best(self.reached);
+        self.steps.clear();
         self.meters = (0..self.places).map(|local| (local, Meter::new(at))).collect();
         self.idle = Idle::Decide;
     }
@@ -132,14 +161,24 @@ impl Book {
     /// A worker's board says so.
     pub fn look(&mut self, at: u64, local: u32, seen: Reading) {
         if let Some(meter) = self.meters.get_mut(&local) {
-            meter.look(at, seen, self.best, &mut self.usual);
-            self.reached = self.reached.max(seen.step.unwrap_or(0));
+            meter.look(at, seen, self.before, &mut self.usual);
+        }
+        // Of one that is being ended, too.
+        self.reached = self.reached.max(seen.step.unwrap_or(0));
+        if let Some(steps) = Steps::of(&seen) {
+            self.steps.insert(local, steps);
         }
     }
 
     /// The job had completed this step before.
     pub fn best(&mut self, step: u64) {
-        self.best = self.best.max(step);
+        self.before.best = self.before.best.max(step);
+        self.before.some |= step > 0;
+    }
+
+    /// The job had completed some steps before: nobody knows here how many.
+    pub fn goes_on(&mut self) {
+        self.before.some = true;
     }
 
     /// One worker is over.
@@ -199,6 +238,7 @@ impl Book {
             spent += of;
             pending += open;
         }
-        Account { generation: self.generation, places: self.places, spent, pending }
+        let steps = self.steps.values().copied().reduce(Steps::and);
+        Account { generation: self.generation, places: self.places, spent, pending, steps }
     }
 }

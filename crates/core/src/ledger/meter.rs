@@ -11,8 +11,10 @@ const WINDOW: usize = 1000;
 pub struct Reading {
     /// Steps completed; `None` while it tells of none.
     pub step: Option<u64>,
-    /// Step that it restored.
+    /// Step that it goes on from.
     pub restored: u64,
+    /// Both are the training's own numbers; false: steps are counted since the process started.
+    pub numbered: bool,
     /// Since the last one was complete.
     pub since_step: u64,
     /// Waiting for data.
@@ -23,6 +25,23 @@ pub struct Reading {
     pub stall: u64,
     /// Reading a checkpoint.
     pub restore: u64,
+}
+
+impl Reading {
+    /// Steps completed beyond the one that it goes on from.
+    #[must_use]
+    pub fn new_steps(&self) -> u64 {
+        self.step.unwrap_or(0).saturating_sub(self.restored)
+    }
+}
+
+/// What the job had done before a worker started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Before {
+    /// The highest step that it had completed.
+    pub best: u64,
+    /// It had completed some: a worker whose steps have no numbers may do them again.
+    pub some: bool,
 }
 
 /// One worker's time. What is spent on a step that is not complete is pending: a step decides what it was.
@@ -75,8 +94,8 @@ impl Meter {
         Meter { at, ..Meter::default() }
     }
 
-    /// The worker's board says so, now. `best`: the highest step that the job had completed before.
-    pub fn look(&mut self, at: u64, seen: Reading, best: u64, usual: &mut Usual) {
+    /// The worker's board says so, now.
+    pub fn look(&mut self, at: u64, seen: Reading, of: Before, usual: &mut Usual) {
         let mut left = at.saturating_sub(self.at);
         self.at = self.at.max(at);
         let counted = [
@@ -102,18 +121,20 @@ impl Meter {
                 // It began to tell: until here it set itself up, or this was its first step already.
                 if step > seen.restored {
                     self.pending += left;
-                    self.stepped(seen.restored, step, best, usual);
+                    self.stepped((seen.restored, step), seen.numbered, of, usual);
                 } else {
                     self.spent.put(Category::Init, left);
                 }
             }
-            (Some(before), Some(step)) => {
+            (Some(_), Some(step)) => {
+                // What the number of a step is may become known after the first ones.
+                let before = seen.restored + self.last.new_steps();
                 self.pending += left;
                 if step > before {
                     // What came after the last one's end is of the next.
                     let next = seen.since_step.min(self.pending);
                     self.pending -= next;
-                    self.stepped(before, step, best, usual);
+                    self.stepped((before, step), seen.numbered, of, usual);
                     self.pending = next;
                 }
             }
@@ -122,7 +143,7 @@ impl Meter {
     }
 
     /// Steps `before + 1` to `step` are complete.
-    fn stepped(&mut self, before: u64, step: u64, best: u64, usual: &mut Usual) {
+    fn stepped(&mut self, (before, step): (u64, u64), numbered: bool, of: Before, usual: &mut Usual) {
         let steps = step - before;
         let mut time = std::mem::take(&mut self.pending);
         let d = usual.median();
@@ -134,7 +155,11 @@ impl Meter {
         } else {
             usual.saw(time / steps, steps);
         }
-        let again = best.min(step).saturating_sub(before);
+        if of.some && !numbered {
+            // New ones, or the same again.
+            return self.spent.put(Category::Unknown, time);
+        }
+        let again = of.best.min(step).saturating_sub(before);
         let recompute = (u128::from(time) * u128::from(again) / u128::from(steps)) as u64;
         self.spent.put(Category::Recompute, recompute);
         time -= recompute;

@@ -12,7 +12,7 @@ mod book;
 mod meter;
 mod sum;
 
-pub use book::{Account, Book, End};
+pub use book::{Account, Book, End, Steps};
 pub use meter::{Meter, Reading};
 pub use sum::{Sums, sums};
 

@@ -15,10 +15,12 @@ pub struct Sums {
     pub incidents: BTreeMap<u64, Spent>,
     /// Microseconds for which ranks that the job asked for were not there yet.
     pub queued: u64,
-    /// New steps.
-    pub new_steps: u64,
-    /// Steps that were computed again.
-    pub repeated_steps: u64,
+    /// New steps; `None`: nobody knows how many of those that were done were done before.
+    pub new_steps: Option<u64>,
+    /// Steps that were computed again; `None` likewise.
+    pub repeated_steps: Option<u64>,
+    /// Both.
+    pub steps: u64,
     /// Generations.
     pub generations: u32,
 }
@@ -33,10 +35,54 @@ impl Sums {
 
 type Owner = (NodeId, Incarnation);
 
+/// What is known of the steps of this generation.
+fn of(all: &mut [(Generation, Trained)], generation: Generation) -> Option<&mut Trained> {
+    all.iter_mut().rfind(|(g, _)| *g == generation).map(|(_, of)| of)
+}
+
+/// What was written down of the steps of one generation.
 #[derive(Default)]
-struct Steps {
-    step: u64,
-    restored: u64,
+struct Trained {
+    /// Where it went on from.
+    from: Option<u64>,
+    /// How many steps it has done beyond that, by what its nodes say.
+    done: u64,
+    /// The highest number that was seen, which counts from `from`, or from its start.
+    to: u64,
+    /// The step that the latest generation before it had completed, as the coordinator knew it.
+    before: u64,
+}
+
+impl Trained {
+    fn done(&self) -> u64 {
+        self.done.max(self.to.saturating_sub(self.from.unwrap_or(0)))
+    }
+}
+
+/// New and repeated steps of all generations, and their sum.
+fn count(generations: &mut [(Generation, Trained)]) -> (Option<u64>, Option<u64>, u64) {
+    for i in 0..generations.len() {
+        let (earlier, later) = generations.split_at_mut(i);
+        let had = later.first().map_or(0, |(_, of)| of.before);
+        let latest = earlier.iter_mut().rev().map(|(_, of)| of).find(|of| of.done() > 0);
+        if let Some(latest) = latest.filter(|of| of.from.is_some()) {
+            latest.to = latest.to.max(had);
+        }
+    }
+    let trained = || generations.iter().map(|(_, of)| of).filter(|of| of.done() > 0);
+    let steps = trained().map(Trained::done).sum();
+    let Some(first) = trained().next() else { return (Some(0), Some(0), 0) };
+    let mut reached = first.from.unwrap_or(0) + first.done();
+    let (mut new, mut repeated) = (first.done(), 0);
+    for of in trained().skip(1) {
+        let Some(from) = of.from else { return (None, None, steps) };
+        let to = from + of.done();
+        // Beyond what was heard of the generation before: it had been there, and its machine took the news along.
+        new += to.saturating_sub(reached);
+        repeated += to.min(reached).saturating_sub(from);
+        reached = reached.max(to);
+    }
+    (Some(new), Some(repeated), steps.max(new + repeated))
 }
 
 /// Adds up the latest run; with `since` (microseconds since 1970), only what came after it.
@@ -44,7 +90,7 @@ struct Steps {
 pub fn sums(entries: &[Entry], since: Option<u64>) -> Sums {
     let mut accounts: BTreeMap<Owner, BTreeMap<Generation, Account>> = BTreeMap::new();
     let mut before: BTreeMap<(Owner, Generation), Spent> = BTreeMap::new();
-    let mut steps: Vec<(Generation, Steps)> = Vec::new();
+    let mut steps: Vec<(Generation, Trained)> = Vec::new();
     let mut opened: BTreeMap<Generation, u64> = BTreeMap::new();
     let (mut over, mut joined, mut started) = (false, None, None);
     for Entry { at, what } in entries {
@@ -68,7 +114,7 @@ pub fn sums(entries: &[Entry], since: Option<u64>) -> Sums {
                     before.clear();
                 }
                 started.get_or_insert((*at, *world_size));
-                steps.push((*generation, Steps::default()));
+                steps.push((*generation, Trained::default()));
             }
             What::Fact(Fact::NodeJoined { .. }) if started.is_none() || over => {
                 joined = Some(joined.filter(|_| !over).unwrap_or(*at))
@@ -76,27 +122,40 @@ pub fn sums(entries: &[Entry], since: Option<u64>) -> Sums {
             What::Fact(Fact::IncidentOpened { incident, generation, .. }) => {
                 opened.insert(*generation, *incident);
             }
-            What::Fact(Fact::Restored { generation, step, .. }) => {
-                if let Some((_, of)) = steps.iter_mut().rfind(|(g, _)| g == generation) {
-                    of.restored = step.map_or(0, |s| s.0);
+            What::Fact(Fact::Restored { generation, step, steps_lost, .. }) => {
+                if let Some(of) = of(&mut steps, *generation) {
+                    let step = step.map_or(0, |s| s.0);
+                    (of.from, of.before) = (Some(step), step + steps_lost);
+                }
+            }
+            What::Fact(Fact::FirstStep { generation, step, from, .. }) => {
+                if let Some(of) = of(&mut steps, *generation) {
+                    (of.from, of.to) = (from.map(|s| s.0).or(of.from), of.to.max(step.0));
+                }
+            }
+            What::Fact(Fact::Began { generation, step, from, .. }) => {
+                if let Some(of) = of(&mut steps, *generation) {
+                    (of.from, of.to) = (Some(from.0), of.to.max(step.0));
                 }
             }
             What::Fact(Fact::Ended { .. }) => over = true,
             What::Fact(_) | What::Stacks { .. } => {}
             What::Progress(Progress { generation, step, .. }) => {
-                if let Some((_, of)) = steps.iter_mut().rfind(|(g, _)| g.0 == *generation) {
-                    of.step = of.step.max(*step);
+                if let Some(of) = of(&mut steps, Generation(*generation)) {
+                    of.to = of.to.max(*step);
                 }
             }
         }
     }
-    let mut found = Sums { generations: u32::try_from(steps.len()).unwrap_or(u32::MAX), ..Sums::default() };
-    let mut reached = 0;
-    for (_, Steps { step, restored }) in &steps {
-        found.new_steps += step.saturating_sub(reached.max(*restored));
-        found.repeated_steps += (*step).min(reached).saturating_sub(*restored);
-        reached = reached.max(*step);
+    for account in accounts.values().flat_map(BTreeMap::values) {
+        if let (Some(said), Some(of)) = (account.steps, of(&mut steps, account.generation)) {
+            of.done = of.done.max(said.done);
+            of.from = of.from.or(said.from);
+        }
     }
+    let (new_steps, repeated_steps, done) = count(&mut steps);
+    let generations = u32::try_from(steps.len()).unwrap_or(u32::MAX);
+    let mut found = Sums { generations, new_steps, repeated_steps, steps: done, ..Sums::default() };
     // The incident that a generation was started for: the latest one of an earlier generation.
     let cause = |generation: Generation| opened.range(..generation).next_back().map(|(_, incident)| *incident);
     for (owner, of) in &accounts {
@@ -134,11 +193,13 @@ pub fn sums(entries: &[Entry], since: Option<u64>) -> Sums {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::Step;
+    use crate::ledger::Steps;
 
     fn account(generation: u64, micros: &[(Category, u64)], pending: u64) -> Account {
         let mut spent = Spent::default();
         micros.iter().for_each(|(c, m)| spent.put(*c, *m));
-        Account { generation: Generation(generation), places: 2, spent, pending }
+        Account { generation: Generation(generation), places: 2, spent, pending, steps: None }
     }
 
     fn said(at: u64, account: Account) -> Entry {
@@ -166,6 +227,52 @@ mod tests {
         assert_eq!((total.total(), total.of(Productive), total.of(Category::Unknown)), (126, 80, 3));
         let later = sums(&entries, Some(5)).total();
         assert_eq!((later.of(Productive), later.of(Schedule), later.of(Detect)), (40, 0, 20));
+    }
+
+    /// New, repeated and all steps of generations that went on from there and have done so many.
+    fn counted(generations: &[(Option<u64>, u64)]) -> (Option<u64>, Option<u64>, u64) {
+        let mut entries = Vec::new();
+        for (g, (from, done)) in (1..).zip(generations) {
+            let (generation, restarts) = (Generation(g), g as u32 - 1);
+            entries.push(fact(g, Fact::GenerationStarted { generation, world_size: 2, restarts }));
+            let steps = Some(Steps { from: *from, done: *done });
+            entries.push(said(g, Account { steps, ..account(g, &[], 0) }));
+        }
+        let found = sums(&entries, None);
+        (found.new_steps, found.repeated_steps, found.steps)
+    }
+
+    #[test]
+    fn steps_are_counted_from_where_a_script_goes_on() {
+        assert_eq!(counted(&[(Some(0), 80), (Some(75), 125)]), (Some(200), Some(5), 205));
+        assert_eq!(counted(&[(Some(0), 60), (Some(0), 60)]), (Some(60), Some(60), 120));
+        assert_eq!(counted(&[(Some(40), 60), (Some(90), 30)]), (Some(80), Some(10), 90));
+        // What the first generation had done before the second one went on there.
+        assert_eq!(counted(&[(Some(0), 150), (Some(180), 20)]), (Some(200), Some(0), 200));
+        // Overtaken while it repeated.
+        assert_eq!(counted(&[(Some(0), 80), (Some(50), 10), (Some(60), 40)]), (Some(100), Some(30), 130));
+        assert_eq!(counted(&[(None, 60)]), (Some(60), Some(0), 60));
+        assert_eq!(counted(&[(None, 60), (None, 90)]), (None, None, 150));
+    }
+
+    #[test]
+    fn what_the_coordinator_knew_of_a_generation_counts_for_it() {
+        let started = |g, restarts| Fact::GenerationStarted { generation: Generation(g), world_size: 2, restarts };
+        let progress = |generation, step| What::Progress(Progress { generation, step, step_us: 1 });
+        let restored = |g, step, steps_lost| {
+            let (generation, step, tiers) = (Generation(g), Some(Step(step)), Vec::new());
+            Fact::Restored { generation, step, tiers, steps_lost, nodes: 2 }
+        };
+        let entries = [
+            fact(1, started(1, 0)),
+            fact(1, restored(1, 0, 0)),
+            Entry { at: 2, what: progress(1, 150) },
+            fact(3, started(2, 1)),
+            fact(3, restored(2, 178, 2)),
+            Entry { at: 4, what: progress(2, 600) },
+        ];
+        let found = sums(&entries, None);
+        assert_eq!((found.new_steps, found.repeated_steps), (Some(600), Some(2)));
     }
 
     #[test]

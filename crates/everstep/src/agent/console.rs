@@ -32,7 +32,9 @@ impl Driver {
 
     /// The job is done.
     pub(super) fn announce_end(&self) {
-        let steps = self.progress.values().filter_map(|p| p.step).max();
+        // After a restart, a number that only counts since then says nothing of the whole.
+        let of_all = self.progress.values().filter(|p| self.restarts == 0 || !p.counted);
+        let steps = of_all.filter_map(|p| p.step).max();
         let steps = steps.map_or_else(String::new, |n| format!(" {n} steps"));
         let seconds = self.start.elapsed().as_secs();
         let time = if seconds < 120 { format!("{seconds} s") } else { format!("{} min", seconds / 60) };

@@ -22,6 +22,8 @@ fn process_state(pid: u32) -> Option<(char, u64)> {
 pub fn observe(pid: u32, board: &Board) -> Observation {
     let (state, cpu_ms) = process_state(pid).unwrap_or(('?', 0));
     let micros = |section| board.time_in(section) / 1000;
+    // The worker writes it last: what was read after it is what it says.
+    let numbered = board.get(Word::Numbered) == 1;
     Observation {
         step: (board.get(Word::StepKnown) == 1).then(|| board.get(Word::Step)),
         restored: board.get(Word::Restored),
@@ -35,6 +37,7 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
         free_ticks: board.get(Word::FreeTicks),
         flags_stop: board.get(Word::FlagsStop) == 1,
         from_outside: board.get(Word::ZeroLine) == 1,
+        numbered,
         awaits_copies: board.get(Word::AwaitsCopies) == 1,
         waits_for_data: board.get(Word::SectionKind) == Section::Data as u64,
         reading: Reading {
@@ -71,6 +74,7 @@ pub fn progress(rank: u32, pid: u32, board: &Board, seen: &Observation) -> Progr
         step_us: micros(Word::StepNanos),
         own_us: micros(Word::ComputeNanos),
         sealed: board.get(Word::Sealed).checked_sub(1),
+        counted: !seen.numbered,
         doing,
     }
 }

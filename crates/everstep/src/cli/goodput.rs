@@ -60,7 +60,9 @@ goodput = productive / held. Each microsecond of each place for a rank, from the
   schedule          waiting for other nodes before the first start
   spare_idle        a spare, or a node without a place                 excluded_idle  a node that is left out
   suspended         after the job was asked to stop                    unknown  steps under way, and what nobody knows
-A new step is one beyond the highest that the job had completed. The parts sum to the whole.";
+A new step is one beyond the highest that the job had completed. Where neither the script nor its optimizer nor a scheduler has a step
+number, the steps after a restart may be new ones or the same again: their time is unknown, and so are the numbers of both.
+The parts sum to the whole.";
 
 /// `90m`, `12h`, `7d`.
 fn span(text: &str) -> Result<Duration, String> {
@@ -95,21 +97,24 @@ impl Of {
             "held_rank_seconds": total.total() as f64 / 1e6, "productive_rank_seconds": productive as f64 / 1e6,
             "held_us": total.total(), "queued_us": self.sums.queued, "spent_us": total,
             "nodes": self.sums.nodes, "incidents": self.sums.incidents,
-            "new_steps": self.sums.new_steps, "repeated_steps": self.sums.repeated_steps, "generations": self.sums.generations,
+            "steps": self.sums.steps, "new_steps": self.sums.new_steps, "repeated_steps": self.sums.repeated_steps,
+            "generations": self.sums.generations,
         })
     }
 
     fn print(&self, by: Option<By>) {
         let total = self.sums.total();
         let productive = total.of(Category::Productive);
+        let number = |n: Option<u64>| n.map_or_else(|| "unknown".to_owned(), |n| n.to_string());
         println!(
-            "{}  goodput {:.1} %  held {:.0} rank-s  productive {:.0} rank-s  new steps {}  repeated {}  generations {}",
+            "{}  goodput {}{:.1} %  held {:.0} rank-s  productive {:.0} rank-s  new steps {}  repeated {}  generations {}",
             self.job,
+            if self.sums.new_steps.is_none() { "at least " } else { "" },
             self.share(productive) * 100.0,
             total.total() as f64 / 1e6,
             productive as f64 / 1e6,
-            self.sums.new_steps,
-            self.sums.repeated_steps,
+            number(self.sums.new_steps),
+            number(self.sums.repeated_steps),
             self.sums.generations
         );
         let parts = |of: &Spent| {

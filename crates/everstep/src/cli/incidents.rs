@@ -199,6 +199,10 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
             let outcome = match (&i.outcome, i.lasted()) {
                 (Outcome::Recovered, Some(lasted)) => format!("recovered in {:.1} s", lasted as f64 / 1e6),
                 (Outcome::Recovered, None) => "recovered".into(),
+                (Outcome::Repeating, _) if i.cut_off => "not recovered".into(),
+                (Outcome::Repeating, _) => "repeating steps".into(),
+                (Outcome::GoesOn, Some(lasted)) => format!("steps again, {:.1} s", lasted as f64 / 1e6),
+                (Outcome::GoesOn, None) => "steps again".into(),
                 (Outcome::Open, _) => match &i.noted {
                     Some((right, _)) => format!("named {}", if *right { "rightly" } else { "wrongly" }),
                     None => "open".into(),

@@ -86,14 +86,14 @@ pub fn ask_coordinator(
 fn show(job: &serde_json::Value) {
     let number = |v: &serde_json::Value| v.as_u64().map_or("-".to_owned(), |n| n.to_string());
     println!(
-        "{}  {}  generation {}  {} ranks  restarts {}/{}  replicated step {}  durable step {}",
+        "{}  {}  generation {}  {} ranks  restarts {}/{}{}  durable step {}",
         job["job"].as_str().unwrap_or("?"),
         job["phase"].as_str().unwrap_or("?"),
         number(&job["generation"]),
         number(&job["world_size"]),
         number(&job["restarts"]),
         number(&job["max_restarts"]),
-        number(&job["replicated_step"]),
+        job["replicated_step"].as_u64().map_or_else(String::new, |step| format!("  replicated step {step}")),
         number(&job["durable_step"]),
     );
     if job["phase"] != "training" || !job["reason"].is_string() {
@@ -122,12 +122,14 @@ fn show(job: &serde_json::Value) {
             println!("  {state} rank {rank}: its own work takes {percent} % of the other ranks'");
         }
     }
+    let restarted = job["restarts"].as_u64() > Some(0);
     for w in job["workers"].as_array().into_iter().flatten() {
         println!(
             "  rank {:<4} pid {:<8} step {:<8} {:>6} ms  in memory {:<8} {}{}",
             number(&w["rank"]),
             number(&w["pid"]),
-            number(&w["step"]),
+            // After a restart, a number that only counts since then is not the training's.
+            if restarted && w["counted"] == true { format!("+{}", number(&w["step"])) } else { number(&w["step"]) },
             number(&w["step_ms"]),
             number(&w["sealed"]),
             w["doing"].as_str().unwrap_or("?"),

@@ -5,9 +5,14 @@ use crate::metrics::Live;
 use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::remedy::Request;
 use everstep_core::coordinator::state::{Job, Node, Phase};
-use everstep_core::id::{JobId, NodeId, Rank};
+use everstep_core::id::{JobId, NodeId, Rank, Step};
 use everstep_wire::envelope::{Injection, Progress, ToAgent};
 use serde_json::json;
+
+/// The step that all nodes hold with its copies; one node has none elsewhere.
+fn replicated(job: &Job) -> Option<Step> {
+    job.replication.committed.filter(|_| job.record.world.slots.len() > 1)
+}
 
 impl Driver {
     /// Asks all nodes of a job where their workers are; false where there is no such job. The answers are written down.
@@ -75,10 +80,7 @@ impl Driver {
             step: self.all_reached(id).map(|s| s.0),
             step_us: self.median_step_us(id),
             world: [("active", active), ("spare", spare), ("target", job.record.spec.nodes_max * each)],
-            checkpoints: [
-                ("durable", job.record.durable.map(|s| s.0)),
-                ("peer", job.replication.committed.map(|s| s.0)),
-            ],
+            checkpoints: [("durable", job.record.durable.map(|s| s.0)), ("peer", replicated(job).map(|s| s.0))],
             restarts: job.record.restarts,
             nodes: nodes.into_iter().map(|(id, state, _)| (id, state)).collect(),
         }
@@ -111,7 +113,7 @@ impl Driver {
                     "requests": requests,
                     "job": id, "phase": phase, "reason": job.reason, "why": job.reason.sentence(), "generation": job.record.generation,
                     "world_size": job.record.world.size(), "restarts": job.record.restarts, "max_restarts": job.max_restarts(),
-                    "durable_step": job.record.durable, "replicated_step": job.replication.committed, "slow": self.paces.get(id).map(|p| p.slow.slow()), "sub_healthy": self.paces.get(id).map(|p| p.slow.sub_healthy()), "nodes": nodes, "workers": workers,
+                    "durable_step": job.record.durable, "replicated_step": replicated(job), "slow": self.paces.get(id).map(|p| p.slow.slow()), "sub_healthy": self.paces.get(id).map(|p| p.slow.sub_healthy()), "nodes": nodes, "workers": workers,
                 })
             })
             .collect();

@@ -142,7 +142,7 @@ impl Live {
                 say(Report::Offers { generation, rank, offers, shared: true });
             }
             Order::Restore { generation, .. } => {
-                say(Report::FirstStep { generation, step: Step(self.step.0 + 1) });
+                say(Report::FirstStep { generation, step: Step(self.step.0 + 1), from: Some(self.step) });
             }
             Order::Fence { generation, .. } => {
                 say(Report::Stopped { generation, store_port: 1, reached: Some(self.step) });

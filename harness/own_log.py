@@ -1,0 +1,42 @@
+"""What a script wrote down itself (``figures/scripts/own_log.py``): the truth that everstep's statements are compared with."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+
+class OwnLog:
+    """Steps by generation and rank, as their logs have them now."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def _steps(self) -> dict[int, dict[int, list[int]]]:
+        found: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for path in self.directory.glob("log-*"):
+            rank = int(path.name.removeprefix("log-"))
+            for line in path.read_text().splitlines():
+                generation, step = map(int, line.split())
+                found[generation][rank].append(step)
+        return found
+
+    def generations(self) -> list[int]:
+        """Those in which a step was done."""
+        return sorted(self._steps())
+
+    def last_generation(self) -> int:
+        """0: no step was done."""
+        return max(self._steps(), default=0)
+
+    def reached(self, rank: int) -> int:
+        """The last step that this rank has done."""
+        return max((of[rank][-1] for of in self._steps().values() if rank in of), default=0)
+
+    def first(self, generation: int) -> int:
+        """The first step of a generation."""
+        return min(of[0] for of in self._steps()[generation].values())
+
+    def done(self, generation: int) -> int:
+        """The last step of a generation that all of its ranks have done."""
+        return min(of[-1] for of in self._steps()[generation].values())
