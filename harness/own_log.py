@@ -40,3 +40,16 @@ class OwnLog:
     def done(self, generation: int) -> int:
         """The last step of a generation that all of its ranks have done."""
         return min(of[-1] for of in self._steps()[generation].values())
+
+    def top(self, generation: int) -> int:
+        """The last step of a generation that any of its ranks has done."""
+        return max(of[-1] for of in self._steps()[generation].values())
+
+
+class Altered(OwnLog):
+    """The same, but not true: all generations after the first one have gone on three steps later than they did."""
+
+    def _steps(self) -> dict[int, dict[int, list[int]]]:
+        moved = super()._steps()
+        first = min(moved, default=0)
+        return {g: {rank: [s + 3 * (g != first) for s in steps] for rank, steps in of.items()} for g, of in moved.items()}

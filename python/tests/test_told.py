@@ -98,9 +98,12 @@ def test_one_node_has_no_other_nodes(started):
 def test_nodes_that_leave_take_no_counts_along(started):
     c, log = started("elastic", "--everstep", "--pause", "0.03", nodes=2, workers=1, elastic="1:2", steps=300)
     c.wait_for(lambda: log.reached(1) >= 60, 240)
+    before = log.last_generation()
     c.kill_node(1)
-    c.wait_for(lambda: log.last_generation() == 2, 240)
+    c.wait_for(lambda: log.last_generation() > before, 240)
     c.start(1)
     assert c.wait(240)[0] == 0
-    again = sum(max(log.done(g - 1) - log.first(g) + 1, 0) for g in range(2, log.last_generation() + 1))
-    assert _counts(c) == {"new_steps": 300, "repeated_steps": again}
+    each = log.generations()
+    again = sum(log.done(g) - log.first(g) + 1 for g in each) - 300
+    # Who survives may have done one step more.
+    assert _counts(c) == {"new_steps": 300, "repeated_steps": pytest.approx(again, abs=1)}
