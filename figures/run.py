@@ -29,7 +29,7 @@ FIGURES = [
     "planner-exact", "planner-speed", "throughput-model", "unicron-fig11", "unicron-cases", "gemini-figures", "ettr", "spares", "what-if", "simulator-speed", "reproducible", "planner-bad-input",
     "detector-benchmark", "detector-delay", "minder-ordering", "detector-speed", "detector-training", "real-traces",
     "detector-concurrent", "detector-live", "collection-overhead", "detector-bad-input", "detector-csv",
-    "no-harm-regressions", "hostile-environment", "second-user", "foreign-directories", "state-roundtrip", "torn-by-user", "small-step-cost", "quiet-slow-ranks", "restart-frameworks", "told-true", "exact-kills", "finished-once",
+    "no-harm-regressions", "hostile-environment", "second-user", "foreign-directories", "state-roundtrip", "torn-by-user", "small-step-cost", "quiet-slow-ranks", "restart-frameworks", "told-true", "exact-kills", "finished-once", "crafted-checkpoints",
 ]  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def _restored(directory):
 
 def _ckpt(*arguments):
     line = [EVERSTEP, "ckpt", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "VIRTUAL_ENV": os.environ.get("VIRTUAL_ENV", os.path.dirname(os.path.dirname(EVERSTEP)))})
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "VIRTUAL_ENV": os.environ.get("VIRTUAL_ENV", os.path.dirname(os.path.dirname(EVERSTEP)))})
 
 
 @pytest.mark.parametrize("name", ["model.weight", "optimizer/state/model.weight/exp_avg"])

@@ -1,0 +1,191 @@
+"""Checkpoints made by hand, with the right checksums, through every reader, under an address sanitizer; the reader without its checks is
+the control.
+
+Everstep's own crates are built for the sanitizer by the toolchain that builds everything else (it ships the runtime); ``target/asan``
+keeps what was built. Python loads the sanitized extension with the C compiler's runtime in front.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from figures.bound import Bound
+from harness.cluster import ROOT
+
+#: Inputs of the native reader, of managers' checkpoints in Python, and of DCP's, with and without `--soak`.
+INPUTS = {True: (2_000_000, 16_000, 4_000), False: (100_000, 700, 300)}
+#: Inputs of one process.
+NATIVE_BATCH, BATCH = 100_000, 100
+#: Inputs of the control arms.
+CONTROL = (2_000, 200)
+REPORT = "ERROR: AddressSanitizer"
+#: Exit code of a process with a report.
+REPORTED = 99
+OPTIONS = f"detect_leaks=0:exitcode={REPORTED}:allocator_may_return_null=1"
+UNCHECKED = "everstep_unchecked_lengths"
+
+_WRAPPER = """#!/bin/sh
+# Only everstep's own crates come here; generic code of others is compiled with them. A stable compiler has to be told that it may.
+RUSTC_BOOTSTRAP=1 exec "$@" -Zsanitizer=address -Cunsafe-allow-abi-mismatch=sanitizer --cfg everstep_sanitized {cfgs}
+"""
+
+
+def _build(checked: bool) -> Path:
+    """The driver, the extension and the binary; where they are."""
+    target = ROOT / "target" / "asan"
+    target.mkdir(parents=True, exist_ok=True)
+    name = "checked" if checked else "unchecked"
+    # Its name is part of what cargo knows a build by.
+    wrapper = target / f"rustc-{name}"
+    _script(wrapper, _WRAPPER.format(cfgs="" if checked else f"--cfg {UNCHECKED}"))
+    line = ["cargo", "build", "-q", "--target-dir", str(target)]
+    environment = {**os.environ, "RUSTC_WORKSPACE_WRAPPER": str(wrapper)}
+    subprocess.run([*line, "-p", "everstep-checkpoint", "--example", "crafted"], cwd=ROOT, check=True, env=environment)
+    subprocess.run([*line, "-p", "everstep-python"], cwd=ROOT, check=True, env=environment)
+    built = target / name
+    package = built / "python" / "everstep"
+    shutil.rmtree(built, ignore_errors=True)
+    package.mkdir(parents=True)
+    shutil.copy2(target / "debug" / "examples" / "crafted", built / "crafted")
+    for entry in (ROOT / "python" / "everstep").iterdir():
+        if entry.name not in ("_internal.abi3.so", "__pycache__"):
+            (package / entry.name).symlink_to(entry)
+    shutil.copy2(target / "debug" / "lib_internal.so", package / "_internal.abi3.so")
+    # The interpreter of `ckpt verify` is a child of the binary's, and has the same extension.
+    _script(built / "interpreter", f'#!/bin/sh\nLD_PRELOAD={_runtime()} exec {sys.executable} "$@"\n')
+    return built
+
+
+def _script(path: Path, text: str) -> None:
+    """Written only where it is another one: cargo builds anew for a newer compiler."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+        path.chmod(0o755)
+
+
+def _runtime() -> str:
+    """The sanitizer's runtime for a program that was not built with it; and C++'s, whose exceptions (torch's) it passes on."""
+    found = (subprocess.run(["gcc", f"-print-file-name={n}"], capture_output=True, text=True, check=True).stdout.strip() for n in ("libasan.so", "libstdc++.so"))
+    return ":".join(str(Path(f).resolve(strict=True)) for f in found)
+
+
+def _native(built: Path, inputs: int, seed: int) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
+    with tempfile.TemporaryDirectory(prefix="everstep-crafted-", dir="/dev/shm") as scratch:
+        line = [str(built / "crafted"), scratch, str(inputs), str(seed)]
+        done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "ASAN_OPTIONS": OPTIONS}, check=False)
+    return [json.loads(x) for x in done.stdout.splitlines()], done
+
+
+def _python(built: Path, seed: int, first: int, last: int, *sort: str) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
+    with tempfile.TemporaryDirectory(prefix="everstep-crafted-", dir="/dev/shm") as scratch:
+        environment = {
+            **os.environ, "PYTHONPATH": str(built / "python"), "PYTHON_EXEC": str(built / "interpreter"), "EVERSTEP_BINARY": str(_binary()),
+            "ASAN_OPTIONS": OPTIONS, "PYTHONMALLOC": "malloc",
+        }  # fmt: skip
+        line = [str(built / "interpreter"), str(ROOT / "figures" / "scripts" / "crafted_checkpoints.py"), scratch, str(seed), str(first), str(last), *sort]
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
+    return [json.loads(x) for x in done.stdout.splitlines() if x.startswith("{")], done
+
+
+def _binary() -> Path:
+    """The everstep that belongs to this interpreter."""
+    return Path(sys.executable).parent / "everstep"
+
+
+def _reports(done: subprocess.CompletedProcess[str]) -> int:
+    """Reports of the sanitizer; whatever else ends a process is none of them, and counted as a crash."""
+    return int(REPORT in done.stderr)
+
+
+def _native_bounds(built: Path, inputs: int, seed: int) -> Iterator[Bound]:
+    kinds: dict[str, Counter[str]] = {}
+    at: Counter[str] = Counter()
+    samples: list[str] = []
+    reports = crashes = 0
+    for n in range(0, inputs, NATIVE_BATCH):
+        rows, done = _native(built, min(NATIVE_BATCH, inputs - n), seed + n)
+        reports += _reports(done)
+        crashes += int(done.returncode not in (0, REPORTED))
+        if done.returncode:
+            samples.append(f"seed {seed + n}: {done.stderr[-2000:]}")
+        for row in rows:
+            kinds.setdefault(row["kind"], Counter()).update({k: row[k] for k in ("inputs", "accepted", "wrong", "panics")})
+            at.update(row["refused"])
+            samples += row["samples"]
+    for kind, row in kinds.items():
+        print(f"  {kind}: {dict(row)}", flush=True)
+    print(f"  refused at: {dict(at)}", flush=True)
+    total = sum(kinds.values(), Counter())
+    yield Bound("native-inputs", total["inputs"], f"inputs of {len(kinds)} kinds through the native reader, seed {seed}", ">=", inputs)
+    yield Bound("native-accepted", round(total["accepted"] / max(total["inputs"], 1), 4), "part of them that was read to the end", ">=", 0.1)
+    yield Bound("native-stages", sum(n >= inputs / 5000 for n in at.values()), "stages that refuse some", ">=", 6, samples=tuple(at.items()))
+    yield Bound("native-reports", reports, "reports of the sanitizer", "=", 0, samples=tuple(samples[:10]))
+    yield Bound("native-crashes", crashes + total["panics"], "other ends, and panics", "=", 0, samples=tuple(samples[:10]))
+    yield Bound("native-wrong", total["wrong"], "inputs accepted as what they are not", "=", 0, samples=tuple(samples[:10]))
+
+
+def disagrees(row: dict[str, Any]) -> bool:
+    """``verify`` says good of what restoring calls damaged, or damaged of what is restored. What is of another model is as good as any."""
+    if row.get("imported") is False:
+        return False
+    verdict, good = row.get("restore", "accepted"), row["verify"] == "good"
+    if row["kind"].startswith("through"):
+        # Objects that only a pickle could bring back are good, and refused by whoever does not unpickle.
+        return (verdict == "accepted" and not good) or (verdict == "refused" and good and "allow_pickle=True" not in row["said"])
+    # Who restores a checkpoint of several ranks alone reads some of their values, of whichever rank has them; `verify` looks at what each
+    # rank would read.
+    return (verdict == "accepted" and not good and row["ranks"] == 1) or (verdict == "damaged" and good)
+
+
+def _python_bounds(built: Path, inputs: int, dcp: int, seed: int) -> Iterator[Bound]:
+    rows: list[dict[str, Any]] = []
+    samples: list[str] = []
+    reports = crashes = 0
+    for sort, count in (((), inputs), (("dcp",), dcp)):
+        for first in range(0, count, BATCH):
+            found, done = _python(built, seed, first, min(first + BATCH, count), *sort)
+            rows += found
+            reports += _reports(done)
+            crashes += int(done.returncode not in (0, REPORTED))
+            if done.returncode:
+                samples.append(f"{sort} from {first}: {done.stderr[-2000:]}")
+    verdicts: dict[str, Counter[str]] = {}
+    for row in rows:
+        verdicts.setdefault(row["kind"], Counter())[row.get("restore") or row["import"]] += 1
+    for kind, found in sorted(verdicts.items()):
+        print(f"  {kind}: {dict(found)}", flush=True)
+    crashed = [r for r in rows if "crashed" in (r.get("restore"), r.get("export"), r.get("import"))]
+    wrong = [r for r in rows if r.get("wrong")]
+    differ = [r for r in rows if disagrees(r)]
+    ran = [r for r in rows if r["ran"]]
+    accepted = sum("accepted" in (r.get("restore"), r.get("import")) for r in rows) / max(len(rows), 1)
+    yield Bound("python-inputs", len(rows), f"inputs through restore, verify, export and import, seed {seed}", ">=", inputs + dcp, samples=tuple(samples))
+    yield Bound("python-accepted", round(accepted, 4), "part of them that was restored or imported", ">=", 0.1)
+    yield Bound("python-reports", reports, "reports of the sanitizer", "=", 0, samples=tuple(samples))
+    yield Bound("python-crashes", crashes + len(crashed), "errors that are not CheckpointError", "=", 0, samples=(*crashed[:10], *samples[:5]))
+    yield Bound("python-wrong", len(wrong), "values that are not what the files say", "=", 0, samples=tuple(wrong[:10]))
+    yield Bound("disagree", len(differ), "times that `verify` and `restore` disagree", "=", 0, samples=tuple(differ[:10]))
+    yield Bound("code-run", len(ran), "inputs after which something of a checkpoint had run", "=", 0, samples=tuple(ran[:10]))
+
+
+def measure(soak: bool) -> Iterator[Bound]:
+    native, managers, dcp = INPUTS[soak]
+    seed = int(time.time())
+    unchecked = _build(False)
+    _, done = _native(unchecked, CONTROL[0], seed)
+    yield Bound("native-control", _reports(done), "reports with a reader that does not compare lengths", "=", 0, control=True)
+    reports = sum(_reports(_python(unchecked, seed, n, n + BATCH)[1]) for n in range(0, CONTROL[1], BATCH))
+    yield Bound("python-control", reports, "reports in Python with that reader", "=", 0, control=True)
+    built = _build(True)
+    yield from _native_bounds(built, native, seed)
+    yield from _python_bounds(built, managers, dcp, seed)
