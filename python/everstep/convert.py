@@ -21,6 +21,7 @@ from ._internal import CheckpointError, WholeCheckpoint, list_checkpoints
 from .damage import reading
 from .directory import Directory
 from .tensors import BY_NAME, as_real_dtype
+from .values import check_step
 
 #: What is each rank's own, or of no use without everstep.
 _OWN = {"rng", "layout", "align", "parts", "dcp"}
@@ -56,6 +57,7 @@ def load(source: str | PathLike[str], step: int | None = None) -> dict[str, Any]
     names = {t[0]: t for t in whole.tensors()}
     if encoding.BLOB + "dcp" in names:
         return _through_dcp(path)
+    check_step(names)
     # Room only for what is there.
     whole.plan([(n, [0] * len(shape), shape, False, 0, 0) for n, _, shape, *_ in names.values() if not n.startswith(encoding.BLOB) and 0 not in shape])
     tensors = {n: torch.empty(shape, dtype=BY_NAME[dtype]) for n, dtype, shape, *_ in names.values() if not n.startswith(encoding.BLOB)}

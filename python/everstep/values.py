@@ -3,7 +3,7 @@ refuses, the other does not call good."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,12 @@ def objects(entries: Mapping[str, Entry]) -> set[str]:
     """Names of objects that have a value in a shard."""
     names = {n.removeprefix(encoding.BLOB) for n in entries if n.startswith(encoding.BLOB)}
     return {n for n in names - RESERVED if "/" not in n}
+
+
+def check_step(names: Container[str]) -> None:
+    """Raises :class:`DamagedError` where values are missing that every snapshot of a manager has."""
+    if missing := [n for n in (EXTRA, RNG) if encoding.BLOB + n not in names]:
+        raise DamagedError(f"there is no {' and no '.join(missing)} in the checkpoint, which everstep always writes", [])
 
 
 class Values:
@@ -113,8 +119,7 @@ class Values:
         Raises:
             DamagedError: when it makes no sense.
         """
-        if missing := sorted(n for n in (EXTRA, RNG) if encoding.BLOB + n not in self.entries):
-            raise DamagedError(f"there is no {' and no '.join(missing)} in the checkpoint, which everstep always writes", [])
+        check_step(self.entries)
         if not isinstance(extra := self._decoded(EXTRA), dict):
             raise DamagedError(f"the extra values in the checkpoint are a {type(extra).__name__}, not values by name", [])
         rng.check(self._decoded(RNG))

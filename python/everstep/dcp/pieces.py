@@ -204,3 +204,6 @@ def _check(table: Table) -> None:
             raise ValueError(f"{fqn} is a tensor and an object")
         if not cover(next(iter(blocks.values())).shape, [(b.offsets, b.sizes) for b in blocks.values()]):
             raise ValueError(f"the parts of {fqn} are not all of it")
+    values = tensors.keys() | table.objects.keys()
+    if table.mappings and (differ := sorted(values ^ table.mappings.keys())):
+        raise ValueError(f"{differ[0]} has a place in the state and no value, or a value and no place")

@@ -13,6 +13,9 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+/// What the state of a checkpoint that cannot be read begins with.
+pub const UNREADABLE: &str = "unreadable: ";
+
 /// One line of the list: a step as one holder has it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
@@ -142,7 +145,7 @@ impl Inventory {
                     ranks: "-".into(),
                     bytes: 0,
                     saved_at: 0,
-                    state: format!("unreadable: {why}"),
+                    state: format!("{UNREADABLE}{why}"),
                     paths: vec![path],
                 },
             };

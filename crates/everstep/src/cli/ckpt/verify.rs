@@ -1,7 +1,7 @@
 //! Verifying: every byte is read here, and what a restore makes of them is asked of Python, which restores.
 
 use super::check::{OVERWRITTEN, shards};
-use super::inventory::{Inventory, Row};
+use super::inventory::{Inventory, Row, UNREADABLE};
 use crate::cli::Failure;
 use crate::cli::interpreter::python;
 use everstep_checkpoint::arena::Slot;
@@ -76,6 +76,9 @@ pub fn verify(inventory: &Inventory, step: Option<u64>) -> Result<i32, Failure> 
 
 /// The shards of a row, and what is wrong with their bytes.
 fn bytes(row: &Row) -> Vec<(String, Option<String>)> {
+    if let Some(why) = row.state.strip_prefix(UNREADABLE) {
+        return row.paths.iter().map(|p| (p.display().to_string(), Some(why.to_owned()))).collect();
+    }
     if row.tier == "parity" {
         let verified = |path: &Path| {
             let slot = Slot::open(path).map_err(|e| e.to_string())?;
