@@ -447,24 +447,6 @@ impl Driver {
         }
     }
 
-    /// Lines about a job that are no facts of the core's.
-    fn write_all(&mut self, job: &str, lines: Vec<serde_json::Value>) {
-        lines.iter().for_each(|fact| self.write(job, fact));
-    }
-
-    /// Writes a line about a job.
-    fn write(&mut self, job: &str, fact: &serde_json::Value) {
-        let line = json!({"ts": self.seconds(), "job": job, "fact": fact});
-        // At once: whoever reads along sees whole lines.
-        self.events.write(line.to_string());
-        self.desk.heard(&line);
-    }
-
-    /// Time of a line, in seconds since 1970: never earlier than the one before it.
-    fn seconds(&self) -> f64 {
-        self.now().0 as f64 / 1000.0
-    }
-
     fn record(&mut self, job: &JobId, fact: &Fact) {
         if matches!(fact, Fact::IncidentOpened { .. } | Fact::Growing { .. } | Fact::Ended { .. }) {
             self.record_progress(job);

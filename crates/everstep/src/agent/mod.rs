@@ -6,6 +6,7 @@ mod durable;
 mod elsewhere;
 pub mod external;
 pub mod file_timer;
+mod guard_connection;
 mod inject;
 pub mod kernel_log;
 mod last;
@@ -42,20 +43,16 @@ use everstep_core::severity::Table;
 use everstep_core::stacks::Stack;
 use everstep_core::time::Time;
 use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
-use everstep_wire::frame;
 use everstep_wire::worker::{Reply, Request};
+use guard_connection::start_guard;
 use last::Last;
 use launch::{Start, Template};
 use replicas::Replicas;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command as Process, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
+use tokio::io::AsyncWriteExt;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::{mpsc, oneshot};
 use workers::Crew;
@@ -269,42 +266,6 @@ pub async fn run(
     }
 }
 
-/// Starts the guard; it alone inherits the node lock, which is free when the last worker is gone.
-fn start_guard(inbox: &mpsc::UnboundedSender<Input>, lock: &File) -> std::io::Result<(OwnedWriteHalf, Child)> {
-    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
-    let mut command = Process::new(std::env::current_exe()?);
-    let inherited = lock.try_clone()?;
-    // The workers' standard input is ours, as under torchrun.
-    let input = std::io::stdin().as_fd().try_clone_to_owned()?;
-    command.arg("guard").arg(inherited.as_raw_fd().to_string()).arg(input.as_raw_fd().to_string());
-    command.args(crate::descriptors::users().map(|n| n.to_string()));
-    command.stdin(Stdio::from(OwnedFd::from(theirs)));
-    // SAFETY: one system call between fork and exec; the descriptor is open in the child, too.
-    unsafe {
-        command.pre_exec(move || {
-            rustix::io::fcntl_setfd(&input, rustix::io::FdFlags::empty())?;
-            rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).map_err(Into::into)
-        });
-    }
-    let child = command.spawn()?;
-    ours.set_nonblocking(true)?;
-    let (mut reader, writer) = UnixStream::from_std(ours)?.into_split();
-    let inbox = inbox.clone();
-    tokio::spawn(async move {
-        let mut buffer = Vec::new();
-        loop {
-            while let Ok(Some(event)) = frame::take::<GuardEvent>(&mut buffer) {
-                let _ = inbox.send(Input::Guard(Some(event)));
-            }
-            if !matches!(reader.read_buf(&mut buffer).await, Ok(n) if n > 0) {
-                let _ = inbox.send(Input::Guard(None));
-                return;
-            }
-        }
-    });
-    Ok((writer, child))
-}
-
 impl Driver {
     fn now(&self) -> Time {
         Time(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX))
@@ -490,12 +451,5 @@ impl Driver {
             }
         }
         None
-    }
-
-    async fn flush_guard(&mut self) {
-        let bytes = std::mem::take(&mut self.guard_outbox);
-        if !bytes.is_empty() {
-            let _ = self.guard.write_all(&bytes).await;
-        }
     }
 }

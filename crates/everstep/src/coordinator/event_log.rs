@@ -5,6 +5,7 @@ use super::records::open_events;
 use everstep_core::id::Session;
 use everstep_core::message::Order;
 use everstep_wire::limits::EVENTS_KEPT_BYTES_MAX;
+use serde_json::json;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
@@ -92,6 +93,24 @@ impl Driver {
         if let Some(what) = self.events.news() {
             self.tell(&what);
         }
+    }
+
+    /// Lines about a job that are no facts of the core's.
+    pub(super) fn write_all(&mut self, job: &str, lines: Vec<serde_json::Value>) {
+        lines.iter().for_each(|fact| self.write(job, fact));
+    }
+
+    /// Writes a line about a job.
+    pub(super) fn write(&mut self, job: &str, fact: &serde_json::Value) {
+        let line = json!({"ts": self.seconds(), "job": job, "fact": fact});
+        // At once: whoever reads along sees whole lines.
+        self.events.write(line.to_string());
+        self.desk.heard(&line);
+    }
+
+    /// Time of a line, in seconds since 1970: never earlier than the one before it.
+    pub(super) fn seconds(&self) -> f64 {
+        self.now().0 as f64 / 1000.0
     }
 
     /// A sentence for people: through the agents, whose lines they see.
