@@ -154,7 +154,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
     let program = if o.only_check { command::Program::default() } else { command::program(o)? };
     let meet = meet::meet(o, spec.nodes_max)?;
     spec.job = JobId(meet.job.clone());
-    if meet.endpoint.ends_with(":0") && o.job_name().is_none() && o.join_timeout()?.is_none() {
+    if spec.nodes_max == 1 && meet.endpoint.ends_with(":0") && o.job_name().is_none() && o.join_timeout()?.is_none() {
         spec.join_timeout_ms = NAMELESS_TIMEOUT.as_millis() as u64;
     }
     let (node, lock) = node::node_id(o, &meet, spec.nodes_max)?;
