@@ -25,6 +25,8 @@ Scope = Literal["user", "process", "node", "fabric", "storage", "unknown"]
 F = TypeVar("F", bound=Callable[..., Any])
 #: The agent's question for stacks: SIGRTMIN + 6 of glibc.
 _STACKS_SIGNAL = 40
+#: What the board adds to the exit code of a script that has failed.
+_FAILED = 256
 #: Characters of a traceback that are told.
 _TRACE_MAX = 16_000
 #: Taking down a process may last this long (freed memory, communicators, exporters).
@@ -90,7 +92,8 @@ class _Worker:
         self.noted_imports = False
         self.step_began = time.perf_counter_ns()
         #: The script ends with an exception or an exit code of its own.
-        self.gave_up = False
+        #: The exit code with which the script says that it has failed; 0 as long as it does not.
+        self.gave_up = 0
         self._agent: Agent | None = None
         path = os.environ.get("EVERSTEP_BOARD")
         if path and os.environ.get("EVERSTEP_SOCKET"):
@@ -120,7 +123,7 @@ class _Worker:
         inner, pid = sys.excepthook, os.getpid()
 
         def hook(kind: type[BaseException], exc: BaseException, trace: Any) -> None:
-            self.gave_up = True
+            self.gave_up = 1
             inner(kind, exc, trace)
             if os.getpid() == pid and not issubclass(kind, KeyboardInterrupt):
                 with contextlib.suppress(Exception):
@@ -147,7 +150,13 @@ class _Worker:
                 atexit.register(over)
 
         def over() -> None:
-            if os.getpid() == pid and not self.gave_up and getattr(sys, "last_type", None) is None:
+            if os.getpid() != pid:
+                return
+            if self.gave_up or getattr(sys, "last_type", None) is not None:
+                # Whatever ends this process now, this is why.
+                if self.board is not None:
+                    self.board.set("ShuttingDown", _FAILED + (self.gave_up or 1))
+            else:
                 _script_is_over(self)
 
         self._watch_exit_codes()
@@ -164,7 +173,8 @@ class _Worker:
         @functools.wraps(inner)
         def leave(status: Any = None, /) -> NoReturn:
             if threading.current_thread() is main:
-                self.gave_up = status is not None and status != 0
+                code = status if isinstance(status, int) else int(status is not None)
+                self.gave_up = code & 0xFF or int(code != 0)
             inner(status)
 
         sys.exit = leave

@@ -97,6 +97,14 @@ def test_a_script_that_fails_at_its_end_has_not_finished(ending):
     assert "no everstep.CheckpointManager" in done.stderr
 
 
+@pytest.mark.parametrize("end", ["sys.exit(3)", "raise OSError('no space left')"])
+def test_a_crash_at_exit_does_not_hide_that_the_script_has_failed(ending, end):
+    """torch aborts now and then when the interpreter shuts down; what the script had said before counts."""
+    done, steps = ending(END=f"atexit.register(os.abort); {end}")
+    assert done.returncode == 1 and steps == [12, 12], done.stderr
+    assert "no everstep.CheckpointManager" in done.stderr and "SIGABRT" not in done.stderr, done.stderr
+
+
 def test_an_exception_without_a_way_back_ends_the_job_unless_restarts_are_given(ending, tmp_path):
     early = "if step == 6 and rank == 1 and life == 0: raise ValueError('odd batch')"
     done, steps = ending(EARLY=early)

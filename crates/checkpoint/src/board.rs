@@ -79,7 +79,8 @@ words! {
     FlagsStop = 21,
     /// 1 once the worker writes down its stacks when it is asked to.
     Stacks = 22,
-    /// The script is over: 1 once its interpreter shuts down, 2 once something called `os._exit` in that.
+    /// The script is over: 1 once its interpreter shuts down, 2 once something called `os._exit` in that;
+    /// 256 and its exit code once the interpreter of a script that has failed shuts down.
     ShuttingDown = 23,
     /// From the agent: wait at the end of this step, plus 1, for the next world; 0: go on.
     HoldAt = 28,

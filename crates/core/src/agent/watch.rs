@@ -59,6 +59,8 @@ pub struct Observation {
     pub shutting_down: bool,
     /// It called `os._exit` while shutting down.
     pub left_at_once: bool,
+    /// Its script has failed with this exit code, and its interpreter is shutting down.
+    pub failed_with: Option<i32>,
 }
 
 impl Observation {
@@ -130,6 +132,16 @@ impl Watch {
     pub fn was_over(&self, outcome: Outcome) -> bool {
         let forced = self.last.is_some_and(|o| o.left_at_once);
         self.is_shutting_down() && (forced || matches!(outcome, Outcome::Signal(_) | Outcome::Code(NOT_FLUSHED)))
+    }
+
+    /// How the script of a worker ended whose process ended like this: one that has failed may be killed by a crash while its
+    /// interpreter shuts down, which says nothing about the failure.
+    #[must_use]
+    pub fn of_script(&self, outcome: Outcome) -> Outcome {
+        match (outcome, self.last.and_then(|o| o.failed_with)) {
+            (Outcome::Signal(_), Some(code)) => Outcome::Code(code),
+            _ => outcome,
+        }
     }
 
     /// True when the worker has completed a step that it did not restore.
@@ -260,6 +272,17 @@ mod tests {
             seen = after(i, seen);
             watch.observe(Time(5000 + i * 100), seen, &ladder())
         })
+    }
+
+    #[test]
+    fn a_crash_while_a_failed_script_shuts_down_is_the_failure() {
+        let mut watch = Watch::default();
+        let crash = Outcome::Signal(6);
+        assert_eq!(watch.of_script(crash), crash);
+        watch.observe(Time(1), Observation { failed_with: Some(3), ..Observation::default() }, &ladder());
+        assert_eq!(watch.of_script(crash), Outcome::Code(3));
+        assert_eq!(watch.of_script(Outcome::Code(0)), Outcome::Code(0));
+        assert!(!watch.was_over(crash));
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
     let micros = |section| board.time_in(section) / 1000;
     // The worker writes it last: what was read after it is what it says.
     let numbered = board.get(Word::Numbered) == 1;
+    let shutdown = board.get(Word::ShuttingDown);
     Observation {
         step: (board.get(Word::StepKnown) == 1).then(|| board.get(Word::Step)),
         restored: board.get(Word::Restored),
@@ -49,8 +50,9 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
             ..Reading::default()
         },
         machine_failed: false,
-        shutting_down: board.get(Word::ShuttingDown) > 0,
-        left_at_once: board.get(Word::ShuttingDown) == 2,
+        shutting_down: matches!(shutdown, 1 | 2),
+        left_at_once: shutdown == 2,
+        failed_with: shutdown.checked_sub(256).and_then(|code| code.try_into().ok()),
     }
 }
 
