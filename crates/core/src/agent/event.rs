@@ -13,6 +13,21 @@ pub struct Words {
     pub text: String,
 }
 
+/// How the C++ runtime and Python begin what they print when a process crashes.
+const OF_A_CRASH: [&str; 2] = ["terminate called", "Fatal Python error"];
+
+impl Words {
+    /// Without what a crash printed that is not the reason of the end.
+    #[must_use]
+    pub fn without_crash(self) -> Self {
+        let kept = |text: &str| {
+            let lines = text.lines().filter(|l| !OF_A_CRASH.iter().any(|c| l.starts_with(c)));
+            lines.collect::<Vec<_>>().join("\n")
+        };
+        Words { message: kept(&self.message), text: kept(&self.text) }
+    }
+}
+
 impl From<String> for Words {
     /// A message that is all there is.
     fn from(message: String) -> Self {

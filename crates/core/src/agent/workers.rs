@@ -242,7 +242,9 @@ impl Agent {
     fn worker_exited(&mut self, generation: Generation, local_rank: u32, pid: u32, outcome: Outcome, words: Words) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
         let Some(watch) = crew.alive.remove(&local_rank) else { return };
-        let (step, outcome) = (watch.step(), watch.of_script(outcome));
+        let (step, of_process) = (watch.step(), outcome);
+        let outcome = watch.of_script(of_process);
+        let words = if outcome == of_process { words } else { words.without_crash() };
         crew.progressed |= watch.has_new_step();
         crew.exited_at.insert(local_rank, step);
         let nobody_left = crew.alive.is_empty();
