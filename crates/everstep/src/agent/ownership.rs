@@ -26,22 +26,26 @@ const RELEASE: Duration = Duration::from_secs(10);
 pub struct Claims(Arc<Mutex<BTreeMap<PathBuf, (bool, Claim)>>>);
 
 impl Claims {
-    /// The epoch in which the directory is this job's, and the job that ended without letting go of it before.
-    fn epoch(&self, directory: &Path, who: &Claimant) -> Result<(u64, Option<String>), ClaimError> {
+    /// The epoch in which the directory is this job's. Where it has just been taken over from a job that ended without letting go of it,
+    /// `inherit` gets that job's name first.
+    fn epoch(&self, directory: &Path, who: &Claimant, inherit: impl FnOnce(&str)) -> Result<u64, ClaimError> {
         let mut claims = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((leads, claim)) = claims.remove(directory) {
             if leads == who.leads && claim.is_current() {
-                let found = (claim.epoch(), claim.predecessor().map(str::to_owned));
+                let epoch = claim.epoch();
                 claims.insert(directory.to_owned(), (leads, claim));
-                return Ok(found);
+                return Ok(epoch);
             }
             // Another agent of this job publishes now, or this one does.
             claim.hand_over();
         }
         let claim = Claim::take(directory, who, |line| crate::say!("{line}"))?;
-        let found = (claim.epoch(), claim.predecessor().map(str::to_owned));
+        if let Some(predecessor) = claim.predecessor() {
+            inherit(predecessor);
+        }
+        let epoch = claim.epoch();
         claims.insert(directory.to_owned(), (who.leads, claim));
-        Ok(found)
+        Ok(epoch)
     }
 
     /// The job is over here: whoever comes next need not wait.
@@ -98,17 +102,14 @@ impl Driver {
         let (claims, inbox) = (self.claims.clone(), self.inbox.clone());
         let (node, world_size) = (self.template.node.clone(), u64::from(crew.world_size));
         tokio::task::spawn_blocking(move || {
-            let result = claims.epoch(&to.directory, &claimant).map(|(epoch, predecessor)| {
+            let inherit = |predecessor: &str| {
                 // Only a job of one node is certain to have had its memory here.
-                if let Some(predecessor) = predecessor.filter(|_| claimant.nodes == 1) {
-                    let (job, run, rank, local_rank) = (&claimant.job, to.run, to.rank.0.into(), who.1);
-                    let heir = Heir { predecessor: &predecessor, job, node: &node, run, local_rank, rank, world_size };
-                    if heir.adopt() && rank == 0 {
-                        crate::say!("job {predecessor} ended with its launcher; what it left in memory is used");
-                    }
+                let heir = Heir { predecessor, job: &claimant.job, node: &node, run: to.run, world_size };
+                if claimant.nodes == 1 && heir.adopt() {
+                    crate::say!("job {predecessor} ended with its launcher; what it left in memory is used");
                 }
-                epoch
-            });
+            };
+            let result = claims.epoch(&to.directory, &claimant, inherit);
             let _ = inbox.send(Input::Owned(Box::new(Owned { who, to, result, answer })));
         });
     }
