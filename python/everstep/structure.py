@@ -200,7 +200,7 @@ class _Known:
         """``None``: it has to be walked through at each step."""
         try:
             return cls(state, items)
-        except (_Differs, RuntimeError, AttributeError, TypeError):
+        except (_Differs, RuntimeError, AttributeError, KeyError, TypeError):
             return None
 
     def _look(self) -> tuple[list[int], list[Any], list[bool]]:
