@@ -54,7 +54,7 @@ def _inside(controller: str) -> Callable[[Case, Job], None]:
 
 
 def _no_more_threads(more: int, kill: bool) -> Callable[[Job], None]:
-    """From now on only so many more threads than now; then a rank is killed, and has to be started again."""
+    """Limits the job to this many more threads than it has; then a rank is killed and must be started again."""
 
     def limit(made: Job) -> None:
         group = _group("pids", made)

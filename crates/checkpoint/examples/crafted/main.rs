@@ -18,7 +18,7 @@ use slots::Memory;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// One input in so many has regions of more than a chunk.
+/// One input in this many has regions of more than a chunk.
 const LARGE: usize = 1000;
 
 #[derive(Default)]

@@ -23,7 +23,7 @@ struct Checked<'a> {
     wrong: Option<String>,
 }
 
-/// Shards whose bytes are good and whose values are to be looked at.
+/// Shards whose bytes are good; their values come next.
 struct Asked {
     /// Which of all that were checked: those of one checkpoint, or one slot.
     shards: Range<usize>,
