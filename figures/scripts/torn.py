@@ -119,9 +119,19 @@ def storage(model: nn.Module, value: float) -> None:
         p.data = torch.full_like(p, value)
 
 
+#: The trained parameters while others are in their place, by module.
+OWN: dict[nn.Module, nn.Parameter] = {}
+
+
 def attribute(model: nn.Module, value: float) -> None:
+    """Other parameters, then the trained ones again."""
     for layer in model:  # type: ignore[union-attr]
-        layer.register_parameter("weight", nn.Parameter(torch.full_like(layer.weight, value)))
+        own = OWN.pop(layer, None)
+        if own is None:
+            OWN[layer] = layer.weight
+            layer.weight = nn.Parameter(torch.full_like(layer.weight, value))
+        else:
+            layer.weight = own
 
 
 def nothing(model: nn.Module, value: float) -> None:

@@ -7,6 +7,7 @@ parameters of the same name, and neither their order in the optimizer nor that o
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,25 @@ class ParameterNames:
     def of(self, optimizer: Optimizer) -> list[str]:
         """Names of an optimizer's parameters, in its order; ``param_N`` for those of no module."""
         return [self.first.get(id(p), f"param_{i}") for i, p in enumerate(_parameters(optimizer))]
+
+
+class TrainedParameters:
+    """The parameters of modules that optimizers have when a checkpoint manager is made."""
+
+    def __init__(self, objects: Mapping[str, Any], optimizers: Mapping[str, Optimizer]) -> None:
+        names = ParameterNames(objects).first
+        trained = (p for o in optimizers.values() for p in _parameters(o))
+        self._names = {id(p): (weakref.ref(p), names[id(p)]) for p in trained if id(p) in names}
+
+    def check(self, name: str, optimizer: Optimizer, now: ParameterNames) -> None:
+        """Raises :class:`CheckpointError` when a module has another parameter in the place of one that its optimizer still has."""
+        for parameter in _parameters(optimizer):
+            held, full = self._names.get(id(parameter), (None, ""))
+            if held is not None and held() is parameter and id(parameter) not in now.first:
+                raise CheckpointError(
+                    f"{full} was replaced in its module, and {name}= still has the old parameter: it trains what the model no longer uses, "
+                    "and its state could not be restored; write into the parameter in place, or give the new one to the optimizer"
+                )
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

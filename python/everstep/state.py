@@ -116,6 +116,7 @@ class State:
         self.optimizers_by_name = {n: o for n, o in self.objects.items() if optimizer_state.is_complete(o)}
         self.optimizers = list(self.optimizers_by_name.values())
         self._modules = {n: o for n, o in self.objects.items() if isinstance(o, nn.Module)}
+        self._trained = optimizer_state.TrainedParameters(self.objects, self.optimizers_by_name)
         self._kinds = {n: MODULE if n in self._modules else OPTIMIZER if n in self.optimizers_by_name else OTHER for n in self.objects}
         self._layout_blob = encoding.encode({**vars(layout), "kinds": self._kinds})
         # Hooks and overrides are looked for once: what they mean for a snapshot is only which versions are saved beside it.
@@ -235,7 +236,10 @@ class State:
             # It has a format of its own, and loads that.
             return self.encoded({"whole": state}, name, items, eager=True)
         first = len(items)
-        blob = self.encoded(optimizer_state.by_names(optimizer, state, names.of(optimizer)), name, items, eager=False, sharded=True)
+        value = optimizer_state.by_names(optimizer, state, names.of(optimizer))
+        if value["shapes"]:
+            self._trained.check(name, optimizer, names)
+        blob = self.encoded(value, name, items, eager=False, sharded=True)
         ranges = self._ranges()
         for item in items[first:]:
             # Learning rates and the like change between updates.

@@ -11,6 +11,7 @@ mod cli;
 mod coordinator;
 mod descriptors;
 mod detect;
+mod file_size;
 mod guard;
 mod listening;
 mod lock;
@@ -25,5 +26,6 @@ mod store;
 
 fn main() {
     children::keep();
+    file_size::report();
     std::process::exit(cli::main());
 }

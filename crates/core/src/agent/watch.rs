@@ -85,6 +85,17 @@ pub struct Watch {
     /// Longest silence that ended well.
     longest: Duration,
     reported: bool,
+    /// People were told of the present silence.
+    silence_told: bool,
+}
+
+/// What people are told of a worker that makes no step and is not known to hang.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Silence {
+    /// It has lasted so long, and goes on.
+    Lasts(Duration),
+    /// It is over; so long it lasted.
+    Over(Duration),
 }
 
 impl Watch {
@@ -200,6 +211,21 @@ impl Watch {
         let verdict = self.judge(now, &seen, ladder);
         self.reported = verdict.is_some();
         verdict
+    }
+
+    /// News of a silence that is not known to be a hang and is longer than any before; once when it has lasted, once when it is over.
+    pub fn silence(&mut self, now: Time, ladder: &Ladder) -> Option<Silence> {
+        let seen = self.last?;
+        let lasted = now.since(self.progress_at);
+        if self.silence_told {
+            let over = lasted < self.longest;
+            self.silence_told = !over;
+            return over.then_some(Silence::Over(self.longest));
+        }
+        let median = Duration::from_millis(self.median_step_ms()?);
+        let long = (ladder.step_silence * 15).max(median * EVALUATION).max(self.longest * 2);
+        self.silence_told = lasted >= long && !seen.in_section && !self.reported;
+        self.silence_told.then_some(Silence::Lasts(lasted))
     }
 
     fn judge(&self, now: Time, seen: &Observation, ladder: &Ladder) -> Option<(HangEvidence, Duration)> {
@@ -357,6 +383,45 @@ mod tests {
         assert_eq!(run(120, waits), None);
         assert_eq!(run(400, waits).map(|(e, _)| e), Some(HangEvidence::NoCpu));
         assert_eq!(run(120, |_, s| s).map(|(e, _)| e), Some(HangEvidence::NoCpu));
+    }
+
+    #[test]
+    fn a_long_silence_is_told_once_and_so_is_its_end() {
+        let mut watch = Watch::default();
+        let mut seen = Observation { interpreter_ticks: 1, stack_changes: 1, ..Observation::default() };
+        let mut told = Vec::new();
+        for i in 0..2000 {
+            // Steps of 100 ms, none for a minute, and again; the processor is used a little.
+            let step = if i < 50 { i } else { 50 + u64::saturating_sub(i, 650) };
+            seen = Observation {
+                step: Some(step),
+                cpu_ms: seen.cpu_ms + 10,
+                interpreter_ticks: i,
+                stack_changes: i,
+                ..seen
+            };
+            assert_eq!(watch.observe(Time(i * 100), seen, &ladder()), None);
+            told.extend(watch.silence(Time(i * 100), &ladder()));
+        }
+        assert!(
+            matches!(told[..], [Silence::Lasts(a), Silence::Over(b)] if a.as_secs() == 30 && b.as_secs() == 60),
+            "{told:?}"
+        );
+    }
+
+    #[test]
+    fn a_silence_in_a_section_or_no_longer_than_before_is_not_told() {
+        let mut watch = Watch::default();
+        let (mut step, mut told) = (0, Vec::new());
+        for i in 0..2000 {
+            // 20 s without a step, then 35 s, then a minute that is announced.
+            let silent = (50..250).contains(&i) || (300..650).contains(&i) || i > 700;
+            step += u64::from(!silent);
+            let seen = Observation { step: Some(step), in_section: i > 700, cpu_ms: i * 10, ..Observation::default() };
+            watch.observe(Time(i * 100), seen, &ladder());
+            told.extend(watch.silence(Time(i * 100), &ladder()));
+        }
+        assert_eq!(told, []);
     }
 
     #[test]

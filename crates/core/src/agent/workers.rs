@@ -2,7 +2,7 @@
 
 use super::command::Command;
 use super::event::{Event, Words};
-use super::watch::{Observation, Watch};
+use super::watch::{Observation, Silence, Watch};
 use super::{Agent, Crew, Stopping};
 use crate::id::{Generation, Rank, Step};
 use crate::ledger::{End, Reading};
@@ -343,6 +343,7 @@ impl Agent {
         }
         let sign = self.signs.grave_since(watch.progress_at()).map(|s| s.verdict.line.clone());
         let verdict = watch.observe(now, Observation { machine_failed: sign.is_some(), ..seen }, &ladder);
+        let news = watch.silence(now, &ladder).filter(|_| verdict.is_none() && !stopping);
         let step = watch.step();
         let shutting_down = watch.is_shutting_down() && !stopping;
         if shutting_down && !crew.ended.contains_key(&local_rank) {
@@ -364,6 +365,13 @@ impl Agent {
             return;
         }
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
+        // Where one waits, all do.
+        if let Some(news) = news
+            && crew.alive.keys().next() == Some(&local_rank)
+        {
+            let rank = crew.slot.first_rank.0 + local_rank;
+            self.out.push_back(Command::Say { what: told(rank, news) });
+        }
         let all_stepped = crew.alive.values().all(Watch::has_new_step);
         if all_stepped && !crew.first_step_sent && !crew.alive.is_empty() {
             crew.first_step_sent = true;
@@ -397,5 +405,16 @@ impl Agent {
         } else if let Some((g, place, restarts, max_restarts)) = self.queued.take() {
             self.start(g, place, restarts, max_restarts);
         }
+    }
+}
+
+/// What people read of a worker that makes no step.
+fn told(rank: u32, news: Silence) -> String {
+    match news {
+        Silence::Lasts(time) => format!(
+            "rank {rank} has made no step for {} s, and nothing shows that it hangs: it evaluates, saves, or waits for another rank or the network; everstep stacks shows where",
+            time.as_secs()
+        ),
+        Silence::Over(time) => format!("rank {rank} makes steps again after {} s", time.as_secs()),
     }
 }

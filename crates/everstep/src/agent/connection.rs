@@ -22,8 +22,11 @@ use tokio::sync::mpsc;
 
 /// Shortest and longest pause between two tries.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// A connection that is lost for longer than this is worth a line.
+/// A connection that is lost for longer than this is worth a line; so is one that does not come about.
 const WORTH_A_LINE: Duration = Duration::from_secs(2);
+const WORTH_A_FIRST_LINE: Duration = Duration::from_secs(5);
+/// A coordinator that has ended this often without ever being reached will not do better.
+const MOST_STARTS: u32 = 10;
 /// A coordinator that was started gets this long to listen before another start is tried.
 const START: Duration = Duration::from_millis(1500);
 /// Something else on the coordinator's port is given this long to turn into one.
@@ -103,20 +106,25 @@ impl Tries {
 
     fn connected(&mut self) {
         if self.told.is_some() {
-            let seconds = self.lost_for().as_secs();
-            crate::say!("the coordinator is back after {seconds} s");
+            let (what, seconds) = (if self.attached { "is back" } else { "answers" }, self.lost_for().as_secs());
+            crate::say!("the coordinator {what} after {seconds} s");
         }
         *self = Tries { attached: true, ..Tries::default() };
     }
 
-    /// One line when the connection has been lost for a while.
+    /// One line when there has been no connection for a while.
     fn failed(&mut self, why: impl std::fmt::Display) {
         self.since.get_or_insert_with(Instant::now);
-        if self.attached && self.told.is_none() && self.lost_for() > WORTH_A_LINE {
-            let why = why.to_string();
-            crate::say!("the coordinator does not answer ({why}); this node goes on and keeps trying");
-            self.told = Some(why);
+        if self.told.is_some() || self.lost_for() < if self.attached { WORTH_A_LINE } else { WORTH_A_FIRST_LINE } {
+            return;
         }
+        let why = why.to_string();
+        if self.attached {
+            crate::say!("the coordinator does not answer ({why}); this node goes on and keeps trying");
+        } else {
+            crate::say!("no coordinator answers yet ({why}); this node keeps trying");
+        }
+        self.told = Some(why);
     }
 }
 
@@ -165,6 +173,7 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
             Some(Ok((lines, orders))) => {
                 tries.connected();
                 host.last_endpoint = endpoint;
+                host.ended = 0;
                 let _ = inbox.send(Input::Connected(lines));
                 follow(orders, target.silence, &inbox).await;
                 let _ = inbox.send(Input::Disconnected);
@@ -211,6 +220,8 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
 #[derive(Default)]
 struct Host {
     process: Option<(Child, Instant)>,
+    /// How many have ended since one was last reached.
+    ended: u32,
     /// Where the first one listened: others know it by that address.
     last_endpoint: Option<String>,
 }
@@ -220,13 +231,23 @@ impl Host {
     fn ensure(&mut self, target: &Target, other: bool) -> Result<(), String> {
         if let Some((child, started)) = &mut self.process {
             match child.try_wait() {
-                Ok(Some(status)) if status.code() == Some(78) => {
+                Ok(Some(status)) => {
                     self.process = None;
-                    let log = std::fs::read_to_string(target.store.join("coordinator.log")).unwrap_or_default();
-                    let last = log.lines().next_back().unwrap_or("the coordinator could not start");
-                    return Err(last.strip_prefix("everstep: ").unwrap_or(last).to_owned());
+                    self.ended += 1;
+                    let log = target.store.join("coordinator.log");
+                    let last = std::fs::read_to_string(&log).unwrap_or_default();
+                    let last = last.lines().next_back().map(|line| line.strip_prefix("everstep: ").unwrap_or(line));
+                    if status.code() == Some(78) {
+                        return Err(last.unwrap_or("the coordinator could not start").to_owned());
+                    }
+                    if self.ended >= MOST_STARTS {
+                        let last = last.map(|line| format!("; it said last: {line}")).unwrap_or_default();
+                        return Err(format!(
+                            "the coordinator ends whenever it is started ({status}){last}; its log is {}",
+                            log.display()
+                        ));
+                    }
                 }
-                Ok(Some(_)) => self.process = None,
                 _ if started.elapsed() > START => self.process = None,
                 _ => return Ok(()),
             }

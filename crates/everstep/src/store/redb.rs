@@ -25,10 +25,7 @@ impl RedbStore {
     /// A sentence with the path.
     pub fn open(path: &Path) -> Result<Self, String> {
         let say = |e: &dyn std::fmt::Display| {
-            format!(
-                "cannot open the store {0}: {e}; if the disk is sound, the file is damaged: move it away to begin with an empty store (mv {0} {0}.damaged); checkpoints are not in it and are not lost",
-                path.display()
-            )
+            format!("cannot open the store {}: {}", path.display(), advised(&e.to_string(), path))
         };
         let file = private::open(path, OFlags::RDWR | OFlags::CREATE).map_err(|e| say(&e))?;
         let db = Database::builder().create_file(file).map_err(|e| say(&e))?;
@@ -47,6 +44,21 @@ impl RedbStore {
     pub fn why(&self) -> String {
         self.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+/// `why` with what to do. Of errors of the system redb passes on no more than the text.
+fn advised(why: &str, path: &Path) -> String {
+    let of = |e: rustix::io::Errno| why.contains(&std::io::Error::from(e).to_string());
+    if of(rustix::io::Errno::FBIG) {
+        return format!("{why}; it takes a few MiB, and files may not be larger than the limit (ulimit -f): raise it");
+    }
+    if of(rustix::io::Errno::NOSPC) || of(rustix::io::Errno::DQUOT) {
+        return format!("{why}; make room there, or give another directory in EVERSTEP_STATE_DIR");
+    }
+    format!(
+        "{why}; if the disk is sound, the file is damaged: move it away to begin with an empty store (mv {0} {0}.damaged); checkpoints are not in it and are not lost",
+        path.display()
+    )
 }
 
 fn unavailable<E>(_: E) -> StoreFailure {
