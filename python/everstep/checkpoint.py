@@ -10,7 +10,7 @@ from datetime import timedelta
 from os import PathLike
 from typing import Any, Literal
 
-from . import device, together
+from . import together
 from . import worker as _worker
 from ._internal import AgentError, CheckpointError, DamagedError, Shard, list_line, open_shard
 from .batches import watch_forward
@@ -408,9 +408,9 @@ class CheckpointManager:
     def _copies_late(self, snapshot: Snapshot) -> bool:
         """The copy goes on while the next iteration computes: the next weight update must wait for it, which only an optimizer can."""
         if not self._tier.copies_late or not self._state.optimizers:
-            return device.on_device(snapshot.items)
+            return snapshot.on_device()
         if self._overlap == "auto":
-            return snapshot.bytes() > OVERLAP_BYTES or device.on_device(snapshot.items)
+            return snapshot.bytes() > OVERLAP_BYTES or snapshot.on_device()
         return self._overlap
 
     def steps(self, total: int) -> Iterator[int]:

@@ -61,9 +61,13 @@ class Snapshot:
                 items.append(Item(item.name, t, item.eager))
         return items
 
+    def on_device(self) -> bool:
+        """Some of it is on a GPU."""
+        return self.layout is None and device.on_device(self.items)
+
     def bytes(self) -> int:
         """Bytes of its tensors."""
-        return sum(i.tensor.numel() * i.tensor.element_size() for i in self.items)
+        return self.sizes.region if self.sizes is not None else sum(i.tensor.numel() * i.tensor.element_size() for i in self.items)
 
     def alike(self) -> int:
         """Bytes that ranks with the same state have in common: what comes before the first item that changes outside the
@@ -105,7 +109,7 @@ class Slots:
     def capture(self, snapshot: Snapshot, board: Board | None) -> bool:
         """Starts to copy; False when every slot is in use."""
         assert self.arena is not None
-        if snapshot.layout is None and device.on_device(snapshot.items):
+        if snapshot.on_device():
             begun = self._device.capture(self.arena, snapshot, COPY_THREADS, board)
         else:
             items = snapshot.items if snapshot.layout is not None else snapshot.host()

@@ -7,8 +7,8 @@ find out (hooks, sharded tensors, state that is made anew each time), leads to :
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Callable, Iterable
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import encoding, optimizer_state
-from ._internal import SlotLayout
+from ._internal import Members, SlotLayout
 from .optimizer_state import ParameterNames
 from .slots import Sizes, Snapshot, described
 from .state import Item, State
@@ -39,17 +39,14 @@ def _ids(values: Iterable[Any]) -> list[int]:
     return [*map(id, values)]
 
 
-#: What :class:`_Modules` looks at in each module: its members, and what takes part in saving them.
-_MEMBERS = itemgetter("_parameters", "_buffers", "_modules")
-_HOOKS = itemgetter("_state_dict_hooks", "_state_dict_pre_hooks")
+#: Where a module keeps its members, and what takes part in saving them.
+_MEMBERS = ("_parameters", "_buffers", "_modules")
+_HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 _TRANSIENT = itemgetter("_non_persistent_buffers_set")
 
 
 class _Modules:
-    """All modules by identity: their members, in order and by name.
-
-    Comparing is one pass over all of them in C (``map``, ``chain``): it is done at each step, and modules are many.
-    """
+    """All modules by identity: their members, in order and by name."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._modules = [*modules]
@@ -60,19 +57,13 @@ class _Modules:
                 raise _Differs
         self._vars = [vars(m) for m in self._modules]
         self._transient = [set(t) for t in map(_TRANSIENT, self._vars)]
-        self._seen = self._look()
-        if self._seen is None:
+        self._members = Members([], self._vars, [*_MEMBERS], [*_HOOKS])
+        if not self.same():
+            # Hooks take part.
             raise _Differs
 
-    def _look(self) -> tuple[list[int], list[str], list[int]] | None:
-        """Identities of the members of all modules, their names, and how many each has of each kind; ``None`` where hooks take part."""
-        if any(chain.from_iterable(map(_HOOKS, self._vars))):
-            return None
-        members = [*chain.from_iterable(map(_MEMBERS, self._vars))]
-        return _ids(chain.from_iterable(map(dict.values, members))), [*chain.from_iterable(members)], [*map(len, members)]
-
     def same(self) -> bool:
-        return [*map(_TRANSIENT, self._vars)] == self._transient and self._look() == self._seen
+        return self._members.same() and [*map(_TRANSIENT, self._vars)] == self._transient
 
     def tensors(self) -> list[Tensor]:
         found: list[Tensor | None] = []
@@ -91,10 +82,10 @@ class _Optimizer:
         self._parameters = [[*g["params"]] for g in optimizer.param_groups]
         self._members = [_ids(g) for g in self._parameters]
         self._entries = [*optimizer.state.values()]
-        self._seen = self._look()
-        self._values = [(s, k, v, type(v)) for s in self._entries for k, v in s.items() if not isinstance(v, Tensor)]
-        if any(kind not in _VALUES for *_, kind in self._values):
+        if any(type(v) not in _VALUES for s in self._entries for v in s.values() if not isinstance(v, Tensor)):
             raise _Differs
+        hooks = ["_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks"]
+        self._kept = Members([self._state, *self._entries], [vars(optimizer)], [], hooks)
         names = ParameterNames(state.objects)
         value = optimizer_state.by_names(optimizer, optimizer.state_dict(), names.of(optimizer))
         self._names = [g["params"] for g in value.pop("groups")]
@@ -106,21 +97,9 @@ class _Optimizer:
             # Encoded in another way than this one knows.
             raise _Differs
 
-    def _look(self) -> tuple[list[int], list[int], list[str], list[int]]:
-        """Parameters and what is kept of each, its names, and its tensors, by identity."""
-        entries = self._state.values()
-        tensors = [id(v) for v in chain.from_iterable(map(dict.values, entries)) if isinstance(v, Tensor)]
-        return _ids(self._state), _ids(entries), [*chain.from_iterable(entries)], tensors
-
     def same(self) -> bool:
         optimizer = self._optimizer
-        if optimizer.state is not self._state:
-            return False
-        if optimizer._optimizer_state_dict_pre_hooks or optimizer._optimizer_state_dict_post_hooks:
-            return False
-        if [_ids(g["params"]) for g in optimizer.param_groups] != self._members or self._look() != self._seen:
-            return False
-        return all(type(v := s[k]) is kind and v == was for s, k, was, kind in self._values)
+        return optimizer.state is self._state and [_ids(g["params"]) for g in optimizer.param_groups] == self._members and self._kept.same()
 
     def tensors(self) -> list[Tensor]:
         return [v for s in self._entries for v in s.values() if isinstance(v, Tensor)]
@@ -136,6 +115,21 @@ class _Optimizer:
             self._blob = encoding.join(self._head, "groups", encoding.encode(whole, self._path))
             self._groups = written
         return self._blob
+
+
+def _shapes_of(tensors: list[Tensor]) -> Callable[[], Any]:
+    """What is the same as long as no tensor has another type, shape or order in memory."""
+
+    def walked() -> Any:
+        return [*map(_SHAPE_AND_DTYPE, tensors)], [*map(Tensor.is_contiguous, tensors)]
+
+    try:
+        # One call in C++ for all of them; nothing that torch promises to keep.
+        guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        check = partial(guards.check, *tensors)
+        return check if check() is True else walked
+    except Exception:
+        return walked
 
 
 class Structure:
@@ -187,6 +181,7 @@ class _Known:
         self._tensors = self._modules.tensors() + [t for o in self._optimizers.values() for t in o.tensors()]
         if any(type(t) not in _PLAIN or t.device.type != "cpu" or not t.is_contiguous() for t in self._tensors):
             raise _Differs
+        self._shapes = _shapes_of(self._tensors)
         self._places = self._look()
         known = {t.data_ptr() for t in self._tensors}
         if any(i.tensor.data_ptr() not in known for i in self._items if not i.name.startswith(encoding.BLOB)):
@@ -203,9 +198,8 @@ class _Known:
         except (_Differs, RuntimeError, AttributeError, KeyError, TypeError):
             return None
 
-    def _look(self) -> tuple[list[int], list[Any], list[bool]]:
-        tensors = self._tensors
-        return [*map(Tensor.data_ptr, tensors)], [*map(_SHAPE_AND_DTYPE, tensors)], [*map(Tensor.is_contiguous, tensors)]
+    def _look(self) -> tuple[list[int], Any]:
+        return [*map(Tensor.data_ptr, self._tensors)], self._shapes()
 
     def snapshot(self, step: int, extra: dict[str, Any], persist: int | None) -> Snapshot:
         same = self._modules.same() and all(o.same() for o in self._optimizers.values())

@@ -7,6 +7,7 @@ mod frequency;
 mod layout;
 mod listing;
 mod mark;
+mod members;
 mod network;
 mod order;
 mod resharded;
@@ -24,6 +25,7 @@ fn _internal(m: &Bound<'_, PyModule>) -> PyResult<()> {
     layout::register(m)?;
     listing::register(m)?;
     mark::register(m)?;
+    members::register(m)?;
     network::register(m)?;
     order::register(m)?;
     socket::register(m)?;

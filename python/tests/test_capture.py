@@ -171,7 +171,9 @@ def test_a_structure_that_is_kept_notices_every_change(tmp_path):
         schedule.step()
 
     def replaced() -> None:
-        model[0].weight = nn.Parameter(torch.randn(8, 8))
+        old, new = model[0].weight, nn.Parameter(torch.randn(8, 8))
+        model[0].weight = optimizer.param_groups[0]["params"][0] = new
+        optimizer.state[new] = optimizer.state.pop(old)
 
     def transposed() -> None:
         model[2].weight.data = model[2].weight.data.t()

@@ -426,3 +426,26 @@ def test_an_earlier_checkpoint_with_ambiguous_names_is_refused(tmp_path):
     with pytest.raises(es.CheckpointError, match="weight is the name of several parameters"):
         es.CheckpointManager(tmp_path / "two", enc=enc, dec=dec, optimizer=optimizer).restore()
     assert es.CheckpointManager(tmp_path / "two", enc=enc, dec=dec).restore() == 1
+
+
+def test_a_parameter_that_its_optimizer_lost_sight_of_is_refused_at_capture(tmp_path):
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=1)
+    _update(optimizer, model)
+    ckpt.step(1)
+    trained, average = model.weight, nn.Parameter(torch.ones(3, 3))
+    model.weight = average
+    with pytest.raises(es.CheckpointError, match=r"^model\.weight was replaced in its module, and optimizer= still has the old parameter"):
+        ckpt.step(2)
+    model.weight = trained
+    ckpt.step(3)
+    model.weight = average
+    optimizer.param_groups[0]["params"][0] = average
+    optimizer.state[average] = optimizer.state.pop(trained)
+    ckpt.step(4)
+    ckpt.close()
+    fresh = nn.Linear(3, 3)
+    again = es.CheckpointManager(tmp_path, model=fresh, optimizer=torch.optim.AdamW(fresh.parameters(), lr=0.1))
+    assert again.restore() == 4
+    assert torch.equal(fresh.weight, average)

@@ -1,0 +1,115 @@
+//! Dicts that are compared with what they were: at each step, and with as many entries as a model has parameters.
+//!
+//! Entries are told apart by identity, which is what may change without a trace in Python (`module.weight = other`). What is
+//! remembered is kept alive, so that no identity comes again.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
+use pyo3::{PyTraverseError, PyVisit};
+
+type Entries = Vec<(Py<PyAny>, Py<PyAny>)>;
+
+fn entries(dict: &Bound<'_, PyDict>) -> Entries {
+    dict.iter().map(|(key, value)| (key.unbind(), value.unbind())).collect()
+}
+
+/// The same object, or an equal number or string of the same type.
+fn same_value(seen: &Bound<'_, PyAny>, known: &Py<PyAny>) -> PyResult<bool> {
+    if seen.is(known) {
+        return Ok(true);
+    }
+    let known = known.bind(seen.py());
+    let plain = seen.is_exact_instance_of::<PyInt>()
+        || seen.is_exact_instance_of::<PyFloat>()
+        || seen.is_exact_instance_of::<PyBool>()
+        || seen.is_exact_instance_of::<PyString>();
+    Ok(plain && seen.get_type().is(known.get_type()) && seen.eq(known)?)
+}
+
+fn same(dict: &Bound<'_, PyDict>, known: &Entries) -> PyResult<bool> {
+    if dict.len() != known.len() {
+        return Ok(false);
+    }
+    for ((key, value), (known_key, known_value)) in dict.iter().zip(known) {
+        if !key.is(known_key) || !same_value(&value, known_value)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn within<'py>(owner: &Bound<'py, PyDict>, name: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
+    owner.get_item(name)?.ok_or_else(|| PyValueError::new_err("a member is missing"))
+}
+
+/// What some dicts hold.
+#[pyclass(name = "Members", frozen)]
+pub struct PyMembers {
+    dicts: Vec<(Py<PyDict>, Entries)>,
+    owners: Vec<Py<PyDict>>,
+    /// Names of dicts in an owner, and what they held.
+    held: Vec<(Py<PyString>, Vec<Entries>)>,
+    /// Names of dicts in an owner that are empty.
+    empty: Vec<Py<PyString>>,
+}
+
+#[pymethods]
+impl PyMembers {
+    /// What `dicts` hold, and, in each of `owners`, the dicts named in `held`; those named in `empty` are to have no entry.
+    #[new]
+    fn new<'py>(
+        dicts: Vec<Bound<'py, PyDict>>,
+        owners: Vec<Bound<'py, PyDict>>,
+        held: Vec<Bound<'py, PyString>>,
+        empty: Vec<Bound<'py, PyString>>,
+    ) -> PyResult<Self> {
+        let of = |name: &Bound<'py, PyString>| {
+            let each = owners.iter().map(|o| Ok(entries(within(o, name)?.cast::<PyDict>()?)));
+            Ok((name.clone().unbind(), each.collect::<PyResult<Vec<_>>>()?))
+        };
+        Ok(PyMembers {
+            held: held.iter().map(of).collect::<PyResult<_>>()?,
+            dicts: dicts.iter().map(|d| (d.clone().unbind(), entries(d))).collect(),
+            owners: owners.iter().map(|o| o.clone().unbind()).collect(),
+            empty: empty.into_iter().map(Bound::unbind).collect(),
+        })
+    }
+
+    /// Nothing was added, removed or replaced since.
+    fn same(&self, py: Python<'_>) -> PyResult<bool> {
+        for (dict, known) in &self.dicts {
+            if !same(dict.bind(py), known)? {
+                return Ok(false);
+            }
+        }
+        for name in &self.empty {
+            for owner in &self.owners {
+                if !within(owner.bind(py), name.bind(py))?.is_empty()? {
+                    return Ok(false);
+                }
+            }
+        }
+        for (name, each) in &self.held {
+            for (owner, known) in self.owners.iter().zip(each) {
+                if !same(within(owner.bind(py), name.bind(py))?.cast::<PyDict>()?, known)? {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let each = self.held.iter().flat_map(|(_, each)| each).chain(self.dicts.iter().map(|(_, entries)| entries));
+        for (_, value) in each.flatten() {
+            visit.call(value)?;
+        }
+        self.dicts.iter().map(|(dict, _)| dict).chain(&self.owners).try_for_each(|dict| visit.call(dict))
+    }
+}
+
+/// Adds the class to the module.
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyMembers>()
+}
