@@ -50,7 +50,10 @@ pub struct Capture {
 /// Tensors as they stand in a slot's index, written down once for many captures.
 #[derive(Clone, Debug, Default)]
 pub struct Described {
-    json: Vec<u8>,
+    /// Of the tensors that all captures have.
+    shared: Arc<[u8]>,
+    /// Of what was added for one.
+    own: Vec<u8>,
     bytes: u64,
     header: Header,
 }
@@ -64,6 +67,7 @@ impl Described {
         Index::new(tensors.to_vec()).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))?;
         let mut described = Described::default();
         described.push(tensors)?;
+        described.shared = std::mem::take(&mut described.own).into();
         Ok(described)
     }
 
@@ -73,14 +77,18 @@ impl Described {
     /// When a name cannot be written as JSON.
     pub fn push(&mut self, tensors: &[Tensor]) -> io::Result<()> {
         for tensor in tensors {
-            if !self.json.is_empty() {
-                self.json.push(b',');
+            if self.json_bytes() > 0 {
+                self.own.push(b',');
             }
-            serde_json::to_writer(&mut self.json, tensor).map_err(io::Error::other)?;
+            serde_json::to_writer(&mut self.own, tensor).map_err(io::Error::other)?;
             self.bytes += tensor.bytes;
             self.header.add(tensor);
         }
         Ok(())
+    }
+
+    fn json_bytes(&self) -> usize {
+        self.shared.len() + self.own.len()
     }
 
     fn chunks(&self) -> usize {
@@ -89,9 +97,10 @@ impl Described {
 
     /// As [`Index`] is read.
     fn index(&self, crcs: &[u64]) -> io::Result<Vec<u8>> {
-        let mut json = Vec::with_capacity(self.json.len() + crcs.len() * 21 + 32);
+        let mut json = Vec::with_capacity(self.json_bytes() + crcs.len() * 21 + 32);
         json.extend_from_slice(b"{\"tensors\":[");
-        json.extend_from_slice(&self.json);
+        json.extend_from_slice(&self.shared);
+        json.extend_from_slice(&self.own);
         json.extend_from_slice(b"],\"crcs\":");
         serde_json::to_writer(&mut json, crcs).map_err(io::Error::other)?;
         json.push(b'}');
@@ -185,8 +194,8 @@ impl Filling {
     /// # Errors
     /// As [`start`].
     pub fn begin(slot: Arc<Slot>, tensors: Described, label: Label, persist: bool, alike: usize) -> io::Result<Self> {
-        let index_bytes = tensors.json.len() + tensors.chunks() * 21 + 32;
-        let readable = tensors.header.check(tensors.json.len() as u64, tensors.bytes);
+        let index_bytes = tensors.json_bytes() + tensors.chunks() * 21 + 32;
+        let readable = tensors.header.check(tensors.json_bytes() as u64, tensors.bytes);
         readable.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
         if !slot.fits(tensors.bytes, index_bytes as u64) {
             return Err(io::Error::new(io::ErrorKind::StorageFull, "the state has outgrown its slot"));
