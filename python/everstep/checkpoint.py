@@ -20,7 +20,7 @@ from .micro import MicroBatches
 from .outcome import Arrivals, Outcome, Tier
 from .placed import Resharded
 from .plan import BatchPlan, batch_plan
-from .schedule import Appointments, Snapshots, source_of
+from .schedule import Appointments, Snapshots, aftermath, source_of
 from .slots import Snapshot
 from .start import Start
 from .state import Layout, State, is_replicated
@@ -339,11 +339,12 @@ class CheckpointManager:
 
     def _stall(self, nanos: int, *, begins: bool) -> None:
         """The loop was held up by a snapshot."""
+        name, cost = ("BlockingNanos", nanos + aftermath(nanos)) if begins else ("FenceNanos", nanos)
         if self._worker.board is not None:
-            self._worker.board.add("BlockingNanos" if begins else "FenceNanos", nanos)
+            self._worker.board.add(name, cost)
         if self._snapshots is not None:
             self._stalled += nanos / 1e9
-            self._snapshots.stalled(nanos / 1e9, begins=begins)
+            self._snapshots.stalled(cost / 1e9, begins=begins)
 
     def _hold(self, step: int) -> None:
         """The world changes after this step: what comes next runs in the next one. Ends with this process,
@@ -407,11 +408,8 @@ class CheckpointManager:
 
     def _copies_late(self, snapshot: Snapshot) -> bool:
         """The copy goes on while the next iteration computes: the next weight update must wait for it, which only an optimizer can."""
-        if not self._tier.copies_late or not self._state.optimizers:
-            return snapshot.on_device()
-        if self._overlap == "auto":
-            return snapshot.bytes() > OVERLAP_BYTES or snapshot.on_device()
-        return self._overlap
+        late = self._overlap if self._overlap != "auto" else snapshot.bytes() > OVERLAP_BYTES or snapshot.on_device()
+        return late if self._tier.copies_late and self._state.optimizers else snapshot.on_device()
 
     def steps(self, total: int) -> Iterator[int]:
         """``for step in ckpt.steps(total): body``: restores, yields the steps still to run, calls

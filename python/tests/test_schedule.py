@@ -95,7 +95,7 @@ def test_snapshots_are_rarer_only_when_they_cost_more_than_the_budget(clock):
 
     assert run(0.0005) is None
     # Some room is left for what cannot be measured.
-    assert run(0.01) == 12
+    assert run(0.01) == 13
     # And back.
     assert run(0.0005, 10) == 1
 
