@@ -44,21 +44,20 @@ class ParameterNames:
 
 
 class TrainedParameters:
-    """The parameters of modules that optimizers have when a checkpoint manager is made."""
+    """The parameters of modules that optimizers have at the first capture: what a fresh process has, too."""
 
-    def __init__(self, objects: Mapping[str, Any], optimizers: Mapping[str, Optimizer]) -> None:
-        names = ParameterNames(objects).first
+    def __init__(self, names: dict[int, str], optimizers: Mapping[str, Optimizer]) -> None:
         trained = (p for o in optimizers.values() for p in _parameters(o))
         self._names = {id(p): (weakref.ref(p), names[id(p)]) for p in trained if id(p) in names}
 
     def check(self, name: str, optimizer: Optimizer, now: ParameterNames) -> None:
-        """Raises :class:`CheckpointError` when a module has another parameter in the place of one that its optimizer still has."""
+        """Raises :class:`CheckpointError` when an optimizer still has a parameter that its module has no longer."""
         for parameter in _parameters(optimizer):
             held, full = self._names.get(id(parameter), (None, ""))
             if held is not None and held() is parameter and id(parameter) not in now.first:
                 raise CheckpointError(
-                    f"{full} was replaced in its module, and {name}= still has the old parameter: it trains what the model no longer uses, "
-                    "and its state could not be restored; write into the parameter in place, or give the new one to the optimizer"
+                    f"{full} is no longer the parameter of its module, but {name}= still holds it: a fresh process could not match its state; "
+                    "write into the parameter in place, give the new one to the optimizer, or take the old one out of it"
                 )
 
 

@@ -18,7 +18,7 @@ from ._internal import CheckpointError, Rate, recall, remember, snapshot_interva
 PROFILE_SECONDS = 120.0
 #: Snapshots, and steps, that are looked at before something is changed.
 LOOK = 9
-#: Part of the budget that the snapshots looked at may use: later ones may take longer.
+#: Share of the budget planned for, from the snapshots looked at: later ones may take longer.
 PLANNED = 0.8
 #: What a snapshot leaves behind is no part of its own time: caches that the next update finds cold. Estimated as this part of it, up
 #: to so many nanoseconds; the paired measurement (figure small-step-cost) found 8 to 32 % more than the snapshots themselves took.
@@ -28,7 +28,7 @@ FILE = "everstep-frequency.json"
 
 
 def aftermath(nanos: int) -> int:
-    """Nanoseconds that the loop loses after a snapshot of so many."""
+    """Nanoseconds that the loop loses after a snapshot that took this long."""
     return min(int(nanos * AFTERMATH), AFTERMATH_MAX)
 
 

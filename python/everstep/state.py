@@ -116,7 +116,7 @@ class State:
         self.optimizers_by_name = {n: o for n, o in self.objects.items() if optimizer_state.is_complete(o)}
         self.optimizers = list(self.optimizers_by_name.values())
         self._modules = {n: o for n, o in self.objects.items() if isinstance(o, nn.Module)}
-        self._trained = optimizer_state.TrainedParameters(self.objects, self.optimizers_by_name)
+        self._trained: optimizer_state.TrainedParameters | None = None
         self._kinds = {n: MODULE if n in self._modules else OPTIMIZER if n in self.optimizers_by_name else OTHER for n in self.objects}
         self._layout_blob = encoding.encode({**vars(layout), "kinds": self._kinds})
         # Hooks and overrides are looked for once: what they mean for a snapshot is only which versions are saved beside it.
@@ -162,7 +162,10 @@ class State:
         entries = self._entries()
         items = self.module_items(entries)
         blobs: dict[str, bytes] = {}
+        # After state_dict(): FSDP2 puts its shards back there.
         names = ParameterNames(self.objects) if self.optimizers else None
+        if self._trained is None and names is not None:
+            self._trained = optimizer_state.TrainedParameters(names.first, self.optimizers_by_name)
         for name, obj in self.objects.items():
             if isinstance(obj, nn.Module):
                 value = self._beside(name, obj, entries[name])
@@ -237,7 +240,7 @@ class State:
             return self.encoded({"whole": state}, name, items, eager=True)
         first = len(items)
         value = optimizer_state.by_names(optimizer, state, names.of(optimizer))
-        if value["shapes"]:
+        if value["shapes"] and self._trained is not None:
             self._trained.check(name, optimizer, names)
         blob = self.encoded(value, name, items, eager=False, sharded=True)
         ranges = self._ranges()

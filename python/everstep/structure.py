@@ -35,6 +35,10 @@ class _Differs(Exception):
     """The structure cannot be kept, or is another one."""
 
 
+#: What a state of another kind than this module knows leads to.
+_CANNOT = (_Differs, RuntimeError, AttributeError, KeyError, TypeError)
+
+
 def _ids(values: Iterable[Any]) -> list[int]:
     return [*map(id, values)]
 
@@ -121,13 +125,15 @@ def _shapes_of(tensors: list[Tensor]) -> Callable[[], Any]:
     """What is the same as long as no tensor has another type, shape or order in memory."""
 
     def walked() -> Any:
-        return [*map(_SHAPE_AND_DTYPE, tensors)], [*map(Tensor.is_contiguous, tensors)]
+        return [*map(_SHAPE_AND_DTYPE, tensors)], [*map(Tensor.is_contiguous, tensors)], [*map(Tensor.is_conj, tensors)], [*map(Tensor.is_neg, tensors)]
 
+    before = walked()
     try:
-        # One call in C++ for all of them; nothing that torch promises to keep.
+        # One call in C++ for all of them; a private interface of torch, which may go away.
         guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
         check = partial(guards.check, *tensors)
-        return check if check() is True else walked
+        # It also fails on what does not matter here (requires_grad, autocast).
+        return (lambda: check() is True or walked() == before) if check() is True else walked
     except Exception:
         return walked
 
@@ -148,7 +154,7 @@ class Structure:
                 snapshot = self._known.snapshot(step, extra, persist)
                 self._patience = 1
                 return snapshot
-            except _Differs:
+            except _CANNOT:
                 self._known = None
         items = self._state.collect(extra)
         self._wait -= 1
@@ -178,7 +184,9 @@ class _Known:
         self._items = [i for i in items if not i.name.startswith(encoding.BLOB) or i.name == encoding.BLOB + "align"]
         if any(i.whole is not None for i in self._items):
             raise _Differs
-        self._tensors = self._modules.tensors() + [t for o in self._optimizers.values() for t in o.tensors()]
+        tensors = self._modules.tensors() + [t for o in self._optimizers.values() for t in o.tensors()]
+        # Tied ones once.
+        self._tensors = [*{id(t): t for t in tensors}.values()]
         if any(type(t) not in _PLAIN or t.device.type != "cpu" or not t.is_contiguous() for t in self._tensors):
             raise _Differs
         self._shapes = _shapes_of(self._tensors)
@@ -195,7 +203,7 @@ class _Known:
         """``None``: it has to be walked through at each step."""
         try:
             return cls(state, items)
-        except (_Differs, RuntimeError, AttributeError, KeyError, TypeError):
+        except _CANNOT:
             return None
 
     def _look(self) -> tuple[list[int], Any]:

@@ -3,7 +3,7 @@
 //! Entries are told apart by identity, which is what may change without a trace in Python (`module.weight = other`). What is
 //! remembered is kept alive, so that no identity comes again.
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
 use pyo3::{PyTraverseError, PyVisit};
@@ -40,7 +40,7 @@ fn same(dict: &Bound<'_, PyDict>, known: &Entries) -> PyResult<bool> {
 }
 
 fn within<'py>(owner: &Bound<'py, PyDict>, name: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
-    owner.get_item(name)?.ok_or_else(|| PyValueError::new_err("a member is missing"))
+    owner.get_item(name)?.ok_or_else(|| PyKeyError::new_err("a member is missing"))
 }
 
 /// What some dicts hold.
@@ -102,7 +102,8 @@ impl PyMembers {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let each = self.held.iter().flat_map(|(_, each)| each).chain(self.dicts.iter().map(|(_, entries)| entries));
-        for (_, value) in each.flatten() {
+        for (key, value) in each.flatten() {
+            visit.call(key)?;
             visit.call(value)?;
         }
         self.dicts.iter().map(|(dict, _)| dict).chain(&self.owners).try_for_each(|dict| visit.call(dict))

@@ -35,13 +35,13 @@ torch.manual_seed(0)
 model = nn.Linear(4, 4)
 ckpt = es.CheckpointManager(out, model=model, persist=1, keep=100)
 done = ckpt.restore()
-print("start", done, flush=True)
+print(f"start {done}\\n", end="", flush=True)  # one write: ranks share the console
 while not stop.exists() and done < last:
     done += 1
     with torch.no_grad():
         model.weight.fill_(done)
     ckpt.step(done)
-    print("step", done, flush=True)
+    print(f"step {done}\\n", end="", flush=True)
     time.sleep(float(os.environ.get("PAUSE", 0.05)))
 if done == last and "DIE" in os.environ:
     ckpt.wait("disk")
@@ -175,13 +175,13 @@ model = nn.Linear(4, 4)
 ckpt = es.CheckpointManager(sys.argv[1], model=model, persist=10_000, every=1, replicated=True)
 done = ckpt.restore()
 assert done == 0 or bool((model.weight == done).all())
-print("start", done, flush=True)
+print(f"start {done}\\n", end="", flush=True)  # one write: ranks share the console
 while done < int(sys.argv[2]):
     done += 1
     with torch.no_grad():
         model.weight.fill_(done)
     ckpt.step(done)
-    print("step", done, flush=True)
+    print(f"step {done}\\n", end="", flush=True)
     time.sleep(0.02)
 ckpt.close()
 """

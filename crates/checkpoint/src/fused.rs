@@ -7,7 +7,7 @@
 
 use crate::format::digest::{POLYNOMIAL, combine, crc};
 
-/// Up to here tables are faster than a checksum of its own that is combined.
+/// Below this size tables are faster than a separate checksum that is then combined.
 const BY_TABLE: usize = 256;
 /// Pieces of this size stay in the second-level cache between copy and checksum.
 const PIECE_BYTES: usize = 128 << 10;

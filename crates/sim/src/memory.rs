@@ -341,11 +341,8 @@ impl World {
         self.oracle.committed = None;
         let Some(job) = self.processes[index].core.jobs().get(&self.spec.job) else { return };
         let world = &job.record.world;
-        let shared = self.shared();
-        // Where all ranks hold the same and none was exchanged, each goes on from its own capture, which may be older (INV-15).
-        if shared && job.stayed {
-            return;
-        }
+        // Where all ranks hold the same any copy will do; but where none was exchanged, each goes on from its own capture (INV-15).
+        let shared = self.shared() && !job.stayed;
         let member = |index: usize| {
             let h = &self.hosts[index];
             h.agent.is_some() && h.session.is_some() && !h.frozen && world.slot(&h.node).is_some()

@@ -85,8 +85,8 @@ pub struct Watch {
     /// Longest silence that ended well.
     longest: Duration,
     reported: bool,
-    /// People were told of the present silence.
-    silence_told: bool,
+    /// New steps completed when people were told of the present silence.
+    silence_told: Option<u64>,
 }
 
 /// What people are told of a worker that makes no step and is not known to hang.
@@ -94,7 +94,9 @@ pub struct Watch {
 pub enum Silence {
     /// It has lasted so long, and goes on.
     Lasts(Duration),
-    /// It is over; so long it lasted.
+    /// The same; the worker waits for its data loader.
+    WithoutData(Duration),
+    /// There are steps again; so long it lasted.
     Over(Duration),
 }
 
@@ -213,19 +215,25 @@ impl Watch {
         verdict
     }
 
-    /// News of a silence that is not known to be a hang and is longer than any before; once when it has lasted, once when it is over.
+    /// News of a silence that is not known to be a hang and is longer than any before; once when it has lasted, once when there are
+    /// steps again.
     pub fn silence(&mut self, now: Time, ladder: &Ladder) -> Option<Silence> {
         let seen = self.last?;
         let lasted = now.since(self.progress_at);
-        if self.silence_told {
-            let over = lasted < self.longest;
-            self.silence_told = !over;
-            return over.then_some(Silence::Over(self.longest));
+        if let Some(before) = self.silence_told {
+            if lasted < self.longest {
+                self.silence_told = None;
+                return (seen.new_steps() > before).then_some(Silence::Over(self.longest));
+            }
+            return None;
         }
         let median = Duration::from_millis(self.median_step_ms()?);
         let long = (ladder.step_silence * 15).max(median * EVALUATION).max(self.longest * 2);
-        self.silence_told = lasted >= long && !seen.in_section && !self.reported;
-        self.silence_told.then_some(Silence::Lasts(lasted))
+        if lasted < long || seen.in_section || seen.shutting_down || seen.awaits_copies || self.reported {
+            return None;
+        }
+        self.silence_told = Some(seen.new_steps());
+        Some(if seen.waits_for_data { Silence::WithoutData(lasted) } else { Silence::Lasts(lasted) })
     }
 
     fn judge(&self, now: Time, seen: &Observation, ladder: &Ladder) -> Option<(HangEvidence, Duration)> {

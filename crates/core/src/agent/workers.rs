@@ -343,7 +343,10 @@ impl Agent {
         }
         let sign = self.signs.grave_since(watch.progress_at()).map(|s| s.verdict.line.clone());
         let verdict = watch.observe(now, Observation { machine_failed: sign.is_some(), ..seen }, &ladder);
-        let news = watch.silence(now, &ladder).filter(|_| verdict.is_none() && !stopping);
+        // Where one waits, all do: rank 0 speaks for them.
+        let speaks =
+            crew.slot.first_rank.0 + local_rank == 0 && crew.failure.is_none() && verdict.is_none() && !stopping;
+        let news = if speaks { watch.silence(now, &ladder) } else { None };
         let step = watch.step();
         let shutting_down = watch.is_shutting_down() && !stopping;
         if shutting_down && !crew.ended.contains_key(&local_rank) {
@@ -365,12 +368,8 @@ impl Agent {
             return;
         }
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
-        // Where one waits, all do.
-        if let Some(news) = news
-            && crew.alive.keys().next() == Some(&local_rank)
-        {
-            let rank = crew.slot.first_rank.0 + local_rank;
-            self.out.push_back(Command::Say { what: told(rank, news) });
+        if let Some(news) = news {
+            self.out.push_back(Command::Say { what: told(news) });
         }
         let all_stepped = crew.alive.values().all(Watch::has_new_step);
         if all_stepped && !crew.first_step_sent && !crew.alive.is_empty() {
@@ -408,13 +407,17 @@ impl Agent {
     }
 }
 
-/// What people read of a worker that makes no step.
-fn told(rank: u32, news: Silence) -> String {
-    match news {
-        Silence::Lasts(time) => format!(
-            "rank {rank} has made no step for {} s, and nothing shows that it hangs: it evaluates, saves, or waits for another rank or the network; everstep stacks shows where",
+/// What people read when rank 0 makes no step.
+fn told(news: Silence) -> String {
+    let waits = |time: Duration, where_: &str| {
+        format!(
+            "rank 0 has shown no progress for {} s, but nothing shows that it hangs: {where_}; everstep stacks shows where it is",
             time.as_secs()
-        ),
-        Silence::Over(time) => format!("rank {rank} makes steps again after {} s", time.as_secs()),
+        )
+    };
+    match news {
+        Silence::Lasts(time) => waits(time, "it may be evaluating, saving, or waiting for another rank or the network"),
+        Silence::WithoutData(time) => waits(time, "it waits for its data loader"),
+        Silence::Over(time) => format!("rank 0 makes steps again after {} s", time.as_secs()),
     }
 }

@@ -15,18 +15,19 @@ use everstep_wire::envelope::ToAgent;
 use everstep_wire::token::Token;
 use rustix::fs::OFlags;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// Shortest and longest pause between two tries.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// A connection that is lost for longer than this is worth a line; so is one that does not come about.
+/// A connection that is lost for longer than this is worth a line.
 const WORTH_A_LINE: Duration = Duration::from_secs(2);
+/// A first connection that takes longer than this is worth a line.
 const WORTH_A_FIRST_LINE: Duration = Duration::from_secs(5);
-/// A coordinator that has ended this often without ever being reached will not do better.
-const MOST_STARTS: u32 = 10;
+/// A coordinator that failed this often, for this long, without being reached will not do better the next time.
+const MOST_FAILURES: (u32, Duration) = (10, Duration::from_secs(10));
 /// A coordinator that was started gets this long to listen before another start is tried.
 const START: Duration = Duration::from_millis(1500);
 /// Something else on the coordinator's port is given this long to turn into one.
@@ -55,6 +56,8 @@ pub struct Target {
     pub may_host: bool,
     /// Silence after which the connection is given up.
     pub silence: Duration,
+    /// How long the first connection is waited for.
+    pub patience: Duration,
 }
 
 impl Target {
@@ -113,7 +116,7 @@ impl Tries {
     }
 
     /// One line when there has been no connection for a while.
-    fn failed(&mut self, why: impl std::fmt::Display) {
+    fn failed(&mut self, why: impl std::fmt::Display, patience: Duration) {
         self.since.get_or_insert_with(Instant::now);
         if self.told.is_some() || self.lost_for() < if self.attached { WORTH_A_LINE } else { WORTH_A_FIRST_LINE } {
             return;
@@ -122,7 +125,7 @@ impl Tries {
         if self.attached {
             crate::say!("the coordinator does not answer ({why}); this node goes on and keeps trying");
         } else {
-            crate::say!("no coordinator answers yet ({why}); this node keeps trying");
+            crate::say!("no coordinator answers yet ({why}); this node tries for {} s", patience.as_secs());
         }
         self.told = Some(why);
     }
@@ -160,6 +163,7 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
             }
         }
         let Some(token) = &token else {
+            tries.failed(format_args!("there is no token in {}", target.store.display()), target.patience);
             tokio::time::sleep(RETRY.0).await;
             continue;
         };
@@ -173,7 +177,7 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
             Some(Ok((lines, orders))) => {
                 tries.connected();
                 host.last_endpoint = endpoint;
-                host.ended = 0;
+                host.failures = None;
                 let _ = inbox.send(Input::Connected(lines));
                 follow(orders, target.silence, &inbox).await;
                 let _ = inbox.send(Input::Disconnected);
@@ -183,7 +187,7 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
             }
             Some(Err(e @ (ConnectError::NotCoordinator { .. } | ConnectError::Unauthorized { .. }))) => {
                 other = true;
-                tries.failed(&e);
+                tries.failed(&e, target.patience);
                 let since = *tries.stranger.get_or_insert_with(Instant::now);
                 if !tries.attached && since.elapsed() > STRANGER {
                     let _ = inbox.send(Input::Fatal { code: 78, why: e.to_string() });
@@ -192,11 +196,11 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
             }
             Some(Err(e @ ConnectError::Unreachable { .. })) => {
                 tries.stranger = None;
-                tries.failed(&e);
+                tries.failed(&e, target.patience);
             }
             None => {
                 tries.stranger = None;
-                tries.failed("it has not said where it listens");
+                tries.failed("it has not said where it listens", target.patience);
             }
         }
         if tries.attached && target.may_host && stuck.look(&endpoint_file(&target.store)) {
@@ -210,7 +214,7 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
                 let _ = inbox.send(Input::Fatal { code: 78, why });
                 return;
             }
-            tries.failed(&why);
+            tries.failed(&why, target.patience);
         }
         tries.pause().await;
     }
@@ -220,8 +224,10 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
 #[derive(Default)]
 struct Host {
     process: Option<(Child, Instant)>,
-    /// How many have ended since one was last reached.
-    ended: u32,
+    /// How long the log was when it started.
+    log_from: usize,
+    /// How many have failed since one was last reached, and since when.
+    failures: Option<(u32, Instant)>,
     /// Where the first one listened: others know it by that address.
     last_endpoint: Option<String>,
 }
@@ -231,19 +237,21 @@ impl Host {
     fn ensure(&mut self, target: &Target, other: bool) -> Result<(), String> {
         if let Some((child, started)) = &mut self.process {
             match child.try_wait() {
+                // Another one has the store: it is waited for.
+                Ok(Some(status)) if status.success() => self.process = None,
                 Ok(Some(status)) => {
                     self.process = None;
-                    self.ended += 1;
-                    let log = target.store.join("coordinator.log");
-                    let last = std::fs::read_to_string(&log).unwrap_or_default();
-                    let last = last.lines().next_back().map(|line| line.strip_prefix("everstep: ").unwrap_or(line));
+                    let last = last_words(&target.store, self.log_from);
                     if status.code() == Some(78) {
-                        return Err(last.unwrap_or("the coordinator could not start").to_owned());
+                        return Err(last.unwrap_or_else(|| "the coordinator could not start".into()));
                     }
-                    if self.ended >= MOST_STARTS {
-                        let last = last.map(|line| format!("; it said last: {line}")).unwrap_or_default();
+                    let (count, since) = self.failures.map_or((1, Instant::now()), |(n, since)| (n + 1, since));
+                    self.failures = Some((count, since));
+                    if count >= MOST_FAILURES.0 && since.elapsed() >= MOST_FAILURES.1 {
+                        let said = last.map(|line| format!("; it said last: {line}")).unwrap_or_default();
+                        let log = target.store.join("coordinator.log");
                         return Err(format!(
-                            "the coordinator ends whenever it is started ({status}){last}; its log is {}",
+                            "the coordinator has failed each of the {count} times it was started ({status}){said}; its log is {}",
                             log.display()
                         ));
                     }
@@ -255,11 +263,23 @@ impl Host {
         // Where any port will do, another one than that of the stranger will.
         let bind = self.last_endpoint.clone().filter(|_| !(other && target.endpoint.ends_with(":0")));
         let bind = bind.unwrap_or_else(|| target.endpoint.clone());
+        self.log_from = log_of(&target.store).len();
         let child = start(&bind, target)
             .map_err(|e| format!("cannot start the coordinator: {e}{}", crate::guard::advice(&e)))?;
         self.process = Some((child, Instant::now()));
         Ok(())
     }
+}
+
+fn log_of(store: &Path) -> String {
+    std::fs::read_to_string(store.join("coordinator.log")).unwrap_or_default()
+}
+
+/// The last line of the log behind its first bytes.
+fn last_words(store: &Path, from: usize) -> Option<String> {
+    let log = log_of(store);
+    let line = log.get(from..)?.lines().next_back()?;
+    Some(line.strip_prefix("everstep: ").unwrap_or(line).to_owned())
 }
 
 fn start(bind: &str, target: &Target) -> std::io::Result<Child> {

@@ -304,7 +304,7 @@ pub fn advice(e: &std::io::Error) -> &'static str {
         Some(rustix::io::Errno::AGAIN) => {
             "; the limit of processes is reached (ulimit -u, or pids.max of the control group)"
         }
-        Some(rustix::io::Errno::FBIG) => "; files may not be larger than the limit (ulimit -f): raise it",
+        Some(rustix::io::Errno::FBIG) => "; a file would exceed the size limit (ulimit -f): raise it",
         _ => "",
     }
 }

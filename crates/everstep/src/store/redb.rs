@@ -50,10 +50,18 @@ impl RedbStore {
 fn advised(why: &str, path: &Path) -> String {
     let of = |e: rustix::io::Errno| why.contains(&std::io::Error::from(e).to_string());
     if of(rustix::io::Errno::FBIG) {
-        return format!("{why}; it takes a few MiB, and files may not be larger than the limit (ulimit -f): raise it");
+        return format!(
+            "{why}; the store takes a few MiB, more than the limit on file size (ulimit -f) allows: raise it"
+        );
     }
     if of(rustix::io::Errno::NOSPC) || of(rustix::io::Errno::DQUOT) {
         return format!("{why}; make room there, or give another directory in EVERSTEP_STATE_DIR");
+    }
+    if [rustix::io::Errno::ACCESS, rustix::io::Errno::PERM, rustix::io::Errno::ROFS, rustix::io::Errno::MFILE]
+        .into_iter()
+        .any(of)
+    {
+        return why.to_owned();
     }
     format!(
         "{why}; if the disk is sound, the file is damaged: move it away to begin with an empty store (mv {0} {0}.damaged); checkpoints are not in it and are not lost",

@@ -107,6 +107,7 @@ fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Fail
         insecure: o.insecure,
         may_host: meet.may_host,
         silence: spec.ladder().silence,
+        patience: spec.ladder().orphan,
     })
 }
 
