@@ -20,7 +20,7 @@ from .micro import MicroBatches
 from .outcome import Arrivals, Outcome, Tier
 from .placed import Resharded
 from .plan import BatchPlan, batch_plan
-from .schedule import Appointments, Snapshots, aftermath, source_of
+from .schedule import AFTERMATH, Appointments, Snapshots, source_of
 from .slots import Snapshot
 from .start import Start
 from .state import Layout, State, is_replicated
@@ -302,7 +302,7 @@ class CheckpointManager:
         self._worker.stepped(step)
         self._tier.stepped()
         self._ask_for_persist()
-        self._stall(time.perf_counter_ns() - began, begins=snapshot)
+        self._stall(time.perf_counter_ns() - began, begins=snapshot, after=AFTERMATH)
         if hold:
             self._hold(step)
         self._look()
@@ -337,14 +337,13 @@ class CheckpointManager:
             if every is not None:
                 self._tier.ask_for_every(every)
 
-    def _stall(self, nanos: int, *, begins: bool) -> None:
-        """The loop was held up by a snapshot."""
-        name, cost = ("BlockingNanos", nanos + aftermath(nanos)) if begins else ("FenceNanos", nanos)
+    def _stall(self, nanos: int, *, begins: bool, after: int = 0) -> None:
+        """The loop was held up by a snapshot, and loses ``after`` later."""
         if self._worker.board is not None:
-            self._worker.board.add(name, cost)
+            self._worker.board.add("BlockingNanos" if begins else "FenceNanos", nanos + after)
         if self._snapshots is not None:
             self._stalled += nanos / 1e9
-            self._snapshots.stalled(cost / 1e9, begins=begins)
+            self._snapshots.stalled(nanos / 1e9, begins=begins)
 
     def _hold(self, step: int) -> None:
         """The world changes after this step: what comes next runs in the next one. Ends with this process,

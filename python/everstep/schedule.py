@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,18 +19,15 @@ from ._internal import CheckpointError, Rate, recall, remember, snapshot_interva
 PROFILE_SECONDS = 120.0
 #: Snapshots, and steps, that are looked at before something is changed.
 LOOK = 9
-#: Share of the budget planned for, from the snapshots looked at: later ones may take longer.
-PLANNED = 0.8
-#: What a snapshot leaves behind is no part of its own time: caches that the next update finds cold. Estimated as this part of it, up
-#: to so many nanoseconds; the paired measurement (figure small-step-cost) found 8 to 32 % more than the snapshots themselves took.
-AFTERMATH, AFTERMATH_MAX = 0.18, 250_000
+#: The same once they are some steps apart.
+LOOK_AGAIN = 3
+#: Share of the budget planned for, from the snapshots looked at: later ones may take longer, and each step loses AFTERMATH.
+PLANNED = 0.65
+#: Nanoseconds that an update takes longer because step() ran before it and left it cold caches. An estimate: the paired measurement
+#: (figure small-step-cost) found 57 to 73 µs, with and without a snapshot.
+AFTERMATH = 60_000
 #: The file beside the checkpoints that keeps measurements and choice (C7); `everstep ckpt show` reads it.
 FILE = "everstep-frequency.json"
-
-
-def aftermath(nanos: int) -> int:
-    """Nanoseconds that the loop loses after a snapshot that took this long."""
-    return min(int(nanos * AFTERMATH), AFTERMATH_MAX)
 
 
 class Source(Protocol):
@@ -235,10 +233,11 @@ class Snapshots:
         if self._before is not None and not held_up:
             self._steps.append(max(now - self._before - stalled, 0.0))
         self._before = now
-        if len(self._stalls) < LOOK or len(self._steps) < LOOK:
+        # Far apart they cost more than one behind the other, as caches are cold: a first choice is looked at again soon.
+        if len(self._stalls) < (LOOK if self._every == 1 else LOOK_AGAIN) or len(self._steps) < LOOK:
             return None
         # The budget is for all of them together: the mean counts, without the one that something else held up.
-        stall = sum(sorted(self._stalls)[:-1]) / (LOOK - 1)
+        stall = statistics.median(self._stalls) if len(self._stalls) < LOOK else sum(sorted(self._stalls)[:-1]) / (LOOK - 1)
         step = sorted(self._steps)[LOOK // 2]
         every = 1 if stall <= self._free else snapshot_interval(stall, step, self._budget * PLANNED)
         # Too often is put right at once, a little too seldom is left as it is.
