@@ -50,15 +50,13 @@ class TrainedParameters:
         trained = (p for o in optimizers.values() for p in _parameters(o))
         self._names = {id(p): (weakref.ref(p), names[id(p)]) for p in trained if id(p) in names}
 
-    def check(self, name: str, optimizer: Optimizer, now: ParameterNames) -> None:
-        """Raises :class:`CheckpointError` when an optimizer still has a parameter that its module has no longer."""
+    def lost(self, optimizer: Optimizer, now: ParameterNames) -> str | None:
+        """The name of a parameter that ``optimizer`` still has and its module has no longer."""
         for parameter in _parameters(optimizer):
             held, full = self._names.get(id(parameter), (None, ""))
             if held is not None and held() is parameter and id(parameter) not in now.first:
-                raise CheckpointError(
-                    f"{full} is no longer the parameter of its module, but {name}= still holds it: a fresh process could not match its state; "
-                    "write into the parameter in place, give the new one to the optimizer, or take the old one out of it"
-                )
+                return full
+        return None
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -19,7 +19,7 @@ from . import encoding, flat, in_place, module_state, optimizer_state, rng, toge
 from ._internal import CheckpointError, Shard
 from .batches import Resumable
 from .module_state import Entries, local
-from .optimizer_state import ParameterNames
+from .optimizer_state import ParameterNames, TrainedParameters
 from .placed import PARTS, Parts, Place, Resharded, in_module, parameter_of, place_of
 from .tensors import DTYPES, storable, stored_as
 from .values import EXTRA, LAYOUT, MODULE, OPTIMIZER, OTHER, RESERVED, RNG, Layout, Values
@@ -116,7 +116,7 @@ class State:
         self.optimizers_by_name = {n: o for n, o in self.objects.items() if optimizer_state.is_complete(o)}
         self.optimizers = list(self.optimizers_by_name.values())
         self._modules = {n: o for n, o in self.objects.items() if isinstance(o, nn.Module)}
-        self._trained: optimizer_state.TrainedParameters | None = None
+        self._trained: TrainedParameters | None = None
         self._kinds = {n: MODULE if n in self._modules else OPTIMIZER if n in self.optimizers_by_name else OTHER for n in self.objects}
         self._layout_blob = encoding.encode({**vars(layout), "kinds": self._kinds})
         # Hooks and overrides are looked for once: what they mean for a snapshot is only which versions are saved beside it.
@@ -165,7 +165,7 @@ class State:
         # After state_dict(): FSDP2 puts its shards back there.
         names = ParameterNames(self.objects) if self.optimizers else None
         if self._trained is None and names is not None:
-            self._trained = optimizer_state.TrainedParameters(names.first, self.optimizers_by_name)
+            self._trained = TrainedParameters(names.first, self.optimizers_by_name)
         for name, obj in self.objects.items():
             if isinstance(obj, nn.Module):
                 value = self._beside(name, obj, entries[name])
@@ -240,8 +240,11 @@ class State:
             return self.encoded({"whole": state}, name, items, eager=True)
         first = len(items)
         value = optimizer_state.by_names(optimizer, state, names.of(optimizer))
-        if value["shapes"] and self._trained is not None:
-            self._trained.check(name, optimizer, names)
+        if value["shapes"] and self._trained is not None and (lost := self._trained.lost(optimizer, names)) is not None:
+            raise CheckpointError(
+                f"{lost} is no longer the parameter of its module, but {name}= still holds it: a fresh process could not match its state; "
+                "write into the parameter in place, give the new one to the optimizer, or take the old one out of it"
+            )
         blob = self.encoded(value, name, items, eager=False, sharded=True)
         ranges = self._ranges()
         for item in items[first:]:
@@ -357,15 +360,13 @@ class State:
     def _check_parameters(self, names: ParameterNames) -> None:
         """A module that replaces its parameters when it loads leaves optimizers with those that nobody uses any more."""
         now = ParameterNames(self.objects)
+        before = TrainedParameters(names.first, self.optimizers_by_name)
         for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    name = names.first.get(id(parameter))
-                    if name is not None and id(parameter) not in now.first:
-                        raise CheckpointError(
-                            f"{name} was replaced when its module loaded its state (assign=True), and the optimizer still has the old parameter; "
-                            "load in place, or make the optimizer after restore()"
-                        )
+            if (lost := before.lost(optimizer, now)) is not None:
+                raise CheckpointError(
+                    f"{lost} was replaced when its module loaded its state (assign=True), and the optimizer still has the old parameter; "
+                    "load in place, or make the optimizer after restore()"
+                )
 
     @property
     def is_sharded(self) -> bool:

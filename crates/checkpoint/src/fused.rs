@@ -42,7 +42,7 @@ const TABLE: [u64; 256] = {
 };
 
 /// The remainder of each byte with up to seven bytes of zeros behind it: eight bytes are taken at once.
-const TABLES: [[u64; 256]; 8] = {
+static BY_EIGHT: [[u64; 256]; 8] = {
     let mut tables = [TABLE; 8];
     let mut behind = 1;
     while behind < 8 {
@@ -56,9 +56,6 @@ const TABLES: [[u64; 256]; 8] = {
     }
     tables
 };
-
-/// [`TABLES`], in one place.
-static BY_EIGHT: [[u64; 256]; 8] = TABLES;
 
 fn by_table(mut state: u64, bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();

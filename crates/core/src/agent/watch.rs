@@ -92,11 +92,11 @@ pub struct Watch {
 /// What people are told of a worker that makes no step and is not known to hang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Silence {
-    /// It has lasted so long, and goes on.
+    /// It has lasted this long and is not over.
     Lasts(Duration),
-    /// The same; the worker waits for its data loader.
+    /// The same, while the worker waits for its data loader.
     WithoutData(Duration),
-    /// There are steps again; so long it lasted.
+    /// Steps have resumed; it lasted this long.
     Over(Duration),
 }
 

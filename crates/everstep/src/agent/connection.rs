@@ -85,8 +85,9 @@ impl Target {
 }
 
 /// How the tries go.
-#[derive(Default)]
 struct Tries {
+    /// How long the first connection is waited for.
+    patience: Duration,
     /// There was a connection before.
     attached: bool,
     /// Since when there is none.
@@ -98,6 +99,10 @@ struct Tries {
 }
 
 impl Tries {
+    fn new(patience: Duration) -> Self {
+        Tries { patience, attached: false, since: None, told: None, stranger: None }
+    }
+
     fn lost_for(&self) -> Duration {
         self.since.map_or(Duration::ZERO, |at| at.elapsed())
     }
@@ -112,11 +117,11 @@ impl Tries {
             let (what, seconds) = (if self.attached { "is back" } else { "answers" }, self.lost_for().as_secs());
             crate::say!("the coordinator {what} after {seconds} s");
         }
-        *self = Tries { attached: true, ..Tries::default() };
+        *self = Tries { attached: true, ..Tries::new(self.patience) };
     }
 
     /// One line when there has been no connection for a while.
-    fn failed(&mut self, why: impl std::fmt::Display, patience: Duration) {
+    fn failed(&mut self, why: impl std::fmt::Display) {
         self.since.get_or_insert_with(Instant::now);
         if self.told.is_some() || self.lost_for() < if self.attached { WORTH_A_LINE } else { WORTH_A_FIRST_LINE } {
             return;
@@ -125,7 +130,7 @@ impl Tries {
         if self.attached {
             crate::say!("the coordinator does not answer ({why}); this node goes on and keeps trying");
         } else {
-            crate::say!("no coordinator answers yet ({why}); this node tries for {} s", patience.as_secs());
+            crate::say!("no coordinator answers yet ({why}); this node tries for {} s", self.patience.as_secs());
         }
         self.told = Some(why);
     }
@@ -147,7 +152,7 @@ async fn follow(mut orders: mpsc::UnboundedReceiver<ToAgent>, silence: Duration,
 pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
     let mut host = Host::default();
     let mut stuck = stuck::Stuck::default();
-    let mut tries = Tries::default();
+    let mut tries = Tries::new(target.patience);
     let mut token: Option<Token> = None;
     loop {
         match target.token() {
@@ -163,7 +168,7 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
             }
         }
         let Some(token) = &token else {
-            tries.failed(format_args!("there is no token in {}", target.store.display()), target.patience);
+            tries.failed(format_args!("there is no token in {}", target.store.display()));
             tokio::time::sleep(RETRY.0).await;
             continue;
         };
@@ -187,7 +192,7 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
             }
             Some(Err(e @ (ConnectError::NotCoordinator { .. } | ConnectError::Unauthorized { .. }))) => {
                 other = true;
-                tries.failed(&e, target.patience);
+                tries.failed(&e);
                 let since = *tries.stranger.get_or_insert_with(Instant::now);
                 if !tries.attached && since.elapsed() > STRANGER {
                     let _ = inbox.send(Input::Fatal { code: 78, why: e.to_string() });
@@ -196,11 +201,11 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
             }
             Some(Err(e @ ConnectError::Unreachable { .. })) => {
                 tries.stranger = None;
-                tries.failed(&e, target.patience);
+                tries.failed(&e);
             }
             None => {
                 tries.stranger = None;
-                tries.failed("it has not said where it listens", target.patience);
+                tries.failed("it has not said where it listens");
             }
         }
         if tries.attached && target.may_host && stuck.look(&endpoint_file(&target.store)) {
@@ -214,7 +219,7 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
                 let _ = inbox.send(Input::Fatal { code: 78, why });
                 return;
             }
-            tries.failed(&why, target.patience);
+            tries.failed(&why);
         }
         tries.pause().await;
     }
@@ -225,7 +230,7 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
 struct Host {
     process: Option<(Child, Instant)>,
     /// How long the log was when it started.
-    log_from: usize,
+    log_from: u64,
     /// How many have failed since one was last reached, and since when.
     failures: Option<(u32, Instant)>,
     /// Where the first one listened: others know it by that address.
@@ -249,10 +254,9 @@ impl Host {
                     self.failures = Some((count, since));
                     if count >= MOST_FAILURES.0 && since.elapsed() >= MOST_FAILURES.1 {
                         let said = last.map(|line| format!("; it said last: {line}")).unwrap_or_default();
-                        let log = target.store.join("coordinator.log");
                         return Err(format!(
                             "the coordinator has failed each of the {count} times it was started ({status}){said}; its log is {}",
-                            log.display()
+                            log_of(&target.store).display()
                         ));
                     }
                 }
@@ -263,7 +267,7 @@ impl Host {
         // Where any port will do, another one than that of the stranger will.
         let bind = self.last_endpoint.clone().filter(|_| !(other && target.endpoint.ends_with(":0")));
         let bind = bind.unwrap_or_else(|| target.endpoint.clone());
-        self.log_from = log_of(&target.store).len();
+        self.log_from = std::fs::metadata(log_of(&target.store)).map_or(0, |m| m.len());
         let child = start(&bind, target)
             .map_err(|e| format!("cannot start the coordinator: {e}{}", crate::guard::advice(&e)))?;
         self.process = Some((child, Instant::now()));
@@ -271,14 +275,14 @@ impl Host {
     }
 }
 
-fn log_of(store: &Path) -> String {
-    std::fs::read_to_string(store.join("coordinator.log")).unwrap_or_default()
+fn log_of(store: &Path) -> PathBuf {
+    store.join("coordinator.log")
 }
 
 /// The last line of the log behind its first bytes.
-fn last_words(store: &Path, from: usize) -> Option<String> {
-    let log = log_of(store);
-    let line = log.get(from..)?.lines().next_back()?;
+fn last_words(store: &Path, from: u64) -> Option<String> {
+    let log = std::fs::read_to_string(log_of(store)).ok()?;
+    let line = log.get(usize::try_from(from).ok()?..)?.lines().next_back()?;
     Some(line.strip_prefix("everstep: ").unwrap_or(line).to_owned())
 }
 
