@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from . import legacy_encoding
-from ._internal import CheckpointError
+from ._internal import CheckpointError, encode_plain
 from .damage import reading
 from .tensors import as_real_dtype, device_name, device_named, order_in_memory, raw, real_dtype, storable, stored_as
 
@@ -89,6 +89,9 @@ def encode(value: Any, path: Path = (None, "state", False), take: TakeTensor | N
     Raises:
         CheckpointError: naming the place of what cannot be saved.
     """
+    blob = encode_plain(value)
+    if blob is not None:
+        return blob
     encoder = _Encoder(take, sharded)
     try:
         return MARK + msgpack.packb(encoder.value(value, path), strict_types=True)
@@ -276,12 +279,14 @@ class _Encoder:
     def _numpy(self, value: Any, path: Path) -> list[Any]:
         import numpy
 
-        dtype = value.dtype
+        # An empty string of its own has no size; as an array it has.
+        array = numpy.asarray(value)
+        dtype = array.dtype
         if dtype.kind not in _NUMPY_KINDS or numpy.dtype(dtype.str) != dtype:
             raise CheckpointError(f"{text_of(path)} is of numpy's {dtype!r}, which cannot be saved; convert it to numbers or strings")
         if isinstance(value, (str, bytes)) and value[-1:] in ("\0", b"\0"):
             raise CheckpointError(f"{text_of(path)} is a numpy string that ends with NUL, which numpy drops; convert it to str or bytes")
-        return [dtype.str, self._bytes(numpy.asarray(value).tobytes("C"), path)]
+        return [dtype.str, self._bytes(array.tobytes("C"), path)]
 
     def _array(self, value: Any, path: Path) -> Any:
         fortran = value.flags.f_contiguous and not value.flags.c_contiguous
@@ -447,9 +452,13 @@ def _from_bytes(dtype: str, shape: list[int], data: bytes) -> Any:
     import numpy
 
     kind = numpy.dtype(dtype)
+    if kind.itemsize == 0 and data:
+        # Empty strings were once written without the size that they have in memory.
+        kind = numpy.dtype(f"{dtype[:-1]}1")
     if not isinstance(dtype, str) or kind.kind not in _NUMPY_KINDS or math.prod(shape) * kind.itemsize != len(data):
         raise ValueError(f"an array of {len(data)} bytes in the checkpoint is not {dtype} {shape}: it is damaged")
-    found = numpy.empty(shape, dtype=kind)
+    # numpy.empty() gives strings without a size one.
+    found = numpy.ndarray(shape, kind)
     if data:
         found.reshape(-1).view("u1")[...] = numpy.frombuffer(data, "u1")
     return found

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import encoding, optimizer_state
-from ._internal import Members, SlotLayout
+from ._internal import Members, SlotLayout, encode_plain
 from .optimizer_state import ParameterNames
 from .slots import Sizes, Snapshot, described
 from .state import Item, State
@@ -93,10 +93,9 @@ class _Optimizer:
         names = ParameterNames(state.objects)
         value = optimizer_state.by_names(optimizer, optimizer.state_dict(), names.of(optimizer))
         self._names = [g["params"] for g in value.pop("groups")]
-        self._head = state.encoded(value, name, [], eager=False, sharded=True)
+        head = state.encoded(value, name, [], eager=False, sharded=True)
+        self._head = encoding.join(head, "groups", encoding.MARK)
         self._path: encoding.Path = ((None, name, False), "groups", False)
-        self._groups = ""
-        self._blob = b""
         if self.blob() != state.encoded_optimizer(name, optimizer, names, []):
             # Encoded in another way than this one knows.
             raise _Differs
@@ -110,15 +109,14 @@ class _Optimizer:
 
     def blob(self) -> bytes:
         """As :meth:`State.collect` encodes it; groups may change at each step (schedulers)."""
-        groups = [{k: v for k, v in g.items() if k != "params"} for g in self._optimizer.param_groups]
-        if any(isinstance(v, Tensor) for g in groups for v in g.values()):
-            raise _Differs
-        written = repr(groups)
-        if written != self._groups:
-            whole = [{**g, "params": names} for g, names in zip(groups, self._names, strict=True)]
-            self._blob = encoding.join(self._head, "groups", encoding.encode(whole, self._path))
-            self._groups = written
-        return self._blob
+        groups = self._optimizer.param_groups
+        whole = [{k: v for k, v in g.items() if k != "params"} | {"params": names} for g, names in zip(groups, self._names, strict=True)]
+        encoded = encode_plain(whole)
+        if encoded is None:
+            if any(isinstance(v, Tensor) for g in whole for v in g.values()):
+                raise _Differs
+            encoded = encoding.encode(whole, self._path)
+        return self._head + encoded[1:]
 
 
 def _shapes_of(tensors: list[Tensor]) -> Callable[[], Any]:

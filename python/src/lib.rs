@@ -10,6 +10,7 @@ mod mark;
 mod members;
 mod network;
 mod order;
+mod plain;
 mod resharded;
 mod shards;
 mod socket;
@@ -28,6 +29,7 @@ fn _internal(m: &Bound<'_, PyModule>) -> PyResult<()> {
     members::register(m)?;
     network::register(m)?;
     order::register(m)?;
+    plain::register(m)?;
     socket::register(m)?;
     resharded::register(m)?;
     shards::register(m)

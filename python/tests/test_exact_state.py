@@ -98,6 +98,13 @@ def test_numpy_keeps_dtype_shape_and_order(tmp_path):
         np.zeros((0, 3), np.float16),
         np.array(3.5),
         np.longdouble(1) / 3,
+        # Without a size, or with one, as numpy likes.
+        np.str_(""),
+        np.bytes_(b""),
+        np.array(["", ""]),
+        np.array(b""),
+        np.ndarray((3,), "U0"),
+        np.ndarray((0,), "S0"),
     ]
     back = _there_and_back(tmp_path, value)
     for one, other in zip(value, back, strict=True):
