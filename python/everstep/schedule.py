@@ -21,8 +21,10 @@ PROFILE_SECONDS = 120.0
 LOOK = 9
 #: The same once they are some steps apart.
 LOOK_AGAIN = 3
-#: Share of the budget planned for, from the snapshots looked at: later ones may take longer, and each step loses AFTERMATH.
-PLANNED = 0.65
+#: Share of the budget planned for, from the snapshots looked at: later ones may take longer.
+PLANNED = 0.8
+#: Share of it that is left for snapshots where steps are so short that AFTERMATH alone takes the rest.
+PLANNED_MIN = 0.25
 #: Nanoseconds that an update takes longer because step() ran before it and left it cold caches. An estimate: the paired measurement
 #: (figure small-step-cost) found 57 to 73 µs, with and without a snapshot.
 AFTERMATH = 60_000
@@ -239,7 +241,9 @@ class Snapshots:
         # The budget is for all of them together: the mean counts, without the one that something else held up.
         stall = statistics.median(self._stalls) if len(self._stalls) < LOOK else sum(sorted(self._stalls)[:-1]) / (LOOK - 1)
         step = sorted(self._steps)[LOOK // 2]
-        every = 1 if stall <= self._free else snapshot_interval(stall, step, self._budget * PLANNED)
+        each = AFTERMATH / 1e9 / step if step else 1.0
+        planned = max(self._budget * PLANNED - each, self._budget * PLANNED_MIN)
+        every = 1 if stall <= self._free else snapshot_interval(stall, step, planned)
         # Too often is put right at once, a little too seldom is left as it is.
         if self._every - self._every // 5 <= every <= self._every:
             return None
