@@ -20,7 +20,6 @@ from harness.cluster import ROOT
 
 BIN = Path(sys.executable).parent
 MB = 1_000_000
-STEP = 0.02
 BUDGET = 0.01
 
 
@@ -52,8 +51,9 @@ def measure(soak: bool) -> Iterator[Bound]:
         yield Bound(f"{part}-paired", round(each["paired"] * 1e3, 3), "ms that a step takes longer than without", "<=", 0.5)
         yield Bound(f"{part}-goodput", round(abs(each["stalled"] / each["more"] - 1) * 100, 1), "% between goodput's stall and the paired difference", "<=", 10)
     for megabytes in (10, 50):
-        budgeted = run(megabytes * MB, 2 * blocks)
-        slower = 100 * budgeted["paired"] / STEP
-        yield Bound(f"{megabytes}MB", round(slower, 2), "% slower than without", "<=", 100 * BUDGET, samples=tuple(budgeted["pairs"]))
+        # Few of their steps have a snapshot.
+        budgeted = run(megabytes * MB, 5 * blocks)
+        slower = 100 * budgeted["paired"] / budgeted["step"]
+        yield Bound(f"{megabytes}MB", round(slower, 2), f"% slower than steps of {1e3 * budgeted['step']:.1f} ms without", "<=", 100 * BUDGET, samples=tuple(budgeted["pairs"]))
         apart = abs(budgeted["stalled"] / budgeted["more"] - 1)
         yield Bound(f"{megabytes}MB-goodput", round(100 * apart, 1), "% between goodput's stall and the paired difference", "<=", 10)

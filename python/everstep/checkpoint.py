@@ -20,7 +20,7 @@ from .micro import MicroBatches
 from .outcome import Arrivals, Outcome, Tier
 from .placed import Resharded
 from .plan import BatchPlan, batch_plan
-from .schedule import AFTERMATH, Appointments, Snapshots, source_of
+from .schedule import Appointments, Snapshots, refill, source_of
 from .slots import Snapshot
 from .start import Start
 from .state import Layout, State, is_replicated
@@ -134,7 +134,7 @@ class CheckpointManager:
         self._due = source_of(persist, budget, share, self._directory) if world.rank == 0 else None
         measures = world.rank == 0 and self._every is None and self._tier.in_memory
         self._snapshots = Snapshots(budget, FREE_STALL if stall_budget is None else 0.0) if measures else None
-        self._stalled = 0.0
+        self._stalled, self._refill = 0.0, 0
         self._asked: float | None = None
         self._sections = self._failures = 0
         self._retake: tuple[int | None] | None = None
@@ -302,7 +302,7 @@ class CheckpointManager:
         self._worker.stepped(step)
         self._tier.stepped()
         self._ask_for_persist()
-        self._stall(time.perf_counter_ns() - began, begins=snapshot, after=AFTERMATH)
+        self._stall(time.perf_counter_ns() - began, begins=snapshot, after=self._refill if snapshot else 0)
         if hold:
             self._hold(step)
         self._look()
@@ -343,7 +343,7 @@ class CheckpointManager:
             self._worker.board.add("BlockingNanos" if begins else "FenceNanos", nanos + after)
         if self._snapshots is not None:
             self._stalled += nanos / 1e9
-            self._snapshots.stalled(nanos / 1e9, begins=begins)
+            self._snapshots.stalled((nanos + after) / 1e9, begins=begins)
 
     def _hold(self, step: int) -> None:
         """The world changes after this step: what comes next runs in the next one. Ends with this process,
@@ -387,6 +387,7 @@ class CheckpointManager:
             self._tier.wait()
         if done:
             self._snapshot_step = step
+            self._refill = 0 if snapshot.on_device() else refill(snapshot.bytes())
             if persist is not None:
                 self._persisted_step, self._asked = step, None
                 if self._due is not None:

@@ -22,12 +22,11 @@ LOOK = 9
 #: The same once they are some steps apart.
 LOOK_AGAIN = 3
 #: Share of the budget planned for, from the snapshots looked at: later ones may take longer.
-PLANNED = 0.8
-#: Share of it that is left for snapshots where steps are so short that AFTERMATH alone takes the rest.
-PLANNED_MIN = 0.25
-#: Nanoseconds that an update takes longer because step() ran before it and left it cold caches. An estimate: the paired measurement
-#: (figure small-step-cost) found 57 to 73 µs, with and without a snapshot.
-AFTERMATH = 60_000
+PLANNED = 0.65
+#: Nanoseconds per byte by which a snapshot delays the next update, as the state has left the caches; and how many bytes caches hold of it.
+#: An estimate: paired measurements (figure small-step-cost) found 50 to 100 µs for 1 MB, 1 ms for 10 MB, and no more for 50 MB.
+REFILL = 0.06
+REFILL_MAX = 16_000_000
 #: The file beside the checkpoints that keeps measurements and choice (C7); `everstep ckpt show` reads it.
 FILE = "everstep-frequency.json"
 
@@ -205,6 +204,11 @@ def source_of(persist: int | timedelta | str, budget: float, share: float, direc
     return Clock(persist) if isinstance(persist, timedelta) else Measured(budget, share, directory)
 
 
+def refill(size: int) -> int:
+    """Nanoseconds that the loop loses after a snapshot of so many bytes, to fill caches again."""
+    return int(REFILL * min(size, REFILL_MAX))
+
+
 class Snapshots:
     """Which steps go into memory: each one, as long as that costs the loop no more than the budget; else every k-th, in both
     directions. Measured on one rank, told to all (:meth:`AgentTier.ask_for_every`).
@@ -241,9 +245,7 @@ class Snapshots:
         # The budget is for all of them together: the mean counts, without the one that something else held up.
         stall = statistics.median(self._stalls) if len(self._stalls) < LOOK else sum(sorted(self._stalls)[:-1]) / (LOOK - 1)
         step = sorted(self._steps)[LOOK // 2]
-        each = AFTERMATH / 1e9 / step if step else 1.0
-        planned = max(self._budget * PLANNED - each, self._budget * PLANNED_MIN)
-        every = 1 if stall <= self._free else snapshot_interval(stall, step, planned)
+        every = 1 if stall <= self._free else snapshot_interval(stall, step, self._budget * PLANNED)
         # Too often is put right at once, a little too seldom is left as it is.
         if self._every - self._every // 5 <= every <= self._every:
             return None

@@ -94,21 +94,16 @@ def test_snapshots_are_rarer_only_when_they_cost_more_than_the_budget(clock):
         return asked
 
     assert run(0.0005) is None
-    # Some room is left, and each step loses a little by itself.
-    assert run(0.01) == 14
+    # Some room is left.
+    assert run(0.01) == 16
     # And back.
     assert run(0.0005, 10) == 1
 
 
-def test_what_each_step_loses_leaves_a_part_of_the_budget_for_snapshots(clock):
-    snapshots = schedule.Snapshots(0.01, 0.0)
-    asked = None
-    for _ in range(schedule.LOOK + 1):
-        # A step of 5 ms loses more than its whole budget of 50 us.
-        clock.now += 0.006
-        snapshots.stalled(0.001, begins=True)
-        asked = snapshots.stepped(0.001, False) or asked
-    assert asked == 0.001 / (0.005 * 0.01 * schedule.PLANNED_MIN)
+def test_caches_are_filled_again_up_to_their_size():
+    assert schedule.refill(1_000_000) == 60_000
+    assert schedule.refill(10_000_000) == 600_000
+    assert schedule.refill(1 << 40) == schedule.refill(100_000_000) == 960_000
 
 
 def test_short_stalls_are_free_unless_a_budget_was_given(clock):
