@@ -101,6 +101,7 @@ class CheckpointManager:
         if not state:
             raise TypeError("nothing to checkpoint: pass model=…, optimizer=…, data=…")
         self.extra: dict[str, Any] = {}
+        self._extra: dict[str, Any] = {}
         same = is_replicated(state) if replicated == "auto" else replicated
         world = _worker.world()
         self._state = State(state, Layout(world.rank, world.world_size, same))
@@ -195,7 +196,7 @@ class CheckpointManager:
         together.begin()
         damage: DamagedError | None = None
         try:
-            self.extra = self._load(done, shard)
+            self.extra = self._extra = self._load(done, shard)
         except DamagedError as e:
             damage = e
         if self._tier.in_memory and damage is not None:
@@ -288,7 +289,7 @@ class CheckpointManager:
         began = time.perf_counter_ns()
         self._start.writing(bool(self._persist))
         self._branch.trains()
-        self._step = step
+        self._step, self._extra = step, extra
         self._look()
         self._measure()
         hold = self._tier.hold_at() == step + 1
@@ -450,8 +451,9 @@ class CheckpointManager:
         self._start.writing(True)
         self._branch.trains()
         self._tier.wait()
-        if not self._snapshot(step, extra or self.extra, why):
-            self._wait_for_slot(step, extra or self.extra, why)
+        extra = extra or self._extra
+        if not self._snapshot(step, extra, why):
+            self._wait_for_slot(step, extra, why)
         self._tier.wait()
         self._arrivals.raise_lost()
         if block:

@@ -12,7 +12,6 @@ from torch import Generator, Tensor
 from .tensors import same_bits
 
 
-
 def difference(saved: Any, found: Any, path: str = "") -> str | None:
     """Where two states differ first (``/exp_avg``, ``[3]``; empty for the states themselves); ``None`` when they are the same."""
     if isinstance(saved, Tensor):
@@ -30,7 +29,7 @@ def difference(saved: Any, found: Any, path: str = "") -> str | None:
                 return inner
         return None
     if isinstance(saved, (list, tuple, deque)):
-        if len(saved) != len(found):
+        if len(saved) != len(found) or getattr(saved, "maxlen", None) != getattr(found, "maxlen", None):
             return path
         pairs = enumerate(zip(saved, found, strict=True))
         return next((d for i, (a, b) in pairs if (d := difference(a, b, f"{path}[{i}]")) is not None), None)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ._internal import Arena, Board
+from .tensors import bytes_of
 
 if TYPE_CHECKING:
     from .state import Item
@@ -54,7 +55,7 @@ class DeviceCopies:
         pairs: list[Pair] = []
         at = 0
         for item in snapshot.items:
-            source = item.tensor.detach().reshape(-1).view(torch.uint8)
+            source = bytes_of(item.tensor.detach())
             if source.numel():
                 pairs.append((slot[at : at + source.numel()], source))
             at += source.numel()

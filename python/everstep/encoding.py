@@ -89,14 +89,22 @@ def encode(value: Any, path: Path = (None, "state", False), take: TakeTensor | N
     Raises:
         CheckpointError: naming the place of what cannot be saved.
     """
-    blob = encode_plain(value)
-    if blob is not None:
+    if (blob := encode_plain(value)) is not None:
         return blob
     encoder = _Encoder(take, sharded)
     try:
         return MARK + msgpack.packb(encoder.value(value, path), strict_types=True)
     except RecursionError as e:
         raise CheckpointError(f"{text_of(path)} is nested too deeply to be saved") from e
+
+
+def encode_part(value: Any, path: Path) -> bytes | None:
+    """``value`` for :func:`join`, without tensors; ``None`` when it refers to a container, whose number is another in the whole."""
+    if (blob := encode_plain(value)) is not None:
+        return blob
+    encoder = _Encoder(None, False)
+    found = encoder.value(value, path)
+    return None if encoder.shares else MARK + msgpack.packb(found, strict_types=True)
 
 
 def join(head: bytes, key: str, value: bytes) -> bytes:
@@ -164,6 +172,8 @@ class _Encoder:
     def __init__(self, take: TakeTensor | None, sharded: bool) -> None:
         self._take, self._sharded = take, sharded
         self._depth = 0
+        #: A container occurs twice.
+        self.shares = False
         #: Inside keys and elements of sets, which must be equal to what they were, not the same object.
         self._keys = 0
         #: Numbers of complete containers by identity. They are kept alive: an identity may be used again.
@@ -203,6 +213,7 @@ class _Encoder:
             raise CheckpointError(f"{text_of(path)}: a {type(value).__name__} is a key, or in a set, by its identity, which cannot be saved; use a name or a number")
         number = self._seen.get(key)
         if number is not None:
+            self.shares = True
             return {_SAME: number}
         if key in self._open:
             raise CheckpointError(f"{text_of(path)} contains itself, which cannot be saved")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -217,14 +218,16 @@ def restore(name: str, optimizer: Optimizer, value: dict[str, Any], names: Param
     state: dict[Any, Any] = {found[n]: {k: _like(x, parameters[found[n]]) for k, x in v.items()} for n, v in value["state"].items()}
     state.update((k, v) for k, v in value.get("other", []))
     before = [set(g) for g in optimizer.param_groups]
+    plainly = _loads_plainly(optimizer)
+    given = {k: _castable(v) if plainly and isinstance(v, dict) else v for k, v in state.items()}
     try:
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
+        optimizer.load_state_dict({"state": given, "param_groups": groups})
     except Exception as e:
         raise CheckpointError(f"{name}=: load_state_dict() of {kind_of(optimizer)} did not take the state in the checkpoint: {type(e).__name__}: {e}") from e
     for was, group in zip(before, optimizer.param_groups, strict=True):
         if lost := sorted(was - group.keys()):
             raise CheckpointError(f"{name}=: the checkpoint is of {value.get('kind', 'another optimizer')}, whose groups have no {', '.join(lost)}, which {kind_of(optimizer)} needs")
-    if _loads_plainly(optimizer):
+    if plainly:
         _keep_exact(optimizer, parameters, state)
     _verify(name, optimizer, state, groups, order)
 
@@ -255,11 +258,17 @@ def _loads_plainly(optimizer: Optimizer) -> bool:
     return type(optimizer).load_state_dict is Optimizer.load_state_dict and not hooks
 
 
+def _castable(values: dict[Any, Any]) -> dict[Any, Any]:
+    """What torch can cast of a parameter's state. It makes anything else anew as its type of a generator, which few types take."""
+    return {k: v for k, v in values.items() if v is None or isinstance(v, (Tensor, int, float))}
+
+
 def _keep_exact(optimizer: Optimizer, parameters: list[Tensor], state: dict[Any, Any]) -> None:
-    """torch casts state to the dtype of its parameter, and makes lists and dicts anew: what is not as saved is put in its place.
+    """torch casts state to the dtype of its parameter: what is not as saved is put in its place, and what torch was not given is added.
 
     What was taken over as it is replaces the saved value in ``state``, so that it need not be compared again.
     """
+    moved: dict[tuple[int, torch.device], Any] = {}
     for i, values in state.items():
         if type(i) is not int or i >= len(parameters) or not isinstance(values, dict):
             continue
@@ -268,7 +277,7 @@ def _keep_exact(optimizer: Optimizer, parameters: list[Tensor], state: dict[Any,
             live = own.get(key)
             if not isinstance(live, Tensor):
                 if difference(saved, live) is not None:
-                    own[key] = _to(saved, parameter.device)
+                    own[key] = _to(saved, parameter.device, moved)
             elif not isinstance(saved, Tensor):
                 # torch has made a tensor of a number that an earlier version had.
                 if isinstance(saved, (int, float)) and live.numel() == 1 and live.item() == saved:
@@ -283,6 +292,10 @@ def _keep_exact(optimizer: Optimizer, parameters: list[Tensor], state: dict[Any,
                     live = torch.empty_like(parameter, dtype=live.dtype, requires_grad=False).copy_(live)
                 if _same_kind(live, saved):
                     own[key] = values[key] = live
+        if [*own] != [*values]:
+            ordered = {k: own[k] for k in values} | own
+            own.clear()
+            own.update(ordered)
 
 
 def _same_kind(live: Tensor, saved: Tensor) -> bool:
@@ -290,15 +303,23 @@ def _same_kind(live: Tensor, saved: Tensor) -> bool:
     return live.dtype == saved.dtype and live.shape == saved.shape
 
 
-def _to(value: Any, device: torch.device) -> Any:
-    """The tensors of plain containers on a device."""
+def _to(value: Any, device: torch.device, moved: dict[tuple[int, torch.device], Any]) -> Any:
+    """The tensors of plain containers on a device. ``moved``: by identity, so that one object stays one."""
+    if (id(value), device) in moved:
+        return moved[id(value), device]
+    found = value
     if isinstance(value, Tensor):
-        return value.to(device)
-    if type(value) in (list, tuple):
-        return type(value)(_to(v, device) for v in value)
-    if type(value) is dict:
-        return {k: _to(v, device) for k, v in value.items()}
-    return value
+        found = value.to(device)
+    elif type(value) in (list, tuple, deque):
+        inner = [_to(v, device, moved) for v in value]
+        if any(a is not b for a, b in zip(inner, value, strict=True)):
+            found = deque(inner, value.maxlen) if isinstance(value, deque) else type(value)(inner)
+    elif type(value) is dict:
+        entries = {k: _to(v, device, moved) for k, v in value.items()}
+        if any(entries[k] is not v for k, v in value.items()):
+            found = entries
+    moved[id(value), device] = found
+    return found
 
 
 def _verify(name: str, optimizer: Optimizer, state: dict[Any, Any], groups: list[dict[str, Any]], order: list[str]) -> None:

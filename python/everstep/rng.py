@@ -12,6 +12,9 @@ import torch
 
 from .damage import reading
 
+#: Those that numpy has for its global generator.
+_BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+
 
 def get() -> dict[str, Any]:
     """Python's, torch's, numpy's (if it was imported) and all GPUs' generators."""
@@ -20,8 +23,11 @@ def get() -> dict[str, Any]:
     state: dict[str, Any] = {"python": [version, array("I", internal).tobytes(), gauss], "torch": torch.get_rng_state().numpy().tobytes()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        name, keys, *rest = numpy.random.get_state()
-        state["numpy"] = [name, keys.tobytes(), *(int(r) if isinstance(r, int) else float(r) for r in rest)]
+        found = numpy.random.get_state(legacy=False)
+        state["numpy"] = found
+        if found["bit_generator"] == "MT19937":
+            # As earlier versions had it.
+            state["numpy"] = ["MT19937", found["state"]["key"].tobytes(), int(found["state"]["pos"]), int(found["has_gauss"]), float(found["gauss"])]
     if torch.cuda.is_initialized():
         state["cuda"] = [s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()]
     return state
@@ -34,7 +40,10 @@ def diverge(rank: int) -> None:
     torch.manual_seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed(seed % (1 << 32))
+        if numpy.random.get_state(legacy=False)["bit_generator"] == "MT19937":
+            numpy.random.seed(seed % (1 << 32))
+        else:
+            numpy.random.set_bit_generator(type(numpy.random.get_bit_generator())(seed))
 
 
 def check(state: dict[str, Any]) -> None:
@@ -48,7 +57,7 @@ def check(state: dict[str, Any]) -> None:
         if "numpy" in state:
             import numpy
 
-            numpy.random.RandomState().set_state(_numpy(state["numpy"]))
+            numpy.random.RandomState(_bit_generator(state["numpy"])()).set_state(_numpy(state["numpy"]))
         for device in state.get("cuda", ()):
             _bytes(device)
 
@@ -57,9 +66,21 @@ def _bytes(state: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
-def _numpy(state: list[Any]) -> tuple[Any, ...]:
+def _bit_generator(state: Any) -> Any:
+    """The class of numpy's bit generator."""
     import numpy
 
+    name = state["bit_generator"] if isinstance(state, dict) else state[0]
+    if name not in _BIT_GENERATORS:
+        raise ValueError(f"numpy's generator {name!r}")
+    return getattr(numpy.random, name)
+
+
+def _numpy(state: Any) -> Any:
+    import numpy
+
+    if isinstance(state, dict):
+        return state
     name, keys, pos, has_gauss, cached = state
     if not 0 <= pos <= 624:
         raise ValueError(f"position {pos} of numpy's generator")
@@ -76,6 +97,9 @@ def put(state: dict[str, Any]) -> None:
     if "numpy" in state:
         import numpy
 
+        kind = _bit_generator(state["numpy"])
+        if numpy.random.get_state(legacy=False)["bit_generator"] != kind.__name__:
+            numpy.random.set_bit_generator(kind())
         numpy.random.set_state(_numpy(state["numpy"]))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([_bytes(s) for s in state["cuda"]])

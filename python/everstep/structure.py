@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import encoding, optimizer_state
-from ._internal import Members, SlotLayout, encode_plain
+from ._internal import Members, SlotLayout
 from .optimizer_state import ParameterNames
 from .slots import Sizes, Snapshot, described
 from .state import Item, State
@@ -111,11 +111,11 @@ class _Optimizer:
         """As :meth:`State.collect` encodes it; groups may change at each step (schedulers)."""
         groups = self._optimizer.param_groups
         whole = [{k: v for k, v in g.items() if k != "params"} | {"params": names} for g, names in zip(groups, self._names, strict=True)]
-        encoded = encode_plain(whole)
+        if any(isinstance(v, Tensor) for g in whole for v in g.values()):
+            raise _Differs
+        encoded = encoding.encode_part(whole, self._path)
         if encoded is None:
-            if any(isinstance(v, Tensor) for g in whole for v in g.values()):
-                raise _Differs
-            encoded = encoding.encode(whole, self._path)
+            raise _Differs
         return self._head + encoded[1:]
 
 

@@ -105,7 +105,13 @@ def storable(tensor: Tensor, path: Callable[[], str]) -> Tensor:
 def raw(tensor: Tensor) -> Tensor:
     """The bytes of a tensor, on the host, whatever its strides."""
     dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return dense.reshape(-1).view(torch.uint8) if dense.numel() else torch.empty(0, dtype=torch.uint8)
+    return bytes_of(dense) if dense.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+def bytes_of(dense: Tensor) -> Tensor:
+    """The memory of a contiguous tensor, as bytes."""
+    # A single element is contiguous whatever its stride is, which reshape() keeps and view() does not take.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -1,0 +1,144 @@
+"""What an optimizer's state and groups hold beside tensors comes back as it was, also where torch would make it anew."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import everstep as es
+
+
+def _training(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.AdamW([{"params": list(part.parameters())} for part in model], lr=0.1)
+    return model, optimizer
+
+
+def _update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "shared", [[0.5, 0.25], {"a": 1}, ("enc", 3), [["deep"]]], ids=["list", "dict", "tuple", "nested"]
+)
+def test_an_object_that_groups_come_to_share_is_theirs_after_a_restore(tmp_path, shared):
+    model, optimizer = _training(1)
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=1)
+    for step in range(1, 5):
+        _update(model, optimizer)
+        if step == 3:
+            # The structure is known by now.
+            for group in optimizer.param_groups:
+                group["kept"] = shared
+        ckpt.step(step)
+    ckpt.close()
+    model, other = _training(2)
+    for group in other.param_groups:
+        group["kept"] = None
+    assert es.CheckpointManager(tmp_path, model=model, optimizer=other, persist=0).restore() == 4
+    kept = [group["kept"] for group in other.param_groups]
+    assert kept == [shared, shared] and type(kept[0]) is type(shared)
+    assert other.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
+
+
+def _values(shared: Any) -> dict[str, Any]:
+    return {
+        "array": np.arange(3),
+        "nested": {"a": np.arange(3.0), "b": [np.float32(1)]},
+        "range": range(3),
+        "last": deque([1.0, 2.0], 3),
+        "ordered": OrderedDict(b=1, a=torch.ones(2)),
+        "shared": shared,
+        "text": "text",
+        "bytes": b"bytes",
+        "set": {1, 2},
+        "none": None,
+        "flag": True,
+    }
+
+
+def test_what_torch_makes_anew_comes_back_as_it_was(tmp_path):
+    model, optimizer = _training(1)
+    _update(model, optimizer)
+    shared = [1.0, torch.zeros(2)]
+    for state in optimizer.state.values():
+        state.update(_values(shared))
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=1)
+    ckpt.step(1)
+    ckpt.close()
+    model, other = _training(2)
+    assert es.CheckpointManager(tmp_path, model=model, optimizer=other, persist=0).restore() == 1
+    lists = []
+    for own, was in zip(other.state.values(), optimizer.state.values(), strict=True):
+        assert [*own] == [*was]
+        assert np.array_equal(own["array"], np.arange(3)) and own["array"].dtype == np.arange(3).dtype
+        assert np.array_equal(own["nested"]["a"], np.arange(3.0)) and type(own["nested"]["b"][0]) is np.float32
+        assert own["range"] == range(3) and own["last"] == deque([1.0, 2.0]) and own["last"].maxlen == 3
+        assert type(own["ordered"]) is OrderedDict and [*own["ordered"]] == ["b", "a"] and torch.equal(own["ordered"]["a"], torch.ones(2))
+        assert (own["text"], own["bytes"], own["set"], own["none"], own["flag"]) == ("text", b"bytes", {1, 2}, None, True)
+        lists.append(own["shared"])
+    assert all(each is lists[0] for each in lists)
+    _update(model, other)
+
+
+def test_values_of_a_step_go_with_it_when_the_manager_makes_it_durable(tmp_path):
+    def run(last: int, close: Any) -> tuple[int, dict[str, Any]]:
+        ckpt = es.CheckpointManager(tmp_path, model=nn.Linear(2, 2), persist=1000)
+        done, extra = ckpt.restore(), dict(ckpt.extra)
+        for step in range(done + 1, last + 1):
+            ckpt.step(step, best=step)
+        close(ckpt)
+        ckpt.close()
+        return done, extra
+
+    assert run(5, lambda ckpt: None) == (0, {})
+    assert run(8, lambda ckpt: ckpt.save()) == (5, {"best": 5})
+    assert run(8, lambda ckpt: ckpt.save(9)) == (8, {"best": 8})
+    assert run(9, lambda ckpt: ckpt.save(10, best="mine")) == (9, {"best": 8})
+    assert run(10, lambda ckpt: None) == (10, {"best": "mine"})
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_one_element_of_a_larger_tensor(tmp_path, hooked):
+    def model(first: float) -> nn.Module:
+        found = nn.Linear(4, 4)
+        found.register_buffer("one", (torch.arange(4.0) + first).reshape(1, 4)[:, 2])
+        found.register_buffer("two", found.one)
+        if hooked:
+            found.register_load_state_dict_post_hook(lambda module, keys: None)
+        return found
+
+    ckpt = es.CheckpointManager(tmp_path, model=model(1.0), persist=1)
+    ckpt.step(1, last=torch.arange(4.0).reshape(1, 4)[:, 3])
+    ckpt.close()
+    other = model(7.0)
+    ckpt = es.CheckpointManager(tmp_path, model=other, persist=0)
+    assert ckpt.restore() == 1
+    assert other.one.item() == other.two.item() == 3.0 and ckpt.extra["last"].item() == 3.0
+
+
+@pytest.mark.parametrize("name", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
+def test_numpy_s_global_generator_of_any_kind(tmp_path: Path, name):
+    before = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(getattr(np.random, name)(3))
+        np.random.standard_normal()
+        ckpt = es.CheckpointManager(tmp_path, model=nn.Linear(2, 2), persist=1)
+        ckpt.step(1)
+        ckpt.close()
+        wanted = [np.random.standard_normal() for _ in range(3)]
+        np.random.set_bit_generator(np.random.MT19937(5))
+        assert es.CheckpointManager(tmp_path, model=nn.Linear(2, 2), persist=0).restore() == 1
+        assert [np.random.standard_normal() for _ in range(3)] == wanted
+        assert type(np.random.get_bit_generator()).__name__ == name
+    finally:
+        np.random.set_bit_generator(before)
