@@ -315,3 +315,17 @@ def build(number: int, *, fresh: bool) -> tuple[dict[str, Any], dict[str, Any], 
             module.extra = _nested(r, PLAIN if kind == "plain" else leaves, 2, [])
     extra = {"best": _nested(r, leaves, 2, [])}
     return objects, extra, kind
+
+
+def change(number: int, objects: dict[str, Any]) -> None:
+    """What a script does after some steps, when the structure of its state is known: options that groups share, state that is no tensor."""
+    r = Random(-number - 1)
+    for optimizer in (o for o in objects.values() if isinstance(o, torch.optim.Optimizer)):
+        shared = r.choice(([0.5, 0.25], {"a": [1]}, ("text", 3), (1, 2.0), [[], ()], OrderedDict(b=1), np.arange(3), "text", 1 << 80))
+        for group in optimizer.param_groups:
+            group["late"], group["later"] = shared, shared if r.random() < 0.8 else r.choice((None, 1, [0.5]))
+        if r.random() < 0.5:
+            value = r.choice(([1.0, torch.ones(2)], deque([1, 2], 3), np.arange(3.0), range(4), {"a": (1, "b")}, OrderedDict(b=1, a=2), "text", b"bytes", {1, 2}))
+            for state in optimizer.state.values():
+                if isinstance(state, dict):
+                    state["late"] = value
