@@ -168,7 +168,12 @@ def blob_tree(r: random.Random, c: Checkpoint) -> None:
     if t.data[:1] != b"\xc1":
         _set(t, noise(r, t.data))
         return
-    changed = tree(r, msgpack.unpackb(t.data[1:], strict_map_key=False))
+    try:
+        changed = tree(r, msgpack.unpackb(t.data[1:], strict_map_key=False))
+    except (ValueError, msgpack.UnpackException):
+        # Another change was here before.
+        _set(t, noise(r, t.data))
+        return
     _set(t, b"\xc1" + msgpack.packb(changed))
 
 

@@ -176,7 +176,7 @@ def _restore_only(directory, step):
         return CheckpointManager(directory, model=model, optimizer=optimizer, persist=0).restore(step)
 
 
-@pytest.mark.parametrize("change", [("[2, 3]", "[3, 3]"), ('"float32"', '"float33"'), ('"version": 1', '"version": 2'), ('["weight"]', '[[]]')])
+@pytest.mark.parametrize("change", [("[2, 3]", "[3, 3]"), ('"float32"', '"float33"'), ('"version": 1', '"version": 2'), ('["weight"]', '[[]]'), ('["weight"]', '["weight", "0"]')])
 def test_verify_reads_the_tables_of_dcp(tmp_path, change):
     import torch.distributed.checkpoint as dcp
 

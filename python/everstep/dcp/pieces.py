@@ -207,3 +207,7 @@ def _check(table: Table) -> None:
     values = tensors.keys() | table.objects.keys()
     if table.mappings and (differ := sorted(values ^ table.mappings.keys())):
         raise ValueError(f"{differ[0]} has a place in the state and no value, or a value and no place")
+    for fqn, path in table.mappings.items():
+        # As torch's flatten_state_dict() names it: a loader makes the names from the places again.
+        if fqn != ".".join(map(str, path)):
+            raise ValueError(f"{fqn} has the place of {'.'.join(map(str, path))!r} in the state")

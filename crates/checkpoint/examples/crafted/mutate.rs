@@ -129,7 +129,7 @@ fn shape(r: &mut Random, s: &mut Shard) {
     match what {
         0 => shape.reverse(),
         1 => shape.insert(at.min(shape.len()), 1),
-        2 => *shape = vec![shape.iter().product()],
+        2 => *shape = vec![shape.iter().fold(1, |product: u64, n| product.wrapping_mul(*n))],
         3 => drop(shape.pop()),
         4 => shape.resize(60 + at % 8 + new as usize % 8, 1),
         5 => shape.insert(at.min(shape.len()), 0),
