@@ -16,7 +16,8 @@ def test_the_multi_machine_command_shows_what_it_needs(env, tmp_path, script):
     (token,) = re.findall(r"^`(\(umask .*?)`", readme, re.MULTILINE)
     subprocess.run(token, shell=True, cwd=tmp_path, check=True)
     assert (tmp_path / "TOKEN").stat().st_mode & 0o077 == 0
-    path = script("import os\nprint('rank', os.environ['RANK'])\n")
+    # One write: the two share the console.
+    path = script("import os\nprint(f\"rank {os.environ['RANK']}\\n\", end='', flush=True)\n")
     line = line.replace("HOST:PORT", f"10.77.0.1:{free_port()}").replace("--nproc-per-node 8", "--nproc-per-node 1").replace("train.py", path)
     commands = [shlex.join([str(EVERSTEP), *shlex.split(line.replace("--node-rank N", f"--node-rank {n}"))[1:]]) for n in (0, 1)]
     network = "ip link set lo up; ip addr add 10.77.0.1/24 dev lo"
