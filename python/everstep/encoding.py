@@ -89,22 +89,24 @@ def encode(value: Any, path: Path = (None, "state", False), take: TakeTensor | N
     Raises:
         CheckpointError: naming the place of what cannot be saved.
     """
-    if (blob := encode_plain(value)) is not None:
-        return blob
-    encoder = _Encoder(take, sharded)
-    try:
-        return MARK + msgpack.packb(encoder.value(value, path), strict_types=True)
-    except RecursionError as e:
-        raise CheckpointError(f"{text_of(path)} is nested too deeply to be saved") from e
+    return _encode(value, path, take, sharded)[0]
 
 
 def encode_part(value: Any, path: Path) -> bytes | None:
     """``value`` for :func:`join`, without tensors; ``None`` when it refers to a container, whose number is another in the whole."""
+    blob, shares = _encode(value, path, None, False)
+    return None if shares else blob
+
+
+def _encode(value: Any, path: Path, take: TakeTensor | None, sharded: bool) -> tuple[bytes, bool]:
+    """The blob, and whether a container occurs twice in it."""
     if (blob := encode_plain(value)) is not None:
-        return blob
-    encoder = _Encoder(None, False)
-    found = encoder.value(value, path)
-    return None if encoder.shares else MARK + msgpack.packb(found, strict_types=True)
+        return blob, False
+    encoder = _Encoder(take, sharded)
+    try:
+        return MARK + msgpack.packb(encoder.value(value, path), strict_types=True), encoder.shares
+    except RecursionError as e:
+        raise CheckpointError(f"{text_of(path)} is nested too deeply to be saved") from e
 
 
 def join(head: bytes, key: str, value: bytes) -> bytes:
@@ -172,7 +174,6 @@ class _Encoder:
     def __init__(self, take: TakeTensor | None, sharded: bool) -> None:
         self._take, self._sharded = take, sharded
         self._depth = 0
-        #: A container occurs twice.
         self.shares = False
         #: Inside keys and elements of sets, which must be equal to what they were, not the same object.
         self._keys = 0
@@ -468,8 +469,7 @@ def _from_bytes(dtype: str, shape: list[int], data: bytes) -> Any:
         kind = numpy.dtype(f"{dtype[:-1]}1")
     if not isinstance(dtype, str) or kind.kind not in _NUMPY_KINDS or math.prod(shape) * kind.itemsize != len(data):
         raise ValueError(f"an array of {len(data)} bytes in the checkpoint is not {dtype} {shape}: it is damaged")
-    # numpy.empty() gives strings without a size one.
-    found = numpy.ndarray(shape, kind)
+    found = numpy.ndarray(shape, kind)  # numpy.empty() gives strings without a size one
     if data:
         found.reshape(-1).view("u1")[...] = numpy.frombuffer(data, "u1")
     return found

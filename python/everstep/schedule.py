@@ -23,7 +23,7 @@ LOOK = 9
 LOOK_AGAIN = 3
 #: Share of the budget planned for, from the snapshots looked at: later ones may take longer.
 PLANNED = 0.65
-#: Nanoseconds per byte by which a snapshot delays the next update, as the state has left the caches; and how many bytes caches hold of it.
+#: A snapshot pushes the state out of the caches, which delays the next update: nanoseconds per byte, and the most bytes that caches hold.
 #: An estimate: paired measurements (figure small-step-cost) found 50 to 100 µs for 1 MB, 1 ms for 10 MB, and no more for 50 MB.
 REFILL = 0.06
 REFILL_MAX = 16_000_000
@@ -205,7 +205,7 @@ def source_of(persist: int | timedelta | str, budget: float, share: float, direc
 
 
 def refill(size: int) -> int:
-    """Nanoseconds that the loop loses after a snapshot of so many bytes, to fill caches again."""
+    """Nanoseconds that the loop loses after a snapshot of ``size`` bytes because the caches must be filled again."""
     return int(REFILL * min(size, REFILL_MAX))
 
 
