@@ -83,6 +83,7 @@ def test_a_world_shrinks_and_grows_with_nothing_lost():
         with cluster("t-elastic", command, nodes=3, workers=1, elastic="2:3") as c:
             c.start_all()
             c.wait_for(lambda: c.status().get("world_size") == 3 and c.step() >= 0 and len(c.workers_now()) == 3 and all((w["step"] or 0) > 20 for w in c.workers_now().values()), 90, "three nodes")
+            promised = c.status()["replicated_step"] or 0
             killed = time.time()
             c.agents[1].kill()
             c.wait_for(lambda: [f for f in c.facts("FirstStep") if f["ts"] > killed], 60, "the smaller world")
@@ -90,7 +91,10 @@ def test_a_world_shrinks_and_grows_with_nothing_lost():
             c.wait_for(lambda: c.facts("Growing"), 60, "growth")
             assert [a.wait(120) for a in c.agents.values()] == [0, 0, 0], c.output()[-3000:]
             assert [f["world_size"] for f in c.facts("GenerationStarted")] == [3, 2, 3], (c.facts("IncidentOpened"), c.output()[-5000:])
-            assert [f["steps_lost"] for f in c.facts("Restored")] == [0, 0, 0]
+            first, shrunk, grown = c.facts("Restored")
+            # On a slow machine not every step is captured (`stall_budget`): a lost node costs the steps since the last one that was.
+            assert shrunk["step"] >= promised, (promised, shrunk)
+            assert first["steps_lost"] == grown["steps_lost"] == 0, (first, grown)
         assert elastic.unaccounted(out, 300) == 0
 
 
