@@ -13,6 +13,7 @@ import random
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,9 +88,13 @@ def _disturbed(out: Path, nodes: int, command: list[str], hows: list[str], rng: 
     going_on = out / "kills"
     going_on.touch()
     with cluster(f"exact-{nodes}", command, nodes=nodes, workers=RANKS // nodes, options=["--max-restarts", "1000"]) as c:
-        done = disturb(c, hows, rng, longest=2.0)
-        going_on.unlink()
-        codes = c.wait(300)
+        try:
+            done = disturb(c, hows, rng, longest=2.0)
+            going_on.unlink()
+            codes = c.wait(300)
+        except Exception:
+            print(f"  kept: {shutil.copytree(c.home, ROOT / 'target' / 'figures' / f'exact-kills-stuck-{int(time.time())}', dirs_exist_ok=True)}")
+            raise
         restored = [(f["step"], f["tiers"]) for f in c.facts("Restored")]
         shutil.copy(c.store / "events.jsonl", out)
         (out / "console.log").write_text(c.output())

@@ -3,87 +3,214 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import hashlib
+import re
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
 
 from . import rng
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: An object whose text is different in each process.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+#: Calls of a kind that may be in hand at once; of more, the oldest are forgotten.
+_IN_HAND_MAX = 64
+#: Batches that were used, and may be seen again (a second model, a recomputation).
+_USED_MAX = 64
+
+
+class _Call:
+    """A call of the batch function, and the memory of the batch that it returned."""
+
+    def __init__(self, key: str, before: dict[str, Any], batch: Any) -> None:
+        self.key = key
+        #: State of the random generators.
+        self.before = before
+        self._memory = [weakref.ref(tensor.untyped_storage()) for tensor in _tensors(batch)]
+
+    def is_alive(self) -> bool:
+        """The script still has some of the batch."""
+        return any(memory() is not None for memory in self._memory)
+
+    def is_among(self, storages: list[Any]) -> bool:
+        """Some of the batch is among these, however it is viewed."""
+        own = [memory() for memory in self._memory]
+        return any(mine is not None and mine is other for mine in own for other in storages)
+
+
+def _tensors(value: Any, depth: int = 4) -> Iterator[Tensor]:
+    """Tensors in a batch, or in the arguments of a forward pass."""
+    if isinstance(value, Tensor):
+        if value.layout is torch.strided:
+            yield value
+    elif depth and isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each, depth - 1)
+    elif depth and isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each, depth - 1)
+
+
+class _Keys:
+    """Names calls by their arguments, in the same way in each process that runs the script."""
+
+    def __init__(self) -> None:
+        #: Objects without a text of their own, by type and in the order in which they were first seen.
+        self._seen: dict[str, dict[int, tuple[int, Any]]] = {}
+
+    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        return repr(([*map(self._text, args)], sorted((name, self._text(value)) for name, value in kwargs.items())))
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, Tensor):
+            value = value.detach().cpu().numpy()
+        if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+            # Their text leaves out most of the numbers.
+            return f"{value.dtype}{value.shape} {hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()}"
+        if isinstance(value, (list, tuple)):
+            return f"{type(value).__name__}({', '.join(map(self._text, value))})"
+        if isinstance(value, dict):
+            return f"{{{', '.join(f'{self._text(k)}: {self._text(v)}' for k, v in value.items())}}}"
+        text = repr(value)
+        return text if not _ADDRESS.search(text) else self._numbered(value)
+
+    def _numbered(self, value: Any) -> str:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        seen = self._seen.setdefault(kind, {})
+        known = seen.get(id(value))
+        if known is None or known[1]() is not value:
+            try:
+                alive: Any = weakref.ref(value)
+            except TypeError:
+                alive = functools.partial(_itself, value)
+            known = seen[id(value)] = (max((n for n, _ in seen.values()), default=-1) + 1, alive)
+        return f"<{kind} {known[0]}>"
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _in_backward() -> bool:
+    """A forward pass within a backward one computes again what was computed before."""
+    current = getattr(torch._C, "_current_graph_task_id", None)
+    return current is not None and current() != -1
+
 
 class Resumable:
     """A batch function with a state.
 
-    A loop that prefetches has, at the end of a step, one batch in hand that no forward pass has
-    used. After a restart that very batch must come first, and the random generators must then stand
-    where they stood. So the state before each call is kept until a forward pass has used its batch
-    (:meth:`consumed`, called by the manager's forward hook), and calls that are outstanding when a
+    A loop that prefetches has, at the end of a step, batches in hand that no forward pass has used. After a restart these very
+    batches must come first, and the random generators must then stand where they stood. So the state before each call is kept until
+    a forward pass has used its batch (:meth:`used`, called by the manager's forward hook), and calls that are outstanding when a
     checkpoint is taken are replayed first.
+
+    A batch is known by its memory. Of one that the loop moves or converts after the call, only the order tells: a forward pass on
+    something else uses the batch that came last.
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
         functools.update_wrapper(self, fn)
-        self._outstanding: list[tuple[str, dict[str, Any]]] = []
+        self._keys = _Keys()
+        self._outstanding: list[_Call] = []
+        self._used: list[_Call] = []
         self._replay: list[tuple[str, dict[str, Any]]] = []
+        self._warned = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        key = repr((args, sorted(kwargs.items())))
+        key = self._keys.of(args, kwargs)
+        now = None
         for i, (wanted, before) in enumerate(self._replay):
-            if wanted == key:
+            if wanted in (key, repr((args, sorted(kwargs.items())))):
                 del self._replay[i]
-                return self._call_again(key, before, args, kwargs)
-        before = rng.get()
-        result = self.fn(*args, **kwargs)
-        # Only the latest call of a kind can still be waiting to be used.
-        self._outstanding = [(k, s) for k, s in self._outstanding if k != key]
-        self._outstanding.append((key, before))
-        return result
-
-    def _call_again(self, key: str, before: dict[str, Any], args: Any, kwargs: Any) -> Any:
-        now = rng.get()
-        rng.put(before)
+                now = rng.get()
+                rng.put(before)
+                break
+        else:
+            before = rng.get()
         try:
-            result = self.fn(*args, **kwargs)
+            batch = self.fn(*args, **kwargs)
         finally:
-            rng.put(now)
-        self._outstanding.append((key, before))
-        return result
+            if now is not None:
+                rng.put(now)
+        # Of calls of a kind whose batches are nowhere, or cannot be followed, only the latest can still be waiting to be used.
+        gone = [call for call in self._outstanding if call.key == key and not call.is_alive()]
+        if gone:
+            self._warn("no forward pass was on the batch before this one")
+        self._outstanding = [call for call in self._outstanding if call not in gone][-_IN_HAND_MAX:]
+        self._outstanding.append(_Call(key, before, batch))
+        return batch
 
-    def consumed(self) -> None:
-        """A forward pass began: it uses the batch that came last."""
-        if self._outstanding:
-            self._outstanding.pop()
+    def _warn(self, what: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"everstep: {what} that {self._name()} returned, so a restart may repeat or leave out a batch; convert batches and move "
+                "them to their device within that function, and give its models to CheckpointManager",
+                stacklevel=4,
+            )
+
+    def used(self, storages: list[Any]) -> None:
+        """A forward pass began, on tensors with this memory."""
+        batches = [call for call in self._outstanding if call.is_among(storages)]
+        if not batches:
+            if not self._outstanding or _in_backward() or any(call.is_among(storages) for call in self._used):
+                return
+            batches = [self._outstanding[-1]]
+            same = [call for call in self._outstanding if call.key == batches[0].key]
+            if len(same) > 1:
+                self._warn(f"a forward pass is on none of the {len(same)} batches in hand")
+        self._outstanding = [call for call in self._outstanding if call not in batches]
+        self._used = [call for call in self._used if call.is_alive()][-_USED_MAX:] + batches
+
+    def _name(self) -> str:
+        return getattr(self.fn, "__name__", type(self.fn).__name__)
 
     def state_dict(self) -> dict[str, Any]:
         """Calls whose batches are in hand, each with the random state before it."""
-        return {"outstanding": [[key, state] for key, state in self._outstanding]}
+        if self._replay:
+            missing = ", ".join(key for key, _ in self._replay)
+            warnings.warn(
+                f"everstep: {self._name()} was not called again for the batch that was in hand at the checkpoint (arguments {missing}); "
+                "that batch is left out",
+                stacklevel=4,
+            )
+            self._replay = []
+        return {"outstanding": [[call.key, call.before] for call in self._outstanding]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Calls to replay, in their order."""
         self._replay = [(key, before) for key, before in state["outstanding"]]
-        self._outstanding = []
+        self._outstanding, self._used = [], []
 
 
 def resumable(fn: F) -> F:
     """Makes a batch function ``Stateful``: pass it as ``data=`` to :class:`CheckpointManager`.
 
     Its batches must depend on the random generators of torch, numpy or Python and on its arguments
-    only.
+    only. It returns tensors in the form in which the model's forward pass takes them.
     """
     return Resumable(fn)  # type: ignore[return-value]
 
 
 def watch_forward(state: dict[str, Any]) -> None:
-    """A forward pass of any module among ``state`` uses the batch that came last."""
+    """Forward passes of any module among ``state`` use batches."""
     batches = [o for o in state.values() if isinstance(o, Resumable)]
     if not batches:
         return
 
-    def used(*_: Any) -> None:
+    def used(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        storages = [tensor.untyped_storage() for tensor in _tensors((args, kwargs))]
         for batch in batches:
-            batch.consumed()
+            batch.used(storages)
 
     for obj in state.values():
         if hasattr(obj, "register_forward_pre_hook"):
-            obj.register_forward_pre_hook(used)
+            obj.register_forward_pre_hook(used, with_kwargs=True)

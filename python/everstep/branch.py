@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 
@@ -9,6 +10,8 @@ from . import worker as _worker
 from ._internal import CheckpointError, asked_before, begin_branch, list_checkpoints, list_line
 from .directory import Directory
 
+#: The highest number of a step: it fits into the words that workers and agents share, together with a distance.
+STEP_MAX = 1 << 40
 #: A checkpoint: step, path, number of ranks, what is wrong with it.
 Row = tuple[int, str, int | None, str | None]
 
@@ -41,12 +44,15 @@ class Branch:
         """This was restored (0: nothing), from this path or from memory."""
         self._origin = (step, path, asked)
 
-    def trains(self) -> None:
+    def trains(self, step: int) -> None:
         """A step is complete: from now on this branch is the one that ran last, also before anything of it is durable.
 
         Raises:
+            ValueError: when ``step`` is no number of steps.
             CheckpointError: when it cannot be recorded.
         """
+        if isinstance(step, bool) or not 0 <= operator.index(step) <= STEP_MAX:
+            raise ValueError(f"step {step!r}: give the number of optimizer steps completed, an integer from 0 to {STEP_MAX}")
         if self._origin is not None and _worker.world().rank == 0:
             begin_branch(self._directory, self._directory.mark(), *self._origin)
         self._origin = None

@@ -288,7 +288,7 @@ class CheckpointManager:
             raise ValueError(f"step({step}) after step {self._step}: give the number of steps completed, which must rise")
         began = time.perf_counter_ns()
         self._start.writing(bool(self._persist))
-        self._branch.trains()
+        self._branch.trains(step)
         self._step, self._extra = step, extra
         self._look()
         self._measure()
@@ -449,7 +449,7 @@ class CheckpointManager:
         if step is None:
             raise ValueError("save() before any step: give the number of steps completed")
         self._start.writing(True)
-        self._branch.trains()
+        self._branch.trains(step)
         self._tier.wait()
         extra = extra or self._extra
         if not self._snapshot(step, extra, why):

@@ -284,7 +284,7 @@ class _Encoder:
         if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
             if kind is numpy.ndarray:
                 return self._container(value, path, _Encoder._array)
-            if kind.__module__ == "numpy":
+            if issubclass(kind, numpy.generic) and kind.__module__ == "numpy":
                 return {_SCALAR: self._numpy(value, path)}
         raise _refused(path, kind, _advice(value))
 
@@ -294,11 +294,11 @@ class _Encoder:
         # An empty string of its own has no size; as an array it has.
         array = numpy.asarray(value)
         dtype = array.dtype
-        if dtype.kind not in _NUMPY_KINDS or numpy.dtype(dtype.str) != dtype:
+        if dtype.kind not in _NUMPY_KINDS or numpy.dtype(dtype.str) != dtype or dtype.metadata:
             raise CheckpointError(f"{text_of(path)} is of numpy's {dtype!r}, which cannot be saved; convert it to numbers or strings")
         if isinstance(value, (str, bytes)) and value[-1:] in ("\0", b"\0"):
             raise CheckpointError(f"{text_of(path)} is a numpy string that ends with NUL, which numpy drops; convert it to str or bytes")
-        return [dtype.str, self._bytes(array.tobytes("C"), path)]
+        return [dtype.str if numpy.dtype(dtype.str).char == dtype.char else dtype.str[0] + dtype.char, self._bytes(array.tobytes("C"), path)]
 
     def _array(self, value: Any, path: Path) -> Any:
         fortran = value.flags.f_contiguous and not value.flags.c_contiguous

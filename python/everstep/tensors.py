@@ -77,6 +77,8 @@ def _unstorable(tensor: Tensor) -> str | None:
         return f"has layout {tensor.layout}, which cannot be saved; save to_dense(), or its indices and values"
     if tensor.is_meta:
         return "is on the meta device and has no values; materialize it first"
+    if tensor._is_zerotensor():
+        return "is a tensor of zeros without memory (of forward-mode differentiation), which cannot be saved; save it + 0"
     if tensor.is_quantized:
         return "is a quantized tensor, which cannot be saved; save int_repr() with its scale and zero point"
     if tensor.dtype not in DTYPES and tensor.dtype not in _AS_OTHER:
@@ -92,7 +94,7 @@ def storable(tensor: Tensor, path: Callable[[], str]) -> Tensor:
     """
     # Every tensor comes by here at every step. Quantized ones have dtypes of their own.
     if type(tensor) in _KINDS and tensor.layout is torch.strided and tensor.dtype in DTYPES:
-        if not (tensor.is_conj() or tensor.is_neg() or tensor.is_nested or tensor.is_meta):
+        if not (tensor.is_conj() or tensor.is_neg() or tensor.is_nested or tensor.is_meta or tensor._is_zerotensor()):
             return tensor
     wrong = _unstorable(tensor)
     if wrong is not None:

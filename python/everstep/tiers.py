@@ -287,8 +287,15 @@ class AgentTier:
         return self._board.failure() if self._board.get("PersistFailures") != seen else None
 
     def await_durable(self, step: int) -> None:
-        """Until the step is on durable storage."""
-        self._agent.await_durable(step, None)
+        """Until the step is on durable storage.
+
+        Raises:
+            CheckpointError: when it could not be written.
+        """
+        try:
+            self._agent.await_durable(step, None)
+        except AgentError as e:
+            raise CheckpointError(str(e)) from e
 
 
 class DiskTier:

@@ -20,8 +20,11 @@ fn same_value(seen: &Bound<'_, PyAny>, known: &Py<PyAny>) -> PyResult<bool> {
         return Ok(true);
     }
     let known = known.bind(seen.py());
+    if let (Ok(seen), Ok(known)) = (seen.cast_exact::<PyFloat>(), known.cast_exact::<PyFloat>()) {
+        // -0.0 is equal to 0.0, and not the same.
+        return Ok(seen.value().to_bits() == known.value().to_bits());
+    }
     let plain = seen.is_exact_instance_of::<PyInt>()
-        || seen.is_exact_instance_of::<PyFloat>()
         || seen.is_exact_instance_of::<PyBool>()
         || seen.is_exact_instance_of::<PyString>();
     Ok(plain && seen.get_type().is(known.get_type()) && seen.eq(known)?)

@@ -75,6 +75,12 @@ FULL = """
                         file.flush()
             except OSError:
                 pass
+        if step == 20:
+            try:
+                ckpt.save()
+            except everstep.CheckpointError as e:
+                refused = str(e)
+            left = sorted(p.name for p in out.glob("step-*.tmp-*"))
         if step == 28:
             filler.unlink()
         before = {r[0] for r in everstep._internal.list_checkpoints(str(out)) if r[3] is None}
@@ -83,7 +89,7 @@ FULL = """
         steps = dict(getattr(outcome, "steps", {"disk": step}))
         rows.append([step, sorted(outcome.saved), steps, sorted(published), list(getattr(outcome, "failed", ()))])
         time.sleep(0.15)
-    Path(sys.argv[2]).write_text(json.dumps(rows))
+    Path(sys.argv[2]).write_text(json.dumps([rows, refused, left]))
     import os
     os._exit(0)
 """
@@ -101,8 +107,10 @@ def test_a_full_disk_is_in_the_outcome_and_training_goes_on(tmp_path):
         assert done.returncode == 0, done.stderr[-3000:]
     finally:
         subprocess.run(["umount", str(mount)], check=False)
-    rows = json.loads((tmp_path / "rows").read_text())
+    rows, refused, left = json.loads((tmp_path / "rows").read_text())
     assert len(rows) == 40
+    assert "could not be written" in refused and "the previous checkpoint stays" in refused
+    assert left == []
     for step, saved, steps, published, _ in rows:
         assert "local" in saved and steps.get("local", step) == step
         if "disk" in saved:

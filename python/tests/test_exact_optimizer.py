@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from pathlib import Path
 from typing import Any
@@ -142,3 +143,21 @@ def test_numpy_s_global_generator_of_any_kind(tmp_path: Path, name):
         assert type(np.random.get_bit_generator()).__name__ == name
     finally:
         np.random.set_bit_generator(before)
+
+
+def test_minus_zero_is_not_zero(tmp_path: Path):
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Linear(1, 1)
+        return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    model, optimizer = made()
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=1)
+    for step in range(1, 7):
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+        # Compared with what it was once the structure of the state is known.
+        optimizer.state[model.weight]["seen"] = 0.0 if step < 5 else -0.0
+        ckpt.step(step)
+    model, optimizer = made()
+    assert es.CheckpointManager(tmp_path, model=model, optimizer=optimizer).restore() == 6
+    assert math.copysign(1, optimizer.state[model.weight]["seen"]) == -1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import struct
+import tempfile
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,9 @@ def test_numpy_keeps_dtype_shape_and_order(tmp_path):
         np.zeros((0, 3), np.float16),
         np.array(3.5),
         np.longdouble(1) / 3,
+        # As long as others, and of types of their own.
+        np.longlong(3),
+        np.array([1], np.ulonglong),
         # Without a size, or with one, as numpy likes.
         np.str_(""),
         np.bytes_(b""),
@@ -108,7 +112,7 @@ def test_numpy_keeps_dtype_shape_and_order(tmp_path):
     ]
     back = _there_and_back(tmp_path, value)
     for one, other in zip(value, back, strict=True):
-        assert type(one) is type(other) and one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes(), one
+        assert type(one) is type(other) and (one.dtype, one.dtype.char) == (other.dtype, other.dtype.char) and one.shape == other.shape and one.tobytes() == other.tobytes(), one
     assert back[1].flags.f_contiguous and not back[1].flags.c_contiguous
 
 
@@ -186,6 +190,11 @@ def _itself() -> list[Any]:
     return value
 
 
+def _mapped(rows: int) -> np.memmap:
+    with tempfile.NamedTemporaryFile() as file:
+        return np.memmap(file.name, "i4", "w+", shape=(rows,))
+
+
 _REFUSED: dict[str, tuple[Any, str]] = {
     "enum": (lambda: {"buffer": [0, 1, 2, _Color.RED]}, r"data/buffer\[3\].*_Color"),
     "str enum": (lambda: {"x": _Name.A}, r"data/x .*_Name"),
@@ -197,6 +206,11 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "path": (lambda: {"p": Path("x")}, "data/p .*Path"),
     "records": (lambda: {"r": np.zeros(2, [("a", "i4")])}, "data/r .*numpy"),
     "objects": (lambda: {"o": np.array([None])}, "data/o .*numpy"),
+    "memory map": (lambda: {"m": _mapped(3)}, r"data/m is of type numpy\.memmap"),
+    "memory map of one": (lambda: {"m": _mapped(1)}, r"data/m is of type numpy\.memmap"),
+    "matrix": (lambda: {"m": np.matrix([[7]])}, r"data/m is of type numpy\.matrix"),
+    "dtype with metadata": (lambda: {"a": np.array([1], np.dtype("i4", metadata={"a": 1}))}, "data/a .*numpy"),
+    "zero tensor": (lambda: {"z": torch._efficientzerotensor((300,))}, "data/z is a tensor of zeros without memory"),
     "sparse": (lambda: {"s": torch.eye(2).to_sparse()}, "data/s has layout"),
     "nested": (lambda: {"n": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, "data/n is a nested"),
     "jagged": (lambda: {"n": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)}, "data/n .*ested"),
@@ -254,3 +268,14 @@ def test_long_names_of_any_characters_are_saved(tmp_path):
     value = {c * 100_000: torch.tensor(float(n)) for n, c in enumerate(("x", "\x01", "é", "\U0001f600", '"'))}
     back = _there_and_back(tmp_path, value)
     assert back == value
+
+
+@pytest.mark.parametrize("step", [-1, True, 2**63, 1.5])
+@pytest.mark.parametrize("call", ["step", "save"])
+def test_what_is_no_number_of_steps_is_refused(tmp_path, call, step):
+    ckpt = es.CheckpointManager(tmp_path, persist=1, data=Kept(1))
+    ckpt.restore()
+    with pytest.raises((ValueError, TypeError), match="give the number of|integer"):
+        getattr(ckpt, call)(step)
+    ckpt.step(1)
+    assert [p.name for p in tmp_path.glob("step-*")] == ["step-1"]

@@ -66,15 +66,30 @@ fn prepare(directory: &Path, step: u64, mark: &Mark) -> io::Result<PathBuf> {
 /// Those of the file system; `InvalidData` when the slot does not hold the step any more.
 pub fn write_shard(directory: &Path, of: &Prepared<'_>, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
     fs::create_dir_all(directory)?;
-    let target = prepare(directory, of.label.step, mark)?.join(&of.name);
+    let within = prepare(directory, of.label.step, mark)?;
+    let target = within.join(&of.name);
     if disk::kind(&target)?.is_some_and(|k| k != FileType::RegularFile) {
         return Err(taken(&target, "it is not a file"));
     }
     disk::before_call()?;
     // Whole pages are written and the last one cut.
-    write_file(&target, &of.header, of.body()?, of.region, throttle)?;
+    let written = write_file(&target, &of.header, of.body()?, of.region, throttle);
+    if written.is_err() {
+        discard(&within, &target);
+    }
+    written?;
     disk::before_call()?;
     of.written(of.name.clone())
+}
+
+/// A shard could not be written, so its step will not be published: what there is of it goes at once, a full disk needs the room. The
+/// directory goes with the last of its shards.
+fn discard(within: &Path, shard: &Path) {
+    let _ = fs::remove_file(shard);
+    if disk::names(within).is_ok_and(|names| names.iter().all(|n| n == MARK_FILE)) {
+        let _ = fs::remove_file(within.join(MARK_FILE));
+        let _ = fs::remove_dir(within);
+    }
 }
 
 /// Makes a checkpoint visible, under the first name for its step that is free. Doing it again changes nothing.

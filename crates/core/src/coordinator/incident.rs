@@ -216,14 +216,16 @@ impl Job {
         let who: Vec<String> = ranks.iter().zip(&nodes).map(|(r, n)| format!("rank {r} on node {n}")).collect();
         let what = if certain {
             format!(
-                "{} does not hold what all other ranks hold at step {step}: memory or a computation was corrupted silently; \
-                 end the job, take the node out, and restore an older step",
+                "{} does not hold what all other ranks hold at step {step}: memory or a computation was corrupted silently, \
+                 or ranks do not hold the same state although the script gives replicated=True; \
+                 if it was corrupted, end the job, take the node out, and restore an older step",
                 who.join(" and ")
             )
         } else {
             format!(
                 "{} should hold the same state at step {step} and do not: memory or a computation of one was corrupted \
-                 silently; with three ranks or more it could be told which",
+                 silently, or the script gives replicated=True for state that is not the same; with three ranks or more \
+                 it could be told which",
                 who.join(" and ")
             )
         };
