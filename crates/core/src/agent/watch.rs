@@ -11,6 +11,11 @@ use std::time::Duration;
 const WINDOW: usize = 31;
 /// A worker that uses at least this share of a CPU while silent is computing, not waiting.
 const BUSY_PERCENT: u128 = 50;
+/// So is one whose main thread could run at this share of the looks at it and got little of a processor that others use, once it has
+/// used as much processor time as makes another one busy.
+const RUNNABLE_PERCENT: u32 = 90;
+/// Fewer looks say nothing.
+const LOOKS: u32 = 10;
 /// Python's exit code when its standard streams could not be flushed at the end.
 const NOT_FLUSHED: i32 = 120;
 /// An evaluation that nobody announces may take thirty steps' time; so much is far beyond one.
@@ -35,6 +40,8 @@ pub struct Observation {
     pub section_timeout_ms: u64,
     /// The process is stopped (state T in /proc).
     pub stopped: bool,
+    /// The main thread runs, or waits for a processor (state R in /proc).
+    pub runnable: bool,
     /// CPU time used by the process so far, in milliseconds.
     pub cpu_ms: u64,
     /// Rises while the interpreter lock can be had.
@@ -76,6 +83,8 @@ pub struct Watch {
     last: Option<Observation>,
     progress_at: Time,
     cpu_at_progress: u64,
+    /// Looks since the last progress, and at how many of them the main thread could run.
+    looks: (u32, u32),
     tick_at: Time,
     stack_at: Time,
     free_at: Time,
@@ -195,6 +204,10 @@ impl Watch {
             self.longest = self.longest.max(now.since(self.progress_at));
             self.progress_at = now;
             self.cpu_at_progress = seen.cpu_ms;
+            self.looks = (0, 0);
+        } else {
+            let (all, runnable) = self.looks;
+            self.looks = (all.saturating_add(1), runnable.saturating_add(u32::from(seen.runnable)));
         }
         if seen.interpreter_ticks != last.interpreter_ticks {
             self.tick_at = now;
@@ -257,7 +270,11 @@ impl Watch {
             return None;
         }
         let cpu = u128::from(seen.cpu_ms.saturating_sub(self.cpu_at_progress)) * 100;
-        let busy = cpu >= BUSY_PERCENT * silence.as_millis();
+        let (looks, runnable) = self.looks;
+        let wants_cpu = looks >= LOOKS && u64::from(runnable) * 100 >= u64::from(RUNNABLE_PERCENT) * u64::from(looks);
+        let computes_for = |at_least: Duration| {
+            cpu >= BUSY_PERCENT * silence.as_millis() || (wants_cpu && cpu >= BUSY_PERCENT * at_least.as_millis())
+        };
         let evaluation = (ladder.step_silence * 15).max(median * EVALUATION);
         // A script that is only seen from outside does not say that it evaluates or saves, and both can
         // take long in one call: only a much longer silence than any before speaks against it.
@@ -266,13 +283,13 @@ impl Watch {
         } else {
             (threshold, evaluation)
         };
-        if busy && seen.interpreter_ticks > 0 && now.since(self.tick_at) >= stuck {
+        if computes_for(stuck) && seen.interpreter_ticks > 0 && now.since(self.tick_at) >= stuck {
             return Some((HangEvidence::InterpreterHeld, silence));
         }
         // One long call of a library that computes looks the same, but for the interpreter, which it does not need.
         let computes = self.free_at > self.progress_at;
         let stuck = if computes { stuck.max(evaluation) } else { stuck };
-        if busy && seen.stack_changes > 0 && now.since(self.stack_at) >= stuck {
+        if computes_for(stuck) && seen.stack_changes > 0 && now.since(self.stack_at) >= stuck {
             return Some((HangEvidence::Spinning, silence));
         }
         // Storage may take its time; a loader that is stuck does not come back.
@@ -334,6 +351,23 @@ mod tests {
             run(10, |_, s| Observation { cpu_ms: s.cpu_ms + 100, interpreter_ticks: s.interpreter_ticks + 1, ..s })
                 .unwrap();
         assert_eq!(spin.0, HangEvidence::Spinning);
+    }
+
+    #[test]
+    fn a_line_that_spins_among_others_that_compute_is_hung() {
+        let spin = |runnable: bool| {
+            move |_, s: Observation| Observation {
+                cpu_ms: s.cpu_ms + 25,
+                interpreter_ticks: s.interpreter_ticks + 1,
+                runnable,
+                ..s
+            }
+        };
+        let (evidence, silence) = run(10, spin(true)).unwrap();
+        assert_eq!(evidence, HangEvidence::Spinning);
+        // A quarter of a processor: as much computing as alone takes longer.
+        assert!(silence >= Duration::from_secs(4) && silence < Duration::from_secs(5), "{silence:?}");
+        assert_eq!(run(10, spin(false)), None, "it waits for something else than a processor");
     }
 
     #[test]

@@ -32,6 +32,7 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
         in_section: board.get(Word::SectionDepth) > 0,
         section_timeout_ms: board.get(Word::SectionTimeout),
         stopped: state == 'T',
+        runnable: state == 'R',
         cpu_ms,
         interpreter_ticks: board.get(Word::InterpreterTicks),
         stack_changes: board.get(Word::StackChanges),
