@@ -36,7 +36,7 @@ def test_a_lone_machine_and_two_good_nodes_are_well(everstep, env):
     alone = everstep("check")
     assert alone.returncode == 0 and "1 node checked in 1 round: nothing is wrong" in alone.stderr, alone.stderr
     codes, said = _nodes(env, 2, "check", "--nnodes", "2")
-    assert codes == [0, 0] and all("2 nodes checked in 1 round: nothing is wrong" in text for text in said), said
+    assert codes == [0, 0] and all("checking 2 nodes" in text and "2 nodes checked in 1 round: nothing is wrong" in text for text in said), said
 
 
 def test_of_three_nodes_the_one_that_crashes_is_named(env, tmp_path):

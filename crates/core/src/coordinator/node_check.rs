@@ -86,6 +86,16 @@ impl Job {
             return false;
         }
         let nodes = candidates.to_vec();
+        // It may take minutes on a machine that is busy; a console that is silent meanwhile looks like a job that hangs.
+        let why = match self.record.spec.check {
+            CheckWhen::Only => "",
+            _ if self.check_asked => {
+                " before the next start, because nothing explains the last failure (--no-check skips this)"
+            }
+            _ => " before the start",
+        };
+        let what = format!("checking {}{why}", count(nodes.len(), "node"));
+        self.to_all(&Order::Notice { what }, out);
         let check = NodeCheck::new(nodes.len());
         self.checking = Some(Checking { began: now, nodes, check, open: Vec::new(), until: now });
         self.next_round(now, out);
