@@ -82,6 +82,11 @@ def _command(out: Path, seed: int, kills: int, width: int, every: int = 0) -> li
     return [*line, "--steps", str(_steps(kills)), "--persist", "50", "--pause", "0.05"]
 
 
+def _keep(what: Path, name: str) -> None:
+    """Copies what a look at a job that went wrong needs to where it stays."""
+    print(f"  kept: {shutil.copytree(what, ROOT / 'target' / 'figures' / f'exact-kills-{name}', dirs_exist_ok=True)}")
+
+
 def _disturbed(out: Path, nodes: int, command: list[str], hows: list[str], rng: random.Random) -> tuple[list[str], int]:
     """Kills, and the exit codes added up."""
     out.mkdir()
@@ -93,7 +98,7 @@ def _disturbed(out: Path, nodes: int, command: list[str], hows: list[str], rng: 
             going_on.unlink()
             codes = c.wait(300)
         except Exception:
-            print(f"  kept: {shutil.copytree(c.home, ROOT / 'target' / 'figures' / f'exact-kills-stuck-{int(time.time())}', dirs_exist_ok=True)}")
+            _keep(c.home, f"stuck-{int(time.time())}")
             raise
         restored = [(f["step"], f["tiers"]) for f in c.facts("Restored")]
         shutil.copy(c.store / "events.jsonl", out)
@@ -134,7 +139,7 @@ def measure(soak: bool) -> Iterator[Bound]:
                 done, codes = _disturbed(out, nodes, _command(out, seed, each, width, every), _hows(nodes, min(each, left), rng), rng)
                 found = differences(calm[width], out, RANKS, _steps(each))
                 if found or codes:
-                    print(f"  kept: {shutil.copytree(out, ROOT / 'target' / 'figures' / f'exact-kills-{seed}-{job}', dirs_exist_ok=True)}")
+                    _keep(out, f"{seed}-{job}")
                 wrong += [f"job {job} ({nodes} nodes, width {width}, every {every}): {what}" for what in found]
                 kills[nodes] += done
                 failed += codes

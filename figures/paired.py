@@ -40,6 +40,12 @@ def run(modes: str, rounds: int, *options: str, size: int = GB) -> dict[str, Blo
     return found
 
 
+def middle_half(values: list[float]) -> float:
+    """Mean without the lowest and the highest quarter: of pairs, a few of which were interrupted on one side."""
+    quarter = len(values) // 4
+    return statistics.mean(sorted(values)[quarter : len(values) - quarter])
+
+
 def extra(found: dict[str, Blocks]) -> dict[str, tuple[float, float]]:
     """Seconds lost and processor seconds spent per checkpoint: medians over the rounds of what a block took more than
     the one without a checkpoint in the same round (machines drift)."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from figures.bound import Bound
+from figures.paired import middle_half
 from figures.second.place import NOBODY, SCRIPT, Attacker, Place, place
 from harness.cluster import EVERSTEP
 
@@ -180,8 +181,7 @@ def _slower(pairs: int, seconds: float) -> tuple[float, list[float], float]:
         for one in attackers:
             rounds = [r for r in one.rounds() if r["mode"] == "attack"]
             shares.append(sum(r["cpu"] for r in rounds) / sum(r["wall"] for r in rounds))
-        middle = sorted(found)[pairs // 4 : pairs - pairs // 4]
-        return statistics.mean(middle), found, sum(shares)
+        return middle_half(found), found, sum(shares)
 
 
 def measure(soak: bool) -> Iterator[Bound]:

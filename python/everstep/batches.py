@@ -61,8 +61,10 @@ class _Keys:
     """Names calls by their arguments, in the same way in each process that runs the script."""
 
     def __init__(self) -> None:
-        #: Objects without a text of their own, by type and in the order in which they were first seen.
-        self._seen: dict[str, dict[int, tuple[int, Any]]] = {}
+        #: Objects without a text of their own, by identity: how to reach them, and their names.
+        self._seen: dict[int, tuple[Callable[[], Any], str]] = {}
+        #: How many of each type there were.
+        self._counts: dict[str, int] = {}
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         return repr(([*map(self._text, args)], sorted((name, self._text(value)) for name, value in kwargs.items())))
@@ -81,20 +83,19 @@ class _Keys:
         return text if not _ADDRESS.search(text) else self._numbered(value)
 
     def _numbered(self, value: Any) -> str:
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        seen = self._seen.setdefault(kind, {})
-        known = seen.get(id(value))
-        if known is None or known[1]() is not value:
+        """Its type, and a number in the order in which objects of the type were first seen."""
+        known = self._seen.get(id(value))
+        # An identity may be used again.
+        if known is None or known[0]() is not value:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            number = self._counts.get(kind, 0)
+            self._counts[kind] = number + 1
             try:
-                alive: Any = weakref.ref(value)
+                reach: Callable[[], Any] = weakref.ref(value)
             except TypeError:
-                alive = functools.partial(_itself, value)
-            known = seen[id(value)] = (max((n for n, _ in seen.values()), default=-1) + 1, alive)
-        return f"<{kind} {known[0]}>"
-
-
-def _itself(value: Any) -> Any:
-    return value
+                reach = lambda: value  # noqa: E731
+            known = self._seen[id(value)] = (reach, f"<{kind} {number}>")
+        return known[1]
 
 
 def _in_backward() -> bool:

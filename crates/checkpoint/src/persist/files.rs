@@ -73,11 +73,7 @@ pub fn write_shard(directory: &Path, of: &Prepared<'_>, mark: &Mark, throttle: &
     }
     disk::before_call()?;
     // Whole pages are written and the last one cut.
-    let written = write_file(&target, &of.header, of.body()?, of.region, throttle);
-    if written.is_err() {
-        discard(&within, &target);
-    }
-    written?;
+    write_file(&target, &of.header, of.body()?, of.region, throttle).inspect_err(|_| discard(&within, &target))?;
     disk::before_call()?;
     of.written(of.name.clone())
 }

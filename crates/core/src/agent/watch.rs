@@ -11,10 +11,10 @@ use std::time::Duration;
 const WINDOW: usize = 31;
 /// A worker that uses at least this share of a CPU while silent is computing, not waiting.
 const BUSY_PERCENT: u128 = 50;
-/// So is one whose main thread could run at this share of the looks at it and got little of a processor that others use, once it has
-/// used as much processor time as makes another one busy.
-const RUNNABLE_PERCENT: u32 = 90;
-/// Fewer looks say nothing.
+/// So is a worker that competes with others for the processors: its main thread was runnable at this share of the looks, and it has used
+/// as much processor time as makes a worker on an idle machine busy.
+const RUNNABLE_PERCENT: u64 = 90;
+/// Fewer looks are no evidence.
 const LOOKS: u32 = 10;
 /// Python's exit code when its standard streams could not be flushed at the end.
 const NOT_FLUSHED: i32 = 120;
@@ -83,8 +83,10 @@ pub struct Watch {
     last: Option<Observation>,
     progress_at: Time,
     cpu_at_progress: u64,
-    /// Looks since the last progress, and at how many of them the main thread could run.
-    looks: (u32, u32),
+    /// Looks since the last progress.
+    looks: u32,
+    /// Those of them at which the main thread could run.
+    runnable: u32,
     tick_at: Time,
     stack_at: Time,
     free_at: Time,
@@ -204,10 +206,10 @@ impl Watch {
             self.longest = self.longest.max(now.since(self.progress_at));
             self.progress_at = now;
             self.cpu_at_progress = seen.cpu_ms;
-            self.looks = (0, 0);
+            (self.looks, self.runnable) = (0, 0);
         } else {
-            let (all, runnable) = self.looks;
-            self.looks = (all.saturating_add(1), runnable.saturating_add(u32::from(seen.runnable)));
+            self.looks = self.looks.saturating_add(1);
+            self.runnable = self.runnable.saturating_add(u32::from(seen.runnable));
         }
         if seen.interpreter_ticks != last.interpreter_ticks {
             self.tick_at = now;
@@ -270,8 +272,8 @@ impl Watch {
             return None;
         }
         let cpu = u128::from(seen.cpu_ms.saturating_sub(self.cpu_at_progress)) * 100;
-        let (looks, runnable) = self.looks;
-        let wants_cpu = looks >= LOOKS && u64::from(runnable) * 100 >= u64::from(RUNNABLE_PERCENT) * u64::from(looks);
+        let share = u64::from(self.runnable) * 100 / u64::from(self.looks.max(1));
+        let wants_cpu = self.looks >= LOOKS && share >= RUNNABLE_PERCENT;
         let computes_for = |at_least: Duration| {
             cpu >= BUSY_PERCENT * silence.as_millis() || (wants_cpu && cpu >= BUSY_PERCENT * at_least.as_millis())
         };

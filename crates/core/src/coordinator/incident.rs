@@ -217,14 +217,14 @@ impl Job {
         let what = if certain {
             format!(
                 "{} does not hold what all other ranks hold at step {step}: memory or a computation was corrupted silently, \
-                 or ranks do not hold the same state although the script gives replicated=True; \
-                 if it was corrupted, end the job, take the node out, and restore an older step",
+                 or the script passes replicated=True for state that differs between ranks; in the first case, end \
+                 the job, take the node out, and restore an older step",
                 who.join(" and ")
             )
         } else {
             format!(
                 "{} should hold the same state at step {step} and do not: memory or a computation of one was corrupted \
-                 silently, or the script gives replicated=True for state that is not the same; with three ranks or more \
+                 silently, or the script passes replicated=True for state that differs between ranks; with three ranks or more \
                  it could be told which",
                 who.join(" and ")
             )
