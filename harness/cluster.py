@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -22,10 +23,12 @@ EVERSTEP = Path(sys.executable).parent / "everstep"
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """A port that nobody listens on now, below those that the kernel gives to sockets that name none: it stays free until it is used."""
+    while True:
+        port = random.randrange(20_000, 32_768)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 def processes() -> dict[int, tuple[int, str]]:

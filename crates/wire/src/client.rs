@@ -28,6 +28,12 @@ pub enum ConnectError {
         /// where
         endpoint: String,
     },
+    /// Something listens there and did not answer in time: something else, or a coordinator on a machine that is busy.
+    #[error("{endpoint} accepts connections and says nothing; if that is not an everstep coordinator, give --rdzv-endpoint another port")]
+    Silent {
+        /// where
+        endpoint: String,
+    },
     /// The token does not fit.
     #[error("{endpoint} refuses this token; use the token file of the coordinator that runs there")]
     Unauthorized {
@@ -55,11 +61,13 @@ async fn request(endpoint: &str, request: Request<Body>) -> Result<Response<Inco
     tokio::spawn(connection);
     let response = tokio::time::timeout(CONNECT_TIMEOUT, sender.send_request(request))
         .await
-        .map_err(|_| ConnectError::NotCoordinator { endpoint: endpoint.into() })?
+        .map_err(|_| ConnectError::Silent { endpoint: endpoint.into() })?
         .map_err(not_ours)?;
     match response.status() {
         StatusCode::OK => Ok(response),
         StatusCode::UNAUTHORIZED => Err(ConnectError::Unauthorized { endpoint: endpoint.into() }),
+        // A coordinator that ends.
+        StatusCode::SERVICE_UNAVAILABLE => Err(unreachable(std::io::ErrorKind::ConnectionAborted.into())),
         _ => Err(ConnectError::NotCoordinator { endpoint: endpoint.into() }),
     }
 }

@@ -32,6 +32,8 @@ const MOST_FAILURES: (u32, Duration) = (10, Duration::from_secs(10));
 const START: Duration = Duration::from_millis(1500);
 /// Something else on the coordinator's port is given this long to turn into one.
 const STRANGER: Duration = Duration::from_secs(3);
+/// The same for what accepts connections and says nothing: a coordinator does so while its machine is too busy.
+const SILENT_STRANGER: Duration = Duration::from_secs(15);
 
 /// How to reach the coordinator.
 #[derive(Clone, Debug)]
@@ -190,18 +192,19 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
                 tokio::time::sleep(RETRY.0).await;
                 continue;
             }
-            Some(Err(e @ (ConnectError::NotCoordinator { .. } | ConnectError::Unauthorized { .. }))) => {
-                other = true;
-                tries.failed(&e);
-                let since = *tries.stranger.get_or_insert_with(Instant::now);
-                if !tries.attached && since.elapsed() > STRANGER {
-                    let _ = inbox.send(Input::Fatal { code: 78, why: e.to_string() });
-                    return;
-                }
-            }
             Some(Err(e @ ConnectError::Unreachable { .. })) => {
                 tries.stranger = None;
                 tries.failed(&e);
+            }
+            Some(Err(e)) => {
+                other = true;
+                tries.failed(&e);
+                let since = *tries.stranger.get_or_insert_with(Instant::now);
+                let patience = if matches!(e, ConnectError::Silent { .. }) { SILENT_STRANGER } else { STRANGER };
+                if !tries.attached && since.elapsed() > patience {
+                    let _ = inbox.send(Input::Fatal { code: 78, why: e.to_string() });
+                    return;
+                }
             }
             None => {
                 tries.stranger = None;
