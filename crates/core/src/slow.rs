@@ -4,7 +4,8 @@
 //! Three states: well; sub-healthy, from 1.1 times the others' time on, which only a long window tells from noise and which is shown but
 //! not announced; slow, which is announced.
 //!
-//! Noise must not be announced. A rank is slow only where its times and the others' times lie apart, not just their medians. Whoever was
+//! Noise must not be announced. A rank is slow only where nearly all its latest steps are longer than the others', and by more than the
+//! others have been slower than it lately; what slows all ranks at once, as a start does, says nothing about any of them. Whoever was
 //! announced may have been noise on this machine, so each announcement makes the watch wait longer before the next one; a calm time makes
 //! it quick again.
 
@@ -12,11 +13,15 @@ use crate::time::Time;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Steps per rank that are compared, and that are kept for what only shows in many of them.
+/// Latest steps of a rank that are compared, those of the others that they are compared with, and the steps that are kept for what only
+/// shows in many of them.
 const WINDOW: usize = 9;
+const REFERENCE: usize = 12;
 const LONG: usize = 61;
-/// A rank is slow from here on, in percent of the others' median.
-const SLOW_PERCENT: u64 = 150;
+/// A rank is slow from here on, in percent of the others' time.
+const SLOW_PERCENT: u64 = 145;
+/// Of all pairs of a step of its own and one of the others', its own is the longer one in at least so many percent.
+const APART_PERCENT: usize = 90;
 /// And well again from here on.
 const WELL_PERCENT: u64 = 125;
 /// A rank is sub-healthy from here on (1.1, as in Unicron).
@@ -36,16 +41,29 @@ const CALM: Duration = Duration::from_secs(1200);
 pub struct Change {
     /// Which.
     pub rank: u32,
-    /// Its own work per step, in percent of the others' median.
+    /// Its own work per step, in percent of the others'.
     pub percent: u64,
     /// Slow, or well again.
     pub slow: bool,
 }
 
+/// What a rank has told of its steps.
+#[derive(Clone, Debug, Default)]
+struct Rank {
+    /// The latest one.
+    step: u64,
+    /// How many.
+    told: u64,
+    /// Microseconds of its own work in the latest ones.
+    micros: VecDeque<u64>,
+}
+
 /// Compares the ranks of one generation.
 #[derive(Clone, Debug, Default)]
 pub struct SlowWatch {
-    ranks: BTreeMap<u32, (u64, VecDeque<u64>)>,
+    ranks: BTreeMap<u32, Rank>,
+    /// Steps that all ranks had told of at the last look.
+    looked: u64,
     /// Announced as slow, with the percentage.
     slow: BTreeMap<u32, u64>,
     /// Since when a rank has looked other than what was announced of it.
@@ -56,90 +74,126 @@ pub struct SlowWatch {
     episode: Option<Time>,
 }
 
-/// How long a rank's steps take.
-struct Lately {
-    /// All but one of the latest steps take at least this long.
-    low: u64,
-    /// Median of the latest steps.
-    median: u64,
-    /// All but one of the latest steps, and four of five in the long window, take at most this long.
-    high: u64,
+fn at(sorted: &[u64], i: usize) -> u64 {
+    sorted.get(i).copied().unwrap_or(0)
 }
 
 fn median(values: impl Iterator<Item = u64>) -> u64 {
     let mut sorted: Vec<u64> = values.collect();
     sorted.sort_unstable();
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0)
+    at(&sorted, sorted.len() / 2)
 }
 
-impl Lately {
-    fn of(window: &VecDeque<u64>) -> Self {
-        let mut all: Vec<u64> = window.iter().copied().collect();
-        let mut latest = all.split_off(all.len().saturating_sub(WINDOW));
-        all.extend(&latest);
-        all.sort_unstable();
-        latest.sort_unstable();
-        let of = |sorted: &[u64], i: usize| sorted.get(i).copied().unwrap_or(0);
-        Lately {
-            low: of(&latest, 1),
-            median: of(&latest, latest.len() / 2),
-            high: of(&latest, latest.len().saturating_sub(2)).max(of(&all, all.len() * 4 / 5)),
-        }
+/// Median of `sorted` without one `own` of its values.
+fn median_of_others(sorted: &[u64], own: u64) -> u64 {
+    let place = sorted.partition_point(|v| *v < own);
+    let middle = sorted.len().saturating_sub(1) / 2;
+    at(sorted, if middle < place { middle } else { middle + 1 })
+}
+
+/// A rank's steps beside the others', latest last.
+struct Beside {
+    own: Vec<u64>,
+    /// Median of the others in the same step.
+    others: Vec<u64>,
+}
+
+impl Beside {
+    fn latest(&self) -> (&[u64], &[u64]) {
+        let from = |all: &[u64], n| all.len().saturating_sub(n);
+        let (own, others) = (from(&self.own, WINDOW), from(&self.others, REFERENCE));
+        (self.own.get(own..).unwrap_or_default(), self.others.get(others..).unwrap_or_default())
+    }
+
+    /// Its time in percent of the others': the median over all pairs of latest steps.
+    fn percent(&self) -> u64 {
+        let (own, others) = self.latest();
+        median(own.iter().flat_map(|x| others.iter().map(move |y| x * 100 / y.max(&1))))
+    }
+
+    /// Its times and the others' lie apart, by more than the others are slower than it in one of five steps of the long window.
+    fn apart(&self, percent: u64) -> bool {
+        let (own, others) = self.latest();
+        let longer: usize = own.iter().map(|x| others.iter().filter(|y| x > y).count()).sum();
+        let middle = |of: &[u64]| median(of.iter().copied());
+        let mut reverse: Vec<u64> = self.own.iter().zip(&self.others).map(|(x, y)| y * 100 / x.max(&1)).collect();
+        reverse.sort_unstable();
+        longer * 100 >= own.len() * others.len() * APART_PERCENT
+            && middle(own) > middle(others) + NOISE_MICROS
+            && percent > at(&reverse, reverse.len() * 4 / 5)
     }
 }
 
 impl SlowWatch {
     /// Rank `rank` has completed `step`, with `micros` of its own work in the last one.
     pub fn saw(&mut self, rank: u32, step: u64, micros: u64) {
-        let (last, window) = self.ranks.entry(rank).or_default();
-        if *last == step {
+        let rank = self.ranks.entry(rank).or_default();
+        if rank.step == step {
             return;
         }
-        *last = step;
-        window.push_back(micros);
-        if window.len() > LONG {
-            window.pop_front();
+        rank.step = step;
+        rank.told += 1;
+        rank.micros.push_back(micros);
+        if rank.micros.len() > LONG {
+            rank.micros.pop_front();
         }
     }
 
     /// What is to be announced since the last look.
     pub fn changes(&mut self, now: Time) -> Vec<Change> {
-        if self.ranks.len() < 2 || self.ranks.values().any(|(_, w)| w.len() < WINDOW) {
+        let told = self.ranks.values().map(|r| r.told).min().unwrap_or(0);
+        let steps = self.ranks.values().map(|r| r.micros.len()).min().unwrap_or(0);
+        // Each of thousands of nodes may bring news several times a second; there is something to compare once all have.
+        if self.ranks.len() < 2 || steps < WINDOW || told == self.looked {
             return Vec::new();
         }
+        self.looked = told;
         self.calm_down(now);
-        let lately: BTreeMap<u32, Lately> = self.ranks.iter().map(|(r, (_, w))| (*r, Lately::of(w))).collect();
         let mut changes = Vec::new();
-        for (rank, own) in &lately {
-            let others = || lately.iter().filter(|(r, _)| *r != rank).map(|(_, other)| other);
-            let (usual, high) = (median(others().map(|o| o.median)), median(others().map(|o| o.high)));
-            let percent = own.median * 100 / usual.max(1);
-            let announced = self.slow.contains_key(rank);
-            let apart = own.low > high && own.median > usual + NOISE_MICROS;
-            let looks_slow = if announced { percent > WELL_PERCENT } else { percent >= SLOW_PERCENT && apart };
+        for (rank, beside) in self.beside(steps) {
+            let percent = beside.percent();
+            let announced = self.slow.contains_key(&rank);
+            let looks_slow =
+                if announced { percent > WELL_PERCENT } else { percent >= SLOW_PERCENT && beside.apart(percent) };
             if looks_slow == announced {
-                self.settle(*rank, now);
+                self.settle(rank, now);
                 if announced {
-                    self.slow.insert(*rank, percent);
+                    self.slow.insert(rank, percent);
                 }
                 continue;
             }
-            let since = *self.turning.entry(*rank).or_insert(now);
+            let since = *self.turning.entry(rank).or_insert(now);
             let wait = if announced { RECOVERED } else { self.patience };
             if now.since(since) < wait {
                 continue;
             }
-            self.turning.remove(rank);
+            self.turning.remove(&rank);
             if looks_slow {
-                self.slow.insert(*rank, percent);
+                self.slow.insert(rank, percent);
                 self.patience = (self.patience * 2).clamp(PATIENCE, PATIENCE_MAX);
             } else {
-                self.slow.remove(rank);
+                self.slow.remove(&rank);
             }
             self.episode = Some(now);
-            changes.push(Change { rank: *rank, percent, slow: looks_slow });
+            changes.push(Change { rank, percent, slow: looks_slow });
         }
         changes
+    }
+
+    /// The latest `steps` of each rank beside the others'. Ranks tell of their steps at the same times, not of each step, so what counts as
+    /// the same step is found from the end.
+    fn beside(&self, steps: usize) -> Vec<(u32, Beside)> {
+        let latest = |r: &Rank| r.micros.iter().skip(r.micros.len() - steps).copied().collect();
+        let mut all: Vec<(u32, Beside)> = Vec::with_capacity(self.ranks.len());
+        all.extend(self.ranks.iter().map(|(rank, told)| (*rank, Beside { own: latest(told), others: Vec::new() })));
+        for step in 0..steps {
+            let mut sorted: Vec<u64> = all.iter().map(|(_, b)| at(&b.own, step)).collect();
+            sorted.sort_unstable();
+            for (_, b) in &mut all {
+                b.others.push(median_of_others(&sorted, at(&b.own, step)));
+            }
+        }
+        all
     }
 
     /// A rank is again as it was announced: what began has passed.
@@ -160,18 +214,24 @@ impl SlowWatch {
     /// others' usual one, by that much.
     #[must_use]
     pub fn sub_healthy(&self) -> BTreeMap<u32, u64> {
-        if self.ranks.len() < 2 || self.ranks.values().any(|(_, w)| w.len() < LONG) {
+        if self.ranks.len() < 2 || self.ranks.values().any(|r| r.micros.len() < LONG) {
             return BTreeMap::new();
         }
-        let usual: BTreeMap<u32, u64> = self.ranks.iter().map(|(r, (_, w))| (*r, median(w.iter().copied()))).collect();
-        let mut found = BTreeMap::new();
-        for (rank, (_, window)) in self.ranks.iter().filter(|(rank, _)| !self.slow.contains_key(rank)) {
-            let others = median(usual.iter().filter(|(r, _)| *r != rank).map(|(_, micros)| *micros));
+        let sorted = |window: &VecDeque<u64>| -> Vec<u64> {
             let mut sorted: Vec<u64> = window.iter().copied().collect();
             sorted.sort_unstable();
-            let quick = sorted.get(sorted.len() / 4).copied().unwrap_or(0);
+            sorted
+        };
+        let ranks: Vec<(u32, Vec<u64>)> = self.ranks.iter().map(|(rank, told)| (*rank, sorted(&told.micros))).collect();
+        let mut usual: Vec<u64> = ranks.iter().map(|(_, window)| at(window, window.len() / 2)).collect();
+        usual.sort_unstable();
+        let mut found = BTreeMap::new();
+        for (rank, window) in ranks.iter().filter(|(rank, _)| !self.slow.contains_key(rank)) {
+            let own = at(window, window.len() / 2);
+            let others = median_of_others(&usual, own);
+            let quick = at(window, window.len() / 4);
             if quick * 100 >= others * SUB_HEALTHY_PERCENT && quick > others + NOISE_MICROS {
-                found.insert(*rank, usual.get(rank).copied().unwrap_or(0) * 100 / others.max(1));
+                found.insert(*rank, own * 100 / others.max(1));
             }
         }
         found
@@ -238,6 +298,27 @@ mod tests {
                     changes.iter().any(|(_, c)| c.rank == 1 && c.slow),
                     "{ranks} ranks, from step {begins}: {changes:?}"
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn a_start_that_is_slow_for_all_hides_nobody() {
+        // What a rank's own steps took beside a process that was starting, in milliseconds, and then 1.8 times as slow (quiet-slow-ranks).
+        const OWN: [u64; 21] =
+            [473, 627, 616, 586, 535, 441, 378, 279, 357, 270, 425, 416, 457, 418, 644, 508, 548, 496, 602, 523, 467];
+        const OTHER: [u64; 21] =
+            [473, 450, 597, 546, 532, 548, 411, 230, 308, 231, 387, 389, 276, 275, 359, 255, 250, 253, 283, 336, 415];
+        let (_, changes) = run(2, 21, |rank, step| if rank == 1 { OWN } else { OTHER }[step as usize - 1] * 1000);
+        assert!(matches!(changes[..], [(17..=21, Change { rank: 1, slow: true, .. })]), "{changes:?}");
+    }
+
+    #[test]
+    fn the_median_of_others_leaves_out_one() {
+        for values in [[1u64, 2, 3, 4, 5].as_slice(), &[2, 2, 7, 9], &[1, 8], &[4, 4, 4]] {
+            for (i, own) in values.iter().enumerate() {
+                let others = values.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, v)| *v);
+                assert_eq!(median_of_others(values, *own), median(others), "{values:?} without {own}");
             }
         }
     }

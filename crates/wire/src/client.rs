@@ -29,7 +29,9 @@ pub enum ConnectError {
         endpoint: String,
     },
     /// Something listens there and did not answer in time: something else, or a coordinator on a machine that is busy.
-    #[error("{endpoint} accepts connections and says nothing; if that is not an everstep coordinator, give --rdzv-endpoint another port")]
+    #[error(
+        "{endpoint} accepts connections and says nothing; if that is not an everstep coordinator, give --rdzv-endpoint another port"
+    )]
     Silent {
         /// where
         endpoint: String,
