@@ -23,7 +23,7 @@ EVERSTEP = Path(sys.executable).parent / "everstep"
 
 
 def free_port() -> int:
-    """A port that nobody listens on now, below those that the kernel gives to sockets that name none: it stays free until it is used."""
+    """A free port below the kernel's ephemeral range, so that no other socket is given it before it is used."""
     while True:
         port = random.randrange(20_000, 32_768)
         with socket.socket() as s, contextlib.suppress(OSError):

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from harness.cluster import free_port
+
 from .cases import Case
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -37,18 +39,12 @@ DOCUMENTED = {
 }
 
 
-def _port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 def run(case: Case, launcher: str) -> dict[str, Any]:
     """Exit codes, workers, logs and error files of a case under ``launcher``."""
     with tempfile.TemporaryDirectory(prefix="conformance-") as scratch:
         tmp = Path(scratch)
         (tmp / "notes").mkdir()
-        port = _port()
+        port = free_port()
 
         def fill(text: str, node: int) -> str:
             for name, value in (("port", port), ("tmp", tmp), ("probe", ROOT / "figures/conformance/probe.py"), ("node", node), ("python", sys.executable)):

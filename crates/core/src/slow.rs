@@ -20,10 +20,10 @@ const REFERENCE: usize = 12;
 const LONG: usize = 61;
 /// A rank is slow from here on, in percent of the others' time.
 const SLOW_PERCENT: u64 = 145;
-/// Of all pairs of a step of its own and one of the others', its own is the longer one in at least so many percent.
-const APART_PERCENT: usize = 90;
 /// And well again from here on.
 const WELL_PERCENT: u64 = 125;
+/// A slow rank's step is the longer one in at least this percentage of all pairs with the others' steps.
+const APART_PERCENT: usize = 90;
 /// A rank is sub-healthy from here on (1.1, as in Unicron).
 const SUB_HEALTHY_PERCENT: u64 = 110;
 /// Differences of less than this many microseconds are noise.
@@ -47,13 +47,13 @@ pub struct Change {
     pub slow: bool,
 }
 
-/// What a rank has told of its steps.
+/// What a rank has reported of its steps.
 #[derive(Clone, Debug, Default)]
 struct Rank {
     /// The latest one.
     step: u64,
     /// How many.
-    told: u64,
+    reported: u64,
     /// Microseconds of its own work in the latest ones.
     micros: VecDeque<u64>,
 }
@@ -62,7 +62,7 @@ struct Rank {
 #[derive(Clone, Debug, Default)]
 pub struct SlowWatch {
     ranks: BTreeMap<u32, Rank>,
-    /// Steps that all ranks had told of at the last look.
+    /// Steps that all ranks had reported at the last look.
     looked: u64,
     /// Announced as slow, with the percentage.
     slow: BTreeMap<u32, u64>,
@@ -78,9 +78,14 @@ fn at(sorted: &[u64], i: usize) -> u64 {
     sorted.get(i).copied().unwrap_or(0)
 }
 
-fn median(values: impl Iterator<Item = u64>) -> u64 {
+fn sorted(values: impl Iterator<Item = u64>) -> Vec<u64> {
     let mut sorted: Vec<u64> = values.collect();
     sorted.sort_unstable();
+    sorted
+}
+
+fn median(values: impl Iterator<Item = u64>) -> u64 {
+    let sorted = sorted(values);
     at(&sorted, sorted.len() / 2)
 }
 
@@ -92,13 +97,13 @@ fn median_of_others(sorted: &[u64], own: u64) -> u64 {
 }
 
 /// A rank's steps beside the others', latest last.
-struct Beside {
+struct Comparison {
     own: Vec<u64>,
     /// Median of the others in the same step.
     others: Vec<u64>,
 }
 
-impl Beside {
+impl Comparison {
     fn latest(&self) -> (&[u64], &[u64]) {
         let from = |all: &[u64], n| all.len().saturating_sub(n);
         let (own, others) = (from(&self.own, WINDOW), from(&self.others, REFERENCE));
@@ -116,8 +121,7 @@ impl Beside {
         let (own, others) = self.latest();
         let longer: usize = own.iter().map(|x| others.iter().filter(|y| x > y).count()).sum();
         let middle = |of: &[u64]| median(of.iter().copied());
-        let mut reverse: Vec<u64> = self.own.iter().zip(&self.others).map(|(x, y)| y * 100 / x.max(&1)).collect();
-        reverse.sort_unstable();
+        let reverse = sorted(self.own.iter().zip(&self.others).map(|(x, y)| y * 100 / x.max(&1)));
         longer * 100 >= own.len() * others.len() * APART_PERCENT
             && middle(own) > middle(others) + NOISE_MICROS
             && percent > at(&reverse, reverse.len() * 4 / 5)
@@ -132,7 +136,7 @@ impl SlowWatch {
             return;
         }
         rank.step = step;
-        rank.told += 1;
+        rank.reported += 1;
         rank.micros.push_back(micros);
         if rank.micros.len() > LONG {
             rank.micros.pop_front();
@@ -141,20 +145,20 @@ impl SlowWatch {
 
     /// What is to be announced since the last look.
     pub fn changes(&mut self, now: Time) -> Vec<Change> {
-        let told = self.ranks.values().map(|r| r.told).min().unwrap_or(0);
+        let reported = self.ranks.values().map(|r| r.reported).min().unwrap_or(0);
         let steps = self.ranks.values().map(|r| r.micros.len()).min().unwrap_or(0);
-        // Each of thousands of nodes may bring news several times a second; there is something to compare once all have.
-        if self.ranks.len() < 2 || steps < WINDOW || told == self.looked {
+        // Each of thousands of nodes may bring news several times a second; there is something new to compare once all ranks have reported a step.
+        if self.ranks.len() < 2 || steps < WINDOW || reported == self.looked {
             return Vec::new();
         }
-        self.looked = told;
+        self.looked = reported;
         self.calm_down(now);
         let mut changes = Vec::new();
-        for (rank, beside) in self.beside(steps) {
-            let percent = beside.percent();
+        for (rank, comparison) in self.comparisons(steps) {
+            let percent = comparison.percent();
             let announced = self.slow.contains_key(&rank);
             let looks_slow =
-                if announced { percent > WELL_PERCENT } else { percent >= SLOW_PERCENT && beside.apart(percent) };
+                if announced { percent > WELL_PERCENT } else { percent >= SLOW_PERCENT && comparison.apart(percent) };
             if looks_slow == announced {
                 self.settle(rank, now);
                 if announced {
@@ -180,17 +184,16 @@ impl SlowWatch {
         changes
     }
 
-    /// The latest `steps` of each rank beside the others'. Ranks tell of their steps at the same times, not of each step, so what counts as
-    /// the same step is found from the end.
-    fn beside(&self, steps: usize) -> Vec<(u32, Beside)> {
+    /// The latest `steps` of each rank beside the others'. Ranks report at the same times, and not every step, so
+    /// steps are matched by counting from the latest.
+    fn comparisons(&self, steps: usize) -> Vec<(u32, Comparison)> {
         let latest = |r: &Rank| r.micros.iter().skip(r.micros.len() - steps).copied().collect();
-        let mut all: Vec<(u32, Beside)> = Vec::with_capacity(self.ranks.len());
-        all.extend(self.ranks.iter().map(|(rank, told)| (*rank, Beside { own: latest(told), others: Vec::new() })));
+        let mut all: Vec<(u32, Comparison)> = Vec::with_capacity(self.ranks.len());
+        all.extend(self.ranks.iter().map(|(rank, of)| (*rank, Comparison { own: latest(of), others: Vec::new() })));
         for step in 0..steps {
-            let mut sorted: Vec<u64> = all.iter().map(|(_, b)| at(&b.own, step)).collect();
-            sorted.sort_unstable();
-            for (_, b) in &mut all {
-                b.others.push(median_of_others(&sorted, at(&b.own, step)));
+            let sorted = sorted(all.iter().map(|(_, c)| at(&c.own, step)));
+            for (_, c) in &mut all {
+                c.others.push(median_of_others(&sorted, at(&c.own, step)));
             }
         }
         all
@@ -217,14 +220,9 @@ impl SlowWatch {
         if self.ranks.len() < 2 || self.ranks.values().any(|r| r.micros.len() < LONG) {
             return BTreeMap::new();
         }
-        let sorted = |window: &VecDeque<u64>| -> Vec<u64> {
-            let mut sorted: Vec<u64> = window.iter().copied().collect();
-            sorted.sort_unstable();
-            sorted
-        };
-        let ranks: Vec<(u32, Vec<u64>)> = self.ranks.iter().map(|(rank, told)| (*rank, sorted(&told.micros))).collect();
-        let mut usual: Vec<u64> = ranks.iter().map(|(_, window)| at(window, window.len() / 2)).collect();
-        usual.sort_unstable();
+        let ranks: Vec<(u32, Vec<u64>)> =
+            self.ranks.iter().map(|(rank, of)| (*rank, sorted(of.micros.iter().copied()))).collect();
+        let usual = sorted(ranks.iter().map(|(_, window)| at(window, window.len() / 2)));
         let mut found = BTreeMap::new();
         for (rank, window) in ranks.iter().filter(|(rank, _)| !self.slow.contains_key(rank)) {
             let own = at(window, window.len() / 2);

@@ -30,7 +30,7 @@ pub enum ConnectError {
     },
     /// Something listens there and did not answer in time: something else, or a coordinator on a machine that is busy.
     #[error(
-        "{endpoint} accepts connections and says nothing; if that is not an everstep coordinator, give --rdzv-endpoint another port"
+        "{endpoint} accepts connections but does not answer; if that is not an everstep coordinator, give --rdzv-endpoint another port"
     )]
     Silent {
         /// where
@@ -68,7 +68,7 @@ async fn request(endpoint: &str, request: Request<Body>) -> Result<Response<Inco
     match response.status() {
         StatusCode::OK => Ok(response),
         StatusCode::UNAUTHORIZED => Err(ConnectError::Unauthorized { endpoint: endpoint.into() }),
-        // A coordinator that ends.
+        // A coordinator that is shutting down.
         StatusCode::SERVICE_UNAVAILABLE => Err(unreachable(std::io::ErrorKind::ConnectionAborted.into())),
         _ => Err(ConnectError::NotCoordinator { endpoint: endpoint.into() }),
     }

@@ -32,7 +32,7 @@ const MOST_FAILURES: (u32, Duration) = (10, Duration::from_secs(10));
 const START: Duration = Duration::from_millis(1500);
 /// Something else on the coordinator's port is given this long to turn into one.
 const STRANGER: Duration = Duration::from_secs(3);
-/// The same for what accepts connections and says nothing: a coordinator does so while its machine is too busy.
+/// The same for what accepts connections but does not answer: a coordinator on a busy machine looks like that.
 const SILENT_STRANGER: Duration = Duration::from_secs(15);
 
 /// How to reach the coordinator.
