@@ -70,12 +70,13 @@ fn length(r: &mut Random, s: &mut Shard) {
     let (from, to) = (line.from as usize, line.to as usize);
     let bytes = to.saturating_sub(from);
     let now = match r.below(4) {
-        0 => bytes + 1 + r.below(16),
-        1 => bytes + 64 * (1 + r.below(80)),
+        // An earlier mutation may have put the end at the largest number that there is.
+        0 => bytes.wrapping_add(1 + r.below(16)),
+        1 => bytes.wrapping_add(64 * (1 + r.below(80))),
         2 => bytes.saturating_sub(1 + r.below(bytes.max(1))),
         _ => bytes / 2,
     };
-    line.to = line.from + now as u64;
+    line.to = line.from.wrapping_add(now as u64);
     if another {
         // A tensor as good as any, that no model of this checkpoint has.
         (line.dtype, line.shape) = ("U8".into(), vec![now as u64]);
