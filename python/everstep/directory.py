@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import re
 from collections.abc import Callable
@@ -28,7 +29,16 @@ def _release_all() -> None:
     _claims.clear()
 
 
+def _leave_to_parent() -> None:
+    """In a forked child: the claims are the parent's, and so are the threads that renew them. An object that is dropped waits for its thread,
+    which is not here, so they are never dropped."""
+    for _, claim in _claims.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(claim))
+    _claims.clear()
+
+
 atexit.register(_release_all)
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class Directory:
@@ -43,6 +53,8 @@ class Directory:
             raise CheckpointError(f"{text} is the URL of a store that went through pathlib.Path, which takes one of its slashes: give it as a string")
         self._run: str | None = None
         self._epoch = 0
+        #: True once :meth:`release` was called.
+        self.released = False
         scheme, url, rest = text.partition("://")
         self.is_url = bool(url)
         self._text = f"{scheme}://{rest.rstrip('/')}" if self.is_url else str(Path(text).absolute())
@@ -122,6 +134,7 @@ class Directory:
         if claim is not None and pid == os.getpid():
             claim.release()
         self._epoch = 0
+        self.released = True
 
     def is_there(self) -> bool:
         """False for a directory that is missing; a store has no directories."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from . import worker as _worker
@@ -10,12 +11,20 @@ from .directory import Directory
 from .tiers import AgentTier, DiskTier
 
 
+#: The manager that wrote last, by what two managers of a process would both write to: a directory, or the rank's slots of memory.
+_writers: dict[str, Start] = {}
+#: The slots of memory, in :data:`_writers`.
+_SLOTS = "memory"
+
+
 class Start:
-    """The start of one manager."""
+    """The start of one manager, and which uses of it are refused."""
 
     def __init__(self, directory: Directory, tier: AgentTier | DiskTier) -> None:
         self._directory, self._tier = directory, tier
-        self._may_write = False
+        self._may_write = self._has_written = False
+        self._pid = os.getpid()
+        self._target = _SLOTS if tier.in_memory else str(directory)
 
     def restored(self, step: int) -> None:
         """One line on every start: what was restored, and from where."""
@@ -26,11 +35,14 @@ class Start:
             print(f"everstep: {line}", file=sys.stderr, flush=True)
 
     def writing(self, durable: bool) -> None:
-        """Before a checkpoint: a loop that did not restore must not write beside checkpoints that it ignores, and the directory must be this job's.
+        """Checks that this manager may write a checkpoint, and claims the directory for the job.
 
         Raises:
-            CheckpointError: when there are checkpoints of this run, or the directory belongs to another job.
+            CheckpointError: when :meth:`~everstep.CheckpointManager.restore` was not called and there are checkpoints of this run; when the
+                directory belongs to another job; when this manager is closed, is another process's, or shares what it writes to with
+                another manager of this process.
         """
+        self._refuse_misuse()
         if not self._may_write:
             held = [step for step, _, _, wrong in list_checkpoints(self._directory) if wrong is None] + self._tier.held()
             if held:
@@ -41,3 +53,23 @@ class Start:
             self._may_write = True
         if durable:
             self._tier.own()
+
+    def _refuse_misuse(self) -> None:
+        if os.getpid() != self._pid:
+            raise CheckpointError(
+                "step() or save() in a process that was forked from the one that made this CheckpointManager: only that process may write checkpoints"
+            )
+        if self._directory.released:
+            raise CheckpointError(f"step() or save() after close(): call close() after the last step, or make a new CheckpointManager for {self._directory}")
+        last = _writers.get(self._target)
+        if last is self:
+            return
+        # The newer of two takes over, so that a manager may be made anew without closing the old one, which never writes again then.
+        if last is not None and self._has_written:
+            what = "this rank's memory" if self._target == _SLOTS else str(self._directory)
+            raise CheckpointError(
+                f"another CheckpointManager of this process has written to {what} since this one did, and their checkpoints would be mixed: "
+                f"pass all objects to one manager (model=…, other=…)"
+            )
+        self._has_written = True
+        _writers[self._target] = self

@@ -8,7 +8,7 @@ use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
 use everstep_checkpoint::arena::Pin;
 use everstep_checkpoint::board::{Board, EVERY_BITS, Word};
 use everstep_core::agent::event::{Event, Words};
-use everstep_core::id::{Generation, Step};
+use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::message::{Outcome, ShardFile, Slot};
 use everstep_wire::worker::{Reply, Request};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +25,8 @@ const RENEW: Duration = Duration::from_millis(200);
 pub struct Crew {
     /// Local ranks whose sealed steps are watched.
     pub watched: BTreeSet<u32>,
+    /// Ranks that have asked which step to restore.
+    pub asked: BTreeSet<Rank>,
     pub generation: Generation,
     pub slot: Slot,
     pub restarts: u32,
@@ -40,6 +42,10 @@ impl Drop for Crew {
         self.over.store(true, Ordering::Release);
     }
 }
+
+const RESTORED_TWICE: &str = "restore() for the second time in this process: under everstep run a rank has one CheckpointManager, \
+    and restores once per start; pass all objects to one manager, and to go back to an earlier step end this process with an error and call \
+    restore(step=…) in the next start";
 
 /// One worker.
 pub struct Worker {
@@ -152,6 +158,7 @@ impl Driver {
             nodes: start.place.group_world_size,
             over: Arc::default(),
             watched: BTreeSet::new(),
+            asked: BTreeSet::new(),
         };
         let mut launches = Vec::new();
         let mut failure = None;
@@ -380,6 +387,11 @@ impl Driver {
                 });
             }
             Request::Restore { generation, rank, offers, shared } => {
+                // All ranks go on from one step, chosen once: a second answer would be that step again, whatever is asked for.
+                if !self.crew.as_mut().is_some_and(|c| c.asked.insert(rank)) {
+                    let _ = answer.send(Reply::Refused { why: RESTORED_TWICE.into() });
+                    return;
+                }
                 self.restores.insert(rank, answer);
                 self.event(Event::Offers { generation, rank, offers, shared }).await;
             }
