@@ -20,7 +20,7 @@ from .micro import MicroBatches
 from .outcome import Arrivals, Outcome, Tier
 from .placed import Resharded
 from .plan import BatchPlan, batch_plan
-from .schedule import Appointments, Snapshots, refill, source_of
+from .schedule import FREE_STALL, STALL_BUDGET, STORAGE_SHARE, Appointments, Snapshots, passes, refill, source_of
 from .slots import Snapshot
 from .start import Start
 from .state import Layout, State, is_replicated
@@ -30,12 +30,6 @@ from .tiers import EPOCH, RECOVERY, USER, AgentTier, DiskTier, HealingShard, Kee
 Every = int | Literal["auto"]
 Persist = int | timedelta | Literal["auto"]
 
-#: Part of the training time that snapshots, and durable checkpoints, may cost unless the user says otherwise.
-STALL_BUDGET = 0.01
-#: Then, seconds per memory snapshot that are not worth leaving a step out.
-FREE_STALL = 0.0005
-#: Part of the time in which ``persist="auto"`` uses storage where memory holds each step anyway.
-STORAGE_SHARE = 0.05
 #: Seconds after which a durable checkpoint that nobody has announced is asked for again.
 ASK_AGAIN = 60.0
 #: Seconds that a save which the user asked for waits for a slot of memory while nothing is known to be on its way to storage.
@@ -137,11 +131,10 @@ class CheckpointManager:
         self._snapshots = Snapshots(budget, FREE_STALL if stall_budget is None else 0.0) if measures else None
         self._stalled, self._refill = 0.0, 0
         self._asked: float | None = None
-        self._sections = self._failures = 0
+        self._sections, self._failures, self._capture_failed = 0, 0, -1
         self._retake: tuple[int | None] | None = None
-        self._appointments = None
-        if isinstance(self._tier, DiskTier) and not isinstance(persist, int):
-            self._appointments = Appointments(self._due, self._tier.agree)
+        by_time = not isinstance(persist, int)
+        self._appointments = Appointments(self._due, self._tier.agree) if by_time and isinstance(self._tier, DiskTier) else None
         self._epochs = keep_epochs and durable
         self._epoch_sources = [o for o in state.values() if isinstance(getattr(o, "epoch", None), int)]
         self._epoch: list[int] | None = None
@@ -172,9 +165,8 @@ class CheckpointManager:
             self._unreadable: list[str] = []
             self._damaged: set[int] = set()
             wanted = self._branch.wanted(step)
-            done = None
-            while done is None:
-                done = self._restore_newest(wanted)
+            while (done := self._restore_newest(wanted)) is None:
+                pass
         self._branch.announce(step, wanted, done)
         self._step = done
         self._start.restored(done)
@@ -289,17 +281,21 @@ class CheckpointManager:
         began = time.perf_counter_ns()
         self._start.writing(bool(self._persist))
         self._branch.trains(step)
-        self._step, self._extra = step, extra
+        before, self._step, self._extra = (step - 1 if self._step is None else self._step), step, extra
         self._look()
         self._measure()
-        hold = self._tier.hold_at() == step + 1
-        persist = self._persist_why(step, hold)
+        hold = before < self._tier.hold_at() - 1 <= step
+        persist = self._persist_why(before, step, hold)
         every = self._tier.every(step) if self._every is None else self._every
-        due = (step % every == 0 and self._tier.in_memory) or self._tier.lost()
+        due = (passes(before, step, every) and self._tier.in_memory) or self._tier.lost()
         if self._retake is not None:
             due, (lost,), self._retake = True, self._retake, None
             persist = lost if persist is None else persist
         snapshot = (persist is not None or due or hold) and self._snapshot(step, extra, persist)
+        if persist is not None and not snapshot and self._capture_failed != step:
+            # It was promised: storage that is slower than the promises holds the loop up.
+            began += self._wait_for_slot(step, extra, persist)
+            snapshot = self._capture_failed != step
         self._worker.stepped(step)
         self._tier.stepped()
         self._ask_for_persist()
@@ -354,22 +350,22 @@ class CheckpointManager:
             if self._due is not None:
                 # Whoever goes on with this knows that nothing failed.
                 self._due.close()
-            while self._tier.hold_at() == step + 1 and not _worker.should_stop():
+            while 0 < self._tier.hold_at() <= step + 1 and not _worker.should_stop():
                 time.sleep(0.002)
 
-    def _persist_why(self, step: int, hold: bool) -> int | None:
+    def _persist_why(self, last: int, step: int, hold: bool) -> int | None:
         """Why this step goes to durable storage; ``None``: it does not. The same on all ranks."""
         before, self._epoch = self._epoch, [o.epoch for o in self._epoch_sources]
         if self._epochs and before is not None and before != self._epoch:
             return EPOCH
-        return RECOVERY if self._persist_now(step) or (hold and bool(self._persist)) else None
+        return RECOVERY if self._persist_now(last, step) or (hold and bool(self._persist)) else None
 
-    def _persist_now(self, step: int) -> bool:
+    def _persist_now(self, last: int, step: int) -> bool:
         if isinstance(self._persist, int):
-            return self._persist > 0 and step % self._persist == 0
+            return self._persist > 0 and passes(last, step, self._persist)
         if self._appointments is not None:
             return self._appointments.due(step)
-        return self._tier.persist_at() == step + 1
+        return last < self._tier.persist_at() - 1 <= step
 
     def _ask_for_persist(self) -> None:
         """Time passes differently on each rank: rank 0 asks, the coordinator names the step."""
@@ -405,6 +401,7 @@ class CheckpointManager:
             if not self._tier.in_memory or not self._snapshot_step or snapshot.persist == USER:
                 raise
             self._arrivals.failed(f"the snapshot of step {snapshot.step} failed: {e}", snapshot.step)
+            self._capture_failed = snapshot.step
             return False
 
     def _copies_late(self, snapshot: Snapshot) -> bool:
@@ -442,7 +439,7 @@ class CheckpointManager:
 
     def save(self, step: int | None = None, *, block: bool = True, **extra: Any) -> None:
         """Makes the state durable in the directory now, on all ranks. This checkpoint is yours: it is never removed."""
-        self._save(step, block, extra, USER)
+        self._save(step, block, extra or self._extra, USER)
 
     def _save(self, step: int | None, block: bool, extra: dict[str, Any], why: int) -> None:
         step = self._step if step is None else step
@@ -451,7 +448,6 @@ class CheckpointManager:
         self._start.writing(True)
         self._branch.trains(step)
         self._tier.wait()
-        extra = extra or self._extra
         if not self._snapshot(step, extra, why):
             self._wait_for_slot(step, extra, why)
         self._tier.wait()
@@ -462,16 +458,20 @@ class CheckpointManager:
         if self._due is not None:
             self._due.disturbed()
 
-    def _wait_for_slot(self, step: int, extra: dict[str, Any], why: int) -> None:
-        """Captures as soon as what is being written out has left a slot."""
+    def _wait_for_slot(self, step: int, extra: dict[str, Any], why: int) -> int:
+        """Captures as soon as what is being written out has left a slot, and returns the nanoseconds that it took."""
+        began = time.perf_counter_ns()
         with _worker.section("checkpoint"):
             if self._persisted_step > self._tier.durable():
-                self._tier.await_durable(self._persisted_step)
+                # What becomes of that one is in the outcome of a later step.
+                with contextlib.suppress(*(() if why == USER else (CheckpointError,))):
+                    self._tier.await_durable(self._persisted_step)
             since = time.monotonic()
-            while not self._snapshot(step, extra, why):
+            while not self._snapshot(step, extra, why) and self._capture_failed != step:
                 if time.monotonic() - since > SLOT_SECONDS:
                     raise CheckpointError(f"every slot of memory has been in use for {SLOT_SECONDS} s: step {step} is not saved")
                 time.sleep(0.01)
+        return time.perf_counter_ns() - began
 
     def wait(self, tier: Tier = "local") -> None:
         """Waits until the last snapshot is complete in memory, in other nodes' memory (``"peer"``), or, if it was to go there,
@@ -494,7 +494,7 @@ class CheckpointManager:
             if self._persisted_step == self._step:
                 self.wait("disk")
             else:
-                self._save(self._step, True, {}, RECOVERY)
+                self._save(self._step, True, self._extra, RECOVERY)
         if self._due is not None:
             self._due.close()
         self._tier.close()

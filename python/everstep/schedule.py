@@ -15,6 +15,12 @@ from typing import Any, Protocol
 
 from ._internal import CheckpointError, Rate, recall, remember, snapshot_interval
 
+#: Part of the training time that snapshots, and durable checkpoints, may cost unless the user says otherwise.
+STALL_BUDGET = 0.01
+#: Then, seconds per memory snapshot that are not worth leaving a step out.
+FREE_STALL = 0.0005
+#: Part of the time in which ``persist="auto"`` uses storage where memory holds each step anyway.
+STORAGE_SHARE = 0.05
 #: A profile of slow steps ends after so many seconds, with at least three of them.
 PROFILE_SECONDS = 120.0
 #: Snapshots, and steps, that are looked at before something is changed.
@@ -29,6 +35,11 @@ REFILL = 0.06
 REFILL_MAX = 16_000_000
 #: The file beside the checkpoints that keeps measurements and choice (C7); `everstep ckpt show` reads it.
 FILE = "everstep-frequency.json"
+
+
+def passes(last: int, step: int, every: int) -> bool:
+    """Whether a multiple of ``every`` was reached since the step before: a script may count several optimizer steps between two calls."""
+    return step // every > last // every
 
 
 class Source(Protocol):

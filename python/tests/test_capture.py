@@ -31,6 +31,50 @@ def _under_agent(tmp_path: Path, *line: str, timeout: float = 120) -> subprocess
     return subprocess.run([EVERSTEP, "run", "--standalone", "--no-warm", *line], cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout, check=False)
 
 
+FAST = """
+import sys, torch, everstep
+ckpt = everstep.CheckpointManager(sys.argv[1], model=torch.nn.Linear(4, 4), persist=3, keep=100)
+for step in range(ckpt.restore() + 1, 61):
+    ckpt.step(step)
+ckpt.close()
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_checkpoint_that_is_due_is_written_however_short_the_steps(tmp_path, ranks):
+    script, out = tmp_path / "fast.py", tmp_path / "out"
+    script.write_text(FAST)
+    done = _under_agent(tmp_path, "--nproc-per-node", str(ranks), str(script), str(out))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert _published(out) == set(range(3, 61, 3))
+
+
+STRIDES = """
+import sys, time, torch, everstep
+persist = sys.argv[2] if sys.argv[2] == "auto" else int(sys.argv[2])
+ckpt = everstep.CheckpointManager(sys.argv[1], model=torch.nn.Linear(4, 4), persist=persist, keep=100)
+for step in range(ckpt.restore() + 7, 1401, 7):
+    ckpt.step(step)
+    time.sleep(0.02)
+ckpt.wait("disk")
+"""
+
+
+def test_a_script_may_count_several_steps_between_two_calls(tmp_path):
+    script = tmp_path / "strides.py"
+    script.write_text(STRIDES)
+    done = _under_agent(tmp_path, str(script), str(tmp_path / "each"), "100")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert _published(tmp_path / "each") == {-(-hundreds * 100 // 7) * 7 for hundreds in range(1, 15)}
+    done = _under_agent(tmp_path, str(script), str(tmp_path / "auto"), "auto")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(_published(tmp_path / "auto")) > 0, "the step that the coordinator names lies between two calls"
+    # Without a launcher, the same.
+    line = [sys.executable, str(script), str(tmp_path / "alone"), "100"]
+    assert subprocess.run(line, check=False, timeout=100).returncode == 0
+    assert _published(tmp_path / "alone") == _published(tmp_path / "each")
+
+
 def test_without_an_optimizer_every_promised_checkpoint_is_written(tmp_path):
     ckpt = es.CheckpointManager(tmp_path, model=nn.Linear(LARGE, LARGE), persist=2)
     ckpt.restore()

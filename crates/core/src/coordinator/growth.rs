@@ -136,9 +136,10 @@ impl Job {
         }
     }
 
-    /// A checkpoint became durable: if all ranks hold there, the next world may form.
+    /// A checkpoint became durable: if all ranks hold there, the next world may form. Ranks whose scripts count in strides hold at the first step
+    /// that is not before the one that was named.
     pub(super) fn grow_from(&mut self, now: Time, step: Step, out: &mut Vec<Command>) {
-        if self.growth.is_some_and(|g| g.step == Some(step)) {
+        if self.growth.is_some_and(|g| g.step.is_some_and(|named| step >= named)) {
             self.regroup(now, out);
         }
     }
