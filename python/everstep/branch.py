@@ -28,8 +28,8 @@ class Branch:
         """The step to go back to; ``None`` when that was done in an earlier life of this job, which the script does not know."""
         if step is None:
             return None
-        again = _worker.world().attempt > 0 or os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
-        again = again or asked_before(self._directory, self._directory.mark()) == step
+        restarted = _worker.world().attempt > 0 or os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+        again = asked_before(self._directory, self._directory.mark(), restarted) == step
         went_on = again and any(s == step and wrong is None for s, _, _, wrong in list_line(self._directory))
         return None if went_on else step
 
@@ -60,7 +60,7 @@ class Branch:
     def announce(self, step: int | None, wanted: int | None, done: int) -> None:
         """One line where the script has asked for ``step`` again, and goes on with what came of it."""
         if step != wanted and _worker.world().rank == 0:
-            print(f"everstep: restore(step={step}) was done when this job began; going on in its branch at step {done}", file=sys.stderr, flush=True)
+            print(f"everstep: restore(step={step}) was done before in this job; going on in its branch at step {done}", file=sys.stderr, flush=True)
 
     def refuse_silent_restart(self, unreadable: list[str], some: bool, step: int | None) -> None:
         """Starting from scratch beside checkpoints that cannot be read would bury them.

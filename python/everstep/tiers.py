@@ -182,7 +182,7 @@ class AgentTier:
         """Agrees with all ranks on a step and opens this rank's shard of it."""
         memory = [(s, True, generation) for s, generation in self._held() if wanted in (None, s)]
         offers = memory + [(s, False, 0) for s in durable]
-        found = self._agent.restore(offers, self._any_rank)
+        found = self._agent.restore(offers, self._any_rank, wanted)
         if found is None:
             return None
         step, self._tier, path = found

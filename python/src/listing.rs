@@ -3,10 +3,11 @@
 use crate::error::checkpoint;
 use everstep_checkpoint::persist;
 use pyo3::prelude::*;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// One published checkpoint, see [`list_checkpoints`].
-type Row = (u64, String, Option<u32>, Option<String>);
+type Row = (u64, OsString, Option<u32>, Option<String>);
 
 /// Published checkpoints, newest first: (step, directory, world size or None, what is wrong or None).
 #[pyfunction]
@@ -20,7 +21,7 @@ fn rows(directory: &Path, found: std::io::Result<Vec<persist::Found>>) -> PyResu
             Ok(m) => (Some(m.world_size), None),
             Err(e) => (None, Some(e)),
         };
-        (step, path.display().to_string(), size, wrong)
+        (step, path.into_os_string(), size, wrong)
     };
     Ok(found.map_err(|e| unreadable(directory, &e))?.into_iter().map(row).collect())
 }

@@ -98,13 +98,15 @@ fn begin_branch(
     Ok(begun.map_err(failed)?.branch)
 }
 
-/// The step that the user asked for when the generation before this one began, if it was of the same life of the job.
+/// The step that the user went back to, from which the branch that ran last began, if an earlier generation of this life of the job did it;
+/// with `restarted`, an earlier life.
 #[pyfunction]
-fn asked_before(py: Python<'_>, directory: PathBuf, mark: &PyMark) -> PyResult<Option<u64>> {
+fn asked_before(py: Python<'_>, directory: PathBuf, mark: &PyMark, restarted: bool) -> PyResult<Option<u64>> {
     let mark = &mark.mark;
     let found = py.detach(|| persist::recorded(&directory, Some(mark.run)));
     let record = found.map_err(|e| checkpoint(format!("cannot read {}: {e}", directory.display())))?;
-    Ok(record.filter(|r| r.epoch == mark.epoch && r.generation < mark.generation).and_then(|r| r.asked))
+    let earlier = |r: &persist::Record| r.epoch == mark.epoch && r.generation < mark.generation;
+    Ok(record.filter(|r| restarted || earlier(r)).and_then(|r| r.asked))
 }
 
 /// Adds the class and the function to the module.

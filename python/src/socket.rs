@@ -2,7 +2,7 @@
 
 use crate::error::AgentError;
 use everstep_core::id::{Generation, Rank, RunId, Step};
-use everstep_core::message::{Offer, Redundancy, Tier};
+use everstep_core::message::{Offer, Offers, Redundancy, Tier};
 use everstep_wire::frame;
 use everstep_wire::private;
 use everstep_wire::raw::{from_text, to_text};
@@ -77,15 +77,22 @@ impl PyAgent {
     }
 
     /// Offers steps as (step, is_memory, generation); returns the step that all ranks restore, where from, and the slot
-    /// that the agent has fetched it into, if it has.
-    fn restore(&self, py: Python<'_>, offers: Vec<(u64, bool, u64)>, shared: bool) -> PyResult<Option<Chosen>> {
+    /// that the agent has fetched it into, if it has. `wanted`: that step or none.
+    fn restore(
+        &self,
+        py: Python<'_>,
+        offers: Vec<(u64, bool, u64)>,
+        shared: bool,
+        wanted: Option<u64>,
+    ) -> PyResult<Option<Chosen>> {
         let offer = |(step, memory, generation)| Offer {
             step: Step(step),
             tier: if memory { Tier::Memory } else { Tier::Durable },
             generation: Generation(generation),
         };
-        let offers = offers.into_iter().map(offer).collect();
-        let request = Request::Restore { generation: self.generation, rank: self.rank, offers, shared };
+        let held = offers.into_iter().map(offer).collect();
+        let offers = Offers { held, shared, wanted: wanted.map(Step) };
+        let request = Request::Restore { generation: self.generation, rank: self.rank, offers };
         match self.ask(py, &request, None)? {
             Reply::Restore { step: Some(step), tier: Some(tier), path } => {
                 let path = path.map(|p| from_text(&p).into_os_string());

@@ -215,6 +215,43 @@ def test_a_restart_that_asks_for_the_step_again_goes_on_in_its_branch(tmp_path, 
     assert _train(out, 17) == 16
 
 
+BACK_LATER = """
+import os, sys
+import torch
+import everstep as es
+out, note = sys.argv[1], sys.argv[1] + ".note"
+ckpt = es.CheckpointManager(out, model=torch.nn.Linear(2, 2), persist=10, keep=9)
+done = ckpt.restore(step=int(open(note).read())) if os.path.exists(note) else ckpt.restore()
+print(f"start {done}", flush=True)
+for step in range(done + 1, 41):
+    ckpt.step(step)
+    # The loss explodes at 25, and the next start has to go back; at 30 of that one something else fails.
+    if step == 25 and not os.path.exists(note):
+        ckpt.wait("disk")
+        open(note, "w").write("10")
+        os._exit(7)
+    if step == 30 and os.path.exists(note) and not os.path.exists(out + ".failed"):
+        ckpt.wait("disk")
+        open(out + ".failed", "w").close()
+        os._exit(7)
+ckpt.close()
+"""
+
+
+def test_a_restart_that_asks_for_a_step_for_the_first_time_goes_back_to_it(tmp_path, everstep, script):
+    done = everstep("run", "--standalone", "--max-restarts", "3", script(BACK_LATER), str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    first, back, on = (int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("start"))
+    assert (first, back) == (0, 10), "the step was not asked for before"
+    assert 11 <= on <= 30 and "was done before in this job" in done.stderr
+
+
+def test_a_directory_whose_name_is_no_text(tmp_path):
+    out = os.fsencode(tmp_path) + b"/caf\xe9"
+    for to, began in ((2, 0), (4, 2)):
+        assert _train(Path(os.fsdecode(out)), to) == began
+
+
 def test_what_the_user_saved_stays_when_the_step_is_passed_again(tmp_path):
     model = torch.nn.Linear(2, 2)
     ckpt = es.CheckpointManager(tmp_path, model=model, persist=5, keep=9)

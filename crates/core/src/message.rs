@@ -4,8 +4,8 @@ pub use crate::failure::{Cause, Ended, Failure, HangEvidence, HowEnded, Outcome,
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Rank, Step};
 use crate::node_check::Speed;
 pub use crate::shard::{
-    Copies, Holding, Keeper, Member, Offer, Parity, Purpose, Rebuild, Redundancy, Replication, ShardFile, Source,
-    Stripe, StripeLeft, Tier,
+    Copies, Holding, Keeper, Member, Offer, Offers, Parity, Purpose, Rebuild, Redundancy, Replication, ShardFile,
+    Source, Stripe, StripeLeft, Tier,
 };
 use crate::spec::JobSpec;
 use crate::time::Time;
@@ -146,10 +146,8 @@ pub enum Report {
         generation: Generation,
         /// whose
         rank: Rank,
-        /// newest first
-        offers: Vec<Offer>,
-        /// every rank holds the same
-        shared: bool,
+        /// which
+        offers: Offers,
     },
     /// A rank could not read what it was told to restore.
     RestoreFailed {

@@ -167,6 +167,26 @@ pub struct Offer {
     pub generation: Generation,
 }
 
+/// What one rank says of what it could restore.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offers {
+    /// Newest first.
+    pub held: Vec<Offer>,
+    /// Every rank holds the same.
+    pub shared: bool,
+    /// The step that the script goes back to: this one, or none.
+    #[serde(default)]
+    pub wanted: Option<Step>,
+}
+
+impl Offers {
+    /// Of a script that takes the newest step.
+    #[must_use]
+    pub fn any(held: Vec<Offer>, shared: bool) -> Self {
+        Offers { held, shared, wanted: None }
+    }
+}
+
 /// Why a durable checkpoint was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -5,7 +5,9 @@ use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::Command;
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session, Step};
-use everstep_core::message::{Hello, Holding, Offer, Order, Parity, Redundancy, Replication, Report, Source, Tier};
+use everstep_core::message::{
+    Hello, Holding, Offer, Offers, Order, Parity, Redundancy, Replication, Report, Source, Tier,
+};
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -142,7 +144,10 @@ fn restored(workers: &[u32], plans: &[Replication], lost: &BTreeSet<usize>) -> B
         for rank in scene.ranks(node) {
             let offer = Offer { step: STEP, tier: Tier::Memory, generation: GENERATION };
             let offers = if there { vec![offer] } else { vec![] };
-            scene.report(node, Report::Offers { generation: GENERATION, rank: Rank(rank), offers, shared: false });
+            scene.report(
+                node,
+                Report::Offers { generation: GENERATION, rank: Rank(rank), offers: Offers::any(offers, false) },
+            );
         }
     }
     let mut found = BTreeMap::new();

@@ -5,7 +5,7 @@ mod scene;
 
 use everstep_core::coordinator::command::Fact;
 use everstep_core::id::{Generation, Rank, Step};
-use everstep_core::message::{Ended, Failure, HowEnded, Order, Outcome, Report};
+use everstep_core::message::{Ended, Failure, HowEnded, Offers, Order, Outcome, Report};
 use everstep_core::spec::RestartBudget;
 use scene::{Scene, failure};
 
@@ -131,7 +131,7 @@ fn an_exception_of_a_script_without_checkpoints_ends_the_job() {
     for (restarts, checkpointed) in [(PER_DAY, true), (RestartBudget::Exactly(2), false)] {
         let mut scene = job(restarts);
         if checkpointed {
-            let offers = Report::Offers { generation: Generation(1), rank: Rank(0), offers: vec![], shared: true };
+            let offers = Report::Offers { generation: Generation(1), rank: Rank(0), offers: Offers::any(vec![], true) };
             scene.says(0, offers);
         }
         crashes(&mut scene, error(30));

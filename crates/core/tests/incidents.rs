@@ -6,7 +6,7 @@ mod scene;
 use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::state::Phase;
 use everstep_core::id::{Generation, JobId, Rank, Session, Step};
-use everstep_core::message::{Failure, Holding, Offer, Order, Outcome, Redundancy, Report, Tier};
+use everstep_core::message::{Failure, Holding, Offer, Offers, Order, Outcome, Redundancy, Report, Tier};
 use everstep_core::spec::RestartBudget;
 use scene::Scene;
 
@@ -31,7 +31,7 @@ impl OneNode for Scene {
         self.says(0, Report::Holds { generation, held: all, parity: vec![] });
         for (rank, steps) in ranks() {
             let offers = steps.iter().map(|s| Offer { step: Step(*s), tier: Tier::Memory, generation }).collect();
-            self.says(0, Report::Offers { generation, rank, offers, shared: true });
+            self.says(0, Report::Offers { generation, rank, offers: Offers::any(offers, true) });
         }
         self.sent.iter().find_map(|o| if let Order::Restore { step, .. } = o { step.map(|s| s.0) } else { None })
     }
@@ -40,7 +40,7 @@ impl OneNode for Scene {
     fn fails(&mut self, failure: Failure) {
         self.passes(61_000);
         let generation = Generation(self.started().last().copied().unwrap());
-        self.says(0, Report::Offers { generation, rank: Rank(0), offers: vec![], shared: false });
+        self.says(0, Report::Offers { generation, rank: Rank(0), offers: Offers::default() });
         self.says(0, Report::WorkerFailed { generation, failure });
         self.stopped([0]);
     }
@@ -168,4 +168,21 @@ fn a_job_started_again_right_after_it_was_stopped_runs() {
     scene.join_anew(2, 1);
     assert_eq!(scene.sent.iter().filter_map(code).count(), 2);
     assert_eq!(scene.started(), [1, 2]);
+}
+
+/// A script that goes back is not given a newer step because some memory has it (its own node's is among that).
+#[test]
+fn a_script_that_goes_back_gets_that_step_or_none() {
+    for (wanted, expected) in [(10, Some(Step(10))), (20, None)] {
+        let mut scene = Scene::new();
+        scene.join_anew(1, 1);
+        let (generation, rank) = (Generation(1), Rank(0));
+        let held = vec![Holding { step: Step(25), generation, rank, world_size: 1, shared: true }];
+        scene.says(0, Report::Holds { generation, held, parity: vec![] });
+        let durable = vec![Offer { step: Step(10), tier: Tier::Durable, generation: Generation(0) }];
+        let offers = Offers { held: durable, shared: true, wanted: Some(Step(wanted)) };
+        scene.says(0, Report::Offers { generation, rank, offers });
+        let step_of = |o: &Order| if let Order::Restore { step, .. } = o { Some(*step) } else { None };
+        assert_eq!(scene.sent.iter().find_map(step_of), Some(expected));
+    }
 }

@@ -5,7 +5,7 @@ mod scene;
 
 use everstep_core::coordinator::command::{Fact, Reason};
 use everstep_core::id::Rank;
-use everstep_core::message::{Checked, Order, Outcome, Report};
+use everstep_core::message::{Checked, Offers, Order, Outcome, Report};
 use everstep_core::node_check::Speed;
 use everstep_core::spec::{CheckWhen, JobSpec, RestartBudget};
 use scene::{Scene, failure};
@@ -114,7 +114,7 @@ fn a_failure_that_is_explained_in_time_is_not_followed_by_one() {
     for round in 1..=3 {
         let generation = scene.job().record.generation;
         // There is a way back, so that an error of the script does not end the job.
-        scene.says(0, Report::Offers { generation, rank: Rank(0), offers: vec![], shared: false });
+        scene.says(0, Report::Offers { generation, rank: Rank(0), offers: Offers::default() });
         scene.says(2, Report::WorkerFailed { generation, failure: failure(2, Outcome::Code(1), CASCADE, 7) });
         scene.stopped(0..4);
         if round > 1 {

@@ -9,7 +9,7 @@ use everstep_core::agent::watch::Observation;
 use everstep_core::agent::{Agent, Config};
 use everstep_core::id::{Generation, Incarnation, Rank, Session, Step};
 use everstep_core::invariant::InvariantId;
-use everstep_core::message::{Outcome as Exit, Purpose, ShardFile, Source, Tier};
+use everstep_core::message::{Offers, Outcome as Exit, Purpose, ShardFile, Source, Tier};
 use everstep_core::severity::Table;
 use everstep_core::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -291,7 +291,7 @@ impl World {
                 let rank = Rank(first + local);
                 let offers = self.hosts[host].offers(local, (rank, size), shared, durable);
                 self.oracle.offered(generation, rank, offers.clone());
-                self.agent(host, AgentEvent::Offers { generation, rank, offers, shared });
+                self.agent(host, AgentEvent::Offers { generation, rank, offers: Offers::any(offers, shared) });
             }
             return;
         }

@@ -3,7 +3,7 @@
 
 use crate::limits::{OFFERS_MAX, REDUNDANCY_MAX, SLOT_BYTES_MAX, SLOTS_MAX, SNAPSHOT_EVERY_MAX, STEP_MAX};
 use everstep_core::id::{Generation, Rank, RunId, Step};
-use everstep_core::message::{Offer, Redundancy, Tier};
+use everstep_core::message::{Offers, Redundancy, Tier};
 use serde::{Deserialize, Serialize};
 
 /// From a worker.
@@ -26,10 +26,8 @@ pub enum Request {
         generation: Generation,
         /// global rank
         rank: Rank,
-        /// shards, newest first
-        offers: Vec<Offer>,
-        /// every rank holds the same
-        shared: bool,
+        /// shards
+        offers: Offers,
     },
     /// These chunks of a slot are damaged: bring them back from a copy.
     Heal {
@@ -136,8 +134,9 @@ impl Request {
                 within("a slot's length", *slot_bytes, SLOT_BYTES_MAX)
             }
             Request::Restore { offers, .. } => {
-                within("the number of offers", offers.len() as u64, OFFERS_MAX as u64)?;
-                offers.iter().try_for_each(|o| within("step", o.step.0, STEP_MAX))
+                within("the number of offers", offers.held.len() as u64, OFFERS_MAX as u64)?;
+                let steps = offers.held.iter().map(|o| o.step).chain(offers.wanted);
+                steps.into_iter().try_for_each(|step| within("step", step.0, STEP_MAX))
             }
             Request::Replicas { wish, .. } => {
                 within("the number of copies", u64::from(wish.replicas), u64::from(REDUNDANCY_MAX))?;

@@ -22,7 +22,7 @@ pub struct Record {
     pub run: RunId,
     /// The branch.
     pub lineage: Lineage,
-    /// The step that the user asked for when this life of the job began.
+    /// The step that the user went back to, from which this branch began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<u64>,
     /// Which ownership of the directory wrote this.
@@ -73,8 +73,8 @@ pub fn begin(directory: &Path, from: From, asked: bool, mark: &Mark) -> io::Resu
     };
     let (known, unread) = known(directory, Some(run))?;
     let lineage = lineage::begin(before, &known, &unread, from, asked);
-    // A restart that goes on with what the user asked for earlier is the same life of the job.
-    let earlier = record.as_ref().filter(|r| r.lineage == lineage && r.epoch == mark.epoch).and_then(|r| r.asked);
+    // Whoever goes on in the branch goes on with what the user asked for.
+    let earlier = record.as_ref().filter(|r| r.lineage == lineage).and_then(|r| r.asked);
     let asked = asked.then_some(step).or(earlier);
     let now = Record {
         everstep: VERSION,

@@ -2,7 +2,7 @@
 
 use super::watch::Observation;
 use crate::id::{Epoch, Generation, Rank, Step};
-use crate::message::{Checked, Holding, Offer, Order, Outcome, Parity, Redundancy, ShardFile, Sign, Tier};
+use crate::message::{Checked, Holding, Offers, Order, Outcome, Parity, Redundancy, ShardFile, Sign, Tier};
 
 /// What a process that has ended said of its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -121,10 +121,8 @@ pub enum Event {
         generation: Generation,
         /// its rank
         rank: Rank,
-        /// newest first
-        offers: Vec<Offer>,
-        /// every rank holds the same
-        shared: bool,
+        /// which
+        offers: Offers,
     },
     /// A rank could not read what it was told to restore.
     RestoreFailed {

@@ -206,9 +206,9 @@ impl Agent {
                 let held = if crate::is_planted!(self, CopiesUnsaid) { Vec::new() } else { held };
                 self.send_surely(Report::Holds { generation, held, parity });
             }
-            Event::Offers { generation, rank, offers, shared } if self.runs(generation) => {
+            Event::Offers { generation, rank, offers } if self.runs(generation) => {
                 self.acknowledge(generation, |r| matches!(r, Report::Offers { rank: old, .. } if *old == rank));
-                self.send_surely(Report::Offers { generation, rank, offers, shared });
+                self.send_surely(Report::Offers { generation, rank, offers });
             }
             Event::RestoreFailed { generation, rank, step, tier } if self.runs(generation) => {
                 self.send_surely(Report::RestoreFailed { generation, rank, step, tier });

@@ -3,7 +3,7 @@
 use super::command::{Command, Fact};
 use super::state::{Job, Phase, RECENT};
 use crate::id::{Generation, NodeId, Rank, Session, Step};
-use crate::message::{Copies, Holding, Offer, Order, Parity, ShardFile, Source, Tier};
+use crate::message::{Copies, Holding, Offers, Order, Parity, ShardFile, Source, Tier};
 use crate::time::Time;
 use std::collections::BTreeMap;
 
@@ -55,7 +55,7 @@ impl Job {
         node: &NodeId,
         generation: Generation,
         rank: Rank,
-        offers: (Vec<Offer>, bool),
+        offers: Offers,
         out: &mut Vec<Command>,
     ) {
         if generation != self.record.generation || rank.0 >= self.record.world.size() {
@@ -204,20 +204,20 @@ impl Job {
 
     /// Everything that `rank` could restore, from the nearest place each (G2: local memory, peer memory, durable).
     fn sources(&self, rank: Rank) -> Sources {
-        let Some((offers, shared)) = self.durability.offers.get(&rank) else { return Sources::new() };
+        let Some(offers) = self.durability.offers.get(&rank) else { return Sources::new() };
         let mut found = Sources::new();
         let readable = |step: Step, tier: Tier| !self.unreadable.contains(&(rank, step, tier));
         for rebuild in self.rebuilds(rank).into_iter().filter(|r| readable(r.of.step, Tier::Parity)) {
             let step = rebuild.of.step;
             found.insert(step, Source { rebuild: Some(rebuild), ..Source::of(Tier::Parity) });
         }
-        for (holding, copies) in self.copies(rank, *shared) {
+        for (holding, copies) in self.copies(rank, offers.shared) {
             if readable(holding.step, Tier::Peer) {
                 let rebuild = found.remove(&holding.step).and_then(|s| s.rebuild).filter(|r| r.of == copies.of);
                 found.insert(holding.step, Source { tier: Tier::Peer, copies: Some(copies), rebuild });
             }
         }
-        for offer in offers.iter().filter(|o| readable(o.step, o.tier)) {
+        for offer in offers.held.iter().filter(|o| readable(o.step, o.tier)) {
             let valid = offer.tier == Tier::Durable || self.is_of_this_past(offer.generation, offer.step);
             let nearest = found.get(&offer.step).map(|s| s.tier);
             if valid && nearest.is_none_or(|t| offer.tier < t) {
@@ -227,6 +227,10 @@ impl Job {
                 let rebuild = rebuild.filter(|r| r.of.generation == offer.generation);
                 found.insert(offer.step, Source { tier: offer.tier, copies, rebuild });
             }
+        }
+        if let Some(wanted) = offers.wanted {
+            // Copies in memory are not the script's offers: it has to be told, or goes on from a step that it did not want.
+            found.retain(|step, _| *step == wanted);
         }
         found
     }

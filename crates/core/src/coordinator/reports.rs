@@ -36,9 +36,7 @@ impl Job {
                 }
             }
             Report::Holds { generation, held, parity } => self.holds(now, node, generation, (held, parity), out),
-            Report::Offers { generation, rank, offers, shared } => {
-                self.offers(now, node, generation, rank, (offers, shared), out);
-            }
+            Report::Offers { generation, rank, offers } => self.offers(now, node, generation, rank, offers, out),
             Report::RestoreFailed { generation, rank, step, tier } => {
                 self.restore_failed(now, generation, (rank, step, tier), out);
             }

@@ -12,7 +12,7 @@ use super::node_check::Checking;
 use super::remedy::Request;
 use super::replication::Replicas;
 use crate::id::{Generation, Incarnation, NodeId, PersistId, Rank, Session, Step};
-use crate::message::{Hello, Holding, Offer, Parity, ShardFile, Sign, Source, Tier, World};
+use crate::message::{Hello, Holding, Offers, Parity, ShardFile, Sign, Source, Tier, World};
 use crate::spec::JobSpec;
 use crate::time::Time;
 use serde::{Deserialize, Serialize};
@@ -203,7 +203,7 @@ pub type Unreadable = (Rank, Step, Tier);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Durability {
     /// What each rank could restore, and whether every rank holds the same.
-    pub offers: BTreeMap<Rank, (Vec<Offer>, bool)>,
+    pub offers: BTreeMap<Rank, Offers>,
     /// What each node's memory holds.
     pub holds: BTreeMap<NodeId, Vec<Holding>>,
     /// Parity shards in each node's memory.

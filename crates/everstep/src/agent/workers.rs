@@ -386,14 +386,14 @@ impl Driver {
                     let _ = answer.send(storage::reserve(&job, &node, local_rank, slot_bytes, slots));
                 });
             }
-            Request::Restore { generation, rank, offers, shared } => {
+            Request::Restore { generation, rank, offers } => {
                 // All ranks go on from one step, chosen once: a second answer would be that step again, whatever is asked for.
                 if !self.crew.as_mut().is_some_and(|c| c.asked.insert(rank)) {
                     let _ = answer.send(Reply::Refused { why: RESTORED_TWICE.into() });
                     return;
                 }
                 self.restores.insert(rank, answer);
-                self.event(Event::Offers { generation, rank, offers, shared }).await;
+                self.event(Event::Offers { generation, rank, offers }).await;
             }
             Request::Heal { rank, path, chunks, .. } => self.heal(rank, path, chunks, answer),
             Request::RestoreFailed { generation, rank, step, tier } => {

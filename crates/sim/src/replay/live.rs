@@ -11,7 +11,7 @@ use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::state::Phase;
 use everstep_core::failure::{Cause, Failure, Outcome};
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session, Step};
-use everstep_core::message::{Hello, Offer, Order, Report, Tier};
+use everstep_core::message::{Hello, Offer, Offers, Order, Report, Tier};
 use everstep_core::severity::Table;
 use everstep_core::spec::{CheckWhen, JobSpec, Policy, RestartBudget};
 use everstep_core::time::Time;
@@ -139,7 +139,7 @@ impl Live {
                 let rank: Rank = place.slot.first_rank;
                 let offer = Offer { step: self.step, tier: Tier::Durable, generation: Generation(0) };
                 let offers = if self.step.0 > 0 { vec![offer] } else { vec![] };
-                say(Report::Offers { generation, rank, offers, shared: true });
+                say(Report::Offers { generation, rank, offers: Offers::any(offers, true) });
             }
             Order::Restore { generation, .. } => {
                 say(Report::FirstStep { generation, step: Step(self.step.0 + 1), from: Some(self.step) });
