@@ -49,6 +49,24 @@ def test_every_checkpoint_that_is_due_is_written_however_short_the_steps(tmp_pat
     assert _published(out) == set(range(3, 61, 3))
 
 
+UNEVEN = """
+import os, sys, torch, everstep
+ckpt = everstep.CheckpointManager(sys.argv[1], model=torch.nn.Linear(4, 4), persist=3, keep=100, persist_bandwidth=10_000_000)
+for step in range(ckpt.restore() + 1, 13):
+    ckpt.step(step, text="x" * (20_000_000 if os.environ["RANK"] == "0" and step == 3 else 3))
+ckpt.close()
+"""
+
+
+def test_a_rank_that_takes_long_to_write_does_not_cost_the_step(tmp_path):
+    """Later steps are written by all ranks while one of them still writes the first."""
+    script = tmp_path / "uneven.py"
+    script.write_text(UNEVEN)
+    done = _under_agent(tmp_path, "--nproc-per-node", "2", str(script), str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert _published(tmp_path / "out") == {3, 6, 9, 12}
+
+
 STRIDES = """
 import sys, time, torch, everstep
 persist = sys.argv[2] if sys.argv[2] == "auto" else int(sys.argv[2])

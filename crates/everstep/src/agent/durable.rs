@@ -12,7 +12,7 @@ use everstep_wire::worker::Reply;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, mpsc as std_mpsc};
 use tokio::sync::{mpsc, oneshot};
 
 /// Steps that failed and can still be asked for.
@@ -28,6 +28,22 @@ pub fn say_where(to: &Path, step: Step) {
     }
 }
 
+/// Work that is done one after the other, in the order in which it was given; what was given is done even when the line is dropped.
+struct Line(std_mpsc::Sender<Box<dyn FnOnce() + Send>>);
+
+impl Line {
+    fn new() -> Self {
+        let (sender, work) = std_mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        tokio::task::spawn_blocking(move || work.into_iter().for_each(|each| each()));
+        Line(sender)
+    }
+
+    fn give(&self, work: impl FnOnce() + Send + 'static) {
+        // The other side ends only when this one is dropped.
+        let _ = self.0.send(Box::new(work));
+    }
+}
+
 /// One generation's.
 #[derive(Default)]
 pub struct Durable {
@@ -39,8 +55,10 @@ pub struct Durable {
     awaiting: Vec<(Step, oneshot::Sender<Reply>)>,
     /// It is to be as if storage were full (`everstep inject`).
     pub full: Arc<AtomicBool>,
-    /// Publications take turns: the same one may be asked for twice.
-    turn: Arc<Mutex<()>>,
+    /// By local rank. In order of steps: the coordinator takes a step for lost when a later one is complete before it.
+    writes: BTreeMap<u32, Line>,
+    /// In order of steps, too: who waits for one takes what is before it for durable.
+    publications: Option<Line>,
 }
 
 impl Durable {
@@ -60,7 +78,7 @@ impl Durable {
         let (inbox, to) = (inbox.clone(), to.clone());
         let directory = to_text(&to.directory);
         let full = self.full.load(Ordering::Relaxed);
-        tokio::task::spawn_blocking(move || {
+        self.writes.entry(local_rank).or_insert_with(Line::new).give(move || {
             let result = match full {
                 true => storage::refuse_shard(&slot, &to, step, &std::io::Error::from_raw_os_error(28)),
                 false => storage::write_shard(&slot, &to, &mark, step),
@@ -71,16 +89,15 @@ impl Durable {
 
     /// Makes a step visible whose shards are all there, and deletes what `keep` does not name.
     pub fn publish(
-        &self,
+        &mut self,
         (generation, step, mark): (Generation, Step, Mark),
         directory: String,
         shards: Vec<ShardFile>,
         (target, keep): (Target, Policy),
         inbox: &mpsc::UnboundedSender<Input>,
     ) {
-        let (inbox, turn) = (inbox.clone(), self.turn.clone());
-        tokio::task::spawn_blocking(move || {
-            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let inbox = inbox.clone();
+        self.publications.get_or_insert_with(Line::new).give(move || {
             let path = from_text(&directory);
             let result = persist::publish(&path, &mark, step.0, &shards, target)
                 .map(|to| say_where(&to, step))
@@ -130,6 +147,7 @@ impl Durable {
     /// The workers are gone: nobody waits.
     pub fn clear(&mut self) {
         self.under_way.clear();
+        self.writes.clear();
         self.failed.clear();
         self.awaiting.clear();
     }
