@@ -26,7 +26,7 @@ _REGISTER_BYTES = 64 << 30
 _HEADROOM_BYTES = 1 << 30
 
 
-#: Bytes of the slot, and bytes of the tensor.
+#: Bytes of the slot, and the tensor that goes there, whatever its strides.
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -35,11 +35,16 @@ def on_device(items: list[Item]) -> bool:
     return any(i.tensor.device.type == "cuda" for i in items)
 
 
+def _dense_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The values in the order of their indices, as a shard stores them: of a transposed or channels-last tensor a copy."""
+    return bytes_of(tensor.contiguous())
+
+
 class DeviceCopies:
-    """Copies from one device into the slots of one worker."""
+    """Copies from the devices of one worker into its slots."""
 
     def __init__(self) -> None:
-        self._stream: torch.cuda.Stream | None = None
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._registered: set[int] = set()
         self._sealing: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -55,15 +60,18 @@ class DeviceCopies:
         pairs: list[Pair] = []
         at = 0
         for item in snapshot.items:
-            source = bytes_of(item.tensor.detach())
-            if source.numel():
-                pairs.append((slot[at : at + source.numel()], source))
-            at += source.numel()
+            source = item.tensor.detach()
+            length = source.numel() * source.element_size()
+            if length:
+                pairs.append((slot[at : at + length], source))
+            at += length
+        by_device: dict[torch.device, list[Pair]] = {}
         for to, source in pairs:
-            if source.device.type != "cuda":
-                to.copy_(source)
-        device = [p for p in pairs if p[1].device.type == "cuda"]
-        done = self._copy(device)
+            if source.device.type == "cuda":
+                by_device.setdefault(source.device, []).append((to, source))
+            else:
+                to.copy_(_dense_bytes(source))
+        done = [self._copy(device, own) for device, own in by_device.items()]
         sealing = threading.Thread(target=self._seal, args=(arena, done, threads, board, pairs), name="everstep-seal", daemon=True)
         try:
             sealing.start()
@@ -78,33 +86,30 @@ class DeviceCopies:
         """A snapshot is on its way that :meth:`wait` must be called for."""
         return self._sealing is not None and self._sealing.is_alive()
 
-    def _copy(self, pairs: list[Pair]) -> torch.cuda.Event:
-        where = pairs[0][1].device
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(where)
+    def _copy(self, where: torch.device, pairs: list[Pair]) -> torch.cuda.Event:
+        """Starts to copy what is on one device; streams and events order nothing on another one."""
+        stream = self._streams.setdefault(where, torch.cuda.Stream(where))
         training = torch.cuda.current_stream(where)
         need = sum(s.numel() * s.element_size() for _, s in pairs)
         room = torch.cuda.mem_get_info(where)[0] > need + _HEADROOM_BYTES
         if room:
             # On the training stream: whatever comes after it may change the state at once.
-            pairs = [(to, source.clone()) for to, source in pairs]
-        self._stream.wait_stream(training)
-        self._send(pairs)
+            pairs = [(to, source.clone(memory_format=torch.contiguous_format)) for to, source in pairs]
+        stream.wait_stream(training)
+        with torch.cuda.stream(stream):
+            for to, source in pairs:
+                to.copy_(_dense_bytes(source), non_blocking=True)
+                source.record_stream(stream)
         if not room:
             # Whatever writes to the state next, the optimizer or anything else, comes after the copy: on the device, nobody
             # waits here.
-            training.wait_stream(self._stream)
-        return self._stream.record_event()
+            training.wait_stream(stream)
+        return stream.record_event()
 
-    def _send(self, pairs: list[Pair]) -> None:
-        with torch.cuda.stream(self._stream):
-            for to, source in pairs:
-                to.copy_(source, non_blocking=True)
-                source.record_stream(self._stream)
-
-    def _seal(self, arena: Arena, done: torch.cuda.Event, threads: int, board: Board | None, _alive: Any) -> None:
+    def _seal(self, arena: Arena, done: list[torch.cuda.Event], threads: int, board: Board | None, _alive: Any) -> None:
         try:
-            done.synchronize()
+            for event in done:
+                event.synchronize()
             arena.seal(threads, board)
         except BaseException as e:  # told to the training loop, at its next call
             self._failure = e
