@@ -25,6 +25,17 @@ _IN_HAND_MAX = 64
 _USED_MAX = 64
 
 
+#: Where a tensor lies: its storage, and the bytes of it from the first to behind the last.
+Place = tuple[Any, int, int]
+
+
+def _place(tensor: Tensor) -> Place:
+    size = tensor.element_size()
+    first = tensor.storage_offset() * size
+    reach = sum((n - 1) * abs(stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return tensor.untyped_storage(), first, first + (reach * size if tensor.numel() else 0)
+
+
 class _Call:
     """A call of the batch function, and the memory of the batch that it returned."""
 
@@ -32,16 +43,26 @@ class _Call:
         self.key = key
         #: State of the random generators.
         self.before = before
-        self._memory = [weakref.ref(tensor.untyped_storage()) for tensor in _tensors(batch)]
+        self._memory = [(weakref.ref(storage), first, end) for storage, first, end in map(_place, _tensors(batch))]
 
     def is_alive(self) -> bool:
         """The script still has some of the batch."""
-        return any(memory() is not None for memory in self._memory)
+        return any(memory() is not None for memory, _, _ in self._memory)
 
-    def is_among(self, storages: list[Any]) -> bool:
-        """Some of the batch is among these, however it is viewed."""
-        own = [memory() for memory in self._memory]
-        return any(mine is not None and mine is other for mine in own for other in storages)
+    def is_among(self, places: list[Place], *, exactly: bool = False) -> bool:
+        """Some of the batch is among these, however it is viewed. Batches may be slices of one storage."""
+        for memory, first, end in self._memory:
+            mine = memory()
+            for storage, start, stop in places if mine is not None else ():
+                if mine is storage and ((first, end) == (start, stop) if exactly else first < stop and start < end):
+                    return True
+        return False
+
+
+def _those_on(places: list[Place], calls: list[_Call]) -> list[_Call]:
+    """The calls whose batches lie there: batches that overlap may be told apart by where they begin and end."""
+    exact = [call for call in calls if call.is_among(places, exactly=True)]
+    return exact or [call for call in calls if call.is_among(places)]
 
 
 def _tensors(value: Any, depth: int = 4) -> Iterator[Tensor]:
@@ -113,7 +134,7 @@ class Resumable:
     checkpoint is taken are replayed first.
 
     A batch is known by its memory. Of one that the loop moves or converts after the call, only the order tells: a forward pass on
-    something else uses the batch that came last.
+    something else uses the batch that came last, unless batches have been known by their memory so far.
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
@@ -124,6 +145,9 @@ class Resumable:
         self._used: list[_Call] = []
         self._replay: list[tuple[str, dict[str, Any]]] = []
         self._warned = False
+        #: Arguments of calls whose batches were known by their memory; and whether another's was told by the order.
+        self._followed: set[str] = set()
+        self._by_order = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         key = self._keys.of(args, kwargs)
@@ -158,14 +182,21 @@ class Resumable:
                 stacklevel=4,
             )
 
-    def used(self, storages: list[Any]) -> None:
-        """A forward pass began, on tensors with this memory."""
-        batches = [call for call in self._outstanding if call.is_among(storages)]
-        if not batches:
-            if not self._outstanding or _in_backward() or any(call.is_among(storages) for call in self._used):
+    def used(self, places: list[Place]) -> None:
+        """A forward pass began, on tensors that lie there."""
+        batches = _those_on(places, self._outstanding)
+        if batches:
+            self._followed.update(call.key for call in batches)
+        else:
+            if not self._outstanding or _in_backward() or any(call.is_among(places) for call in self._used):
                 return
-            batches = [self._outstanding[-1]]
-            same = [call for call in self._outstanding if call.key == batches[0].key]
+            latest = self._outstanding[-1]
+            if latest.is_alive() and (latest.key in self._followed or (self._followed and not self._by_order)):
+                # Batches come as they are: this is on something else (validation, noise).
+                return
+            self._by_order = True
+            batches = [latest]
+            same = [call for call in self._outstanding if call.key == latest.key]
             if len(same) > 1:
                 self._warn(f"a forward pass is on none of the {len(same)} batches in hand")
         self._outstanding = [call for call in self._outstanding if call not in batches]
@@ -208,9 +239,9 @@ def watch_forward(state: dict[str, Any]) -> None:
         return
 
     def used(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        storages = [tensor.untyped_storage() for tensor in _tensors((args, kwargs))]
+        places = [*map(_place, _tensors((args, kwargs)))]
         for batch in batches:
-            batch.used(storages)
+            batch.used(places)
 
     for obj in state.values():
         if hasattr(obj, "register_forward_pre_hook"):

@@ -79,6 +79,18 @@ def deep(s: Script, last: int) -> None:
         s.ckpt.step(step)
 
 
+def slices(s: Script, last: int) -> None:
+    """Each batch is a view of the whole data."""
+    rows = s.data.rows.view(-1, 1)
+
+    def window() -> Tensor:
+        at = int(torch.randint(0, 996, ()))
+        return rows[at : at + 4]
+
+    s.get.fn = window
+    deep(s, last)
+
+
 LOOPS: dict[str, Callable[[Script, int], None]] = {
     "plain": lambda s, last: prefetch(s, last, "train"),
     "an object as argument": lambda s, last: prefetch(s, last, s.data),
@@ -89,7 +101,10 @@ LOOPS: dict[str, Callable[[Script, int], None]] = {
     "two models on one batch": lambda s, last: prefetch(s, last, between=lambda old: (s.model(old), s.ema(old))),
     "a part of the batch": lambda s, last: prefetch(s, last, forward=lambda x: s.model(x[:2])),
     "moved by the loop": lambda s, last: prefetch(s, last, forward=lambda x: s.model(x.clone())),
+    "validated on data of its own": lambda s, last: prefetch(s, last, between=lambda _: s.model(torch.zeros(4, 1))),
+    "validated on data of its own, with arguments that differ": lambda s, last: prefetch(s, last, object(), between=lambda _: s.model(torch.zeros(4, 1))),
     "two ahead": deep,
+    "slices of one tensor, two ahead": slices,
 }
 
 
