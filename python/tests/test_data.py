@@ -9,7 +9,7 @@ import pytest
 import torch
 from everstep.data import ElasticDistributedSampler, ElasticIterable, Reproducible, SampleId, epoch_hash
 from figures.sampler import _epochs
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 
 class Numbers(Dataset):
@@ -53,6 +53,24 @@ def test_what_a_loader_has_fetched_ahead_does_not_count():
     again.load_state_dict(state)
     assert len(again) == 90 and next(iter(DataLoader(Numbers(), batch_size=5, sampler=again))).tolist() == next(loop).tolist()
     del loop
+
+
+def test_a_loader_without_batches_is_counted_too():
+    sampler = ElasticDistributedSampler(Numbers(), seed=3)
+    loop = iter(DataLoader(Numbers(), batch_size=None, sampler=sampler, num_workers=2, prefetch_factor=4))
+    next(loop), next(loop), next(loop)
+    assert sampler.state_dict()["consumed"] == 3
+    del loop
+
+
+def test_batches_that_somebody_else_makes_are_said():
+    class Pooled(BatchSampler):
+        def __iter__(self):
+            yield from sorted(super().__iter__())
+
+    sampler = ElasticDistributedSampler(Numbers(), seed=3)
+    with pytest.warns(UserWarning, match="Pooled decides itself which samples make a batch"):
+        next(iter(DataLoader(Numbers(), batch_sampler=Pooled(sampler, 5, False))))
 
 
 def test_a_finished_epoch_yields_nothing_and_the_next_goes_on():

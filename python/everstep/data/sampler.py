@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from collections.abc import Iterator, Sized
 from typing import Any
 
 from torch.utils.data import BatchSampler, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..plan import BatchPlan
 from ..worker import world
@@ -99,7 +101,7 @@ class ElasticDistributedSampler(Sampler[int]):
             self._pass = None
             return self._planned(self._plan, self._cursor.at)
         self._pass = _Pass(self._cursor.at, len(self), self.num_replicas)
-        self._pass.find_loader(sys._getframe(1))
+        self._pass.find_loader(sys._getframe(1), self)
         self._batch = max(self._pass.batch, 1)
         return self._strided(self._pass)
 
@@ -169,6 +171,23 @@ class ElasticDistributedSampler(Sampler[int]):
         self._cursor.load_state_dict(state_dict)
 
 
+def _cannot_count(kind: str) -> None:
+    warnings.warn(
+        f"everstep: {kind} decides itself which samples make a batch, so ElasticDistributedSampler cannot be sure which ones the loop was given: "
+        "after a restart some may be left out or repeated; use torch's BatchSampler (batch_size=), or drop the sampler and save a position of your own",
+        stacklevel=6,
+    )
+
+
+def _batch_of(index: Any, sampler: Sampler[int]) -> int:
+    """Samples that a data loader hands out at a time which has no batch sampler of torch's."""
+    if index is sampler:
+        return 1
+    _cannot_count(type(index).__name__)
+    size = getattr(index, "batch_size", None)
+    return size if isinstance(size, int) and size > 0 else 1
+
+
 class _Pass:
     """One loop: where it began, and how much of it was handed out."""
 
@@ -178,7 +197,7 @@ class _Pass:
         self.batch = 0
         self._loader: weakref.ref[Any] | None = None
 
-    def find_loader(self, frame: Any) -> None:
+    def find_loader(self, frame: Any, sampler: Sampler[int]) -> None:
         """Who iterates? A data loader draws ahead and counts the batches that it has really handed out
         (``_num_yielded`` of torch's and torchdata's loader iterators); nobody else can know."""
         for _ in range(12):
@@ -187,7 +206,11 @@ class _Pass:
             owner = frame.f_locals.get("self")
             if isinstance(owner, BatchSampler):
                 self.batch = owner.batch_size
-            elif self.batch and hasattr(owner, "_num_yielded") and hasattr(owner, "_sampler_iter"):
+                if type(owner).__iter__ is not BatchSampler.__iter__:
+                    _cannot_count(type(owner).__name__)
+            elif isinstance(owner, _BaseDataLoaderIter) or (hasattr(owner, "_num_yielded") and hasattr(owner, "_sampler_iter")):
+                if not self.batch:
+                    self.batch = _batch_of(getattr(owner, "_index_sampler", None), sampler)
                 self._loader = weakref.ref(owner)
                 return
             frame = frame.f_back
@@ -196,7 +219,8 @@ class _Pass:
         """Global samples committed."""
         loader = self._loader() if self._loader is not None else None
         if loader is not None:
-            self.handed = min(loader._num_yielded * self.batch, self.length)
+            # A loader's iterator that is being made has handed out nothing.
+            self.handed = min(getattr(loader, "_num_yielded", 0) * self.batch, self.length)
         elif self._loader is None:
             self.handed = self.drawn
         return self.start + self.handed * self._ranks
