@@ -26,6 +26,7 @@ from .start import Start
 from .state import Layout, State, is_replicated
 from .structure import Structure
 from .tiers import EPOCH, RECOVERY, USER, AgentTier, DiskTier, HealingShard, Keep, Redundancy
+from .unsaved import UnsavedOptimizers
 
 Every = int | Literal["auto"]
 Persist = int | timedelta | Literal["auto"]
@@ -104,9 +105,7 @@ class CheckpointManager:
         if isinstance(every, timedelta):
             raise TypeError("every= is a number of steps, or 'auto': time passes differently on each rank")
         self._every = every if isinstance(every, int) else None
-        self._persist = persist
-        self._overlap = overlap
-        self._closed = False
+        self._persist, self._overlap, self._closed = persist, overlap, False
         self._step: int | None = None
         self._branch = Branch(self._directory)
         self._snapshot_step = self._persisted_step = 0
@@ -140,6 +139,7 @@ class CheckpointManager:
         self._epoch: list[int] | None = None
         self._micro = MicroBatches(state)
         watch_forward(state)
+        UnsavedOptimizers(self._state)
         for optimizer in self._state.optimizers:
             optimizer.register_step_pre_hook(self._fence)
 

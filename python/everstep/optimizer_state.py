@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from . import flat
 from ._internal import CheckpointError
 from .compare import difference
+from .tensors import assign
 
 #: How parameters are named in the state of an optimizer. Earlier checkpoints have no number: their names have no object.
 NAMES = 2
@@ -114,8 +115,14 @@ def kind_of(optimizer: Any) -> str:
     return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
 
 
-def by_names(optimizer: Optimizer, state: dict[str, Any], order: list[str]) -> dict[str, Any]:
-    """What is saved of a standard state."""
+def in_no_module(optimizer: Optimizer, order: list[str]) -> dict[str, Tensor]:
+    """Parameters that nothing else saves, unless an object of the user's does. A shard of a sharded one is not known to be one."""
+    loose = {n: p for n, p in zip(order, _parameters(optimizer), strict=True) if n.startswith("param_")}
+    return {n: p.detach() for n, p in loose.items() if not hasattr(p, "_local_tensor")}
+
+
+def by_names(optimizer: Optimizer, state: dict[str, Any], order: list[str], values: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What is saved of a standard state, and of parameters of no module (``values``)."""
     parameters = _parameters(optimizer)
 
     def named(key: Any) -> bool:
@@ -129,6 +136,7 @@ def by_names(optimizer: Optimizer, state: dict[str, Any], order: list[str]) -> d
         "other": [[k, v] for k, v in state["state"].items() if not named(k)],
         # Parameters of no module are told apart by their positions only.
         "shapes": {n: list(p.shape) for n, p in zip(order, parameters, strict=True) if n.startswith("param_")},
+        **({"values": dict(values)} if values else {}),
         # Last: it is what changes from step to step (learning rates) where the rest stays as it is.
         "groups": [{**g, "params": [order[i] for i in g["params"]]} for g in state["param_groups"]],
     }
@@ -230,6 +238,18 @@ def restore(name: str, optimizer: Optimizer, value: dict[str, Any], names: Param
     if plainly:
         _keep_exact(optimizer, parameters, state)
     _verify(name, optimizer, state, groups, order)
+    _put_back(name, {found[n]: v for n, v in value.get("values", {}).items() if n in found}, parameters)
+
+
+def _put_back(name: str, values: dict[int, Tensor], parameters: list[Tensor]) -> None:
+    """Values of parameters of no module."""
+    for i, saved in values.items():
+        parameter = parameters[i].detach()
+        if (parameter.dtype, parameter.shape) != (saved.dtype, saved.shape):
+            raise CheckpointError(
+                f"{name}=: parameter {i} is {saved.dtype} of shape {list(saved.shape)} in the checkpoint, {parameter.dtype} of shape {list(parameter.shape)} here"
+            )
+        assign(parameter, saved)
 
 
 def _check_kind(name: str, value: dict[str, Any], optimizer: Optimizer) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from ._internal import DamagedError
 from .damage import reading
 
@@ -29,6 +31,9 @@ def _is_by_names(value: dict[str, Any]) -> bool:
         hash(key)
     good = all(isinstance(n, str) and isinstance(s, dict) for n, s in state.items()) and all(map(_is_group, groups))
     good = good and all(isinstance(n, str) and isinstance(s, list) for n, s in shapes.items())
+    # A tensor that nobody wants is not read.
+    values = value.get("values", {})
+    good = good and isinstance(values, dict) and all(isinstance(n, str) and isinstance(v, (Tensor, type(None))) for n, v in values.items())
     return good and isinstance(value.get("kind"), (str, type(None)))
 
 

@@ -207,7 +207,7 @@ class Resharded:
         left = dict.fromkeys(parameters)
 
         def mine(name: str) -> Any:
-            whole = name.startswith((mark + "groups/", mark + "other/"))
+            whole = name.startswith((mark + "groups/", mark + "other/", mark + "values/"))
             return room(name) if whole or parameter_of(name) in left else None
 
         value: Any = None

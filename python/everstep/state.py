@@ -6,8 +6,9 @@ Names: ``OBJECT.KEY`` for a module's tensors, ``OBJECT/PATH`` for tensors inside
 
 from __future__ import annotations
 
+import warnings
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 from . import encoding, flat, in_place, module_state, optimizer_state, rng, together
 from ._internal import CheckpointError, Shard
 from .batches import Resumable
+from .compare import difference
 from .module_state import Entries, local
 from .optimizer_state import ParameterNames, TrainedParameters
 from .placed import PARTS, Parts, Place, Resharded, in_module, parameter_of, place_of
@@ -171,10 +173,12 @@ class State:
                 value = self._beside(name, obj, entries[name])
                 if value is not None:
                     blobs[name] = self.encoded(value, name, items, eager=True)
-            elif name in self.optimizers_by_name and names is not None:
-                blobs[name] = self.encoded_optimizer(name, obj, names, items)
-            else:
+            elif name not in self.optimizers_by_name:
                 blobs[name] = self.encoded(self.state_of(name, obj), name, items, eager=True)
+        if names is not None:
+            saved = {i.tensor.data_ptr() for i in items}
+            for name, optimizer in self.optimizers_by_name.items():
+                blobs[name] = self.encoded_optimizer(name, optimizer, names, items, saved)
         items = _uniquely_named(items)
         items.sort(key=lambda i: (i.eager, -i.tensor.element_size()))
         self._align(items)
@@ -232,14 +236,17 @@ class State:
         flats = ((n, m) for n, m in self._modules.items() if flat.is_flat(m))
         return {f"{n}.{key}": place for n, m in flats for key, place in flat.places(m).items()}
 
-    def encoded_optimizer(self, name: str, optimizer: Optimizer, names: ParameterNames, items: list[Item]) -> bytes:
-        """Optimizer state by the names of its parameters, so that it does not depend on their order."""
+    def encoded_optimizer(self, name: str, optimizer: Optimizer, names: ParameterNames, items: list[Item], saved: Container[int]) -> bytes:
+        """Optimizer state by the names of its parameters, so that it does not depend on their order. ``saved``: memory that is saved
+        by other objects."""
         state = self.state_of(name, optimizer)
         if not optimizer_state.is_standard(state):
             # It has a format of its own, and loads that.
             return self.encoded({"whole": state}, name, items, eager=True)
         first = len(items)
-        value = optimizer_state.by_names(optimizer, state, names.of(optimizer))
+        order = names.of(optimizer)
+        values = {n: v for n, v in optimizer_state.in_no_module(optimizer, order).items() if v.data_ptr() not in saved}
+        value = optimizer_state.by_names(optimizer, state, order, values)
         if value["shapes"] and self._trained is not None and (lost := self._trained.lost(optimizer, names)) is not None:
             raise CheckpointError(
                 f"{lost} is no longer the parameter of its module, but {name}= still holds it: a fresh process could not match its state; "
@@ -322,7 +329,12 @@ class State:
             if name in self.optimizers_by_name and "groups" in value:
                 optimizer_state.restore(name, obj, value, names)
             else:
-                self._load(name, obj, value["whole"] if name in self.optimizers_by_name else value)
+                whole = name in self.optimizers_by_name
+                self._load(name, obj, value["whole"] if whole else value)
+                if not isinstance(obj, Resumable) and stored.has_numbers(name):
+                    # Decoded once more: what was given away may have been taken apart.
+                    again = stored.finished()[name]
+                    self._compare(name, obj, again["whole"] if whole else again)
         random, extra = values[RNG], values[EXTRA]
         rng.put(random)
         if not own:
@@ -337,6 +349,18 @@ class State:
             raise
         except Exception as e:
             raise CheckpointError(f"{name}=: load_state_dict() of {optimizer_state.kind_of(obj)} did not take the state in the checkpoint: {type(e).__name__}: {e}") from e
+
+    @staticmethod
+    def _compare(name: str, obj: Any, value: Any) -> None:
+        """Says where an object has made something else of what it was given: torch casts the state of an optimizer to the dtype of its
+        parameters, also where somebody's object loads it."""
+        at = difference(value, State.state_of(name, obj), name)
+        if at is not None:
+            warnings.warn(
+                f"everstep: {at} is not as in the checkpoint after load_state_dict() of {optimizer_state.kind_of(obj)}, which changes what it loads; "
+                "give modules and optimizers to CheckpointManager themselves",
+                stacklevel=6,
+            )
 
     def _fill_modules(
         self,

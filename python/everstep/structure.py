@@ -91,12 +91,16 @@ class _Optimizer:
         hooks = ["_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks"]
         self._kept = Members([self._state, *self._entries], [vars(optimizer)], [], hooks)
         names = ParameterNames(state.objects)
-        value = optimizer_state.by_names(optimizer, optimizer.state_dict(), names.of(optimizer))
+        order = names.of(optimizer)
+        if optimizer_state.in_no_module(optimizer, order):
+            # Whether another object saves them is seen when all are walked through.
+            raise _Differs
+        value = optimizer_state.by_names(optimizer, optimizer.state_dict(), order, {})
         self._names = [g["params"] for g in value.pop("groups")]
         head = state.encoded(value, name, [], eager=False, sharded=True)
         self._head = encoding.join(head, "groups", encoding.MARK)
         self._path: encoding.Path = ((None, name, False), "groups", False)
-        if self.blob() != state.encoded_optimizer(name, optimizer, names, []):
+        if self.blob() != state.encoded_optimizer(name, optimizer, names, [], ()):
             # Encoded in another way than this one knows.
             raise _Differs
 

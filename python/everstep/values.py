@@ -75,6 +75,10 @@ class Values:
             self.targets[name] = torch.empty(shape, dtype=BY_NAME[dtype])
         return self.targets[name]
 
+    def has_numbers(self, name: str) -> bool:
+        """There are tensors of fractions among the values of an object: weights, moments, averages."""
+        return any(n.startswith(f"{name}/") and dtype.startswith(("F", "BF", "C")) for n, (_, dtype, *_) in self.entries.items())
+
     def layout(self) -> Layout | None:
         """Whose it is; ``None`` where that is not said.
 

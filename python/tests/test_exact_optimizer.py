@@ -161,3 +161,40 @@ def test_minus_zero_is_not_zero(tmp_path: Path):
     model, optimizer = made()
     assert es.CheckpointManager(tmp_path, model=model, optimizer=optimizer).restore() == 6
     assert math.copysign(1, optimizer.state[model.weight]["seen"]) == -1
+
+
+class Holder:
+    """Saves a parameter of its own."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.parameter = parameter
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"parameter": self.parameter.detach()}
+
+    def load_state_dict(self, value: dict[str, torch.Tensor]) -> None:
+        self.parameter.data.copy_(value["parameter"])
+
+
+def test_parameters_of_no_module_keep_their_values(tmp_path):
+    """A temperature, a logit scale: in the optimizer, and in nothing else that is saved."""
+
+    def made() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, es.CheckpointManager, torch.optim.Optimizer, nn.Module]:
+        model = nn.Linear(2, 1)
+        scale, matrix, held = torch.zeros(1, requires_grad=True), torch.zeros(3, 2).t().requires_grad_(), torch.zeros(1000, requires_grad=True)
+        optimizer = torch.optim.Adam([*model.parameters(), scale, matrix, held], lr=0.1)
+        return scale, matrix, held, es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, holder=Holder(held), persist=1), optimizer, model
+
+    *one, ckpt, optimizer, model = made()
+    assert ckpt.restore() == 0
+    for step in range(1, 4):
+        (model(torch.ones(1, 2)).sum() * one[0].exp() + one[0] + sum((p + 1).square().sum() for p in one)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ckpt.step(step)
+    ckpt.close()
+    names = [e[0] for e in es._internal.open_shard(str(tmp_path / "step-3"), 0).entries()]
+    assert "optimizer/values/param_2" in names and "optimizer/values/param_4" not in names, "what another object saves is not saved twice"
+    *two, ckpt, _, _ = made()
+    assert ckpt.restore() == 3
+    assert all(torch.equal(a, b) and a.abs().sum() > 0 for a, b in zip(one, two, strict=True))

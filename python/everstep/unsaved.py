@@ -1,0 +1,67 @@
+"""Optimizers that train what is saved and are not saved themselves: made anew in the loop, or never given to the manager."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from .optimizer_state import kind_of
+from .state import State
+
+
+class UnsavedOptimizers:
+    """Warns once of each. ``torch.save`` at the end of a step would have looked up the name; a manager keeps the object it was given."""
+
+    def __init__(self, state: State) -> None:
+        self._state = weakref.ref(state)
+        self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet(state.optimizers)
+        #: A given optimizer is making a step: those that it is made of are part of it.
+        self._inside = False
+        for optimizer in state.optimizers:
+            optimizer.register_step_pre_hook(self._begins)
+            optimizer.register_step_post_hook(self._ends)
+        handle = register_optimizer_step_post_hook(self._stepped)
+        weakref.finalize(state, handle.remove)
+
+    def _begins(self, *_: Any) -> None:
+        self._inside = True
+
+    def _ends(self, *_: Any) -> None:
+        self._inside = False
+
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        state = self._state()
+        if self._inside or optimizer in self._seen or state is None:
+            return
+        self._seen.add(optimizer)
+        modules = [o for o in state.objects.values() if isinstance(o, nn.Module)]
+        trained = {id(p) for m in modules for p in m.parameters()} | {id(p) for p in _parameters(state.optimizers)}
+        if not any(optimizer.state.values()) or not any(id(p) in trained for p in _parameters([optimizer])):
+            return
+        others = (o for n, o in state.objects.items() if o not in modules and n not in state.optimizers_by_name)
+        if any(_holds(o, optimizer) for o in others if not isinstance(o, LRScheduler)):
+            return
+        warnings.warn(
+            f"everstep: an optimizer ({kind_of(optimizer)}) trains parameters that are saved, but is not saved itself: after a restart its state is lost; "
+            "give it to CheckpointManager, and where an optimizer is replaced in the loop, change the groups of the first one instead (add_param_group)",
+            stacklevel=3,
+        )
+
+
+def _parameters(optimizers: Iterable[Optimizer]) -> Iterable[Any]:
+    return (p for o in optimizers for g in o.param_groups for p in g["params"])
+
+
+def _holds(obj: Any, optimizer: Optimizer, depth: int = 3) -> bool:
+    """An object of the user's refers to the optimizer, and may save it."""
+    if obj is optimizer:
+        return True
+    inner = obj.values() if isinstance(obj, dict) else obj if isinstance(obj, (list, tuple)) else vars(obj).values() if hasattr(obj, "__dict__") else ()
+    return depth > 0 and any(_holds(i, optimizer, depth - 1) for i in list(inner))
