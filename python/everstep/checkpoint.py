@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from . import together
 from . import worker as _worker
-from ._internal import AgentError, CheckpointError, DamagedError, Shard, list_line, open_shard
+from ._internal import AgentError, CheckpointError, DamagedError, Shard, open_shard
 from .batches import watch_forward
 from .branch import Branch
 from .directory import Directory
@@ -20,32 +20,23 @@ from .micro import MicroBatches
 from .outcome import Arrivals, Outcome, Tier
 from .placed import Resharded
 from .plan import BatchPlan, batch_plan
-from .schedule import FREE_STALL, STALL_BUDGET, STORAGE_SHARE, Appointments, Snapshots, passes, refill, source_of
-from .slots import Snapshot
+from .schedule import ASK_AGAIN, FREE_STALL, SLOT_SECONDS, STALL_BUDGET, STORAGE_SHARE, WRITING_SECONDS, Appointments, Snapshots, passes, refill, source_of
+from .slots import OVERLAP_BYTES, Snapshot
 from .start import Start
 from .state import Layout, State, is_replicated
 from .structure import Structure
-from .tiers import EPOCH, RECOVERY, USER, AgentTier, DiskTier, HealingShard, Keep, Redundancy
+from .tiers import EPOCH, RECOVERY, USER, AgentTier, DiskTier, HealingShard, Keep, Redundancy, newest_step
 from .unsaved import UnsavedOptimizers
 
 Every = int | Literal["auto"]
 Persist = int | timedelta | Literal["auto"]
 
-#: Seconds after which a durable checkpoint that nobody has announced is asked for again.
-ASK_AGAIN = 60.0
-#: Seconds that a save which the user asked for waits for a slot of memory while nothing is known to be on its way to storage.
-SLOT_SECONDS = 60
-#: Host state up to this size is copied before ``step()`` returns: the copy is shorter than what
-#: overlapping it would cost, and a kill then never loses a finished step.
-OVERLAP_BYTES = 64 << 20
-
 
 class CheckpointManager:
     """Tiered checkpoints of Stateful objects; all ranks resume from one step.
 
-    Under ``everstep run`` each step's state goes into this node's memory, where it survives the
-    death of the worker and of the agent, and from there to ``directory`` when a persist is due.
-    Elsewhere only ``directory`` is written.
+    Under ``everstep run`` each step's state goes into this node's memory, where it survives the death of the worker and of the agent,
+    and from there to ``directory`` when a persist is due. Elsewhere only ``directory`` is written.
 
     Args:
         directory: where durable checkpoints live: a path that all ranks see, or a prefix in an object store (``s3://bucket/prefix``,
@@ -63,16 +54,15 @@ class CheckpointManager:
             other already, and a single node has nobody to send to.
         pacing: copies for other nodes are sent while the training network is idle (20 steps are profiled first), and less
             often when that is too short. Without it they are sent at once, beside whatever the training sends.
-        keep: the newest durable checkpoints that stay (at least 2).
-        keep_every: the first one of every such span stays, too.
+        keep: the newest durable checkpoints that stay (at least 2). keep_every: the first one of every such span stays, too.
         keep_epochs: make a durable checkpoint when an epoch ends (anything in ``state`` with an ``epoch``), and keep it.
         persist_bandwidth: bytes per second and rank that go to ``directory`` at most; 0 is no limit.
         overlap: copy parameters while the next iteration computes (the next weight update waits for the copy) instead of before
             :meth:`step` returns, which then takes a checksum only. ``"auto"`` overlaps large states only. A script that writes to
             its weights in between (an evaluation with averaged weights, say) loses one snapshot, which is noticed by that
             checksum; from then on copies are complete when :meth:`step` returns.
-        replicated: every rank holds the same modules and optimizer state, so that any rank can restore
-            any other's and the number of ranks may change. ``"auto"``: when a module is in DDP.
+        replicated: every rank holds the same modules and optimizer state, so that any rank can restore any other's and the number of
+            ranks may change. ``"auto"``: when a module is in DDP.
         **state: modules, optimizers, and anything with ``state_dict`` and ``load_state_dict``.
     """
 
@@ -108,7 +98,7 @@ class CheckpointManager:
         self._persist, self._overlap, self._closed = persist, overlap, False
         self._step: int | None = None
         self._branch = Branch(self._directory)
-        self._snapshot_step = self._persisted_step = 0
+        self._snapshot_step = self._persisted_step = self._persist_lost = 0
         self._worker = _worker.current()
         self._directory.prepare()
         durable = bool(self._persist)
@@ -128,9 +118,8 @@ class CheckpointManager:
         self._due = source_of(persist, budget, share, self._directory) if world.rank == 0 else None
         measures = world.rank == 0 and self._every is None and self._tier.in_memory
         self._snapshots = Snapshots(budget, FREE_STALL if stall_budget is None else 0.0) if measures else None
-        self._stalled, self._refill = 0.0, 0
+        self._stalled, self._refill, self._sections, self._failures, self._capture_failed = 0.0, 0, 0, 0, -1
         self._asked: float | None = None
-        self._sections, self._failures, self._capture_failed = 0, 0, -1
         self._retake: tuple[int | None] | None = None
         by_time = not isinstance(persist, int)
         self._appointments = Appointments(self._due, self._tier.agree) if by_time and isinstance(self._tier, DiskTier) else None
@@ -258,16 +247,8 @@ class CheckpointManager:
         return offers
 
     def latest_step(self, tier: Tier | None = None) -> int | None:
-        """Newest step in ``tier`` (``"local"`` memory, ``"peer"`` memory of other nodes, ``"disk"``), as far as this rank
-        can tell."""
-        steps: list[int] = []
-        if tier in (None, "local"):
-            steps += self._tier.held()
-        if tier == "peer" and (replicated := self._tier.replicated()):
-            steps.append(replicated)
-        if tier in (None, "disk"):
-            steps += [s for s, _, _, wrong in list_line(self._directory) if wrong is None]
-        return max(steps, default=None)
+        """Newest step in ``tier`` (``"local"`` memory, ``"peer"`` memory of other nodes, ``"disk"``), as far as this rank can tell."""
+        return newest_step(self._tier, self._directory, tier)
 
     def step(self, step: int, *, metrics: dict[str, float] | None = None, **extra: Any) -> Outcome:
         """Call once at the end of each optimizer step, on all ranks.
@@ -310,6 +291,8 @@ class CheckpointManager:
         if self._tier.in_memory:
             if durable := self._tier.durable():
                 self._arrivals.durable(durable)
+                if durable >= self._persisted_step:
+                    self._worker.unfinished.discard(self)
             if (failed := self._tier.failed_persist(self._failures)) is not None:
                 self._failures, step, why = failed
                 self._arrivals.failed(why, step, told=True)
@@ -318,6 +301,8 @@ class CheckpointManager:
         for step in self._arrivals.lost:
             if self._due is not None:
                 self._due.failed(step)
+            if step == self._persisted_step:
+                self._persist_lost = step
             if step == self._snapshot_step and self._tier.in_memory:
                 # Other ranks, of which some made this step durable, do not come back to it.
                 self._retake = (RECOVERY if _worker.world().world_size == 1 and step == self._persisted_step else None,)
@@ -387,6 +372,8 @@ class CheckpointManager:
             self._refill = 0 if snapshot.on_device() else refill(snapshot.bytes())
             if persist is not None:
                 self._persisted_step, self._asked = step, None
+                if self._tier.in_memory:
+                    self._worker.unfinished.add(self)
                 if self._due is not None:
                     self._due.begins(step, since)
         elif self._worker.board is not None:
@@ -410,8 +397,8 @@ class CheckpointManager:
         return late if self._tier.copies_late and self._state.optimizers else snapshot.on_device()
 
     def steps(self, total: int) -> Iterator[int]:
-        """``for step in ckpt.steps(total): body``: restores, yields the steps still to run, calls
-        :meth:`step` after each, stops early when asked to, and makes the last step durable."""
+        """``for step in ckpt.steps(total): body``: restores, yields the steps still to run, calls :meth:`step` after each, stops early
+        when asked to, and makes the last step durable."""
         self._worker.handle_signals()
         done = self.restore()
         while done < total:
@@ -424,11 +411,10 @@ class CheckpointManager:
     def micro_batches(self, loader: Iterable[Any], *, global_batch: int, micro_batch: int) -> Iterator[Any]:
         """This rank's micro-batches of one step: ``for batch in ckpt.micro_batches(loader, …): loss(batch).backward()``.
 
-        The global batch has ``global_batch`` samples on any number of ranks; ranks may have different
-        numbers of micro-batches. After the loop the gradients are those of the mean loss over the global
-        batch (each micro-batch's loss being its mean), also under DDP. The loader makes batches of
-        ``micro_batch`` with an :class:`everstep.data.ElasticDistributedSampler`, or anything else that each
-        rank may draw from at its own pace.
+        The global batch has ``global_batch`` samples on any number of ranks, which may have different numbers of micro-batches. After
+        the loop the gradients are those of the mean loss over it (each micro-batch's loss being its mean), also under DDP. The loader
+        makes batches of ``micro_batch`` with an :class:`everstep.data.ElasticDistributedSampler`, or anything else that each rank may
+        draw from at its own pace.
         """
         return self._micro.of_step(loader, batch_plan(global_batch, micro_batch))
 
@@ -448,6 +434,7 @@ class CheckpointManager:
         self._start.writing(True)
         self._branch.trains(step)
         self._tier.wait()
+        self._look()
         if not self._snapshot(step, extra, why):
             self._wait_for_slot(step, extra, why)
         self._tier.wait()
@@ -481,20 +468,33 @@ class CheckpointManager:
             with _worker.section("checkpoint"):
                 self._tier.await_replicated(self._snapshot_step)
         if tier == "disk" and self._persisted_step:
+            self._look()
+            if self._persist_lost == self._persisted_step:
+                raise CheckpointError(f"the checkpoint of step {self._persisted_step} was lost, as was said then: save() makes another one")
             with _worker.section("checkpoint"):
                 self._tier.await_durable(self._persisted_step)
 
     def close(self) -> None:
-        """Makes the last step durable (unless it is, or ``persist=0``). Doing it again does nothing."""
+        """Makes the last step durable (unless it is, or ``persist=0``), and waits for what is on its way. Doing it again does nothing."""
         if self._closed:
             return
         self._closed = True
         self._tier.wait()
-        if self._persist and self._step and self._tier.durable() < self._step:
-            if self._persisted_step == self._step:
-                self.wait("disk")
-            else:
-                self._save(self._step, True, self._extra, RECOVERY)
+        self._look()
+        lost = self._persist_lost == self._persisted_step
+        if self._persist and self._step and (lost or self._persisted_step != self._step) and self._tier.durable() < self._step:
+            self._save(self._step, True, self._extra, RECOVERY)
+        elif not lost:
+            self.wait("disk")
         if self._due is not None:
             self._due.close()
         self._tier.close()
+        self._worker.unfinished.discard(self)
+
+    def _finish(self) -> None:
+        """The script has ended without :meth:`close`: what was captured for durable storage still gets there, where all ranks have captured it."""
+        with contextlib.suppress(CheckpointError), _worker.section("checkpoint"):
+            self._tier.wait()
+            self._look()
+            if self._persist_lost != self._persisted_step:
+                self._tier.await_durable(self._persisted_step, WRITING_SECONDS)

@@ -21,6 +21,12 @@ STALL_BUDGET = 0.01
 FREE_STALL = 0.0005
 #: Part of the time in which ``persist="auto"`` uses storage where memory holds each step anyway.
 STORAGE_SHARE = 0.05
+#: Seconds after which a durable checkpoint that nobody has announced is asked for again.
+ASK_AGAIN = 60.0
+#: Seconds that a save which the user asked for waits for a slot of memory while nothing is known to be on its way to storage.
+SLOT_SECONDS = 60
+#: Seconds after which a checkpoint is not waited for: another rank may have lost its part of it, which is told only there.
+WRITING_SECONDS = 600.0
 #: A profile of slow steps ends after so many seconds, with at least three of them.
 PROFILE_SECONDS = 120.0
 #: Snapshots, and steps, that are looked at before something is changed.
@@ -147,6 +153,8 @@ class Measured:
         if self._writing is not None and durable >= self._writing[0]:
             self._rate.written(now - self._writing[1])
             self._writing = None
+        elif self._writing is not None and now - self._writing[1] > WRITING_SECONDS:
+            self.failed(self._writing[0])
 
     def _learn(self, profile: list[float], seconds: float, now: float) -> None:
         profile.append(seconds)

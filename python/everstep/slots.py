@@ -12,6 +12,9 @@ from .encoding import BLOB
 from .outcome import Arrivals
 from .state import Item
 
+#: Host state up to this size is copied before ``step()`` returns: the copy is shorter than what
+#: overlapping it would cost, and a kill then never loses a finished step.
+OVERLAP_BYTES = 64 << 20
 #: Threads that copy; more than two gain nothing while the training threads compute.
 COPY_THREADS = 2
 

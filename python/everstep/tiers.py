@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from . import network
 from . import worker as _worker
-from ._internal import EVERY_BITS, Agent, AgentError, Arena, Board, CheckpointError, DamagedError, Shard, note_shard, open_slot, publish_noted, reserve_slot
+from ._internal import EVERY_BITS, Agent, AgentError, Arena, Board, CheckpointError, DamagedError, Shard, list_line, note_shard, open_slot, publish_noted, reserve_slot
 from .directory import Directory
 from .meeting import gathered
-from .outcome import Arrivals
+from .outcome import Arrivals, Tier
 from .placed import Resharded
 from .slots import COPY_THREADS, Slots, Snapshot
 
@@ -286,16 +286,28 @@ class AgentTier:
         """How many checkpoints the agent could not make durable, the last one's step and why; ``None`` when it was ``seen``."""
         return self._board.failure() if self._board.get("PersistFailures") != seen else None
 
-    def await_durable(self, step: int) -> None:
-        """Until the step is on durable storage.
+    def await_durable(self, step: int, seconds: float | None = None) -> None:
+        """Until the step is on durable storage, for so long at most.
 
         Raises:
             CheckpointError: when it could not be written.
         """
         try:
-            self._agent.await_durable(step, None)
+            self._agent.await_durable(step, seconds)
         except AgentError as e:
             raise CheckpointError(str(e)) from e
+
+
+def newest_step(tier: AgentTier | DiskTier, directory: Directory, of: Tier | None) -> int | None:
+    """The newest step that memory (``"local"``), other nodes (``"peer"``) or storage (``"disk"``) is known to hold; ``None``: here or there."""
+    steps: list[int] = []
+    if of in (None, "local"):
+        steps += tier.held()
+    if of == "peer" and (replicated := tier.replicated()):
+        steps.append(replicated)
+    if of in (None, "disk"):
+        steps += [s for s, _, _, wrong in list_line(directory) if wrong is None]
+    return max(steps, default=None)
 
 
 class DiskTier:
@@ -465,5 +477,5 @@ class DiskTier:
         """Failures are raised here."""
         return None
 
-    def await_durable(self, step: int) -> None:
+    def await_durable(self, step: int, seconds: float | None = None) -> None:
         """Already is when :meth:`capture` returns."""

@@ -94,6 +94,8 @@ class _Worker:
         #: The script ends with an exception or an exit code of its own.
         #: The exit code with which the script says that it has failed; 0 as long as it does not.
         self.gave_up = 0
+        #: Managers with a checkpoint that may be on its way to durable storage.
+        self.unfinished: set[Any] = set()
         self._agent: Agent | None = None
         path = os.environ.get("EVERSTEP_BOARD")
         if path and os.environ.get("EVERSTEP_SOCKET"):
@@ -157,6 +159,9 @@ class _Worker:
                 if self.board is not None:
                     self.board.set("ShuttingDown", _FAILED + (self.gave_up or 1))
             else:
+                for manager in list(self.unfinished):
+                    # A script without close(): what was captured for durable storage still gets there.
+                    manager._finish()
                 _script_is_over(self)
 
         self._watch_exit_codes()

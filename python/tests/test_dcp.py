@@ -229,3 +229,63 @@ def test_killed_right_after_async_save_has_returned(tmp_path, env):
     line = [str(Path(sys.executable).parent / "everstep"), "run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "0"]
     subprocess.run([*line, str(script), out, "die", "rows"], env={**env, "GLOO_SOCKET_IFNAME": "lo"}, timeout=120, check=False, capture_output=True)
     _ranks(tmp_path, 2, out, "load", "columns")
+
+
+_TWO_DIRECTORIES = """
+import os, sys, torch, torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import everstep as es
+dist.init_process_group("gloo")
+out = sys.argv[1]
+a, b, taken = (es.dcp.Writer(f"{out}/{name}") for name in ("a", "b", "a/step-30"))
+saves = []
+for number, writer in enumerate((a, a, b, taken, b, a), 1):
+    if writer is taken and dist.get_rank() == 0:
+        os.makedirs(f"{out}/a/step-30/mine")
+    save = dcp.save if number > 4 else dcp.async_save
+    saves.append(save({f"w{i}": torch.full((200_000,), float(number)) for i in range(4)}, storage_writer=writer))
+for number, future in enumerate(saves[:4], 1):
+    wrong = future.exception()
+    assert ("step-30 is taken" in str(wrong)) if number == 4 else wrong is None, (number, wrong)
+dist.barrier()
+os._exit(0)
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_directory_gets_its_own_saves_under_everstep_run(tmp_path, everstep):
+    script = tmp_path / "two.py"
+    script.write_text(_TWO_DIRECTORIES)
+    ended = everstep("run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "0", str(script), str(tmp_path / "out"), timeout=120)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    for name, saved in (("a", {1: 1, 2: 2, 32: 6}), ("b", {3: 3, 31: 5})):
+        directory = tmp_path / "out" / name
+        assert {p.parent.name for p in directory.glob("step-*/manifest.json") if ".tmp" not in p.parent.name} == {f"step-{step}" for step in saved}
+        for step, number in saved.items():
+            back = {f"w{i}": torch.zeros(200_000) for i in range(4)}
+            dcp.load(back, storage_reader=es.dcp.Reader(directory / f"step-{step}"), no_dist=True)
+            assert all((t == number).all() for t in back.values()), (name, step)
+
+
+_NEW_WRITER_EACH_TIME = """
+import sys, time, torch, torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import everstep as es
+dist.init_process_group("gloo")
+for i in range(1, 4):
+    if dist.get_rank() == 0:
+        time.sleep(0.3)  # the others agree on a number before this one has said it again
+    dcp.save({f"w{r}": torch.full((9,), float(i)) for r in range(2)}, storage_writer=es.dcp.Writer(sys.argv[1]))
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_new_writer_for_each_save_numbers_them_alike_on_all_ranks(tmp_path):
+    script = tmp_path / "anew.py"
+    script.write_text(_NEW_WRITER_EACH_TIME)
+    ended = run_ranks([sys.executable, str(script), str(tmp_path / "out")], 2)
+    assert [r.code for r in ended] == [0, 0], "\n".join(r.err for r in ended)[-3000:]
+    for step in (1, 2, 3):
+        back = {f"w{r}": torch.zeros(9) for r in range(2)}
+        dcp.load(back, storage_reader=es.dcp.Reader(tmp_path / "out" / f"step-{step}"), no_dist=True)
+        assert all((t == step).all() for t in back.values()), step

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import worker as _worker
-from .._internal import Agent, Arena, CheckpointError, foreign_steps, list_checkpoints, publish, reserve_slot
+from .._internal import Agent, AgentError, Arena, CheckpointError, foreign_steps, list_checkpoints, publish, reserve_slot
 from ..directory import Directory
 from ..state import Item
 from ..outcome import Arrivals
@@ -21,6 +25,16 @@ from ..tiers import USER, AgentTier, Keep, Redundancy
 _KEEP = Keep(2**31 - 1, None, True)
 #: A slot becomes free when an earlier save is on storage.
 PATIENCE = 3600.0
+#: Seconds that a save may take to end after the agent has reported a failure that may be another save's.
+DOUBT = 10.0
+#: Seconds until a published checkpoint is in the listing on every node: file systems cache directories.
+LISTED = 90.0
+#: What tells slots of this module from those of a CheckpointManager.
+_KIND = "/dcp"
+
+
+#: How often the ranks have agreed, by key: what is in torch's store stays there.
+_agreed: Counter[str] = Counter()
 
 
 def _agree(root: Directory, number: int, what: str = "first") -> int:
@@ -30,6 +44,8 @@ def _agree(root: Directory, number: int, what: str = "first") -> int:
     if not _worker.in_group():
         return number
     store, key = dist.distributed_c10d._get_default_store(), f"everstep/dcp/{what}/{root}"
+    _agreed[key] += 1
+    key = f"{key}/{_agreed[key]}"
     if dist.get_rank() == 0:
         store.set(key, str(number))
     return int(store.get(key))
@@ -55,19 +71,71 @@ class _Numbered:
 
 
 class AgentStore(_Numbered):
-    """The agent writes and publishes."""
+    """The agent writes and publishes.
+
+    It publishes all that this process captures in one directory, which :meth:`turn` changes once nothing is on its way to the
+    directory before.
+    """
 
     #: The newest checkpoint of this process, in whatever directory: agents and coordinator know checkpoints by their numbers.
     newest = 0
+    #: Where the agent publishes.
+    _destination: Directory | None = None
+    _turns = threading.RLock()
+    #: Steps in memory whose end is not known yet, with the failure that may be theirs.
+    _under_way: dict[int, tuple[AgentStore, str | None]] = {}
+    #: Why steps that ended before their own save asked have failed; ``None``: they are durable.
+    _ended: dict[int, str | None] = {}
 
     def __init__(self, root: Directory) -> None:
         super().__init__(root)
         worker = _worker.current()
         if worker.managed:
             raise CheckpointError("this process has an everstep.CheckpointManager, whose memory everstep.dcp.Writer would share: use its save()")
-        assert worker.agent is not None and worker.board is not None
         self._arrivals = Arrivals()
-        self._tier = AgentTier(worker.agent, worker.board, root, _KEEP, True, False, Redundancy(0), 0, False, self._arrivals, "/dcp")
+        self._tier: AgentTier | None = None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Meanwhile this process saves to this directory.
+
+        Raises:
+            CheckpointError: when it cannot be told whether something is still on its way to the directory before.
+        """
+        with AgentStore._turns:
+            if AgentStore._destination != self.root:
+                self._settle()
+                AgentStore._destination = None
+                self._direct()
+                AgentStore._destination = self.root
+            elif self._tier is None:
+                self._direct()
+            yield
+
+    def _settle(self) -> None:
+        # The agent publishes in order of steps.
+        for step, (store, _) in sorted(AgentStore._under_way.items()):
+            why = store._end(step)
+            if step in AgentStore._under_way:
+                raise CheckpointError(
+                    f"cannot save to {self.root} yet: step {step} may still be on its way to {store.root} after a failure ({why}); "
+                    f"save again later, or save to one directory per process under everstep run"
+                )
+            # Its own save reports what came of it.
+            AgentStore._ended[step] = why
+
+    def _direct(self) -> None:
+        """Has the agent publish here."""
+        worker = _worker.current()
+        assert worker.agent is not None and worker.board is not None
+        if self._tier is None:
+            self._tier = AgentTier(worker.agent, worker.board, self.root, _KEEP, True, False, Redundancy(0), 0, False, self._arrivals, _KIND)
+            return
+        try:
+            worker.agent.persist_to(str(self.root), self.root.run, *_KEEP.arguments(), 0, True)
+        except AgentError as e:
+            raise CheckpointError(str(e)) from e
+        worker.agent.replicate(self.root.run + _KIND, 0, 0, False)
 
     def next_step(self, fixed: int | None) -> int:
         """As for all, and newer than all that this process has made."""
@@ -81,20 +149,66 @@ class AgentStore(_Numbered):
         return step
 
     def capture(self, step: int, items: list[Item]) -> None:
-        """Until the state is in memory, from where it goes on by itself."""
+        """Until the state is in memory, from where it goes on by itself. Within :meth:`turn`."""
+        assert self._tier is not None
         until = time.monotonic() + PATIENCE
         while not self._tier.capture(Snapshot(step, items, USER)):
             if time.monotonic() > until:
                 raise CheckpointError(f"no slot became free for step {step} within an hour: storage does not take what was saved before")
             time.sleep(0.01)
+        AgentStore._under_way[step] = (self, None)
         self._tier.wait()
-        self._arrivals.raise_lost()
+        try:
+            self._arrivals.raise_lost()
+        except CheckpointError:
+            AgentStore._under_way.pop(step, None)
+            raise
 
     def write(self, step: int) -> str | None:
         """Until all ranks' shards are on storage and published."""
-        world = _worker.world()
-        # A connection of its own: the training thread may want to save again meanwhile.
-        Agent(os.environ["EVERSTEP_SOCKET"], world.generation, world.rank, world.local_rank).await_durable(step, None)
+        why = self._end(step)
+        AgentStore._ended.pop(step, None)
+        if why is not None:
+            raise CheckpointError(why)
+        return None
+
+    def _end(self, step: int) -> str | None:
+        """Waits for the end of a step: ``None`` when it is durable, else why it is not. It stays among those under way when the
+        failure may be another step's."""
+        _, doubt = AgentStore._under_way.get(step, (self, None))
+        while step not in AgentStore._ended:
+            try:
+                # A connection of its own: the training thread may want to save again meanwhile.
+                world = _worker.world()
+                agent = Agent(os.environ["EVERSTEP_SOCKET"], world.generation, world.rank, world.local_rank)
+                agent.await_durable(step, None if doubt is None else DOUBT)
+            except AgentError as e:
+                # The agent reports a failure to all who wait, and again to those who ask for the step that failed.
+                if doubt is None:
+                    doubt = str(e)
+                    continue
+                if doubt == str(e):
+                    break
+                if step in AgentStore._under_way:
+                    AgentStore._under_way[step] = (self, doubt)
+                return doubt
+            doubt = self._missing(step)
+            break
+        AgentStore._under_way.pop(step, None)
+        return AgentStore._ended.get(step, doubt)
+
+    def _missing(self, step: int) -> str | None:
+        """The agent answers for all steps up to the newest durable one: where there are newer ones, this one may have failed."""
+        until = time.monotonic() + LISTED
+        while AgentStore.newest > step and step not in AgentStore._ended:
+            try:
+                if self.root.has(step):
+                    break
+            except CheckpointError as e:
+                return str(e)
+            if time.monotonic() > until:
+                return f"step {step} did not become durable in {self.root}; a newer one did"
+            time.sleep(0.2)
         return None
 
     def publish(self, step: int, written: list[str | None]) -> None:
@@ -118,6 +232,11 @@ class PlainStore(_Numbered):
         #: By step; room for one more is made when a save begins before the last one is written.
         self._taken: dict[int, _Room] = {}
         self._free: list[_Room] = []
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Directories do not get in each other's way here."""
+        yield
 
     def capture(self, step: int, items: list[Item]) -> None:
         """Until the state is copied."""

@@ -58,7 +58,8 @@ class Writer(dcp.StorageWriter, AsyncStager):
     (``out/step-500``), which is then made. Nothing that was saved is removed. A ``checkpoint_id`` given to DCP replaces it.
 
     Under ``everstep run`` a save is complete for :func:`async_save` once it is in shared memory of this node: its agent writes and
-    publishes it, with or without this process. Elsewhere DCP's thread does.
+    publishes it, with or without this process. Elsewhere DCP's thread does. The agent publishes in one directory at a time: a save to
+    another directory than the one before begins when what went there is on storage.
 
     Raises:
         CheckpointError: from :func:`save`, when storage fails; the checkpoints before stay.
@@ -101,8 +102,9 @@ class Writer(dcp.StorageWriter, AsyncStager):
         if store is None:
             agent = _worker.current().agent
             store = self._stores[root] = PlainStore(root) if agent is None else AgentStore(root)
-        step = store.next_step(fixed)
-        store.capture(step, items(pieces, mappings))
+        with store.turn():
+            step = store.next_step(fixed)
+            store.capture(step, items(pieces, mappings))
         return _Save(step, store, (root, fixed))
 
     # -- writing (StorageWriter) --------------------------------------------------------------------

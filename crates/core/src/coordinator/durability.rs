@@ -7,6 +7,9 @@ use crate::message::{Copies, Holding, Offers, Order, Parity, ShardFile, Source, 
 use crate::time::Time;
 use std::collections::BTreeMap;
 
+/// Steps of which some shards are written and others may never be.
+const INCOMPLETE_MAX: usize = 16;
+
 /// What a rank could restore: for each step, where from.
 pub type Sources = BTreeMap<Step, Source>;
 
@@ -363,7 +366,11 @@ impl Job {
         if generation != self.record.generation {
             return false;
         }
-        self.durability.written.retain(|s, _| *s > step);
+        // Shards of an older step may still come: what is saved a second time is written behind later steps.
+        self.durability.written.remove(&step);
+        while self.durability.written.len() > INCOMPLETE_MAX {
+            self.durability.written.pop_first();
+        }
         self.unable.retain(|_, too_early| !*too_early);
         self.to_all(&Order::Durable { generation, step }, out);
         let newer = self.record.durable.is_none_or(|d| d < step);

@@ -53,6 +53,8 @@ pub struct Durable {
     /// Steps that could not be written or published, and why.
     failed: BTreeMap<u64, String>,
     awaiting: Vec<(Step, oneshot::Sender<Reply>)>,
+    /// The generation is over: what waits to be written is not, and pins belong to the next one.
+    over: Arc<AtomicBool>,
     /// It is to be as if storage were full (`everstep inject`).
     pub full: Arc<AtomicBool>,
     /// By local rank. In order of steps: the coordinator takes a step for lost when a later one is complete before it.
@@ -75,14 +77,20 @@ impl Durable {
             return;
         }
         self.failed.remove(&step);
-        let (inbox, to) = (inbox.clone(), to.clone());
+        let (inbox, to, over) = (inbox.clone(), to.clone(), self.over.clone());
         let directory = to_text(&to.directory);
         let full = self.full.load(Ordering::Relaxed);
         self.writes.entry(local_rank).or_insert_with(Line::new).give(move || {
+            if over.load(Ordering::Acquire) {
+                return;
+            }
             let result = match full {
-                true => storage::refuse_shard(&slot, &to, step, &std::io::Error::from_raw_os_error(28)),
+                true => storage::refuse_shard(&to, step, &std::io::Error::from_raw_os_error(28)),
                 false => storage::write_shard(&slot, &to, &mark, step),
             };
+            if !over.load(Ordering::Acquire) {
+                storage::release(&slot);
+            }
             let _ = inbox.send(Input::Shard { local_rank, generation, step: Step(step), directory, result });
         });
     }
@@ -110,9 +118,10 @@ impl Durable {
         });
     }
 
-    /// Answers when the step is durable or has failed; at once when that is known.
-    pub fn tell(&mut self, step: Step, known: bool, answer: oneshot::Sender<Reply>) {
-        if known {
+    /// Answers when the step is durable or has failed; at once when that is known. `pinned`: steps in slots that are still to be
+    /// written; one may be there that was made durable before (the user saves what was saved for recovery).
+    pub fn tell(&mut self, step: Step, known: bool, pinned: &BTreeSet<u64>, answer: oneshot::Sender<Reply>) {
+        if known && !self.is_to_come(step, pinned) {
             let _ = answer.send(Reply::Done);
         } else if let Some(why) = self.failed.get(&step.0) {
             let _ = answer.send(Reply::Refused { why: why.clone() });
@@ -121,12 +130,20 @@ impl Durable {
         }
     }
 
+    fn is_to_come(&self, step: Step, pinned: &BTreeSet<u64>) -> bool {
+        pinned.contains(&step.0) || self.under_way.iter().any(|(_, s)| *s == step.0)
+    }
+
     /// The step was published.
-    pub fn durable(&mut self, step: Step) {
+    pub fn durable(&mut self, step: Step, pinned: &BTreeSet<u64>) {
         self.under_way.retain(|(_, s)| *s != step.0);
         self.failed.retain(|s, _| *s > step.0);
-        for (_, answer) in self.awaiting.extract_if(.., |(s, _)| *s <= step) {
-            let _ = answer.send(Reply::Done);
+        for (waiting, answer) in std::mem::take(&mut self.awaiting) {
+            if waiting <= step && !self.is_to_come(waiting, pinned) {
+                let _ = answer.send(Reply::Done);
+            } else {
+                self.awaiting.push((waiting, answer));
+            }
         }
     }
 
@@ -139,13 +156,14 @@ impl Durable {
         if self.failed.len() > FAILED_MAX {
             self.failed.pop_first();
         }
-        for (_, answer) in self.awaiting.drain(..) {
+        for (_, answer) in self.awaiting.extract_if(.., |(s, _)| *s == step) {
             let _ = answer.send(Reply::Refused { why: why.to_owned() });
         }
     }
 
     /// The workers are gone: nobody waits.
     pub fn clear(&mut self) {
+        std::mem::take(&mut self.over).store(true, Ordering::Release);
         self.under_way.clear();
         self.writes.clear();
         self.failed.clear();

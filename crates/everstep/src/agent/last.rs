@@ -8,39 +8,61 @@ use super::Input;
 use super::replicas::Own;
 use super::storage::{self, Destination};
 use super::workers::Crew;
-use everstep_checkpoint::arena::Pin;
+use everstep_checkpoint::arena::{Label, Pin, Slot};
 use everstep_checkpoint::persist;
 use everstep_core::id::{Generation, Step};
 use everstep_core::message::ShardFile;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 
 /// What is known of the latest crew.
 #[derive(Debug, Default)]
 pub struct Last {
-    generation: Generation,
     world_size: u32,
     restarts: u32,
     /// Where its workers' shards belong, by local rank.
-    pub destinations: BTreeMap<u32, Destination>,
-    /// The newest step that all nodes hold, and its generation.
-    pub held: Option<(Generation, Step)>,
+    destinations: BTreeMap<u32, Destination>,
+    /// A crew that has not said yet where its shards belong: its world size and restarts.
+    begun: Option<(u32, u32)>,
+    /// The newest step that all nodes hold, its generation, and the world size.
+    held: Option<(Generation, Step, u32)>,
     /// The newest step on durable storage.
     pub durable: Option<Step>,
 }
 
 impl Last {
-    /// A crew starts.
+    /// A crew starts. Until it says where its shards belong, the crew before it is the last one.
     pub fn begin(&mut self, crew: &Crew) {
-        (self.generation, self.world_size, self.restarts) = (crew.generation, crew.world_size, crew.restarts);
-        self.destinations.clear();
+        self.begun = Some((crew.world_size, crew.restarts));
+    }
+
+    /// A worker has said where its shards belong.
+    pub fn belongs(&mut self, local_rank: u32, to: Destination) {
+        if let Some(begun) = self.begun.take() {
+            (self.world_size, self.restarts) = begun;
+            self.destinations.clear();
+        }
+        self.destinations.insert(local_rank, to);
+    }
+
+    /// All nodes hold a step.
+    pub fn holds(&mut self, generation: Generation, step: Step, world_size: u32) {
+        self.held = Some((generation, step, world_size));
+    }
+
+    /// All go on from a step, or from the beginning: what is newer is of a past that did not happen.
+    pub fn goes_on_from(&mut self, generation: Generation, step: Option<Step>, world_size: u32) {
+        self.held = step.map(|step| (generation, step, world_size));
     }
 
     /// Makes the last step durable, as far as this node can, and says what came of it. Who asks for the end once more does
     /// not wait for it.
-    pub async fn persist(self, own: Own, asked_again: bool, inputs: &mut mpsc::UnboundedReceiver<Input>) {
-        let Some((generation, step)) = self.held.filter(|(_, s)| self.durable.is_none_or(|d| *s > d)) else { return };
-        let Some(to) = self.destinations.values().next().filter(|_| generation == self.generation) else { return };
+    pub async fn persist(self, (own, run): (Own, u64), asked_again: bool, inputs: &mut mpsc::UnboundedReceiver<Input>) {
+        let Some((generation, step, size)) = self.held.filter(|(_, s, _)| self.durable.is_none_or(|d| *s > d)) else {
+            return;
+        };
+        let Some(to) = self.destinations.values().next().filter(|_| size == self.world_size) else { return };
         let directory = to.directory.clone();
         let not_waiting = || crate::say!("not waiting for step {step} to be written to {}", directory.display());
         if asked_again {
@@ -48,7 +70,7 @@ impl Last {
         }
         let (done, mut written) = oneshot::channel();
         // A thread of its own: the runtime would wait for one of its own threads at the end.
-        let write = move || drop(done.send(self.write(&own, generation, step)));
+        let write = move || drop(done.send(self.write((&own, run), generation, step)));
         if let Err(e) = std::thread::Builder::new().name("everstep-last".into()).spawn(write) {
             return crate::say!("step {step} stays in memory only, as no thread could be started: {e}");
         }
@@ -70,15 +92,19 @@ impl Last {
     }
 
     /// Whether this agent was the one to publish.
-    fn write(&self, own: &Own, generation: Generation, step: Step) -> Result<bool, String> {
+    fn write(&self, (own, run): (&Own, u64), generation: Generation, step: Step) -> Result<bool, String> {
         let Some(to) = self.destinations.values().next() else { return Ok(false) };
         let mark = to.mark(generation, self.restarts);
         for (local, to) in &self.destinations {
             let slots = own.slots(*local);
-            let is = |l: everstep_checkpoint::arena::Label| (l.generation, l.step) == (generation.0, step.0);
-            let found = slots.iter().find(|s| s.label().is_some_and(is) && s.pin(Pin::Persist));
+            // A step that was restored has the generation that made it; of two with its number the earlier did not happen.
+            let is = |l: &Label| l.run == run && l.step == step.0 && l.generation <= generation.0;
+            let of = |s: &&Arc<Slot>| s.label().filter(is).map(|l| l.generation);
+            let found = slots.iter().filter(|s| of(s).is_some()).max_by_key(of).filter(|s| s.pin(Pin::Persist));
             let slot = found.ok_or_else(|| format!("step {step} of rank {} is not in memory any more", to.rank))?;
-            let shard = storage::write_shard(slot.path(), to, &mark, step.0)?;
+            let shard = storage::write_shard(slot.path(), to, &mark, step.0);
+            slot.release(Pin::Persist);
+            let shard = shard?;
             persist::note(&to.directory, &mark, step.0, &shard)
                 .map_err(|e| format!("cannot write to {}: {e}", to.directory.display()))?;
         }

@@ -249,7 +249,7 @@ pub async fn run(
         }
         if let Some(end) = driver.end.take() {
             if end.code != 0 {
-                let own = driver.replicas.own().clone();
+                let own = (driver.replicas.own().clone(), driver.replicas.holder.run());
                 std::mem::take(&mut driver.last).persist(own, driver.impatient, &mut inputs).await;
             }
             driver.claims.release().await;
@@ -315,11 +315,13 @@ impl Driver {
             Input::Worker(request, answer) => self.worker_asks(request, answer).await,
             Input::Shard { local_rank, generation, step, directory, result } => match result {
                 Ok(shard) => self.event(Event::ShardWritten { generation, step, directory, shard }).await,
-                Err(why) => self.not_durable(Some(local_rank), step, &why),
+                Err(why) if self.runs(generation) => self.not_durable(Some(local_rank), step, &why),
+                Err(why) => crate::say!("{why}"),
             },
             Input::Published(generation, step, result) => match result {
                 Ok(()) => self.event(Event::Published { generation, step }).await,
-                Err(why) => self.not_durable(None, step, &why),
+                Err(why) if self.runs(generation) => self.not_durable(None, step, &why),
+                Err(why) => crate::say!("{why}"),
             },
             Input::Signal(signal) => {
                 if self.core.stops_on(signal)
@@ -426,7 +428,7 @@ impl Driver {
                     let keeps = (keeps.as_slice(), keeps_parity.as_slice());
                     self.replicas.committed(generation, step, keeps, crew.slot.workers, crew.world_size);
                     crew.replicated(step);
-                    self.last.held = Some((generation, step));
+                    self.last.holds(generation, step, crew.world_size);
                 }
             }
             Command::Publish { generation, step, directory, shards } => {
@@ -438,7 +440,8 @@ impl Driver {
                     crew.durable(step);
                     self.replicas.durable(step, crew.slot.workers);
                 }
-                self.durable.durable(step);
+                let pinned = self.pinned_steps();
+                self.durable.durable(step, &pinned);
             }
             Command::Exit { code, why, discard_memory } => {
                 self.ping(true);

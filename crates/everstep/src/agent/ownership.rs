@@ -133,7 +133,7 @@ impl Driver {
                 let to = Destination { epoch, ..to };
                 let crew = self.crew.as_mut().filter(|c| c.generation == generation);
                 if let Some(worker) = crew.and_then(|c| c.workers.get_mut(&local_rank)) {
-                    self.last.destinations.insert(local_rank, to.clone());
+                    self.last.belongs(local_rank, to.clone());
                     worker.destination = Some(to);
                 }
                 let _ = answer.send(Reply::Done);

@@ -5,10 +5,11 @@ use super::pace::{Paced, Speed};
 use super::parity;
 use super::{Driver, Input};
 use crate::listening::Place;
-use everstep_checkpoint::arena::{Pin, Slot, job_hash, run_label, slot_paths};
+use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, run_label, slot_paths};
 use everstep_checkpoint::board::Board;
 use everstep_checkpoint::erasure::encode::Streams;
 use everstep_checkpoint::mapped::Mapped;
+use everstep_checkpoint::persist::Target;
 use everstep_checkpoint::replicate::holder::{Held, Holder};
 use everstep_checkpoint::replicate::protocol::Peer;
 use everstep_checkpoint::replicate::push::Link;
@@ -313,7 +314,11 @@ impl Driver {
         (step, persist): (Option<Step>, bool),
         sources: &[Source],
     ) {
-        let Some(crew) = self.crew.as_ref().filter(|c| c.generation == generation) else { return };
+        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
+        crew.restored = step;
+        self.last.goes_on_from(generation, step.filter(|_| persist), crew.world_size);
+        self.release_what_did_not_happen(step);
+        let Some(crew) = &self.crew else { return };
         let (first, run) = (crew.slot.first_rank.0, self.replicas.holder.run());
         for (rank, answer) in std::mem::take(&mut self.restores) {
             let local = rank.0.saturating_sub(first);
@@ -342,6 +347,24 @@ impl Driver {
                         }
                     }
                     let _ = answer.send(Reply::Restore { step, tier, path: None });
+                }
+            }
+        }
+    }
+
+    /// Slots that an earlier generation captured for durable storage after the step that all go on from.
+    fn release_what_did_not_happen(&self, restored: Option<Step>) {
+        let Some(crew) = &self.crew else { return };
+        let run = self.replicas.holder.run();
+        let happened =
+            |l: &Label| l.generation == crew.generation.0 || (l.run == run && restored.is_some_and(|r| l.step <= r.0));
+        for (local, worker) in &crew.workers {
+            if worker.destination.as_ref().is_some_and(|d| d.target == Target::Exactly) {
+                continue;
+            }
+            for slot in self.replicas.own.slots(*local).iter().filter(|s| s.pinned_for(Pin::Persist)) {
+                if !slot.label().is_some_and(|l| happened(&l)) {
+                    slot.release(Pin::Persist);
                 }
             }
         }

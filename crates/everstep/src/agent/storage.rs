@@ -131,7 +131,14 @@ pub fn free_slot(
     Ok((path, slot))
 }
 
-/// Writes one slot out and releases it.
+/// What was pinned to be written out is written, or will not be.
+pub fn release(path: &Path) {
+    if let Ok(slot) = Slot::open(path) {
+        slot.release(Pin::Persist);
+    }
+}
+
+/// Writes one slot out.
 ///
 /// # Errors
 /// A sentence for the user.
@@ -139,7 +146,6 @@ pub fn write_shard(path: &Path, to: &Destination, mark: &Mark, step: u64) -> Res
     let slot = Arc::new(Slot::open(path).map_err(|e| format!("cannot open {}: {e}", path.display()))?);
     let throttle = Throttle::new(to.bandwidth);
     let written = persist::write_shard(&slot, &to.directory, mark, step, to.rank, &throttle);
-    slot.release(Pin::Persist);
     written.map_err(|e| unwritten(to, step, &e))
 }
 
@@ -151,9 +157,8 @@ fn unwritten(to: &Destination, step: u64, why: &impl std::fmt::Display) -> Strin
     )
 }
 
-/// The same slot, not written because of `why`.
-pub fn refuse_shard(path: &Path, to: &Destination, step: u64, why: &std::io::Error) -> Result<ShardFile, String> {
-    Slot::open(path).map_err(|e| format!("cannot open {}: {e}", path.display()))?.release(Pin::Persist);
+/// As [`write_shard`], of one that is not written because of `why`.
+pub fn refuse_shard(to: &Destination, step: u64, why: &std::io::Error) -> Result<ShardFile, String> {
     Err(unwritten(to, step, why))
 }
 

@@ -5,8 +5,9 @@ use super::replicas::watch;
 use super::storage::{self, Destination};
 use super::{Driver, End, sample};
 use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
-use everstep_checkpoint::arena::Pin;
+use everstep_checkpoint::arena::{Label, Pin};
 use everstep_checkpoint::board::{Board, EVERY_BITS, Word};
+use everstep_checkpoint::persist::Target;
 use everstep_core::agent::event::{Event, Words};
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::message::{Outcome, ShardFile, Slot};
@@ -25,6 +26,8 @@ const RENEW: Duration = Duration::from_millis(200);
 pub struct Crew {
     /// Local ranks whose sealed steps are watched.
     pub watched: BTreeSet<u32>,
+    /// The step that all went on from, once it is known.
+    pub restored: Option<Step>,
     /// Ranks that have asked which step to restore.
     pub asked: BTreeSet<Rank>,
     pub generation: Generation,
@@ -159,6 +162,7 @@ impl Driver {
             over: Arc::default(),
             watched: BTreeSet::new(),
             asked: BTreeSet::new(),
+            restored: None,
         };
         let mut launches = Vec::new();
         let mut failure = None;
@@ -292,13 +296,38 @@ impl Driver {
         let mut pinned: Vec<(u64, PathBuf)> = slots
             .iter()
             .filter(|s| s.pinned_for(Pin::Persist))
-            .filter_map(|s| Some((s.label()?.step, s.path().into())))
+            .filter_map(|s| Some((s.label().filter(|l| self.is_to_be_written(l, to))?.step, s.path().into())))
             .collect();
         pinned.sort();
         let mark = to.mark(generation, self.crew.as_ref().map_or(0, |c| c.restarts));
         for (step, path) in pinned {
             self.durable.write((generation, mark), (local_rank, step), path, to, &self.inbox);
         }
+    }
+
+    /// This crew's, or of the past that it went on from: what an earlier one captured after that did not happen.
+    fn is_to_be_written(&self, label: &Label, to: &Destination) -> bool {
+        let Some(crew) = &self.crew else { return false };
+        // Whoever saves by itself is asked for no step to go on from.
+        let past = to.target == Target::Exactly || crew.restored.is_some_and(|r| label.step <= r.0);
+        label.generation == crew.generation.0 || (label.run == self.replicas.holder.run() && past)
+    }
+
+    /// Steps in slots of this node that are still to be written.
+    pub(super) fn pinned_steps(&self) -> BTreeSet<u64> {
+        let Some(crew) = &self.crew else { return BTreeSet::new() };
+        let mut steps = BTreeSet::new();
+        for (local, worker) in &crew.workers {
+            let Some(to) = &worker.destination else { continue };
+            let slots = self.replicas.own().slots(*local);
+            let labels = slots.iter().filter(|s| s.pinned_for(Pin::Persist)).filter_map(|s| s.label());
+            steps.extend(labels.filter(|l| self.is_to_be_written(l, to)).map(|l| l.step));
+        }
+        steps
+    }
+
+    pub(super) fn runs(&self, generation: Generation) -> bool {
+        self.crew.as_ref().is_some_and(|c| c.generation == generation)
     }
 
     pub(super) fn not_durable(&mut self, local_rank: Option<u32>, step: Step, why: &str) {
@@ -416,7 +445,8 @@ impl Driver {
             Request::AwaitDurable { step, .. } => {
                 let known =
                     self.crew.iter().flat_map(|c| c.workers.values()).any(|w| w.board.get(Word::Durable) > step.0);
-                self.durable.tell(step, known, answer);
+                let pinned = self.pinned_steps();
+                self.durable.tell(step, known, &pinned, answer);
             }
             asked @ Request::Persist { .. } => self.persist_to(asked, answer),
             Request::PersistDue { generation } => {

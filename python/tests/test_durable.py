@@ -1,0 +1,119 @@
+"""What was captured for durable storage gets there, and only that: whatever ends a start before it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from test_capture import _published, _under_agent
+
+
+def _weight(directory: Path, rank: int) -> float:
+    with safe_open(next(directory.glob(f"rank-{rank}.*")), "pt") as shard:
+        return float(shard.get_tensor("model.weight").flatten()[0])
+
+
+def _run(tmp_path: Path, text: str, *options: str) -> tuple[int, str, Path]:
+    script, out = tmp_path / "script.py", tmp_path / "out"
+    script.write_text(text)
+    done = _under_agent(tmp_path, *options, str(script), str(out), timeout=100)
+    return done.returncode, done.stderr, out
+
+
+MIXED = """
+import os, sys, time, torch, everstep
+world, model = everstep.world(), torch.nn.Linear(2048, 1024)
+ckpt = everstep.CheckpointManager(sys.argv[1], persist=10, persist_bandwidth=1 << 20, model=model)
+for step in range(ckpt.restore() + 1, 11):
+    torch.nn.init.constant_(model.weight, 1000 * world.attempt + step)
+    if world.attempt == 0 and step == 10 and world.rank == 1:
+        time.sleep(1)
+        os.kill(os.getpid(), 9)
+    ckpt.step(step)
+    if world.attempt == 0 and step == 10:
+        time.sleep(60)
+ckpt.wait("disk")
+ckpt.close()
+"""
+
+
+def test_shards_of_two_generations_are_not_mixed(tmp_path):
+    """Rank 0 still writes a step that rank 1 never completed; both make it anew."""
+    code, said, out = _run(tmp_path, MIXED, "--nproc-per-node", "2", "--max-restarts", "1")
+    assert code == 0, said
+    assert [_weight(out / "step-10", rank) for rank in (0, 1)] == [1010, 1010]
+
+
+GIVES_UP = """
+import sys, torch, everstep
+ckpt = everstep.CheckpointManager(sys.argv[1], model=torch.nn.Linear(2048, 1024), persist=100000, persist_bandwidth=4_000_000)
+for step in ckpt.steps(1000):
+    if step == 9:
+        raise ValueError("enough")
+"""
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_job_that_gives_up_leaves_its_last_step(tmp_path, restarts):
+    """Also when the last start has made no step of its own."""
+    code, said, out = _run(tmp_path, GIVES_UP, "--max-restarts", str(restarts))
+    assert code != 0
+    assert _published(out) == {9}, said
+
+
+TORN = """
+import sys, torch, everstep
+model = torch.nn.Linear(3000, 3000)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ckpt = everstep.CheckpointManager(sys.argv[1], persist=5, overlap=True, model=model, optimizer=optimizer)
+for step in range(ckpt.restore() + 1, 6):
+    ckpt.step(step)
+with torch.no_grad():
+    model.weight.fill_(7)
+ckpt.close() if sys.argv[2] == "close" else ckpt.save()
+"""
+
+
+@pytest.mark.parametrize("last", ["close", "save"])
+def test_a_torn_snapshot_is_made_anew_at_the_end(tmp_path, last):
+    script, out = tmp_path / "script.py", tmp_path / "out"
+    script.write_text(TORN)
+    done = _under_agent(tmp_path, str(script), str(out), last, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert _published(out) == {5}
+    assert _weight(out / "step-5", 0) == 7
+
+
+SAVED_TWICE = """
+import sys, torch, everstep
+model = torch.nn.Linear(1024, 512)
+ckpt = everstep.CheckpointManager(sys.argv[1], model=model, persist=5, persist_bandwidth=2 << 20)
+for step in range(ckpt.restore() + 1, 6):
+    ckpt.step(step)
+model.weight.data.fill_(7)
+ckpt.save()
+print("saved", flush=True)
+"""
+
+
+def test_a_save_of_a_step_that_was_due_waits_for_its_own_checkpoint(tmp_path):
+    code, said, out = _run(tmp_path, SAVED_TWICE)
+    assert code == 0, said
+    assert 7.0 in {_weight(path, 0) for path in out.glob("step-5*") if path.is_dir()}, [*out.iterdir()]
+
+
+NOT_CLOSED = """
+import sys, torch, everstep
+def main():
+    ckpt = everstep.CheckpointManager(sys.argv[1], persist=1, keep=9, persist_bandwidth=2 << 20, model=torch.nn.Linear(1024, 512))
+    for step in range(ckpt.restore() + 1, 6):
+        ckpt.step(step)
+main()
+"""
+
+
+def test_a_script_without_close_leaves_what_was_due(tmp_path):
+    code, said, out = _run(tmp_path, NOT_CLOSED)
+    assert code == 0, said
+    assert _published(out) == {1, 2, 3, 4, 5}
