@@ -1,0 +1,72 @@
+//! When a durable checkpoint is complete, and what of it the coordinator remembers until then.
+#![allow(clippy::unwrap_used)]
+
+mod scene;
+
+use everstep_core::id::{Generation, Rank, Step};
+use everstep_core::message::{Order, Purpose, Report, ShardFile};
+use everstep_core::spec::RestartBudget;
+use scene::Scene;
+
+const GENERATION: Generation = Generation(1);
+
+fn two_nodes() -> Scene {
+    let mut scene = Scene::new();
+    for node in 0..2 {
+        scene.join(node, node + 10, 1, Scene::spec((2, 2), RestartBudget::Exactly(0)));
+    }
+    scene.passes(3000);
+    assert_eq!(scene.started(), [1]);
+    scene
+}
+
+fn written(scene: &mut Scene, rank: u32, step: u64) {
+    let shard = ShardFile {
+        rank: Rank(rank),
+        file: format!("rank-{rank}.safetensors"),
+        bytes: 1,
+        crc: "0".repeat(16),
+        purpose: Purpose::Recovery,
+    };
+    scene.says(
+        rank.into(),
+        Report::ShardWritten { generation: GENERATION, step: Step(step), directory: "out".into(), shard },
+    );
+}
+
+fn publications(scene: &Scene) -> Vec<u64> {
+    let step = |o: &Order| if let Order::Publish { step, .. } = o { Some(step.0) } else { None };
+    scene.sent.iter().filter_map(step).collect()
+}
+
+/// A step that the user saves after it was due is written behind later steps, on some nodes before and on others after one is published.
+#[test]
+fn publishing_a_step_forgets_nothing_of_an_older_one() {
+    let mut scene = two_nodes();
+    written(&mut scene, 0, 10);
+    written(&mut scene, 0, 20);
+    written(&mut scene, 1, 20);
+    assert_eq!(publications(&scene), [20]);
+    scene.says(0, Report::Published { generation: GENERATION, step: Step(20) });
+    written(&mut scene, 1, 10);
+    assert_eq!(publications(&scene), [20, 10]);
+    // What is durable is still what was newest.
+    scene.says(0, Report::Published { generation: GENERATION, step: Step(10) });
+    assert_eq!(scene.job().record.durable, Some(Step(20)));
+}
+
+/// Parts of steps that others could not write are not kept for ever.
+#[test]
+fn incomplete_steps_are_forgotten_in_the_end() {
+    let mut scene = two_nodes();
+    for step in 1..100 {
+        written(&mut scene, 0, step);
+    }
+    written(&mut scene, 0, 100);
+    written(&mut scene, 1, 100);
+    scene.says(0, Report::Published { generation: GENERATION, step: Step(100) });
+    written(&mut scene, 1, 1);
+    assert_eq!(publications(&scene), [100]);
+    written(&mut scene, 1, 99);
+    assert_eq!(publications(&scene), [100, 99]);
+}
