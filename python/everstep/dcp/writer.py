@@ -51,6 +51,10 @@ class _Save:
     taken: threading.Event = field(default_factory=threading.Event)
 
 
+#: The latest save that async_save has copied, of any writer: its thread may not have begun.
+_copied: _Save | None = None
+
+
 class Writer(dcp.StorageWriter, AsyncStager):
     """Saves what DCP plans, as an everstep checkpoint.
 
@@ -80,13 +84,15 @@ class Writer(dcp.StorageWriter, AsyncStager):
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Copies this rank's state; it may change as soon as this returns."""
-        before = self._staged[-1] if self._staged else None
+        global _copied
+        before = _copied
         if before is not None and not before.taken.wait(HANDOVER):
             raise CheckpointError("the async_save before this one was not taken up; give async_save the same storage_writer")
         flat, mappings = flatten_state_dict(state_dict)
         pieces = [piece for fqn, value in flat.items() for piece in of_object(fqn, value)]
         save = self._begin(shares.own(pieces), mappings)
         self._staged.append(save)
+        _copied = save
         # DCP plans with it once more, for its own books: only shapes are looked at.
         return state_dict
 
@@ -120,6 +126,9 @@ class Writer(dcp.StorageWriter, AsyncStager):
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """A save begins, in the thread that does it."""
+        if not self._staged and _copied is not None:
+            # A save without a copy comes after all that were copied.
+            _copied.taken.wait(HANDOVER)
         _one_after_the_other()
         self._here.save = self._staged.pop() if self._staged else None
         if self._here.save is not None:
