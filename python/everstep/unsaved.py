@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from .optimizer_state import kind_of
+from .optimizer_state import kind_of, parameters_of
 from .state import State
 
 
@@ -27,8 +27,8 @@ class UnsavedOptimizers:
         for optimizer in state.optimizers:
             optimizer.register_step_pre_hook(self._begins)
             optimizer.register_step_post_hook(self._ends)
-        handle = register_optimizer_step_post_hook(self._stepped)
-        weakref.finalize(state, handle.remove)
+        _register()
+        _watched[state] = self
 
     def _begins(self, *_: Any) -> None:
         self._inside = True
@@ -36,14 +36,14 @@ class UnsavedOptimizers:
     def _ends(self, *_: Any) -> None:
         self._inside = False
 
-    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+    def _stepped(self, optimizer: Optimizer) -> None:
         state = self._state()
         if self._inside or optimizer in self._seen or state is None:
             return
         self._seen.add(optimizer)
         modules = [o for o in state.objects.values() if isinstance(o, nn.Module)]
-        trained = {id(p) for m in modules for p in m.parameters()} | {id(p) for p in _parameters(state.optimizers)}
-        if not any(optimizer.state.values()) or not any(id(p) in trained for p in _parameters([optimizer])):
+        trained = {id(p) for m in modules for p in m.parameters()} | {id(p) for o in state.optimizers for p in parameters_of(o)}
+        if not any(optimizer.state.values()) or not any(id(p) in trained for p in parameters_of(optimizer)):
             return
         others = (o for n, o in state.objects.items() if o not in modules and n not in state.optimizers_by_name)
         if any(_holds(o, optimizer) for o in others if not isinstance(o, LRScheduler)):
@@ -51,12 +51,23 @@ class UnsavedOptimizers:
         warnings.warn(
             f"everstep: an optimizer ({kind_of(optimizer)}) trains parameters that are saved, but is not saved itself: after a restart its state is lost; "
             "give it to CheckpointManager, and where an optimizer is replaced in the loop, change the groups of the first one instead (add_param_group)",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
-def _parameters(optimizers: Iterable[Optimizer]) -> Iterable[Any]:
-    return (p for o in optimizers for g in o.param_groups for p in g["params"])
+#: By the state of each manager that is still there.
+_watched: weakref.WeakKeyDictionary[State, UnsavedOptimizers] = weakref.WeakKeyDictionary()
+
+
+@functools.cache
+def _register() -> None:
+    """One hook for good: torch goes through its hooks without a copy, so that a manager that ends meanwhile must not take one away."""
+
+    def stepped(optimizer: Optimizer, *_: Any) -> None:
+        for watcher in [*_watched.values()]:
+            watcher._stepped(optimizer)
+
+    register_optimizer_step_post_hook(stepped)
 
 
 def _holds(obj: Any, optimizer: Optimizer, depth: int = 3) -> bool:

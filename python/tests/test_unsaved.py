@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import everstep as es
 
@@ -113,3 +115,16 @@ def test_an_object_that_changes_what_it_loads_is_said(tmp_path, kind, exact):
     else:
         with pytest.warns(UserWarning, match="train/optimizer/state/0/momentum is not as in the checkpoint after load_state_dict"):
             assert ckpt.restore() == 1
+
+
+def test_a_manager_may_be_collected_while_an_optimizer_makes_a_step(tmp_path):
+    optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), 0.1)
+    # Before the manager: torch goes on with the hooks that follow.
+    handle = register_optimizer_step_post_hook(lambda *_: gc.collect())
+    try:
+        ckpt: Any = es.CheckpointManager(tmp_path, model=nn.Linear(2, 1), persist=0)
+        ckpt.itself = ckpt
+        del ckpt
+        optimizer.step()
+    finally:
+        handle.remove()
