@@ -25,8 +25,6 @@ from ..tiers import USER, AgentTier, Keep, Redundancy
 _KEEP = Keep(2**31 - 1, None, True)
 #: A slot becomes free when an earlier save is on storage.
 PATIENCE = 3600.0
-#: Seconds that a save may take to end after the agent has reported a failure that may be another save's.
-DOUBT = 10.0
 #: Seconds until a published checkpoint is in the listing on every node: file systems cache directories.
 LISTED = 90.0
 #: What tells slots of this module from those of a CheckpointManager.
@@ -82,8 +80,8 @@ class AgentStore(_Numbered):
     #: Where the agent publishes.
     _destination: Directory | None = None
     _turns = threading.RLock()
-    #: Steps in memory whose end is not known yet, with the failure that may be theirs.
-    _under_way: dict[int, tuple[AgentStore, str | None]] = {}
+    #: Steps in memory whose end is not known yet.
+    _under_way: dict[int, AgentStore] = {}
     #: Why steps that ended before their own save asked have failed; ``None``: they are durable.
     _ended: dict[int, str | None] = {}
 
@@ -97,11 +95,7 @@ class AgentStore(_Numbered):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Meanwhile this process saves to this directory.
-
-        Raises:
-            CheckpointError: when it cannot be told whether something is still on its way to the directory before.
-        """
+        """Meanwhile this process saves to this directory."""
         with AgentStore._turns:
             if AgentStore._destination != self.root:
                 self._settle()
@@ -114,15 +108,9 @@ class AgentStore(_Numbered):
 
     def _settle(self) -> None:
         # The agent publishes in order of steps.
-        for step, (store, _) in sorted(AgentStore._under_way.items()):
-            why = store._end(step)
-            if step in AgentStore._under_way:
-                raise CheckpointError(
-                    f"cannot save to {self.root} yet: step {step} may still be on its way to {store.root} after a failure ({why}); "
-                    f"save again later, or save to one directory per process under everstep run"
-                )
+        for step, store in sorted(AgentStore._under_way.items()):
             # Its own save reports what came of it.
-            AgentStore._ended[step] = why
+            AgentStore._ended[step] = store._end(step)
 
     def _direct(self) -> None:
         """Has the agent publish here."""
@@ -156,7 +144,7 @@ class AgentStore(_Numbered):
             if time.monotonic() > until:
                 raise CheckpointError(f"no slot became free for step {step} within an hour: storage does not take what was saved before")
             time.sleep(0.01)
-        AgentStore._under_way[step] = (self, None)
+        AgentStore._under_way[step] = self
         self._tier.wait()
         try:
             self._arrivals.raise_lost()
@@ -173,29 +161,18 @@ class AgentStore(_Numbered):
         return None
 
     def _end(self, step: int) -> str | None:
-        """Waits for the end of a step: ``None`` when it is durable, else why it is not. It stays among those under way when the
-        failure may be another step's."""
-        _, doubt = AgentStore._under_way.get(step, (self, None))
-        while step not in AgentStore._ended:
+        """Waits for the end of a step: ``None`` when it is durable, else why it is not."""
+        why = None
+        if step not in AgentStore._ended:
             try:
                 # A connection of its own: the training thread may want to save again meanwhile.
                 world = _worker.world()
-                agent = Agent(os.environ["EVERSTEP_SOCKET"], world.generation, world.rank, world.local_rank)
-                agent.await_durable(step, None if doubt is None else DOUBT)
+                Agent(os.environ["EVERSTEP_SOCKET"], world.generation, world.rank, world.local_rank).await_durable(step, None)
+                why = self._missing(step)
             except AgentError as e:
-                # The agent reports a failure to all who wait, and again to those who ask for the step that failed.
-                if doubt is None:
-                    doubt = str(e)
-                    continue
-                if doubt == str(e):
-                    break
-                if step in AgentStore._under_way:
-                    AgentStore._under_way[step] = (self, doubt)
-                return doubt
-            doubt = self._missing(step)
-            break
+                why = str(e)
         AgentStore._under_way.pop(step, None)
-        return AgentStore._ended.get(step, doubt)
+        return AgentStore._ended.get(step, why)
 
     def _missing(self, step: int) -> str | None:
         """The agent answers for all steps up to the newest durable one: where there are newer ones, this one may have failed."""
