@@ -54,7 +54,8 @@ class CheckpointManager:
             other already, and a single node has nobody to send to.
         pacing: copies for other nodes are sent while the training network is idle (20 steps are profiled first), and less
             often when that is too short. Without it they are sent at once, beside whatever the training sends.
-        keep: the newest durable checkpoints that stay (at least 2). keep_every: the first one of every such span stays, too.
+        keep: the newest durable checkpoints that stay (at least 2).
+        keep_every: the first one of every such span stays, too.
         keep_epochs: make a durable checkpoint when an epoch ends (anything in ``state`` with an ``epoch``), and keep it.
         persist_bandwidth: bytes per second and rank that go to ``directory`` at most; 0 is no limit.
         overlap: copy parameters while the next iteration computes (the next weight update waits for the copy) instead of before
@@ -114,15 +115,13 @@ class CheckpointManager:
             self._tier = DiskTier(self._directory, rules, self._arrivals)
         self._start = Start(self._directory, self._tier)
         budget = STALL_BUDGET if stall_budget is None else stall_budget
-        share = STORAGE_SHARE if self._tier.in_memory else 1.0
-        self._due = source_of(persist, budget, share, self._directory) if world.rank == 0 else None
+        self._due = source_of(persist, budget, STORAGE_SHARE if self._tier.in_memory else 1.0, self._directory) if world.rank == 0 else None
         measures = world.rank == 0 and self._every is None and self._tier.in_memory
         self._snapshots = Snapshots(budget, FREE_STALL if stall_budget is None else 0.0) if measures else None
         self._stalled, self._refill, self._sections, self._failures, self._capture_failed = 0.0, 0, 0, 0, -1
         self._asked: float | None = None
         self._retake: tuple[int | None] | None = None
-        by_time = not isinstance(persist, int)
-        self._appointments = Appointments(self._due, self._tier.agree) if by_time and isinstance(self._tier, DiskTier) else None
+        self._appointments = Appointments(self._due, self._tier.agree) if not isinstance(persist, int) and isinstance(self._tier, DiskTier) else None
         self._epochs = keep_epochs and durable
         self._epoch_sources = [o for o in state.values() if isinstance(getattr(o, "epoch", None), int)]
         self._epoch: list[int] | None = None
@@ -468,11 +467,14 @@ class CheckpointManager:
             with _worker.section("checkpoint"):
                 self._tier.await_replicated(self._snapshot_step)
         if tier == "disk" and self._persisted_step:
-            self._look()
-            if self._persist_lost == self._persisted_step:
-                raise CheckpointError(f"the checkpoint of step {self._persisted_step} was lost, as was said then: save() makes another one")
-            with _worker.section("checkpoint"):
-                self._tier.await_durable(self._persisted_step)
+            self._await_disk()
+
+    def _await_disk(self, seconds: float | None = None) -> None:
+        self._look()
+        if self._persist_lost == self._persisted_step:
+            raise CheckpointError(f"the checkpoint of step {self._persisted_step} was lost, as was said then: save() makes another one")
+        with _worker.section("checkpoint"):
+            self._tier.await_durable(self._persisted_step, seconds)
 
     def close(self) -> None:
         """Makes the last step durable (unless it is, or ``persist=0``), and waits for what is on its way. Doing it again does nothing."""
@@ -495,6 +497,4 @@ class CheckpointManager:
         """The script has ended without :meth:`close`: what was captured for durable storage still gets there, where all ranks have captured it."""
         with contextlib.suppress(CheckpointError), _worker.section("checkpoint"):
             self._tier.wait()
-            self._look()
-            if self._persist_lost != self._persisted_step:
-                self._tier.await_durable(self._persisted_step, WRITING_SECONDS)
+            self._await_disk(WRITING_SECONDS)

@@ -42,26 +42,27 @@ class ParameterNames:
 
     def of(self, optimizer: Optimizer) -> list[str]:
         """Names of an optimizer's parameters, in its order; ``param_N`` for those of no module."""
-        return [self.first.get(id(p), f"param_{i}") for i, p in enumerate(_parameters(optimizer))]
+        return [self.first.get(id(p), f"param_{i}") for i, p in enumerate(parameters_of(optimizer))]
 
 
 class TrainedParameters:
     """The parameters of modules that optimizers have at the first capture: what a fresh process has, too."""
 
     def __init__(self, names: dict[int, str], optimizers: Mapping[str, Optimizer]) -> None:
-        trained = (p for o in optimizers.values() for p in _parameters(o))
+        trained = (p for o in optimizers.values() for p in parameters_of(o))
         self._names = {id(p): (weakref.ref(p), names[id(p)]) for p in trained if id(p) in names}
 
     def lost(self, optimizer: Optimizer, now: ParameterNames) -> str | None:
         """The name of a parameter that ``optimizer`` still has and its module has no longer."""
-        for parameter in _parameters(optimizer):
+        for parameter in parameters_of(optimizer):
             held, full = self._names.get(id(parameter), (None, ""))
             if held is not None and held() is parameter and id(parameter) not in now.first:
                 return full
         return None
 
 
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """All of its parameters, in the order of its groups."""
     return [p for g in optimizer.param_groups for p in g["params"]]
 
 
@@ -117,13 +118,13 @@ def kind_of(optimizer: Any) -> str:
 
 def in_no_module(optimizer: Optimizer, order: list[str]) -> dict[str, Tensor]:
     """Parameters that nothing else saves, unless an object of the user's does. A shard of a sharded one is not known to be one."""
-    loose = {n: p for n, p in zip(order, _parameters(optimizer), strict=True) if n.startswith("param_")}
+    loose = {n: p for n, p in zip(order, parameters_of(optimizer), strict=True) if n.startswith("param_")}
     return {n: p.detach() for n, p in loose.items() if not hasattr(p, "_local_tensor")}
 
 
 def by_names(optimizer: Optimizer, state: dict[str, Any], order: list[str], values: Mapping[str, Tensor]) -> dict[str, Any]:
     """What is saved of a standard state, and of parameters of no module (``values``)."""
-    parameters = _parameters(optimizer)
+    parameters = parameters_of(optimizer)
 
     def named(key: Any) -> bool:
         return type(key) is int and 0 <= key < len(order)
@@ -156,7 +157,7 @@ def exported(value: dict[str, Any]) -> dict[str, Any]:
 
 def _positions(name: str, value: dict[str, Any], optimizer: Optimizer, names: ParameterNames) -> dict[str, int]:
     """The position of each saved parameter in this optimizer."""
-    order, parameters = names.of(optimizer), _parameters(optimizer)
+    order, parameters = names.of(optimizer), parameters_of(optimizer)
     by_identity = {id(p): i for i, p in enumerate(parameters)}
     unnamed = {n: i for i, n in enumerate(order) if n == f"param_{i}"}
     known: dict[str, set[int]] = {}
@@ -203,7 +204,7 @@ def restore(name: str, optimizer: Optimizer, value: dict[str, Any], names: Param
     Raises:
         CheckpointError: when parameters and groups do not match one to one, and when something did not arrive.
     """
-    order, parameters = names.of(optimizer), _parameters(optimizer)
+    order, parameters = names.of(optimizer), parameters_of(optimizer)
     if len(value["groups"]) != len(optimizer.param_groups):
         raise CheckpointError(f"{name}=: the checkpoint's optimizer has {len(value['groups'])} parameter groups, this one {len(optimizer.param_groups)}")
     found = _positions(name, value, optimizer, names)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -129,8 +129,7 @@ class State:
         return zlib.crc32("\n".join(sorted(set(ParameterNames(self.objects).first.values()))).encode()) or 1
 
     def _optimized(self) -> set[int]:
-        groups = (g for o in self.optimizers for g in o.param_groups)
-        parameters = (p for g in groups for p in g["params"] if not module_state.is_lazy(p))
+        parameters = (p for o in self.optimizers for p in optimizer_state.parameters_of(o) if not module_state.is_lazy(p))
         return {q.data_ptr() for p in parameters if not (q := local(p)).is_meta and q.data_ptr()}
 
     def _entries(self) -> dict[str, Entries]:
@@ -176,9 +175,9 @@ class State:
             elif name not in self.optimizers_by_name:
                 blobs[name] = self.encoded(self.state_of(name, obj), name, items, eager=True)
         if names is not None:
-            saved = {i.tensor.data_ptr() for i in items}
+            # Last: of a parameter that no module has, it matters whether another object saves it.
             for name, optimizer in self.optimizers_by_name.items():
-                blobs[name] = self.encoded_optimizer(name, optimizer, names, items, saved)
+                blobs[name] = self.encoded_optimizer(name, optimizer, names, items)
         items = _uniquely_named(items)
         items.sort(key=lambda i: (i.eager, -i.tensor.element_size()))
         self._align(items)
@@ -236,16 +235,19 @@ class State:
         flats = ((n, m) for n, m in self._modules.items() if flat.is_flat(m))
         return {f"{n}.{key}": place for n, m in flats for key, place in flat.places(m).items()}
 
-    def encoded_optimizer(self, name: str, optimizer: Optimizer, names: ParameterNames, items: list[Item], saved: Container[int]) -> bytes:
-        """Optimizer state by the names of its parameters, so that it does not depend on their order. ``saved``: memory that is saved
-        by other objects."""
+    def encoded_optimizer(self, name: str, optimizer: Optimizer, names: ParameterNames, items: list[Item]) -> bytes:
+        """Optimizer state by the names of its parameters, so that it does not depend on their order. ``items``: what other objects
+        save, to which it adds its own."""
         state = self.state_of(name, optimizer)
         if not optimizer_state.is_standard(state):
             # It has a format of its own, and loads that.
             return self.encoded({"whole": state}, name, items, eager=True)
         first = len(items)
         order = names.of(optimizer)
-        values = {n: v for n, v in optimizer_state.in_no_module(optimizer, order).items() if v.data_ptr() not in saved}
+        values = optimizer_state.in_no_module(optimizer, order)
+        if values:
+            saved = {i.tensor.data_ptr() for i in items}
+            values = {n: v for n, v in values.items() if v.data_ptr() not in saved}
         value = optimizer_state.by_names(optimizer, state, order, values)
         if value["shapes"] and self._trained is not None and (lost := self._trained.lost(optimizer, names)) is not None:
             raise CheckpointError(
@@ -333,7 +335,7 @@ class State:
                 self._load(name, obj, value["whole"] if whole else value)
                 if not isinstance(obj, Resumable) and stored.has_numbers(name):
                     # Decoded once more: what was given away may have been taken apart.
-                    again = stored.finished()[name]
+                    again = stored.value(name)
                     self._compare(name, obj, again["whole"] if whole else again)
         random, extra = values[RNG], values[EXTRA]
         rng.put(random)

@@ -100,7 +100,7 @@ class _Optimizer:
         head = state.encoded(value, name, [], eager=False, sharded=True)
         self._head = encoding.join(head, "groups", encoding.MARK)
         self._path: encoding.Path = ((None, name, False), "groups", False)
-        if self.blob() != state.encoded_optimizer(name, optimizer, names, [], ()):
+        if self.blob() != state.encoded_optimizer(name, optimizer, names, []):
             # Encoded in another way than this one knows.
             raise _Differs
 

@@ -287,7 +287,7 @@ class AgentTier:
         return self._board.failure() if self._board.get("PersistFailures") != seen else None
 
     def await_durable(self, step: int, seconds: float | None = None) -> None:
-        """Until the step is on durable storage, for so long at most.
+        """Waits until the step is on durable storage, for at most ``seconds``.
 
         Raises:
             CheckpointError: when it could not be written.

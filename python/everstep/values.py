@@ -134,4 +134,8 @@ class Values:
 
     def finished(self) -> dict[str, Any]:
         """All that were asked for, now that ``targets`` are filled."""
-        return {name: encoding.decode(blob, self.targets.__getitem__) for name, blob in self._blobs.items()}
+        return {name: self.value(name) for name in self._blobs}
+
+    def value(self, name: str) -> Any:
+        """One of them, made anew each time."""
+        return encoding.decode(self._blobs[name], self.targets.__getitem__)

@@ -57,7 +57,7 @@ pub struct Durable {
     over: Arc<AtomicBool>,
     /// It is to be as if storage were full (`everstep inject`).
     pub full: Arc<AtomicBool>,
-    /// By local rank. In order of steps: the coordinator takes a step for lost when a later one is complete before it.
+    /// By local rank, in order of steps: a step is complete before later ones, unless it is saved once more.
     writes: BTreeMap<u32, Line>,
     /// In order of steps, too: who waits for one takes what is before it for durable.
     publications: Option<Line>,

@@ -5,7 +5,7 @@ use super::pace::{Paced, Speed};
 use super::parity;
 use super::{Driver, Input};
 use crate::listening::Place;
-use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, run_label, slot_paths};
+use everstep_checkpoint::arena::{Pin, Slot, job_hash, run_label, slot_paths};
 use everstep_checkpoint::board::Board;
 use everstep_checkpoint::erasure::encode::Streams;
 use everstep_checkpoint::mapped::Mapped;
@@ -317,7 +317,7 @@ impl Driver {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
         crew.restored = step;
         self.last.goes_on_from(generation, step.filter(|_| persist), crew.world_size);
-        self.release_what_did_not_happen(step);
+        self.release_what_did_not_happen();
         let Some(crew) = &self.crew else { return };
         let (first, run) = (crew.slot.first_rank.0, self.replicas.holder.run());
         for (rank, answer) in std::mem::take(&mut self.restores) {
@@ -353,17 +353,14 @@ impl Driver {
     }
 
     /// Slots that an earlier generation captured for durable storage after the step that all go on from.
-    fn release_what_did_not_happen(&self, restored: Option<Step>) {
+    fn release_what_did_not_happen(&self) {
         let Some(crew) = &self.crew else { return };
-        let run = self.replicas.holder.run();
-        let happened =
-            |l: &Label| l.generation == crew.generation.0 || (l.run == run && restored.is_some_and(|r| l.step <= r.0));
         for (local, worker) in &crew.workers {
             if worker.destination.as_ref().is_some_and(|d| d.target == Target::Exactly) {
                 continue;
             }
             for slot in self.replicas.own.slots(*local).iter().filter(|s| s.pinned_for(Pin::Persist)) {
-                if !slot.label().is_some_and(|l| happened(&l)) {
+                if !slot.label().is_some_and(|l| self.is_to_be_written(&l, Target::Branch)) {
                     slot.release(Pin::Persist);
                 }
             }

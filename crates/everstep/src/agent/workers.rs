@@ -296,7 +296,7 @@ impl Driver {
         let mut pinned: Vec<(u64, PathBuf)> = slots
             .iter()
             .filter(|s| s.pinned_for(Pin::Persist))
-            .filter_map(|s| Some((s.label().filter(|l| self.is_to_be_written(l, to))?.step, s.path().into())))
+            .filter_map(|s| Some((s.label().filter(|l| self.is_to_be_written(l, to.target))?.step, s.path().into())))
             .collect();
         pinned.sort();
         let mark = to.mark(generation, self.crew.as_ref().map_or(0, |c| c.restarts));
@@ -306,10 +306,10 @@ impl Driver {
     }
 
     /// This crew's, or of the past that it went on from: what an earlier one captured after that did not happen.
-    fn is_to_be_written(&self, label: &Label, to: &Destination) -> bool {
+    pub(super) fn is_to_be_written(&self, label: &Label, target: Target) -> bool {
         let Some(crew) = &self.crew else { return false };
         // Whoever saves by itself is asked for no step to go on from.
-        let past = to.target == Target::Exactly || crew.restored.is_some_and(|r| label.step <= r.0);
+        let past = target == Target::Exactly || crew.restored.is_some_and(|r| label.step <= r.0);
         label.generation == crew.generation.0 || (label.run == self.replicas.holder.run() && past)
     }
 
@@ -321,7 +321,7 @@ impl Driver {
             let Some(to) = &worker.destination else { continue };
             let slots = self.replicas.own().slots(*local);
             let labels = slots.iter().filter(|s| s.pinned_for(Pin::Persist)).filter_map(|s| s.label());
-            steps.extend(labels.filter(|l| self.is_to_be_written(l, to)).map(|l| l.step));
+            steps.extend(labels.filter(|l| self.is_to_be_written(l, to.target)).map(|l| l.step));
         }
         steps
     }
