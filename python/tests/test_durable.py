@@ -62,15 +62,25 @@ def test_a_job_that_gives_up_leaves_its_last_step(tmp_path, restarts):
     assert _published(out) == {9}, said
 
 
+# Another thread writes to the weights all the while, so that the copy cannot be done before them.
 TORN = """
-import sys, torch, everstep
+import sys, threading, time, torch, everstep
 model = torch.nn.Linear(3000, 3000)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 ckpt = everstep.CheckpointManager(sys.argv[1], persist=5, overlap=True, model=model, optimizer=optimizer)
+over = threading.Event()
+def write():
+    while not over.is_set():
+        model.weight.data.add_(1)
+thread = threading.Thread(target=write)
 for step in range(ckpt.restore() + 1, 6):
+    if step == 5:
+        thread.start()
     ckpt.step(step)
-with torch.no_grad():
-    model.weight.fill_(7)
+time.sleep(0.2)
+over.set()
+thread.join()
+model.weight.data.fill_(7)
 ckpt.close() if sys.argv[2] == "close" else ckpt.save()
 """
 
