@@ -38,7 +38,9 @@ def _torchrun_trial() -> tuple[float, bool]:
         out = Path(scratch)
         line = [str(torchrun), "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "figures/convnet.py", "--plain",
                 "--steps", "100000", "--pause", "0.02", "--out", str(out)]  # fmt: skip
-        run = subprocess.Popen(line, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"})
+        run = subprocess.Popen(
+            line, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+        )
 
         def workers() -> list[int]:
             found = []
@@ -98,7 +100,23 @@ def measure(soak: bool) -> Iterator[Bound]:
     theirs = sorted(t for t, _ in peer)
     clean = sum(good for _, good in ours)
     yield Bound("clean", clean, f"of {trials} restarts in one attempt", ">=", trials)
-    yield Bound("median", round(statistics.median(times), 2), f"s to the next new step (max {times[-1]:.2f})", "<=", 15, samples=tuple(times))
+    yield Bound(
+        "median",
+        round(statistics.median(times), 2),
+        f"s to the next new step (max {times[-1]:.2f})",
+        "<=",
+        15,
+        samples=tuple(times),
+    )
     peer_clean = sum(good for _, good in peer)
-    yield Bound("torchrun-beside.clean", peer_clean, f"of {PEER_TRIALS} in one attempt", "<=", PEER_TRIALS, samples=tuple(theirs))
-    yield Bound("ratio", round(statistics.median(times) / statistics.median(theirs), 2), "of torchrun's median", "<=", 1.25)
+    yield Bound(
+        "torchrun-beside.clean",
+        peer_clean,
+        f"of {PEER_TRIALS} in one attempt",
+        "<=",
+        PEER_TRIALS,
+        samples=tuple(theirs),
+    )
+    yield Bound(
+        "ratio", round(statistics.median(times) / statistics.median(theirs), 2), "of torchrun's median", "<=", 1.25
+    )

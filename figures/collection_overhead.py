@@ -78,17 +78,22 @@ def _alone() -> float:
 
 def _run() -> tuple[float, float, float, float]:
     """Percent of a core that the sampling thread uses, and the whole agent; bytes of a sample; looks a second."""
-    with cluster("collect", ["figures/scripts/plain_ddp.py", "--steps", "100000", "--pause", "0.2"], nodes=2, workers=1) as c:
+    with cluster(
+        "collect", ["figures/scripts/plain_ddp.py", "--steps", "100000", "--pause", "0.2"], nodes=2, workers=1
+    ) as c:
         c.start_all()
         c.wait_for(lambda: c.step() > 3, 120, "steps")
         agent = Path(f"/proc/{c.agents[0].pid}")
         sampler = next(t for t in (agent / "task").iterdir() if (t / "comm").read_text().startswith("everstep-sample"))
+
         # In the smallest unit that the kernel has: ticks are too coarse.
         def nanoseconds(at: Path) -> int:
             return int((at / "schedstat").read_text().split()[0])
 
         def slept() -> int:
-            return int(re.findall(r"^voluntary_ctxt_switches:\s*(\d+)", (sampler / "status").read_text(), re.MULTILINE)[0])
+            return int(
+                re.findall(r"^voluntary_ctxt_switches:\s*(\d+)", (sampler / "status").read_text(), re.MULTILINE)[0]
+            )
 
         wire = Wire(c.port)
         before, whole, looks = nanoseconds(sampler), _used(agent), slept()
@@ -104,10 +109,26 @@ def measure(soak: bool) -> Iterator[Bound]:
     seen = [_run() for _ in range(TIMES)]
     samples = tuple(round(s, 3) for s, *_ in seen)
     print(f"whole agent: {statistics.median(w for _, w, *_ in seen):.2f} % of a core")
-    yield Bound("sampler", round(statistics.median(s for s, *_ in seen), 3), f"% of a core for the thread that samples, ring on, median of {TIMES}", "<=", 0.5, samples=samples)
+    yield Bound(
+        "sampler",
+        round(statistics.median(s for s, *_ in seen), 3),
+        f"% of a core for the thread that samples, ring on, median of {TIMES}",
+        "<=",
+        0.5,
+        samples=samples,
+    )
     rings = tuple(round(1000 / n, 1) for *_, n in seen)
     print(f"a thread that only sleeps for 10 ms: {statistics.median(_alone() for _ in range(TIMES)):.2f} % of a core")
-    yield Bound("ring", statistics.median(rings), "ms between two looks of the ring, within that", "<=", 11, samples=rings)
+    yield Bound(
+        "ring", statistics.median(rings), "ms between two looks of the ring, within that", "<=", 11, samples=rings
+    )
     sizes = tuple(round(b, 1) for _, _, b, _ in seen)
-    yield Bound("bytes", max(sizes), "bytes a sample on the wire, as captured, with the headers of HTTP/2, TCP and IP", "<=", 20, samples=sizes)
+    yield Bound(
+        "bytes",
+        max(sizes),
+        "bytes a sample on the wire, as captured, with the headers of HTTP/2, TCP and IP",
+        "<=",
+        20,
+        samples=sizes,
+    )
     yield Bound("captured", min(sizes), "bytes a sample, at least: something was captured", ">=", 5)

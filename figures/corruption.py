@@ -55,7 +55,9 @@ def measure(soak: bool) -> Iterator[Bound]:
     subprocess.run(build, cwd=ROOT, check=True)
     with transfer.memory() as memory:
         line = [str(ROOT / "target/release/examples/corruption"), str(memory), "10000"]
-        done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "RUST_BACKTRACE": "1"}, check=False)
+        done = subprocess.run(
+            line, capture_output=True, text=True, env={**os.environ, "RUST_BACKTRACE": "1"}, check=False
+        )
     rows = [json.loads(x) for x in done.stdout.splitlines()]
     for row in rows:
         print(f"  {row}", flush=True)
@@ -66,9 +68,22 @@ def measure(soak: bool) -> Iterator[Bound]:
     yield Bound("panics", done.stderr.count("panicked"), "", "=", 0)
     slot = next(r for r in tries if r["what"] == "slot-bits")
     healable = slot["healed"]
-    yield Bound("healed", healable, "of the damaged chunks for which a copy was asked, all of them (the run ends otherwise)", ">=", 1000)
+    yield Bound(
+        "healed",
+        healable,
+        "of the damaged chunks for which a copy was asked, all of them (the run ends otherwise)",
+        ">=",
+        1000,
+    )
     largest = next(r for r in rows if r["what"] == "largest-allocation")
     yield Bound("largest-allocation", largest["bytes"], "bytes", "<=", largest["limit"])
     others = _others()
     for name, outcome in others.items():
-        yield Bound(f"{name}-notices", int(outcome == "error"), f"one flipped bit: {outcome}", "=", 1, control=outcome == "wrong")
+        yield Bound(
+            f"{name}-notices",
+            int(outcome == "error"),
+            f"one flipped bit: {outcome}",
+            "=",
+            1,
+            control=outcome == "wrong",
+        )

@@ -15,7 +15,22 @@ import torch
 
 from figures.crafting import BLOB, Checkpoint, Shard, Tensor
 
-EDGES = [0, 1, -1, 4, 4096, 1 << 20, (1 << 31) - 1, 1 << 32, (1 << 53) + 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 64]
+EDGES = [
+    0,
+    1,
+    -1,
+    4,
+    4096,
+    1 << 20,
+    (1 << 31) - 1,
+    1 << 32,
+    (1 << 53) + 1,
+    1 << 62,
+    (1 << 63) - 1,
+    1 << 63,
+    (1 << 64) - 1,
+    1 << 64,
+]
 DTYPES = ["BOOL", "U8", "I8", "F16", "BF16", "I32", "F32", "I64", "F64", "C64", "C128", "F8_E8M0", "F4", "F33", ""]
 
 
@@ -36,7 +51,29 @@ def number(r: random.Random, n: int) -> int:
 
 def odd(r: random.Random) -> Any:
     """A value of another type."""
-    return r.choice([None, True, -1, 1.5, "x", "", b"b", [], {}, [1], [[[]]], {"a": 1}, {1: [1]}, {24: 0}, {24: 99}, {18: "none"}, {20: []}, float("nan"), 1 << 63])
+    return r.choice(
+        [
+            None,
+            True,
+            -1,
+            1.5,
+            "x",
+            "",
+            b"b",
+            [],
+            {},
+            [1],
+            [[[]]],
+            {"a": 1},
+            {1: [1]},
+            {24: 0},
+            {24: 99},
+            {18: "none"},
+            {20: []},
+            float("nan"),
+            1 << 63,
+        ]
+    )
 
 
 def tree(r: random.Random, node: Any) -> Any:
@@ -66,7 +103,9 @@ def tree(r: random.Random, node: Any) -> Any:
         return r.choice([0.0, -1.0, 1e308, float("inf"), node * 2])
     if isinstance(node, (str, bytes)) and node and r.random() < 0.7:
         at = r.randrange(len(node))
-        return r.choice([node[:at], node + node[:at], node[:at] + (b"\xff" if isinstance(node, bytes) else "\x00") + node[at + 1 :]])
+        return r.choice(
+            [node[:at], node + node[:at], node[:at] + (b"\xff" if isinstance(node, bytes) else "\x00") + node[at + 1 :]]
+        )
     return odd(r)
 
 
@@ -79,7 +118,9 @@ def noise(r: random.Random, data: bytes) -> bytes:
         if what == 0:
             del changed[at:]
         elif what == 1:
-            changed[at:at] = bytes(r.choice([0x91, 0xC1, 0xC7, 0xDD, 0x81, 0xFF, 0x24]) for _ in range(r.randint(1, 600)))
+            changed[at:at] = bytes(
+                r.choice([0x91, 0xC1, 0xC7, 0xDD, 0x81, 0xFF, 0x24]) for _ in range(r.randint(1, 600))
+            )
         elif at < len(changed):
             changed[at] ^= 1 << r.randrange(8)
     return bytes(changed)
@@ -124,7 +165,9 @@ def shape(r: random.Random, c: Checkpoint) -> None:
 
 def name(r: random.Random, c: Checkpoint) -> None:
     t = r.choice(r.choice(c.shards).tensors)
-    t.name = r.choice([_tensor(r, c).name, "__metadata__", "", "model.other", BLOB + "other", BLOB + "model", "a/b/c", "x" * 300])
+    t.name = r.choice(
+        [_tensor(r, c).name, "__metadata__", "", "model.other", BLOB + "other", BLOB + "model", "a/b/c", "x" * 300]
+    )
 
 
 def gone(r: random.Random, c: Checkpoint) -> None:
@@ -140,13 +183,18 @@ def header(r: random.Random, c: Checkpoint) -> None:
         if what == 0:
             lines[key]["data_offsets"] = lines[other]["data_offsets"]
         elif what == 1:
-            lines[key]["data_offsets"], lines[other]["data_offsets"] = lines[other]["data_offsets"], lines[key]["data_offsets"]
+            lines[key]["data_offsets"], lines[other]["data_offsets"] = (
+                lines[other]["data_offsets"],
+                lines[key]["data_offsets"],
+            )
         elif what == 2:
             lines[key]["data_offsets"] = [abs(number(r, n)) for n in lines[key]["data_offsets"]]
         elif what == 3:
             lines[key] = tree(r, lines[key])
         else:
-            lines["__metadata__"] = {k: v for k, v in lines["__metadata__"].items() if k == "everstep.chunks" or r.random() < 0.5}
+            lines["__metadata__"] = {
+                k: v for k, v in lines["__metadata__"].items() if k == "everstep.chunks" or r.random() < 0.5
+            }
 
     def strict(lines: dict[str, Any]) -> None:
         edit(lines)
@@ -199,7 +247,8 @@ def manifest(r: random.Random, c: Checkpoint) -> None:
 
 #: What the reader of a manager's checkpoints meets. Pickles are put where values are.
 CHANGES: dict[str, Callable[[random.Random, Checkpoint], None]] = {
-    f.__name__: f for f in (value, length, dtype, shape, name, gone, header, blob_noise, blob_tree, blob_swapped, places, manifest)
+    f.__name__: f
+    for f in (value, length, dtype, shape, name, gone, header, blob_noise, blob_tree, blob_swapped, places, manifest)
 }
 
 
@@ -241,6 +290,11 @@ def parts(c: Checkpoint) -> Checkpoint:
                 tensors.append(Tensor(t.name, t.dtype, [rows, t.shape[1]], t.data[rank * half : (rank + 1) * half]))
             else:
                 tensors.append(Tensor(t.name, t.dtype, list(t.shape), t.data))
-        metadata = {**one.metadata, "rank": str(rank), "world_size": "2", "everstep.places": " ".join(f"{w:x}" for w in words)}
+        metadata = {
+            **one.metadata,
+            "rank": str(rank),
+            "world_size": "2",
+            "everstep.places": " ".join(f"{w:x}" for w in words),
+        }
         found.shards.append(Shard({**one.entry, "rank": rank, "file": f"rank-{rank}.safetensors"}, tensors, metadata))
     return found

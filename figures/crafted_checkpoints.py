@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -75,24 +76,39 @@ def _script(path: Path, text: str) -> None:
 
 def _runtime() -> str:
     """The sanitizer's runtime for a program that was not built with it; and C++'s, whose exceptions (torch's) it passes on."""
-    found = (subprocess.run(["gcc", f"-print-file-name={n}"], capture_output=True, text=True, check=True).stdout.strip() for n in ("libasan.so", "libstdc++.so"))
+    found = (
+        subprocess.run(["gcc", f"-print-file-name={n}"], capture_output=True, text=True, check=True).stdout.strip()
+        for n in ("libasan.so", "libstdc++.so")
+    )
     return ":".join(str(Path(f).resolve(strict=True)) for f in found)
 
 
 def _native(built: Path, inputs: int, seed: int) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
     with tempfile.TemporaryDirectory(prefix="everstep-crafted-", dir="/dev/shm") as scratch:
         line = [str(built / "crafted"), scratch, str(inputs), str(seed)]
-        done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "ASAN_OPTIONS": OPTIONS}, check=False)
+        done = subprocess.run(
+            line, capture_output=True, text=True, env={**os.environ, "ASAN_OPTIONS": OPTIONS}, check=False
+        )
     return [json.loads(x) for x in done.stdout.splitlines()], done
 
 
-def _python(built: Path, seed: int, first: int, last: int, *sort: str) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
+def _python(
+    built: Path, seed: int, first: int, last: int, *sort: str
+) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
     with tempfile.TemporaryDirectory(prefix="everstep-crafted-", dir="/dev/shm") as scratch:
         environment = {
             **os.environ, "PYTHONPATH": str(built / "python"), "PYTHON_EXEC": str(built / "interpreter"), "EVERSTEP_BINARY": str(_binary()),
             "ASAN_OPTIONS": OPTIONS, "PYTHONMALLOC": "malloc",
         }  # fmt: skip
-        line = [str(built / "interpreter"), str(ROOT / "figures" / "scripts" / "crafted_checkpoints.py"), scratch, str(seed), str(first), str(last), *sort]
+        line = [
+            str(built / "interpreter"),
+            str(ROOT / "figures" / "scripts" / "crafted_checkpoints.py"),
+            scratch,
+            str(seed),
+            str(first),
+            str(last),
+            *sort,
+        ]
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
     return [json.loads(x) for x in done.stdout.splitlines() if x.startswith("{")], done
 
@@ -119,19 +135,44 @@ def _native_bounds(built: Path, inputs: int, seed: int) -> Iterator[Bound]:
         if done.returncode:
             samples.append(f"seed {seed + n}: {done.stderr[-2000:]}")
         for row in rows:
-            kinds.setdefault(row["kind"], Counter()).update({k: row[k] for k in ("inputs", "accepted", "wrong", "panics")})
+            kinds.setdefault(row["kind"], Counter()).update(
+                {k: row[k] for k in ("inputs", "accepted", "wrong", "panics")}
+            )
             at.update(row["refused"])
             samples += row["samples"]
     for kind, row in kinds.items():
         print(f"  {kind}: {dict(row)}", flush=True)
     print(f"  refused at: {dict(at)}", flush=True)
     total = sum(kinds.values(), Counter())
-    yield Bound("native-inputs", total["inputs"], f"inputs of {len(kinds)} kinds through the native reader, seed {seed}", ">=", inputs)
-    yield Bound("native-accepted", round(total["accepted"] / max(total["inputs"], 1), 4), "part of them that was read to the end", ">=", 0.1)
-    yield Bound("native-stages", sum(n >= inputs / 5000 for n in at.values()), "stages that refuse some", ">=", 6, samples=tuple(at.items()))
+    yield Bound(
+        "native-inputs",
+        total["inputs"],
+        f"inputs of {len(kinds)} kinds through the native reader, seed {seed}",
+        ">=",
+        inputs,
+    )
+    yield Bound(
+        "native-accepted",
+        round(total["accepted"] / max(total["inputs"], 1), 4),
+        "part of them that was read to the end",
+        ">=",
+        0.1,
+    )
+    yield Bound(
+        "native-stages",
+        sum(n >= inputs / 5000 for n in at.values()),
+        "stages that refuse some",
+        ">=",
+        6,
+        samples=tuple(at.items()),
+    )
     yield Bound("native-reports", reports, "reports of the sanitizer", "=", 0, samples=tuple(samples[:10]))
-    yield Bound("native-crashes", crashes + total["panics"], "other ends, and panics", "=", 0, samples=tuple(samples[:10]))
-    yield Bound("native-wrong", total["wrong"], "inputs accepted as what they are not", "=", 0, samples=tuple(samples[:10]))
+    yield Bound(
+        "native-crashes", crashes + total["panics"], "other ends, and panics", "=", 0, samples=tuple(samples[:10])
+    )
+    yield Bound(
+        "native-wrong", total["wrong"], "inputs accepted as what they are not", "=", 0, samples=tuple(samples[:10])
+    )
 
 
 def disagrees(row: dict[str, Any]) -> bool:
@@ -141,7 +182,9 @@ def disagrees(row: dict[str, Any]) -> bool:
     verdict, good = row.get("restore", "accepted"), row["verify"] == "good"
     if row["kind"].startswith("through"):
         # Objects that only a pickle could bring back are good, and refused by whoever does not unpickle.
-        return (verdict == "accepted" and not good) or (verdict == "refused" and good and "allow_pickle=True" not in row["said"])
+        return (verdict == "accepted" and not good) or (
+            verdict == "refused" and good and "allow_pickle=True" not in row["said"]
+        )
     # Who restores a checkpoint of several ranks alone reads some of their values, of whichever rank has them; `verify` looks at what each
     # rank would read.
     return (verdict == "accepted" and not good and row["ranks"] == 1) or (verdict == "damaged" and good)
@@ -151,14 +194,20 @@ def _python_bounds(built: Path, inputs: int, dcp: int, seed: int) -> Iterator[Bo
     rows: list[dict[str, Any]] = []
     samples: list[str] = []
     reports = crashes = 0
-    for sort, count in (((), inputs), (("dcp",), dcp)):
-        for first in range(0, count, BATCH):
-            found, done = _python(built, seed, first, min(first + BATCH, count), *sort)
+    batches = [
+        (n, min(n + BATCH, count), *sort)
+        for sort, count in (((), inputs), (("dcp",), dcp))
+        for n in range(0, count, BATCH)
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for batch, (found, done) in zip(
+            batches, pool.map(lambda batch: _python(built, seed, *batch), batches), strict=True
+        ):
             rows += found
             reports += _reports(done)
             crashes += int(done.returncode not in (0, REPORTED))
             if done.returncode:
-                samples.append(f"{sort} from {first}: {done.stderr[-2000:]}")
+                samples.append(f"{batch}: {done.stderr[-2000:]}")
     verdicts: dict[str, Counter[str]] = {}
     for row in rows:
         verdicts.setdefault(row["kind"], Counter())[row.get("restore") or row["import"]] += 1
@@ -169,13 +218,31 @@ def _python_bounds(built: Path, inputs: int, dcp: int, seed: int) -> Iterator[Bo
     differ = [r for r in rows if disagrees(r)]
     ran = [r for r in rows if r["ran"]]
     accepted = sum("accepted" in (r.get("restore"), r.get("import")) for r in rows) / max(len(rows), 1)
-    yield Bound("python-inputs", len(rows), f"inputs through restore, verify, export and import, seed {seed}", ">=", inputs + dcp, samples=tuple(samples))
+    yield Bound(
+        "python-inputs",
+        len(rows),
+        f"inputs through restore, verify, export and import, seed {seed}",
+        ">=",
+        inputs + dcp,
+        samples=tuple(samples),
+    )
     yield Bound("python-accepted", round(accepted, 4), "part of them that was restored or imported", ">=", 0.1)
     yield Bound("python-reports", reports, "reports of the sanitizer", "=", 0, samples=tuple(samples))
-    yield Bound("python-crashes", crashes + len(crashed), "errors that are not CheckpointError", "=", 0, samples=(*crashed[:10], *samples[:5]))
+    yield Bound(
+        "python-crashes",
+        crashes + len(crashed),
+        "errors that are not CheckpointError",
+        "=",
+        0,
+        samples=(*crashed[:10], *samples[:5]),
+    )
     yield Bound("python-wrong", len(wrong), "values that are not what the files say", "=", 0, samples=tuple(wrong[:10]))
-    yield Bound("disagree", len(differ), "times that `verify` and `restore` disagree", "=", 0, samples=tuple(differ[:10]))
-    yield Bound("code-run", len(ran), "inputs after which something of a checkpoint had run", "=", 0, samples=tuple(ran[:10]))
+    yield Bound(
+        "disagree", len(differ), "times that `verify` and `restore` disagree", "=", 0, samples=tuple(differ[:10])
+    )
+    yield Bound(
+        "code-run", len(ran), "inputs after which something of a checkpoint had run", "=", 0, samples=tuple(ran[:10])
+    )
 
 
 def measure(soak: bool) -> Iterator[Bound]:
@@ -183,7 +250,9 @@ def measure(soak: bool) -> Iterator[Bound]:
     seed = int(time.time())
     unchecked = _build(False)
     _, done = _native(unchecked, CONTROL[0], seed)
-    yield Bound("native-control", _reports(done), "reports with a reader that does not compare lengths", "=", 0, control=True)
+    yield Bound(
+        "native-control", _reports(done), "reports with a reader that does not compare lengths", "=", 0, control=True
+    )
     reports = sum(_reports(_python(unchecked, seed, n, n + BATCH)[1]) for n in range(0, CONTROL[1], BATCH))
     yield Bound("python-control", reports, "reports in Python with that reader", "=", 0, control=True)
     built = _build(True)

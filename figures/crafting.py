@@ -75,7 +75,9 @@ class Shard:
         """The file, its checksums right."""
         region = b"".join(t.data for t in self.tensors)
         metadata = dict(self.metadata)
-        metadata["everstep.chunks"] = "".join(f"{crc(region[at : at + CHUNK_BYTES]):016x}" for at in range(0, len(region), CHUNK_BYTES))
+        metadata["everstep.chunks"] = "".join(
+            f"{crc(region[at : at + CHUNK_BYTES]):016x}" for at in range(0, len(region), CHUNK_BYTES)
+        )
         if "everstep.values" in metadata:
             at, values = 0, []
             for t in self.tensors:

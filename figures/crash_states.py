@@ -54,7 +54,12 @@ def _unescape(text: str) -> bytes:
 def record(out: Path, program: list[str]) -> Trace:
     """Runs a program and collects what it does below ``out``."""
     with tempfile.NamedTemporaryFile("r") as log:
-        subprocess.run(["strace", "-f", "-xx", "-s", "2000000", "-e", f"trace={CALLS}", "-o", log.name, *program], check=True, cwd=ROOT, capture_output=True)
+        subprocess.run(
+            ["strace", "-f", "-xx", "-s", "2000000", "-e", f"trace={CALLS}", "-o", log.name, *program],
+            check=True,
+            cwd=ROOT,
+            capture_output=True,
+        )
         lines = log.read().splitlines()
     trace, files, pending = Trace(), {}, {}
     root = str(out)
@@ -76,7 +81,11 @@ def record(out: Path, program: list[str]) -> Trace:
         if not found or int(found.group(3)) < 0:
             continue
         name, arguments, result = found.group(1), found.group(2), int(found.group(3))
-        texts = [_unescape(t).decode(errors="replace") for t in re.findall(r'"((?:\\x[0-9a-f]{2})*)"', arguments)] if name not in ("pwrite64", "write") else []
+        texts = (
+            [_unescape(t).decode(errors="replace") for t in re.findall(r'"((?:\\x[0-9a-f]{2})*)"', arguments)]
+            if name not in ("pwrite64", "write")
+            else []
+        )
         handle = re.match(r"(\d+)", arguments)
         here = files.get(int(handle.group(1))) if handle else None
         trace.length += 1
@@ -93,7 +102,11 @@ def record(out: Path, program: list[str]) -> Trace:
                 trace.ops.append(Op("mkdir", path, at=at))
         elif name in ("pwrite64", "write") and here is not None:
             data = _unescape(re.search(r'"((?:\\x[0-9a-f]{2})*)"', arguments).group(1))  # type: ignore[union-attr]
-            offset = int(arguments.rsplit(",", 1)[1]) if name == "pwrite64" else sum(len(o.data) for o in trace.ops if o.path == here and o.kind == "write")
+            offset = (
+                int(arguments.rsplit(",", 1)[1])
+                if name == "pwrite64"
+                else sum(len(o.data) for o in trace.ops if o.path == here and o.kind == "write")
+            )
             trace.ops.append(Op("write", here, offset=offset, data=data[:result], at=at))
         elif name == "ftruncate" and here is not None:
             trace.ops.append(Op("truncate", here, offset=int(arguments.split(",")[1]), at=at))
@@ -101,16 +114,22 @@ def record(out: Path, program: list[str]) -> Trace:
             a, b = below(texts[0]), below(texts[1])
             if a is not None and b is not None:
                 trace.ops.append(Op("rename", a, to=b, at=at))
-                files = {f: (b + p[len(a) :] if p and (p == a or p.startswith(a + "/")) else p) for f, p in files.items()}
+                files = {
+                    f: (b + p[len(a) :] if p and (p == a or p.startswith(a + "/")) else p) for f, p in files.items()
+                }
         elif name in ("unlink", "unlinkat", "rmdir"):
             folder = here if handle else None
             path = below(texts[-1], os.path.join(root, folder) if folder is not None else None)
             if path is not None:
-                trace.ops.append(Op("rmdir" if name == "rmdir" or "AT_REMOVEDIR" in arguments else "unlink", path, at=at))
+                trace.ops.append(
+                    Op("rmdir" if name == "rmdir" or "AT_REMOVEDIR" in arguments else "unlink", path, at=at)
+                )
         elif name in ("fsync", "fdatasync") and here is not None:
             for op in trace.ops:
                 data_here = op.kind in ("write", "truncate") and op.path == here
-                entry_here = op.kind not in ("write", "truncate") and os.path.dirname(op.to or op.path) == here.rstrip(".").rstrip("/")
+                entry_here = op.kind not in ("write", "truncate") and os.path.dirname(op.to or op.path) == here.rstrip(
+                    "."
+                ).rstrip("/")
                 if op.durable > at and (data_here or entry_here):
                     op.durable = at
     return trace
@@ -128,7 +147,11 @@ def apply(out: Path, ops: list[Op], rng: random.Random | None) -> None:
             elif op.kind == "write":
                 with target.open("r+b") as f:
                     f.seek(op.offset)
-                    cut = rng.randrange(len(op.data) + 1) if rng and op.durable >= 1 << 59 and rng.random() < 0.3 else len(op.data)
+                    cut = (
+                        rng.randrange(len(op.data) + 1)
+                        if rng and op.durable >= 1 << 59 and rng.random() < 0.3
+                        else len(op.data)
+                    )
                     f.write(op.data[:cut])
             elif op.kind == "truncate":
                 os.truncate(target, op.offset)
@@ -165,12 +188,20 @@ def measure(soak: bool) -> Iterator[Bound]:
         out = Path(disk) / "out"
         trace = record(out, [str(transfer.PROGRAM), "commits", str(out), str(memory), str(64 << 10), "8"])
         # A step is durable for certain once the entry of its directory is.
-        named = [(op.at, int(op.to.removeprefix("step-"))) for op in trace.ops if op.kind == "rename" and re.fullmatch(r"step-\d+", op.to)]
-        durable = [(op.durable, int(op.to.removeprefix("step-"))) for op in trace.ops if op.kind == "rename" and re.fullmatch(r"step-\d+", op.to)]
+        named = [
+            (op.at, int(op.to.removeprefix("step-")))
+            for op in trace.ops
+            if op.kind == "rename" and re.fullmatch(r"step-\d+", op.to)
+        ]
+        durable = [
+            (op.durable, int(op.to.removeprefix("step-")))
+            for op in trace.ops
+            if op.kind == "rename" and re.fullmatch(r"step-\d+", op.to)
+        ]
         tries = 0
         for end in range(1, trace.length + 1):
             before = [o for o in trace.ops if o.at <= end]
-            if not before or before[-1].at != end and end != trace.length:
+            if not before or (before[-1].at != end and end != trace.length):
                 continue
             must = max((step for at, step in durable if at <= end), default=0)
             hoped = max((step for at, step in named if at <= end), default=0)
@@ -194,6 +225,15 @@ def measure(soak: bool) -> Iterator[Bound]:
                 shutil.rmtree(state)
                 states += 1
             tries += 1
-    yield Bound("states", states, f"tried, {tries} prefixes of {trace.length} operations (8 commits, retention)", ">=", 5000)
+    yield Bound(
+        "states", states, f"tried, {tries} prefixes of {trace.length} operations (8 commits, retention)", ">=", 5000
+    )
     yield Bound("worse", worse, "without the last durable checkpoint or a newer one", "=", 0)
-    yield Bound("worse-if-a-rename-were-enough", unsynced, "states without a step whose directory's entry was not synced yet", "=", 0, control=True)
+    yield Bound(
+        "worse-if-a-rename-were-enough",
+        unsynced,
+        "states without a step whose directory's entry was not synced yet",
+        "=",
+        0,
+        control=True,
+    )

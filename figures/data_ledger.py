@@ -49,7 +49,9 @@ def _ledger(out: Path) -> dict[int, tuple[int, list[tuple[int, int]]]]:
     runs: dict[int, dict[int, tuple[int, list[tuple[int, int]]]]] = {}
     for generation, _, row in _lines(out):
         if "used" in row:
-            runs.setdefault(row["step"], {}).setdefault(generation, (row["ranks"], []))[1].extend(map(tuple, row["used"]))
+            runs.setdefault(row["step"], {}).setdefault(generation, (row["ranks"], []))[1].extend(
+                map(tuple, row["used"])
+            )
     return {step: by[max(by)] for step, by in runs.items()}
 
 
@@ -67,7 +69,11 @@ def _expected(epochs: int) -> dict[tuple[int, int], int]:
     pictures = ledger.Pictures(0, augment=True)
     sampler = ElasticDistributedSampler(pictures, seed=ledger.SEED, num_replicas=1, rank=0)
     made = Reproducible(pictures, sampler)
-    return {(e, n): zlib.crc32(made[SampleId.of(n, e, ledger.SEED)][1].numpy().tobytes()) for e in range(epochs) for n in range(ledger.SAMPLES)}
+    return {
+        (e, n): zlib.crc32(made[SampleId.of(n, e, ledger.SEED)][1].numpy().tobytes())
+        for e in range(epochs)
+        for n in range(ledger.SAMPLES)
+    }
 
 
 def _settled(c: Cluster, size: int) -> None:
@@ -108,7 +114,10 @@ def _elastic(cycles: int) -> Iterator[Bound]:
             kills = 0
             for n in range(cycles):
                 kills += _cycle(c, rng, n + 1 < cycles)
-                print(f"cycle {n + 1}: {kills} kills, step {max(w['step'] or 0 for w in c.workers_now().values())}", file=sys.stderr)
+                print(
+                    f"cycle {n + 1}: {kills} kills, step {max(w['step'] or 0 for w in c.workers_now().values())}",
+                    file=sys.stderr,
+                )
             c.agents[0].terminate()
             code = c.agents[0].wait(60)
             restored = [f["steps_lost"] for f in c.facts("Restored")]
@@ -117,7 +126,9 @@ def _elastic(cycles: int) -> Iterator[Bound]:
         # Steps that the last checkpoint has; of the one after, which the end has cut off, nothing counts.
         steps, rest = divmod(state["epoch"] * SAMPLES + state["consumed"], GLOBAL_BATCH)
         if rest or max(used) > steps:
-            raise RuntimeError(f"the last checkpoint has {steps} steps and {rest} samples; steps up to {max(used)} were run")
+            raise RuntimeError(
+                f"the last checkpoint has {steps} steps and {rest} samples; steps up to {max(used)} were run"
+            )
         sizes = Counter(ranks for ranks, _ in used.values())
         epochs = steps * GLOBAL_BATCH // SAMPLES
         # Steps follow each other, samples flow from one epoch into the next.
@@ -135,10 +146,26 @@ def _elastic(cycles: int) -> Iterator[Bound]:
         missing = sum((e, n) not in seen for e in range(epochs) for n in range(SAMPLES))
     closed = {int(e): h for e, h in state["finished"]}
     open_epochs = sum(h != epoch_hash(SAMPLES, seed=ledger.SEED, epoch=e) for e, h in closed.items())
-    yield Bound("kills", kills, f"kills in worlds of 1 to 4 ranks: {dict(sorted(sizes.items()))} steps by ranks, {steps} steps, {epochs} epochs", ">=", 10 * cycles)
-    yield Bound("samples-wrong", wrong + twice + missing, f"of {epochs * SAMPLES} samples not used exactly once, by what the ranks wrote down", "=", 0)
-    yield Bound("augmented-otherwise", other, "samples that augmentation made something else of than undisturbed", "=", 0)
-    yield Bound("epochs-open", open_epochs, f"of the last {len(closed)} finished epochs whose hash does not close", "=", 0)
+    yield Bound(
+        "kills",
+        kills,
+        f"kills in worlds of 1 to 4 ranks: {dict(sorted(sizes.items()))} steps by ranks, {steps} steps, {epochs} epochs",
+        ">=",
+        10 * cycles,
+    )
+    yield Bound(
+        "samples-wrong",
+        wrong + twice + missing,
+        f"of {epochs * SAMPLES} samples not used exactly once, by what the ranks wrote down",
+        "=",
+        0,
+    )
+    yield Bound(
+        "augmented-otherwise", other, "samples that augmentation made something else of than undisturbed", "=", 0
+    )
+    yield Bound(
+        "epochs-open", open_epochs, f"of the last {len(closed)} finished epochs whose hash does not close", "=", 0
+    )
     yield Bound("steps-lost", sum(restored), f"over {len(restored)} restarts", "=", 0)
     yield Bound("exit", code, "of the last node, asked to stop", "=", 143)
 
@@ -195,7 +222,13 @@ def _pair(ranks: int, steps: int, data: str, kills: int) -> Pair:
 def measure(soak: bool) -> Iterator[Bound]:
     yield from _elastic(60 if soak else CYCLES)
     differ = {ranks: _pair(ranks, 4 * SAMPLES // GLOBAL_BATCH, "everstep", KILLS).differ for ranks in (1, 2, 3, 4)}
-    yield Bound("losses", sum(differ.values()), f"losses of a step and rank that {KILLS} kills change in a bit, in worlds of {list(differ)} ranks", "=", 0)
+    yield Bound(
+        "losses",
+        sum(differ.values()),
+        f"losses of a step and rank that {KILLS} kills change in a bit, in worlds of {list(differ)} ranks",
+        "=",
+        0,
+    )
     steps = EPOCHS * SAMPLES // GLOBAL_BATCH
     for data in ("everstep", "stream", "epoch"):
         pair = _pair(2, steps, data, 2 * EPOCHS)
@@ -206,4 +239,10 @@ def measure(soak: bool) -> Iterator[Bound]:
         elif data == "stream":
             yield Bound("naive-stream", lost, f"points lost by a stream that begins anew: {beside}", ">=", 2)
         else:
-            yield Bound("naive-epoch", pair.most - pair.least, f"uses between samples where an epoch begins anew: {beside}", ">=", 2)
+            yield Bound(
+                "naive-epoch",
+                pair.most - pair.least,
+                f"uses between samples where an epoch begins anew: {beside}",
+                ">=",
+                2,
+            )

@@ -70,7 +70,13 @@ def measure(soak: bool) -> Iterator[Bound]:
             told = run("patterns", str(home / f"patterns-{label}"))
             good = sum(1 for t in told if t["good"])
             missed = ", ".join(t["pattern"] for t in told if not t["good"])
-            yield Bound(f"patterns-{label}", good, f"of {len(told)} bit-exact{': not ' + missed if missed else ''}", ">=", max(len(told), 22))
+            yield Bound(
+                f"patterns-{label}",
+                good,
+                f"of {len(told)} bit-exact{': not ' + missed if missed else ''}",
+                ">=",
+                max(len(told), 22),
+            )
         kills = 20 if soak else 5
         lost = theirs = 0
         for n in range(kills):
@@ -80,11 +86,27 @@ def measure(soak: bool) -> Iterator[Bound]:
             _alone("die", str(home / f"die-dcp-{n}"), "--peer")
             found = _alone("load", str(home / f"die-dcp-{n}"), "--peer")
             theirs += found is None or _mixed(found, 1) > 0
-        yield Bound("lost", lost, f"of {kills} checkpoints whose processes were killed right after async_save had returned", "=", 0)
+        yield Bound(
+            "lost",
+            lost,
+            f"of {kills} checkpoints whose processes were killed right after async_save had returned",
+            "=",
+            0,
+        )
         yield Bound("lost-by-dcp", theirs, f"of {kills} (DCP's own storage)", "=", 0, control=True)
         _under_everstep(home, "mix", str(home / "mix"))
         _alone("mix", str(home / "mix-plain"))
-        mixed = sum(_mixed(_alone("load", str(home / where / f"step-{n}")), n) for where in ("mix", "mix-plain") for n in (1, 2))
-        yield Bound("mixed", mixed, "of 128 tensors of two saves, the second made while the first was on its way, with and without an agent", "=", 0)
+        mixed = sum(
+            _mixed(_alone("load", str(home / where / f"step-{n}")), n) for where in ("mix", "mix-plain") for n in (1, 2)
+        )
+        yield Bound(
+            "mixed",
+            mixed,
+            "of 128 tensors of two saves, the second made while the first was on its way, with and without an agent",
+            "=",
+            0,
+        )
         mixed, ended = _mixed_by_dcp(home)
-        yield Bound("mixed-by-dcp", mixed, f"of 64 tensors (DCP with a stager that is used again{ended})", "=", 0, control=True)
+        yield Bound(
+            "mixed-by-dcp", mixed, f"of 64 tensors (DCP with a stager that is used again{ended})", "=", 0, control=True
+        )

@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def measure(soak: bool) -> Iterator[Bound]:
-    done = subprocess.run([sys.executable, "examples/gpt/demo.py"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "examples/gpt/demo.py"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     text = done.stdout
     print(text, end="")
     lost = [int(n) for n in re.findall(r"^(?:worker|coordinator|node).*?(\d+)  (?:memory|durable)", text, re.MULTILINE)]

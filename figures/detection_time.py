@@ -21,7 +21,13 @@ COMMAND = ["figures/scripts/faulty.py"]
 
 
 def _incident(c: Cluster, after: float, timeout: float = 30) -> dict[str, Any]:
-    return dict(c.wait_for(lambda: next((f for f in c.facts("IncidentOpened") if f["ts"] >= after - 0.002), None), timeout, "the incident"))
+    return dict(
+        c.wait_for(
+            lambda: next((f for f in c.facts("IncidentOpened") if f["ts"] >= after - 0.002), None),
+            timeout,
+            "the incident",
+        )
+    )
 
 
 def _stepping(c: Cluster, size: int, ahead: int = 6) -> None:
@@ -31,15 +37,26 @@ def _stepping(c: Cluster, size: int, ahead: int = 6) -> None:
         status = c.status()
         steps = [w["step"] for w in status.get("workers", []) if w["step"] is not None]
         first, opened = c.facts("FirstStep"), c.facts("IncidentOpened")
-        newest = first and first[-1]["generation"] == status.get("generation") and not (opened and opened[-1]["ts"] > first[-1]["ts"])
-        return bool(newest and status.get("world_size") == size and len(steps) == size and min(steps) >= first[-1]["step"] + ahead)
+        newest = (
+            first
+            and first[-1]["generation"] == status.get("generation")
+            and not (opened and opened[-1]["ts"] > first[-1]["ts"])
+        )
+        return bool(
+            newest
+            and status.get("world_size") == size
+            and len(steps) == size
+            and min(steps) >= first[-1]["step"] + ahead
+        )
 
     c.wait_for(ready, 120, "steps")
 
 
 def _line(name: str, seconds: list[float], limit: float) -> Iterator[Bound]:
     samples = tuple(round(s, 3) for s in sorted(seconds))
-    yield Bound(f"{name}.median", round(statistics.median(seconds), 3), f"s of {len(seconds)}", "<=", limit, samples=samples)
+    yield Bound(
+        f"{name}.median", round(statistics.median(seconds), 3), f"s of {len(seconds)}", "<=", limit, samples=samples
+    )
     yield Bound(f"{name}.worst", round(max(seconds), 3), "s", "<=", limit)
 
 
@@ -63,7 +80,10 @@ def _cut_off(times: int) -> Iterator[Bound]:
 
 def _workers(times: int) -> Iterator[Bound]:
     killed, raised, stopped = [], [], []
-    with tempfile.TemporaryDirectory() as scratch, cluster("detect", [*COMMAND, "--out", scratch], options=OPTIONS) as c:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        cluster("detect", [*COMMAND, "--out", scratch], options=OPTIONS) as c,
+    ):
         c.start_all()
         out = Path(scratch)
         for _ in range(times):
@@ -75,7 +95,11 @@ def _workers(times: int) -> Iterator[Bound]:
             asked = time.time()
             (out / "failed-0-0").unlink(missing_ok=True)
             (out / "fail-0-0").write_text("script-error")
-            at = float(c.wait_for(lambda: (out / "failed-0-0").exists() and (out / "failed-0-0").read_text(), 20, "the exception"))
+            at = float(
+                c.wait_for(
+                    lambda: (out / "failed-0-0").exists() and (out / "failed-0-0").read_text(), 20, "the exception"
+                )
+            )
             raised.append(_incident(c, asked)["ts"] - at)
         for _ in range(times):
             _stepping(c, 2)
@@ -88,17 +112,28 @@ def _workers(times: int) -> Iterator[Bound]:
 
 def _slow(times: int) -> Iterator[Bound]:
     steps, wrong = [], 0
-    with tempfile.TemporaryDirectory() as scratch, cluster("slow", ["figures/scripts/heavy.py", "--out", scratch], options=OPTIONS, workers=2) as c:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        cluster("slow", ["figures/scripts/heavy.py", "--out", scratch], options=OPTIONS, workers=2) as c,
+    ):
         c.start_all()
         _stepping(c, 2, 12)
         for turn in range(times):
             rank = turn % 2
             before, at = c.step(), time.time()
             c.inject("slow", "--rank", str(rank), "--percent", "30", "--for", "40s")
-            named = c.wait_for(lambda at=at: next((f for f in c.facts("SlowRank") if f["ts"] >= at and f["slow"]), None), 38, "the name")
+            named = c.wait_for(
+                lambda at=at: next((f for f in c.facts("SlowRank") if f["ts"] >= at and f["slow"]), None),
+                38,
+                "the name",
+            )
             steps.append(c.step() - before)
             wrong += int(named["rank"] != rank)
-            c.wait_for(lambda at=named["ts"]: [f for f in c.facts("SlowRank") if f["ts"] > at and not f["slow"]], 90, "the recovery")
+            c.wait_for(
+                lambda at=named["ts"]: [f for f in c.facts("SlowRank") if f["ts"] > at and not f["slow"]],
+                90,
+                "the recovery",
+            )
             time.sleep(3)
     print("steps until named:", steps)
     yield Bound("slow.named", max(steps), f"steps at worst, of {times} slowdowns", "<=", 10, samples=tuple(steps))

@@ -47,7 +47,10 @@ QUIET: list[tuple[str, str]] = [
     ("a value of the largest kind", _fleet(lambda s, m: "1e38" if (s, m) == (300, 2) else "")),
     ("constant", _fleet(lambda s, m: "5")),
     ("never anything of one metric", _fleet(lambda s, m: "nan")),
-    ("two machines", "time,machine,cpu\n" + "".join(f"{s},a,{s % 7}\n{s},b,{50 if s > 300 else s % 7}\n" for s in range(600))),
+    (
+        "two machines",
+        "time,machine,cpu\n" + "".join(f"{s},a,{s % 7}\n{s},b,{50 if s > 300 else s % 7}\n" for s in range(600)),
+    ),
     ("one second", "time,machine,cpu\n1,a,1\n1,b,1\n1,c,9\n"),
     ("minutes of clock skew", _fleet(lambda s, m: "", skew=240).replace("inf", "")),
 ]
@@ -60,7 +63,12 @@ def measure(soak: bool) -> Iterator[Bound]:
         for name, text, code, word in SENTENCES:
             (at / "t.csv").write_text(text)
             said = _run("run", "--csv", str(at / "t.csv"))
-            if said.returncode != code or word not in said.stderr or len(said.stderr.strip().splitlines()) != 1 or "panicked" in said.stderr:
+            if (
+                said.returncode != code
+                or word not in said.stderr
+                or len(said.stderr.strip().splitlines()) != 1
+                or "panicked" in said.stderr
+            ):
                 bad.append(f"{name}: {said.returncode} {said.stderr.strip()[:200]}")
         for name, text in QUIET:
             (at / "t.csv").write_text(text)
@@ -76,10 +84,22 @@ def measure(soak: bool) -> Iterator[Bound]:
             (["run", "--parquet", str(at / "t.csv")], 2, "as Parquet"),
             (["run", "--prometheus", "http://127.0.0.1:9"], 78, "is a Prometheus server running there"),
             (["run", "--csv", str(at / "t.csv"), "--detector", "best"], 2, "cannot read best"),
-            (["run", "--csv", str(at / "t.csv"), "--detector", "lstm-vae", "--models", str(at / "t.csv")], 2, "no file of models"),
+            (
+                ["run", "--csv", str(at / "t.csv"), "--detector", "lstm-vae", "--models", str(at / "t.csv")],
+                2,
+                "no file of models",
+            ),
             (["eval", "--csv", str(at / "t.csv"), "--faults", str(at / "t.csv")], 2, "machine,start,end"),
-            (["calibrate", "--csv", str(at / "t.csv"), "--false-alarms", "0.4", "-o", str(at / "s.toml")], 2, "machine-days"),
-            (["train", "--csv", str(at / "t.csv"), "--models", str(at / "t.csv"), "-o", str(at / "m.json")], 2, "no file of models"),
+            (
+                ["calibrate", "--csv", str(at / "t.csv"), "--false-alarms", "0.4", "-o", str(at / "s.toml")],
+                2,
+                "machine-days",
+            ),
+            (
+                ["train", "--csv", str(at / "t.csv"), "--models", str(at / "t.csv"), "-o", str(at / "m.json")],
+                2,
+                "no file of models",
+            ),
         ]
         for line, code, word in words:
             said = _run(*line)
@@ -97,4 +117,10 @@ def measure(soak: bool) -> Iterator[Bound]:
     for line in bad:
         print(line)
     many = len(SENTENCES) + len(QUIET) + len(words) + 1
-    yield Bound("bad", len(bad), f"of {many} inputs that do not end as they should; counters that wrap, clocks that differ and late samples are property tests (crates/detector)", "=", 0)
+    yield Bound(
+        "bad",
+        len(bad),
+        f"of {many} inputs that do not end as they should; counters that wrap, clocks that differ and late samples are property tests (crates/detector)",
+        "=",
+        0,
+    )

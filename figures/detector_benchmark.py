@@ -20,15 +20,38 @@ def measure(soak: bool) -> Iterator[Bound]:
         )
     for s in scores:
         if s["method"] == "robust":
-            print(f"{s['matrix']}, by kind (all, visible, found): " + ", ".join(f"{kind} {a}/{v}/{f}" for kind, (a, v, f) in s["kinds"].items()))
+            print(
+                f"{s['matrix']}, by kind (all, visible, found): "
+                + ", ".join(f"{kind} {a}/{v}/{f}" for kind, (a, v, f) in s["kinds"].items())
+            )
     for matrix in dict.fromkeys(s["matrix"] for s in scores):
         of = {s["method"]: s for s in scores if s["matrix"] == matrix}
         ours, minder = of["robust"], of["lstm-vae"]
         count = f"{2 * EPISODES[soak]} episodes ({ours['faulty']} faulty, {ours['visible']} visible), matrix {matrix}"
         yield Bound(f"{matrix}-precision", round(ours["precision"], 4), f"precision, {count}", ">=", 0.97)
-        yield Bound(f"{matrix}-recall", round(ours["recall"] / ours["ceiling"], 4), "recall, of what is visible", ">=", 0.95)
+        yield Bound(
+            f"{matrix}-recall", round(ours["recall"] / ours["ceiling"], 4), "recall, of what is visible", ">=", 0.95
+        )
         yield Bound(f"{matrix}-margin", round(ours["f1"] - minder["f1"], 4), "F1 more than the LSTM-VAE's", ">=", 0.05)
-        yield Bound(f"{matrix}-apart", round(ours["interval"][0] - minder["interval"][1], 4), "between the two 95 % intervals of F1", ">=", 0.0)
-        yield Bound(f"{matrix}-minder", round(minder["single_role_f1"], 4), "F1 of the LSTM-VAE on fleets of one role, 64 to 1,024 machines", ">=", 0.85)
+        yield Bound(
+            f"{matrix}-apart",
+            round(ours["interval"][0] - minder["interval"][1], 4),
+            "between the two 95 % intervals of F1",
+            ">=",
+            0.0,
+        )
+        yield Bound(
+            f"{matrix}-minder",
+            round(minder["single_role_f1"], 4),
+            "F1 of the LSTM-VAE on fleets of one role, 64 to 1,024 machines",
+            ">=",
+            0.85,
+        )
     alarms = next(line for line in all_lines if line["of"] == "false-alarms")
-    yield Bound("false-alarms", round(alarms["per_1000"], 3), f"false alarms per 1,000 node-days ({alarms['wrong']} in {alarms['node_days']:.0f})", "<=", 0.4)
+    yield Bound(
+        "false-alarms",
+        round(alarms["per_1000"], 3),
+        f"false alarms per 1,000 node-days ({alarms['wrong']} in {alarms['node_days']:.0f})",
+        "<=",
+        0.4,
+    )

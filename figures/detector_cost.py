@@ -14,4 +14,7 @@ from harness.cluster import ROOT
 def runs(times: int) -> list[dict[str, Any]]:
     """So many runs, one after the other."""
     line = ["cargo", "run", "-q", "--release", "-p", "everstep-sim", "--example", "detector_cost"]
-    return [json.loads(subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout) for _ in range(times)]
+    return [
+        json.loads(subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+        for _ in range(times)
+    ]

@@ -20,7 +20,10 @@ from figures.bound import Bound
 from figures.hosts import hosts
 from harness.cluster import EVERSTEP
 
-PROMETHEUS, EXPORTER = shutil.which("prometheus"), shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
+PROMETHEUS, EXPORTER = (
+    shutil.which("prometheus"),
+    shutil.which("prometheus-node-exporter") or shutil.which("node_exporter"),
+)
 MACHINES = 6
 #: Seconds of a table, and of the fault in it.
 SECONDS, FAULT = 1800, (900, 1300)
@@ -62,12 +65,20 @@ def _tables(at: Path) -> Iterator[Bound]:
         name = "long" if long else "wide"
         table(at / f"{name}.csv", long)
         picture = at / f"{name}.svg"
-        said = _detect("eval", "--csv", str(at / f"{name}.csv"), "--faults", str(faults), "--picture", str(picture), "--json")
+        said = _detect(
+            "eval", "--csv", str(at / f"{name}.csv"), "--faults", str(faults), "--picture", str(picture), "--json"
+        )
         found = json.loads(said.stdout)
         yield Bound(f"{name}.precision", found["precision"], "of a table with one fault", "=", 1.0)
         yield Bound(f"{name}.recall", found["recall"], f"median delay {found['delay_median_s']} s", "=", 1.0)
         drawn = picture.read_text()
-        yield Bound(f"{name}.picture", int(drawn.startswith("<svg") and "host-4 (red)" in drawn), "of the blamed machine against the fleet", "=", 1)
+        yield Bound(
+            f"{name}.picture",
+            int(drawn.startswith("<svg") and "host-4 (red)" in drawn),
+            "of the blamed machine against the fleet",
+            "=",
+            1,
+        )
 
 
 def _get(url: str) -> Any:
@@ -88,31 +99,87 @@ def _prometheus(at: Path) -> Iterator[Bound]:
 
         # What a network namespace has of its own is its network: that is where it goes bad.
         for i, name in enumerate(names[:MACHINES]):
-            run("ip", "netns", "exec", name, EXPORTER, "--collector.disable-defaults", "--collector.netdev", "--collector.netstat", f"--web.listen-address=10.77.8.{i + 1}:9100")
+            run(
+                "ip",
+                "netns",
+                "exec",
+                name,
+                EXPORTER,
+                "--collector.disable-defaults",
+                "--collector.netdev",
+                "--collector.netstat",
+                f"--web.listen-address=10.77.8.{i + 1}:9100",
+            )
         targets = ", ".join(f'"10.77.8.{i + 1}:9100"' for i in range(MACHINES))
-        (at / "prometheus.yml").write_text(f"global: {{scrape_interval: 1s}}\nscrape_configs: [{{job_name: node, static_configs: [{{targets: [{targets}]}}]}}]\n")
-        run("ip", "netns", "exec", names[0], PROMETHEUS, f"--config.file={at}/prometheus.yml", f"--storage.tsdb.path={at}/data", "--web.listen-address=0.0.0.0:9090")
+        (at / "prometheus.yml").write_text(
+            f"global: {{scrape_interval: 1s}}\nscrape_configs: [{{job_name: node, static_configs: [{{targets: [{targets}]}}]}}]\n"
+        )
+        run(
+            "ip",
+            "netns",
+            "exec",
+            names[0],
+            PROMETHEUS,
+            f"--config.file={at}/prometheus.yml",
+            f"--storage.tsdb.path={at}/data",
+            "--web.listen-address=0.0.0.0:9090",
+        )
         # All of them send to one that nobody looks at; then one of them can hardly do so any more.
         run("ip", "netns", "exec", names[MACHINES], "python3", "-c", _SINK)
         for name in names[:MACHINES]:
             run("ip", "netns", "exec", name, "python3", "-c", _SOURCE, f"10.77.8.{MACHINES + 1}")
         time.sleep(150)
         onset = time.time()
-        subprocess.run(f"tc -n {names[3]} qdisc add dev eth0 root tbf rate 2mbit burst 32kb latency 400ms".split(), check=True)
+        subprocess.run(
+            f"tc -n {names[3]} qdisc add dev eth0 root tbf rate 2mbit burst 32kb latency 400ms".split(), check=True
+        )
         time.sleep(150)
         settings = at / "settings.toml"
         settings.write_text("[robust]\none_family_s = 60\nknown_s = 60\n")
-        word = ["ip", "netns", "exec", names[0], str(EVERSTEP), "detect", "run", "--prometheus", "http://127.0.0.1:9090", "--since", "5", "--step", "1", "--window", "5s"]
-        said = subprocess.run([*word, "--detector", str(settings), "--json", "--picture", str(at / "p.svg")], capture_output=True, text=True, check=False)
+        word = [
+            "ip",
+            "netns",
+            "exec",
+            names[0],
+            str(EVERSTEP),
+            "detect",
+            "run",
+            "--prometheus",
+            "http://127.0.0.1:9090",
+            "--since",
+            "5",
+            "--step",
+            "1",
+            "--window",
+            "5s",
+        ]
+        said = subprocess.run(
+            [*word, "--detector", str(settings), "--json", "--picture", str(at / "p.svg")],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         print(said.stderr.strip(), said.stdout.strip()[:600])
         alarms = json.loads(said.stdout)["alarms"]
         machines = [a["machines"] for a in alarms]
         yield Bound("prometheus.right", int(["10.77.8.4"] in machines), f"machines named: {machines}", "=", 1)
-        yield Bound("prometheus.innocent", sum(m != "10.77.8.4" for a in machines for m in a), "machines named that were well", "=", 0)
+        yield Bound(
+            "prometheus.innocent",
+            sum(m != "10.77.8.4" for a in machines for m in a),
+            "machines named that were well",
+            "=",
+            0,
+        )
         first = next((a["at"] - onset for a in alarms if a["machines"] == ["10.77.8.4"]), None)
         yield Bound("prometheus.delay", round(first or 1e9, 1), "s from the beginning to the verdict", "<=", 120)
         down = subprocess.run([*word[:-7], "http://127.0.0.1:9"], capture_output=True, text=True, check=False)
-        yield Bound("prometheus.down", int(down.returncode == 78 and len(down.stderr.strip().splitlines()) == 1), "a server that is not there is one sentence, exit code 78", "=", 1)
+        yield Bound(
+            "prometheus.down",
+            int(down.returncode == 78 and len(down.stderr.strip().splitlines()) == 1),
+            "a server that is not there is one sentence, exit code 78",
+            "=",
+            1,
+        )
 
 
 _SINK = """

@@ -11,5 +11,11 @@ from figures.detector_runs import lines
 def measure(soak: bool) -> Iterator[Bound]:
     for s in lines(soak):
         if s["of"] == "score" and s["method"] == "robust":
-            yield Bound(f"{s['matrix']}-median", s["delay_median_s"], f"s from onset to verdict, median of {s['delays']}", "<=", 100)
+            yield Bound(
+                f"{s['matrix']}-median",
+                s["delay_median_s"],
+                f"s from onset to verdict, median of {s['delays']}",
+                "<=",
+                100,
+            )
             yield Bound(f"{s['matrix']}-p95", s["delay_p95_s"], "s, 95th percentile", "<=", 300)

@@ -19,7 +19,9 @@ from harness.machines import Machines
 
 NODES = 5
 CONTINUITY = 20
-SETTINGS = f"[robust]\none_family_s = {CONTINUITY}\ntwo_families_s = {CONTINUITY}\ndead_s = {CONTINUITY}\nknown_s = 30\n"
+SETTINGS = (
+    f"[robust]\none_family_s = {CONTINUITY}\ntwo_families_s = {CONTINUITY}\ndead_s = {CONTINUITY}\nknown_s = 30\n"
+)
 #: A verdict is in time within this of the continuity.
 LATE = 60
 #: Seconds until offsets are known, and from one fault to the next.
@@ -35,7 +37,12 @@ class Fleet:
 
     def beside(self, node: int, *line: str) -> Callable[[], None]:
         """Something else runs on this machine; ends it."""
-        process = subprocess.Popen([*self.through[self.c.names[node]], *line], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            [*self.through[self.c.names[node]], *line],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
         def end() -> None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -50,11 +57,15 @@ class Fleet:
         return self.beside(node, "python3", "-c", MEMORY)
 
     def disk(self, node: int) -> Callable[[], None]:
-        return self.beside(node, "sh", "-c", f"while :; do dd if=/dev/zero of={self.scratch}/hog bs=1M count=256 oflag=direct; done")
+        return self.beside(
+            node, "sh", "-c", f"while :; do dd if=/dev/zero of={self.scratch}/hog bs=1M count=256 oflag=direct; done"
+        )
 
     def network(self, node: int) -> Callable[[], None]:
         namespace = self.c.names[node]
-        subprocess.run(f"tc -n {namespace} qdisc add dev eth0 root tbf rate 24mbit burst 32kb latency 400ms".split(), check=True)
+        subprocess.run(
+            f"tc -n {namespace} qdisc add dev eth0 root tbf rate 24mbit burst 32kb latency 400ms".split(), check=True
+        )
         return lambda: subprocess.run(f"tc -n {namespace} qdisc del dev eth0 root".split(), check=True) and None
 
     def stopped(self, node: int) -> Callable[[], None]:
@@ -68,7 +79,11 @@ KINDS = ("cpu", "memory", "network", "disk", "stopped")
 
 def _said(c: Machines, after: float) -> list[tuple[float, list[str], str]]:
     """Who was named since, by whom."""
-    said: list[tuple[float, list[str], str]] = [(f["ts"], f["finding"]["nodes"], ",".join(f["finding"]["metrics"])) for f in c.facts("Unlike") if f["ts"] >= after]
+    said: list[tuple[float, list[str], str]] = [
+        (f["ts"], f["finding"]["nodes"], ",".join(f["finding"]["metrics"]))
+        for f in c.facts("Unlike")
+        if f["ts"] >= after
+    ]
     said += [(f["ts"], [f["node"]], "incident") for f in c.facts("IncidentOpened") if f["ts"] >= after]
     return sorted(said)
 
@@ -96,7 +111,15 @@ def _round(number: int) -> list[dict[str, Any]]:
                     time.sleep(0.5)
                 said = _said(c, onset)
                 end()
-                seen.append({"kind": kind, "node": str(node), "before": before, "said": said[:3], "after": said[0][0] - onset if said else None})
+                seen.append(
+                    {
+                        "kind": kind,
+                        "node": str(node),
+                        "before": before,
+                        "said": said[:3],
+                        "after": said[0][0] - onset if said else None,
+                    }
+                )
                 print(seen[-1], flush=True)
                 time.sleep(QUIET)
                 began = time.time()
@@ -111,7 +134,20 @@ def measure(soak: bool) -> Iterator[Bound]:
     right = [s for s in seen if s["said"] and s["said"][0][1] == [s["node"]] and s["after"] <= CONTINUITY + LATE]
     innocent = [s for s in seen if s["before"] or any(n != s["node"] for _, nodes, _ in s["said"] for n in nodes)]
     least = 19 / 20
-    yield Bound("right", round(len(right) / len(seen), 3), f"of {len(seen)} faults named rightly and in time", ">=", least if soak else 0.8)
+    yield Bound(
+        "right",
+        round(len(right) / len(seen), 3),
+        f"of {len(seen)} faults named rightly and in time",
+        ">=",
+        least if soak else 0.8,
+    )
     yield Bound("innocent", len(innocent), "machines named that were well", "=", 0)
     delays = tuple(round(s["after"], 1) for s in right)
-    yield Bound("latest", max(delays, default=0.0), "s from the beginning of a fault to its name", "<=", CONTINUITY + LATE, samples=delays)
+    yield Bound(
+        "latest",
+        max(delays, default=0.0),
+        "s from the beginning of a fault to its name",
+        "<=",
+        CONTINUITY + LATE,
+        samples=delays,
+    )

@@ -21,8 +21,23 @@ STEPS, TIMES = 10_000, 10
 def _loop(*arguments: str, options: tuple[str, ...] = ()) -> float:
     """Microseconds per step, median of ten tenths."""
     with tempfile.TemporaryDirectory() as scratch:
-        line = [str(EVERSTEP), "run", "--standalone", *options, "figures/scripts/watched_loop.py", str(STEPS), *arguments]
-        out = subprocess.run(line, cwd=ROOT, env={**os.environ, "EVERSTEP_STATE_DIR": scratch}, capture_output=True, text=True, check=True).stdout
+        line = [
+            str(EVERSTEP),
+            "run",
+            "--standalone",
+            *options,
+            "figures/scripts/watched_loop.py",
+            str(STEPS),
+            *arguments,
+        ]
+        out = subprocess.run(
+            line,
+            cwd=ROOT,
+            env={**os.environ, "EVERSTEP_STATE_DIR": scratch},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         found = re.search(r"us ([\d.]+)", out)
         assert found, out
         return float(found.group(1))
@@ -36,7 +51,9 @@ def _shares(seconds: float, workers: int) -> tuple[float, float]:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
         return int(fields[11]) + int(fields[12])
 
-    with cluster("detectors", ["figures/scripts/plain_ddp.py", "--steps", "100000", "--pause", "0.5"], workers=workers) as c:
+    with cluster(
+        "detectors", ["figures/scripts/plain_ddp.py", "--steps", "100000", "--pause", "0.5"], workers=workers
+    ) as c:
         c.start_all()
         c.wait_for(lambda: c.runs(workers, warm=True), 300, "eight workers")
         time.sleep(5)
@@ -51,7 +68,14 @@ def _shares(seconds: float, workers: int) -> tuple[float, float]:
 def measure(soak: bool) -> Iterator[Bound]:
     pairs = [(_loop("--plain", options=("--no-preload",)), _loop()) for _ in range(TIMES)]
     costs = [w - o for o, w in pairs]
-    yield Bound("per-step", round(statistics.median(costs), 2), f"us on the training thread, median of {TIMES} alternations ({min(costs):.1f} to {max(costs):.1f}); a step is {statistics.median(o for o, _ in pairs):.1f} us without", "<=", 20, samples=tuple(pairs))
+    yield Bound(
+        "per-step",
+        round(statistics.median(costs), 2),
+        f"us on the training thread, median of {TIMES} alternations ({min(costs):.1f} to {max(costs):.1f}); a step is {statistics.median(o for o, _ in pairs):.1f} us without",
+        "<=",
+        20,
+        samples=tuple(pairs),
+    )
     agent, coordinator = _shares(120 if soak else 60, 8)
     print(f"coordinator: {coordinator:.2f} % of a core")
     yield Bound("agent", round(agent, 2), "% of a core for the agent of eight workers", "<=", 1)

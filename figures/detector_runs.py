@@ -17,7 +17,19 @@ MATRICES = ("ours", "faint", "random")
 @functools.cache
 def lines(soak: bool) -> list[dict[str, Any]]:
     """Everything that it prints."""
-    line = ["cargo", "run", "-q", "--release", "-p", "everstep-sim", "--example", "detectors", "--", str(EPISODES[soak]), str(NODE_DAYS[soak])]
+    line = [
+        "cargo",
+        "run",
+        "-q",
+        "--release",
+        "-p",
+        "everstep-sim",
+        "--example",
+        "detectors",
+        "--",
+        str(EPISODES[soak]),
+        str(NODE_DAYS[soak]),
+    ]
     line += MATRICES
     said = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [json.loads(text) for text in said.splitlines()]

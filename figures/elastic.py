@@ -36,8 +36,16 @@ def train(args: argparse.Namespace) -> None:
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     sampler = everstep.data.ElasticDistributedSampler(Numbers(), seed=SEED)
-    loader = DataLoader(Numbers(), batch_size=MICRO_BATCH, sampler=sampler, num_workers=args.workers, prefetch_factor=4 if args.workers else None)
-    ckpt = everstep.CheckpointManager(args.out / "ckpt", model=model, optimizer=optimizer, data=sampler, persist=args.persist)
+    loader = DataLoader(
+        Numbers(),
+        batch_size=MICRO_BATCH,
+        sampler=sampler,
+        num_workers=args.workers,
+        prefetch_factor=4 if args.workers else None,
+    )
+    ckpt = everstep.CheckpointManager(
+        args.out / "ckpt", model=model, optimizer=optimizer, data=sampler, persist=args.persist
+    )
     log = (args.out / f"used-{os.environ.get('EVERSTEP_GENERATION', 0)}-{os.environ['RANK']}").open("a", buffering=1)
     for step in ckpt.steps(args.steps):
         optimizer.zero_grad()

@@ -33,7 +33,9 @@ def _program(*args: str) -> list[dict[str, float]]:
 
 
 def _speed(rounds: int) -> Iterator[Bound]:
-    subprocess.run(["cargo", "build", "-q", "--release", "-p", "everstep-checkpoint", "--example", "erasure"], cwd=ROOT, check=True)
+    subprocess.run(
+        ["cargo", "build", "-q", "--release", "-p", "everstep-checkpoint", "--example", "erasure"], cwd=ROOT, check=True
+    )
     hot = _program("code", str(rounds))
     rates = [r["encode"] for r in hot]
     share = statistics.median(r["encode"] / r["copy"] for r in hot)
@@ -49,7 +51,14 @@ def _speed(rounds: int) -> Iterator[Bound]:
     unit = f"GB/s of state, six nodes' slots to sealed parity over loopback, all on 2 cores ({min(ours):.2f}-{max(ours):.2f}; two full copies: {statistics.median(copies):.2f})"
     yield Bound("end-to-end", round(statistics.median(ours), 2), unit, ">=", 1.5, samples=tuple(ours + copies))
     back = statistics.median(r["rebuild"] for r in coded)
-    yield Bound("rebuild", round(back, 3), "GB/s of a lost shard, computed from four others", ">=", 0.1, samples=tuple(r["rebuild"] for r in coded))
+    yield Bound(
+        "rebuild",
+        round(back, 3),
+        "GB/s of a lost shard, computed from four others",
+        ">=",
+        0.1,
+        samples=tuple(r["rebuild"] for r in coded),
+    )
 
 
 def _held(c: Cluster) -> tuple[int, int, int]:
@@ -59,7 +68,9 @@ def _held(c: Cluster) -> tuple[int, int, int]:
     own = [superblock(p) for p in c.memory.glob("*/local-*-slot-*")]
     state = sum(s.region_bytes for s in own if s.state == SEALED and s.step == step)
     held = sum(s.region_bytes + s.index_bytes for s in slots if s.state == SEALED and s.step == step)
-    complete = sum(s.state == SEALED and s.step == step for s in own) == NODES and c.status().get("replicated_step") == step
+    complete = (
+        sum(s.state == SEALED and s.step == step for s in own) == NODES and c.status().get("replicated_step") == step
+    )
     everything = sum(p.stat().st_blocks * 512 for p in c.memory.glob("*/*-slot-*"))
     return (state, held, everything) if complete else (0, 0, 0)
 
@@ -67,12 +78,26 @@ def _held(c: Cluster) -> tuple[int, int, int]:
 def _memory(replicas: str) -> tuple[float, float]:
     """Bytes held per byte of state, and shared memory per byte of state."""
     with tempfile.TemporaryDirectory() as scratch:
-        command = ["figures/sharded.py", "--out", scratch, "--steps", str(STEPS), "--width", "2048", "--layers", "4", "--replicas", replicas]
+        command = [
+            "figures/sharded.py",
+            "--out",
+            scratch,
+            "--steps",
+            str(STEPS),
+            "--width",
+            "2048",
+            "--layers",
+            "4",
+            "--replicas",
+            replicas,
+        ]
         with cluster(f"erasure-memory-{replicas.replace('+', '-')}", command, nodes=NODES, workers=1) as c:
             c.start_all()
             c.wait_for(lambda: (c.status().get("replicated_step") or 0) >= 4, 180, "a few steps")
             # Between two looks everything may have moved on.
-            state, held, everything = c.wait_for(lambda: next((f for f in [_held(c)] if f[0]), None), 60, "a step that lies still")
+            state, held, everything = c.wait_for(
+                lambda: next((f for f in [_held(c)] if f[0]), None), 60, "a step that lies still"
+            )
             return held / state, everything / state
 
 
@@ -111,7 +136,21 @@ def _losses(times: int) -> Iterator[Bound]:
     pairs = [p for _ in range(times) for p in itertools.combinations(range(NODES), 2)]
     random.Random(5).shuffle(pairs)
     with tempfile.TemporaryDirectory() as scratch:
-        command = ["figures/sharded.py", "--out", scratch, "--steps", str(STEPS), "--pause", "0.05", "--width", "1024", "--layers", "4", "--replicas", "4+2"]
+        command = [
+            "figures/sharded.py",
+            "--out",
+            scratch,
+            "--steps",
+            str(STEPS),
+            "--pause",
+            "0.05",
+            "--width",
+            "1024",
+            "--layers",
+            "4",
+            "--replicas",
+            "4+2",
+        ]
         with cluster("erasure", command, nodes=NODES, workers=1, options=["--max-restarts", "1000"]) as c:
             c.start_all()
             c.wait_for(lambda: (c.status().get("replicated_step") or 0) >= 4, 180, "a few steps")
@@ -120,7 +159,10 @@ def _losses(times: int) -> Iterator[Bound]:
                 found, caught = _lose(c, lost, busy=i % 2 == 0)
                 told.append((lost, found))
                 during += caught
-                print(f"  without {lost}: step {found['step']}, {found['steps_lost']} steps lost{', while parity was being computed' if caught else ''}", flush=True)
+                print(
+                    f"  without {lost}: step {found['step']}, {found['steps_lost']} steps lost{', while parity was being computed' if caught else ''}",
+                    flush=True,
+                )
         wrong = restores = 0
         for rank in range(NODES):
             rows = _rows(Path(scratch), rank)
@@ -133,7 +175,13 @@ def _losses(times: int) -> Iterator[Bound]:
                     wrong += row["digest"] not in digests.get(row["restored"], set())
             wrong += sum(len(d) > 1 for d in digests.values())
     back = sum(all(found["tiers"][n] == "Parity" for n in lost) for lost, found in told)
-    yield Bound("pairs", back, f"of {len(pairs)} losses of two of six machines came back from the memory of the other four", "=", len(pairs))
+    yield Bound(
+        "pairs",
+        back,
+        f"of {len(pairs)} losses of two of six machines came back from the memory of the other four",
+        "=",
+        len(pairs),
+    )
     yield Bound("during-encode", during, "of them while parity was being computed", ">=", len(pairs) // 3)
     yield Bound("other-bits", wrong, f"of {restores} ranks' restores, or steps computed again, with other bits", "=", 0)
     worst = max(found["steps_lost"] for _, found in told)

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from typing import Any
+
+import tomllib
 
 from figures.bound import Bound
 from figures.snapshot_blocking import EVERSTEP
@@ -24,7 +25,9 @@ def _read(name: str) -> list[dict[str, Any]]:
 
 
 def _said(text: str) -> dict[str, Any]:
-    done = subprocess.run([EVERSTEP, "classify", "--json"], input=text, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [EVERSTEP, "classify", "--json"], input=text, capture_output=True, text=True, check=False, timeout=60
+    )
     return dict(json.loads(done.stdout))
 
 
@@ -38,9 +41,13 @@ def _share(texts: list[dict[str, Any]]) -> tuple[float, int, list[str]]:
 
 
 def measure(soak: bool) -> Iterator[Bound]:
-    known = [t for name in ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth") for t in _read(name)]
+    known = [
+        t for name in ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth") for t in _read(name)
+    ]
     for name, texts, least in (("known", known, 95), ("held-out", _read(HELD_OUT), 90)):
         share, count, wrong = _share(texts)
         print("\n".join(wrong))
-        yield Bound(name, round(share, 1), f"% of {count} texts are given the class that a person gives them", ">=", least)
+        yield Bound(
+            name, round(share, 1), f"% of {count} texts are given the class that a person gives them", ">=", least
+        )
     yield Bound("texts", len(known) + len(_read(HELD_OUT)), "texts, each with its source", ">=", 80)

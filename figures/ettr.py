@@ -13,4 +13,10 @@ def measure(soak: bool) -> Iterator[Bound]:
     for line in found:
         print(f"{line['what']}: closed form {line['paper']:.4f}, simulated {line['ours']:.4f}")
     worst = max(found, key=lambda line: abs(line["ours"] / line["paper"] - 1))
-    yield Bound("worst", round(abs(worst["ours"] / worst["paper"] - 1) * 100, 3), f"% apart at worst of {len(found)} settings: {worst['what']}", "<=", 0.5)
+    yield Bound(
+        "worst",
+        round(abs(worst["ours"] / worst["paper"] - 1) * 100, 3),
+        f"% apart at worst of {len(found)} settings: {worst['what']}",
+        "<=",
+        0.5,
+    )

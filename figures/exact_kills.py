@@ -42,8 +42,14 @@ COUNTED = (
     "crates/everstep/src/agent/elsewhere.rs",
     "crates/everstep/src/agent/replicas.rs",
     "python/src",
-    *(f"python/everstep/{name}.py" for name in ("batches", "branch", "checkpoint", "encoding", "in_place", "loading", "module_state")),
-    *(f"python/everstep/{name}.py" for name in ("optimizer_state", "rng", "slots", "state", "structure", "tensors", "tiers", "worker")),
+    *(
+        f"python/everstep/{name}.py"
+        for name in ("batches", "branch", "checkpoint", "encoding", "in_place", "loading", "module_state")
+    ),
+    *(
+        f"python/everstep/{name}.py"
+        for name in ("optimizer_state", "rng", "slots", "state", "structure", "tensors", "tiers", "worker")
+    ),
 )
 
 
@@ -58,7 +64,11 @@ def code() -> str:
 
 
 def _rows() -> list[list[str]]:
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in LOG.read_text().splitlines() if line.startswith("| ")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in LOG.read_text().splitlines()
+        if line.startswith("| ")
+    ]
     return [row for row in rows if row[-1].isdigit()]
 
 
@@ -78,7 +88,17 @@ def _steps(kills: int) -> int:
 
 
 def _command(out: Path, seed: int, kills: int, width: int, every: int = 0) -> list[str]:
-    line = ["figures/scripts/dropout.py", "--out", str(out), "--seed", str(seed), "--width", str(width), "--every", str(every)]
+    line = [
+        "figures/scripts/dropout.py",
+        "--out",
+        str(out),
+        "--seed",
+        str(seed),
+        "--width",
+        str(width),
+        "--every",
+        str(every),
+    ]
     return [*line, "--steps", str(_steps(kills)), "--persist", "50", "--pause", "0.05"]
 
 
@@ -92,7 +112,9 @@ def _disturbed(out: Path, nodes: int, command: list[str], hows: list[str], rng: 
     out.mkdir()
     going_on = out / "kills"
     going_on.touch()
-    with cluster(f"exact-{nodes}", command, nodes=nodes, workers=RANKS // nodes, options=["--max-restarts", "1000"]) as c:
+    with cluster(
+        f"exact-{nodes}", command, nodes=nodes, workers=RANKS // nodes, options=["--max-restarts", "1000"]
+    ) as c:
         try:
             done = disturb(c, hows, rng, longest=2.0)
             going_on.unlink()
@@ -103,7 +125,9 @@ def _disturbed(out: Path, nodes: int, command: list[str], hows: list[str], rng: 
         restored = [(f["step"], f["tiers"]) for f in c.facts("Restored")]
         shutil.copy(c.store / "events.jsonl", out)
         (out / "console.log").write_text(c.output())
-    print(f"  {nodes} nodes: {({how: done.count(how) for how in sorted(set(done))})}, restored {restored}", flush=True)
+    print(
+        f"  {nodes} nodes: { ({how: done.count(how) for how in sorted(set(done))}) }, restored {restored}", flush=True
+    )
     return done, sum(map(abs, codes))
 
 
@@ -136,7 +160,9 @@ def measure(soak: bool) -> Iterator[Bound]:
                 if left <= 0:
                     break
                 out, (width, every) = Path(scratch) / f"job-{job}", JOBS[job // 2 % len(JOBS)]
-                done, codes = _disturbed(out, nodes, _command(out, seed, each, width, every), _hows(nodes, min(each, left), rng), rng)
+                done, codes = _disturbed(
+                    out, nodes, _command(out, seed, each, width, every), _hows(nodes, min(each, left), rng), rng
+                )
                 found = differences(calm[width], out, RANKS, _steps(each))
                 if found or codes:
                     _keep(out, f"{seed}-{job}")
@@ -154,8 +180,23 @@ def measure(soak: bool) -> Iterator[Bound]:
     for what in ("capture", "behind", "restore"):
         yield Bound(what, (kills[1] + kills[2]).count(what), "kills at this moment", ">=", wanted // 10)
     yield Bound("failed", failed, "exit codes, added up", "=", 0)
-    yield Bound("different", len(wrong), "losses or final weights that differ from an undisturbed run's", "=", 0, samples=tuple(wrong[:20]))
-    yield Bound("forgetful.different", len(control), "where a rank draws other numbers after a restore", "=", 0, control=True)
+    yield Bound(
+        "different",
+        len(wrong),
+        "losses or final weights that differ from an undisturbed run's",
+        "=",
+        0,
+        samples=tuple(wrong[:20]),
+    )
+    yield Bound(
+        "forgetful.different", len(control), "where a rank draws other numbers after a restore", "=", 0, control=True
+    )
     total, differing = counted()
-    yield Bound("logged", total, f"kills of soak runs since the last change of capture, restore or commit point (code {code()})", ">=", TOTAL)
+    yield Bound(
+        "logged",
+        total,
+        f"kills of soak runs since the last change of capture, restore or commit point (code {code()})",
+        ">=",
+        TOTAL,
+    )
     yield Bound("logged-different", differing, "losses or weights that differed in them", "=", 0)

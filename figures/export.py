@@ -108,7 +108,21 @@ def measure(soak: bool) -> Iterator[Bound]:
             source = home / kind
             _ckpt("export", home / "run", source, "--to", kind)
             out = home / f"{kind}.read"
-            subprocess.run([sys.executable, "-c", STOCK, kind, str(source), str(out)], check=True, capture_output=True, timeout=300)
-            yield Bound(f"{kind}-stock", _wrong(right, torch.load(out, weights_only=True)), f"of {len(right)} tensors wrong, read without everstep", "=", 0)
+            subprocess.run(
+                [sys.executable, "-c", STOCK, kind, str(source), str(out)], check=True, capture_output=True, timeout=300
+            )
+            yield Bound(
+                f"{kind}-stock",
+                _wrong(right, torch.load(out, weights_only=True)),
+                f"of {len(right)} tensors wrong, read without everstep",
+                "=",
+                0,
+            )
             _ckpt("import", source, home / f"{kind}-back", "--from", kind)
-            yield Bound(f"{kind}-back", _wrong(right, convert.load(home / f"{kind}-back")), f"of {len(right)} tensors wrong after import", "=", 0)
+            yield Bound(
+                f"{kind}-back",
+                _wrong(right, convert.load(home / f"{kind}-back")),
+                f"of {len(right)} tensors wrong after import",
+                "=",
+                0,
+            )

@@ -118,9 +118,23 @@ def _once(case: Case, shape: str, rng: random.Random) -> Run:
     nodes, ranks = rng.choice([(1, 2), (1, 3), (2, 2)])
     run = Run(case, total=rng.randrange(8, 16), at=rng.randrange(3, 7), victim=rng.randrange(ranks))
     delay = rng.uniform(0.0, case.delay)
-    run.what = f"{shape} {case.end} {' '.join(case.options)} ({ranks} ranks, {nodes} nodes, rank {run.victim}, {delay:.2f} s)"
+    run.what = (
+        f"{shape} {case.end} {' '.join(case.options)} ({ranks} ranks, {nodes} nodes, rank {run.victim}, {delay:.2f} s)"
+    )
     with tempfile.TemporaryDirectory() as out:
-        command = [SCRIPT, "--shape", shape, "--end", case.end, "--out", out, "--steps", str(run.total), "--victim", str(run.victim)]
+        command = [
+            SCRIPT,
+            "--shape",
+            shape,
+            "--end",
+            case.end,
+            "--out",
+            out,
+            "--steps",
+            str(run.total),
+            "--victim",
+            str(run.victim),
+        ]
         command += ["--at", str(run.at), "--lives", str(case.failing), "--delay", f"{delay:.3f}"]
         with cluster("ends", command, nodes=nodes, workers=ranks // nodes, options=list(case.options)) as c:
             run.codes = c.start_all().wait(240)
@@ -141,9 +155,27 @@ def measure(soak: bool) -> Iterator[Bound]:
         runs.append(_once(CASES[which], ("loop", "trainer")[(which + again) % 2], rng))
     wrong = [text for run in runs if (text := run.unexpected())]
     finished = [run for run in runs if run.case.code == 0]
-    yield Bound("runs", len(runs), f"runs that end in {len(CASES)} ways, {len(finished)} of them finished", ">=", wanted)
-    yield Bound("trained-twice", sum(run.repeated() for run in runs), "steps trained after the training was complete", "=", 0)
-    yield Bound("not-as-documented", len(wrong), "runs with another exit code or other steps than documented", "=", 0, samples=tuple(wrong))
+    yield Bound(
+        "runs", len(runs), f"runs that end in {len(CASES)} ways, {len(finished)} of them finished", ">=", wanted
+    )
+    yield Bound(
+        "trained-twice", sum(run.repeated() for run in runs), "steps trained after the training was complete", "=", 0
+    )
+    yield Bound(
+        "not-as-documented",
+        len(wrong),
+        "runs with another exit code or other steps than documented",
+        "=",
+        0,
+        samples=tuple(wrong),
+    )
     # Restarts that are asked for are made while no rank has ended, also after the last step.
     control = _once(Case("everywhere", code=1, options=("--max-restarts", "1")), "loop", rng)
-    yield Bound("asked-for.trained-twice", control.repeated(), "steps, all ranks fail after the last step, with --max-restarts 1", "=", 0, control=True)
+    yield Bound(
+        "asked-for.trained-twice",
+        control.repeated(),
+        "steps, all ranks fail after the last step, with --max-restarts 1",
+        "=",
+        0,
+        control=True,
+    )

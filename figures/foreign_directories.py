@@ -17,8 +17,21 @@ SEQUENCES = {True: 20_000, False: 5_000}
 
 def _sequences(count: int, seed: int, *planted: str) -> dict[str, Any]:
     """Drives the real code; the feature lets its calls to the file system fail."""
-    line = ["cargo", "run", "-q", "-p", "everstep-checkpoint", "--features", "faults", "--example", "foreign_directories", "--"]
-    done = subprocess.run([*line, str(count), str(seed), *planted], cwd=ROOT, check=True, capture_output=True, text=True)
+    line = [
+        "cargo",
+        "run",
+        "-q",
+        "-p",
+        "everstep-checkpoint",
+        "--features",
+        "faults",
+        "--example",
+        "foreign_directories",
+        "--",
+    ]
+    done = subprocess.run(
+        [*line, str(count), str(seed), *planted], cwd=ROOT, check=True, capture_output=True, text=True
+    )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -28,9 +41,17 @@ def measure(soak: bool) -> Iterator[Bound]:
     found = _sequences(SEQUENCES[soak], seed)
     print(f"seed {seed}: {found}")
     yield Bound("sequences", found["sequences"], "", ">=", SEQUENCES[soak])
-    yield Bound("harmed", found["bad"], "sequences in which something foreign, the user's or durable was lost, or another branch was continued", "<=", 0)
+    yield Bound(
+        "harmed",
+        found["bad"],
+        "sequences in which something foreign, the user's or durable was lost, or another branch was continued",
+        "<=",
+        0,
+    )
     yield Bound("protected", found["protected"] / found["sequences"], "entries that had to stay, per sequence", ">=", 2)
     yield Bound("failing", found["faults"] / found["sequences"], "operations with failing calls, per sequence", ">=", 2)
     control = _sequences(500, seed, "planted")
     print(f"control: {control}")
-    yield Bound("harmed", control["bad"], "sequences under the old rule (no manifest: half a deletion)", "<=", 0, control=True)
+    yield Bound(
+        "harmed", control["bad"], "sequences under the old rule (no manifest: half a deletion)", "<=", 0, control=True
+    )

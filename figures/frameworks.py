@@ -20,9 +20,18 @@ def environment() -> dict[str, str]:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
         (site,) = home.glob("lib/python*/site-packages")
         (site / "below.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-        subprocess.run([sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install", "-q", *PACKAGES], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install", "-q", *PACKAGES],
+            check=True,
+        )
         (home / "ready").touch()
-    return {**os.environ, "VIRTUAL_ENV": str(home), "PYTHON_EXEC": str(home / "bin" / "python"), "GLOO_SOCKET_IFNAME": "lo", "TRANSFORMERS_VERBOSITY": "error"}
+    return {
+        **os.environ,
+        "VIRTUAL_ENV": str(home),
+        "PYTHON_EXEC": str(home / "bin" / "python"),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
 
 
 def python() -> Path:

@@ -32,7 +32,18 @@ def _run(every: int, phases: list[tuple[int, float]], checkpoints: int) -> list[
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     plan = ",".join(f"{on}:{seconds}:{checkpoints}" for on, seconds in phases)
-    line = [sys.executable, "figures/scripts/contended.py", "--out", str(scratch), "--every", str(every), "--budget", str(BUDGET), "--phases", plan]
+    line = [
+        sys.executable,
+        "figures/scripts/contended.py",
+        "--out",
+        str(scratch),
+        "--every",
+        str(every),
+        "--budget",
+        str(BUDGET),
+        "--phases",
+        plan,
+    ]
     try:
         subprocess.run(line, cwd=ROOT, check=True, timeout=1500)
         return [json.loads(row) for row in (scratch / "intervals.jsonl").read_text().splitlines()]
@@ -45,11 +56,17 @@ def _overhead(rows: list[dict[str, Any]], phase: int) -> tuple[float, int, float
     last = [r for r in rows if r["phase"] == phase][-LOOK:]
     ideal = sum((r["steps"] + 1) * r["quiet"] for r in last)
     spent = sum(r["cost"] + (r["steps"] + 1) * r["quiet"] for r in last)
-    return (spent / ideal - 1) * 100, int(statistics.median(r["steps"] + 1 for r in last)), statistics.median(r["cost"] for r in last)
+    return (
+        (spent / ideal - 1) * 100,
+        int(statistics.median(r["steps"] + 1 for r in last)),
+        statistics.median(r["cost"] for r in last),
+    )
 
 
 def measure(soak: bool) -> Iterator[Bound]:
-    yield Bound("example", _example(), "steps for a checkpoint that costs one step, at 5 % (CheckFreq's example)", "=", 20)
+    yield Bound(
+        "example", _example(), "steps for a checkpoint that costs one step, at 5 % (CheckFreq's example)", "=", 20
+    )
     count = ADAPT + LOOK
     ours = _run(0, [(0, STEP), (1, STEP), (0, STEP), (0, STEP / 4), (0, STEP)], count)
     names = ["alone", "neighbour", "alone-again", "faster-steps", "slower-steps"]

@@ -15,7 +15,9 @@ def measure(soak: bool) -> Iterator[Bound]:
     wrong = [line for line in placement if abs(line["ours"] - line["paper"]) > 0.00005001]
     for line in found:
         print(f"{line['what']}: paper {line['paper']}, ours {line['ours']:.4f}")
-    yield Bound("probabilities", len(wrong), f"of {len(placement)} probabilities of figure 9 differ in the fourth digit", "=", 0)
+    yield Bound(
+        "probabilities", len(wrong), f"of {len(placement)} probabilities of figure 9 differ in the fourth digit", "=", 0
+    )
     for line in found:
         if line in placement:
             continue
@@ -25,4 +27,10 @@ def measure(soak: bool) -> Iterator[Bound]:
             yield Bound(part, round(line["ours"], 1), f"times ({line['assumed']})", ">=", line["paper"])
         else:
             off = abs(line["ours"] - line["paper"]) * 100 if share else abs(line["ours"] / line["paper"] - 1) * 100
-            yield Bound(part, round(off, 2), f"{'points' if share else '%'} from {line['paper']}: {line['ours']:.4g} ({line['assumed']})", "<=", 2)
+            yield Bound(
+                part,
+                round(off, 2),
+                f"{'points' if share else '%'} from {line['paper']}: {line['ours']:.4g} ({line['assumed']})",
+                "<=",
+                2,
+            )

@@ -21,8 +21,26 @@ def measure(soak: bool) -> Iterator[Bound]:
         print("figure gpu-snapshot: skipped: this machine has no GPU", flush=True)
         return
     with tempfile.TemporaryDirectory(dir=ROOT / "target") as scratch:
-        line = [EVERSTEP, "run", "--max-restarts", "0", "--standalone", "figures/scripts/gpu.py", "--out", scratch, "--steps", "80" if soak else "40"]
-        done = subprocess.run(line, cwd=ROOT, env={**os.environ, "EVERSTEP_STATE_DIR": f"{scratch}/state"}, capture_output=True, text=True, check=False)
+        line = [
+            EVERSTEP,
+            "run",
+            "--max-restarts",
+            "0",
+            "--standalone",
+            "figures/scripts/gpu.py",
+            "--out",
+            scratch,
+            "--steps",
+            "80" if soak else "40",
+        ]
+        done = subprocess.run(
+            line,
+            cwd=ROOT,
+            env={**os.environ, "EVERSTEP_STATE_DIR": f"{scratch}/state"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             raise RuntimeError(done.stderr[-3000:])
     rows = [json.loads(row) for row in done.stdout.splitlines() if row.startswith("{")]

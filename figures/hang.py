@@ -20,7 +20,9 @@ COMMAND = ["figures/convnet.py", "--steps", str(STEPS), "--pause", "0.03"]
 
 def _noticed(c: Cluster, began: float, timeout: float) -> float:
     """Seconds from the beginning of the silence to the incident."""
-    opened = c.wait_for(lambda: next((f for f in c.facts("IncidentOpened") if f["ts"] >= began), None), timeout, "the hang")
+    opened = c.wait_for(
+        lambda: next((f for f in c.facts("IncidentOpened") if f["ts"] >= began), None), timeout, "the hang"
+    )
     return float(opened["ts"]) - began
 
 
@@ -33,9 +35,22 @@ def _stopped(c: Cluster) -> float:
 def _torchrun_silence(out: Path, watch: float) -> float:
     """How long torchrun says nothing after one of its workers was stopped."""
     torchrun = Path(sys.executable).parent / "torchrun"
-    line = [str(torchrun), "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", *COMMAND, "--plain", "--out", str(out)]
+    line = [
+        str(torchrun),
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "3",
+        *COMMAND,
+        "--plain",
+        "--out",
+        str(out),
+    ]
     with tempfile.TemporaryFile() as log:
-        run = subprocess.Popen(line, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"})
+        run = subprocess.Popen(
+            line, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+        )
         try:
             at, deadline = out / "at-1", time.monotonic() + 60
             while not (at.exists() and int(at.read_text() or 0) > 30) and time.monotonic() < deadline:

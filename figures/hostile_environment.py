@@ -37,7 +37,11 @@ def cases(soak: bool) -> tuple[list[Case], list[str]]:
     if os.geteuid() != 0 or not shutil.which("unshare"):
         raise RuntimeError("needs root, and unshare: namespaces, control groups and mounts are part of it")
     for there, what, more in (
-        ((Path("/sys/fs/cgroup/pids").is_dir() and Path("/sys/fs/cgroup/memory").is_dir()), "control groups (version 1)", control_groups.CASES),
+        (
+            (Path("/sys/fs/cgroup/pids").is_dir() and Path("/sys/fs/cgroup/memory").is_dir()),
+            "control groups (version 1)",
+            control_groups.CASES,
+        ),
         (losses.possible(), "nft", losses.CASES),
     ):
         if there:
@@ -56,13 +60,18 @@ def _examine(case: Case, expected: Reference) -> Verdict:
     except Exception:
         verdict = Verdict(case.name, (), code=f"the examiner failed: {traceback.format_exc()}")
     wrong = "; ".join(f"{kind}: {text}" for kind in KINDS if (text := getattr(verdict, kind)))
-    print(f"{case.name:45} {time.monotonic() - began:5.1f} s  exit {','.join(map(str, verdict.codes)):7} {wrong}", flush=True)
+    print(
+        f"{case.name:45} {time.monotonic() - began:5.1f} s  exit {','.join(map(str, verdict.codes)):7} {wrong}",
+        flush=True,
+    )
     return verdict
 
 
 def _panics(case: Case, made: Job) -> None:
     """Its transcript has a panic in it, its exit code is that of a panic."""
-    made.start(["sh", "-c", "echo \"thread 'main' panicked at src/main.rs:1:1:\" >&2; exit 101"], case.environment(made))
+    made.start(
+        ["sh", "-c", "echo \"thread 'main' panicked at src/main.rs:1:1:\" >&2; exit 101"], case.environment(made)
+    )
 
 
 #: One fault of each kind, planted: the examiner must find it.
@@ -97,4 +106,6 @@ def measure(soak: bool) -> Iterator[Bound]:
         yield Bound(kind, len(bad), text, "=", 0, samples=bad)
     for name, found in controls.items():
         kind = name.partition("-")[0]
-        yield Bound(name, int(bool(getattr(found.result(), kind))), f"{KINDS[kind]}, where one is planted", "=", 0, control=True)
+        yield Bound(
+            name, int(bool(getattr(found.result(), kind))), f"{KINDS[kind]}, where one is planted", "=", 0, control=True
+        )

@@ -14,8 +14,27 @@ from harness.cluster import ROOT
 
 def measure(soak: bool) -> Iterator[Bound]:
     seeds = 5000 if soak else 1000
-    line = ["cargo", "test", "-q", "--release", "-p", "everstep-sim", "--test", "simulation", "no_seed", "--", "--nocapture"]
-    run = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "EVERSTEP_SIM_SEEDS": str(seeds)})
+    line = [
+        "cargo",
+        "test",
+        "-q",
+        "--release",
+        "-p",
+        "everstep-sim",
+        "--test",
+        "simulation",
+        "no_seed",
+        "--",
+        "--nocapture",
+    ]
+    run = subprocess.run(
+        line,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "EVERSTEP_SIM_SEEDS": str(seeds)},
+    )
     out = run.stdout + run.stderr
     print("\n".join(found for found in out.splitlines() if found.startswith(("simulation", "seed"))))
 
@@ -27,5 +46,17 @@ def measure(soak: bool) -> Iterator[Bound]:
     right, wrong, nobody = numbers(r"simulation blames: (\d+) right, (\d+) wrong, (\d+) on nobody")
     yield Bound("seeds", ran, f"seeds, {faults} faults", ">=", 1000)
     yield Bound("kinds", kinds, "kinds of faults", ">=", 30)
-    yield Bound("broken", len(re.findall(r"^seed \d+:", out, re.MULTILINE)) + int(run.returncode != 0), "seeds that break an invariant or do not recover within the bound", "=", 0)
-    yield Bound("blamed-wrongly", round(100 * wrong / max(right + wrong, 1), 3), f"% of {right + wrong} blames ({nobody} incidents are blamed on nobody: only consequences were heard)", "<=", 1)
+    yield Bound(
+        "broken",
+        len(re.findall(r"^seed \d+:", out, re.MULTILINE)) + int(run.returncode != 0),
+        "seeds that break an invariant or do not recover within the bound",
+        "=",
+        0,
+    )
+    yield Bound(
+        "blamed-wrongly",
+        round(100 * wrong / max(right + wrong, 1), 3),
+        f"% of {right + wrong} blames ({nobody} incidents are blamed on nobody: only consequences were heard)",
+        "<=",
+        1,
+    )

@@ -21,7 +21,16 @@ from harness.machines import Machines
 NODES = 4
 SEED = int(os.environ.get("EVERSTEP_FAULT_SEED", "1"))
 #: What the script raises when it is told to: its class.
-RAISED = ["script-error", "cuda-out-of-memory", "gpu-memory", "cuda-illegal-access", "disk-full", "numerics", "nvlink", "data-damaged"]
+RAISED = [
+    "script-error",
+    "cuda-out-of-memory",
+    "gpu-memory",
+    "cuda-illegal-access",
+    "disk-full",
+    "numerics",
+    "nvlink",
+    "data-damaged",
+]
 #: Machines are left out for these: somebody has to see to them.
 BROKEN = {"gpu-memory", "nvlink", "xid", "xid-hang"}
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid={pid}, name=python, GPU has fallen off the bus."
@@ -41,8 +50,17 @@ class Run:
             status = self.c.status()
             steps = [w["step"] for w in status.get("workers", []) if w["step"] is not None]
             first, opened = self.c.facts("FirstStep"), self.c.facts("IncidentOpened")
-            newest = bool(first) and first[-1]["generation"] == status.get("generation") and not (opened and opened[-1]["ts"] > first[-1]["ts"])
-            return newest and status.get("world_size") == NODES and len(steps) == NODES and min(steps) >= first[-1]["step"] + 3
+            newest = (
+                bool(first)
+                and first[-1]["generation"] == status.get("generation")
+                and not (opened and opened[-1]["ts"] > first[-1]["ts"])
+            )
+            return (
+                newest
+                and status.get("world_size") == NODES
+                and len(steps) == NODES
+                and min(steps) >= first[-1]["step"] + 3
+            )
 
         self.c.wait_for(ready, 180, "all machines")
 
@@ -104,7 +122,9 @@ class Run:
 
 def _faults(run: Run) -> dict[str, tuple[Callable[[int], float], set[str]]]:
     """Kind → how it is done, and what it may be called."""
-    faults: dict[str, tuple[Callable[[int], float], set[str]]] = {kind: (lambda n, k=kind: run.tell(n, k), {kind}) for kind in RAISED}  # type: ignore[misc]
+    faults: dict[str, tuple[Callable[[int], float], set[str]]] = {
+        kind: (lambda n, k=kind: run.tell(n, k), {kind}) for kind in RAISED
+    }  # type: ignore[misc]
     faults |= {
         "kill": (lambda n: run.signal(n, signal.SIGKILL), {"killed"}),
         "segv": (lambda n: run.signal(n, signal.SIGSEGV), {"crashed"}),
@@ -146,12 +166,18 @@ def measure(soak: bool) -> Iterator[Bound]:
         faults = _faults(run)
         try:
             c.start_all()
-            order = [k for _ in range(times // len(faults) + 1) for k in rng.sample(sorted(faults), len(faults))][:times]
+            order = [k for _ in range(times // len(faults) + 1) for k in rng.sample(sorted(faults), len(faults))][
+                :times
+            ]
             for i, kind in enumerate(order):
                 run.whole()
                 time.sleep(rng.uniform(0.0, 0.5))
                 # The first machine has the coordinator: its loss ends the job by design, unless the store is shared.
-                node = rng.randrange(1, NODES) if kind in ("cut", "node", "agent", "netsplit", *BROKEN) else rng.randrange(NODES)
+                node = (
+                    rng.randrange(1, NODES)
+                    if kind in ("cut", "node", "agent", "netsplit", *BROKEN)
+                    else rng.randrange(NODES)
+                )
                 began = time.time()
                 how, classes = faults[kind]
                 at = how(node)
@@ -162,7 +188,13 @@ def measure(soak: bool) -> Iterator[Bound]:
                     tally["missed"] += 1
                     wrong.append(f"{i} {kind} on {node}: missed")
                     continue
-                first = c.wait_for(lambda t=began: next((f for f in reversed(c.facts("FirstStep")) if f["ts"] >= t and f["incident"]), None), 120, f"{kind}: recovery")
+                first = c.wait_for(
+                    lambda t=began: next(
+                        (f for f in reversed(c.facts("FirstStep")) if f["ts"] >= t and f["incident"]), None
+                    ),
+                    120,
+                    f"{kind}: recovery",
+                )
                 # Whose failure it was is said within 2 s of the recovery.
                 time.sleep(max(0.0, first["ts"] + 1.9 - time.time()))
                 asked = time.time()
@@ -186,13 +218,19 @@ def measure(soak: bool) -> Iterator[Bound]:
                 text = c.ask("explain", f"inc-{number}", "--job", c.job).stdout.splitlines()
                 latest = max(latest, asked - first["ts"])
                 longest = max(longest, len(text))
-                answers = [any(line.startswith(word) for line in text) for word in ("What", "Why", "Lost", "Done", "Worked?", "Next")]
+                answers = [
+                    any(line.startswith(word) for line in text)
+                    for word in ("What", "Why", "Lost", "Done", "Worked?", "Next")
+                ]
                 tally["explained"] += int(all(answers))
                 where = next((line for line in text if line.startswith("What")), "")
                 tally["explained right"] += int(f"node {node}" in where)
                 if kind in BROKEN:
                     run.mend(node)
-                print(f"{i:3} {kind:20} node {node}  noticed {of_fault[0]['opened'] / 1e6 - at:6.3f} s  {told}", flush=True)
+                print(
+                    f"{i:3} {kind:20} node {node}  noticed {of_fault[0]['opened'] / 1e6 - at:6.3f} s  {told}",
+                    flush=True,
+                )
             run.whole()
             alive = all(a.poll() is None for a in c.agents.values())
         finally:
@@ -202,12 +240,18 @@ def measure(soak: bool) -> Iterator[Bound]:
     n = sum(kinds.values())
     yield Bound("faults", n, f"faults of {len(kinds)} kinds, seed {SEED}", ">=", times)
     yield Bound("kinds", len(kinds), "kinds", ">=", 12)
-    yield Bound("right", round(100 * tally["right"] / n, 1), "% are blamed on the right machine for the right thing", ">=", 98)
-    yield Bound("wrong-class", tally["wrong class"], "called something else (the rest say that they do not know)", "=", 0)
+    yield Bound(
+        "right", round(100 * tally["right"] / n, 1), "% are blamed on the right machine for the right thing", ">=", 98
+    )
+    yield Bound(
+        "wrong-class", tally["wrong class"], "called something else (the rest say that they do not know)", "=", 0
+    )
     yield Bound("missed", tally["missed"], "missed", "=", 0)
     yield Bound("healthy-blamed", tally["healthy blamed"], "blamed on a healthy machine", "=", 0)
     yield Bound("goes-on", int(alive), "the job runs on all machines at the end", "=", 1)
     yield Bound("explain.answered", tally["explained"], "explained, with all answers", "=", n - tally["missed"])
-    yield Bound("explain.named", round(100 * tally["explained right"] / n, 1), "% of explanations name the machine", ">=", 98)
+    yield Bound(
+        "explain.named", round(100 * tally["explained right"] / n, 1), "% of explanations name the machine", ">=", 98
+    )
     yield Bound("explain.lines", longest, "lines at most", "<=", 12)
     yield Bound("explain.after", round(latest, 2), "s after the recovery at most", "<=", 2)

@@ -45,7 +45,18 @@ class Hosts(Cluster):
         return self.home / "state" / "coordinators" / f"10.77.8.1_{self.port}"
 
     def start(self, node: int = 0) -> None:
-        line = ["ip", "netns", "exec", self.names[node], str(EVERSTEP), "run", "--name", self.job, "--nnodes", str(self.nodes)]
+        line = [
+            "ip",
+            "netns",
+            "exec",
+            self.names[node],
+            str(EVERSTEP),
+            "run",
+            "--name",
+            self.job,
+            "--nnodes",
+            str(self.nodes),
+        ]
         line += ["--rdzv-endpoint", f"10.77.8.1:{self.port}", "--node-rank", str(node), "--nproc-per-node", "1"]
         line += ["--insecure", "--token-file", str(self.token), *self.command]
         log = (self.home / f"node-{node}.log").open("ab")
@@ -65,7 +76,11 @@ def _reachable(c: Hosts, out: Path) -> int:
         of = superblock(slot)
         if of.state == SEALED:
             held[of.rank].add(of.step)
-    durable = {int(p.parent.name.removeprefix("step-")) for p in (out / "ckpt").glob("step-*/manifest.json") if ".tmp-" not in p.parent.name}
+    durable = {
+        int(p.parent.name.removeprefix("step-"))
+        for p in (out / "ckpt").glob("step-*/manifest.json")
+        if ".tmp-" not in p.parent.name
+    }
     return max(set.intersection(*held.values()) | durable, default=0)
 
 
@@ -128,7 +143,21 @@ def once(names: list[str], victim: str, when: str, seed: int) -> dict[str, Any]:
     rng = random.Random(f"{victim}/{when}/{seed}")
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)
-        command = ["figures/sharded.py", "--out", scratch, "--steps", str(STEPS), "--pause", "0.02", "--width", "768", "--layers", "3", "--persist", "10"]
+        command = [
+            "figures/sharded.py",
+            "--out",
+            scratch,
+            "--steps",
+            str(STEPS),
+            "--pause",
+            "0.02",
+            "--width",
+            "768",
+            "--layers",
+            "3",
+            "--persist",
+            "10",
+        ]
         c = Hosts(names, f"km-{victim}-{when}-{seed}", command)
         try:
             c.start_all()
@@ -146,7 +175,9 @@ def once(names: list[str], victim: str, when: str, seed: int) -> dict[str, Any]:
             committed = c.status().get("replicated_step") or 0 if when == "idle" else 0
             again = _kill(c, victim)
             reachable, reached = _reachable(c, out), _reached(out)
-            seen = [max((i for i, r in enumerate(_lines(out, rank)) if "restored" in r), default=-1) for rank in range(3)]
+            seen = [
+                max((i for i, r in enumerate(_lines(out, rank)) if "restored" in r), default=-1) for rank in range(3)
+            ]
             for node in again:
                 c.start(node)
             codes = c.wait(180)
@@ -171,14 +202,28 @@ def once(names: list[str], victim: str, when: str, seed: int) -> dict[str, Any]:
                 wrong += max(digests) != STEPS
             mixed = sum(len(steps) > 1 for steps in together.values())
             facts = [f["kind"] for f in c.facts() if f["kind"] in ("RestoreFailed",)]
-            return {"codes": codes, "lost": worst, "older": older, "wrong": wrong, "mixed": mixed, "failed": len(facts), "committed": committed}
+            return {
+                "codes": codes,
+                "lost": worst,
+                "older": older,
+                "wrong": wrong,
+                "mixed": mixed,
+                "failed": len(facts),
+                "committed": committed,
+            }
         finally:
             c.close()
 
 
 def _code() -> str:
     """Names the code that runs, whatever else is committed meanwhile."""
-    trees = ["git", "-C", str(ROOT), "rev-parse", *(f"HEAD:{part}" for part in ("crates", "python", "harness", "figures"))]
+    trees = [
+        "git",
+        "-C",
+        str(ROOT),
+        "rev-parse",
+        *(f"HEAD:{part}" for part in ("crates", "python", "harness", "figures")),
+    ]
     found = subprocess.run(trees, capture_output=True, text=True, check=False).stdout.split()
     edited = subprocess.run(["git", "-C", str(ROOT), "diff", "--quiet", "HEAD"], check=False).returncode
     # What was edited since is nobody else's code: such runs are not gone on from.
@@ -204,12 +249,18 @@ def measure(soak: bool) -> Iterator[Bound]:
     cells = [(victim, when, seed) for seed, victim, when in itertools.product(range(seeds), VICTIMS, MOMENTS)]
     runs = _runs(cells)
     told = list(runs.values())
-    yield Bound("runs", len(told), f"of {len(VICTIMS)} victims × {len(MOMENTS)} moments × {seeds} seeds", ">=", len(cells))
+    yield Bound(
+        "runs", len(told), f"of {len(VICTIMS)} victims × {len(MOMENTS)} moments × {seeds} seeds", ">=", len(cells)
+    )
     yield Bound("unfinished", sum(t["codes"] != [0, 0, 0] for t in told), "jobs that did not end well", "=", 0)
     yield Bound("other-bits", sum(t["wrong"] for t in told), "steps restored or computed again with other bits", "=", 0)
-    yield Bound("mixed", sum(t["mixed"] for t in told), "restores in which two ranks went on from different steps", "=", 0)
+    yield Bound(
+        "mixed", sum(t["mixed"] for t in told), "restores in which two ranks went on from different steps", "=", 0
+    )
     older = max((t["older"] for t in told), default=0)
-    yield Bound("older", older, "steps older than the newest that was whole in memory that was left, or on disk", "<=", 0)
+    yield Bound(
+        "older", older, "steps older than the newest that was whole in memory that was left, or on disk", "<=", 0
+    )
     for victim in VICTIMS:
         lost = max((t["lost"] for cell, t in runs.items() if cell[0] == victim), default=0)
         # A group takes all copies with it: back to durable storage. Else at most the steps that were under way.

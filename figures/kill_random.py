@@ -30,7 +30,9 @@ def measure(soak: bool) -> Iterator[Bound]:
             calm, out = Path(scratch) / "calm", Path(scratch) / "out"
             with cluster(f"calm-{name}", [*command, str(calm)], workers=WORKERS) as c:
                 codes = c.start_all().wait(400)
-            with cluster(f"kill-{name}", [*command, str(out)], workers=WORKERS, options=["--max-restarts", "1000"]) as c:
+            with cluster(
+                f"kill-{name}", [*command, str(out)], workers=WORKERS, options=["--max-restarts", "1000"]
+            ) as c:
                 done = disturb(c, [("random", "capture", "restore")[i % 3] for i in range(kills)], rng)
                 codes += c.wait(400)
                 attempts = len(c.facts("GenerationStarted")) - 1
@@ -40,8 +42,10 @@ def measure(soak: bool) -> Iterator[Bound]:
         kinds += done
         yield Bound(f"{name}.exit-codes", sum(map(abs, codes)), "", "=", 0)
         yield Bound(f"{name}.extra-attempts", attempts - len(done), "restarts beyond one per kill", "=", 0)
-        yield Bound(f"{name}.different", len(wrong), "losses or final weights that differ", "=", 0, samples=tuple(wrong[:5]))
+        yield Bound(
+            f"{name}.different", len(wrong), "losses or final weights that differ", "=", 0, samples=tuple(wrong[:5])
+        )
         yield Bound(f"{name}.leaks", len(leaks), "processes or arenas left", "=", 0, samples=tuple(leaks))
-    yield Bound("kills", total, f"kills: {({k: kinds.count(k) for k in sorted(set(kinds))})}", ">=", 20)
+    yield Bound("kills", total, f"kills: { ({k: kinds.count(k) for k in sorted(set(kinds))}) }", ">=", 20)
     yield Bound("inside-capture", kinds.count("capture"), "kills", ">=", 3)
     yield Bound("inside-restore", kinds.count("restore"), "kills", ">=", 3)

@@ -33,7 +33,10 @@ def _board(c: Cluster, rank: int) -> tuple[int, ...]:
     """The first words of a rank's step board (``crates/checkpoint/src/board.rs``); zeros when it has none."""
     node, local = divmod(rank, c.workers)
     try:
-        with (c.memory / str(node) / f"local-{local}-board").open("rb") as f, mmap.mmap(f.fileno(), 4096, prot=mmap.PROT_READ) as m:
+        with (
+            (c.memory / str(node) / f"local-{local}-board").open("rb") as f,
+            mmap.mmap(f.fileno(), 4096, prot=mmap.PROT_READ) as m,
+        ):
             return struct.unpack_from(f"<{WORDS}Q", m)
     except (OSError, ValueError):
         return (0,) * WORDS

@@ -44,7 +44,14 @@ def measure(soak: bool) -> Iterator[Bound]:
         everstep = [str(BIN / "everstep"), "run", "--standalone", str(script)]
         pairs = [(_seconds(python, env), _seconds(everstep, env)) for _ in range(25)]
         over = statistics.median(e - p for p, e in pairs)
-        yield Bound("over-bare-python", round(over, 3), f"s (python {statistics.median(p for p, _ in pairs):.3f} s)", "<=", 0.15, samples=tuple(pairs))
+        yield Bound(
+            "over-bare-python",
+            round(over, 3),
+            f"s (python {statistics.median(p for p, _ in pairs):.3f} s)",
+            "<=",
+            0.15,
+            samples=tuple(pairs),
+        )
         for name, line in PEERS.items():
             found = shutil.which(line[0], path=f"{BIN}:{os.environ.get('EVERSTEP_PEERS_BIN', '')}")
             if not found:
@@ -53,7 +60,9 @@ def measure(soak: bool) -> Iterator[Bound]:
             try:
                 seconds = statistics.median(_seconds([found, *line[1:], str(script)], env) for _ in range(3))
             except subprocess.CalledProcessError as e:
-                print(f"peer {name}: fails on a script that does nothing: {e.stderr.decode(errors='replace').strip().splitlines()[-1:]}")
+                print(
+                    f"peer {name}: fails on a script that does nothing: {e.stderr.decode(errors='replace').strip().splitlines()[-1:]}"
+                )
                 continue
             print(f"peer {name}: {seconds:.2f} s, {seconds / statistics.median(e for _, e in pairs):.0f} times as long")
     with cluster("footprint", ["figures/scripts/plain_ddp.py", "--steps", "100000", "--pause", "0.2"], workers=1) as c:
@@ -61,4 +70,10 @@ def measure(soak: bool) -> Iterator[Bound]:
         agent = c.agents[0].pid
         guard = next(p for p in descendants(agent) if b"guard" in Path(f"/proc/{p}/cmdline").read_bytes())
         sizes = {"agent": _memory(agent), "guard": _memory(guard), "coordinator": _memory(c.coordinator_pid())}
-    yield Bound("agent-memory", round(sizes["agent"], 1), f"MiB (guard {sizes['guard']:.1f}, coordinator {sizes['coordinator']:.1f})", "<=", 30)
+    yield Bound(
+        "agent-memory",
+        round(sizes["agent"], 1),
+        f"MiB (guard {sizes['guard']:.1f}, coordinator {sizes['coordinator']:.1f})",
+        "<=",
+        30,
+    )

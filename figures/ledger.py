@@ -45,28 +45,61 @@ def _own_words(out: Path) -> tuple[float, float]:
                 # What is between the end of one and the beginning of the next is the checkpoint's, which is no part of a step.
                 ends.setdefault(step, []).append((begins[step], value))
         data += sum(waits.values())
-        took = {s: min(e - b - waits.get(s, 0.0) - (EVAL if s == EVAL_AT else 0.0) for b, e in all_) for s, all_ in ends.items()}
+        took = {
+            s: min(e - b - waits.get(s, 0.0) - (EVAL if s == EVAL_AT else 0.0) for b, e in all_)
+            for s, all_ in ends.items()
+        }
         usual = statistics.median(took.values())
         productive += sum(min(t, usual) for t in took.values())
     return productive, data
 
 
 def _exactness() -> Iterator[Bound]:
-    run = subprocess.run(["cargo", "test", "-q", "-p", "everstep-core", "--test", "ledger"], cwd=ROOT, capture_output=True, text=True, check=False)
-    yield Bound("random-histories.failed", int(run.returncode != 0), "of 1500 random histories, in which each sum is exact and no total shrinks", "=", 0)
+    run = subprocess.run(
+        ["cargo", "test", "-q", "-p", "everstep-core", "--test", "ledger"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    yield Bound(
+        "random-histories.failed",
+        int(run.returncode != 0),
+        "of 1500 random histories, in which each sum is exact and no total shrinks",
+        "=",
+        0,
+    )
 
 
 def measure(soak: bool) -> Iterator[Bound]:
     yield from _exactness()
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)
-        command = ["figures/scripts/accounted.py", "--out", scratch, "--steps", str(STEPS), "--pause", str(PAUSE), "--eval-at", str(EVAL_AT), "--eval", str(EVAL), "--stall-at", str(STALL_AT), "--stall", str(STALL)]
+        command = [
+            "figures/scripts/accounted.py",
+            "--out",
+            scratch,
+            "--steps",
+            str(STEPS),
+            "--pause",
+            str(PAUSE),
+            "--eval-at",
+            str(EVAL_AT),
+            "--eval",
+            str(EVAL),
+            "--stall-at",
+            str(STALL_AT),
+            "--stall",
+            str(STALL),
+        ]
         with cluster("ledger", command, nodes=1, workers=WORKERS) as c:
             began = time.time()
             c.start_all()
             c.wait_step(100)
             # The coordinator dies in the middle of the evaluation: no sum may notice.
-            c.wait_for(lambda: any(w["doing"] == "section eval" for w in c.workers_now().values()), 120, "the evaluation")
+            c.wait_for(
+                lambda: any(w["doing"] == "section eval" for w in c.workers_now().values()), 120, "the evaluation"
+            )
             before = _goodput(c)
             pid = int(json.loads((c.store / "endpoint.json").read_text())["pid"])
             os.kill(pid, signal.SIGKILL)
@@ -84,16 +117,44 @@ def measure(soak: bool) -> Iterator[Bound]:
     total = sum(found["spent_us"].values())
     yield Bound("run.codes", sum(codes), "exit codes", "=", 0)
     yield Bound("sum.off", abs(total - found["held_us"]), "us between the sum of the parts and the whole", "=", 0)
-    yield Bound("held.off", round(100 * abs(total / 1e6 / held - 1), 2), "% between the whole and rank-seconds on a clock outside (starting and ending the agent included)", "<=", 2)
+    yield Bound(
+        "held.off",
+        round(100 * abs(total / 1e6 / held - 1), 2),
+        "% between the whole and rank-seconds on a clock outside (starting and ending the agent included)",
+        "<=",
+        2,
+    )
     yield Bound("unknown", round(100 * spent.get("unknown", 0.0) / (total / 1e6), 2), "% of the time", "<=", 1)
-    yield Bound("eval.off", round(100 * abs(spent.get("eval", 0) / (EVAL * WORKERS) - 1), 2), f"% of {EVAL * WORKERS:.0f} rank-s of evaluation", "<=", 2)
-    yield Bound("data-stall.off", round(100 * abs(spent.get("data_stall", 0) / data - 1), 2), f"% of the {data:.1f} rank-s that the loader took by its own clock", "<=", 2)
+    yield Bound(
+        "eval.off",
+        round(100 * abs(spent.get("eval", 0) / (EVAL * WORKERS) - 1), 2),
+        f"% of {EVAL * WORKERS:.0f} rank-s of evaluation",
+        "<=",
+        2,
+    )
+    yield Bound(
+        "data-stall.off",
+        round(100 * abs(spent.get("data_stall", 0) / data - 1), 2),
+        f"% of the {data:.1f} rank-s that the loader took by its own clock",
+        "<=",
+        2,
+    )
     lost = sum(spent.get(k, 0.0) for k in ("detect", "decide"))
     yield Bound("kill.incidents", len(opened), "incidents", "=", 1)
-    print(f"kill: detect + decide {lost:.2f} rank-s, recompute {spent.get('recompute', 0):.2f}, restore {spent.get('restore', 0):.2f}, init {spent.get('init', 0):.1f}")
+    print(
+        f"kill: detect + decide {lost:.2f} rank-s, recompute {spent.get('recompute', 0):.2f}, restore {spent.get('restore', 0):.2f}, init {spent.get('init', 0):.1f}"
+    )
     ours, theirs = found["goodput"], productive / held
-    yield Bound("goodput.apart", round(100 * abs(ours - theirs), 2), f"points from {100 * theirs:.1f} %, recomputed from the script's own log", "<=", 0.5)
+    yield Bound(
+        "goodput.apart",
+        round(100 * abs(ours - theirs), 2),
+        f"points from {100 * theirs:.1f} %, recomputed from the script's own log",
+        "<=",
+        0.5,
+    )
     shrunk = sum(1 for k, v in before["spent_us"].items() if after["spent_us"].get(k, 0) < v and k != "unknown")
     grown = (after["held_us"] - before["held_us"]) / 1e6 / WORKERS
     yield Bound("coordinator-killed.shrunk", shrunk, "totals that are less after the coordinator was killed", "=", 0)
-    yield Bound("coordinator-killed.held", round(grown, 1), "s of 20 (and the time to ask) accounted for meanwhile", ">=", 5)
+    yield Bound(
+        "coordinator-killed.held", round(grown, 1), "s of 20 (and the time to ask) accounted for meanwhile", ">=", 5
+    )

@@ -22,13 +22,19 @@ ITERATIONS = 400
 def _run(script: str, out: Path, kills: int) -> int:
     """Exit code of a run under everstep, with its worker killed on the way."""
     line = [EVERSTEP, "run", "--standalone", "--max-restarts", str(kills), script, str(out), str(ITERATIONS)]
-    run = subprocess.Popen(line, cwd=ROOT, env={**os.environ, "EVERSTEP_STATE_DIR": str(out / "state")}, stdout=subprocess.DEVNULL)
+    run = subprocess.Popen(
+        line, cwd=ROOT, env={**os.environ, "EVERSTEP_STATE_DIR": str(out / "state")}, stdout=subprocess.DEVNULL
+    )
     for kill in range(kills):
         goal = ITERATIONS * (kill + 1) // (kills + 1)
         while run.poll() is None and not ((out / "losses").exists() and f"\n{goal} " in (out / "losses").read_text()):
             time.sleep(0.005)
         workers = [p for p in descendants(run.pid) if b"hand_loop" in Path(f"/proc/{p}/cmdline").read_bytes() or kill]
-        workers = [p for p in workers if f"EVERSTEP_GENERATION={kill + 1}".encode() in Path(f"/proc/{p}/environ").read_bytes() or kill == 0]
+        workers = [
+            p
+            for p in workers
+            if f"EVERSTEP_GENERATION={kill + 1}".encode() in Path(f"/proc/{p}/environ").read_bytes() or kill == 0
+        ]
         for pid in workers[:1]:
             os.kill(pid, signal.SIGKILL)
     return run.wait(120)
@@ -48,11 +54,19 @@ def measure(soak: bool) -> Iterator[Bound]:
     yield Bound("removed", sum(x.startswith("- ") for x in diff), "lines", "=", 0)
     with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b:
         plain, killed = Path(a), Path(b)
-        code = subprocess.run([sys.executable, "figures/scripts/hand_loop.py", a, str(ITERATIONS)], cwd=ROOT, check=False).returncode
+        code = subprocess.run(
+            [sys.executable, "figures/scripts/hand_loop.py", a, str(ITERATIONS)], cwd=ROOT, check=False
+        ).returncode
         code += _run("figures/scripts/hand_loop_everstep.py", killed, 1)
         differ = sum(_losses(plain)[i] != _losses(killed).get(i) for i in range(1, ITERATIONS + 1))
         x, y = torch.load(plain / "final.pt"), torch.load(killed / "final.pt")
         same = all(torch.equal(x[k], y[k]) for k in x)
     yield Bound("exit", code, "", "=", 0)
-    yield Bound("losses-that-differ", differ, f"of {ITERATIONS}, after a kill, from the unchanged script's undisturbed run", "=", 0)
+    yield Bound(
+        "losses-that-differ",
+        differ,
+        f"of {ITERATIONS}, after a kill, from the unchanged script's undisturbed run",
+        "=",
+        0,
+    )
     yield Bound("final-weights-differ", int(not same), "", "=", 0)

@@ -18,4 +18,11 @@ def measure(soak: bool) -> Iterator[Bound]:
         best = min(PEERS, key=lambda mode: cost[mode][index])
         ours, theirs = max(cost["everstep"][index], 0.0), cost[best][index]
         samples = tuple(found["everstep"].seconds + found["none"].seconds)
-        yield Bound(part, round(ours / theirs, 3), f"x the {what} of {best} ({ours:.3f} against {theirs:.3f} per GB)", "<=", 0.333, samples=samples)
+        yield Bound(
+            part,
+            round(ours / theirs, 3),
+            f"x the {what} of {best} ({ours:.3f} against {theirs:.3f} per GB)",
+            "<=",
+            0.333,
+            samples=samples,
+        )

@@ -36,7 +36,19 @@ def _node(c: Cluster, node: int) -> tuple[int, int]:
 def _run(width: int) -> tuple[list[tuple[int, int]], int, int]:
     """Samples over steps 50 to 200 of node 1, its state's bytes, and what `everstep memory` says."""
     with tempfile.TemporaryDirectory() as scratch:
-        command = ["figures/sharded.py", "--out", scratch, "--steps", "230", "--pause", "0.02", "--width", str(width), "--layers", "2"]
+        command = [
+            "figures/sharded.py",
+            "--out",
+            scratch,
+            "--steps",
+            "230",
+            "--pause",
+            "0.02",
+            "--width",
+            str(width),
+            "--layers",
+            "2",
+        ]
         with cluster("f-memory", command, nodes=2, workers=1) as c:
             c.start_all()
             samples = []
@@ -59,6 +71,20 @@ def measure(soak: bool) -> Iterator[Bound]:
         total = [a + b for a, b in samples]
         slope = (total[-1] - total[0]) / total[0]
         found[label] = samples[-1][1]
-        yield Bound(f"{label}.growth", round(slope * 100, 3), f"% from step 50 to 200 ({state >> 20} MiB of state)", "<=", 1)
-        yield Bound(f"{label}.as-said", round(abs(total[-1] / said - 1) * 100, 2), f"% off what everstep memory says ({said >> 20} MiB)", "<=", 5)
-    yield Bound("outside-growth", round((found["large"] - found["small"]) / 2**20, 2), "MiB more outside the arenas with four times the state", "<=", 2)
+        yield Bound(
+            f"{label}.growth", round(slope * 100, 3), f"% from step 50 to 200 ({state >> 20} MiB of state)", "<=", 1
+        )
+        yield Bound(
+            f"{label}.as-said",
+            round(abs(total[-1] / said - 1) * 100, 2),
+            f"% off what everstep memory says ({said >> 20} MiB)",
+            "<=",
+            5,
+        )
+    yield Bound(
+        "outside-growth",
+        round((found["large"] - found["small"]) / 2**20, 2),
+        "MiB more outside the arenas with four times the state",
+        "<=",
+        2,
+    )

@@ -17,6 +17,12 @@ def measure(soak: bool) -> Iterator[Bound]:
     for name, s in sorted(of.items(), key=lambda item: -item[1]["f1"]):
         print(f"{name:13} F1 {s['f1']:.3f} [{s['interval'][0]:.3f}, {s['interval'][1]:.3f}]")
     out_of_order = [name for name in BELOW if of[name]["f1"] > ours]
-    yield Bound("order", len(out_of_order), f"baselines of the paper with a better F1 than the LSTM-VAE here: {', '.join(out_of_order) or 'none'}", "<=", 0)
+    yield Bound(
+        "order",
+        len(out_of_order),
+        f"baselines of the paper with a better F1 than the LSTM-VAE here: {', '.join(out_of_order) or 'none'}",
+        "<=",
+        0,
+    )
     for name in ("manhattan", "chebyshev"):
         yield Bound(name, round(abs(of[name]["f1"] - ours), 4), f"F1 apart with {name} distance", "<=", 0.05)

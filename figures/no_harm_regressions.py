@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+
+import tomllib
 
 from figures.bound import Bound
 
@@ -22,7 +23,9 @@ def _pytest(ids: list[str]) -> bool:
 def _cargo(test: str) -> bool:
     """``cargo:PACKAGE::TEST``: the test must exist and pass."""
     package, _, name = test.removeprefix("cargo:").partition("::")
-    done = subprocess.run(["cargo", "test", "-q", "-p", package, name], cwd=ROOT, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        ["cargo", "test", "-q", "-p", package, name], cwd=ROOT, check=False, capture_output=True, text=True
+    )
     ran = [line for line in done.stdout.splitlines() if line.startswith("test result: ok.") and " 0 passed" not in line]
     return done.returncode == 0 and bool(ran)
 
@@ -43,5 +46,7 @@ def measure(soak: bool) -> Iterator[Bound]:
             failed.append(line)
     yield Bound("lines", len(table), "defects in figures/no_harm.toml", "=", 39)
     yield Bound("untested", len(untested), "without a test or a figure", "=", 0, samples=tuple(untested))
-    yield Bound("unproven", len(unproven), "whose tests were not seen to fail before the fix", "=", 0, samples=tuple(unproven))
+    yield Bound(
+        "unproven", len(unproven), "whose tests were not seen to fail before the fix", "=", 0, samples=tuple(unproven)
+    )
     yield Bound("failed", len(failed), "whose tests fail", "=", 0, samples=tuple(failed))

@@ -40,7 +40,10 @@ CASES: list[Case] = [
 @contextlib.contextmanager
 def _quota(percent: int) -> Iterator[Path]:
     """A cgroup whose processes together get this much of one processor."""
-    group = next(p for p in (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")) if p.is_dir()) / f"everstep-figure-{os.getpid()}"
+    group = (
+        next(p for p in (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")) if p.is_dir())
+        / f"everstep-figure-{os.getpid()}"
+    )
     group.mkdir()
     try:
         if (group / "cpu.max").exists():
@@ -61,17 +64,35 @@ def _run(names: list[str], home: Path, slow: int, group: Path | None) -> tuple[s
     token = home / "token"
     token.write_text("secret")
     token.chmod(0o600)
-    env = {**os.environ, "GLOO_SOCKET_IFNAME": "eth1", "EVERSTEP_SHM_DIR": str(home / "shm"), "EVERSTEP_STATE_DIR": str(home / "state")}
+    env = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "eth1",
+        "EVERSTEP_SHM_DIR": str(home / "shm"),
+        "EVERSTEP_STATE_DIR": str(home / "state"),
+    }
     (home / "shm").mkdir(exist_ok=True)
-    meet = ["--insecure", "--token-file", str(token), "--nnodes", str(len(names)), "--rdzv-endpoint", f"10.77.8.1:{free_port()}"]
+    meet = [
+        "--insecure",
+        "--token-file",
+        str(token),
+        "--nnodes",
+        str(len(names)),
+        "--rdzv-endpoint",
+        f"10.77.8.1:{free_port()}",
+    ]
     began = time.monotonic()
     nodes = []
     for i, name in enumerate(names):
         line = ["ip", "netns", "exec", name, str(EVERSTEP), "check", *meet, "--node-rank", str(i)]
-        nodes.append(subprocess.Popen(line, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT))
+        nodes.append(
+            subprocess.Popen(line, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        )
         if group and i == slow:
             (group / "cgroup.procs").write_text(str(nodes[-1].pid))
-    said = [next((line for line in node.communicate(timeout=180)[1].splitlines() if "checked in" in line), "nothing") for node in nodes]
+    said = [
+        next((line for line in node.communicate(timeout=180)[1].splitlines() if "checked in" in line), "nothing")
+        for node in nodes
+    ]
     took = time.monotonic() - began
     assert len(set(said)) == 1, said
     return said[0], took, {node.returncode for node in nodes}
@@ -90,7 +111,13 @@ def measure(soak: bool) -> Iterator[Bound]:
     found = re.search(r"node check: (\d+) cases of 2 to 64 nodes, (\d+) with two good pairs", run.stdout)
     cases, exact = (int(n) for n in found.groups()) if found else (0, 0)
     yield Bound("simulated.cases", cases, "random cases: 2 to 64 nodes, up to 3 bad, perhaps a bad link", ">=", 10_000)
-    yield Bound("simulated.wrong", int(run.returncode != 0), f"not named exactly with two good pairs ({exact} cases), somebody outside the certain set, or more than 3 rounds", "=", 0)
+    yield Bound(
+        "simulated.wrong",
+        int(run.returncode != 0),
+        f"not named exactly with two good pairs ({exact} cases), somebody outside the certain set, or more than 3 rounds",
+        "=",
+        0,
+    )
     times = {}
     for name, count, breaks, *expected in CASES:
         with hosts(count, data=True) as names, tempfile.TemporaryDirectory(dir="/dev/shm") as home:
@@ -102,4 +129,11 @@ def measure(soak: bool) -> Iterator[Bound]:
         right = _named(said) == tuple(expected) and codes == {int(any(expected))} and "one of nodes" not in said
         times[name] = round(took, 1)
         yield Bound(f"real.{name}", int(right), f"of {count} nodes: named exactly, exit code as it should be", "=", 1)
-    yield Bound("real.seconds", max(times.values()), "s at worst of all of these, start of Python and torch on all nodes included", "<=", 20, samples=tuple(times.values()))
+    yield Bound(
+        "real.seconds",
+        max(times.values()),
+        "s at worst of all of these, start of Python and torch on all nodes included",
+        "<=",
+        20,
+        samples=tuple(times.values()),
+    )

@@ -59,11 +59,23 @@ def _alertmanager(at: Path, url: str) -> tuple[subprocess.Popen[bytes], str] | N
         return None
     port = free_port()
     config = {
-        "route": {"receiver": "r", "group_wait": "100ms", "group_interval": "500ms", "repeat_interval": "1h", "group_by": ["incident"]},
+        "route": {
+            "receiver": "r",
+            "group_wait": "100ms",
+            "group_interval": "500ms",
+            "repeat_interval": "1h",
+            "group_by": ["incident"],
+        },
         "receivers": [{"name": "r", "webhook_configs": [{"url": f"{url}/from-alertmanager", "send_resolved": True}]}],
     }
     (at / "alertmanager.yml").write_text(json.dumps(config))
-    line = [ALERTMANAGER, f"--config.file={at / 'alertmanager.yml'}", f"--storage.path={at / 'am'}", f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address="]
+    line = [
+        ALERTMANAGER,
+        f"--config.file={at / 'alertmanager.yml'}",
+        f"--storage.path={at / 'am'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--cluster.listen-address=",
+    ]
     with (at / "am.log").open("wb") as log:
         run = subprocess.Popen(line, stdout=log, stderr=log)
     address = f"http://127.0.0.1:{port}"
@@ -95,8 +107,20 @@ def measure(soak: bool) -> Iterator[Bound]:
                 c.wait_step(30)
                 for incident, sign in enumerate((signal.SIGKILL, signal.SIGSTOP), 1):
                     c.kill_worker(1, sign)
-                    c.wait_for(lambda n=incident: len(c.facts("CaughtUp")) + len([f for f in c.facts("FirstStep") if f["incident"] == n]) > 0, 60, "recovery")
-                    c.wait_for(lambda n=incident: [f for f in c.facts("Notified") if f["incident"] == n and f["status"] == "resolved"], 60, "the notice")
+                    c.wait_for(
+                        lambda n=incident: (
+                            len(c.facts("CaughtUp")) + len([f for f in c.facts("FirstStep") if f["incident"] == n]) > 0
+                        ),
+                        60,
+                        "recovery",
+                    )
+                    c.wait_for(
+                        lambda n=incident: [
+                            f for f in c.facts("Notified") if f["incident"] == n and f["status"] == "resolved"
+                        ],
+                        60,
+                        "the notice",
+                    )
                 # The coordinator is killed: its next life does not say it all again.
                 c.kill_coordinator()
                 time.sleep(4)
@@ -104,14 +128,21 @@ def measure(soak: bool) -> Iterator[Bound]:
                 pages_before = len(got.taken.get("/pagerduty", []))
                 # Two more failures, the second of which ends the job.
                 c.kill_worker(0, signal.SIGKILL)
-                c.wait_for(lambda: [f for f in c.facts("Notified") if f["incident"] == 3 and f["status"] == "resolved"], 60, "the third")
+                c.wait_for(
+                    lambda: [f for f in c.facts("Notified") if f["incident"] == 3 and f["status"] == "resolved"],
+                    60,
+                    "the third",
+                )
                 c.kill_worker(0, signal.SIGKILL)
                 codes = c.wait(60)
                 time.sleep(3)
                 if served:
                     # What is over ends there 40 s later: Alertmanager does not tell of what is over before it has told of it.
                     deadline = time.monotonic() + 60
-                    while time.monotonic() < deadline and len([b for b in got.taken.get("/from-alertmanager", []) if b["status"] == "resolved"]) < 3:
+                    while (
+                        time.monotonic() < deadline
+                        and len([b for b in got.taken.get("/from-alertmanager", []) if b["status"] == "resolved"]) < 3
+                    ):
                         time.sleep(0.2)
                 facts = c.facts("Notified")
         finally:
@@ -120,30 +151,62 @@ def measure(soak: bool) -> Iterator[Bound]:
                 served[0].wait()
             got.close()
     print("\n".join(got.wrong[:5]))
-    yield Bound("refused", len(got.wrong), "requests that the services would have refused (signatures, fields, tokens)", "=", 0)
+    yield Bound(
+        "refused", len(got.wrong), "requests that the services would have refused (signatures, fields, tokens)", "=", 0
+    )
     hook = [(b["commonLabels"]["incident"], b["status"]) for b in got.taken["/hook"]]
     print("webhook:", hook, "exit", codes)
     wanted = {(f"inc-{f['incident']}", "resolved" if f["status"] == "resolved" else "firing") for f in facts}
     # Two statuses of one incident that are due at once are one message, its latest.
     missing = [w for w in wanted if w not in hook and not (w[1] == "firing" and (w[0], "resolved") in hook)]
     yield Bound("webhook.missing", len(missing), f"of {len(wanted)} messages", "=", 0)
-    yield Bound("webhook.twice", len(hook) - len(set(hook)), "messages that came twice (the coordinator was killed in between)", "=", 0)
+    yield Bound(
+        "webhook.twice",
+        len(hook) - len(set(hook)),
+        "messages that came twice (the coordinator was killed in between)",
+        "=",
+        0,
+    )
     posts, updates = got.taken.get("/api/chat.postMessage", []), got.taken.get("/api/chat.update", [])
     told = len({f["incident"] for f in facts})
-    yield Bound("slack.messages", len(posts), "messages by the bot for four incidents, updated in place after that", "=", told)
+    yield Bound(
+        "slack.messages", len(posts), "messages by the bot for four incidents, updated in place after that", "=", told
+    )
     yield Bound("slack.updates", len(updates), "updates", ">=", 1)
     yield Bound("slack.webhook", len(got.taken.get("/slack", [])), "messages to the incoming webhook", ">=", told)
     yield Bound("dingtalk", len(got.taken.get("/ding", [])), "signed messages", ">=", told)
     traces = [b["resourceSpans"][0]["scopeSpans"][0]["spans"] for b in got.taken.get("/v1/traces", [])]
     print("traces:", [[span["name"] for span in spans] for spans in traces])
-    yield Bound("otlp.traces", len({spans[0]["traceId"] for spans in traces}), "traces, one for each incident that is over, read by OpenTelemetry's own schema", "=", told)
+    yield Bound(
+        "otlp.traces",
+        len({spans[0]["traceId"] for spans in traces}),
+        "traces, one for each incident that is over, read by OpenTelemetry's own schema",
+        "=",
+        told,
+    )
     pages = [b["event_action"] for b in got.taken.get("/pagerduty", [])]
-    yield Bound("pagerduty.pages-for-what-recovered", pages_before, "pages for three failures that were handled", "=", 0)
-    yield Bound("pagerduty.pages-for-a-person", pages.count("trigger"), "page for the failure that ended the job", "=", 1)
+    yield Bound(
+        "pagerduty.pages-for-what-recovered", pages_before, "pages for three failures that were handled", "=", 0
+    )
+    yield Bound(
+        "pagerduty.pages-for-a-person", pages.count("trigger"), "page for the failure that ended the job", "=", 1
+    )
     if served:
         passed = {(b["alerts"][0]["labels"]["incident"], b["status"]) for b in got.taken.get("/from-alertmanager", [])}
         print("through alertmanager:", sorted(passed))
-        yield Bound("alertmanager.incidents", len({i for i, _ in passed}), "incidents passed on by a real Alertmanager", "=", told)
-        yield Bound("alertmanager.resolved", len({i for i, s in passed if s == "resolved"}), "of them resolved in place (the last one ended the job)", "=", told - 1)
+        yield Bound(
+            "alertmanager.incidents",
+            len({i for i, _ in passed}),
+            "incidents passed on by a real Alertmanager",
+            "=",
+            told,
+        )
+        yield Bound(
+            "alertmanager.resolved",
+            len({i for i, s in passed if s == "resolved"}),
+            "of them resolved in place (the last one ended the job)",
+            "=",
+            told - 1,
+        )
     tried = subprocess.run([str(EVERSTEP), "notify", "/nonexistent.toml"], capture_output=True, text=True, check=False)
     yield Bound("bad-file.code", tried.returncode, "exit code for a file that is not there", "=", 78)

@@ -59,7 +59,9 @@ def _system_calls() -> float:
             strace.wait()
             stepped = step() - before
             calls = [x for x in trace.read_text().splitlines() if "(" in x and not x.startswith(("---", "+++"))]
-            print(f"strace: {len(calls)} calls in {stepped} steps: {Counter(x.split('(')[0] for x in calls).most_common(4)}")
+            print(
+                f"strace: {len(calls)} calls in {stepped} steps: {Counter(x.split('(')[0] for x in calls).most_common(4)}"
+            )
             return len(calls) / stepped
         finally:
             for p in [*descendants(run.pid), run.pid]:
@@ -93,9 +95,28 @@ def _agent_share(seconds: float) -> float:
 def measure(soak: bool) -> Iterator[Bound]:
     pairs = [(_loop("--no-preload"), _loop()) for _ in range(20)]
     costs = [w - o for o, w in pairs]
-    yield Bound("per-step", round(statistics.median(costs), 2), f"µs on the training thread, median of 20 alternations over {STEPS} steps each", "<=", 50, samples=tuple(pairs))
+    yield Bound(
+        "per-step",
+        round(statistics.median(costs), 2),
+        f"µs on the training thread, median of 20 alternations over {STEPS} steps each",
+        "<=",
+        50,
+        samples=tuple(pairs),
+    )
     ratios = sorted(w / o for o, w in pairs)
     low, high = ratios[len(ratios) // 20], ratios[-1 - len(ratios) // 20]
-    yield Bound("ratio-of-an-empty-step", round(statistics.median(ratios), 3), f"paired, 95 % interval [{low:.3f}, {high:.3f}]; an optimizer step of one number, nothing else", "<=", 10)
+    yield Bound(
+        "ratio-of-an-empty-step",
+        round(statistics.median(ratios), 3),
+        f"paired, 95 % interval [{low:.3f}, {high:.3f}]; an optimizer step of one number, nothing else",
+        "<=",
+        10,
+    )
     yield Bound("system-calls", round(_system_calls(), 4), "per step on the training thread", "<=", 0.001)
-    yield Bound("agent", round(_agent_share(60 if soak else 20), 3), "% of a core per worker: agent, guard and coordinator together", "<=", 0.5)
+    yield Bound(
+        "agent",
+        round(_agent_share(60 if soak else 20), 3),
+        "% of a core per worker: agent, guard and coordinator together",
+        "<=",
+        0.5,
+    )

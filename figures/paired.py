@@ -25,7 +25,17 @@ class Blocks:
 def run(modes: str, rounds: int, *options: str, size: int = GB) -> dict[str, Blocks]:
     """Blocks by way; the ways take turns. ``options`` are those of the script."""
     with tempfile.TemporaryDirectory(dir=ROOT / "target") as scratch:
-        line = [EVERSTEP, "run", "--max-restarts", "0", "--standalone", "-m", "figures.scripts.paired", "--modes", modes]
+        line = [
+            EVERSTEP,
+            "run",
+            "--max-restarts",
+            "0",
+            "--standalone",
+            "-m",
+            "figures.scripts.paired",
+            "--modes",
+            modes,
+        ]
         line += ["--bytes", str(size), "--rounds", str(rounds), "--out", scratch, *options]
         env = {**os.environ, "EVERSTEP_STATE_DIR": f"{scratch}/state", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, check=False)

@@ -22,15 +22,31 @@ def measure(soak: bool) -> Iterator[Bound]:
         found = transfer.run("persist", disk, memory, size, rounds)
         over = transfer.ratio(found["persist"], found["raw"])
         rate = size / statistics.median(found["persist"]) / 1e9
-        yield Bound("over-raw", round(over, 3), f"x raw O_DIRECT ({rate:.2f} GB/s)", "<=", 1.2, samples=tuple(found["persist"] + found["raw"]))
+        yield Bound(
+            "over-raw",
+            round(over, 3),
+            f"x raw O_DIRECT ({rate:.2f} GB/s)",
+            "<=",
+            1.2,
+            samples=tuple(found["persist"] + found["raw"]),
+        )
         peers: dict[str, list[float]] = defaultdict(list)
         for _ in range(3):
             line = [sys.executable, "figures/scripts/disk_savers.py", disk, str(size)]
-            for name, times in transfer.seconds(subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout).items():
+            for name, times in transfer.seconds(
+                subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+            ).items():
                 peers[name] += times
             for name, times in transfer.run("persist", disk, memory, size, 1).items():
                 peers[name] += times
         ours, raw = statistics.median(peers["persist"]), statistics.median(peers["raw"])
         for name, limit in (("dcp", 5), ("torch-save", 4), ("safetensors", 2)):
             theirs = statistics.median(peers[name])
-            yield Bound(f"faster-than-{name}", round(theirs / ours, 2), f"times (raw O_DIRECT itself: {theirs / raw:.2f})", ">=", limit, samples=tuple(peers[name]))
+            yield Bound(
+                f"faster-than-{name}",
+                round(theirs / ours, 2),
+                f"times (raw O_DIRECT itself: {theirs / raw:.2f})",
+                ">=",
+                limit,
+                samples=tuple(peers[name]),
+            )

@@ -14,7 +14,18 @@ from harness.cluster import ROOT
 
 
 def _program(*arguments: int) -> list[float]:
-    line = ["cargo", "run", "-q", "--release", "-p", "everstep-core", "--example", "survival", "--", *(str(a) for a in arguments)]
+    line = [
+        "cargo",
+        "run",
+        "-q",
+        "--release",
+        "-p",
+        "everstep-core",
+        "--example",
+        "survival",
+        "--",
+        *(str(a) for a in arguments),
+    ]
     return json.loads(subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
 
 

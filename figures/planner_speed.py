@@ -16,19 +16,49 @@ SEEDS = (1, 2, 3, 4, 5)
 
 
 def _runs(units: int, most: int) -> list[dict[str, Any]]:
-    line = ["cargo", "run", "-q", "--release", "-p", "everstep-sim", "--example", "plans", "--", "100", str(units), str(most)]
-    return [json.loads(subprocess.run([*line, str(seed)], cwd=ROOT, capture_output=True, text=True, check=True).stdout) for seed in SEEDS]
+    line = [
+        "cargo",
+        "run",
+        "-q",
+        "--release",
+        "-p",
+        "everstep-sim",
+        "--example",
+        "plans",
+        "--",
+        "100",
+        str(units),
+        str(most),
+    ]
+    return [
+        json.loads(subprocess.run([*line, str(seed)], cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+        for seed in SEEDS
+    ]
 
 
 def _bound(name: str, runs: list[dict[str, Any]], key: str, unit: str, limit: float) -> Bound:
     samples = tuple(round(run[key], 2) for run in runs)
-    return Bound(name, round(statistics.median(samples), 2), f"{unit}, median of {len(SEEDS)} problems", "<=", limit, samples=samples)
+    return Bound(
+        name,
+        round(statistics.median(samples), 2),
+        f"{unit}, median of {len(SEEDS)} problems",
+        "<=",
+        limit,
+        samples=samples,
+    )
 
 
 def measure(soak: bool) -> Iterator[Bound]:
     nodes = _runs(1250, 400)
-    print("; ".join(f"{run['plans']} plans, {run['table_kib']} KiB, {run['used']} of 1250 nodes used, as the paper has it {run['dense_ms']:.0f} ms" for run in nodes))
+    print(
+        "; ".join(
+            f"{run['plans']} plans, {run['table_kib']} KiB, {run['used']} of 1250 nodes used, as the paper has it {run['dense_ms']:.0f} ms"
+            for run in nodes
+        )
+    )
     yield _bound("plan", nodes, "plan_ms", "ms of CPU for one plan of 100 jobs on 1,250 nodes", 5)
     yield _bound("table", nodes, "table_ms", "ms of CPU for all plans for what may happen next", 50)
     yield _bound("lookup", nodes, "lookup_us", "us of CPU to look one up", 10)
-    yield _bound("gpus", _runs(10_000, 1500), "plan_ms", "ms of CPU for one plan of 100 jobs on 10,000 GPUs one by one", 250)
+    yield _bound(
+        "gpus", _runs(10_000, 1500), "plan_ms", "ms of CPU for one plan of 100 jobs on 10,000 GPUs one by one", 250
+    )

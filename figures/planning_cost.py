@@ -38,6 +38,25 @@ def measure(soak: bool) -> Iterator[Bound]:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     load = sorted(loads, key=lambda x: x["load"])[1]
-    yield Bound("save", round(saved["rank"] + saved["publish"], 3), f"CPU-s on one rank and to publish (DCP's coordinator: {theirs['save']:.1f})", "<=", 0.2)
-    yield Bound("load", round(load["load"], 3), f"CPU-s to open it and plan one rank's part, {load['runs']:.0f} runs (DCP: {theirs['load']:.1f})", "<=", 0.2, samples=tuple(x["load"] for x in loads))
-    yield Bound("less-than-dcp", round((theirs["save"] + theirs["load"]) / (saved["rank"] + saved["publish"] + load["load"]), 1), "times", ">=", 20)
+    yield Bound(
+        "save",
+        round(saved["rank"] + saved["publish"], 3),
+        f"CPU-s on one rank and to publish (DCP's coordinator: {theirs['save']:.1f})",
+        "<=",
+        0.2,
+    )
+    yield Bound(
+        "load",
+        round(load["load"], 3),
+        f"CPU-s to open it and plan one rank's part, {load['runs']:.0f} runs (DCP: {theirs['load']:.1f})",
+        "<=",
+        0.2,
+        samples=tuple(x["load"] for x in loads),
+    )
+    yield Bound(
+        "less-than-dcp",
+        round((theirs["save"] + theirs["load"]) / (saved["rank"] + saved["publish"] + load["load"]), 1),
+        "times",
+        ">=",
+        20,
+    )

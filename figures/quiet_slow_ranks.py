@@ -44,7 +44,10 @@ def _announced(c: Cluster) -> list[dict[str, object]]:
 
 def _healthy(workers: int, seconds: float) -> tuple[int, float]:
     """Announcements in that time, and the minutes that it really was."""
-    with tempfile.TemporaryDirectory() as out, cluster(f"calm-{workers}", [SCRIPT, "--out", out, "--steps", "1000000"], workers=workers) as c:
+    with (
+        tempfile.TemporaryDirectory() as out,
+        cluster(f"calm-{workers}", [SCRIPT, "--out", out, "--steps", "1000000"], workers=workers) as c,
+    ):
         c.start_all()
         c.wait_step(5)
         began = time.monotonic()
@@ -57,7 +60,19 @@ def _healthy(workers: int, seconds: float) -> tuple[int, float]:
 
 def _slow(times: float, begins: int) -> int:
     """Steps from the first slow one to its announcement."""
-    line = [SCRIPT, "--out", "{out}", "--steps", str(begins + 60), "--base", "0.3", "--slow-from", str(begins), "--times", str(times)]
+    line = [
+        SCRIPT,
+        "--out",
+        "{out}",
+        "--steps",
+        str(begins + 60),
+        "--base",
+        "0.3",
+        "--slow-from",
+        str(begins),
+        "--times",
+        str(times),
+    ]
     with tempfile.TemporaryDirectory() as out, cluster("slow", [x.replace("{out}", out) for x in line], workers=2) as c:
         c.start_all()
         named = c.wait_for(lambda: [f for f in _announced(c) if f["rank"] == 1], 120, "rank 1 to be named")
@@ -71,7 +86,15 @@ def measure(soak: bool) -> Iterator[Bound]:
     for workers in (2, 4):
         lines, minutes = _healthy(workers, seconds)
         allowed = max(1.0, minutes / 10)
-        yield Bound(f"{workers}-ranks.lines", lines, f"announcements in {minutes:.1f} min, ranks with jitter beside busy neighbours", "<=", allowed)
+        yield Bound(
+            f"{workers}-ranks.lines",
+            lines,
+            f"announcements in {minutes:.1f} min, ranks with jitter beside busy neighbours",
+            "<=",
+            allowed,
+        )
     for times in (1.8, 2.5):
         for begins in (12, 40):
-            yield Bound(f"slow-{times:g}-from-{begins}", _slow(times, begins), "steps until the slow rank is named", "<=", 10)
+            yield Bound(
+                f"slow-{times:g}-from-{begins}", _slow(times, begins), "steps until the slow rank is named", "<=", 10
+            )

@@ -14,7 +14,10 @@ from harness.cluster import cluster
 def measure(soak: bool) -> Iterator[Bound]:
     steps, base = (5200, 0.3)
     command = ["figures/scripts/quiet.py", "--steps", "1000000", "--base", str(base)]
-    with tempfile.TemporaryDirectory() as scratch, cluster("quiet", [*command, "--out", scratch, "--steps", str(steps + 2000)], workers=2) as c:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        cluster("quiet", [*command, "--out", scratch, "--steps", str(steps + 2000)], workers=2) as c,
+    ):
         began = time.monotonic()
         c.start_all()
         while (time.monotonic() - began < 1800 or c.step() < steps) and not c.facts("IncidentOpened"):
@@ -29,6 +32,12 @@ def measure(soak: bool) -> Iterator[Bound]:
         time.sleep(10)
         all_ = c.facts("IncidentOpened")
     yield Bound("minutes", round(minutes, 1), "min", ">=", 30)
-    yield Bound("steps", reached, "steps: jitter 40 %, 10 stalls of 10 steps' time, 5 evaluations of 30 that nobody announces, a first step of 50", ">=", 5000)
+    yield Bound(
+        "steps",
+        reached,
+        "steps: jitter 40 %, 10 stalls of 10 steps' time, 5 evaluations of 30 that nobody announces, a first step of 50",
+        ">=",
+        5000,
+    )
     yield Bound("quiet.incidents", len(early), "incidents", "=", 0)
     yield Bound("stopped.incidents", len(all_) - len(early), "incident after one worker was stopped", "=", 1)

@@ -88,24 +88,40 @@ class Receivers:
         return None if body.get("ts") == "1700000000.000100" else "message_not_found"
 
     def _pagerduty(self, body: Any, *_: Any) -> str | None:
-        if body["routing_key"] != ROUTING_KEY or body["event_action"] not in ("trigger", "resolve") or not 0 < len(body["dedup_key"]) <= 255:
+        if (
+            body["routing_key"] != ROUTING_KEY
+            or body["event_action"] not in ("trigger", "resolve")
+            or not 0 < len(body["dedup_key"]) <= 255
+        ):
             return "invalid event"
         if body["event_action"] == "trigger":
             payload = body["payload"]
-            if not payload["summary"] or not payload["source"] or payload["severity"] not in ("critical", "error", "warning", "info"):
+            if (
+                not payload["summary"]
+                or not payload["source"]
+                or payload["severity"] not in ("critical", "error", "warning", "info")
+            ):
                 return "invalid payload"
         return None
 
     def _ding(self, body: Any, _headers: Any, query: dict[str, list[str]], _raw: bytes) -> str | None:
         stamp = query.get("timestamp", [""])[0]
-        sign = base64.b64encode(hmac.new(DINGTALK_SECRET.encode(), f"{stamp}\n{DINGTALK_SECRET}".encode(), hashlib.sha256).digest()).decode()
+        sign = base64.b64encode(
+            hmac.new(DINGTALK_SECRET.encode(), f"{stamp}\n{DINGTALK_SECRET}".encode(), hashlib.sha256).digest()
+        ).decode()
         if query.get("sign", [""])[0] != sign:
             return "sign not match"
-        return None if body["msgtype"] == "markdown" and body["markdown"]["title"] and body["markdown"]["text"] else "empty"
+        return (
+            None
+            if body["msgtype"] == "markdown" and body["markdown"]["title"] and body["markdown"]["text"]
+            else "empty"
+        )
 
     def _v1_traces(self, body: Any, *_: Any) -> str | None:
         """Read as a collector does: OpenTelemetry's own schema, with ids in hexadecimal."""
-        spans = [span for resource in body["resourceSpans"] for scope in resource["scopeSpans"] for span in scope["spans"]]
+        spans = [
+            span for resource in body["resourceSpans"] for scope in resource["scopeSpans"] for span in scope["spans"]
+        ]
         for span in spans:
             for name in ("traceId", "spanId", "parentSpanId"):
                 if name in span:
@@ -115,8 +131,16 @@ class Receivers:
         except ParseError as exc:
             return str(exc)
         root, *stages = read
-        whole = all(len(s.trace_id) == 16 and len(s.span_id) == 8 and s.start_time_unix_nano <= s.end_time_unix_nano for s in read)
-        inside = all(s.parent_span_id == root.span_id and root.start_time_unix_nano <= s.start_time_unix_nano and s.end_time_unix_nano <= root.end_time_unix_nano for s in stages)
+        whole = all(
+            len(s.trace_id) == 16 and len(s.span_id) == 8 and s.start_time_unix_nano <= s.end_time_unix_nano
+            for s in read
+        )
+        inside = all(
+            s.parent_span_id == root.span_id
+            and root.start_time_unix_nano <= s.start_time_unix_nano
+            and s.end_time_unix_nano <= root.end_time_unix_nano
+            for s in stages
+        )
         return None if whole and inside and len({s.span_id for s in read}) == len(read) else "no tree of spans"
 
     def close(self) -> None:
@@ -125,7 +149,18 @@ class Receivers:
 
 def _alertmanager_v4(body: Any) -> str | None:
     """What receivers of Alertmanager's webhook read (its documentation, `<webhook_config>`)."""
-    top = {"version", "groupKey", "truncatedAlerts", "status", "receiver", "groupLabels", "commonLabels", "commonAnnotations", "externalURL", "alerts"}
+    top = {
+        "version",
+        "groupKey",
+        "truncatedAlerts",
+        "status",
+        "receiver",
+        "groupLabels",
+        "commonLabels",
+        "commonAnnotations",
+        "externalURL",
+        "alerts",
+    }
     each = {"status", "labels", "annotations", "startsAt", "endsAt", "generatorURL", "fingerprint"}
     if set(body) != top or body["version"] != "4" or body["status"] not in ("firing", "resolved"):
         return f"not version 4: {set(body) ^ top}"

@@ -53,11 +53,26 @@ def measure(soak: bool) -> Iterator[Bound]:
     length, spans = next(r["profile"] for r in rows if r["profile"])
     idle, size = sum(spans), rows[-1]["bytes"]
     share = size / (idle * RATE * PAYLOAD) * 100
-    yield Bound("idle-bytes-used", round(share, 1), f"% of what {idle:.2f} s idle of {length:.2f} s take ({100 - share:.0f} % left)", "<=", 80)
+    yield Bound(
+        "idle-bytes-used",
+        round(share, 1),
+        f"% of what {idle:.2f} s idle of {length:.2f} s take ({100 - share:.0f} % left)",
+        "<=",
+        80,
+    )
     yield Bound("idle-bytes-needed", round(share, 1), f"% ({size / 1e6:.0f} MB each step)", ">=", 50)
     n = len(times["ours"])
-    yield Bound("ours", round(cost["ours"], 2), f"% of a step of {middle['none']:.3f} s ({n} steps)", "<=", 1, samples=tuple(times["ours"] + times["none"]))
-    yield Bound("pacing-off", round(cost["unpaced"], 2), "% (the mechanism off)", ">=", 5, samples=tuple(times["unpaced"]))
+    yield Bound(
+        "ours",
+        round(cost["ours"], 2),
+        f"% of a step of {middle['none']:.3f} s ({n} steps)",
+        "<=",
+        1,
+        samples=tuple(times["ours"] + times["none"]),
+    )
+    yield Bound(
+        "pacing-off", round(cost["unpaced"], 2), "% (the mechanism off)", ">=", 5, samples=tuple(times["unpaced"])
+    )
     for slower, faster, sense in (("unpipelined", "ours", ">="), ("blocking", "unpipelined", ">")):
         # The noise is said, and excuses nothing.
         noise = 2 * (_error(times[slower]) ** 2 + _error(times[faster]) ** 2) ** 0.5 / middle["none"] * 100

@@ -13,7 +13,14 @@ def _bounds(label: str, found: dict[str, list[float]], size: int, limit: float) 
     for ours, bare in (("push", "raw-send"), ("pull", "raw-receive")):
         share = transfer.ratio(found[bare], found[ours])
         rate = size / min(found[ours]) / 1e9
-        yield Bound(f"{label}-{ours}", round(share, 3), f"of raw TCP ({rate:.2f} GB/s at best)", ">=", limit, samples=tuple(found[ours] + found[bare]))
+        yield Bound(
+            f"{label}-{ours}",
+            round(share, 3),
+            f"of raw TCP ({rate:.2f} GB/s at best)",
+            ">=",
+            limit,
+            samples=tuple(found[ours] + found[bare]),
+        )
 
 
 def measure(soak: bool) -> Iterator[Bound]:

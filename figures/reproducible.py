@@ -12,7 +12,14 @@ from harness.cluster import ROOT
 SIMULATIONS = [
     ["--trace", "gen:trace-a", "--policies", "unicron,wait,oobleck,varuna,bamboo,elastic,spares:2", "--seeds", "20"],
     ["--trace", "gen:trace-b", "--policies", "everstep,unicron,gemini", "--seeds", "20"],
-    ["--trace", "gen:weibull,nodes=200,days=200,burst=0.1,lemons=0.1:4,shape=0.6", "--policies", "everstep,gemini,elastic", "--seeds", "6"],
+    [
+        "--trace",
+        "gen:weibull,nodes=200,days=200,burst=0.1,lemons=0.1:4,shape=0.6",
+        "--policies",
+        "everstep,gemini,elastic",
+        "--seeds",
+        "6",
+    ],
     ["--trace", "gen:poisson,nodes=64,days=100,repair=exp:1d", "--policies", "everstep,wait", "--seeds", "6"],
 ]
 
@@ -29,7 +36,9 @@ def measure(soak: bool) -> Iterator[Bound]:
         hashes = {}
         for name, binary in binaries.items():
             for threads, line in ((2, []), (1, ["taskset", "-c", "0"])):
-                said = subprocess.run([*line, binary, "simulate", *options, "--json"], capture_output=True, check=True).stdout
+                said = subprocess.run(
+                    [*line, binary, "simulate", *options, "--json"], capture_output=True, check=True
+                ).stdout
                 hashes[name, threads] = hashlib.sha256(said).hexdigest()
         different += len(set(hashes.values())) - 1
         print(options[1], len(said), "bytes", next(iter(hashes.values()))[:16], "debug and release, 1 and 2 threads")

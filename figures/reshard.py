@@ -41,7 +41,13 @@ def _found(pairs: list[tuple[str, str, int, int]]) -> Iterator[dict[str, Any]]:
     scratch.mkdir(parents=True)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     try:
-        process = subprocess.Popen([sys.executable, SCRIPT, json.dumps(pairs), str(scratch)], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, SCRIPT, json.dumps(pairs), str(scratch)],
+            cwd=ROOT,
+            env=env,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert process.stdout is not None
         for line in process.stdout:
             yield json.loads(line)
@@ -70,8 +76,16 @@ def measure(soak: bool) -> Iterator[Bound]:
         right = next(r["loss"] for r in row["saved"] if r["loss"] is not None)
         losses += [abs(r["loss"] - right) / abs(right) for r in ranks if r["loss"] is not None]
     yield Bound("failed", failed, f"of {len(pairs)} pairs", "=", 0)
-    yield Bound("pairs", checked, "pairs with DCP as oracle (it cannot load FSDP1 where a rank has no elements)", ">=", 200)
+    yield Bound(
+        "pairs", checked, "pairs with DCP as oracle (it cannot load FSDP1 where a rank has no elements)", ">=", 200
+    )
     yield Bound("wrong", wrong, f"of {tensors} tensors differ in a bit", "=", 0)
-    yield Bound("read", round(max(ratios), 3), f"bytes read over bytes needed, the worst pair (median {sorted(ratios)[len(ratios) // 2]:.3f})", "<=", 1.05)
+    yield Bound(
+        "read",
+        round(max(ratios), 3),
+        f"bytes read over bytes needed, the worst pair (median {sorted(ratios)[len(ratios) // 2]:.3f})",
+        "<=",
+        1.05,
+    )
     yield Bound("memory", round(max(extras), 3), "of the largest tensor, the worst rank", "<=", 1.0)
     yield Bound("loss", max(losses), "relative difference of the next step's loss, the worst", "<=", 1e-6)

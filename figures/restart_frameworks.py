@@ -44,7 +44,11 @@ def _restart(launcher: list[str], framework: str) -> float | None:
     """Seconds from a kill to the next step of both ranks by new processes."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)
-        env = {**frameworks.environment(), "EVERSTEP_STATE_DIR": str(out / "state"), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        env = {
+            **frameworks.environment(),
+            "EVERSTEP_STATE_DIR": str(out / "state"),
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
         command = [*launcher, *OPTIONS, "figures/scripts/framework_loop.py", "--framework", framework, "--out", scratch]
         run = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
@@ -85,7 +89,20 @@ def measure(soak: bool) -> Iterator[Bound]:
                     found[name].append(seconds)
         medians = {name: statistics.median(times) if times else HUNG for name, times in found.items()}
         spread = ", ".join(f"{n} [{min(t, default=HUNG):.2f}, {max(t, default=HUNG):.2f}]" for n, t in found.items())
-        yield Bound(f"{framework}.seconds", round(medians["everstep"], 2), f"s from the kill to the next step, median of {trials}; {spread}", "<=", 1.5, samples=tuple(found.items()))
+        yield Bound(
+            f"{framework}.seconds",
+            round(medians["everstep"], 2),
+            f"s from the kill to the next step, median of {trials}; {spread}",
+            "<=",
+            1.5,
+            samples=tuple(found.items()),
+        )
         ratio = round(medians["everstep"] / medians["torchrun"], 3)
-        yield Bound(f"{framework}.ratio", ratio, f"of torchrun's {medians['torchrun']:.2f} s (torchrun did not come back {failed['torchrun']} times)", "<=", 0.25)
+        yield Bound(
+            f"{framework}.ratio",
+            ratio,
+            f"of torchrun's {medians['torchrun']:.2f} s (torchrun did not come back {failed['torchrun']} times)",
+            "<=",
+            0.25,
+        )
         yield Bound(f"{framework}.failed", failed["everstep"], f"of {trials} restarts that did not happen", "=", 0)

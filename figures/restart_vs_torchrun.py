@@ -32,8 +32,21 @@ def _restart(launcher: str) -> tuple[float, float] | None:
     """Seconds from a kill to the next new step, and the same without process start; ``None``: hung or failed."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)
-        command = [*LAUNCHERS[launcher], "figures/scripts/plain_ddp.py", "--steps", "100000", "--save", "--out", scratch]
-        env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "EVERSTEP_STATE_DIR": str(out / "state")}
+        command = [
+            *LAUNCHERS[launcher],
+            "figures/scripts/plain_ddp.py",
+            "--steps",
+            "100000",
+            "--save",
+            "--out",
+            scratch,
+        ]
+        env = {
+            **os.environ,
+            "GLOO_SOCKET_IFNAME": "lo",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "EVERSTEP_STATE_DIR": str(out / "state"),
+        }
         run = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             deadline = time.monotonic() + 60
@@ -44,7 +57,11 @@ def _restart(launcher: str) -> tuple[float, float] | None:
             began = time.time()
             os.kill(int(_lines(out, 1)[0][4]), signal.SIGKILL)
             while time.time() - began < HUNG and run.poll() is None:
-                new = [float(x[2]) for x in _lines(out, 0) if x[0] == "step" and int(x[1]) > reached + 3 and float(x[2]) > began]
+                new = [
+                    float(x[2])
+                    for x in _lines(out, 0)
+                    if x[0] == "step" and int(x[1]) > reached + 3 and float(x[2]) > began
+                ]
                 starts = [x for x in _lines(out, 0) if x[0] == "start"]
                 if new and len(starts) > 1:
                     total = min(new) - began
@@ -65,7 +82,9 @@ def _launch(launcher: str) -> float:
     """Seconds from the command line to the script's first line, on the rank that is last."""
     with tempfile.TemporaryDirectory() as scratch:
         script = Path(scratch) / "first.py"
-        script.write_text("import os, time\nopen(f'{os.path.dirname(__file__)}/at-' + os.environ['RANK'], 'w').write(str(time.time()))\n")
+        script.write_text(
+            "import os, time\nopen(f'{os.path.dirname(__file__)}/at-' + os.environ['RANK'], 'w').write(str(time.time()))\n"
+        )
         began = time.time()
         env = {**os.environ, "EVERSTEP_STATE_DIR": str(Path(scratch) / "state")}
         subprocess.run([*LAUNCHERS[launcher], str(script)], env=env, capture_output=True, check=True)
@@ -90,11 +109,28 @@ def measure(soak: bool) -> Iterator[Bound]:
         return statistics.median(t[which] for t in totals[launcher])
 
     def spread(which: int) -> str:
-        text = [f"{n} {median(n, which):.2f} s [{min(t[which] for t in v):.2f}, {max(t[which] for t in v):.2f}]" for n, v in totals.items()]
+        text = [
+            f"{n} {median(n, which):.2f} s [{min(t[which] for t in v):.2f}, {max(t[which] for t in v):.2f}]"
+            for n, v in totals.items()
+        ]
         return "of torchrun's: " + ", ".join(text)
 
-    yield Bound("kill-to-new-step", round(median("everstep", 0) / median("torchrun", 0), 3), spread(0), "<=", 0.6, samples=tuple(totals.items()))
+    yield Bound(
+        "kill-to-new-step",
+        round(median("everstep", 0) / median("torchrun", 0), 3),
+        spread(0),
+        "<=",
+        0.6,
+        samples=tuple(totals.items()),
+    )
     yield Bound("without-process-start", round(median("everstep", 1) / median("torchrun", 1), 3), spread(1), "<=", 0.3)
     first = {n: statistics.median(v) for n, v in launches.items()}
-    yield Bound("launch", round(first["everstep"] / first["torchrun"], 3), f"of torchrun's: everstep {first['everstep']:.2f} s, torchrun {first['torchrun']:.2f} s to the first line of user code", "<=", 0.6, samples=tuple(launches.items()))
+    yield Bound(
+        "launch",
+        round(first["everstep"] / first["torchrun"], 3),
+        f"of torchrun's: everstep {first['everstep']:.2f} s, torchrun {first['torchrun']:.2f} s to the first line of user code",
+        "<=",
+        0.6,
+        samples=tuple(launches.items()),
+    )
     yield Bound("hung", hung["everstep"], f"of {trials} (torchrun: {hung['torchrun']})", "=", 0)

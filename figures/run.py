@@ -41,7 +41,12 @@ def commit() -> str:
 
 def machine() -> dict[str, object]:
     """What the numbers were measured on."""
-    return {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version(), "load": os.getloadavg()}
+    return {
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load": os.getloadavg(),
+    }
 
 
 def measure(name: str, soak: bool) -> list[Bound]:
@@ -54,7 +59,14 @@ def measure(name: str, soak: bool) -> list[Bound]:
     out = ROOT / "target" / "figures" / f"{name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     rows = [{**b.__dict__, "met": b.met, "line": b.line(name)} for b in bounds]
-    record = {"name": name, "soak": soak, "commit": of, "machine": machine(), "seconds": time.time() - began, "bounds": rows}
+    record = {
+        "name": name,
+        "soak": soak,
+        "commit": of,
+        "machine": machine(),
+        "seconds": time.time() - began,
+        "bounds": rows,
+    }
     out.write_text(json.dumps(record, indent=1, default=str))
     return bounds
 
@@ -63,7 +75,12 @@ def write_page() -> None:
     """docs/figures.md from the newest measurement of each figure; what was not measured on this machine stays as it is there."""
     page = ROOT / "docs" / "figures.md"
     there = dict(re.findall(r"^## (\S+)\n\n(.*?```\n.*?```)\n", page.read_text(), re.DOTALL | re.MULTILINE))
-    lines = ["# Figures", "", "Each line is printed by `make figure NAME=…` on a 2-core machine; a control arm must read short.", ""]
+    lines = [
+        "# Figures",
+        "",
+        "Each line is printed by `make figure NAME=…` on a 2-core machine; a control arm must read short.",
+        "",
+    ]
     for name in FIGURES:
         path = ROOT / "target" / "figures" / f"{name}.json"
         if path.exists():

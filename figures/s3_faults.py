@@ -19,7 +19,11 @@ from harness.cluster import ROOT
 from harness.objects import BUCKET, Fault, Proxy
 
 SCRIPT = "figures/scripts/object_writer.py"
-SERVERS: dict[str, tuple[Callable[[], Any], bool]] = {"s3s-fs": (objects.s3s, False), "moto": (objects.moto, False), "unconditional": (objects.moto, True)}
+SERVERS: dict[str, tuple[Callable[[], Any], bool]] = {
+    "s3s-fs": (objects.s3s, False),
+    "moto": (objects.moto, False),
+    "unconditional": (objects.moto, True),
+}
 #: Kinds of faults, and every how many requests they are tried.
 KINDS = {"503": 1, "slow": 6, "cut-before": 1, "cut-after": 1, "crash-before": 1, "crash-after": 1}
 #: Bytes per second of a connection, and megabytes of the state, for the comparison with one stream.
@@ -32,7 +36,9 @@ class Writer:
     def __init__(self, environment: dict[str, str]) -> None:
         env = {**os.environ, **environment, "PYTHONPATH": str(ROOT)}
         line = [sys.executable, SCRIPT]
-        self.process = subprocess.Popen(line, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            line, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def _say(self, line: str) -> None:
         assert self.process.stdin is not None
@@ -139,7 +145,10 @@ def _streams() -> tuple[list[float], list[float]]:
                 put, get = map(float, out.split())
                 found = writer.run(f"restore s3://{BUCKET}/big")
                 assert found["exact"] and found["step"] == n, found
-                print(f"write {ours:.2f} s, one stream {put:.2f} s; read {found['seconds']:.2f} s, one stream {get:.2f} s", file=sys.stderr)
+                print(
+                    f"write {ours:.2f} s, one stream {put:.2f} s; read {found['seconds']:.2f} s, one stream {get:.2f} s",
+                    file=sys.stderr,
+                )
                 writes.append(put / ours)
                 reads.append(get / found["seconds"])
         finally:
@@ -153,7 +162,27 @@ def measure(soak: bool) -> Iterator[Bound]:
         cases, wrong = _faults(name)
         for line in wrong:
             print(line, file=sys.stderr)
-        yield Bound(name, len(wrong), f"of {cases} cases lost something, showed half of something, or failed a save that could go on ({time.monotonic() - began:.0f} s)", "=", 0)
+        yield Bound(
+            name,
+            len(wrong),
+            f"of {cases} cases lost something, showed half of something, or failed a save that could go on ({time.monotonic() - began:.0f} s)",
+            "=",
+            0,
+        )
     writes, reads = (sorted(x) for x in _streams())
-    yield Bound("write", round(writes[1], 2), f"times as fast as one stream ({RATE / 1e6:.0f} MB/s a connection; {writes[0]:.2f} to {writes[-1]:.2f})", ">=", 3, samples=tuple(writes))
-    yield Bound("read", round(reads[1], 2), f"times as fast as one stream ({reads[0]:.2f} to {reads[-1]:.2f})", ">=", 3, samples=tuple(reads))
+    yield Bound(
+        "write",
+        round(writes[1], 2),
+        f"times as fast as one stream ({RATE / 1e6:.0f} MB/s a connection; {writes[0]:.2f} to {writes[-1]:.2f})",
+        ">=",
+        3,
+        samples=tuple(writes),
+    )
+    yield Bound(
+        "read",
+        round(reads[1], 2),
+        f"times as fast as one stream ({reads[0]:.2f} to {reads[-1]:.2f})",
+        ">=",
+        3,
+        samples=tuple(reads),
+    )

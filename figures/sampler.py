@@ -41,15 +41,18 @@ class _Life:
     """A world from its start to its end or its kill: one sampler and loader per rank."""
 
     def __init__(self, data: _Numbers, size: int, batch: int, workers: int, state: dict[str, Any] | None) -> None:
-        from everstep.data import ElasticDistributedSampler
         from torch.utils.data import DataLoader
+
+        from everstep.data import ElasticDistributedSampler
 
         self.samplers = [ElasticDistributedSampler(data, seed=7, num_replicas=size, rank=r) for r in range(size)]
         for s in self.samplers:
             s.tagged = True  # the samples know their epochs
             if state is not None:
                 s.load_state_dict(state)
-        self.loaders = [DataLoader(data, batch_size=batch, sampler=s, num_workers=workers, collate_fn=list) for s in self.samplers]
+        self.loaders = [
+            DataLoader(data, batch_size=batch, sampler=s, num_workers=workers, collate_fn=list) for s in self.samplers
+        ]
         self.committed = state
 
     def run(self, epochs: int, steps: int, used: Counter[tuple[int, int]]) -> bool:
@@ -76,7 +79,13 @@ def measure(soak: bool) -> Iterator[Bound]:
     for run in range(runs):
         used, n, epochs = _epochs(rng, 2 if run % 50 == 0 else 0)
         wrong += sum(used[(e, s)] != 1 for e in range(epochs) for s in range(n))
-    yield Bound("not-exactly-once", wrong, f"samples in {runs} runs over sizes, worlds of 1 to 6 ranks, prefetch and kills", "=", 0)
+    yield Bound(
+        "not-exactly-once",
+        wrong,
+        f"samples in {runs} runs over sizes, worlds of 1 to 6 ranks, prefetch and kills",
+        "=",
+        0,
+    )
     order = Order(1 << 40, 3, 0, True)
     rates = []
     for _ in range(7):

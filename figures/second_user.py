@@ -196,8 +196,20 @@ def measure(soak: bool) -> Iterator[Bound]:
             print(f"{name}: {times} times {text}", flush=True)
     yield Bound("attacks", len(found.attacks), f"attacks, names planted in {PLANTED} ways", ">=", 30)
     for phase in PHASES:
-        yield Bound(f"rounds.{phase}", found.rounds[phase], "rounds of all attacks", ">=", PLANTED if phase in ("start", "clean-up") else 1)
-    yield Bound("failed", len(found.failed), "steps missing, different or repeated beyond the forced restart; commands that failed", "=", 0)
+        yield Bound(
+            f"rounds.{phase}",
+            found.rounds[phase],
+            "rounds of all attacks",
+            ">=",
+            PLANTED if phase in ("start", "clean-up") else 1,
+        )
+    yield Bound(
+        "failed",
+        len(found.failed),
+        "steps missing, different or repeated beyond the forced restart; commands that failed",
+        "=",
+        0,
+    )
     yield Bound("restarts", found.restarts, "restarts beyond the forced one", "=", 0)
     yield Bound("hangs", len(found.hangs), "waits that took too long", "=", 0)
     yield Bound("gained", len(found.gained), "things of ours read, written, stopped or held", "=", 0)
@@ -207,4 +219,11 @@ def measure(soak: bool) -> Iterator[Bound]:
         yield Bound(name, len(getattr(weak, name)), f"the same with {what}", "=", 0, control=True)
     pairs, seconds = (60, 3.0) if soak else (20, 3.0)
     slower, each, share = _slower(pairs, seconds)
-    yield Bound("slower", round(slower, 2), f"% longer steps than beside the same user burning as much ({share:.2f} of the other core), mean of the middle half of {pairs} pairs, {min(each):.1f} to {max(each):.1f}", "<=", 1.0, samples=tuple(round(x, 2) for x in each))
+    yield Bound(
+        "slower",
+        round(slower, 2),
+        f"% longer steps than beside the same user burning as much ({share:.2f} of the other core), mean of the middle half of {pairs} pairs, {min(each):.1f} to {max(each):.1f}",
+        "<=",
+        1.0,
+        samples=tuple(round(x, 2) for x in each),
+    )

@@ -56,12 +56,23 @@ def main() -> None:
     rank, out = dist.get_rank(), Path(a.out)
     net = model(a.width, a.layers)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-    ckpt = everstep.CheckpointManager(out / "ckpt", model=net, optimizer=optimizer, replicas=int(a.replicas) if a.replicas.isdigit() else a.replicas, persist=a.persist)
+    ckpt = everstep.CheckpointManager(
+        out / "ckpt",
+        model=net,
+        optimizer=optimizer,
+        replicas=int(a.replicas) if a.replicas.isdigit() else a.replicas,
+        persist=a.persist,
+    )
     with (out / f"rank-{rank}.jsonl").open("a", buffering=1) as log:
         began = True
         for step in ckpt.steps(a.steps):
             if began and step:
-                log.write(json.dumps({"restored": step, "generation": everstep.world().generation, "digest": digest(optimizer)}) + "\n")
+                log.write(
+                    json.dumps(
+                        {"restored": step, "generation": everstep.world().generation, "digest": digest(optimizer)}
+                    )
+                    + "\n"
+                )
             began = False
             g = torch.Generator().manual_seed(step * 1000 + rank)
             loss = net(torch.randn(4, a.width, generator=g)).pow(2).mean()

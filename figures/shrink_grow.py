@@ -29,7 +29,11 @@ def _run(out: Path, rng: random.Random) -> tuple[Cluster, list[float], list[floa
             time.sleep(rng.uniform(0.2, 1.0))
             began = time.time()
             c.agents[victim].kill()
-            first = c.wait_for(lambda began=began: next((f for f in c.facts("FirstStep") if f["ts"] > began), None), 60, "the smaller world")
+            first = c.wait_for(
+                lambda began=began: next((f for f in c.facts("FirstStep") if f["ts"] > began), None),
+                60,
+                "the smaller world",
+            )
             shrinks.append(first["ts"] - began)
             if turn == 0:
                 c.start(victim)
@@ -43,17 +47,44 @@ def _torchrun_shrink(watch: float) -> float:
     """Two torchrun nodes, 1:2: seconds from the kill of one to the next new step of the other."""
     with tempfile.TemporaryDirectory() as scratch:
         port = free_port()
-        line = ["torchrun", "--nnodes", "1:2", "--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "e", "--local-addr", "127.0.0.1"]
+        line = [
+            "torchrun",
+            "--nnodes",
+            "1:2",
+            "--max-restarts",
+            "3",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            f"127.0.0.1:{port}",
+            "--rdzv-id",
+            "e",
+            "--local-addr",
+            "127.0.0.1",
+        ]
         env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         nodes = []
         for node in range(2):
             out = Path(scratch) / str(node)
             out.mkdir()
             command = [*line, "figures/scripts/plain_ddp.py", "--steps", "100000", "--out", str(out)]
-            nodes.append(subprocess.Popen(command, cwd=ROOT, env={**env, "PATH": f"{elastic_bin()}:{env['PATH']}"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            nodes.append(
+                subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env={**env, "PATH": f"{elastic_bin()}:{env['PATH']}"},
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            )
             time.sleep(1.0)
         try:
-            logs = lambda node: [x.split() for f in (Path(scratch) / str(node)).glob("log-*") for x in f.read_text().splitlines() if x.startswith("step")]  # noqa: E731
+            logs = lambda node: [
+                x.split()
+                for f in (Path(scratch) / str(node)).glob("log-*")
+                for x in f.read_text().splitlines()
+                if x.startswith("step")
+            ]  # noqa: E731
             deadline = time.monotonic() + 90
             while (len(logs(0)) < 30 or len(logs(1)) < 30) and time.monotonic() < deadline:
                 time.sleep(0.1)
@@ -101,11 +132,20 @@ def measure(soak: bool) -> Iterator[Bound]:
 
             finished = eval((out / "finished").read_text())
             epochs = STEPS * elastic.GLOBAL_BATCH // elastic.SAMPLES
-            open_epochs += sum(finished.get(e) != epoch_hash(elastic.SAMPLES, seed=elastic.SEED, epoch=e) for e in range(epochs))
+            open_epochs += sum(
+                finished.get(e) != epoch_hash(elastic.SAMPLES, seed=elastic.SEED, epoch=e) for e in range(epochs)
+            )
     yield Bound("samples-unaccounted", wrong, "samples not used exactly once, by what the ranks wrote down", "=", 0)
     yield Bound("epochs-open", open_epochs, "epochs whose hash does not close", "=", 0)
     yield Bound("steps-lost", sum(losses), "over all shrinks and growths", "=", 0)
     yield Bound("failed-agents", failed, "", "=", 0)
-    yield Bound("shrink", round(max(shrinks), 2), f"s from the kill of a node to the smaller world's first new step (median {statistics.median(shrinks):.2f}, process start included)", "<=", 3, samples=tuple(shrinks))
+    yield Bound(
+        "shrink",
+        round(max(shrinks), 2),
+        f"s from the kill of a node to the smaller world's first new step (median {statistics.median(shrinks):.2f}, process start included)",
+        "<=",
+        3,
+        samples=tuple(shrinks),
+    )
     seconds = _torchrun_shrink(80)
     yield Bound("torchrun-beside.shrink", round(seconds, 1), "s", ">=", 10, samples=(seconds,))

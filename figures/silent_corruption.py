@@ -48,7 +48,9 @@ def _capture(size: int) -> tuple[float, float]:
         for step in range(1, 42):
             for arena, into in zip(arenas, times, strict=True):
                 began = time.perf_counter()
-                arena.capture(step, [("w", "F32", [size // 4], size)], [(data.data_ptr(), size, False)], None, 2, None, False)
+                arena.capture(
+                    step, [("w", "F32", [size // 4], size)], [(data.data_ptr(), size, False)], None, 2, None, False
+                )
                 arena.wait()
                 into.append(time.perf_counter() - began)
     return statistics.median(times[0]), statistics.median(times[1])
@@ -65,9 +67,21 @@ def measure(soak: bool) -> Iterator[Bound]:
         if hit is not None and hit["ranks"] == [flip["rank"]] and hit["certain"]:
             found += 1
             late.append(hit["step"] - flip["step"])
-    yield Bound("named", found, f"of {flips} flips, the right rank, within {PERIOD} steps (median {statistics.median(late or [0])})", ">=", flips)
+    yield Bound(
+        "named",
+        found,
+        f"of {flips} flips, the right rank, within {PERIOD} steps (median {statistics.median(late or [0])})",
+        ">=",
+        flips,
+    )
     yield Bound("false-alarms", alarms, f"in {clean} clean steps and those between the flips", "<=", 0)
     for size in (1_000_000, 100_000_000):
         with_, without = _capture(size)
         added, share = (with_ - without) * 1e3, (with_ / without - 1) * 100
-        yield Bound(f"cost-{size // 1_000_000}MB", round(added, 3), f"ms more per capture ({without * 1e3:.2f} ms without, {share:.1f} %)", "<=", 0.5)
+        yield Bound(
+            f"cost-{size // 1_000_000}MB",
+            round(added, 3),
+            f"ms more per capture ({without * 1e3:.2f} ms without, {share:.1f} %)",
+            "<=",
+            0.5,
+        )

@@ -28,7 +28,9 @@ def measure(soak: bool) -> Iterator[Bound]:
     ran, faults = (int(summary[1]), int(summary[2])) if summary else (0, 0)
     yield Bound("seeds", ran, "seeds of 32 simulated minutes, 16 nodes", ">=", 500)
     yield Bound("faults-per-seed", faults // max(ran, 1), "faults", ">=", 20)
-    yield Bound("kinds", sum(n >= 100 for n in kinds), "kinds injected 100 times or more", ">=", 16, samples=tuple(kinds))
+    yield Bound(
+        "kinds", sum(n >= 100 for n in kinds), "kinds injected 100 times or more", ">=", 16, samples=tuple(kinds)
+    )
     violations = len(re.findall(r"^seed \d+:", text, re.MULTILINE))
     yield Bound("violations", violations if code == 0 or violations else 1, "violations", "=", 0)
     same = "the_same_seed_gives_the_same_trace ... ok" in text or code == 0

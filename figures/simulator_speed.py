@@ -25,6 +25,8 @@ def _run(nodes: int, policies: str, seeds: int) -> tuple[float, float]:
 def measure(soak: bool) -> Iterator[Bound]:
     resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu, memory = _run(1000, POLICIES, 20)
-    yield Bound("thousand", round(cpu, 1), f"CPU-s for 1,000 nodes, a year, 6 policies, 20 seeds ({memory:.0f} MB)", "<=", 120)
+    yield Bound(
+        "thousand", round(cpu, 1), f"CPU-s for 1,000 nodes, a year, 6 policies, 20 seeds ({memory:.0f} MB)", "<=", 120
+    )
     cpu, memory = _run(10_000, "everstep", 1)
     yield Bound("ten-thousand", round(memory / 1024, 3), f"GB for 10,000 nodes, a year ({cpu:.1f} CPU-s)", "<=", 1)

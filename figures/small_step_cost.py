@@ -27,14 +27,31 @@ BUDGET = 0.01
 def run(size: int, blocks: int, *options: str) -> dict[str, Any]:
     """What the script found (seconds), what the loop took longer in all, and the seconds of `checkpoint_stall` that `everstep goodput` counts."""
     with tempfile.TemporaryDirectory(dir=ROOT / "target") as scratch:
-        line = [str(BIN / "everstep"), "run", "--standalone", "--name", "steps", "--no-warm", "--max-restarts", "0", "figures/scripts/small_steps.py"]
+        line = [
+            str(BIN / "everstep"),
+            "run",
+            "--standalone",
+            "--name",
+            "steps",
+            "--no-warm",
+            "--max-restarts",
+            "0",
+            "figures/scripts/small_steps.py",
+        ]
         line += ["--bytes", str(size), "--blocks", str(blocks), "--out", scratch, *options]
-        env = {**os.environ, "EVERSTEP_STATE_DIR": f"{scratch}/state", "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
+        env = {
+            **os.environ,
+            "EVERSTEP_STATE_DIR": f"{scratch}/state",
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+        }
         done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr[-3000:])
         found: dict[str, Any] = json.loads(next(row for row in done.stdout.splitlines() if row.startswith("{")))
-        asked = subprocess.run([line[0], "goodput", "steps", "--json"], env=env, capture_output=True, text=True, check=True)
+        asked = subprocess.run(
+            [line[0], "goodput", "steps", "--json"], env=env, capture_output=True, text=True, check=True
+        )
         # A block that was interrupted for something else counts as the others do.
         more = found["first"] + found["block"] * len(found["pairs"]) * middle_half(found["pairs"])
         return {**found, "more": more, "stalled": stalled(json.loads(asked.stdout))}
@@ -50,13 +67,41 @@ def measure(soak: bool) -> Iterator[Bound]:
     for part, shape in (("1MB", "gpt"), ("1MB-tensors", "linear")):
         each = run(MB, blocks, "--every", "1", "--shape", shape)
         size, tensors = each["bytes"] / MB, each["tensors"]
-        yield Bound(part, round(each["call"] * 1e3, 3), f"ms per ckpt.step, a snapshot each, {size:.2g} MB in {tensors} tensors (median)", "<=", 0.5, samples=tuple(each["pairs"]))
-        yield Bound(f"{part}-paired", round(each["paired"] * 1e3, 3), "ms that a step takes longer than without", "<=", 0.5)
-        yield Bound(f"{part}-goodput", round(abs(each["stalled"] / each["more"] - 1) * 100, 1), "% between goodput's stall and the paired difference", "<=", 10)
+        yield Bound(
+            part,
+            round(each["call"] * 1e3, 3),
+            f"ms per ckpt.step, a snapshot each, {size:.2g} MB in {tensors} tensors (median)",
+            "<=",
+            0.5,
+            samples=tuple(each["pairs"]),
+        )
+        yield Bound(
+            f"{part}-paired", round(each["paired"] * 1e3, 3), "ms that a step takes longer than without", "<=", 0.5
+        )
+        yield Bound(
+            f"{part}-goodput",
+            round(abs(each["stalled"] / each["more"] - 1) * 100, 1),
+            "% between goodput's stall and the paired difference",
+            "<=",
+            10,
+        )
     for megabytes in (10, 50):
         # Few of their steps have a snapshot: with 120 blocks the standard error of what 50 MB cost was 9 %.
         budgeted = run(megabytes * MB, 10 * blocks)
         slower = 100 * budgeted["paired"] / budgeted["step"]
-        yield Bound(f"{megabytes}MB", round(slower, 2), f"% slower than steps of {1e3 * budgeted['step']:.1f} ms without", "<=", 100 * BUDGET, samples=tuple(budgeted["pairs"]))
+        yield Bound(
+            f"{megabytes}MB",
+            round(slower, 2),
+            f"% slower than steps of {1e3 * budgeted['step']:.1f} ms without",
+            "<=",
+            100 * BUDGET,
+            samples=tuple(budgeted["pairs"]),
+        )
         apart = abs(budgeted["stalled"] / budgeted["more"] - 1)
-        yield Bound(f"{megabytes}MB-goodput", round(100 * apart, 1), "% between goodput's stall and the paired difference", "<=", 10)
+        yield Bound(
+            f"{megabytes}MB-goodput",
+            round(100 * apart, 1),
+            "% between goodput's stall and the paired difference",
+            "<=",
+            10,
+        )

@@ -42,7 +42,9 @@ def run(size: int, modes: str, rounds: int) -> dict[str, list[float]]:
 def flash(size: int, rounds: int) -> list[float]:
     """Seconds per save of DLRover's flash checkpoint."""
     line = [peers.python(), "figures/scripts/dlrover_flash.py", str(size), str(rounds)]
-    done = subprocess.run(line, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "2"}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        line, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "2"}, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(done.stderr[-3000:])
     return [json.loads(row)["seconds"] for row in done.stdout.splitlines() if row.startswith("{")]
@@ -52,8 +54,18 @@ def measure(soak: bool) -> Iterator[Bound]:
     for size, label in ((GB, "1GB"), (4 * GB, "4GB")):
         tight = run(size, "memcpy,everstep", 15 if soak else 9)
         ratios = [b / a for a, b in zip(tight["memcpy"], tight["everstep"], strict=True)]
-        yield Bound(f"{label}-over-memcpy", round(statistics.median(ratios), 3), "x a two-thread copy", "<=", 1.15, samples=tuple(ratios))
-    middle = {mode: statistics.median(times) for mode, times in run(GB, "everstep,dcp-default,dcp-process,torch-save", 5).items()}
+        yield Bound(
+            f"{label}-over-memcpy",
+            round(statistics.median(ratios), 3),
+            "x a two-thread copy",
+            "<=",
+            1.15,
+            samples=tuple(ratios),
+        )
+    middle = {
+        mode: statistics.median(times)
+        for mode, times in run(GB, "everstep,dcp-default,dcp-process,torch-save", 5).items()
+    }
     print({mode: round(t, 3) for mode, t in middle.items()}, flush=True)
     for mode, limit in (("dcp-default", 0.35), ("dcp-process", 0.7), ("torch-save", 0.35)):
         yield Bound(f"1GB-over-{mode}", round(middle["everstep"] / middle[mode], 3), "x", "<=", limit)
@@ -63,4 +75,11 @@ def measure(soak: bool) -> Iterator[Bound]:
         ours += run(GB, "everstep", 5)["everstep"]
         theirs += flash(GB, 5)
     ratio = statistics.median(ours) / statistics.median(theirs)
-    yield Bound("1GB-over-dlrover-flash", round(ratio, 3), f"x ({statistics.median(theirs):.3f} s; no checksum, one slot)", "<=", 1.05, samples=tuple(ours + theirs))
+    yield Bound(
+        "1GB-over-dlrover-flash",
+        round(ratio, 3),
+        f"x ({statistics.median(theirs):.3f} s; no checksum, one slot)",
+        "<=",
+        1.05,
+        samples=tuple(ours + theirs),
+    )

@@ -36,10 +36,17 @@ def _half(lines: list[dict[str, Any]], first: bool, into: Path) -> Path:
 
 def _down_beyond(trace: str, spares: list[int], seed: int) -> list[float]:
     """Share of the time in which more nodes are down than that, for each."""
-    said = subprocess.run(["everstep", "trace", "write", trace, "--seed", str(seed)], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        ["everstep", "trace", "write", trace, "--seed", str(seed)], capture_output=True, text=True, check=True
+    ).stdout
     lines = [json.loads(line) for line in said.splitlines()]
     length = lines[0]["length_s"]
-    changes = sorted((at, step) for line in lines[1:] if line["kind"] == "sev1" for at, step in ((line["t_s"], 1), (min(line["t_s"] + line["repair_s"], length), -1)))
+    changes = sorted(
+        (at, step)
+        for line in lines[1:]
+        if line["kind"] == "sev1"
+        for at, step in ((line["t_s"], 1), (min(line["t_s"] + line["repair_s"], length), -1))
+    )
     beyond, down, since = [0.0] * len(spares), 0, 0.0
     for at, step in [*changes, (length, 0)]:
         beyond = [b + (at - since) * (down > n) for b, n in zip(beyond, spares, strict=True)]
@@ -51,18 +58,40 @@ def measure(soak: bool) -> Iterator[Bound]:
     if not TRACE.exists():
         print("skipped: no real traces on this machine")
         return
-    said = subprocess.run(["everstep", "trace", "write", str(TRACE), "--nodes", str(NODES)], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        ["everstep", "trace", "write", str(TRACE), "--nodes", str(NODES)], capture_output=True, text=True, check=True
+    ).stdout
     lines = [json.loads(line) for line in said.splitlines()]
     with tempfile.TemporaryDirectory() as into:
         halves = [_half(lines, True, Path(into)), _half(lines, False, Path(into))]
         # And the other way round, which is not asked for: the first half is the worse one.
         for backwards, (sized_on, replayed) in enumerate(((halves[0], halves[1]), (halves[1], halves[0]))):
-            line = ["everstep", "size", "--slo", f"available={GOAL}", "--trace", str(sized_on), "--nodes", str(NODES), "--json"]
+            line = [
+                "everstep",
+                "size",
+                "--slo",
+                f"available={GOAL}",
+                "--trace",
+                str(sized_on),
+                "--nodes",
+                str(NODES),
+                "--json",
+            ]
             sized = json.loads(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
             counts = [sized["spares"], sized["spares_if_independent"]]
-            replays = [_down_beyond(f"gen:bootstrap,file={replayed},block=14d", counts, seed) for seed in range(REPLAYS)]
+            replays = [
+                _down_beyond(f"gen:bootstrap,file={replayed},block=14d", counts, seed) for seed in range(REPLAYS)
+            ]
             met = [sum(replay[at] <= 1 - GOAL for replay in replays) / REPLAYS * 100 for at in (0, 1)]
             half = "first" if backwards else "second"
-            print(f"replays of the {half} half: {counts[0]} spares met the goal in {met[0]:.1f} %, {counts[1]} (as if failures were independent) in {met[1]:.1f} %")
+            print(
+                f"replays of the {half} half: {counts[0]} spares met the goal in {met[0]:.1f} %, {counts[1]} (as if failures were independent) in {met[1]:.1f} %"
+            )
             if not backwards:
-                yield Bound("met", round(met[0], 1), f"% of {REPLAYS} replays of the second half: no more than {counts[0]} nodes down in 99 % of the time (independent: {counts[1]} spares, {met[1]:.1f} %)", ">=", 90)
+                yield Bound(
+                    "met",
+                    round(met[0], 1),
+                    f"% of {REPLAYS} replays of the second half: no more than {counts[0]} nodes down in 99 % of the time (independent: {counts[1]} spares, {met[1]:.1f} %)",
+                    ">=",
+                    90,
+                )

@@ -22,7 +22,9 @@ PLACES = {"line": "faulty.py", "c": "faulty.py", "gil": "match", "stopped": ""}
 
 def _by_hand(c: Cluster) -> tuple[list[dict[str, Any]], float]:
     began = time.monotonic()
-    done = subprocess.run([str(EVERSTEP), "stacks", c.job, "--json"], env=c.env, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(
+        [str(EVERSTEP), "stacks", c.job, "--json"], env=c.env, capture_output=True, text=True, check=False, timeout=30
+    )
     return json.loads(done.stdout)["groups"], time.monotonic() - began
 
 
@@ -37,7 +39,15 @@ def _right(groups: list[dict[str, Any]], place: str) -> bool:
 def measure(soak: bool) -> Iterator[Bound]:
     slowest = 0.0
     for kind, place in PLACES.items():
-        with tempfile.TemporaryDirectory() as scratch, cluster(f"stacks-{kind}", ["figures/scripts/faulty.py", "--out", scratch], workers=RANKS, options=["--max-restarts", "3"]) as c:
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            cluster(
+                f"stacks-{kind}",
+                ["figures/scripts/faulty.py", "--out", scratch],
+                workers=RANKS,
+                options=["--max-restarts", "3"],
+            ) as c,
+        ):
             c.start_all()
             c.wait_step(30, 180)
             if kind == "stopped":
@@ -50,10 +60,18 @@ def measure(soak: bool) -> Iterator[Bound]:
             slowest = max(slowest, took)
             c.wait_for(lambda: c.facts("IncidentOpened"), 60, "the hang")
             c.wait_for(lambda: c.facts("FirstStep")[1:], 120, "the recovery")
-            text = subprocess.run([str(EVERSTEP), "explain", "--job", c.job], env=c.env, capture_output=True, text=True, check=False).stdout
+            text = subprocess.run(
+                [str(EVERSTEP), "explain", "--job", c.job], env=c.env, capture_output=True, text=True, check=False
+            ).stdout
             told = [line for line in text.splitlines() if line.startswith("Stacks")]
             print("\n".join(line for line in text.splitlines() if "rank" in line))
         yield Bound(f"{kind}.by-hand", int(_right(groups, place)), "all ranks grouped, the odd one on top", "=", 1)
         word = f"rank {ODD}" + (": no answer" if kind == "stopped" else " in ")
-        yield Bound(f"{kind}.explained", int(len(told) == 1 and word in told[0] and place in told[0] + text), "the odd rank first in everstep explain", "=", 1)
+        yield Bound(
+            f"{kind}.explained",
+            int(len(told) == 1 and word in told[0] and place in told[0] + text),
+            "the odd rank first in everstep explain",
+            "=",
+            1,
+        )
     yield Bound("by-hand.seconds", round(slowest, 2), "s from asking to the answer of all ranks, at worst", "<=", 4)

@@ -47,7 +47,9 @@ def measure(soak: bool) -> Iterator[Bound]:
         directory = Path(tempfile.mkdtemp(prefix="everstep-states-"))
         try:
             _run("save", directory, 0, CONTROL, *faults_saving)
-            caught[fault] = sum("different" in row for row in _run("restore", directory, 0, CONTROL, *faults_restoring).values())
+            caught[fault] = sum(
+                "different" in row for row in _run("restore", directory, 0, CONTROL, *faults_restoring).values()
+            )
         finally:
             shutil.rmtree(directory)
     refused = {n: row for n, row in saved.items() if "refused" in row}
@@ -57,11 +59,42 @@ def measure(soak: bool) -> Iterator[Bound]:
     different = [f"{n}: {row['different']}" for n, row in back.items() if "different" in row]
     nowhere = [f"{n}: {row['refused']}" for n, row in refused.items() if not row["placed"]]
     published = [n for n, row in refused.items() if row["published"]]
-    yield Bound("states", len(back), f"states restored or refused ({sum('same' in r for r in back.values())} equal, {len(refused)} refused)", ">=", states)
-    yield Bound("silent-differences", len(different), "states that came back otherwise", "=", 0, samples=tuple(different[:20]))
-    yield Bound("refused-without-path", len(nowhere), "refusals that do not name the object", "=", 0, samples=tuple(nowhere[:20]))
-    yield Bound("published-though-refused", len(published), "refused states with a checkpoint", "=", 0, samples=tuple(published[:20]))
+    yield Bound(
+        "states",
+        len(back),
+        f"states restored or refused ({sum('same' in r for r in back.values())} equal, {len(refused)} refused)",
+        ">=",
+        states,
+    )
+    yield Bound(
+        "silent-differences", len(different), "states that came back otherwise", "=", 0, samples=tuple(different[:20])
+    )
+    yield Bound(
+        "refused-without-path",
+        len(nowhere),
+        "refusals that do not name the object",
+        "=",
+        0,
+        samples=tuple(nowhere[:20]),
+    )
+    yield Bound(
+        "published-though-refused",
+        len(published),
+        "refused states with a checkpoint",
+        "=",
+        0,
+        samples=tuple(published[:20]),
+    )
     yield Bound("unreadable", len(raised), "other errors when saving or restoring", "=", 0, samples=tuple(raised[:20]))
-    yield Bound("accepted", round(accepted, 4), f"part of {len(plain)} states of plain types that is accepted", ">=", 0.95, samples=tuple(Counter(r["refused"] for r in plain if "refused" in r)))
+    yield Bound(
+        "accepted",
+        round(accepted, 4),
+        f"part of {len(plain)} states of plain types that is accepted",
+        ">=",
+        0.95,
+        samples=tuple(Counter(r["refused"] for r in plain if "refused" in r)),
+    )
     yield Bound("control-set", caught["set"], "differences with frozensets decoded as sets", "=", 0, control=True)
-    yield Bound("control-conj", caught["conj"], "differences with conjugated views taken as their memory", "=", 0, control=True)
+    yield Bound(
+        "control-conj", caught["conj"], "differences with conjugated views taken as their memory", "=", 0, control=True
+    )

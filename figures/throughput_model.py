@@ -21,12 +21,26 @@ def measure(soak: bool) -> Iterator[Bound]:
     said = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     points = [json.loads(p) for p in said.splitlines()]
     for p in points:
-        print(f"{p['source']:8} {p['hardware']:8} {p['model']:6} {p['layout']:<45} {p['off'] * 100:+6.1f} % {p['memory_gb']:5.0f} GB {p['split']}")
+        print(
+            f"{p['source']:8} {p['hardware']:8} {p['model']:6} {p['layout']:<45} {p['off'] * 100:+6.1f} % {p['memory_gb']:5.0f} GB {p['split']}"
+        )
     for hardware, limit in (("a100-80", 6), ("h100", 7)):
         fit = [p for p in points if p["hardware"] == hardware and p["split"] == "fit"]
-        yield Bound(f"{hardware}.fit", round(_error(fit), 2), f"% off on average, {len(fit)} points that it was fitted to", "<=", limit)
+        yield Bound(
+            f"{hardware}.fit",
+            round(_error(fit), 2),
+            f"% off on average, {len(fit)} points that it was fitted to",
+            "<=",
+            limit,
+        )
     held = [p for p in points if p["split"] == "held-out"]
     worst = max(held, key=lambda p: abs(p["off"]))
-    yield Bound("a100-80.held-out", round(_error(held), 2), f"% off on average, {len(held)} points that it has not seen (worst {worst['off'] * 100:+.1f} %: {worst['source']} {worst['model']})", "<=", 6)
+    yield Bound(
+        "a100-80.held-out",
+        round(_error(held), 2),
+        f"% off on average, {len(held)} points that it has not seen (worst {worst['off'] * 100:+.1f} %: {worst['source']} {worst['model']})",
+        "<=",
+        6,
+    )
     ran = sum(not p["fits"] for p in points)
     yield Bound("memory.refused", ran, f"of {len(points)} layouts that were run are said not to fit", "=", 0)

@@ -71,8 +71,12 @@ def _lost(verdict: Verdict, told: str, again: tuple[int, int], first: int, where
     if begun:
         verdict.holds(f"{where} began", int(begun[2]), first, first)
         verdict.claim(f"{where} {begun[1]} at {first}", (begun[1] == "began again") == (first == 1))
-    counts = re.search(r"(\d+) steps? (?:is|are|was|were) (?:being )?repeated|(\d+) steps? to be repeated|(no) step is repeated", told)
-    own = re.match(r"(no|\d+) steps?(?:;|,)(?: computed again)?(?:(?:, and)? (\d+)(?: steps?)? of earlier failures)?", told)
+    counts = re.search(
+        r"(\d+) steps? (?:is|are|was|were) (?:being )?repeated|(\d+) steps? to be repeated|(no) step is repeated", told
+    )
+    own = re.match(
+        r"(no|\d+) steps?(?:;|,)(?: computed again)?(?:(?:, and)? (\d+)(?: steps?)? of earlier failures)?", told
+    )
     if counts:
         verdict.holds(f"{where} repeated", int(next((n for n in counts.groups() if n and n != "no"), 0)), *again)
     elif own:
@@ -159,7 +163,19 @@ def _run(run: Run, seed: int) -> tuple[Verdict, Verdict]:
             deaths = run.deaths(rng)
             dies = [x for g, step in enumerate(deaths, 1) for x in ("--die", f"{g}:{rng.randint(0, 1)}:{step}")]
             steps = max(deaths) + 60
-        line = [SCRIPT, "--out", scratch, "--steps", str(steps), "--pause", str(pause), "--optimizer", run.optimizer, *run.options, *dies]
+        line = [
+            SCRIPT,
+            "--out",
+            scratch,
+            "--steps",
+            str(steps),
+            "--pause",
+            str(pause),
+            "--optimizer",
+            run.optimizer,
+            *run.options,
+            *dies,
+        ]
         with cluster(f"true-{run.name}-{os.getpid()}-{seed}", line, options=["--max-restarts", "99"], **more) as c:
             c.start_all()
             if run.nodes > 1:
@@ -202,6 +218,15 @@ def measure(soak: bool) -> Iterator[Bound]:
             total.unknown += one.unknown
             total.wrong += one.wrong
     yield Bound("incidents", found.incidents, "", ">=", 60 if soak else 12)
-    yield Bound("contradicted", len(found.wrong), f"of {found.statements} statements", "=", 0, samples=tuple(found.wrong[:20]))
+    yield Bound(
+        "contradicted", len(found.wrong), f"of {found.statements} statements", "=", 0, samples=tuple(found.wrong[:20])
+    )
     yield Bound("unknown", found.unknown, "incidents of which nothing carries a step number", "<=", 10)
-    yield Bound("altered-log.contradicted", len(altered.wrong), "by logs whose later generations are moved by three steps", "=", 0, control=True)
+    yield Bound(
+        "altered-log.contradicted",
+        len(altered.wrong),
+        "by logs whose later generations are moved by three steps",
+        "=",
+        0,
+        control=True,
+    )

@@ -24,9 +24,24 @@ WAYS = (
 def lives(way: str, steps: int, kills: int, *options: str) -> list[dict[str, Any]]:
     """What each life of the script has seen; it kills itself in the copy window."""
     with tempfile.TemporaryDirectory(dir=ROOT / "target") as scratch:
-        line = [str(BIN / "everstep"), "run", "--standalone", "--no-warm", "--max-restarts", str(kills), "figures/scripts/torn.py", "--way", way]
+        line = [
+            str(BIN / "everstep"),
+            "run",
+            "--standalone",
+            "--no-warm",
+            "--max-restarts",
+            str(kills),
+            "figures/scripts/torn.py",
+            "--way",
+            way,
+        ]
         line += ["--steps", str(steps), "--kills", str(kills), "--out", scratch, *options]
-        env = {**os.environ, "EVERSTEP_STATE_DIR": f"{scratch}/state", "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
+        env = {
+            **os.environ,
+            "EVERSTEP_STATE_DIR": f"{scratch}/state",
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+        }
         done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
         found = [json.loads(row) for row in done.stdout.splitlines() if row.startswith("{")]
         if done.returncode or len(found) != kills + 1:
@@ -43,9 +58,23 @@ def measure(soak: bool) -> Iterator[Bound]:
         restored += sum(life["restored_torn"] for life in found)
         looked += sum(life["kept"] for life in found)
         gap = max(gap, *(life["gap"] for life in found))
-        rows.append((way, sum(life["due"] for life in found), sum(life["kept"] for life in found), sum(life["discarded"] for life in found)))
+        rows.append(
+            (
+                way,
+                sum(life["due"] for life in found),
+                sum(life["kept"] for life in found),
+                sum(life["discarded"] for life in found),
+            )
+        )
     print(rows, flush=True)
-    yield Bound("restored", restored, f"torn snapshots restored in {len(WAYS)} ways with {kills} kills each", "=", 0, samples=tuple(rows))
+    yield Bound(
+        "restored",
+        restored,
+        f"torn snapshots restored in {len(WAYS)} ways with {kills} kills each",
+        "=",
+        0,
+        samples=tuple(rows),
+    )
     yield Bound("sealed", torn, f"torn ones among {looked} that were sealed", "=", 0)
     yield Bound("gap", gap, "steps between sealed snapshots, at most", "<=", 10)
     quiet = lives("none", steps * 2, kills)

@@ -14,7 +14,9 @@ from figures.paired import extra, run
 
 def measure(soak: bool) -> Iterator[Bound]:
     for computes, rounds, options in (("device", 9, ["--device"]), ("processor", 21, [])):
-        cost = extra(run("none,synchronous,persist-pipelined,everstep", 2 * rounds if soak else rounds, "--steps", "5", *options))
+        cost = extra(
+            run("none,synchronous,persist-pipelined,everstep", 2 * rounds if soak else rounds, "--steps", "5", *options)
+        )
         synchronous, half, both = (round(cost[mode][0], 3) for mode in ("synchronous", "persist-pipelined", "everstep"))
         yield Bound(f"{computes}.synchronous", synchronous, "s lost per checkpoint of 1 GB", ">", half)
         yield Bound(f"{computes}.persist-pipelined", half, "s lost", "<", synchronous)

@@ -21,4 +21,10 @@ def measure(soak: bool) -> Iterator[Bound]:
         part = line["what"].removeprefix("figure 11, ").replace(": Unicron by ", ".").lower()
         origin = "fitted" if line["fitted"] else "predicted"
         off = abs(line["ours"] / line["paper"] - 1) * 100
-        yield Bound(part, round(off, 2), f"% from the paper's {line['paper']}: {line['ours']:.3f}, {origin}; {line['assumed']}", "<=", 8)
+        yield Bound(
+            part,
+            round(off, 2),
+            f"% from the paper's {line['paper']}: {line['ours']:.3f}, {origin}; {line['assumed']}",
+            "<=",
+            8,
+        )

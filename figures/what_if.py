@@ -14,7 +14,9 @@ TRACE = "gen:weibull,nodes=64,days=120,mtbf=120d,repair=lognormal:0.2d:1d"
 
 
 def _goodputs(options: list[str]) -> dict[str, float]:
-    said = subprocess.run(["everstep", "simulate", *options, "--json"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        ["everstep", "simulate", *options, "--json"], capture_output=True, text=True, check=True
+    ).stdout
     return {policy["policy"]: policy["goodput"]["mean"] for policy in json.loads(said)["policies"]}
 
 
@@ -24,7 +26,9 @@ def measure(soak: bool) -> Iterator[Bound]:
         for seed in range(20 if soak else 4):
             with tempfile.TemporaryDirectory() as into:
                 path = Path(into) / "incidents.jsonl"
-                there = _goodputs(["--trace", TRACE, "--policies", policy, "--seeds", "1", "--seed", str(seed), "--export", str(path)])[policy]
+                there = _goodputs(
+                    ["--trace", TRACE, "--policies", policy, "--seeds", "1", "--seed", str(seed), "--export", str(path)]
+                )[policy]
                 found = _goodputs(["--from-incidents", str(path), "--policies", "wait"])["recorded"]
             apart = abs(found - there) * 100
             print(f"{policy}, seed {seed}: {there * 100:.2f} % then, {found * 100:.2f} % read back")

@@ -16,7 +16,9 @@ STEPS, DETECT = 300, 2.0
 
 def _seen(workers: int, options: list[str] | None = None) -> tuple[float, int]:
     """Steps that were seen on the rank that has fewest, and the exit code."""
-    with cluster(f"zero-{workers}", [SCRIPT, "--steps", str(STEPS), "--pause", "0.005"], workers=workers, options=options) as c:
+    with cluster(
+        f"zero-{workers}", [SCRIPT, "--steps", str(STEPS), "--pause", "0.005"], workers=workers, options=options
+    ) as c:
         codes = c.start_all().wait(120)
         steps = [f["step"] for f in c.facts("Progress")]
         return max(steps, default=0), max(map(abs, codes))
@@ -55,7 +57,11 @@ def measure(soak: bool) -> Iterator[Bound]:
         with cluster("zero-slow", [SCRIPT, *arguments], workers=3) as c:
             c.start_all()
             seconds = 0.0
-            fact = c.wait_for(lambda: next((f for f in c.facts("SlowRank") if f["rank"] == 1 and f["slow"]), None), 90, "the slow rank")
+            fact = c.wait_for(
+                lambda: next((f for f in c.facts("SlowRank") if f["rank"] == 1 and f["slow"]), None),
+                90,
+                "the slow rank",
+            )
             log = [x.split() for x in (Path(scratch) / "log-1").read_text().splitlines() if x.startswith("step")]
             began = next(float(ts) for _, step, ts in log if int(step) >= 60)
             seconds = fact["ts"] - began

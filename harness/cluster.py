@@ -75,7 +75,16 @@ def marked(job: str) -> list[int]:
 class Cluster:
     """One job on ``nodes`` agents of this machine, each with ``workers`` ranks."""
 
-    def __init__(self, job: str, command: list[str], *, nodes: int = 1, workers: int = 2, options: list[str] | None = None, elastic: str | None = None) -> None:
+    def __init__(
+        self,
+        job: str,
+        command: list[str],
+        *,
+        nodes: int = 1,
+        workers: int = 2,
+        options: list[str] | None = None,
+        elastic: str | None = None,
+    ) -> None:
         self.job, self.command, self.nodes, self.workers = job, command, nodes, workers
         self.options = options or []
         self.elastic = elastic
@@ -100,8 +109,29 @@ class Cluster:
 
     def start(self, node: int = 0) -> None:
         """Starts the agent of a node, as a scheduler would."""
-        meet = ["--standalone"] if self.nodes == 1 else ["--nnodes", self.elastic or str(self.nodes), "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--node-rank", str(node)]
-        line = [str(EVERSTEP), "run", "--name", self.job, *meet, "--nproc-per-node", str(self.workers), *self.options, *self.command]
+        meet = (
+            ["--standalone"]
+            if self.nodes == 1
+            else [
+                "--nnodes",
+                self.elastic or str(self.nodes),
+                "--rdzv-endpoint",
+                f"127.0.0.1:{self.port}",
+                "--node-rank",
+                str(node),
+            ]
+        )
+        line = [
+            str(EVERSTEP),
+            "run",
+            "--name",
+            self.job,
+            *meet,
+            "--nproc-per-node",
+            str(self.workers),
+            *self.options,
+            *self.command,
+        ]
         log = (self.home / f"node-{node}.log").open("ab")
         self.agents[node] = subprocess.Popen(line, env=self.env, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
 
@@ -138,7 +168,9 @@ class Cluster:
 
     def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
         """One of everstep's commands, in the environment of the job."""
-        return subprocess.run([str(EVERSTEP), *words], env=self.env, capture_output=True, text=True, timeout=30, check=False)
+        return subprocess.run(
+            [str(EVERSTEP), *words], env=self.env, capture_output=True, text=True, timeout=30, check=False
+        )
 
     def goodput(self) -> dict[str, Any]:
         """What ``everstep goodput`` counts."""
@@ -152,7 +184,11 @@ class Cluster:
         """A world of so many ranks steps, each ready to be restarted at once if ``warm``."""
         workers = self.workers_now().values()
         stepping = sum(w["step"] is not None for w in workers)
-        return self.status().get("world_size") == size and stepping == size and (not warm or all(w["warm"] for w in workers))
+        return (
+            self.status().get("world_size") == size
+            and stepping == size
+            and (not warm or all(w["warm"] for w in workers))
+        )
 
     def step(self) -> int:
         """Steps completed by every rank."""
@@ -186,7 +222,9 @@ class Cluster:
             try:
                 agent.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired as e:
-                raise TimeoutError(f"still running after {timeout} s:\n{self.output()[-3000:]}\n{self.facts()[-8:]}") from e
+                raise TimeoutError(
+                    f"still running after {timeout} s:\n{self.output()[-3000:]}\n{self.facts()[-8:]}"
+                ) from e
         return [self.agents[n].returncode for n in sorted(self.agents)]
 
     # -- breaking -----------------------------------------------------------------------------------

@@ -56,7 +56,9 @@ class Job:
         self.agent = subprocess.Popen(line, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([str(EVERSTEP), *words], env=self.env, capture_output=True, text=True, timeout=30, check=False)
+        return subprocess.run(
+            [str(EVERSTEP), *words], env=self.env, capture_output=True, text=True, timeout=30, check=False
+        )
 
     def wait(self, what: Callable[[], Any], seconds: float = 60) -> Any:
         return wait(what, seconds)

@@ -12,7 +12,16 @@ from harness.cluster import EVERSTEP, ROOT, Cluster
 class Machines(Cluster):
     """Node ``i`` runs in namespace ``names[i]``, whose address is 10.77.8.(i+1); see ``figures.hosts``."""
 
-    def __init__(self, names: list[str], job: str, command: list[str], *, workers: int = 1, options: list[str] | None = None, elastic: str | None = None) -> None:
+    def __init__(
+        self,
+        names: list[str],
+        job: str,
+        command: list[str],
+        *,
+        workers: int = 1,
+        options: list[str] | None = None,
+        elastic: str | None = None,
+    ) -> None:
         super().__init__(job, command, nodes=len(names), workers=workers, options=options, elastic=elastic)
         self.names = names
         #: Words that the agent of a machine is started through, by its name.
@@ -37,8 +46,33 @@ class Machines(Cluster):
             log.write(f"3,1,2,-;{line}\n")
 
     def start(self, node: int = 0) -> None:
-        meet = ["--insecure", "--token-file", str(self.token), "--nnodes", self.elastic or str(self.nodes), "--rdzv-endpoint", f"10.77.8.1:{self.port}", "--node-rank", str(node)]
-        line = [*self.through.get(self.names[node], []), "ip", "netns", "exec", self.names[node], str(EVERSTEP), "run", "--name", self.job, *meet, "--nproc-per-node", str(self.workers), *self.options, *self.command]
+        meet = [
+            "--insecure",
+            "--token-file",
+            str(self.token),
+            "--nnodes",
+            self.elastic or str(self.nodes),
+            "--rdzv-endpoint",
+            f"10.77.8.1:{self.port}",
+            "--node-rank",
+            str(node),
+        ]
+        line = [
+            *self.through.get(self.names[node], []),
+            "ip",
+            "netns",
+            "exec",
+            self.names[node],
+            str(EVERSTEP),
+            "run",
+            "--name",
+            self.job,
+            *meet,
+            "--nproc-per-node",
+            str(self.workers),
+            *self.options,
+            *self.command,
+        ]
         own = {**self.env, "GLOO_SOCKET_IFNAME": "eth0", "EVERSTEP_KERNEL_LOG": str(self.kernel_log(node))}
         log = (self.home / f"node-{node}.log").open("ab")
         self.agents[node] = subprocess.Popen(line, env=own, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)

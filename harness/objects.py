@@ -131,7 +131,9 @@ class Proxy:
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, daemon=True)
         thread.start()
-        server = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=PIECE), loop).result()
+        server = asyncio.run_coroutine_threadsafe(
+            asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=PIECE), loop
+        ).result()
         try:
             yield self
         finally:

@@ -52,4 +52,6 @@ class Altered(OwnLog):
     def _steps(self) -> dict[int, dict[int, list[int]]]:
         moved = super()._steps()
         first = min(moved, default=0)
-        return {g: {rank: [s + 3 * (g != first) for s in steps] for rank, steps in of.items()} for g, of in moved.items()}
+        return {
+            g: {rank: [s + 3 * (g != first) for s in steps] for rank, steps in of.items()} for g, of in moved.items()
+        }

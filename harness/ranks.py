@@ -26,9 +26,23 @@ def run_ranks(line: Sequence[str], size: int, timeout: float = 120, cwd: Path | 
     Raises:
         subprocess.TimeoutExpired: when one has not ended after ``timeout`` seconds.
     """
-    common = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo", **env}
+    common = {
+        **os.environ,
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+        **env,
+    }
     ranks = [
-        subprocess.Popen(line, cwd=cwd, env={**common, "RANK": str(r), "LOCAL_RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            line,
+            cwd=cwd,
+            env={**common, "RANK": str(r), "LOCAL_RANK": str(r)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for r in range(size)
     ]
     try:

@@ -42,7 +42,10 @@ def report(c: Cluster, what: str, when: float) -> dict[str, Any]:
         "tier": "durable storage" if "Durable" in tiers else "memory",
         "step": restored["step"],
     }
-    print(f"   noticed after {row['noticed']:.2f} s, next new step after {row['next']:.2f} s, from {row['tier']}", flush=True)
+    print(
+        f"   noticed after {row['noticed']:.2f} s, next new step after {row['next']:.2f} s, from {row['tier']}",
+        flush=True,
+    )
     return row
 
 
@@ -61,7 +64,16 @@ def disturbed(c: Cluster) -> list[dict[str, Any]]:
     c.wait_for(lambda: c.step() > max(at, 1), 60, "a step after the coordinator's return")
     restarted = len(c.facts("GenerationStarted")) - generations
     print(f"   back after {back['ts'] - when:.2f} s, {restarted} workers restarted", flush=True)
-    rows.append({"what": "coordinator", "noticed": back["ts"] - when, "next": 0.0, "lost": restarted, "tier": "memory", "step": None})
+    rows.append(
+        {
+            "what": "coordinator",
+            "noticed": back["ts"] - when,
+            "next": 0.0,
+            "lost": restarted,
+            "tier": "memory",
+            "step": None,
+        }
+    )
 
     c.wait_step(111)
     print("-> kill -9 of node 1: agent, workers, memory", flush=True)
@@ -76,7 +88,9 @@ def disturbed(c: Cluster) -> list[dict[str, Any]]:
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="everstep-demo-") as scratch:
         calm_out, out = Path(scratch) / "undisturbed", Path(scratch) / "disturbed"
-        print(f"everstep demo: a GPT on the standard library's source, {NODES} nodes x {WORKERS} workers, {STEPS} steps")
+        print(
+            f"everstep demo: a GPT on the standard library's source, {NODES} nodes x {WORKERS} workers, {STEPS} steps"
+        )
         print("1. undisturbed", flush=True)
         began = time.time()
         with cluster("demo-undisturbed", command(calm_out), nodes=NODES, workers=WORKERS) as c:
@@ -95,7 +109,9 @@ def main() -> int:
         following = "never stopped" if r["what"] == "coordinator" else f"{r['next']:.2f} s"
         where = r["tier"] if r["step"] is None else f"{r['tier']}, step {r['step']}"
         print(f"{r['what']:<18}{r['noticed']:>8.2f} s{following:>15}{r['lost']:>12}  {where}")
-    print(f"losses of all {NODES * WORKERS} ranks and final parameters: {'bit-identical to the undisturbed run' if not wrong else wrong[:3]}")
+    print(
+        f"losses of all {NODES * WORKERS} ranks and final parameters: {'bit-identical to the undisturbed run' if not wrong else wrong[:3]}"
+    )
     good = not any(codes) and not wrong and not leaks and rows[0]["lost"] == 0 and rows[1]["lost"] == 0
     if leaks:
         print(f"left behind: {leaks}")

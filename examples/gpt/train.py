@@ -6,13 +6,14 @@ import json
 import os
 from pathlib import Path
 
-import everstep
 import text
 import torch
 import torch.distributed as dist
 from model import GPT, Config
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+
+import everstep
 
 
 def arguments() -> argparse.Namespace:

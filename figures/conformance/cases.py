@@ -18,11 +18,20 @@ class Case:
     term_after: float | None = None
 
 
-def _one(name: str, *line: str, env: dict[str, str] | None = None, fails: bool = False, term_after: float | None = None) -> Case:
+def _one(
+    name: str, *line: str, env: dict[str, str] | None = None, fails: bool = False, term_after: float | None = None
+) -> Case:
     return Case(name, [list(line)], env or {}, fails, term_after)
 
 
-def _two(name: str, common: list[str], *, own: list[list[str]] | None = None, tail: list[str] | None = None, fails: bool = False) -> Case:
+def _two(
+    name: str,
+    common: list[str],
+    *,
+    own: list[list[str]] | None = None,
+    tail: list[str] | None = None,
+    fails: bool = False,
+) -> Case:
     own = own or [["--node-rank", "0"], ["--node-rank", "1"]]
     return Case(name, [[*common, *o, *(tail or [PROBE])] for o in own], {}, fails)
 

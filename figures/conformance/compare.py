@@ -47,11 +47,21 @@ def run(case: Case, launcher: str) -> dict[str, Any]:
         port = free_port()
 
         def fill(text: str, node: int) -> str:
-            for name, value in (("port", port), ("tmp", tmp), ("probe", ROOT / "figures/conformance/probe.py"), ("node", node), ("python", sys.executable)):
+            for name, value in (
+                ("port", port),
+                ("tmp", tmp),
+                ("probe", ROOT / "figures/conformance/probe.py"),
+                ("node", node),
+                ("python", sys.executable),
+            ):
                 text = text.replace("{" + name + "}", str(value))
             return text
 
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "TORCHELASTIC_", "EVERSTEP_")) and k != "OMP_NUM_THREADS"}
+        env = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("PET_", "TORCHELASTIC_", "EVERSTEP_")) and k != "OMP_NUM_THREADS"
+        }
         env |= {k: fill(v, 0) for k, v in case.env.items()} | {"PROBE_OUT": str(tmp / "notes")}
         if launcher == "everstep":
             env |= {"EVERSTEP_STATE_DIR": str(tmp / "state"), "EVERSTEP_SHM_DIR": str(tmp / "memory")}
@@ -59,7 +69,16 @@ def run(case: Case, launcher: str) -> dict[str, Any]:
         for node, line in enumerate(case.lines):
             log = (tmp / f"out-{node}").open("w")
             command = [*LAUNCHERS[launcher], *(fill(a, node) for a in line)]
-            nodes.append(subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=log, stderr=(tmp / f"err-{node}").open("w")))
+            nodes.append(
+                subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env=env,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=(tmp / f"err-{node}").open("w"),
+                )
+            )
             assert nodes[-1].stdin is not None
             with contextlib.suppress(BrokenPipeError):
                 nodes[-1].stdin.write(b"typed\n")
@@ -80,7 +99,12 @@ def _wait_for_notes(notes: Path, count: int) -> None:
 
 def _reduce(case: Case, tmp: Path, codes: list[int], port: int, given: dict[str, str]) -> dict[str, Any]:
     def plain(text: str) -> str:
-        text = text.replace(f"<{socket.gethostname()}>", "<HOST>").replace(str(tmp), "TMP").replace(str(ROOT), "ROOT").replace(str(port), "PORT")
+        text = (
+            text.replace(f"<{socket.gethostname()}>", "<HOST>")
+            .replace(str(tmp), "TMP")
+            .replace(str(ROOT), "ROOT")
+            .replace(str(port), "PORT")
+        )
         # The folder of a run ends in something random.
         text = re.sub(r"(logs\d?|/torchelastic_\w+|jobs/[^/]+/logs)/([^/]*)_\w{8}/", r"\1/\2_X/", text)
         text = re.sub(r"^(/\S+/watchdog_timer_[0-9a-f-]{36}|TMP/memory/\S+/timer)$", "TIMER", text)
@@ -93,14 +117,23 @@ def _reduce(case: Case, tmp: Path, codes: list[int], port: int, given: dict[str,
         # By which of its names the interpreter is called depends on how pip was.
         seen["executable"] = re.sub(r"python[\d.]*$", "python", seen["executable"])
         # What the launcher has left alone says nothing of it.
-        environment = {k: plain(v) for k, v in seen.pop("environment").items() if given.get(k) != v or k in RANK_VARIABLES}
+        environment = {
+            k: plain(v) for k, v in seen.pop("environment").items() if given.get(k) != v or k in RANK_VARIABLES
+        }
         if environment.get("MASTER_ADDR") in (socket.getfqdn(), socket.gethostname()):
             environment["MASTER_ADDR"] = "HOST"
         seen["rank variables"] = {k: v for k, v in environment.items() if k in RANK_VARIABLES}
-        for name in RANK_VARIABLES | {"PYTHONUNBUFFERED", "EVERSTEP_STATE_DIR", "EVERSTEP_SHM_DIR", "_", "SHLVL", "OLDPWD"}:
+        for name in RANK_VARIABLES | {
+            "PYTHONUNBUFFERED",
+            "EVERSTEP_STATE_DIR",
+            "EVERSTEP_SHM_DIR",
+            "_",
+            "SHLVL",
+            "OLDPWD",
+        }:
             environment.pop(name, None)
         error_file = environment.pop("TORCHELASTIC_ERROR_FILE", "")
-        seen["error file"] = error_file[error_file.rfind("attempt_"):] if "attempt_" in error_file else error_file
+        seen["error file"] = error_file[error_file.rfind("attempt_") :] if "attempt_" in error_file else error_file
         seen["environment"] = environment
         key = "-".join(note.stem.split("-")[:2])
         workers[key] = json.loads(plain(json.dumps(seen)))
@@ -115,13 +148,20 @@ def _reduce(case: Case, tmp: Path, codes: list[int], port: int, given: dict[str,
     if (tmp / "own.json").exists():
         files["own.json"] = _error(tmp / "own.json")
     # Which of two nodes gets which ranks is nobody's promise (but for --node-rank): together they show the same.
-    shown = [sorted(plain(x) for i in range(len(codes)) for x in _own((tmp / f"{kind}-{i}").read_text())) for kind in ("out", "err")]
+    shown = [
+        sorted(plain(x) for i in range(len(codes)) for x in _own((tmp / f"{kind}-{i}").read_text()))
+        for kind in ("out", "err")
+    ]
     return {"exit": codes, "workers": workers, "files": files, "console": shown}
 
 
 def _own(text: str) -> list[str]:
     """Lines that the probe wrote, with the prefix they came with."""
-    return [line for line in text.splitlines() if re.search(r"(out|err) of rank \d", line) and not line.startswith("everstep: ")]
+    return [
+        line
+        for line in text.splitlines()
+        if re.search(r"(out|err) of rank \d", line) and not line.startswith("everstep: ")
+    ]
 
 
 def _error(path: Path) -> Any:
@@ -132,7 +172,11 @@ def _error(path: Path) -> Any:
         message["extraInfo"]["timestamp"] = "T"
         stack = message["extraInfo"].pop("py_callstack")
         # torchrun's own frames differ from launcher to launcher; the user's do not.
-        message["extraInfo"]["own frames"] = [x.strip().replace(str(ROOT), "ROOT") for x in stack.splitlines() if "probe.py" in x or x.startswith("ValueError")]
+        message["extraInfo"]["own frames"] = [
+            x.strip().replace(str(ROOT), "ROOT")
+            for x in stack.splitlines()
+            if "probe.py" in x or x.startswith("ValueError")
+        ]
     return data
 
 
@@ -142,7 +186,11 @@ def differences(case: Case, theirs: dict[str, Any], ours: dict[str, Any]) -> set
     if theirs["exit"] != ours["exit"]:
         usage = ours["exit"] == [2] and not ours["workers"]
         found.add(
-            "exit code on a bad command line" if usage else "exit code on a signal" if case.term_after is not None else f"exit {theirs['exit']} / {ours['exit']}"
+            "exit code on a bad command line"
+            if usage
+            else "exit code on a signal"
+            if case.term_after is not None
+            else f"exit {theirs['exit']} / {ours['exit']}"
         )
         if usage:
             return found

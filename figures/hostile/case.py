@@ -14,7 +14,9 @@ FAILED, NO_COORDINATOR, REQUEUE, SETUP, KILLED = 1, 69, 75, 78, 137
 PERSIST = 5
 RANKS = 2
 #: A sentence that says what is waited for.
-WAITS = re.compile(r"everstep: .*(wait|does not answer|cannot reach|still|stopped|hung|no answer|before the store)", re.IGNORECASE)
+WAITS = re.compile(
+    r"everstep: .*(wait|does not answer|cannot reach|still|stopped|hung|no answer|before the store)", re.IGNORECASE
+)
 PANIC = re.compile(r"panicked|fatal runtime error|RUST_BACKTRACE|stack overflow|core dumped", re.IGNORECASE)
 
 

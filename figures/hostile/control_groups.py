@@ -95,16 +95,67 @@ def _squeeze(mib: int) -> Callable[[Job], None]:
 
 TWICE = ("--max-restarts", "2")
 SOME = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
-THREADS = [Case(f"threads.whole-{n}", before=_make("pids", pids__max=n), start=_inside("pids"), codes=CANNOT) for n in SOME]
+THREADS = [
+    Case(f"threads.whole-{n}", before=_make("pids", pids__max=n), start=_inside("pids"), codes=CANNOT) for n in SOME
+]
 LATER = [
-    *(Case(f"threads.no-more-than-{n}-more", before=_make("pids"), start=_inside("pids"), during=_no_more_threads(n, kill=False)) for n in (0, 1)),
-    *(Case(f"threads.killed-{n}-more", before=_make("pids"), start=_inside("pids"), during=_no_more_threads(n, kill=True), options=TWICE, codes=CANNOT, repeats=PERSIST) for n in (-4, 0, 1, 2, 4, 8, 16)),
-    *(Case(f"threads.entered-{n}", before=_make("pids"), during=_entered(n), options=TWICE, codes=CANNOT, repeats=PERSIST) for n in (1, 8, 64)),
+    *(
+        Case(
+            f"threads.no-more-than-{n}-more",
+            before=_make("pids"),
+            start=_inside("pids"),
+            during=_no_more_threads(n, kill=False),
+        )
+        for n in (0, 1)
+    ),
+    *(
+        Case(
+            f"threads.killed-{n}-more",
+            before=_make("pids"),
+            start=_inside("pids"),
+            during=_no_more_threads(n, kill=True),
+            options=TWICE,
+            codes=CANNOT,
+            repeats=PERSIST,
+        )
+        for n in (-4, 0, 1, 2, 4, 8, 16)
+    ),
+    *(
+        Case(
+            f"threads.entered-{n}",
+            before=_make("pids"),
+            during=_entered(n),
+            options=TWICE,
+            codes=CANNOT,
+            repeats=PERSIST,
+        )
+        for n in (1, 8, 64)
+    ),
 ]
 MEMORY = [
     # The kernel ends the agent itself where there is room for nothing.
-    *(Case(f"memory.whole-{n}-MiB", before=_make("memory", memory__limit_in_bytes=n * MIB), start=_inside("memory"), codes=CANNOT | ({KILLED} if n < 100 else set())) for n in (8, 32, 100, 250, 450)),
-    Case("memory.kills-one", before=_make("memory", memory__limit_in_bytes=2500 * MIB), start=_inside("memory"), words=("--balloon", "4000"), repeats=PERSIST),
-    Case("memory.kills-one-again", before=_make("memory"), during=_squeeze(6), words=("--pause", "0.1", "--balloon", "100"), repeats=PERSIST),
+    *(
+        Case(
+            f"memory.whole-{n}-MiB",
+            before=_make("memory", memory__limit_in_bytes=n * MIB),
+            start=_inside("memory"),
+            codes=CANNOT | ({KILLED} if n < 100 else set()),
+        )
+        for n in (8, 32, 100, 250, 450)
+    ),
+    Case(
+        "memory.kills-one",
+        before=_make("memory", memory__limit_in_bytes=2500 * MIB),
+        start=_inside("memory"),
+        words=("--balloon", "4000"),
+        repeats=PERSIST,
+    ),
+    Case(
+        "memory.kills-one-again",
+        before=_make("memory"),
+        during=_squeeze(6),
+        words=("--pause", "0.1", "--balloon", "100"),
+        repeats=PERSIST,
+    ),
 ]
 CASES = [*THREADS, *LATER, *MEMORY]

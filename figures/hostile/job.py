@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.cluster import EVERSTEP, ROOT, descendants, free_port
+from harness.cluster import EVERSTEP, ROOT, descendants
 
 SCRIPT = ROOT / "figures" / "scripts" / "hostile_loop.py"
 #: Seconds after which a job that has not ended counts as hung.
@@ -33,7 +33,13 @@ class Job:
             directory.mkdir()
         self.memory = Path(tempfile.mkdtemp(prefix="everstep-hostile-", dir="/dev/shm"))
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("EVERSTEP_")}
-        self.env |= {"EVERSTEP_STATE_DIR": str(home / "state"), "EVERSTEP_SHM_DIR": str(self.memory), "GLOO_SOCKET_IFNAME": "lo", "VIRTUAL_ENV": sys.prefix, "HOME": str(home / "user")}
+        self.env |= {
+            "EVERSTEP_STATE_DIR": str(home / "state"),
+            "EVERSTEP_SHM_DIR": str(self.memory),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "VIRTUAL_ENV": sys.prefix,
+            "HOME": str(home / "user"),
+        }
         self.env["PATH"] = f"{EVERSTEP.parent}:{self.env['PATH']}"
         self.agents: list[subprocess.Popen[bytes]] = []
         self.timed_out = False
@@ -44,7 +50,14 @@ class Job:
         """The command line of a node."""
         return [str(EVERSTEP), "run", *options, str(SCRIPT), "--out", str(self.out), *words]
 
-    def start(self, line: list[str], env: dict[str, str] | dict[bytes, bytes], *, cwd: str | bytes | Path | None = None, **more: Any) -> None:
+    def start(
+        self,
+        line: list[str],
+        env: dict[str, str] | dict[bytes, bytes],
+        *,
+        cwd: str | bytes | Path | None = None,
+        **more: Any,
+    ) -> None:
         """Starts an agent; what it prints is in ``node-N.log``."""
         with (self.home / f"node-{len(self.agents)}.log").open("ab") as log:
             streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, **more}
@@ -184,4 +197,3 @@ def job() -> Iterator[Job]:
 def meeting(node: int, nodes: int, port: int) -> list[str]:
     """How nodes of one machine find each other."""
     return ["--nnodes", str(nodes), "--rdzv-endpoint", f"127.0.0.1:{port}", "--node-rank", str(node)]
-

@@ -7,9 +7,9 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from figures.hosts import hosts
 from figures.hostile.case import Case
 from figures.hostile.job import Job, free_port
+from figures.hosts import hosts
 
 
 def _lose(names: list[str], percent: int) -> None:
@@ -39,7 +39,19 @@ def _apart(percent: int, begins: str) -> Callable[[Case, Job], None]:
         if begins == "start":
             _lose(names, percent)
         for node, name in enumerate(names):
-            meet = ["--insecure", "--token-file", str(token), "--nnodes", "2", "--rdzv-endpoint", f"10.77.8.1:{port}", "--node-rank", str(node), "--name", "lossy"]
+            meet = [
+                "--insecure",
+                "--token-file",
+                str(token),
+                "--nnodes",
+                "2",
+                "--rdzv-endpoint",
+                f"10.77.8.1:{port}",
+                "--node-rank",
+                str(node),
+                "--name",
+                "lossy",
+            ]
             env = {**case.environment(made), "GLOO_SOCKET_IFNAME": "eth0"}
             made.start(["ip", "netns", "exec", name, *made.line([*meet, *case.options], list(case.words))], env)
         if begins == "run" and made.reach(5):

@@ -20,7 +20,10 @@ def _two(case: Case, made: Job) -> None:
     """Two nodes of one rank each; the second is the one that is disturbed, but for the coordinator."""
     port = free_port()
     for node in (0, 1):
-        made.start(made.line([*meeting(node, 2, port), "--name", "two", *case.options], list(case.words)), case.environment(made))
+        made.start(
+            made.line([*meeting(node, 2, port), "--name", "two", *case.options], list(case.words)),
+            case.environment(made),
+        )
 
 
 def _pause(role: str, seconds: float) -> Callable[[Job], None]:
@@ -62,11 +65,33 @@ def cases(soak: bool) -> list[Case]:
     for seconds in LONG if soak else SHORT:
         bound = 240.0 + 2 * seconds
         for role in ROLES:
-            found.append(Case(f"pauses.one-node.{role}-{seconds}-s", during=_pause(role, seconds), repeats=PERSIST, seconds=bound))
+            found.append(
+                Case(
+                    f"pauses.one-node.{role}-{seconds}-s", during=_pause(role, seconds), repeats=PERSIST, seconds=bound
+                )
+            )
             again = 14 if role in ("agent", "guard") else PERSIST
-            found.append(Case(f"pauses.two-nodes.{role}-{seconds}-s", start=_two, during=_pause(role, seconds), repeats=again, seconds=bound))
-        found.append(Case(f"pauses.one-node.everything-{seconds}-s", during=_whole_node(seconds), repeats=PERSIST, seconds=bound))
-        found.append(Case(f"pauses.two-nodes.everything-of-one-{seconds}-s", start=_two, during=_whole_node(seconds), repeats=PERSIST, seconds=bound))
+            found.append(
+                Case(
+                    f"pauses.two-nodes.{role}-{seconds}-s",
+                    start=_two,
+                    during=_pause(role, seconds),
+                    repeats=again,
+                    seconds=bound,
+                )
+            )
+        found.append(
+            Case(f"pauses.one-node.everything-{seconds}-s", during=_whole_node(seconds), repeats=PERSIST, seconds=bound)
+        )
+        found.append(
+            Case(
+                f"pauses.two-nodes.everything-of-one-{seconds}-s",
+                start=_two,
+                during=_whole_node(seconds),
+                repeats=PERSIST,
+                seconds=bound,
+            )
+        )
     return found
 
 

@@ -47,9 +47,23 @@ def _not_text(case: Case, made: Job) -> None:
     cwd.mkdir()
     script = cwd / os.fsdecode(b"train-\xe9.py")
     shutil.copy(SCRIPT, script)
-    env = {os.fsencode(k): os.fsencode(v) for k, v in case.environment(made).items()} | {b"ODD\xfe": b"\xff value", b"LC_ALL": b"\xff\xfe"}
+    env = {os.fsencode(k): os.fsencode(v) for k, v in case.environment(made).items()} | {
+        b"ODD\xfe": b"\xff value",
+        b"LC_ALL": b"\xff\xfe",
+    }
     env[b"EVERSTEP_STATE_DIR"] = os.fsencode(cwd / "state")
-    line = [str(EVERSTEP), "run", "--standalone", "--nproc-per-node", str(RANKS), "--log-dir", "logs", "--tee", "3", str(script)]
+    line = [
+        str(EVERSTEP),
+        "run",
+        "--standalone",
+        "--nproc-per-node",
+        str(RANKS),
+        "--log-dir",
+        "logs",
+        "--tee",
+        "3",
+        str(script),
+    ]
     made.start([*line, "--out", str(made.out), "--checkpoints", os.fsdecode(b"\xfd-checkpoints")], env, cwd=cwd)
 
 
@@ -58,7 +72,10 @@ def _large(total: int, grow: bool) -> Callable[[Case, Job], None]:
     code = "import os, resource, sys; n, grow = int(sys.argv[1]), sys.argv[2] == '1'; grow and resource.setrlimit(resource.RLIMIT_STACK, (-1, -1)); os.environ.update({f'LARGE_{i}': 'x' * 100_000 for i in range(n)}); os.execv(sys.argv[3], sys.argv[3:])"
 
     def start(case: Case, made: Job) -> None:
-        made.start([sys.executable, "-c", code, str(total // 100_000), str(int(grow)), *case.line(made)], case.environment(made))
+        made.start(
+            [sys.executable, "-c", code, str(total // 100_000), str(int(grow)), *case.line(made)],
+            case.environment(made),
+        )
 
     return start
 
@@ -79,7 +96,13 @@ def _refused_by_the_kernel(case: Case, made: Job) -> None:
 
 def _remove(which: str) -> Callable[[Job], None]:
     def remove(made: Job) -> None:
-        place = {"checkpoints": made.cwd / "checkpoints", "state": made.home / "state", "logs": made.cwd / "logs", "cwd": made.cwd, "memory": made.memory}[which]
+        place = {
+            "checkpoints": made.cwd / "checkpoints",
+            "state": made.home / "state",
+            "logs": made.cwd / "logs",
+            "cwd": made.cwd,
+            "memory": made.memory,
+        }[which]
         shutil.rmtree(place, ignore_errors=True)
 
     return remove
@@ -104,7 +127,10 @@ def _kill_one(made: Job) -> None:
 
 def _read_only(*places: str) -> tuple[str, ...]:
     """These directories, below the job's, are there and cannot be written."""
-    make = " && ".join(f'mkdir -p "$HOSTILE_HOME/{p}" && mount -t tmpfs -o mode=700 none "$HOSTILE_HOME/{p}" && mount -o remount,ro "$HOSTILE_HOME/{p}"' for p in places)
+    make = " && ".join(
+        f'mkdir -p "$HOSTILE_HOME/{p}" && mount -t tmpfs -o mode=700 none "$HOSTILE_HOME/{p}" && mount -o remount,ro "$HOSTILE_HOME/{p}"'
+        for p in places
+    )
     return mounted(make)
 
 
@@ -131,10 +157,22 @@ BYTES = [
     Case("bytes.not-utf-8", start=_not_text),
     Case("bytes.environment-1.5-MiB", start=_large(1_500_000, grow=False)),
     Case("bytes.environment-4-MiB", start=_large(4_000_000, grow=True)),
-    Case("bytes.environment-refused", start=_refused_by_the_kernel, codes=CANNOT, refused=True, says="Argument list too long.*ulimit -s"),
+    Case(
+        "bytes.environment-refused",
+        start=_refused_by_the_kernel,
+        codes=CANNOT,
+        refused=True,
+        says="Argument list too long.*ulimit -s",
+    ),
     Case("bytes.state-path-200", env={"EVERSTEP_STATE_DIR": "{home}/" + "s" * 200}),
     Case("bytes.state-path-1000", env={"EVERSTEP_STATE_DIR": "{home}/" + "/".join(["s" * 200] * 5)}),
-    Case("bytes.state-path-5000", env={"EVERSTEP_STATE_DIR": "{home}/" + "/".join(["s" * 200] * 25)}, codes=frozenset({SETUP}), refused=True, says="EVERSTEP_STATE_DIR"),
+    Case(
+        "bytes.state-path-5000",
+        env={"EVERSTEP_STATE_DIR": "{home}/" + "/".join(["s" * 200] * 25)},
+        codes=frozenset({SETUP}),
+        refused=True,
+        says="EVERSTEP_STATE_DIR",
+    ),
     Case("bytes.job-name-long", options=("--name", "n" * 300), codes=CANNOT | {2}),
     Case("bytes.job-name-odd", options=("--name", "a b\n../c$(x)"), codes=CANNOT | {2}),
     Case("bytes.state-dir-relative", env={"EVERSTEP_STATE_DIR": "state here"}),
@@ -143,21 +181,88 @@ BYTES = [
 VARIABLES = [
     Case("variables.none", unset=("HOME", "USER", "LOGNAME", "LANG", "TERM", "TMPDIR", "SHELL", "PWD", "LC_ALL")),
     Case("variables.no-path", unset=("PATH",)),
-    Case("variables.home-is-a-file", before=_unwritable_home, unset=("EVERSTEP_STATE_DIR",), env={"HOME": "{home}/user"}, codes=CANNOT, says="EVERSTEP_STATE_DIR|done"),
+    Case(
+        "variables.home-is-a-file",
+        before=_unwritable_home,
+        unset=("EVERSTEP_STATE_DIR",),
+        env={"HOME": "{home}/user"},
+        codes=CANNOT,
+        says="EVERSTEP_STATE_DIR|done",
+    ),
     Case("variables.home-missing", env={"HOME": "{home}/nowhere/at/all"}, unset=("EVERSTEP_STATE_DIR",)),
     Case("variables.home-empty", env={"HOME": ""}),
     Case("variables.tmpdir-missing", env={"TMPDIR": "/nowhere"}),
-    Case("variables.proxies", env={k: "http://127.0.0.1:9" for k in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy")}),
-    Case("variables.stale-torchrun", env={"RANK": "7", "WORLD_SIZE": "9", "LOCAL_RANK": "5", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "GROUP_RANK": "3", "TORCHELASTIC_RESTART_COUNT": "4", "TORCHELASTIC_RUN_ID": "old"}),
-    Case("variables.nested", env={"EVERSTEP_SOCKET": "/nowhere", "EVERSTEP_GENERATION": "99", "EVERSTEP_BOARD": "/nowhere", "EVERSTEP_JOB": "other", "EVERSTEP_NODE": "3"}),
-    Case("variables.python-strict", env={"PYTHONOPTIMIZE": "2", "PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}),
-    Case("variables.nonsense", env={"TZ": "Nowhere/Else", "LC_ALL": "xx_YY.KLINGON", "COLUMNS": "-3", "RUST_LOG": "!!", "OMP_NUM_THREADS": "many"}, codes=CANNOT),
-    Case("variables.wrong-number", env={"EVERSTEP_DETECT_TIMEOUT": "soon"}, codes=frozenset({2}), refused=True, says="error: .*soon"),
+    Case(
+        "variables.proxies",
+        env=dict.fromkeys(
+            ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"), "http://127.0.0.1:9"
+        ),
+    ),
+    Case(
+        "variables.stale-torchrun",
+        env={
+            "RANK": "7",
+            "WORLD_SIZE": "9",
+            "LOCAL_RANK": "5",
+            "MASTER_ADDR": "192.0.2.1",
+            "MASTER_PORT": "1",
+            "GROUP_RANK": "3",
+            "TORCHELASTIC_RESTART_COUNT": "4",
+            "TORCHELASTIC_RUN_ID": "old",
+        },
+    ),
+    Case(
+        "variables.nested",
+        env={
+            "EVERSTEP_SOCKET": "/nowhere",
+            "EVERSTEP_GENERATION": "99",
+            "EVERSTEP_BOARD": "/nowhere",
+            "EVERSTEP_JOB": "other",
+            "EVERSTEP_NODE": "3",
+        },
+    ),
+    Case(
+        "variables.python-strict",
+        env={
+            "PYTHONOPTIMIZE": "2",
+            "PYTHONSAFEPATH": "1",
+            "PYTHONNOUSERSITE": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONHASHSEED": "0",
+            "PYTHONUTF8": "0",
+            "LC_ALL": "C",
+            "PYTHONCOERCECLOCALE": "0",
+        },
+    ),
+    Case(
+        "variables.nonsense",
+        env={
+            "TZ": "Nowhere/Else",
+            "LC_ALL": "xx_YY.KLINGON",
+            "COLUMNS": "-3",
+            "RUST_LOG": "!!",
+            "OMP_NUM_THREADS": "many",
+        },
+        codes=CANNOT,
+    ),
+    Case(
+        "variables.wrong-number",
+        env={"EVERSTEP_DETECT_TIMEOUT": "soon"},
+        codes=frozenset({2}),
+        refused=True,
+        says="error: .*soon",
+    ),
 ]
 
 LIMITS = [
-    *(Case(f"files.{n}", through=("prlimit", f"--nofile={n}:{n}"), during=KILLED, codes=CANNOT, repeats=PERSIST) for n, PERSIST in ((16, 5), (24, 5), (32, 5), (48, 5))),
-    *(Case(f"files.{n}", through=("prlimit", f"--nofile={n}:{n}"), during=KILLED, repeats=PERSIST) for n in (64, 128, 256, 1024)),
+    *(
+        Case(f"files.{n}", through=("prlimit", f"--nofile={n}:{n}"), during=KILLED, codes=CANNOT, repeats=PERSIST)
+        for n, PERSIST in ((16, 5), (24, 5), (32, 5), (48, 5))
+    ),
+    *(
+        Case(f"files.{n}", through=("prlimit", f"--nofile={n}:{n}"), during=KILLED, repeats=PERSIST)
+        for n in (64, 128, 256, 1024)
+    ),
     Case("limits.file-size-1-MiB", through=shell("ulimit -f 1024"), codes=frozenset({SETUP}), says="ulimit -f"),
     Case("limits.file-size-64-KiB", through=shell("ulimit -f 64"), codes=frozenset({SETUP}), says="ulimit -f"),
     Case("limits.address-space-6-GiB", through=shell("ulimit -v 6291456"), codes=CANNOT),
@@ -173,44 +278,227 @@ STREAMS = [
     Case("streams.stdin-closed", through=redirected("<&-"), during=KILLED, repeats=PERSIST),
     Case("streams.all-closed", through=redirected("<&- >&- 2>&-"), during=KILLED, repeats=PERSIST),
     Case("streams.stderr-full", through=redirected("2>/dev/full"), during=KILLED, repeats=PERSIST),
-    Case("streams.all-full", through=redirected(">/dev/full 2>&1"), during=KILLED, repeats=PERSIST, codes=frozenset({FAILED})),
-    Case("streams.tee-full", options=("--tee", "3"), through=redirected(">/dev/full 2>&1"), during=KILLED, repeats=PERSIST),
-    Case("streams.reader-gone", through=("bash", "-c", '"$@" 2>&1 | head -c 1 >/dev/null; exit ${PIPESTATUS[0]}', "bash"), options=("--tee", "3"), during=KILLED, repeats=PERSIST),
-    Case("signals.ignored", through=("python3", "-c", "import os, signal, sys; [signal.signal(s, signal.SIG_IGN) for s in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM, signal.SIGINT)]; os.execvp(sys.argv[1], sys.argv[1:])"), during=KILLED, repeats=PERSIST),
-    Case("signals.blocked", through=("python3", "-c", "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); os.execvp(sys.argv[1], sys.argv[1:])"), during=KILLED, repeats=PERSIST),
+    Case(
+        "streams.all-full",
+        through=redirected(">/dev/full 2>&1"),
+        during=KILLED,
+        repeats=PERSIST,
+        codes=frozenset({FAILED}),
+    ),
+    Case(
+        "streams.tee-full",
+        options=("--tee", "3"),
+        through=redirected(">/dev/full 2>&1"),
+        during=KILLED,
+        repeats=PERSIST,
+    ),
+    Case(
+        "streams.reader-gone",
+        through=("bash", "-c", '"$@" 2>&1 | head -c 1 >/dev/null; exit ${PIPESTATUS[0]}', "bash"),
+        options=("--tee", "3"),
+        during=KILLED,
+        repeats=PERSIST,
+    ),
+    Case(
+        "signals.ignored",
+        through=(
+            "python3",
+            "-c",
+            "import os, signal, sys; [signal.signal(s, signal.SIG_IGN) for s in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM, signal.SIGINT)]; os.execvp(sys.argv[1], sys.argv[1:])",
+        ),
+        during=KILLED,
+        repeats=PERSIST,
+    ),
+    Case(
+        "signals.blocked",
+        through=(
+            "python3",
+            "-c",
+            "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); os.execvp(sys.argv[1], sys.argv[1:])",
+        ),
+        during=KILLED,
+        repeats=PERSIST,
+    ),
     Case("place.pid-1", through=("unshare", "--pid", "--fork", "--mount-proc"), codes=frozenset()),
     Case("place.no-network", through=("unshare", "--net"), codes=CANNOT | {NO_COORDINATOR}),
-    Case("place.clock-monotonic-years", through=("unshare", "--time", "--fork", "--monotonic", "100000000", "--boottime", "100000000"), repeats=0),
+    Case(
+        "place.clock-monotonic-years",
+        through=("unshare", "--time", "--fork", "--monotonic", "100000000", "--boottime", "100000000"),
+        repeats=0,
+    ),
     Case("place.user-namespace", through=("unshare", "--user", "--map-root-user")),
     Case("place.no-proc", through=mounted("mount -t tmpfs none /proc"), codes=CANNOT),
 ]
 
 DIRECTORIES = [
-    *(Case(f"removed.{w}", options=("--log-dir", "logs"), during=_remove(w), codes=frozenset({FAILED, SETUP}) if w == "state" else frozenset()) for w in ("checkpoints", "state", "logs", "cwd", "memory")),
-    *(Case(f"removed-killed.{w}", options=("--log-dir", "logs"), during=_then_kill(_remove(w)), codes=CANNOT, repeats=14) for w in ("checkpoints", "state", "logs", "cwd", "memory")),
+    *(
+        Case(
+            f"removed.{w}",
+            options=("--log-dir", "logs"),
+            during=_remove(w),
+            codes=frozenset({FAILED, SETUP}) if w == "state" else frozenset(),
+        )
+        for w in ("checkpoints", "state", "logs", "cwd", "memory")
+    ),
+    *(
+        Case(
+            f"removed-killed.{w}",
+            options=("--log-dir", "logs"),
+            during=_then_kill(_remove(w)),
+            codes=CANNOT,
+            repeats=14,
+        )
+        for w in ("checkpoints", "state", "logs", "cwd", "memory")
+    ),
     Case("read-only.checkpoints", through=_read_only("cwd/checkpoints"), env=HOME, codes=CANNOT),
-    Case("read-only.state", through=_read_only("state"), env=HOME, codes=CANNOT, refused=True, says="state.*[Rr]ead-only"),
-    Case("read-only.logs", through=_read_only("cwd/logs"), options=("--log-dir", "logs", "--tee", "3"), env=HOME, codes=CANNOT, says="[Rr]ead-only"),
+    Case(
+        "read-only.state", through=_read_only("state"), env=HOME, codes=CANNOT, refused=True, says="state.*[Rr]ead-only"
+    ),
+    Case(
+        "read-only.logs",
+        through=_read_only("cwd/logs"),
+        options=("--log-dir", "logs", "--tee", "3"),
+        env=HOME,
+        codes=CANNOT,
+        says="[Rr]ead-only",
+    ),
     Case("read-only.cwd", through=_read_only("cwd"), env=HOME, codes=CANNOT),
     Case("read-only.home", through=_read_only("user"), env=HOME),
-    Case("read-only.root", through=mounted('mount --bind "$HOSTILE_HOME" "$HOSTILE_HOME" && mount -o remount,bind,ro /'), env=HOME),
-    Case("cwd.removed-before-start", through=("bash", "-c", 'rmdir "$HOSTILE_HOME/cwd"; exec "$@"', "bash"), env=HOME, words=("--checkpoints", "{home}/kept"), codes=CANNOT),
-    Case("memory.none", through=mounted("umount -l /dev/shm && mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9"), unset=MEM, during=KILLED, repeats=PERSIST, codes=CANNOT),
-    Case("memory.read-only", through=mounted("mount -t tmpfs none /dev/shm && mount -o remount,ro /dev/shm"), unset=MEM, codes=CANNOT, says="EVERSTEP_SHM_DIR"),
-    Case("memory.tiny-64-KiB", through=mounted("mount -t tmpfs -o size=64k none /dev/shm"), unset=MEM, during=KILLED, repeats=PERSIST, codes=CANNOT),
-    Case("memory.tiny-4-KiB", through=mounted("mount -t tmpfs -o size=4k none /dev/shm"), unset=MEM, during=KILLED, repeats=PERSIST, codes=CANNOT),
-    Case("memory.no-inodes", through=mounted("mount -t tmpfs -o nr_inodes=4 none /dev/shm"), unset=MEM, during=KILLED, repeats=PERSIST, codes=CANNOT),
-    Case("disk.fills-up", through=mounted('mkdir -p "$HOSTILE_HOME/cwd/checkpoints" && mount -t tmpfs -o size=2m none "$HOSTILE_HOME/cwd/checkpoints"'), env=HOME, during=_lose_space, options=("--max-restarts", "1"), codes=frozenset({FAILED}), repeats=PERSIST, says="No space left"),
-    Case("disk.state-tiny", through=mounted('mkdir -m 700 "$HOSTILE_HOME/state" && mount -t tmpfs -o size=64k,mode=700 none "$HOSTILE_HOME/state"'), env=HOME, codes=CANNOT, says="No space left", waits=True, seconds=40),
-    Case("disk.state-1-MiB", through=mounted('mkdir -m 700 "$HOSTILE_HOME/state" && mount -t tmpfs -o size=1m,mode=700 none "$HOSTILE_HOME/state"'), env=HOME, codes=CANNOT, during=KILLED, repeats=PERSIST),
+    Case(
+        "read-only.root",
+        through=mounted('mount --bind "$HOSTILE_HOME" "$HOSTILE_HOME" && mount -o remount,bind,ro /'),
+        env=HOME,
+    ),
+    Case(
+        "cwd.removed-before-start",
+        through=("bash", "-c", 'rmdir "$HOSTILE_HOME/cwd"; exec "$@"', "bash"),
+        env=HOME,
+        words=("--checkpoints", "{home}/kept"),
+        codes=CANNOT,
+    ),
+    Case(
+        "memory.none",
+        through=mounted(
+            "umount -l /dev/shm && mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9"
+        ),
+        unset=MEM,
+        during=KILLED,
+        repeats=PERSIST,
+        codes=CANNOT,
+    ),
+    Case(
+        "memory.read-only",
+        through=mounted("mount -t tmpfs none /dev/shm && mount -o remount,ro /dev/shm"),
+        unset=MEM,
+        codes=CANNOT,
+        says="EVERSTEP_SHM_DIR",
+    ),
+    Case(
+        "memory.tiny-64-KiB",
+        through=mounted("mount -t tmpfs -o size=64k none /dev/shm"),
+        unset=MEM,
+        during=KILLED,
+        repeats=PERSIST,
+        codes=CANNOT,
+    ),
+    Case(
+        "memory.tiny-4-KiB",
+        through=mounted("mount -t tmpfs -o size=4k none /dev/shm"),
+        unset=MEM,
+        during=KILLED,
+        repeats=PERSIST,
+        codes=CANNOT,
+    ),
+    Case(
+        "memory.no-inodes",
+        through=mounted("mount -t tmpfs -o nr_inodes=4 none /dev/shm"),
+        unset=MEM,
+        during=KILLED,
+        repeats=PERSIST,
+        codes=CANNOT,
+    ),
+    Case(
+        "disk.fills-up",
+        through=mounted(
+            'mkdir -p "$HOSTILE_HOME/cwd/checkpoints" && mount -t tmpfs -o size=2m none "$HOSTILE_HOME/cwd/checkpoints"'
+        ),
+        env=HOME,
+        during=_lose_space,
+        options=("--max-restarts", "1"),
+        codes=frozenset({FAILED}),
+        repeats=PERSIST,
+        says="No space left",
+    ),
+    Case(
+        "disk.state-tiny",
+        through=mounted(
+            'mkdir -m 700 "$HOSTILE_HOME/state" && mount -t tmpfs -o size=64k,mode=700 none "$HOSTILE_HOME/state"'
+        ),
+        env=HOME,
+        codes=CANNOT,
+        says="No space left",
+        waits=True,
+        seconds=40,
+    ),
+    Case(
+        "disk.state-1-MiB",
+        through=mounted(
+            'mkdir -m 700 "$HOSTILE_HOME/state" && mount -t tmpfs -o size=1m,mode=700 none "$HOSTILE_HOME/state"'
+        ),
+        env=HOME,
+        codes=CANNOT,
+        during=KILLED,
+        repeats=PERSIST,
+    ),
 ]
 
 CALLS = [
-    Case("calls.like-nfs", through=denied("renameat2=EINVAL@4&15", "link=EPERM", "linkat=EPERM", "openat=EOPNOTSUPP@2&0x400000", "openat=EINVAL@2&0x4000", "fallocate=EOPNOTSUPP", "copy_file_range=EXDEV"), during=KILLED, repeats=PERSIST),
+    Case(
+        "calls.like-nfs",
+        through=denied(
+            "renameat2=EINVAL@4&15",
+            "link=EPERM",
+            "linkat=EPERM",
+            "openat=EOPNOTSUPP@2&0x400000",
+            "openat=EINVAL@2&0x4000",
+            "fallocate=EOPNOTSUPP",
+            "copy_file_range=EXDEV",
+        ),
+        during=KILLED,
+        repeats=PERSIST,
+    ),
     Case("calls.no-locks", through=denied("flock=ENOLCK"), codes=CANNOT),
-    Case("calls.old-kernel", through=denied("openat2=ENOSYS", "close_range=ENOSYS", "pidfd_send_signal=ENOSYS", "memfd_create=ENOSYS", "renameat2=ENOSYS", "statx=ENOSYS", "clone3=ENOSYS"), during=KILLED, repeats=PERSIST),
+    Case(
+        "calls.old-kernel",
+        through=denied(
+            "openat2=ENOSYS",
+            "close_range=ENOSYS",
+            "pidfd_send_signal=ENOSYS",
+            "memfd_create=ENOSYS",
+            "renameat2=ENOSYS",
+            "statx=ENOSYS",
+            "clone3=ENOSYS",
+        ),
+        during=KILLED,
+        repeats=PERSIST,
+    ),
     Case("calls.no-pidfd", through=denied("pidfd_open=ENOSYS"), codes=CANNOT, refused=True, says="Linux 5.3"),
-    Case("calls.strict-container", through=denied("ptrace=EPERM", "process_vm_readv=EPERM", "sched_setaffinity=EPERM", "mlock=EPERM", "inotify_init1=EMFILE", "madvise=EINVAL", "memfd_create=EPERM", "pidfd_open=EPERM"), during=KILLED, repeats=PERSIST, codes=CANNOT),
+    Case(
+        "calls.strict-container",
+        through=denied(
+            "ptrace=EPERM",
+            "process_vm_readv=EPERM",
+            "sched_setaffinity=EPERM",
+            "mlock=EPERM",
+            "inotify_init1=EMFILE",
+            "madvise=EINVAL",
+            "memfd_create=EPERM",
+            "pidfd_open=EPERM",
+        ),
+        during=KILLED,
+        repeats=PERSIST,
+        codes=CANNOT,
+    ),
 ]
 
 CASES = [*BYTES, *VARIABLES, *LIMITS, *STREAMS, *DIRECTORIES, *CALLS]

@@ -78,8 +78,12 @@ def main() -> None:
                     # The first one of a phase ends an interval that began in the one before.
                     if done:
                         # The checkpoint that began the interval is in the last step of the one before.
-                        line = {"phase": number, "steps": len(times) - 1, "cost": before - statistics.median(times[:-1] or times),
-                                "quiet": statistics.median(times[:-1] or times)}
+                        line = {
+                            "phase": number,
+                            "steps": len(times) - 1,
+                            "cost": before - statistics.median(times[:-1] or times),
+                            "quiet": statistics.median(times[:-1] or times),
+                        }
                         log.write(json.dumps(line) + "\n")
                         log.flush()
                     before, times = times[-1], []

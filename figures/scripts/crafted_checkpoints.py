@@ -24,10 +24,10 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-from everstep import CheckpointError, CheckpointManager, convert  # noqa: E402
-from figures import crafted_changes as changes  # noqa: E402
-from figures import crafting  # noqa: E402
-from figures.crafting import BLOB, Checkpoint  # noqa: E402
+from everstep import CheckpointError, CheckpointManager, convert
+from figures import crafted_changes as changes
+from figures import crafting
+from figures.crafting import BLOB, Checkpoint
 
 warnings.simplefilter("ignore")
 STATE = ("exp_avg", "exp_avg_sq")
@@ -85,7 +85,10 @@ class Plain:
                 offsets = rest[dimensions:]
                 if flat:
                     first, n = offsets[0], math.prod(sizes)
-                    right.reshape(-1)[first : first + n] |= (got.reshape(-1, size)[first : first + n] == np.frombuffer(data[name], np.uint8).reshape(-1, size)).all(-1)
+                    right.reshape(-1)[first : first + n] |= (
+                        got.reshape(-1, size)[first : first + n]
+                        == np.frombuffer(data[name], np.uint8).reshape(-1, size)
+                    ).all(-1)
                     continue
                 where = tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))
             said = np.frombuffer(data[name], np.uint8).reshape(*sizes, size)
@@ -125,7 +128,11 @@ def wrong(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, e
         lines.append("random numbers")
     if kind not in ("blob_tree", "blob_noise", "blob_swapped"):
         for n, p in model.named_parameters():
-            lines += [f"{n}/{key}" for key in STATE if not found.has(f"optimizer/state/model.{n}/{key}", optimizer.state[p][key])]
+            lines += [
+                f"{n}/{key}"
+                for key in STATE
+                if not found.has(f"optimizer/state/model.{n}/{key}", optimizer.state[p][key])
+            ]
     return lines
 
 
@@ -139,8 +146,14 @@ def restored(directory: Path, step: int, kind: str) -> dict[str, Any]:
             done = manager.restore(step)
         except CheckpointError as e:
             # That other ranks wrote it, each its own state, says nothing against it.
-            damaged = any("skipping a checkpoint" in str(w.message) and "each with a state of its own" not in str(w.message) for w in said)
-            return {"restore": "damaged" if damaged else "refused", "why": str([str(w.message) for w in said] or e)[:400]}
+            damaged = any(
+                "skipping a checkpoint" in str(w.message) and "each with a state of its own" not in str(w.message)
+                for w in said
+            )
+            return {
+                "restore": "damaged" if damaged else "refused",
+                "why": str([str(w.message) for w in said] or e)[:400],
+            }
         except Exception as e:
             return {"restore": "crashed", "why": f"{type(e).__name__}: {e}"[:300]}
     if done != step:
@@ -170,7 +183,11 @@ def exported(directory: Path, step: int, out: Path) -> dict[str, Any]:
         state = torch.load(out, weights_only=True)
         found = Plain(directory / f"step-{step}")
         weights = state.get("model", {}) if isinstance(state, dict) else {}
-        row["wrong"] = [f"exported {key}" for key, t in weights.items() if isinstance(t, torch.Tensor) and not found.has(f"model.{key}", t)]
+        row["wrong"] = [
+            f"exported {key}"
+            for key, t in weights.items()
+            if isinstance(t, torch.Tensor) and not found.has(f"model.{key}", t)
+        ]
         out.unlink()
     return row
 

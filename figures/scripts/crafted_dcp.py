@@ -20,7 +20,12 @@ from figures.crafted_changes import Payload, noise, number, torch_saved
 from figures.scripts import crafted_checkpoints as managers
 
 #: Layers of the state below, by the paths that DCP gives them.
-STATE = {"model": {"weight": torch.arange(48.0).view(6, 8), "bias": torch.ones(8).half()}, "step": 7, "list": [torch.ones(2), "a", {"b": 2.5}], "flag": True}
+STATE = {
+    "model": {"weight": torch.arange(48.0).view(6, 8), "bias": torch.ones(8).half()},
+    "step": 7,
+    "list": [torch.ones(2), "a", {"b": 2.5}],
+    "flag": True,
+}
 
 
 def inputs(directory: Path, seed: int, first: int, last: int) -> dict[int, dict[str, Any]]:
@@ -40,7 +45,22 @@ def _through_writer(directory: Path, r: random.Random, step: int, canary: Path) 
     crafted = crafting.read(directory / "base" / "step-1")
     crafted.manifest["step"] = step
     crafted.shards[0].metadata["step"] = str(step)
-    kind = r.choice(["table", "table", "pickled", "value", "length", "dtype", "shape", "name", "gone", "header", "blob_noise", "none"])
+    kind = r.choice(
+        [
+            "table",
+            "table",
+            "pickled",
+            "value",
+            "length",
+            "dtype",
+            "shape",
+            "name",
+            "gone",
+            "header",
+            "blob_noise",
+            "none",
+        ]
+    )
     with contextlib.suppress(StopIteration, IndexError):
         if kind == "table":
             changes.table(r, crafted)
@@ -88,7 +108,12 @@ def _flat(value: Any, path: str) -> dict[str, Any]:
 
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and one.shape == other.shape and one.numpy().tobytes() == other.numpy().tobytes()
+        return (
+            isinstance(other, torch.Tensor)
+            and one.dtype == other.dtype
+            and one.shape == other.shape
+            and one.numpy().tobytes() == other.numpy().tobytes()
+        )
     return type(one) is type(other) and repr(one) == repr(other)
 
 
@@ -122,10 +147,14 @@ def _metadata(r: random.Random, source: Path, canary: Path) -> None:
     elif what == 5:
         info.offset, info.length = (number(r, n) for n in (info.offset, info.length))
     elif what == 6:
-        info.relative_path = r.choice(["../torch/.metadata", "/etc/passwd", "", ".", "..", ".metadata", "none", "__0_0.distcp\0"])
+        info.relative_path = r.choice(
+            ["../torch/.metadata", "/etc/passwd", "", ".", "..", ".metadata", "none", "__0_0.distcp\0"]
+        )
     elif what == 7:
         key = r.choice(list(metadata.planner_data))
-        metadata.planner_data[key] = r.choice([(), ("step",), ("model",), ("model", "weight"), ("list", 0), ("list", 7), ("list", "x"), 5, (1.5,)])
+        metadata.planner_data[key] = r.choice(
+            [(), ("step",), ("model",), ("model", "weight"), ("list", 0), ("list", 7), ("list", "x"), 5, (1.5,)]
+        )
     else:
         del metadata.storage_data[index]
     path.write_bytes(pickle.dumps(metadata))
@@ -156,9 +185,26 @@ def _hostile(r: random.Random, source: Path, canary: Path) -> None:
 
 def _by_opcode(r: random.Random, source: Path, canary: Path) -> None:
     """Calls of any name, written by hand."""
-    module, name = r.choice(["os mkdir", "posix mkdir", "builtins eval", "builtins exec", "torch load", "torch._utils _rebuild_tensor_v2", "operator attrgetter", "torch hub.load"]).split()
+    module, name = r.choice(
+        [
+            "os mkdir",
+            "posix mkdir",
+            "builtins eval",
+            "builtins exec",
+            "torch load",
+            "torch._utils _rebuild_tensor_v2",
+            "operator attrgetter",
+            "torch hub.load",
+        ]
+    ).split()
     argument = pickle.dumps(str(canary), protocol=2)[2:-1]
-    call = r.choice([b"c" + f"{module}\n{name}\n".encode(), b"X" + _text(module) + b"X" + _text(name) + b"\x93"]) + b"(" + argument + b"t" + r.choice([b"R", b"\x81", b"b"])
+    call = (
+        r.choice([b"c" + f"{module}\n{name}\n".encode(), b"X" + _text(module) + b"X" + _text(name) + b"\x93"])
+        + b"("
+        + argument
+        + b"t"
+        + r.choice([b"R", b"\x81", b"b"])
+    )
     data = (source / ".metadata").read_bytes()
     whole = [b"\x80\x02" + call + b".", data[:-1] + call + b"0.", b"\x80\x04" + call + data[2:]]
     (source / ".metadata").write_bytes(r.choice(whole))
@@ -193,4 +239,12 @@ def _data(r: random.Random, source: Path, canary: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-_KINDS = {"none": lambda r, source, canary: None, "metadata": _metadata, "hostile": _hostile, "opcode": _by_opcode, "noise": _noise, "object": _object, "data": _data}
+_KINDS = {
+    "none": lambda r, source, canary: None,
+    "metadata": _metadata,
+    "hostile": _hostile,
+    "opcode": _by_opcode,
+    "noise": _noise,
+    "object": _object,
+    "data": _data,
+}

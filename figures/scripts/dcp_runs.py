@@ -90,8 +90,19 @@ def _states() -> dict[str, Any]:
              (square, (Shard(0), Shard(1)), torch.float32), (square, (Shard(0), Shard(0)), torch.float32), (square, (Replicate(), Shard(0)), torch.int64)]
         )
     }  # fmt: skip
-    states["nested"] = {"a": [torch.arange(5), {"b": torch.ones(2, 2, dtype=torch.bool)}], "n": 17, "s": "x", "f": 0.5, "none": None}
-    states["odd"] = {"complex": torch.arange(6.0).to(torch.complex128), "scalar": torch.tensor(7), "empty": torch.empty(0, 3), "view": torch.arange(12.0).reshape(3, 4).t()}
+    states["nested"] = {
+        "a": [torch.arange(5), {"b": torch.ones(2, 2, dtype=torch.bool)}],
+        "n": 17,
+        "s": "x",
+        "f": 0.5,
+        "none": None,
+    }
+    states["odd"] = {
+        "complex": torch.arange(6.0).to(torch.complex128),
+        "scalar": torch.tensor(7),
+        "empty": torch.empty(0, 3),
+        "view": torch.arange(12.0).reshape(3, 4).t(),
+    }
     for kind in ("ddp", "fsdp2"):
         model, optimizer = _trained(kind)
         model_state, optimizer_state = get_state_dict(model, optimizer)

@@ -29,7 +29,13 @@ def program(rules: list[str]) -> bytes:
         if argument is None:
             code += [(JUMP_EQUAL, 0, 1, NUMBERS[name]), failed]
         else:
-            code += [(JUMP_EQUAL, 0, 4, NUMBERS[name]), (LOAD, 0, 0, 16 + 8 * int(argument)), (JUMP_SET, 0, 1, int(mask, 0)), failed, (LOAD, 0, 0, 0)]
+            code += [
+                (JUMP_EQUAL, 0, 4, NUMBERS[name]),
+                (LOAD, 0, 0, 16 + 8 * int(argument)),
+                (JUMP_SET, 0, 1, int(mask, 0)),
+                failed,
+                (LOAD, 0, 0, 0),
+            ]
     return b"".join(struct.pack("HBBI", *line) for line in [*code, (RETURN, 0, 0, ALLOW)])
 
 

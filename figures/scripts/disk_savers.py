@@ -28,7 +28,12 @@ def sync(path: Path) -> None:
 def save(name: str) -> None:
     """One save of each kind."""
     if name == "dcp":
-        dcp.save(parts, storage_writer=dcp.FileSystemWriter(out / "dcp", single_file_per_rank=True, sync_files=True, thread_count=1))
+        dcp.save(
+            parts,
+            storage_writer=dcp.FileSystemWriter(
+                out / "dcp", single_file_per_rank=True, sync_files=True, thread_count=1
+            ),
+        )
     elif name == "torch-save":
         torch.save(parts, out / "t.pt")
         sync(out / "t.pt")

@@ -11,7 +11,7 @@ import time
 import torch
 
 os.environ.setdefault("TORCHELASTIC_RUN_ID", f"flash{os.getpid()}")
-from dlrover.python.elastic_agent.torch.ckpt_saver import DLROVER_CKPT_CONFIG_KEY, CheckpointConfig, SharedMemoryHandler  # noqa: E402
+from dlrover.python.elastic_agent.torch.ckpt_saver import DLROVER_CKPT_CONFIG_KEY, CheckpointConfig, SharedMemoryHandler
 
 TENSORS = 80
 

@@ -7,11 +7,12 @@ import os
 import time
 from pathlib import Path
 
-import everstep
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+import everstep
 
 p = argparse.ArgumentParser()
 p.add_argument("--out", required=True)
@@ -30,7 +31,14 @@ rank = dist.get_rank()
 torch.set_num_threads(1)  # two ranks on two nodes of this machine would share its cores otherwise
 torch.manual_seed(args.seed)
 data = torch.randint(0, 64, (20_000,))
-model = nn.Sequential(nn.Embedding(64, 32), nn.Dropout(0.1), nn.Linear(32, args.width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(args.width, 64))
+model = nn.Sequential(
+    nn.Embedding(64, 32),
+    nn.Dropout(0.1),
+    nn.Linear(32, args.width),
+    nn.ReLU(),
+    nn.Dropout(0.1),
+    nn.Linear(args.width, 64),
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 ddp = DistributedDataParallel(model)
 torch.manual_seed(args.seed * 1000 + rank)  # each rank draws its own
@@ -42,7 +50,9 @@ def get_batch():
 
 
 get_batch = everstep.resumable(get_batch)
-ckpt = everstep.CheckpointManager(out / "ckpt", persist=args.persist, every=args.every or "auto", model=model, optimizer=optimizer, data=get_batch)
+ckpt = everstep.CheckpointManager(
+    out / "ckpt", persist=args.persist, every=args.every or "auto", model=model, optimizer=optimizer, data=get_batch
+)
 iter_num = ckpt.restore()
 if args.forget and iter_num and rank == 0:
     torch.manual_seed(iter_num)

@@ -144,7 +144,9 @@ def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 class Trainer:
     """As those of the libraries: callbacks, an evaluation, a log of what happened, and the model saved by rank 0 at the end."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, callbacks: list[Callable[[int], None]]) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, callbacks: list[Callable[[int], None]]
+    ) -> None:
         self.model, self.optimizer, self.callbacks = model, optimizer, callbacks
         self.schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=args.steps)
         self.history: list[dict[str, float]] = []

@@ -20,7 +20,9 @@ import everstep
 
 ERRORS: dict[str, Exception] = {
     "script-error": ValueError("expected 32 samples, not 31"),
-    "cuda-out-of-memory": RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB"),
+    "cuda-out-of-memory": RuntimeError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB"
+    ),
     "gpu-memory": RuntimeError("CUDA error: uncorrectable ECC error encountered"),
     "cuda-illegal-access": RuntimeError("CUDA error: an illegal memory access was encountered"),
     "disk-full": OSError(28, "No space left on device", "out/step-40"),

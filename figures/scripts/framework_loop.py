@@ -30,7 +30,13 @@ if args.framework == "transformers":
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=64, n_positions=32))
     data = [{"input_ids": torch.arange(32) % 64, "labels": torch.arange(32) % 64} for _ in range(64)]
     arguments = TrainingArguments(
-        output_dir=args.out, max_steps=args.steps, per_device_train_batch_size=2, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True
+        output_dir=args.out,
+        max_steps=args.steps,
+        per_device_train_batch_size=2,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
     )
     Trainer(model, arguments, train_dataset=data, callbacks=[Watch()]).train()
 else:

@@ -23,7 +23,14 @@ def main() -> None:
     device = torch.device("cuda")
     torch.manual_seed(3)
     # 20 x 3 matrices of 4096 x 4096: 1.0 billion parameters.
-    net = nn.Sequential(*(nn.Sequential(nn.Linear(a.width, a.width), nn.GELU(), nn.Linear(a.width, a.width), nn.Linear(a.width, a.width)) for _ in range(a.layers)))
+    net = nn.Sequential(
+        *(
+            nn.Sequential(
+                nn.Linear(a.width, a.width), nn.GELU(), nn.Linear(a.width, a.width), nn.Linear(a.width, a.width)
+            )
+            for _ in range(a.layers)
+        )
+    )
     net = net.to(device, torch.bfloat16)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
     x = torch.randn(a.batch, a.width, device=device, dtype=torch.bfloat16)
@@ -56,7 +63,10 @@ def main() -> None:
         copied = time.perf_counter() - began
         ckpt.wait()
         if round_:
-            print(json.dumps({"bare": bare, "copied": copied, "sealed": time.perf_counter() - began, "bytes": size}), flush=True)
+            print(
+                json.dumps({"bare": bare, "copied": copied, "sealed": time.perf_counter() - began, "bytes": size}),
+                flush=True,
+            )
     del pinned
     for round_ in range(4):
         for arm in ("without", "with"):

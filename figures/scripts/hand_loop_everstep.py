@@ -5,6 +5,7 @@ import sys
 
 import torch
 from torch import nn
+
 import everstep
 
 out_dir, max_iters = sys.argv[1], int(sys.argv[2])
@@ -15,6 +16,8 @@ data = torch.randint(0, 64, (20_000,))
 def get_batch(split):
     ix = torch.randint(len(data) - 16, (8,))
     return torch.stack([data[i : i + 16] for i in ix]), torch.stack([data[i + 1 : i + 17] for i in ix])
+
+
 get_batch = everstep.resumable(get_batch)
 
 

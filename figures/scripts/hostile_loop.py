@@ -15,12 +15,18 @@ import everstep
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True, help="directory of the step log; it is never part of the trouble")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="directory of the step log; it is never part of the trouble"
+    )
     parser.add_argument("--checkpoints", default="checkpoints")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--pause", type=float, default=0.02)
-    parser.add_argument("--balloon", type=int, default=0, help="MiB that rank 1 uses after half of the steps, in its first start")
-    parser.add_argument("--wrong", choices=["skips", "hangs", "differs"], help="for control arms: what the job does wrong")
+    parser.add_argument(
+        "--balloon", type=int, default=0, help="MiB that rank 1 uses after half of the steps, in its first start"
+    )
+    parser.add_argument(
+        "--wrong", choices=["skips", "hangs", "differs"], help="for control arms: what the job does wrong"
+    )
     given = parser.parse_args()
     rank, first = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     torch.set_num_threads(1)

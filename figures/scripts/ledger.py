@@ -99,7 +99,13 @@ def train(args: argparse.Namespace) -> None:
     optimizer.zero_grad()
     sampler = ElasticDistributedSampler(Pictures(0, augment=True), seed=SEED)
     pictures = Reproducible(Pictures(0, augment=True), sampler)
-    loader = DataLoader(pictures, batch_size=MICRO_BATCH, sampler=sampler, num_workers=args.workers, prefetch_factor=4 if args.workers else None)
+    loader = DataLoader(
+        pictures,
+        batch_size=MICRO_BATCH,
+        sampler=sampler,
+        num_workers=args.workers,
+        prefetch_factor=4 if args.workers else None,
+    )
     data = {"data": sampler} if args.data == "everstep" else {}
     ckpt = everstep.CheckpointManager(args.out / "ckpt", model=model, optimizer=optimizer, persist=100, **data)
     batches = None if data else _naive(args.data)
@@ -107,9 +113,18 @@ def train(args: argparse.Namespace) -> None:
     for step in ckpt.steps(args.steps):
         optimizer.zero_grad()
         losses = []
-        for ids, x, kind in ckpt.micro_batches(loader, global_batch=GLOBAL_BATCH, micro_batch=MICRO_BATCH) if batches is None else [next(batches)]:
+        for ids, x, kind in (
+            ckpt.micro_batches(loader, global_batch=GLOBAL_BATCH, micro_batch=MICRO_BATCH)
+            if batches is None
+            else [next(batches)]
+        ):
             crcs = [zlib.crc32(picture.numpy().tobytes()) for picture in x]
-            log.write(json.dumps({"step": step, "ranks": dist.get_world_size(), "used": [*zip(ids.tolist(), crcs, strict=True)]}) + "\n")
+            log.write(
+                json.dumps(
+                    {"step": step, "ranks": dist.get_world_size(), "used": [*zip(ids.tolist(), crcs, strict=True)]}
+                )
+                + "\n"
+            )
             loss = nn.functional.cross_entropy(model(x), kind)
             loss.backward()
             losses.append(loss.item())
@@ -121,7 +136,9 @@ def train(args: argparse.Namespace) -> None:
         others = Pictures(1, augment=False)
         with torch.no_grad():
             right = (net(others.pictures).argmax(1) == torch.tensor(others.kind)).double().mean().item()
-        (args.out / "result.json").write_text(json.dumps({"finished": list(sampler.finished.items()), "accuracy": right}))
+        (args.out / "result.json").write_text(
+            json.dumps({"finished": list(sampler.finished.items()), "accuracy": right})
+        )
     dist.destroy_process_group()
 
 

@@ -68,7 +68,10 @@ def main() -> None:
                 print(json.dumps({"pid": os.getpid()}), flush=True)
                 print(json.dumps(_run(*line.split())), flush=True)
             except BaseException as e:
-                print(json.dumps({"error": f"{type(e).__name__}: {e}", "trace": traceback.format_exc()[-1500:]}), flush=True)
+                print(
+                    json.dumps({"error": f"{type(e).__name__}: {e}", "trace": traceback.format_exc()[-1500:]}),
+                    flush=True,
+                )
             os._exit(0)
         _, status = os.waitpid(pid, 0)
         print(json.dumps({"ended": status}), flush=True)

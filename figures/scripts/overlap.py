@@ -103,7 +103,12 @@ def main() -> None:
             if arm == "blocking":
                 ckpt.wait("peer")
         ended = time.perf_counter()
-        size = sum(t.numel() * 4 for g in optimizer.param_groups for p in g["params"] for t in (p._local_tensor, p._local_tensor, p._local_tensor))
+        size = sum(
+            t.numel() * 4
+            for g in optimizer.param_groups
+            for p in g["params"]
+            for t in (p._local_tensor, p._local_tensor, p._local_tensor)
+        )
         at_peer = (ckpt.latest_step("peer") or 0) - step
         lines.append({"arm": arm, "step": step + 1, "seconds": ended - began, "trained": trained - began, "bytes": size, "behind": -at_peer,
                       "profile": watch.profile() if step == WARM else None})  # fmt: skip

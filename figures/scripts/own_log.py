@@ -19,7 +19,12 @@ p.add_argument("--pause", type=float, default=0.01)
 p.add_argument("--optimizer", choices=("adam", "momentum", "scheduler", "epochs", "plain"), default="adam")
 p.add_argument("--save", type=int, default=0, help="steps between checkpoints of its own")
 p.add_argument("--everstep", action="store_true")
-p.add_argument("--die", action="append", default=[], help="GENERATION:RANK:STEP[:SIGNAL]: that rank gets the signal (SIGKILL) when it has done that step")
+p.add_argument(
+    "--die",
+    action="append",
+    default=[],
+    help="GENERATION:RANK:STEP[:SIGNAL]: that rank gets the signal (SIGKILL) when it has done that step",
+)
 p.add_argument("--hold", help="GENERATION:STEP: goes on after that step when there is a file named go")
 args = p.parse_args()
 

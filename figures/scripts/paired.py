@@ -54,14 +54,20 @@ def main() -> None:
     p.add_argument("--modes", required=True)
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--steps", type=int, default=10)
-    p.add_argument("--device", action="store_true", help="a step's computing is a wait, as for a device, which leaves the processor idle")
+    p.add_argument(
+        "--device",
+        action="store_true",
+        help="a step's computing is a wait, as for a device, which leaves the processor idle",
+    )
     p.add_argument("--out", required=True)
     a = p.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     module, optimizer = state(a.bytes)
     parts, out = tensors(module, optimizer), Path(a.out)
-    ckpt = everstep.CheckpointManager(out / "everstep", model=module, optimizer=optimizer, persist=1, replicas=0, overlap=True)
+    ckpt = everstep.CheckpointManager(
+        out / "everstep", model=module, optimizer=optimizer, persist=1, replicas=0, overlap=True
+    )
     ckpt.restore()
     x = torch.rand(1024, 1024)
     done = 0
@@ -96,7 +102,11 @@ def main() -> None:
 
         return save
 
-    stager = DefaultStager(StagingOptions(use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False))
+    stager = DefaultStager(
+        StagingOptions(
+            use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False
+        )
+    )
     modes: dict[str, Callable[[], Callable[[], None]]] = {
         "none": lambda: lambda: None,
         "everstep": ours(True, False),
@@ -120,7 +130,12 @@ def main() -> None:
             took = time.perf_counter() - began
             settle()
             if round_ >= 0:
-                print(json.dumps({"mode": mode, "seconds": took, "cpu": family() - cpu, "until": time.perf_counter() - began}), flush=True)
+                print(
+                    json.dumps(
+                        {"mode": mode, "seconds": took, "cpu": family() - cpu, "until": time.perf_counter() - began}
+                    ),
+                    flush=True,
+                )
             time.sleep(0.3)
     ckpt._persist = 0
     ckpt.close()

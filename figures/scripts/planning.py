@@ -95,7 +95,9 @@ def _plan(rank: int, ranks: int, tensors: int) -> SavePlan:
         name = f"model.layer_{n}_weight"
         data = TensorWriteData(ChunkStorageMetadata(offsets, sizes), TensorProperties(), torch.Size((ROWS, 4)))
         items.append(WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=data))
-    return SavePlan(items, planner_data={f"model.layer_{n}_weight": ("model", f"layer_{n}_weight") for n in range(tensors)})
+    return SavePlan(
+        items, planner_data={f"model.layer_{n}_weight": ("model", f"layer_{n}_weight") for n in range(tensors)}
+    )
 
 
 def theirs(ranks: int, tensors: int, new: int) -> dict[str, float]:
@@ -122,7 +124,11 @@ def theirs(ranks: int, tensors: int, new: int) -> dict[str, float]:
 def main() -> None:
     what, directory, *numbers = sys.argv[1:]
     ranks, tensors, new = map(int, numbers)
-    found = {"save": lambda: save(Path(directory), ranks, tensors), "load": lambda: load(Path(directory), tensors, new), "dcp": lambda: theirs(ranks, tensors, new)}[what]()
+    found = {
+        "save": lambda: save(Path(directory), ranks, tensors),
+        "load": lambda: load(Path(directory), tensors, new),
+        "dcp": lambda: theirs(ranks, tensors, new),
+    }[what]()
     print(json.dumps(found), flush=True)
 
 

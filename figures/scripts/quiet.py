@@ -23,7 +23,9 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-ckpt = everstep.CheckpointManager(os.path.join(args.out, "ckpt"), model=model, optimizer=optimizer, persist=500, replicated=True)
+ckpt = everstep.CheckpointManager(
+    os.path.join(args.out, "ckpt"), model=model, optimizer=optimizer, persist=500, replicated=True
+)
 ddp = DistributedDataParallel(model)
 # The same on all ranks, but for the jitter of each.
 plan, own = random.Random(1), random.Random(100 + rank)

@@ -45,7 +45,16 @@ class Kept:
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64,
 ]  # fmt: skip
-RARE_DTYPES = [torch.uint16, torch.uint32, torch.uint64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+RARE_DTYPES = [
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.complex128,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+]
 
 
 def _tensor(r: Random, dtypes: list[torch.dtype]) -> Tensor:
@@ -55,7 +64,11 @@ def _tensor(r: Random, dtypes: list[torch.dtype]) -> Tensor:
     if dtype is torch.bool:
         return torch.tensor([r.random() < 0.5 for _ in range(math.prod(shape))], dtype=torch.bool).reshape(shape)
     # Any bytes are a value: NaNs with payloads, denormals.
-    return torch.frombuffer(bytearray(r.randbytes(size)), dtype=dtype).reshape(shape).clone() if size else torch.empty(shape, dtype=dtype)
+    return (
+        torch.frombuffer(bytearray(r.randbytes(size)), dtype=dtype).reshape(shape).clone()
+        if size
+        else torch.empty(shape, dtype=dtype)
+    )
 
 
 def _float(r: Random) -> float:
@@ -107,7 +120,15 @@ def _generator(r: Random) -> torch.Generator:
 
 
 def _key(r: Random) -> Any:
-    return r.choice([_int, _text, lambda r: (1, _text(r)), lambda r: frozenset({_int(r)}), lambda r: r.choice([None, True, 2.5, b"k", torch.float32, 1 + 2j, range(3)])])(r)
+    return r.choice(
+        [
+            _int,
+            _text,
+            lambda r: (1, _text(r)),
+            lambda r: frozenset({_int(r)}),
+            lambda r: r.choice([None, True, 2.5, b"k", torch.float32, 1 + 2j, range(3)]),
+        ]
+    )(r)
 
 
 #: Everything else that is accepted.
@@ -229,7 +250,11 @@ MODULES: list[Callable[[], nn.Module]] = [
     lambda: nn.Linear(3, 3).to(torch.bfloat16), lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
 ]  # fmt: skip
 
-OPTIMIZERS: list[str] = [n for n, c in sorted(vars(torch.optim).items()) if isinstance(c, type) and issubclass(c, torch.optim.Optimizer) and c is not torch.optim.Optimizer]
+OPTIMIZERS: list[str] = [
+    n
+    for n, c in sorted(vars(torch.optim).items())
+    if isinstance(c, type) and issubclass(c, torch.optim.Optimizer) and c is not torch.optim.Optimizer
+]
 
 
 def _optimizer(r: Random, name: str, modules: list[nn.Module]) -> torch.optim.Optimizer:
@@ -246,7 +271,13 @@ def _optimizer(r: Random, name: str, modules: list[nn.Module]) -> torch.optim.Op
     make = getattr(torch.optim, name)
     if name == "LBFGS" or len(parameters) < 2 or r.random() < 0.5:
         return make(parameters, **options)
-    return make([{"params": parameters[:1], "weight_decay": 0.0} if name != "SparseAdam" else {"params": parameters[:1]}, {"params": parameters[1:]}], **options)
+    return make(
+        [
+            {"params": parameters[:1], "weight_decay": 0.0} if name != "SparseAdam" else {"params": parameters[:1]},
+            {"params": parameters[1:]},
+        ],
+        **options,
+    )
 
 
 def _scheduler(r: Random, optimizer: torch.optim.Optimizer) -> Any:
@@ -321,11 +352,25 @@ def change(number: int, objects: dict[str, Any]) -> None:
     """What a script does after some steps, when the structure of its state is known: options that groups share, state that is no tensor."""
     r = Random(-number - 1)
     for optimizer in (o for o in objects.values() if isinstance(o, torch.optim.Optimizer)):
-        shared = r.choice(([0.5, 0.25], {"a": [1]}, ("text", 3), (1, 2.0), [[], ()], OrderedDict(b=1), np.arange(3), "text", 1 << 80))
+        shared = r.choice(
+            ([0.5, 0.25], {"a": [1]}, ("text", 3), (1, 2.0), [[], ()], OrderedDict(b=1), np.arange(3), "text", 1 << 80)
+        )
         for group in optimizer.param_groups:
             group["late"], group["later"] = shared, shared if r.random() < 0.8 else r.choice((None, 1, [0.5]))
         if r.random() < 0.5:
-            value = r.choice(([1.0, torch.ones(2)], deque([1, 2], 3), np.arange(3.0), range(4), {"a": (1, "b")}, OrderedDict(b=1, a=2), "text", b"bytes", {1, 2}))
+            value = r.choice(
+                (
+                    [1.0, torch.ones(2)],
+                    deque([1, 2], 3),
+                    np.arange(3.0),
+                    range(4),
+                    {"a": (1, "b")},
+                    OrderedDict(b=1, a=2),
+                    "text",
+                    b"bytes",
+                    {1, 2},
+                )
+            )
             for state in optimizer.state.values():
                 if isinstance(state, dict):
                     state["late"] = value

@@ -122,7 +122,9 @@ class Job:
     def _pp_ddp(self, net: Net) -> nn.Module:
         mesh = init_device_mesh("cpu", tuple(self.dims), mesh_dim_names=("pp", "dp"))
         stage = mesh.get_local_rank("pp")
-        whole = nn.parallel.DistributedDataParallel(self._cut(net, self.dims[0], stage), process_group=mesh.get_group("dp"))
+        whole = nn.parallel.DistributedDataParallel(
+            self._cut(net, self.dims[0], stage), process_group=mesh.get_group("dp")
+        )
         self.stage = PipelineStage(whole, stage, self.dims[0], torch.device("cpu"), group=mesh.get_group("pp"))
         return whole
 
@@ -139,7 +141,9 @@ class Job:
         else:
             schedule = ScheduleGPipe(self.stage, 1, loss_fn=nn.functional.mse_loss)
             losses: list[Tensor] = []
-            schedule.step(*([x] if self.stage.is_first else []), **({"target": y, "losses": losses} if self.stage.is_last else {}))
+            schedule.step(
+                *([x] if self.stage.is_first else []), **({"target": y, "losses": losses} if self.stage.is_last else {})
+            )
             loss = losses[0].item() if losses else None
         self.optimizer.step()
         return loss
@@ -190,7 +194,16 @@ def _load(layout: str, width: int, hidden: int, out: Path) -> dict[str, Any]:
     wrong, oracle = _differs_from_dcp(job, out, found)
     needed = sum(t.numel() * t.element_size() for t in found.values())
     ckpt.close()
-    return {"wrong": len(wrong), "first": wrong[:1], "oracle": oracle, "tensors": len(found), "needed": needed, "read": read, "extra": memory["VmHWM"] - memory["VmRSS"], "loss": loss}
+    return {
+        "wrong": len(wrong),
+        "first": wrong[:1],
+        "oracle": oracle,
+        "tensors": len(found),
+        "needed": needed,
+        "read": read,
+        "extra": memory["VmHWM"] - memory["VmRSS"],
+        "loss": loss,
+    }
 
 
 def _differs_from_dcp(job: Job, out: Path, found: dict[str, Tensor]) -> tuple[list[str], bool]:
@@ -209,7 +222,13 @@ def _differs_from_dcp(job: Job, out: Path, found: dict[str, Tensor]) -> tuple[li
 
 
 def _rank(what: Any, arguments: tuple[Any, ...], rank: int, size: int, port: int, report: Path) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=60))
@@ -250,7 +269,20 @@ def main() -> None:
         loaded = [] if any("error" in r for r in saved) else _together(_load, load, scratch, width, hidden, out)
         shutil.rmtree(out)
         errors = [r["error"] for r in (*saved, *loaded) if "error" in r]
-        print(json.dumps({"save": save, "load": load, "width": width, "hidden": hidden, "saved": saved, "loaded": loaded, "errors": errors}), flush=True)
+        print(
+            json.dumps(
+                {
+                    "save": save,
+                    "load": load,
+                    "width": width,
+                    "hidden": hidden,
+                    "saved": saved,
+                    "loaded": loaded,
+                    "errors": errors,
+                }
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

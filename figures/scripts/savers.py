@@ -35,7 +35,10 @@ def state(size: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     module = nn.ParameterList([torch.rand(per).to(torch.bfloat16) for _ in range(TENSORS)])
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     for p in module.parameters():
-        optimizer.state[p] = {"step": torch.tensor(1.0), **{k: torch.rand(per) for k in ("master", "exp_avg", "exp_avg_sq")}}
+        optimizer.state[p] = {
+            "step": torch.tensor(1.0),
+            **{k: torch.rand(per) for k in ("master", "exp_avg", "exp_avg_sq")},
+        }
     return module, optimizer
 
 
@@ -101,7 +104,9 @@ def main() -> None:
         optimizer.step()  # no gradients: only the fence
 
     def asynchronous(kind: str) -> Callable[[], Callable[[], None]]:
-        options = {"async_checkpointer_type": dcp.state_dict_saver.AsyncCheckpointerType.PROCESS} if kind == "process" else {}
+        options = (
+            {"async_checkpointer_type": dcp.state_dict_saver.AsyncCheckpointerType.PROCESS} if kind == "process" else {}
+        )
 
         def save() -> Callable[[], None]:
             target = tempfile.mkdtemp(dir=out)

@@ -31,7 +31,9 @@ def model_of(size: int, shape: str = "linear") -> nn.Module:
     if shape == "gpt":
         block = nn.TransformerEncoderLayer(GPT_WIDTH, 4, 4 * GPT_WIDTH, batch_first=True)
         blocks = max(round(size / (sum(p.numel() for p in block.parameters()) * 4 * 3)), 1)
-        return nn.Sequential(*[nn.TransformerEncoderLayer(GPT_WIDTH, 4, 4 * GPT_WIDTH, batch_first=True) for _ in range(blocks)])
+        return nn.Sequential(
+            *[nn.TransformerEncoderLayer(GPT_WIDTH, 4, 4 * GPT_WIDTH, batch_first=True) for _ in range(blocks)]
+        )
     side = 32 if size <= 2 << 20 else 256
     layers = max(round(size / (side * (side + 1) * 4 * 3)), 1)
     return nn.Sequential(*[nn.Linear(side, side) for _ in range(layers)])
@@ -50,7 +52,9 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n))
     options = {"every": a.every} if a.every else {"stall_budget": 0.01}
-    ckpt = everstep.CheckpointManager(Path(a.out) / "ckpt", model=model, optimizer=optimizer, schedule=schedule, persist=0, replicas=0, **options)
+    ckpt = everstep.CheckpointManager(
+        Path(a.out) / "ckpt", model=model, optimizer=optimizer, schedule=schedule, persist=0, replicas=0, **options
+    )
     ckpt.restore()
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -93,7 +97,15 @@ def main() -> None:
             first += BLOCK * longer
     size = sum(p.numel() * 4 for p in model.parameters()) * 3
     without = statistics.mean(plain) + computing
-    found = {"bytes": size, "step": without, "call": statistics.median(took), "paired": statistics.mean(pairs), "first": first, "pairs": pairs, "block": BLOCK}
+    found = {
+        "bytes": size,
+        "step": without,
+        "call": statistics.median(took),
+        "paired": statistics.mean(pairs),
+        "first": first,
+        "pairs": pairs,
+        "block": BLOCK,
+    }
     print(json.dumps({**found, "tensors": 4 * len(list(model.parameters()))}), flush=True)
     ckpt.close()
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-import everstep as es  # noqa: E402
-from figures.scripts.random_states import build, change  # noqa: E402
+import everstep as es
+from figures.scripts.random_states import build, change
 
 warnings.simplefilter("ignore")
 
@@ -51,7 +51,9 @@ def differs(saved: Any, found: Any, path: str) -> str | None:
     if isinstance(saved, (list, tuple, deque)):
         if len(saved) != len(found) or getattr(saved, "maxlen", None) != getattr(found, "maxlen", None):
             return f"{path}: {saved} became {found}"
-        return next((d for i, (a, b) in enumerate(zip(saved, found, strict=True)) if (d := differs(a, b, f"{path}[{i}]"))), None)
+        return next(
+            (d for i, (a, b) in enumerate(zip(saved, found, strict=True)) if (d := differs(a, b, f"{path}[{i}]"))), None
+        )
     if isinstance(saved, (set, frozenset)):
         return differs(sorted(map(repr, saved)), sorted(map(repr, found)), path) if saved != found else None
     if isinstance(saved, (np.ndarray, np.generic)):
@@ -93,7 +95,11 @@ def save(directory: Path, number: int) -> dict[str, Any]:
             ckpt.step(3, **extra)
         ckpt.close()
     except es.CheckpointError as e:
-        place = any(str(e).startswith(f"{name}{mark}") or f" {name}{mark}" in str(e) for name in [*objects, "extra"] for mark in (".", "/", "[", "=", " "))
+        place = any(
+            str(e).startswith(f"{name}{mark}") or f" {name}{mark}" in str(e)
+            for name in [*objects, "extra"]
+            for mark in (".", "/", "[", "=", " ")
+        )
         return {"kind": kind, "refused": str(e), "placed": place, "published": any(at.glob("step-*"))}
     return {"kind": kind}
 

@@ -175,7 +175,9 @@ def main() -> None:
     model = nn.Sequential(*[nn.Linear(SIDE, SIDE, bias=False) for _ in range(LAYERS)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     write = WAYS[a.way]
-    ckpt = everstep.CheckpointManager(Path(a.out) / "ckpt", model=model, optimizer=optimizer, every=1, persist=0, replicas=0, overlap=True)
+    ckpt = everstep.CheckpointManager(
+        Path(a.out) / "ckpt", model=model, optimizer=optimizer, every=1, persist=0, replicas=0, overlap=True
+    )
     done = ckpt.restore()
     life = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     report = {"way": a.way, "life": life, "restored": done, "restored_torn": bool(done) and any(wrong(w.detach(), done) for w in weights(model)),

@@ -10,7 +10,6 @@ import json
 import os
 import socket
 import sys
-import time
 
 ORDERS = json.loads(sys.stdin.readline())
 OWN = os.getuid()

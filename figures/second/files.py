@@ -88,7 +88,13 @@ def hard_links():
 def change_modes_owners_and_times():
     gained = []
     for path in others_entries():
-        for what in (lambda p: os.chmod(p, 0o777), lambda p: os.chown(p, OWN, OWN), lambda p: os.utime(p), lambda p: os.setxattr(p, "user.x", b"1"), lambda p: os.truncate(p, 0)):
+        for what in (
+            lambda p: os.chmod(p, 0o777),
+            lambda p: os.chown(p, OWN, OWN),
+            lambda p: os.utime(p),
+            lambda p: os.setxattr(p, "user.x", b"1"),
+            lambda p: os.truncate(p, 0),
+        ):
             with contextlib.suppress(OSError):
                 if path not in SHARED:
                     what(path)
@@ -151,9 +157,18 @@ def plant_names():
         lambda p: os.mkdir(p, 0o777), lambda p: os.symlink(ORDERS["precious"], p), lambda p: os.symlink(os.path.dirname(ORDERS["precious"]), p),
         lambda p: os.mkfifo(p, 0o666), lambda p: open(p, "x").close(), lambda p: os.symlink(p, p), lambda p: os.symlink("/nowhere", p),
     ]  # fmt: skip
-    names = {f"everstep-{ORDERS['victim']}", "everstep", f"everstep-state-{ORDERS['victim']}", f"everstep-{ORDERS['victim']}.lock", ORDERS["job"], f"{ORDERS['job']}.sock"}
+    names = {
+        f"everstep-{ORDERS['victim']}",
+        "everstep",
+        f"everstep-state-{ORDERS['victim']}",
+        f"everstep-{ORDERS['victim']}.lock",
+        ORDERS["job"],
+        f"{ORDERS['job']}.sock",
+    }
     for top in SHARED:
-        for i, name in enumerate(sorted(names | {f"{n}-x" for n in os.listdir(top) if n.startswith("everstep") and len(n) < 60})):
+        for i, name in enumerate(
+            sorted(names | {f"{n}-x" for n in os.listdir(top) if n.startswith("everstep") and len(n) < 60})
+        ):
             with contextlib.suppress(OSError):
                 kinds[(i + ORDERS["kind"]) % len(kinds)](os.path.join(top, name))
     return []
@@ -164,7 +179,15 @@ def plant_code():
     """Modules and programs where a careless search path would find them; who runs them leaves a mark."""
     mark = f"import os; open(os.path.join({SHARED[0]!r}, f'ran-as-{{os.getuid()}}'), 'w').close()\n"
     for top in SHARED:
-        for name in ("sitecustomize.py", "usercustomize.py", "torch.py", "everstep.py", "msgpack.py", "template.py", "numpy.py"):
+        for name in (
+            "sitecustomize.py",
+            "usercustomize.py",
+            "torch.py",
+            "everstep.py",
+            "msgpack.py",
+            "template.py",
+            "numpy.py",
+        ):
             with contextlib.suppress(OSError), open(os.path.join(top, name), "x") as f:
                 f.write(mark)
         for name in ("python", "python3", "nvidia-smi", "sh", "hostname"):

@@ -64,7 +64,18 @@ def main():
                 free(False)
             taken = time.monotonic() - began
             rate = max(0.05, min(1.0, (spent() - used) / taken))
-        print(json.dumps({"mode": mode, "tally": tally, "gained": gained, "cpu": spent() - used, "wall": time.monotonic() - began}), flush=True)
+        print(
+            json.dumps(
+                {
+                    "mode": mode,
+                    "tally": tally,
+                    "gained": gained,
+                    "cpu": spent() - used,
+                    "wall": time.monotonic() - began,
+                }
+            ),
+            flush=True,
+        )
     free(True)
 
 

@@ -31,7 +31,13 @@ class Place:
         self.home = home
         home.chmod(0o755)
         self.out, self.cwd, self.precious = home / "out", home / "cwd", home / "precious" / "thesis"
-        for directory, mode in ((self.out, 0o700), (self.cwd, 0o755), (home / "private", 0o700), (self.precious.parent, 0o755), (home / "user", 0o755)):
+        for directory, mode in (
+            (self.out, 0o700),
+            (self.cwd, 0o755),
+            (home / "private", 0o700),
+            (self.precious.parent, 0o755),
+            (home / "user", 0o755),
+        ):
             directory.mkdir()
             directory.chmod(mode)
         self.precious.write_text("years of work")
@@ -39,13 +45,31 @@ class Place:
         self.mode = home / "mode"
         self.tell("attack")
         self.secrets = {where: f"SECRET-{where}-{os.urandom(8).hex()}" for where in ("state",)}
-        line = ["unshare", "--mount", "--propagation", "private", "--net", "--ipc", "--pid", "--fork", "--mount-proc", "bash", "-c", _ENTER]
+        line = [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "--net",
+            "--ipc",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            "bash",
+            "-c",
+            _ENTER,
+        ]
         self.host = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self.host.stdout is not None
         assert self.host.stdout.readline() == "ready\n"
         inner = Path(f"/proc/{self.host.pid}/task/{self.host.pid}/children").read_text().split()
         self.through = ["nsenter", "--target", inner[0], "--mount", "--net", "--ipc", "--pid"]
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith("EVERSTEP_")} | {"HOME": str(home / "user"), "VIRTUAL_ENV": sys.prefix, "GLOO_SOCKET_IFNAME": "lo", "SECRET": self.secrets["state"]}
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("EVERSTEP_")} | {
+            "HOME": str(home / "user"),
+            "VIRTUAL_ENV": sys.prefix,
+            "GLOO_SOCKET_IFNAME": "lo",
+            "SECRET": self.secrets["state"],
+        }
         self.running: list[subprocess.Popen[Any]] = []
 
     def tell(self, mode: str) -> None:
@@ -55,24 +79,70 @@ class Place:
         new.chmod(0o644)
         new.rename(self.mode)
 
-    def attacker(self, *, only: list[str] | None = None, kind: int = 0, fill: bool = True, cores: str | None = None) -> Attacker:
+    def attacker(
+        self, *, only: list[str] | None = None, kind: int = 0, fill: bool = True, cores: str | None = None
+    ) -> Attacker:
         """The second user begins; returns when it is ready."""
         state = self.home / "user" / ".local" / "state" / "everstep"
-        orders = {"canaries": list(self.secrets.values()), "shared": SHARED, "ours": [str(state), str(self.cwd), str(self.home / "user"), str(self.out), str(self.home / "private")], "victim": os.getuid()}
-        orders |= {"job": "attacked", "precious": str(self.precious), "mode": str(self.mode), "only": only, "kind": kind, "fill": fill}
+        orders = {
+            "canaries": list(self.secrets.values()),
+            "shared": SHARED,
+            "ours": [str(state), str(self.cwd), str(self.home / "user"), str(self.out), str(self.home / "private")],
+            "victim": os.getuid(),
+        }
+        orders |= {
+            "job": "attacked",
+            "precious": str(self.precious),
+            "mode": str(self.mode),
+            "only": only,
+            "kind": kind,
+            "fill": fill,
+        }
         return Attacker(self, orders, cores)
 
-    def start(self, *words: str, ranks: int = 2, options: tuple[str, ...] = (), cores: str | None = None, cwd: str | None = None) -> subprocess.Popen[bytes]:
+    def start(
+        self,
+        *words: str,
+        ranks: int = 2,
+        options: tuple[str, ...] = (),
+        cores: str | None = None,
+        cwd: str | None = None,
+    ) -> subprocess.Popen[bytes]:
         """The job of the first user."""
         pinned = ["taskset", "-c", cores] if cores else []
-        line = [*self.through, f"--wd={cwd or self.cwd}", "setsid", *pinned, str(EVERSTEP), "run", "--standalone", "--name", "attacked", "--nproc-per-node", str(ranks), *options, *(words or (str(SCRIPT),)), "--out", str(self.out), "--checkpoints", str(self.home / "private" / "checkpoints")]
+        line = [
+            *self.through,
+            f"--wd={cwd or self.cwd}",
+            "setsid",
+            *pinned,
+            str(EVERSTEP),
+            "run",
+            "--standalone",
+            "--name",
+            "attacked",
+            "--nproc-per-node",
+            str(ranks),
+            *options,
+            *(words or (str(SCRIPT),)),
+            "--out",
+            str(self.out),
+            "--checkpoints",
+            str(self.home / "private" / "checkpoints"),
+        ]
         with (self.home / "log").open("ab") as log:
             self.running.append(subprocess.Popen(line, env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
         return self.running[-1]
 
     def run(self, *words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """A command of the first user."""
-        return subprocess.run([*self.through, f"--wd={self.cwd}", *words], env=self.env, capture_output=True, text=True, timeout=timeout, check=False)
+        return subprocess.run(
+            [*self.through, f"--wd={self.cwd}", *words],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
 
     def rows(self, rank: int = 0) -> list[tuple[int, str, int, float, float]]:
         """Step, loss, process, when, seconds."""
@@ -98,7 +168,9 @@ class Place:
 
     def close(self) -> None:
         """Its first process ends, and with it all others."""
-        for child in subprocess.run(["pgrep", "-P", str(self.host.pid)], capture_output=True, text=True, check=False).stdout.split():
+        for child in subprocess.run(
+            ["pgrep", "-P", str(self.host.pid)], capture_output=True, text=True, check=False
+        ).stdout.split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(child), 9)
         self.host.wait()
@@ -117,7 +189,14 @@ class Attacker:
         code = "import sys; n = int(sys.stdin.readline()); exec(compile(sys.stdin.read(n), 'attacker', 'exec'))"
         become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
         with self.report.open("wb") as out:
-            self.process = subprocess.Popen([*place.through, "--wd=/", "setsid", *pinned, *become, PYTHON, "-I", "-c", code], stdin=subprocess.PIPE, stdout=out, stderr=out, text=True, env={"PATH": "/usr/bin:/bin"})
+            self.process = subprocess.Popen(
+                [*place.through, "--wd=/", "setsid", *pinned, *become, PYTHON, "-I", "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                text=True,
+                env={"PATH": "/usr/bin:/bin"},
+            )
         place.running.insert(0, self.process)
         assert self.process.stdin is not None
         text = program.text()

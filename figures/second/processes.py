@@ -29,7 +29,19 @@ def signals():
 def proc_files():
     gained = []
     for pid in victims():
-        for name in ("environ", "mem", "maps", "auxv", "stack", "syscall", "io", "smaps", "pagemap", "personality", "timers"):
+        for name in (
+            "environ",
+            "mem",
+            "maps",
+            "auxv",
+            "stack",
+            "syscall",
+            "io",
+            "smaps",
+            "pagemap",
+            "personality",
+            "timers",
+        ):
             with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as f:
                 data = f.read(1 << 20)
                 gained += secret(data, f"/proc/{pid}/{name}")
@@ -70,7 +82,16 @@ def command_lines():
 def proc_writes():
     gained = []
     for pid in victims():
-        for name, text in (("oom_score_adj", "1000"), ("comm", "x"), ("clear_refs", "1"), ("coredump_filter", "0"), ("mem", "x"), ("timerslack_ns", "99"), ("sched", "0"), ("autogroup", "19")):
+        for name, text in (
+            ("oom_score_adj", "1000"),
+            ("comm", "x"),
+            ("clear_refs", "1"),
+            ("coredump_filter", "0"),
+            ("mem", "x"),
+            ("timerslack_ns", "99"),
+            ("sched", "0"),
+            ("autogroup", "19"),
+        ):
             with contextlib.suppress(OSError):
                 with open(f"/proc/{pid}/{name}", "w") as f:
                     f.write(text)

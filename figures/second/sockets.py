@@ -29,7 +29,11 @@ def hold_connections():
 
 @attack
 def half_headers():
-    return _hold(b"GET /v1/status HTTP/1.1\r\nx:", 40) + _hold(struct.pack("<I", 4000) + b"{", 20) + _hold(b"PRI * HTTP/2.0\r\n\r\nSM", 20)
+    return (
+        _hold(b"GET /v1/status HTTP/1.1\r\nx:", 40)
+        + _hold(struct.pack("<I", 4000) + b"{", 20)
+        + _hold(b"PRI * HTTP/2.0\r\n\r\nSM", 20)
+    )
 
 
 @attack
@@ -53,7 +57,13 @@ def garbage():
 @attack
 def huge_lengths():
     gained = []
-    for text in (struct.pack("<I", 0xFFFFFFFF), struct.pack("<Q", 1 << 62), b"\xff" * 64, bytes([0, 0, 16, 0, 1]), b"POST /v1/agent HTTP/1.1\r\nContent-Length: 18446744073709551615\r\n\r\n"):
+    for text in (
+        struct.pack("<I", 0xFFFFFFFF),
+        struct.pack("<Q", 1 << 62),
+        b"\xff" * 64,
+        bytes([0, 0, 16, 0, 1]),
+        b"POST /v1/agent HTTP/1.1\r\nContent-Length: 18446744073709551615\r\n\r\n",
+    ):
         gained += talk(text, 0.05)
     return gained
 
@@ -61,8 +71,23 @@ def huge_lengths():
 @attack
 def http_without_a_token():
     gained = []
-    for path in ("/", "/v1/status", "/v1/jobs", "/v1/events", "/v1/metrics", "/metrics", "/v1/agent", "/v1/stop", "/../store/token"):
-        for head in ("", "Authorization: Bearer x\r\n", f"Authorization: Bearer {'a' * 64}\r\n", f"x: {'y' * 70_000}\r\n"):
+    for path in (
+        "/",
+        "/v1/status",
+        "/v1/jobs",
+        "/v1/events",
+        "/v1/metrics",
+        "/metrics",
+        "/v1/agent",
+        "/v1/stop",
+        "/../store/token",
+    ):
+        for head in (
+            "",
+            "Authorization: Bearer x\r\n",
+            f"Authorization: Bearer {'a' * 64}\r\n",
+            f"x: {'y' * 70_000}\r\n",
+        ):
             text = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{head}\r\n".encode()
             for port in listening():
                 with contextlib.suppress(OSError), connected(port, 0.1) as s:

@@ -41,7 +41,9 @@ def everstep(env: dict[str, str], tmp_path: Path) -> Iterator[Run]:
 
     def run(*arguments: str, timeout: float = 60, **more: str) -> subprocess.CompletedProcess[str]:
         line = [EVERSTEP, *arguments]
-        return subprocess.run(line, env={**env, **more}, cwd=tmp_path, capture_output=True, text=True, timeout=timeout, check=False)
+        return subprocess.run(
+            line, env={**env, **more}, cwd=tmp_path, capture_output=True, text=True, timeout=timeout, check=False
+        )
 
     yield run
 

@@ -21,7 +21,10 @@ def namespaces() -> Iterator[None]:
     """The hosts for the length of the block; the test is skipped where they cannot be made."""
     try:
         for command in _SETUP.split(";"):
-            if subprocess.run(["ip", *command.format(*NAMES).split()], capture_output=True, check=False).returncode != 0:
+            if (
+                subprocess.run(["ip", *command.format(*NAMES).split()], capture_output=True, check=False).returncode
+                != 0
+            ):
                 pytest.skip("needs iproute2 and the right to make network namespaces")
         yield
     finally:

@@ -55,7 +55,9 @@ def test_port_in_use_by_something_else(everstep, script):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         s.listen()
-        done = everstep("run", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{s.getsockname()[1]}", script("print(1)"), timeout=60)
+        done = everstep(
+            "run", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{s.getsockname()[1]}", script("print(1)"), timeout=60
+        )
     _says(done, 78, "not an everstep coordinator", "another port")
 
 
@@ -64,9 +66,24 @@ def test_unreachable_coordinator(env, script, tmp_path):
     token.write_text("secret")
     token.chmod(0o600)
     with namespaces():
-        arguments = ["--insecure", "--token-file", str(token), "--nnodes", "2", "--rdzv-endpoint", "10.77.9.2:29400", "--detect-timeout", "200ms"]
+        arguments = [
+            "--insecure",
+            "--token-file",
+            str(token),
+            "--nnodes",
+            "2",
+            "--rdzv-endpoint",
+            "10.77.9.2:29400",
+            "--detect-timeout",
+            "200ms",
+        ]
         line = ["ip", "netns", "exec", NAMES[0], EVERSTEP, "run", *arguments, script("print(1)")]
-        _says(subprocess.run(line, env=env, capture_output=True, text=True, timeout=90, check=False), 69, "no coordinator answered", "--rdzv-endpoint")
+        _says(
+            subprocess.run(line, env=env, capture_output=True, text=True, timeout=90, check=False),
+            69,
+            "no coordinator answered",
+            "--rdzv-endpoint",
+        )
 
 
 def test_too_few_nodes_asks_to_be_requeued(everstep, script):
@@ -81,7 +98,9 @@ def test_token_that_others_can_read(everstep, script, tmp_path):
     token = tmp_path / "token"
     token.write_text("secret")
     token.chmod(0o644)
-    done = everstep("run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:29499", "--token-file", str(token), script("print(1)"))
+    done = everstep(
+        "run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:29499", "--token-file", str(token), script("print(1)")
+    )
     _says(done, 78, "chmod 600")
 
 

@@ -27,8 +27,21 @@ def _published(directory: Path) -> set[int]:
 
 
 def _under_agent(tmp_path: Path, *line: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "EVERSTEP_STATE_DIR": str(tmp_path / "state"), "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return subprocess.run([EVERSTEP, "run", "--standalone", "--no-warm", *line], cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+    env = {
+        **os.environ,
+        "EVERSTEP_STATE_DIR": str(tmp_path / "state"),
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    return subprocess.run(
+        [EVERSTEP, "run", "--standalone", "--no-warm", *line],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
 
 
 FAST = """
@@ -160,7 +173,12 @@ FULL = """
 def test_a_full_disk_is_in_the_outcome_and_training_goes_on(tmp_path):
     mount = tmp_path / "small"
     mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", str(mount)], capture_output=True, check=False).returncode != 0:
+    if (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", str(mount)], capture_output=True, check=False
+        ).returncode
+        != 0
+    ):
         pytest.skip("needs the right to mount a small tmpfs")
     script = tmp_path / "full.py"
     script.write_text(textwrap.dedent(FULL))
@@ -180,12 +198,16 @@ def test_a_full_disk_is_in_the_outcome_and_training_goes_on(tmp_path):
     assert any("disk" in saved for step, saved, *_ in rows if step < 13)
     failed = [why for *_, why in rows if why]
     assert failed and "No space left" in failed[0][0]
-    assert any("disk" in saved for step, saved, *_ in rows if step > 28), "durable checkpoints go on when there is room again"
+    assert any("disk" in saved for step, saved, *_ in rows if step > 28), (
+        "durable checkpoints go on when there is room again"
+    )
 
 
 @pytest.mark.parametrize("way", ["data-copy", "numpy", "ema"])
 def test_weights_swapped_while_they_are_copied_are_not_restored(tmp_path, way):
-    done = _under_agent(tmp_path, "--max-restarts", "1", "figures/scripts/torn.py", "--way", way, "--steps", "8", "--out", str(tmp_path))
+    done = _under_agent(
+        tmp_path, "--max-restarts", "1", "figures/scripts/torn.py", "--way", way, "--steps", "8", "--out", str(tmp_path)
+    )
     lives = [json.loads(row) for row in done.stdout.splitlines() if row.startswith("{")]
     assert len(lives) == 2, done.stderr[-3000:]
     assert [life["torn"] for life in lives] == [0, 0] and not any(life["restored_torn"] for life in lives)
@@ -219,7 +241,9 @@ def test_without_threads_the_training_thread_copies(tmp_path):
     for above in [out, *out.parents][:4]:
         above.chmod(0o755)
     script.write_text(textwrap.dedent(NO_THREADS))
-    done = subprocess.run([sys.executable, str(script), str(out)], capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(
+        [sys.executable, str(script), str(out)], capture_output=True, text=True, check=False, timeout=100
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip() == "1", "one line says so"
     assert 4 in _published(out)
@@ -280,17 +304,36 @@ def test_a_structure_that_is_kept_notices_every_change(tmp_path):
         model[1].register_buffer("note", torch.ones(2), persistent=True)
 
     def hooked() -> None:
-        model[0].register_state_dict_post_hook(lambda m, s, prefix, local: s.__setitem__(f"{prefix}weight", s[f"{prefix}weight"] * 2))
+        model[0].register_state_dict_post_hook(
+            lambda m, s, prefix, local: s.__setitem__(f"{prefix}weight", s[f"{prefix}weight"] * 2)
+        )
 
     step = 0
-    for change in [train, replaced, transposed, moved, buffer, added, frozen, state, value, loaded, removed, persistent, hooked]:
+    for change in [
+        train,
+        replaced,
+        transposed,
+        moved,
+        buffer,
+        added,
+        frozen,
+        state,
+        value,
+        loaded,
+        removed,
+        persistent,
+        hooked,
+    ]:
         for now in (train, train, change):
             now()
             step += 1
             ckpt.step(step)
             shard = es._internal.open_shard(str(tmp_path / f"step-{step}"), 0)
             random = "__everstep__/rng"
-            wanted = {i.name: i.tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for i in ckpt._state.collect({})}
+            wanted = {
+                i.name: i.tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+                for i in ckpt._state.collect({})
+            }
             found = {e[0]: shard.bytes(e[0]) for e in shard.entries()}
             assert found.keys() == wanted.keys(), (change.__name__, step)
             assert [n for n in found if found[n] != wanted[n] and n != random] == [], (change.__name__, step)
@@ -322,7 +365,12 @@ def test_shared_memory_that_is_removed_is_created_again(tmp_path):
     script = tmp_path / "removed.py"
     script.write_text(textwrap.dedent(REMOVED))
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-        env = {**os.environ, "EVERSTEP_STATE_DIR": str(tmp_path / "state"), "EVERSTEP_SHM_DIR": memory, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        env = {
+            **os.environ,
+            "EVERSTEP_STATE_DIR": str(tmp_path / "state"),
+            "EVERSTEP_SHM_DIR": memory,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
         line = [EVERSTEP, "run", "--standalone", "--max-restarts", "1", str(script), str(tmp_path / "out")]
         done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
     lives = [json.loads(row) for row in done.stdout.splitlines() if row.startswith("{")]

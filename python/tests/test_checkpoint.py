@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import struct
 import subprocess
@@ -75,7 +74,9 @@ def test_another_model_shows_what_differs(tmp_path):
     _train(tmp_path, 3, False, False)
     model, optimizer = _model(width=9)
     ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, data=es.resumable(_batch.fn))
-    with pytest.raises(es.CheckpointError, match=r"model\.0\.weight: shape \[8, 4\] in the checkpoint, \[9, 4\] in the model"):
+    with pytest.raises(
+        es.CheckpointError, match=r"model\.0\.weight: shape \[8, 4\] in the checkpoint, \[9, 4\] in the model"
+    ):
         ckpt.restore()
     other = nn.Linear(4, 8).double()
     with pytest.raises(es.CheckpointError, match="another model"):
@@ -167,7 +168,9 @@ def test_no_state_and_wrong_state_are_refused():
 def test_a_full_disk_loses_nothing(tmp_path):
     mount = tmp_path / "small"
     mount.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(mount)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(mount)], capture_output=True, check=False
+    )
     if mounted.returncode != 0:
         pytest.skip("needs the right to mount a small tmpfs")
     try:
@@ -215,20 +218,42 @@ def test_a_damaged_arena_falls_back_to_the_step_before(everstep, script, tmp_pat
     done = everstep("run", "--standalone", "--max-restarts", "2", _script(script, tmp_path, at_three=at_three))
     assert done.returncode == 0, done.stderr
     # Step 3 was sealed (2 completed before it in another slot): its slot is damaged, so step 2 runs again.
-    assert done.stdout.split() == "step 0 step 1 step 2 step 2 step 3 step 4 step 5".split(), done.stdout
+    assert done.stdout.split() == [
+        "step",
+        "0",
+        "step",
+        "1",
+        "step",
+        "2",
+        "step",
+        "2",
+        "step",
+        "3",
+        "step",
+        "4",
+        "step",
+        "5",
+    ], done.stdout
 
 
 def test_shared_memory_too_small_falls_back_to_a_directory(everstep, script, tmp_path):
     small = tmp_path / "shm"
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(small)], capture_output=True, check=False).returncode != 0:
+    if (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(small)], capture_output=True, check=False
+        ).returncode
+        != 0
+    ):
         pytest.skip("needs the right to mount a small tmpfs")
     try:
         path = _script(script, tmp_path, width=2000, at_three="import os; os.kill(os.getpid(), 9)")
         done = everstep("run", "--standalone", "--max-restarts", "1", path, EVERSTEP_SHM_DIR=str(small))
         assert done.returncode == 0, done.stderr
         assert "do not fit into shared memory" in done.stderr and "--shm-size" in done.stderr
-        assert done.stdout.split() == "step 0 step 1 step 2 step 3 step 4 step 5".split(), done.stdout
+        assert done.stdout.split() == ["step", "0", "step", "1", "step", "2", "step", "3", "step", "4", "step", "5"], (
+            done.stdout
+        )
     finally:
         subprocess.run(["umount", str(small)], check=True)
 
@@ -239,7 +264,9 @@ def test_stop_makes_the_last_step_durable(env, script, tmp_path):
 
     from conftest import EVERSTEP
 
-    text = SCRIPT.format(width=8, out=str(tmp_path / "out"), persist=1000, at_three="pass").replace("steps(6)", "steps(100000)")
+    text = SCRIPT.format(width=8, out=str(tmp_path / "out"), persist=1000, at_three="pass").replace(
+        "steps(6)", "steps(100000)"
+    )
     text = text.replace('print("step", step, flush=True)', "import time; time.sleep(0.02)")
     run = subprocess.Popen([EVERSTEP, "run", "--standalone", "--nproc-per-node", "2", script(text)], env=env)
     deadline = time.monotonic() + 30
@@ -309,7 +336,9 @@ def test_who_asks_for_the_end_again_does_not_wait_for_the_disk(env, script, tmp_
         "for step in ckpt.steps(1000):\n"
         "    if step == 9: raise ValueError('enough')\n"
     )
-    run = subprocess.Popen([EVERSTEP, "run", "--standalone", "--max-restarts", "0", path], env=env, stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        [EVERSTEP, "run", "--standalone", "--max-restarts", "0", path], env=env, stderr=subprocess.PIPE, text=True
+    )
     assert run.stderr is not None
     # 32 MiB at 1 MB/s: half a minute from here on, if nobody objects.
     said = next(line for line in run.stderr if "exited with code 1" in line)
@@ -333,11 +362,11 @@ def test_the_next_agent_adopts_what_a_killed_one_left_in_memory(env, everstep, s
     while not (tmp_path / "held").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     first.kill()
-    assert first.communicate()[0].split() == "step 0 step 1 step 2".split()
+    assert first.communicate()[0].split() == ["step", "0", "step", "1", "step", "2"]
     path = _script(script, tmp_path)
     done = everstep("run", "--standalone", "--name", "adopt", path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == "step 3 step 4 step 5".split(), done.stdout
+    assert done.stdout.split() == ["step", "3", "step", "4", "step", "5"], done.stdout
 
 
 _SKEWED = """

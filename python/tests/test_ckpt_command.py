@@ -47,7 +47,13 @@ def test_a_directory_is_listed_looked_into_verified_and_pruned(env, tmp_path):
 
 
 def test_what_is_not_there_is_said_in_one_sentence(env, tmp_path):
-    for line in (["ckpt", "ls", "no-such-job"], ["ckpt", "show", str(tmp_path)], ["ckpt", "verify", str(tmp_path)], ["memory"], ["memory", str(tmp_path)]):
+    for line in (
+        ["ckpt", "ls", "no-such-job"],
+        ["ckpt", "show", str(tmp_path)],
+        ["ckpt", "verify", str(tmp_path)],
+        ["memory"],
+        ["memory", str(tmp_path)],
+    ):
         refused = _everstep(*line, env=env)
         assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1, (line, refused)
     assert _everstep("memory", "--state", "lots", env=env).returncode == 2
@@ -55,8 +61,12 @@ def test_what_is_not_there_is_said_in_one_sentence(env, tmp_path):
 
 
 def test_memory_adds_up_and_says_when_it_does_not_fit(env):
-    said = json.loads(_everstep("memory", "--state", "100M", "--workers", "2", "--nodes", "16", "--json", env=env).stdout)
-    assert said["fits"] and said["own_bytes"] == 8 * said["slot_bytes"] and said["replica_bytes"] == 4 * said["slot_bytes"]
+    said = json.loads(
+        _everstep("memory", "--state", "100M", "--workers", "2", "--nodes", "16", "--json", env=env).stdout
+    )
+    assert (
+        said["fits"] and said["own_bytes"] == 8 * said["slot_bytes"] and said["replica_bytes"] == 4 * said["slot_bytes"]
+    )
     assert abs(dict(said["survival"])[2] - 14 / 15) < 1e-12
     large = _everstep("memory", "--state", "900T", env=env)
     assert large.returncode == 1 and "--shm-size" not in large.stdout and "EVERSTEP_SHM_DIR" in large.stderr

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from figures.conformance.cases import CASES
 from figures.conformance.compare import DOCUMENTED, differences, run
 

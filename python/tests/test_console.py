@@ -26,7 +26,10 @@ def test_start_and_end(everstep, script):
     done = everstep("run", "--standalone", "--name", "short", "--nproc-per-node", "2", script(LOOP), "5")
     lines = [x for x in done.stderr.splitlines() if x.startswith("everstep:")]
     assert done.returncode == 0
-    assert lines[0] == "everstep: job short: 2 ranks here, 2 ranks on 1 node; everstep status short shows it, Ctrl-C stops it"
+    assert (
+        lines[0]
+        == "everstep: job short: 2 ranks here, 2 ranks on 1 node; everstep status short shows it, Ctrl-C stops it"
+    )
     assert lines[-1].startswith("everstep: done: 5 steps in "), lines
 
 
@@ -54,7 +57,9 @@ def test_nodes_that_wait_and_lost_nodes_are_on_every_console(script):
         c.kill_node(1)
         cause = ("node 1 was lost", "the cause: node 1")
         c.wait_for(lambda: any(text in log.read_text() for text in cause), 60, "the cause on the other console")
-        c.wait_for(lambda: log.read_text().count("waiting for nodes: 1 of 2 joined") == 2, 60, "the line about waiting again")
+        c.wait_for(
+            lambda: log.read_text().count("waiting for nodes: 1 of 2 joined") == 2, 60, "the line about waiting again"
+        )
         c.start(1)
         c.wait_for(lambda: "everstep: restart 1 of 3: 2 ranks on 2 nodes" in log.read_text(), 90, "the restart")
         text = c.output()

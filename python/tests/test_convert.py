@@ -74,7 +74,9 @@ def test_safetensors_out_and_in(tmp_path, monkeypatch):
     model, _ = _saved(tmp_path / "out")
     assert _ckpt("export", tmp_path / "out", tmp_path / "hf", "--to", "hf").returncode == 0
     weights = load_file(tmp_path / "hf" / "model.safetensors")
-    assert weights.keys() == model.state_dict().keys() and all(torch.equal(weights[k], v) for k, v in model.state_dict().items())
+    assert weights.keys() == model.state_dict().keys() and all(
+        torch.equal(weights[k], v) for k, v in model.state_dict().items()
+    )
     assert _ckpt("import", tmp_path / "hf", tmp_path / "back", "--from", "hf").returncode == 0
     state = convert.load(tmp_path / "back")
     assert all(torch.equal(state["model"][k], v) for k, v in model.state_dict().items())
@@ -83,7 +85,9 @@ def test_safetensors_out_and_in(tmp_path, monkeypatch):
     convert.to_hf(state, tmp_path / "many")
     index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
     found = {k: load_file(tmp_path / "many" / file)[k] for k, file in index["weight_map"].items()}
-    assert len(set(index["weight_map"].values())) > 1 and all(torch.equal(found[k], v) for k, v in model.state_dict().items())
+    assert len(set(index["weight_map"].values())) > 1 and all(
+        torch.equal(found[k], v) for k, v in model.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize(

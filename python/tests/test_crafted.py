@@ -14,7 +14,6 @@ from torch import nn
 
 from everstep import CheckpointError, CheckpointManager, encoding
 from figures import crafting
-from figures.crafting import BLOB
 
 CRAFTED = {
     "long": lambda t: setattr(t, "data", t.data + b"x" * 256),
@@ -53,12 +52,21 @@ def _restored(directory):
     model, optimizer = _trainer()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return CheckpointManager(directory, model=model, optimizer=optimizer, persist=0).restore(), model.weight.detach()
+        return CheckpointManager(
+            directory, model=model, optimizer=optimizer, persist=0
+        ).restore(), model.weight.detach()
 
 
 def _ckpt(*arguments):
     line = [EVERSTEP, "ckpt", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "VIRTUAL_ENV": os.environ.get("VIRTUAL_ENV", os.path.dirname(os.path.dirname(EVERSTEP)))})
+    return subprocess.run(
+        line,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "VIRTUAL_ENV": os.environ.get("VIRTUAL_ENV", os.path.dirname(os.path.dirname(EVERSTEP)))},
+    )
 
 
 @pytest.mark.parametrize("name", ["model.weight", "optimizer/state/model.weight/exp_avg"])
@@ -110,7 +118,9 @@ def test_two_ranks_in_one_file(tmp_path):
     _saved(tmp_path)
     found = crafting.read(tmp_path / "step-2")
     entry = found.manifest["shards"][0]
-    crafting.write_manifest(tmp_path / "step-2", {**found.manifest, "world_size": 2, "shards": [entry, {**entry, "rank": 1}]})
+    crafting.write_manifest(
+        tmp_path / "step-2", {**found.manifest, "world_size": 2, "shards": [entry, {**entry, "rank": 1}]}
+    )
     assert _restored(tmp_path)[0] == 1
 
 
@@ -120,7 +130,13 @@ def test_a_value_that_cannot_be_decoded(tmp_path, blob):
     weights = _saved(tmp_path)
     found = crafting.read(tmp_path / "step-2")
     value = found.shards[0].blob(blob)
-    for new in (value.data[:-1], b"\xa2\xff\xfe", b"\x91\x05", b"\xc7\x04\x06none", b"\x91" * 900 + b"\xc7\x04\x06none"):
+    for new in (
+        value.data[:-1],
+        b"\xa2\xff\xfe",
+        b"\x91\x05",
+        b"\xc7\x04\x06none",
+        b"\x91" * 900 + b"\xc7\x04\x06none",
+    ):
         value.data, value.shape = new, [len(new)]
         found.write(tmp_path / "step-2")
         done, restored = _restored(tmp_path)
@@ -165,7 +181,9 @@ def test_verify_refuses_what_restore_refuses(tmp_path):
             _restore_only(tmp_path, step)
     _restore_only(tmp_path, 1)
     checked = _ckpt("verify", tmp_path)
-    assert checked.returncode == 1 and f"1 shards are good, {len(UNDECODABLE)} are damaged" in checked.stdout, checked.stdout + checked.stderr
+    assert checked.returncode == 1 and f"1 shards are good, {len(UNDECODABLE)} are damaged" in checked.stdout, (
+        checked.stdout + checked.stderr
+    )
     assert all(f"step {step} disk" in checked.stdout for step in range(2, len(UNDECODABLE) + 2)), checked.stdout
 
 
@@ -176,7 +194,16 @@ def _restore_only(directory, step):
         return CheckpointManager(directory, model=model, optimizer=optimizer, persist=0).restore(step)
 
 
-@pytest.mark.parametrize("change", [("[2, 3]", "[3, 3]"), ('"float32"', '"float33"'), ('"version": 1', '"version": 2'), ('["weight"]', '[[]]'), ('["weight"]', '["weight", "0"]')])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("[2, 3]", "[3, 3]"),
+        ('"float32"', '"float33"'),
+        ('"version": 1', '"version": 2'),
+        ('["weight"]', "[[]]"),
+        ('["weight"]', '["weight", "0"]'),
+    ],
+)
 def test_verify_reads_the_tables_of_dcp(tmp_path, change):
     import torch.distributed.checkpoint as dcp
 
@@ -192,14 +219,18 @@ def test_verify_reads_the_tables_of_dcp(tmp_path, change):
     table.shape = [len(table.data)]
     found.write(tmp_path / "out" / "step-1")
     checked = _ckpt("verify", tmp_path / "out")
-    assert checked.returncode == 1 and "step 1 disk" in checked.stdout and not (tmp_path / "ran").exists(), checked.stdout + checked.stderr
+    assert checked.returncode == 1 and "step 1 disk" in checked.stdout and not (tmp_path / "ran").exists(), (
+        checked.stdout + checked.stderr
+    )
 
 
 def test_an_object_of_another_kind_is_another_model(tmp_path):
     _saved(tmp_path)
     model, optimizer = _trainer()
     with pytest.raises(CheckpointError, match="kind 'optimizer'"):
-        CheckpointManager(tmp_path, model=model, optimizer=torch.optim.lr_scheduler.StepLR(optimizer, 1), persist=0).restore()
+        CheckpointManager(
+            tmp_path, model=model, optimizer=torch.optim.lr_scheduler.StepLR(optimizer, 1), persist=0
+        ).restore()
 
 
 class _Payload:
@@ -215,7 +246,12 @@ class _Payload:
 def _dcp_saved(directory):
     import torch.distributed.checkpoint as dcp
 
-    state = {"model": {"weight": torch.arange(6.0).view(2, 3)}, "step": 7, "list": [torch.ones(2), "a"], "half": torch.ones(3).half()}
+    state = {
+        "model": {"weight": torch.arange(6.0).view(2, 3)},
+        "step": 7,
+        "list": [torch.ones(2), "a"],
+        "half": torch.ones(3).half(),
+    }
     dcp.save(state, checkpoint_id=str(directory), no_dist=True)
     return state
 
@@ -235,7 +271,11 @@ def test_import_of_a_plain_checkpoint(tmp_path, monkeypatch, capsys):
     assert _convert(monkeypatch, capsys, "export", tmp_path / "out", tmp_path / "all.pt", "--to", "torch")[0] == 0
     found = torch.load(tmp_path / "all.pt", weights_only=True)
     assert torch.equal(found["model"]["weight"], state["model"]["weight"]) and found["step"] == 7
-    assert torch.equal(found["list"][0], torch.ones(2)) and found["list"][1] == "a" and found["half"].dtype == torch.float16
+    assert (
+        torch.equal(found["list"][0], torch.ones(2))
+        and found["list"][1] == "a"
+        and found["half"].dtype == torch.float16
+    )
 
 
 @pytest.mark.parametrize("where", ["metadata", "planner data", "object"])
@@ -271,7 +311,11 @@ def test_export_and_load_run_nothing(tmp_path, monkeypatch, capsys):
     code, said = _convert(monkeypatch, capsys, "export", tmp_path / "out", tmp_path / "all.pt", "--to", "torch")
     assert code == 1 and "allow_pickle=True" in said and not (tmp_path / "ran").exists(), said
     with pytest.raises(BaseException, match="allow_pickle=True"):
-        dcp.load({"weight": torch.zeros(3), "object": None}, storage_reader=everstep.dcp.Reader(tmp_path / "out"), no_dist=True)
+        dcp.load(
+            {"weight": torch.zeros(3), "object": None},
+            storage_reader=everstep.dcp.Reader(tmp_path / "out"),
+            no_dist=True,
+        )
     assert not (tmp_path / "ran").exists()
 
 

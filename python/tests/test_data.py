@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 
-import everstep
 import pytest
 import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset
+
+import everstep
 from everstep.data import ElasticDistributedSampler, ElasticIterable, Reproducible, SampleId, epoch_hash
 from figures.sampler import _epochs
-from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 
 class Numbers(Dataset):
@@ -51,7 +52,10 @@ def test_what_a_loader_has_fetched_ahead_does_not_count():
     assert state["consumed"] == 10
     again = ElasticDistributedSampler(Numbers(), seed=3)
     again.load_state_dict(state)
-    assert len(again) == 90 and next(iter(DataLoader(Numbers(), batch_size=5, sampler=again))).tolist() == next(loop).tolist()
+    assert (
+        len(again) == 90
+        and next(iter(DataLoader(Numbers(), batch_size=5, sampler=again))).tolist() == next(loop).tolist()
+    )
     del loop
 
 
@@ -84,7 +88,12 @@ def test_a_finished_epoch_yields_nothing_and_the_next_goes_on():
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [({"seed": 9}, "seed"), ({"shuffle": False}, "shuffle"), ({"fingerprint": "other"}, "other"), ({"n": 99}, "100 samples")],
+    [
+        ({"seed": 9}, "seed"),
+        ({"shuffle": False}, "shuffle"),
+        ({"fingerprint": "other"}, "other"),
+        ({"n": 99}, "100 samples"),
+    ],
 )
 def test_a_state_of_something_else_is_refused(change, word):
     state = ElasticDistributedSampler(Numbers(), seed=3).state_dict()
@@ -108,7 +117,11 @@ def test_plans_cover_the_global_batch():
     for world in range(1, 9):
         plans = [everstep.batch_plan(64, 8, rank=r, world_size=world) for r in range(world)]
         spans = [(p.first_sample, p.first_sample + p.micro_steps * p.micro_batch_size) for p in plans]
-        assert spans[0][0] == 0 and spans[-1][1] == 64 and all(a[1] == b[0] for a, b in zip(spans, spans[1:], strict=False))
+        assert (
+            spans[0][0] == 0
+            and spans[-1][1] == 64
+            and all(a[1] == b[0] for a, b in zip(spans, spans[1:], strict=False))
+        )
 
 
 def test_micro_batches_give_the_gradient_of_the_whole_batch(tmp_path):
@@ -168,7 +181,10 @@ def test_a_stream_is_shared_and_resumed(workers):
 
     used, state, ranks = [], None, [2, 3, 1]
     for size in ranks:
-        streams = [ElasticIterable(source, samples=50, batch_size=4, num_replicas=size, rank=r, num_workers=workers) for r in range(size)]
+        streams = [
+            ElasticIterable(source, samples=50, batch_size=4, num_replicas=size, rank=r, num_workers=workers)
+            for r in range(size)
+        ]
         for s in streams:
             if state:
                 s.load_state_dict(state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,6 @@ from everstep.dcp import pieces, shares
 from harness.ranks import run_ranks
 
 
-
 def _state() -> dict[str, object]:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5), nn.Linear(5, 1))
@@ -30,7 +28,12 @@ def _state() -> dict[str, object]:
     return {
         "model": model_state,
         "optimizer": optimizer_state,
-        "nested": {"list": [torch.arange(5), {"deep": torch.ones(2, 2, dtype=torch.bfloat16)}], "step": 17, "text": "x", "none": None},
+        "nested": {
+            "list": [torch.arange(5), {"deep": torch.ones(2, 2, dtype=torch.bfloat16)}],
+            "step": 17,
+            "text": "x",
+            "none": None,
+        },
         "scalar": torch.tensor(2.5),
         "empty": torch.empty(0, 3),
         "odd": torch.arange(6.0).to(torch.complex128),
@@ -114,7 +117,11 @@ def test_a_model_and_its_optimizer_by_dcps_helpers(tmp_path):
     one, one_optimizer = build()
     train(one, one_optimizer)
     model_state, optimizer_state = get_state_dict(one, one_optimizer)
-    dcp.save({"m": model_state, "o": optimizer_state}, checkpoint_id=str(tmp_path / "step-9"), storage_writer=es.dcp.Writer(tmp_path))
+    dcp.save(
+        {"m": model_state, "o": optimizer_state},
+        checkpoint_id=str(tmp_path / "step-9"),
+        storage_writer=es.dcp.Writer(tmp_path),
+    )
     other, other_optimizer = build()
     model_state, optimizer_state = get_state_dict(other, other_optimizer)
     into = {"m": model_state, "o": optimizer_state}
@@ -149,7 +156,12 @@ def test_what_is_no_checkpoint_of_ours_is_told(tmp_path):
     with pytest.raises(BaseException, match="CheckpointManager"):
         dcp.load({"w": torch.zeros(3)}, storage_reader=es.dcp.Reader(tmp_path / "ours"))
     with pytest.raises(BaseException, match="for another directory"):
-        dcp.async_save({"w": torch.zeros(3)}, checkpoint_id=str(tmp_path / "b"), storage_writer=es.dcp.Writer(tmp_path / "a"), no_dist=True).result()
+        dcp.async_save(
+            {"w": torch.zeros(3)},
+            checkpoint_id=str(tmp_path / "b"),
+            storage_writer=es.dcp.Writer(tmp_path / "a"),
+            no_dist=True,
+        ).result()
 
 
 def test_what_ranks_hold_alike_is_saved_once_in_even_shares():
@@ -164,7 +176,9 @@ def test_what_ranks_hold_alike_is_saved_once_in_even_shares():
 
 def test_names_are_unique_among_blocks():
     part = torch.zeros(2, 3)
-    names = {pieces.Piece("w", part, (4, 3), (at, 0)).name for at in (0, 2)} | {pieces.Piece("w", part, (2, 3), (0, 0)).name}
+    names = {pieces.Piece("w", part, (4, 3), (at, 0)).name for at in (0, 2)} | {
+        pieces.Piece("w", part, (2, 3), (0, 0)).name
+    }
     assert len(names) == 3
 
 
@@ -226,8 +240,22 @@ def test_killed_right_after_async_save_has_returned(tmp_path, env):
     script = tmp_path / "sharded.py"
     script.write_text(_SHARDED)
     out = str(tmp_path / "out")
-    line = [str(Path(sys.executable).parent / "everstep"), "run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "0"]
-    subprocess.run([*line, str(script), out, "die", "rows"], env={**env, "GLOO_SOCKET_IFNAME": "lo"}, timeout=120, check=False, capture_output=True)
+    line = [
+        str(Path(sys.executable).parent / "everstep"),
+        "run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "0",
+    ]
+    subprocess.run(
+        [*line, str(script), out, "die", "rows"],
+        env={**env, "GLOO_SOCKET_IFNAME": "lo"},
+        timeout=120,
+        check=False,
+        capture_output=True,
+    )
     _ranks(tmp_path, 2, out, "load", "columns")
 
 
@@ -256,11 +284,23 @@ os._exit(0)
 def test_each_directory_gets_its_own_saves_under_everstep_run(tmp_path, everstep):
     script = tmp_path / "two.py"
     script.write_text(_TWO_DIRECTORIES)
-    ended = everstep("run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "0", str(script), str(tmp_path / "out"), timeout=120)
+    ended = everstep(
+        "run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "0",
+        str(script),
+        str(tmp_path / "out"),
+        timeout=120,
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
     for name, saved in (("a", {1: 1, 2: 2, 32: 6}), ("b", {3: 3, 31: 5})):
         directory = tmp_path / "out" / name
-        assert {p.parent.name for p in directory.glob("step-*/manifest.json") if ".tmp" not in p.parent.name} == {f"step-{step}" for step in saved}
+        assert {p.parent.name for p in directory.glob("step-*/manifest.json") if ".tmp" not in p.parent.name} == {
+            f"step-{step}" for step in saved
+        }
         for step, number in saved.items():
             back = {f"w{i}": torch.zeros(200_000) for i in range(4)}
             dcp.load(back, storage_reader=es.dcp.Reader(directory / f"step-{step}"), no_dist=True)

@@ -17,14 +17,18 @@ START = 1_790_000_000
 
 
 def detect(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(EVERSTEP), "detect", *map(str, words)], capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(
+        [str(EVERSTEP), "detect", *map(str, words)], capture_output=True, text=True, check=False, timeout=300
+    )
 
 
 @pytest.mark.parametrize("long", [False, True])
 def test_a_table_is_judged_with_one_command(tmp_path: Path, long: bool) -> None:
     table(tmp_path / "t.csv", long)
     (tmp_path / "f.csv").write_text(f"machine,start,end\nhost-4,{START + FAULT[0]},{START + FAULT[1]}\n")
-    said = detect("eval", "--csv", tmp_path / "t.csv", "--faults", tmp_path / "f.csv", "--picture", tmp_path / "p.svg", "--json")
+    said = detect(
+        "eval", "--csv", tmp_path / "t.csv", "--faults", tmp_path / "f.csv", "--picture", tmp_path / "p.svg", "--json"
+    )
     assert said.returncode == 0, said.stderr
     found = json.loads(said.stdout)
     assert (found["precision"], found["recall"], found["wrong"]) == (1.0, 1.0, 0)
@@ -45,7 +49,17 @@ def test_models_are_taught_the_same_again_and_a_changed_one_is_refused(tmp_path:
         assert said.returncode == 0, said.stderr
         assert "3 metrics" in said.stdout
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-    more = detect("train", "--csv", tmp_path / "t.csv", "--models", tmp_path / "a.json", "--epochs", "1", "-o", tmp_path / "c.json")
+    more = detect(
+        "train",
+        "--csv",
+        tmp_path / "t.csv",
+        "--models",
+        tmp_path / "a.json",
+        "--epochs",
+        "1",
+        "-o",
+        tmp_path / "c.json",
+    )
     assert more.returncode == 0, more.stderr
     assert (tmp_path / "c.json").read_bytes() != (tmp_path / "a.json").read_bytes()
     whole = (tmp_path / "a.json").read_text()
@@ -76,7 +90,9 @@ def test_what_is_wrong_is_said_in_a_sentence(tmp_path: Path, name: str, text: st
     assert len(said.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize(("name", "text"), [q for q in QUIET if "skew" not in q[0]], ids=[q[0] for q in QUIET if "skew" not in q[0]])
+@pytest.mark.parametrize(
+    ("name", "text"), [q for q in QUIET if "skew" not in q[0]], ids=[q[0] for q in QUIET if "skew" not in q[0]]
+)
 def test_odd_values_name_nobody(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / "t.csv").write_text(text)
     said = detect("run", "--csv", tmp_path / "t.csv", "--json")
@@ -85,13 +101,26 @@ def test_odd_values_name_nobody(tmp_path: Path, name: str, text: str) -> None:
 
 
 def test_a_person_says_how_a_finding_was(tmp_path: Path) -> None:
-    with cluster("noted", ["figures/scripts/plain_ddp.py", "--steps", "100000", "--pause", "0.1"], workers=1, options=["--max-restarts", "3"]) as c:
+    with cluster(
+        "noted",
+        ["figures/scripts/plain_ddp.py", "--steps", "100000", "--pause", "0.1"],
+        workers=1,
+        options=["--max-restarts", "3"],
+    ) as c:
         c.start_all()
         c.wait_for(lambda: c.step() > 3, 120, "steps")
         c.kill_worker(0, 9)
         c.wait_for(lambda: len(c.facts("FirstStep")) > 1, 120, "the next generation")
+
         def ask(*words: str) -> subprocess.CompletedProcess[str]:
-            return subprocess.run([str(EVERSTEP), "incidents", "note", *words], env=c.env, capture_output=True, text=True, check=False, timeout=30)
+            return subprocess.run(
+                [str(EVERSTEP), "incidents", "note", *words],
+                env=c.env,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=30,
+            )
 
         noted = ask("inc-1", "--verdict", "wrong", "--text", "it was me")
         assert noted.returncode == 0, noted.stderr
@@ -101,7 +130,14 @@ def test_a_person_says_how_a_finding_was(tmp_path: Path) -> None:
 
 def test_a_detector_that_nobody_knows_is_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "d.toml").write_text("[robust]\nshare = 2.0\n")
-    line = [str(EVERSTEP), "run", "--standalone", "--detector", str(tmp_path / "d.toml"), "figures/scripts/plain_ddp.py"]
+    line = [
+        str(EVERSTEP),
+        "run",
+        "--standalone",
+        "--detector",
+        str(tmp_path / "d.toml"),
+        "figures/scripts/plain_ddp.py",
+    ]
     said = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
     assert said.returncode == 2
     assert "are shares" in said.stderr

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from conftest import EVERSTEP
+
 from figures import elastic
 from harness.cluster import cluster, descendants, free_port
 
@@ -46,7 +47,12 @@ def test_a_warm_worker_runs_the_script_as_a_new_one_does(env, tmp_path):
         "    if i == 399: os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run(
-        [EVERSTEP, "run", "--standalone", "--max-restarts", "1", str(script), "--a", "b"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=90
+        [EVERSTEP, "run", "--standalone", "--max-restarts", "1", str(script), "--a", "b"],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
     )
     cold, warm = done.stdout.splitlines()
     assert cold.startswith("0 ") and warm.startswith("1 ") and cold[2:] == warm[2:], done.stdout
@@ -62,16 +68,29 @@ def test_a_script_that_changes_its_processors_is_not_restarted_warm(env, tmp_pat
         "w = torch.zeros(1, requires_grad=True); w.grad = torch.zeros(1); o = torch.optim.SGD([w], 0.1)\n"
         "for i in range(30): o.step(); time.sleep(0.02)\n"
     )
-    done = subprocess.run([EVERSTEP, "run", "--standalone", str(script)], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [EVERSTEP, "run", "--standalone", str(script)],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0 and "Python anew" in done.stderr, done.stderr
 
 
 def test_another_sitecustomize_still_runs(env, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.was_here = 1\n")
     script = tmp_path / "s.py"
-    script.write_text("import os, sys; print(was_here, os.environ['PYTHONPATH'], any('preload' in p for p in sys.path))\n")
+    script.write_text(
+        "import os, sys; print(was_here, os.environ['PYTHONPATH'], any('preload' in p for p in sys.path))\n"
+    )
     done = subprocess.run(
-        [EVERSTEP, "run", "--standalone", str(script)], env={**env, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=30
+        [EVERSTEP, "run", "--standalone", str(script)],
+        env={**env, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     assert done.stdout.split() == ["1", str(tmp_path), "False"], done
 
@@ -82,7 +101,16 @@ def test_a_world_shrinks_and_grows_with_nothing_lost():
         command = ["figures/elastic.py", "--out", scratch, "--steps", "300", "--pause", "0.03"]
         with cluster("t-elastic", command, nodes=3, workers=1, elastic="2:3") as c:
             c.start_all()
-            c.wait_for(lambda: c.status().get("world_size") == 3 and c.step() >= 0 and len(c.workers_now()) == 3 and all((w["step"] or 0) > 20 for w in c.workers_now().values()), 90, "three nodes")
+            c.wait_for(
+                lambda: (
+                    c.status().get("world_size") == 3
+                    and c.step() >= 0
+                    and len(c.workers_now()) == 3
+                    and all((w["step"] or 0) > 20 for w in c.workers_now().values())
+                ),
+                90,
+                "three nodes",
+            )
             promised = c.status()["replicated_step"] or 0
             killed = time.time()
             c.agents[1].kill()
@@ -90,7 +118,10 @@ def test_a_world_shrinks_and_grows_with_nothing_lost():
             c.start(1)
             c.wait_for(lambda: c.facts("Growing"), 60, "growth")
             assert [a.wait(120) for a in c.agents.values()] == [0, 0, 0], c.output()[-3000:]
-            assert [f["world_size"] for f in c.facts("GenerationStarted")] == [3, 2, 3], (c.facts("IncidentOpened"), c.output()[-5000:])
+            assert [f["world_size"] for f in c.facts("GenerationStarted")] == [3, 2, 3], (
+                c.facts("IncidentOpened"),
+                c.output()[-5000:],
+            )
             first, shrunk, grown = c.facts("Restored")
             # On a slow machine not every step is captured (`stall_budget`): a lost node costs the steps since the last one that was.
             assert shrunk["step"] >= promised, (promised, shrunk)
@@ -102,9 +133,30 @@ def test_two_static_nodes_survive_a_killed_worker(env, tmp_path):
     port = free_port()
     nodes = []
     for rank in ("0", "1"):
-        line = [EVERSTEP, "run", "--nnodes", "2", "--node-rank", rank, "--master-addr", "127.0.0.1", "--master-port", str(port), "--max-restarts", "1"]
+        line = [
+            EVERSTEP,
+            "run",
+            "--nnodes",
+            "2",
+            "--node-rank",
+            rank,
+            "--master-addr",
+            "127.0.0.1",
+            "--master-port",
+            str(port),
+            "--max-restarts",
+            "1",
+        ]
         root = Path(__file__).resolve().parent.parent.parent
-        nodes.append(subprocess.Popen([*line, PLAIN, "--steps", "150", "--out", str(tmp_path)], env=env, cwd=root, stderr=subprocess.PIPE, text=True))
+        nodes.append(
+            subprocess.Popen(
+                [*line, PLAIN, "--steps", "150", "--out", str(tmp_path)],
+                env=env,
+                cwd=root,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
     log = tmp_path / "log-1"
     deadline = time.monotonic() + 60
     while not (log.exists() and len(log.read_text().splitlines()) > 40) and time.monotonic() < deadline:
@@ -117,10 +169,18 @@ def test_two_static_nodes_survive_a_killed_worker(env, tmp_path):
 
 def test_goodput_counts_new_steps_over_held_time(env, tmp_path):
     root = Path(__file__).resolve().parent.parent.parent
-    subprocess.run([EVERSTEP, "run", "--standalone", "--name", "good", PLAIN, "--steps", "100"], env=env, cwd=root, check=True, timeout=60)
+    subprocess.run(
+        [EVERSTEP, "run", "--standalone", "--name", "good", PLAIN, "--steps", "100"],
+        env=env,
+        cwd=root,
+        check=True,
+        timeout=60,
+    )
     import json
 
-    out = subprocess.run([EVERSTEP, "goodput", "good", "--json"], env=env, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [EVERSTEP, "goodput", "good", "--json"], env=env, capture_output=True, text=True, check=True
+    ).stdout
     (job,) = json.loads(out)["jobs"]
     assert job["new_steps"] == 100 and job["repeated_steps"] == 0 and 0.1 < job["goodput"] < 1
     missing = subprocess.run([EVERSTEP, "goodput", "nobody"], env=env, capture_output=True, text=True)
@@ -137,17 +197,40 @@ def test_a_hung_worker_says_where_it_hangs(env, tmp_path):
         "    everstep.heartbeat(i); time.sleep(0.02)\n"
         "stuck_here()\n"
     )
-    line = [EVERSTEP, "run", "--standalone", "--name", "stuck", "--max-restarts", "0", "--detect-timeout", "1s", str(script)]
+    line = [
+        EVERSTEP,
+        "run",
+        "--standalone",
+        "--name",
+        "stuck",
+        "--max-restarts",
+        "0",
+        "--detect-timeout",
+        "1s",
+        str(script),
+    ]
     done = subprocess.run(line, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "hung" in done.stderr, done.stderr
-    said = subprocess.run([EVERSTEP, "logs", "stuck", "--first-cause"], env=env, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [EVERSTEP, "logs", "stuck", "--first-cause"], env=env, capture_output=True, text=True, check=True
+    ).stdout
     assert "stuck_here" in said and "stacks" in said, said
 
 
 def test_torchrun_meets_through_everstep(env, tmp_path):
     port, root = free_port(), Path(__file__).resolve().parent.parent.parent
     torchrun = str(Path(EVERSTEP).parent / "torchrun")
-    line = [torchrun, "--nnodes", "2", "--rdzv-backend", "everstep", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "meet"]
+    line = [
+        torchrun,
+        "--nnodes",
+        "2",
+        "--rdzv-backend",
+        "everstep",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{port}",
+        "--rdzv-id",
+        "meet",
+    ]
     line += ["--local-addr", "127.0.0.1", "--max-restarts", "1", PLAIN, "--steps", "200", "--out", str(tmp_path)]
     nodes = [subprocess.Popen(line, env=env, cwd=root, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     log = tmp_path / "log-1"

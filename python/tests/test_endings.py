@@ -100,7 +100,9 @@ def test_a_script_that_fails_at_its_end_has_not_finished(ending):
 @pytest.mark.parametrize("end", ["sys.exit(3)", "raise OSError('no space left')"])
 def test_a_crash_at_exit_does_not_hide_that_the_script_has_failed(ending, end):
     """torch aborts now and then when the interpreter shuts down; what the script had said before counts."""
-    done, steps = ending(END=f"atexit.register(os.abort); atexit.register(os.write, 2, b'terminate called without an active exception\\n'); {end}")
+    done, steps = ending(
+        END=f"atexit.register(os.abort); atexit.register(os.write, 2, b'terminate called without an active exception\\n'); {end}"
+    )
     assert done.returncode == 1 and steps == [12, 12], done.stderr
     assert "no everstep.CheckpointManager" in done.stderr and "SIGABRT" not in done.stderr, done.stderr
 

@@ -115,7 +115,20 @@ def test_bytes_that_are_not_text_arrive_as_they_are(env, tmp_path):
     given = {**os.environb, b"ODD\xfe": b"\xff value", b"OUT_HEX": os.fsencode(place).hex().encode(), b"BEFORE": b"8"}
     given |= {os.fsencode(k): os.fsencode(v) for k, v in env.items()}
     given[b"EVERSTEP_STATE_DIR"] = os.fsencode(place / "state")
-    line = [EVERSTEP, "run", "--name", "odd", "--max-restarts", "2", "--log-dir", "logs", "-r", "1", os.fsdecode(b"train-\xe9.py"), os.fsdecode(b"\xfd=${local_rank}")]
+    line = [
+        EVERSTEP,
+        "run",
+        "--name",
+        "odd",
+        "--max-restarts",
+        "2",
+        "--log-dir",
+        "logs",
+        "-r",
+        "1",
+        os.fsdecode(b"train-\xe9.py"),
+        os.fsdecode(b"\xfd=${local_rank}"),
+    ]
     done = subprocess.run(line, env=given, cwd=place, capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr.decode(errors="replace")
     assert b"panicked" not in done.stderr and b"start Python anew" not in done.stderr, done.stderr
@@ -139,7 +152,9 @@ def _large(env: dict[str, str], total: int, each: int = 100_000) -> dict[str, st
 def test_a_large_environment_reaches_the_workers(env, tmp_path, script):
     text = REPORTING.split("import torch")[0] + "print('done')"
     given = _large({**env, "OUT_HEX": os.fsencode(tmp_path).hex()}, 1_500_000)
-    done = subprocess.run([EVERSTEP, "run", script(text), "x"], env=given, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [EVERSTEP, "run", script(text), "x"], env=given, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0 and "done" in done.stdout, done.stderr
     assert json.loads((tmp_path / "seen-0.json").read_text())["large"] == 1_500_000
     # More than a default stack limit allows.
@@ -157,12 +172,16 @@ def test_an_environment_that_the_kernel_refuses_is_named(env, script):
     line = [EVERSTEP, "run", script("print('ran')"), "x"]
     for pad in range(130_000, 0, -300):
         try:
-            done = subprocess.run(line, env={**given, "PAD": "x" * pad}, capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run(
+                line, env={**given, "PAD": "x" * pad}, capture_output=True, text=True, timeout=60, check=False
+            )
             break
         except OSError:
             continue
     assert done.returncode in (1, 78) and "ran" not in done.stdout, done
-    assert "Argument list too long" in done.stderr and "ulimit -s" in done.stderr and "panicked" not in done.stderr, done.stderr
+    assert "Argument list too long" in done.stderr and "ulimit -s" in done.stderr and "panicked" not in done.stderr, (
+        done.stderr
+    )
 
 
 def _everstep(env: dict[str, str], cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -188,7 +207,9 @@ def test_a_damaged_store_says_what_to_do(env, tmp_path, script):
     (store / "store.redb").write_bytes(os.urandom(4096))
     done = _everstep(env, tmp_path, "run", "--store", str(store), script("print('ran')"))
     assert done.returncode == 78 and "ran" not in done.stdout, done
-    assert "move it away" in done.stderr and "not lost" in done.stderr and "everstep: everstep" not in done.stderr, done.stderr
+    assert "move it away" in done.stderr and "not lost" in done.stderr and "everstep: everstep" not in done.stderr, (
+        done.stderr
+    )
 
 
 def test_a_long_line_is_teed_whole_and_not_kept(everstep, script):
@@ -236,7 +257,19 @@ def test_a_flipped_bit_on_the_control_stream_is_a_lost_connection(env, tmp_path)
             _until(lambda: (store / "endpoint.json").exists())
             host, port = json.loads((store / "endpoint.json").read_text())["endpoint"].split(":")
             flips = _Flips((host, int(port)))
-            options = ["--nnodes", "1", "--rdzv-endpoint", f"127.0.0.1:{flips.port}", "--rdzv-conf", "is_host=0", "--store", str(store), "--rdzv-id", "flips", "--no-warm"]
+            options = [
+                "--nnodes",
+                "1",
+                "--rdzv-endpoint",
+                f"127.0.0.1:{flips.port}",
+                "--rdzv-conf",
+                "is_host=0",
+                "--store",
+                str(store),
+                "--rdzv-id",
+                "flips",
+                "--no-warm",
+            ]
             with _running(env, tmp_path, STEPPING, *options) as process:
                 seen: set[int] = set()
 
@@ -268,7 +301,22 @@ def test_a_full_disk_under_the_store_is_named_and_waited_for(env, tmp_path, scri
 first and os.kill(os.getpid(), 9)
 print("done", flush=True)"""
     text = f"import os, time\nfirst = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\nopen({str(tmp_path / 'began')!r}, 'w').close()\n{wait}"
-    line = ["unshare", "-m", "--propagation", "private", "bash", "-c", setup, "bash", EVERSTEP, "run", "--no-warm", "--max-restarts", "1", script(text)]
+    line = [
+        "unshare",
+        "-m",
+        "--propagation",
+        "private",
+        "bash",
+        "-c",
+        setup,
+        "bash",
+        EVERSTEP,
+        "run",
+        "--no-warm",
+        "--max-restarts",
+        "1",
+        script(text),
+    ]
     with subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
         try:
             _until(lambda: (tmp_path / "began").exists() or job.poll() is not None)
@@ -289,7 +337,14 @@ print("done", flush=True)"""
 
 def test_a_path_that_is_too_long_is_refused_at_once(env, tmp_path, script):
     long = str(tmp_path / "/".join(["d" * 200] * 25))
-    done = subprocess.run([EVERSTEP, "run", script("print('ran')")], env={**env, "EVERSTEP_STATE_DIR": long}, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(
+        [EVERSTEP, "run", script("print('ran')")],
+        env={**env, "EVERSTEP_STATE_DIR": long},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
     assert done.returncode == 78 and "EVERSTEP_STATE_DIR" in done.stderr and not (tmp_path / ("d" * 200)).exists(), done
 
 
@@ -301,15 +356,41 @@ DIES_ONCE = "import os, time\nfirst = os.environ['TORCHELASTIC_RESTART_COUNT'] =
 def test_a_console_that_takes_nothing_does_not_end_the_job(env, tmp_path, script, where):
     """The terminal's log is on a full disk, or whoever read along has gone."""
     text = f"{DIES_ONCE}\nopen({str(tmp_path / 'ended')!r}, 'w').close()"
-    line = ["bash", "-c", f'exec "$@" {where}', "bash", EVERSTEP, "run", "--max-restarts", "1", "--tee", "3", script(text)]
+    line = [
+        "bash",
+        "-c",
+        f'exec "$@" {where}',
+        "bash",
+        EVERSTEP,
+        "run",
+        "--max-restarts",
+        "1",
+        "--tee",
+        "3",
+        script(text),
+    ]
     done = subprocess.run(line, env=env, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0 and (tmp_path / "ended").exists(), done
 
 
 def test_an_answer_that_cannot_be_written_is_an_error(env, tmp_path):
-    done = subprocess.run(["bash", "-c", f"{EVERSTEP} classify --table > /dev/full"], env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["bash", "-c", f"{EVERSTEP} classify --table > /dev/full"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 1 and "No space left" in done.stderr and "panicked" not in done.stderr, done
-    done = subprocess.run(["bash", "-c", f"{EVERSTEP} classify --table | true; exit ${{PIPESTATUS[0]}}"], env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["bash", "-c", f"{EVERSTEP} classify --table | true; exit ${{PIPESTATUS[0]}}"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode in (0, 141) and not done.stderr, done
 
 
@@ -329,7 +410,7 @@ def test_a_limit_of_threads_never_panics(env, tmp_path, script, limit):
     group.mkdir()
     try:
         (group / "pids.max").write_text(str(limit))
-        enter = f"echo $$ > {group}/cgroup.procs; exec \"$@\""
+        enter = f'echo $$ > {group}/cgroup.procs; exec "$@"'
         line = ["bash", "-c", enter, "bash", EVERSTEP, "run", "--max-restarts", "0", script("print('done')")]
         done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=90, check=False)
         assert "panicked" not in done.stderr, done.stderr

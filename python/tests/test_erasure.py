@@ -44,7 +44,10 @@ def _same_bits(out: Path, ranks: int, restored: list[int]) -> None:
 
 
 def test_two_of_four_machines_are_lost_and_nothing_with_them():
-    with tempfile.TemporaryDirectory() as scratch, cluster("t-erasure", _command(scratch, "--replicas", "2+2"), nodes=4, workers=1) as c:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        cluster("t-erasure", _command(scratch, "--replicas", "2+2"), nodes=4, workers=1) as c,
+    ):
         c.start_all().wait_step(15)
         c.wait_for(lambda: c.facts("Replicated"), 30, "the first step that all hold")
         parity = sorted(p.name for p in c.memory.glob("*/parity-*"))

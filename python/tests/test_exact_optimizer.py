@@ -84,8 +84,18 @@ def test_what_torch_makes_anew_comes_back_as_it_was(tmp_path):
         assert np.array_equal(own["array"], np.arange(3)) and own["array"].dtype == np.arange(3).dtype
         assert np.array_equal(own["nested"]["a"], np.arange(3.0)) and type(own["nested"]["b"][0]) is np.float32
         assert own["range"] == range(3) and own["last"] == deque([1.0, 2.0]) and own["last"].maxlen == 3
-        assert type(own["ordered"]) is OrderedDict and [*own["ordered"]] == ["b", "a"] and torch.equal(own["ordered"]["a"], torch.ones(2))
-        assert (own["text"], own["bytes"], own["set"], own["none"], own["flag"]) == ("text", b"bytes", {1, 2}, None, True)
+        assert (
+            type(own["ordered"]) is OrderedDict
+            and [*own["ordered"]] == ["b", "a"]
+            and torch.equal(own["ordered"]["a"], torch.ones(2))
+        )
+        assert (own["text"], own["bytes"], own["set"], own["none"], own["flag"]) == (
+            "text",
+            b"bytes",
+            {1, 2},
+            None,
+            True,
+        )
         lists.append(own["shared"])
     assert all(each is lists[0] for each in lists)
     _update(model, other)
@@ -179,22 +189,39 @@ class Holder:
 def test_parameters_of_no_module_keep_their_values(tmp_path):
     """A temperature, a logit scale: in the optimizer, and in nothing else that is saved."""
 
-    def made() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, es.CheckpointManager, torch.optim.Optimizer, nn.Module]:
+    def made() -> tuple[
+        torch.Tensor, torch.Tensor, torch.Tensor, es.CheckpointManager, torch.optim.Optimizer, nn.Module
+    ]:
         model = nn.Linear(2, 1)
-        scale, matrix, held = torch.zeros(1, requires_grad=True), torch.zeros(3, 2).t().requires_grad_(), torch.zeros(1000, requires_grad=True)
+        scale, matrix, held = (
+            torch.zeros(1, requires_grad=True),
+            torch.zeros(3, 2).t().requires_grad_(),
+            torch.zeros(1000, requires_grad=True),
+        )
         optimizer = torch.optim.Adam([*model.parameters(), scale, matrix, held], lr=0.1)
-        return scale, matrix, held, es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, holder=Holder(held), persist=1), optimizer, model
+        return (
+            scale,
+            matrix,
+            held,
+            es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, holder=Holder(held), persist=1),
+            optimizer,
+            model,
+        )
 
     *one, ckpt, optimizer, model = made()
     assert ckpt.restore() == 0
     for step in range(1, 4):
-        (model(torch.ones(1, 2)).sum() * one[0].exp() + one[0] + sum((p + 1).square().sum() for p in one)).sum().backward()
+        (
+            model(torch.ones(1, 2)).sum() * one[0].exp() + one[0] + sum((p + 1).square().sum() for p in one)
+        ).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
         ckpt.step(step)
     ckpt.close()
     names = [e[0] for e in es._internal.open_shard(str(tmp_path / "step-3"), 0).entries()]
-    assert "optimizer/values/param_2" in names and "optimizer/values/param_4" not in names, "what another object saves is not saved twice"
+    assert "optimizer/values/param_2" in names and "optimizer/values/param_4" not in names, (
+        "what another object saves is not saved twice"
+    )
     *two, ckpt, _, _ = made()
     assert ckpt.restore() == 3
     assert all(torch.equal(a, b) and a.abs().sum() > 0 for a, b in zip(one, two, strict=True))

@@ -74,7 +74,16 @@ def test_containers_and_numbers_keep_their_types(tmp_path):
         "tuples": ((), (1,), ([2], "x")),
         "numbers": [10**40, 1 << 64, -(1 << 63), True, 1.0, -0.0, math.inf, payload, 2 + 3j, complex(-0.0, math.nan)],
         "bytes": [b"\x00\xff", bytearray(b"ab"), "ü\udc80", "", "a/b"],
-        "other": [range(1, 10, 3), slice(None, 3), ..., torch.Size([1, 2]), torch.float16, torch.device("cpu"), torch.strided, torch.channels_last],
+        "other": [
+            range(1, 10, 3),
+            slice(None, 3),
+            ...,
+            torch.Size([1, 2]),
+            torch.float16,
+            torch.device("cpu"),
+            torch.strided,
+            torch.channels_last,
+        ],
     }
     sets = [{1, (2, 3)}, frozenset({"a", frozenset({1})}), set(), {frozenset({1})}]
     back, found, huge = _there_and_back(tmp_path, (value, sets, -(10**5000)))
@@ -112,7 +121,12 @@ def test_numpy_keeps_dtype_shape_and_order(tmp_path):
     ]
     back = _there_and_back(tmp_path, value)
     for one, other in zip(value, back, strict=True):
-        assert type(one) is type(other) and (one.dtype, one.dtype.char) == (other.dtype, other.dtype.char) and one.shape == other.shape and one.tobytes() == other.tobytes(), one
+        assert (
+            type(one) is type(other)
+            and (one.dtype, one.dtype.char) == (other.dtype, other.dtype.char)
+            and one.shape == other.shape
+            and one.tobytes() == other.tobytes()
+        ), one
     assert back[1].flags.f_contiguous and not back[1].flags.c_contiguous
 
 
@@ -155,7 +169,9 @@ def test_tensors_views_and_dtypes(tmp_path):
         else:
             assert a.dtype == b.dtype and a.shape == b.shape and a.requires_grad == b.requires_grad
             if a.numel():
-                plain = [t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
+                plain = [
+                    t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for t in (a, b)
+                ]
                 assert torch.equal(*plain), (a, b)
 
     same(value, back)
@@ -213,9 +229,15 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "zero tensor": (lambda: {"z": torch._efficientzerotensor((300,))}, "data/z is a tensor of zeros without memory"),
     "sparse": (lambda: {"s": torch.eye(2).to_sparse()}, "data/s has layout"),
     "nested": (lambda: {"n": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, "data/n is a nested"),
-    "jagged": (lambda: {"n": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)}, "data/n .*ested"),
+    "jagged": (
+        lambda: {"n": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)},
+        "data/n .*ested",
+    ),
     "meta": (lambda: {"m": torch.empty(3, device="meta")}, "data/m is on the meta"),
-    "quantized": (lambda: {"q": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)}, "data/q is a quantized"),
+    "quantized": (
+        lambda: {"q": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)},
+        "data/q is a quantized",
+    ),
     "itself": (lambda: {"a": _itself()}, r"data/a\[1\]/again contains itself"),
     "deep": (lambda: {"a": _nested(500)}, "data/a.*levels deep"),
     "tensor as key": (lambda: {torch.ones(1): 1}, "data.*key"),
@@ -254,7 +276,9 @@ def test_slashes_in_names_of_parameters(tmp_path):
     other = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9)
     assert es.CheckpointManager(tmp_path, model=again, optimizer=other).restore() == 1
     assert torch.equal(again["a/b"].weight, model["a/b"].weight)
-    assert torch.equal(other.state[again["a/b"].weight]["momentum_buffer"], optimizer.state[model["a/b"].weight]["momentum_buffer"])
+    assert torch.equal(
+        other.state[again["a/b"].weight]["momentum_buffer"], optimizer.state[model["a/b"].weight]["momentum_buffer"]
+    )
 
 
 def test_a_header_that_no_reader_accepts_is_refused(tmp_path):

@@ -15,7 +15,21 @@ SOURCE = Path(__file__).resolve().parent.parent.parent / "harness" / "nvml_stub.
 @pytest.fixture
 def gpus(tmp_path: Path, env: dict[str, str]) -> Path:
     """The file that says how the GPUs are."""
-    subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-O1", "-Wl,-soname,libnvidia-ml.so.1", "-o", tmp_path / "libnvidia-ml.so.1", SOURCE], check=True)
+    subprocess.run(
+        [
+            "cc",
+            "-shared",
+            "-fPIC",
+            "-Wall",
+            "-Werror",
+            "-O1",
+            "-Wl,-soname,libnvidia-ml.so.1",
+            "-o",
+            tmp_path / "libnvidia-ml.so.1",
+            SOURCE,
+        ],
+        check=True,
+    )
     values = tmp_path / "gpus"
     values.write_text("")
     env["NVML_STUB"], env["EVERSTEP_NVML"] = str(values), str(tmp_path / "libnvidia-ml.so.1")

@@ -19,6 +19,7 @@ from prometheus_client.openmetrics import parser
 
 from figures.receivers import WEBHOOK_SECRET, Receivers
 
+
 def test_what_is_injected_is_what_is_told(job):
     j = job()
     done = j.ask("inject", "kill", "--rank", "1")
@@ -41,15 +42,23 @@ def test_what_prometheus_reads_counts_what_happened(job):
     j.ask("inject", "kill", "--rank", "1")
     j.incident(1)
     config = j.ask("metrics", "--config").stdout
-    target, token = (re.search(pattern, config).group(1) for pattern in (r'targets: \[ "(.+?)" \]', r'credentials_file: "(.+?)"'))
+    target, token = (
+        re.search(pattern, config).group(1) for pattern in (r'targets: \[ "(.+?)" \]', r'credentials_file: "(.+?)"')
+    )
 
     def read() -> dict[tuple[str, ...], float]:
         """As Prometheus does: HTTP/1.1, the token as bearer, OpenMetrics."""
-        asked = urllib.request.Request(f"http://{target}/metrics", headers={"Authorization": f"Bearer {Path(token).read_text().strip()}"})
+        asked = urllib.request.Request(
+            f"http://{target}/metrics", headers={"Authorization": f"Bearer {Path(token).read_text().strip()}"}
+        )
         with urllib.request.urlopen(asked, timeout=10) as answer:
             assert "openmetrics" in answer.headers["Content-Type"]
             text = answer.read().decode()
-        return {(s.name, *sorted(v for k, v in s.labels.items() if k != "run")): s.value for family in parser.text_string_to_metric_families(text) for s in family.samples}
+        return {
+            (s.name, *sorted(v for k, v in s.labels.items() if k != "run")): s.value
+            for family in parser.text_string_to_metric_families(text)
+            for s in family.samples
+        }
 
     j.wait(lambda: read()[("everstep_incidents_total", "gpu-lost", "recovered")] == 1)
     # A restarted job has a length of step from its second step on.
@@ -57,7 +66,11 @@ def test_what_prometheus_reads_counts_what_happened(job):
     # The alerting rules ask for nothing that is not served.
     rules = j.ask("metrics", "--alerts").stdout
     served = j.ask("metrics").stdout
-    families = {name for family in parser.text_string_to_metric_families(served) for name in (family.name, family.name + "_total")}
+    families = {
+        name
+        for family in parser.text_string_to_metric_families(served)
+        for name in (family.name, family.name + "_total")
+    }
     assert "alert: " in rules and set(re.findall(r"everstep_\w+", rules)) <= families
     assert set(re.findall(r'state="(\w+)"', rules)) <= set(re.findall(r'world_size{.*state="(\w+)"', served))
     if promtool := shutil.which("promtool"):
@@ -145,13 +158,17 @@ def test_the_time_goes_somewhere(job):
 def test_a_webhook_hears_of_it_once_and_again_when_it_is_over(job, tmp_path):
     got = Receivers(fail_first=1)
     routes = tmp_path / "notify.toml"
-    routes.write_text(f'[[route]]\nkind = "webhook"\nurl = "{got.url}/hook"\nsecret = "{WEBHOOK_SECRET}"\n[[route]]\nkind = "otlp"\nurl = "{got.url}"\n')
+    routes.write_text(
+        f'[[route]]\nkind = "webhook"\nurl = "{got.url}/hook"\nsecret = "{WEBHOOK_SECRET}"\n[[route]]\nkind = "otlp"\nurl = "{got.url}"\n'
+    )
     j = job("--notify", str(routes))
     assert "webhook: does not arrive: it answers 503" in j.ask("notify", str(routes)).stdout
     tried = j.ask("notify", str(routes))
     assert tried.returncode == 0 and "webhook: arrives" in tried.stdout, tried.stdout
     j.ask("inject", "kill", "--rank", "1")
-    j.wait(lambda: any(b["status"] == "resolved" and b["groupLabels"] == {"job": "job"} for b in got.taken["/hook"]), 30)
+    j.wait(
+        lambda: any(b["status"] == "resolved" and b["groupLabels"] == {"job": "job"} for b in got.taken["/hook"]), 30
+    )
     j.wait(lambda: "incident killed" in json.dumps(got.taken["/v1/traces"]))
     ours = [b for b in got.taken["/hook"] if b["groupLabels"] == {"job": "job"}]
     assert len({b["groupKey"] for b in ours}) == 1 and len(ours) <= 2 and not got.wrong, got.wrong
@@ -173,7 +190,17 @@ def test_what_cannot_be_used_is_said_in_a_sentence(everstep, script, tmp_path):
 
 
 def test_a_log_collector_can_read_what_everstep_says(everstep, script):
-    done = everstep("run", "--standalone", "--log-format", "json", "--name", "lines", script("import sys; print('mine', file=sys.stderr); sys.exit(3)"))
+    done = everstep(
+        "run",
+        "--standalone",
+        "--log-format",
+        "json",
+        "--name",
+        "lines",
+        script("import sys; print('mine', file=sys.stderr); sys.exit(3)"),
+    )
     own = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     assert done.returncode == 1 and "everstep: " not in done.stderr and "mine" in done.stderr.splitlines(), done.stderr
-    assert len(own) >= 2 and all((line["job"], line["from"]) == ("lines", "everstep") and line["message"] for line in own), own
+    assert len(own) >= 2 and all(
+        (line["job"], line["from"]) == ("lines", "everstep") and line["message"] for line in own
+    ), own

@@ -17,7 +17,9 @@ SHOW = "import json, os, sys; print(json.dumps(dict(os.environ))); print(json.du
 
 
 def test_every_variable_of_torchrun_is_there(everstep, script):
-    done = everstep("run", "--standalone", "--nproc_per_node=2", "--max-restarts", "4", "--tee", "3", script(SHOW), "--x_y", "1")
+    done = everstep(
+        "run", "--standalone", "--nproc_per_node=2", "--max-restarts", "4", "--tee", "3", script(SHOW), "--x_y", "1"
+    )
     assert done.returncode == 0, done.stderr
     rows = [line.split("]:", 1)[1] for line in done.stdout.splitlines() if line.startswith("[default1]:")]
     env, arguments = json.loads(rows[0]), json.loads(rows[1])
@@ -34,8 +36,12 @@ def test_every_variable_of_torchrun_is_there(everstep, script):
 
 
 def test_defaults_come_from_torchruns_variables(everstep, script):
-    text = "import os; os.write(1, f\"{os.environ['WORLD_SIZE']} {os.environ['TORCHELASTIC_MAX_RESTARTS']}\\n\".encode())"
-    done = everstep("run", script(text), PET_STANDALONE="1", PET_NPROC_PER_NODE="2", PET_MAX_RESTARTS="5", PET_NO_PYTHON="0")
+    text = (
+        "import os; os.write(1, f\"{os.environ['WORLD_SIZE']} {os.environ['TORCHELASTIC_MAX_RESTARTS']}\\n\".encode())"
+    )
+    done = everstep(
+        "run", script(text), PET_STANDALONE="1", PET_NPROC_PER_NODE="2", PET_MAX_RESTARTS="5", PET_NO_PYTHON="0"
+    )
     assert done.returncode == 0 and done.stdout.split() == ["2", "5"] * 2, done.stderr
 
 
@@ -66,7 +72,9 @@ def test_max_restarts_is_honoured_exactly(everstep, script, tmp_path):
 
 
 def _start(env, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([EVERSTEP, "run", *arguments], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        [EVERSTEP, "run", *arguments], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def _until(what, timeout: float = 20.0) -> None:

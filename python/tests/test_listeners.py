@@ -45,7 +45,11 @@ def ports(pid: int) -> dict[int, str]:
         target = os.readlink(fd)
         if target.startswith("socket:["):
             inodes.add(target[8:-1])
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]]
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+    ]
     return {int(r[1].split(":")[1], 16): r[1].split(":")[0] for r in rows if r[3] == "0A" and r[9] in inodes}
 
 
@@ -75,7 +79,11 @@ class Waiting:
 
     def coordinator(self) -> int:
         """Its process."""
-        named = [p for p in descendants(self.agent.pid) if b"coordinator" in Path(f"/proc/{p}/cmdline").read_bytes().split(b"\0")]
+        named = [
+            p
+            for p in descendants(self.agent.pid)
+            if b"coordinator" in Path(f"/proc/{p}/cmdline").read_bytes().split(b"\0")
+        ]
         return named[0]
 
     def go(self) -> None:
@@ -147,7 +155,11 @@ def test_what_proves_nothing_is_closed(waiting):
     job = waiting()
     replica = [p for p in ports(job.agent.pid) if p != int(master_port(job))]
     http = list(ports(job.coordinator()))
-    starts = [(replica[0], struct.pack("<I", 4000) + b"{"), (http[0], b"GET /v1/status HTTP/1.1\r\nx:"), (http[0], b"PRI * HTTP/2.0\r\n\r\nSM")]
+    starts = [
+        (replica[0], struct.pack("<I", 4000) + b"{"),
+        (http[0], b"GET /v1/status HTTP/1.1\r\nx:"),
+        (http[0], b"PRI * HTTP/2.0\r\n\r\nSM"),
+    ]
     starts.append((int(master_port(job)), b"\0\xce"))
     open_now = {}
     for port, text in starts:
@@ -250,7 +262,13 @@ dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 1, Fals
 """
 
 
-@pytest.mark.parametrize("options", [["--standalone", "--local-addr", "0.0.0.0"], ["--nnodes", "1", "--master-addr", "0.0.0.0", "--master-port", "29871"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--standalone", "--local-addr", "0.0.0.0"],
+        ["--nnodes", "1", "--master-addr", "0.0.0.0", "--master-port", "29871"],
+    ],
+)
 def test_one_node_listens_on_loopback_only(everstep, script, options):
     done = everstep("run", *options, script(LOOKS))
     assert done.returncode == 0, done.stderr
@@ -260,7 +278,17 @@ def test_one_node_listens_on_loopback_only(everstep, script, options):
 
 
 def test_an_address_that_other_machines_reach_needs_a_word(everstep, script):
-    done = everstep("run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:29872", "--local-addr", "0.0.0.0", script("print()"), timeout=40)
+    done = everstep(
+        "run",
+        "--nnodes",
+        "2",
+        "--rdzv-endpoint",
+        "127.0.0.1:29872",
+        "--local-addr",
+        "0.0.0.0",
+        script("print()"),
+        timeout=40,
+    )
     assert done.returncode == 78 and "--insecure" in done.stderr, done.stderr
 
 
@@ -310,7 +338,15 @@ def test_workers_get_the_users_limit_of_open_files(env, script):
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, 5000))
 
-    done = subprocess.run([EVERSTEP, "run", "--standalone", script(text)], env=env, preexec_fn=limit, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [EVERSTEP, "run", "--standalone", script(text)],
+        env=env,
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.stdout.split() == ["100", "5000"], done.stderr
 
 
@@ -322,10 +358,14 @@ def test_the_agent_uses_what_the_hard_limit_allows(env, tmp_path, script):
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 5000))
 
     line = [EVERSTEP, "run", "--standalone", "--max-restarts", "2", script(WAITS)]
-    agent = subprocess.Popen(line, env={**env, "HERE": str(here)}, preexec_fn=limit, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    agent = subprocess.Popen(
+        line, env={**env, "HERE": str(here)}, preexec_fn=limit, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         until((here / "began-0").exists)
-        row = [r for r in Path(f"/proc/{agent.pid}/limits").read_text().splitlines() if r.startswith("Max open files")][0]
+        row = [r for r in Path(f"/proc/{agent.pid}/limits").read_text().splitlines() if r.startswith("Max open files")][
+            0
+        ]
         assert row.split()[3:5] == ["5000", "5000"]
     finally:
         agent.terminate()

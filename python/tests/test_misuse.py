@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Run
 from torch import nn
 
 import everstep as es
-from conftest import Run
 
 _BACK = """
 import sys
@@ -72,19 +72,29 @@ def _manager(directory: Path) -> es.CheckpointManager:
     return es.CheckpointManager(directory, model=nn.Linear(2, 2), persist=1, keep=9)
 
 
-def test_a_second_restore_in_a_start_is_refused_and_changes_nothing(everstep: Run, script: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_second_restore_in_a_start_is_refused_and_changes_nothing(
+    everstep: Run, script: Callable[[str], str], tmp_path: Path
+) -> None:
     done = everstep("run", "--standalone", "--max-restarts", "0", script(_BACK), str(tmp_path / "out"))
     assert done.returncode == 1
     assert "restore() for the second time in this process" in done.stderr
     assert "weight 7.0" in done.stdout
     # Without a launcher nobody has chosen a step for all ranks, and each restore() stands for itself.
-    alone = subprocess.run([sys.executable, script(_BACK), str(tmp_path / "alone")], capture_output=True, text=True, timeout=60, check=False)
+    alone = subprocess.run(
+        [sys.executable, script(_BACK), str(tmp_path / "alone")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert alone.returncode == 0, alone.stderr
     assert "weight 7.0" not in alone.stdout
 
 
 @pytest.mark.parametrize("how", ["restore", "step"])
-def test_two_managers_of_a_rank_are_refused(everstep: Run, script: Callable[[str], str], tmp_path: Path, how: str) -> None:
+def test_two_managers_of_a_rank_are_refused(
+    everstep: Run, script: Callable[[str], str], tmp_path: Path, how: str
+) -> None:
     done = everstep("run", "--standalone", "--max-restarts", "0", script(_PAIR), str(tmp_path), how)
     assert done.returncode == 1
     assert "pass all objects to one manager" in done.stderr
@@ -133,7 +143,9 @@ def test_a_step_after_close_is_refused(tmp_path: Path) -> None:
 
 def test_a_forked_child_writes_nothing_and_ends_as_it_likes(script: Callable[[str], str], tmp_path: Path) -> None:
     line = [sys.executable, script(_FORK), str(tmp_path / "out")]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"})
+    done = subprocess.run(
+        line, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    )
     assert done.returncode == 0, done.stderr
     assert "was forked" in done.stdout and "durable 2" in done.stdout
     assert "panicked" not in done.stderr

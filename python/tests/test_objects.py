@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -104,7 +103,11 @@ def test_under_an_agent_a_killed_job_goes_on_from_the_store(store, s3, everstep,
     left = "run/step-1/0-left/rank-0.safetensors"
     upload = s3.create_multipart_upload(Bucket=BUCKET, Key=left)["UploadId"]
     mark = {"run": run_id(URL), "epoch": 0, "generation": 0, "attempt": 0}
-    s3.put_object(Bucket=BUCKET, Key="run/uploads/0-left.json", Body=json.dumps({"mark": mark, "key": left, "id": upload}).encode())
+    s3.put_object(
+        Bucket=BUCKET,
+        Key="run/uploads/0-left.json",
+        Body=json.dumps({"mark": mark, "key": left, "id": upload}).encode(),
+    )
     s3.put_object(Bucket=BUCKET, Key="run/step-1/0-other/everstep-mark.json", Body=json.dumps(mark).encode())
     s3.put_object(Bucket=BUCKET, Key="run/step-1/0-other/rank-0.safetensors", Body=b"half")
     # Without the run's mark, nothing is everstep's to delete.
@@ -113,8 +116,22 @@ def test_under_an_agent_a_killed_job_goes_on_from_the_store(store, s3, everstep,
         s3.put_object(Bucket=BUCKET, Key=key, Body=b"{}")
     script = tmp_path / "train.py"
     script.write_text(_TRAIN)
-    run = [str(Path(sys.executable).parent / "everstep"), "run", "--name", "objects", "--nproc-per-node", "2", str(script), URL]
-    first = subprocess.Popen([*run, "1000"], env={**env, **objects.environment(store.url), "PAUSE": "0.02"}, cwd=tmp_path, stderr=subprocess.PIPE)
+    run = [
+        str(Path(sys.executable).parent / "everstep"),
+        "run",
+        "--name",
+        "objects",
+        "--nproc-per-node",
+        "2",
+        str(script),
+        URL,
+    ]
+    first = subprocess.Popen(
+        [*run, "1000"],
+        env={**env, **objects.environment(store.url), "PAUSE": "0.02"},
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+    )
     deadline = time.monotonic() + 60
     while not [s for s, *_ in list_checkpoints(URL) if s >= 4]:
         assert time.monotonic() < deadline, "no checkpoint within a minute"
@@ -123,7 +140,9 @@ def test_under_an_agent_a_killed_job_goes_on_from_the_store(store, s3, everstep,
     first.communicate()
     everstep("doctor", "--clean")
     durable = max(s for s, *_, wrong in list_checkpoints(URL) if wrong is None)
-    done = everstep("run", "--name", "objects", "--nproc-per-node", "2", str(script), URL, str(durable + 4), timeout=120)
+    done = everstep(
+        "run", "--name", "objects", "--nproc-per-node", "2", str(script), URL, str(durable + 4), timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert _said(done.stdout)[0] >= durable - 2
     assert "run/uploads/0-left.json" not in _keys(s3)
@@ -131,7 +150,9 @@ def test_under_an_agent_a_killed_job_goes_on_from_the_store(store, s3, everstep,
     assert set(foreign) < set(_keys(s3))
     # One that the kill caught before its note was written has no part yet: it costs nothing, and only the store knows of it.
     for begun in s3.list_multipart_uploads(Bucket=BUCKET).get("Uploads", []):
-        assert begun["Key"] != left and not s3.list_parts(Bucket=BUCKET, Key=begun["Key"], UploadId=begun["UploadId"]).get("Parts")
+        assert begun["Key"] != left and not s3.list_parts(
+            Bucket=BUCKET, Key=begun["Key"], UploadId=begun["UploadId"]
+        ).get("Parts")
     listed = everstep("ckpt", "ls", URL)
     assert listed.returncode == 0 and "0-1 of 2" in listed.stdout
     assert everstep("ckpt", "verify", URL).returncode == 0
@@ -150,7 +171,9 @@ def test_going_back_in_a_store_keeps_both_branches(store, s3, tmp_path):
     )
 
     def train(*arguments: str) -> str:
-        done = subprocess.run([sys.executable, str(script), URL, *arguments], capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            [sys.executable, str(script), URL, *arguments], capture_output=True, text=True, timeout=120, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -163,7 +186,9 @@ def test_a_store_that_is_away_for_a_while_costs_nothing(store, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(_TRAIN)
     store.begin(Fault("503", 8, times=6))
-    done = subprocess.run([sys.executable, str(script), URL, "6"], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script), URL, "6"], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert [(s, wrong) for s, _, _, wrong in list_checkpoints(URL)][0] == (6, None)
 
@@ -183,7 +208,12 @@ def test_damage_in_the_store_is_found_and_the_older_checkpoint_is_used(store, s3
 
 @pytest.mark.parametrize(
     ("url", "words"),
-    [("s3://", "names no bucket"), ("s3:/bucket/x", "give it as a string"), ("ftp://host/x", "no object store that everstep knows"), (f"s3://{BUCKET}-that-is-not/x", "NoSuchBucket")],
+    [
+        ("s3://", "names no bucket"),
+        ("s3:/bucket/x", "give it as a string"),
+        ("ftp://host/x", "no object store that everstep knows"),
+        (f"s3://{BUCKET}-that-is-not/x", "NoSuchBucket"),
+    ],
 )
 def test_a_url_that_means_nothing_is_said_at_once(store, url, words):
     line = "import sys, torch, everstep as es; es.CheckpointManager(sys.argv[1], model=torch.nn.Linear(2, 2))"

@@ -17,13 +17,24 @@ NOBODY = 65534
 #: An interpreter that other users can run, too.
 PYTHON = "/usr/bin/python3"
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0 or not Path(PYTHON).exists(), reason="becoming another user takes root and the system's Python")
+pytestmark = pytest.mark.skipif(
+    os.getuid() != 0 or not Path(PYTHON).exists(), reason="becoming another user takes root and the system's Python"
+)
 
 
 def as_nobody(code: str, *arguments: str, wait: bool = True) -> subprocess.Popen[str]:
     """Runs Python code as the user nobody; one that is not waited for prints a line when it is ready."""
     line = [PYTHON, "-I", "-c", textwrap.dedent(code), *arguments]
-    child = subprocess.Popen(line, user=NOBODY, group=NOBODY, extra_groups=[], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
+    child = subprocess.Popen(
+        line,
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd="/",
+    )
     assert child.stdout is not None
     if wait:
         _, err = child.communicate(timeout=20)
@@ -68,7 +79,9 @@ def test_a_squatted_directory_in_shared_memory_is_not_used(everstep, env, script
         os.symlink({str(victim)!r}, top + "/squatted/0/local-0-board")
     """
     as_nobody(plant, str(shared))
-    done = everstep("run", "--standalone", "--name", "squatted", script(SAVES), str(tmp_path / "ck"), EVERSTEP_SHM_DIR=str(shared))
+    done = everstep(
+        "run", "--standalone", "--name", "squatted", script(SAVES), str(tmp_path / "ck"), EVERSTEP_SHM_DIR=str(shared)
+    )
     assert victim.read_text() == "mine" and victim.stat().st_size == 4
     assert done.returncode == 0, done.stderr
     assert "belongs to user 65534" in done.stderr
@@ -85,7 +98,11 @@ def test_a_state_directory_of_another_user_is_refused(everstep, script, shared):
     for command in (["run", "--standalone", "--name", "j", script("print('ran')")], ["status"]):
         done = everstep(*command, EVERSTEP_STATE_DIR=str(shared / "state"))
         assert done.returncode == 78 and "ran" not in done.stdout
-        assert len(done.stderr.splitlines()) == 1 and "belongs to user 65534" in done.stderr and "EVERSTEP_STATE_DIR" in done.stderr, done.stderr
+        assert (
+            len(done.stderr.splitlines()) == 1
+            and "belongs to user 65534" in done.stderr
+            and "EVERSTEP_STATE_DIR" in done.stderr
+        ), done.stderr
 
 
 def test_a_state_directory_that_others_can_write_is_refused(everstep, script, shared):
@@ -101,8 +118,21 @@ def test_without_a_home_nothing_goes_to_a_shared_temporary_directory(shared, scr
     as_nobody("import os, sys; os.umask(0); os.makedirs(sys.argv[1] + '/everstep-state-54321')", str(shared))
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(shared), "EVERSTEP_SHM_DIR": str(shared)}
     line = [EVERSTEP, "run", "--standalone", "--no-python", "true"]
-    done = subprocess.run(line, env=env, user=54321, group=54321, extra_groups=[], cwd="/", capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 78 and len(done.stderr.splitlines()) == 1 and "EVERSTEP_STATE_DIR" in done.stderr, done.stderr
+    done = subprocess.run(
+        line,
+        env=env,
+        user=54321,
+        group=54321,
+        extra_groups=[],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 78 and len(done.stderr.splitlines()) == 1 and "EVERSTEP_STATE_DIR" in done.stderr, (
+        done.stderr
+    )
     assert list((shared / "everstep-state-54321").iterdir()) == []
 
 
@@ -153,7 +183,9 @@ def test_locks_that_another_user_holds_block_nothing(everstep, script, env, shar
         lock.touch(mode=0o644)
     holder = as_nobody(HOLD, *map(str, locks), wait=False)
     try:
-        done = everstep("run", "--standalone", "--name", "locked", script("print('ran')"), EVERSTEP_STATE_DIR=str(state), timeout=40)
+        done = everstep(
+            "run", "--standalone", "--name", "locked", script("print('ran')"), EVERSTEP_STATE_DIR=str(state), timeout=40
+        )
         assert done.returncode == 0 and "ran" in done.stdout, done.stderr
     finally:
         holder.kill()

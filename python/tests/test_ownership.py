@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import EVERSTEP, Run
 from torch import nn
 
 import everstep as es
-from conftest import EVERSTEP, Run
 
 #: Trains until the file `stop` is there; says what it does on standard output. The second argument shortens the owner's silence.
 _LOOP = """
@@ -69,22 +69,34 @@ def _reaches(process: subprocess.Popen[str], word: str) -> str:
 
 
 def _steps(out: Path) -> set[int]:
-    return {int(p.name.removeprefix("step-")) for p in out.glob("step-*") if (p / "manifest.json").exists() and ".tmp" not in p.name}
+    return {
+        int(p.name.removeprefix("step-"))
+        for p in out.glob("step-*")
+        if (p / "manifest.json").exists() and ".tmp" not in p.name
+    }
 
 
 def _epoch(out: Path) -> int:
     return max(int(p.stem.rpartition("-")[2]) for p in out.glob("everstep-owner-*.json"))
 
 
-def test_a_second_job_in_the_directory_is_refused_and_the_first_goes_on(tmp_path: Path, script: Callable[[str], str]) -> None:
+def test_a_second_job_in_the_directory_is_refused_and_the_first_goes_on(
+    tmp_path: Path, script: Callable[[str], str]
+) -> None:
     train, out, stop = script(_LOOP), tmp_path / "out", tmp_path / "stop"
     with _started(sys.executable, train, str(out), str(stop)) as first:
         _reaches(first, "step 3")
         # Reading is nobody's business.
         assert es.CheckpointManager(out, model=nn.Linear(4, 4)).restore() >= 2
-        second = subprocess.run([sys.executable, train, str(out), str(stop)], capture_output=True, text=True, timeout=60, check=False)
+        second = subprocess.run(
+            [sys.executable, train, str(out), str(stop)], capture_output=True, text=True, timeout=60, check=False
+        )
         assert second.returncode == 1
-        assert "belongs to" in second.stderr and f"pid {first.pid}" in second.stderr and "another directory" in second.stderr
+        assert (
+            "belongs to" in second.stderr
+            and f"pid {first.pid}" in second.stderr
+            and "another directory" in second.stderr
+        )
         assert "step" not in second.stdout.replace("start", "")
         at = int(_reaches(first, "step").split()[1])
         _reaches(first, f"step {at + 2}")
@@ -92,7 +104,9 @@ def test_a_second_job_in_the_directory_is_refused_and_the_first_goes_on(tmp_path
         assert first.wait(30) == 0
 
 
-def test_everstep_run_ends_with_78_where_another_job_is(everstep: Run, env: dict[str, str], tmp_path: Path, script: Callable[[str], str]) -> None:
+def test_everstep_run_ends_with_78_where_another_job_is(
+    everstep: Run, env: dict[str, str], tmp_path: Path, script: Callable[[str], str]
+) -> None:
     train, out, stop = script(_LOOP), tmp_path / "out", tmp_path / "stop"
     with _started(EVERSTEP, "run", "--standalone", "--name", "one", train, str(out), str(stop), env=env) as first:
         _reaches(first, "step 2")
@@ -153,7 +167,9 @@ def test_memory_is_used_for_its_own_directory_only(everstep: Run, tmp_path: Path
     a, b = tmp_path / "a", tmp_path / "b"
     assert run(a, 5, DIE="1").returncode != 0
     other = run(b, 3, DIE="1")
-    assert "start 0" in other.stdout and "is of another checkpoint directory and is not used" in other.stderr, other.stderr
+    assert "start 0" in other.stdout and "is of another checkpoint directory and is not used" in other.stderr, (
+        other.stderr
+    )
     assert "fresh start" in other.stderr
     # Deleting the directory starts anew, whatever memory holds.
     shutil.rmtree(b)
@@ -187,7 +203,9 @@ ckpt.close()
 """
 
 
-def test_memory_of_a_killed_nameless_job_is_found_by_its_directory(env: dict[str, str], tmp_path: Path, script: Callable[[str], str]) -> None:
+def test_memory_of_a_killed_nameless_job_is_found_by_its_directory(
+    env: dict[str, str], tmp_path: Path, script: Callable[[str], str]
+) -> None:
     out, train = tmp_path / "out", script(_IN_MEMORY)
     line = [EVERSTEP, "run", "--standalone", "--nproc-per-node", "2", train, str(out)]
     with _started(*line, "100000", env=env) as first:
@@ -210,7 +228,9 @@ def test_memory_of_a_killed_nameless_job_is_found_by_its_directory(env: dict[str
     assert memory is None or not list(memory.glob("*/job-*/0/*-slot-*")), "nothing is left behind"
 
 
-def test_memory_is_not_taken_from_a_job_that_another_one_followed(env: dict[str, str], tmp_path: Path, script: Callable[[str], str]) -> None:
+def test_memory_is_not_taken_from_a_job_that_another_one_followed(
+    env: dict[str, str], tmp_path: Path, script: Callable[[str], str]
+) -> None:
     """The other one went back and wrote a branch of its own: what the first had in memory is not its past."""
     out, train = tmp_path / "out", script(_IN_MEMORY)
     with _started(EVERSTEP, "run", "--standalone", train, str(out), "100000", env=env) as first:
@@ -218,7 +238,9 @@ def test_memory_is_not_taken_from_a_job_that_another_one_followed(env: dict[str,
         first.kill()
         assert first.stdout is not None
         first.stdout.read()
-    plain = subprocess.run([sys.executable, train, str(out), "3"], env=env, capture_output=True, text=True, timeout=120, check=False)
+    plain = subprocess.run(
+        [sys.executable, train, str(out), "3"], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
     assert plain.returncode == 0 and "start 0" in plain.stdout, plain
     with _started(EVERSTEP, "run", "--standalone", train, str(out), "5", env=env) as last:
         begun, said = last.communicate(timeout=120)
@@ -243,6 +265,8 @@ def test_every_start_says_what_it_restored(tmp_path: Path, capfd: pytest.Capture
         ckpt = es.CheckpointManager(tmp_path, model=nn.Linear(2, 2), persist=1)
         assert ckpt.restore() == start
         said = capfd.readouterr().err
-        assert ("fresh start: no checkpoint in" if start == 0 else "restored step 1 from disk") in said and str(tmp_path) in said
+        assert ("fresh start: no checkpoint in" if start == 0 else "restored step 1 from disk") in said and str(
+            tmp_path
+        ) in said
         ckpt.step(start + 1)
         ckpt.close()

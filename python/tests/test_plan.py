@@ -29,7 +29,9 @@ lost = "40s"
 
 
 def _files(tmp_path, cluster=CLUSTER, jobs=None):
-    jobs = jobs or JOB.format(id="small", weight=1.0, least=1, nodes=8, size="7B") + JOB.format(id="large", weight=2.0, least=4, nodes=8, size="70B")
+    jobs = jobs or JOB.format(id="small", weight=1.0, least=1, nodes=8, size="7B") + JOB.format(
+        id="large", weight=2.0, least=4, nodes=8, size="70B"
+    )
     (tmp_path / "cluster.toml").write_text(cluster)
     (tmp_path / "jobs.toml").write_text(jobs)
     return "--cluster", str(tmp_path / "cluster.toml"), "--jobs", str(tmp_path / "jobs.toml")
@@ -45,7 +47,11 @@ def _plan(everstep, files, *more):
 def test_a_lost_node_is_taken_from_the_job_of_less_weight(everstep, tmp_path):
     files = _files(tmp_path)
     now, said = _plan(everstep, files)
-    assert now == {"small": 8, "large": 8} and said["moved"] == [] and said["worth"] >= max(o["worth"] for o in said["others"].values())
+    assert (
+        now == {"small": 8, "large": 8}
+        and said["moved"] == []
+        and said["worth"] >= max(o["worth"] for o in said["others"].values())
+    )
     # node12 is of the large job, which is worth twice as much: the small one gives a node away.
     lost, said = _plan(everstep, files, "--event", "lose:node12")
     assert lost == {"small": 7, "large": 8} and said["moved"] == [{"node": "node7", "from": "small", "to": "large"}]
@@ -56,11 +62,18 @@ def test_a_lost_node_is_taken_from_the_job_of_less_weight(everstep, tmp_path):
     launched, _ = _plan(everstep, files, "--event", f"launch:{tmp_path / 'new.toml'}")
     assert launched["new"] >= 2 and sum(launched.values()) == 16
     people = everstep("plan", *files, "--event", "lose:node12").stdout
-    assert "8 -> 7" in people and "gives 1 away" in people and "node7: from small to large" in people and "equal shares" in people
+    assert (
+        "8 -> 7" in people
+        and "gives 1 away" in people
+        and "node7: from small to large" in people
+        and "equal shares" in people
+    )
 
 
 def test_who_does_not_fit_waits_and_nobody_who_runs_starves(everstep, tmp_path):
-    jobs = JOB.format(id="a", weight=0.5, least=4, nodes=4, size="7B") + JOB.format(id="b", weight=2.0, least=1, nodes=0, size="7B")
+    jobs = JOB.format(id="a", weight=0.5, least=4, nodes=4, size="7B") + JOB.format(
+        id="b", weight=2.0, least=1, nodes=0, size="7B"
+    )
     files = _files(tmp_path, CLUSTER.replace("16", "4"), jobs)
     assert _plan(everstep, files)[0] == {"a": 4, "b": 0}
     assert "waits: its minimum of 1 is not there" in everstep("plan", *files).stdout
@@ -82,7 +95,11 @@ def test_what_cannot_be_planned_is_said_in_a_sentence(everstep, tmp_path):
         done = everstep("plan", *_files(tmp_path, cluster, jobs))
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and words in done.stderr, done.stderr
     files = _files(tmp_path)
-    for event, words in [("lose:node99", "there is no node node99"), ("rain", "is none of"), ("launch:/nowhere", "cannot read /nowhere")]:
+    for event, words in [
+        ("lose:node99", "there is no node node99"),
+        ("rain", "is none of"),
+        ("launch:/nowhere", "cannot read /nowhere"),
+    ]:
         done = everstep("plan", *files, "--event", event)
         assert done.returncode == 2 and words in done.stderr, done.stderr
 
@@ -104,8 +121,15 @@ def test_jobs_are_given_by_their_models(everstep, tmp_path):
 
 def test_small_jobs_share_a_node(everstep, tmp_path):
     small = '[[job]]\nid = "{id}"\ngpus = {gpus}\nspeed = "{speed} TFLOP/s"\nmin = 1\nweight = {weight}\n'
-    jobs = "".join(small.format(id=name, gpus=gpus, speed=100 * gpus, weight=1.0) for name, gpus in (("a", 2), ("b", 4), ("c", 1), ("d", 4)))
-    files = _files(tmp_path, "nodes = 3\n" + CLUSTER.replace("nodes = 16", ""), jobs + JOB.format(id="large", weight=2.0, least=1, nodes=1, size="7B"))
+    jobs = "".join(
+        small.format(id=name, gpus=gpus, speed=100 * gpus, weight=1.0)
+        for name, gpus in (("a", 2), ("b", 4), ("c", 1), ("d", 4))
+    )
+    files = _files(
+        tmp_path,
+        "nodes = 3\n" + CLUSTER.replace("nodes = 16", ""),
+        jobs + JOB.format(id="large", weight=2.0, least=1, nodes=1, size="7B"),
+    )
     now, _ = _plan(everstep, files)
     assert now == {"b+d": 1, "a+c": 1, "large": 1}
     wrong = everstep("plan", *_files(tmp_path, CLUSTER, small.format(id="a", gpus=3, speed=1, weight=1.0)))

@@ -44,7 +44,15 @@ def test_a_machine_that_is_lost_is_replaced_through_the_users_program(env, tmp_p
     program.chmod(0o755)
     nodes = []
     for node in (0, 1):
-        nodes.append(subprocess.Popen([EVERSTEP, "run", *meet.split(), "--node-rank", str(node), train], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        nodes.append(
+            subprocess.Popen(
+                [EVERSTEP, "run", *meet.split(), "--node-rank", str(node), train],
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
     try:
         wait(lambda: (out / "world-1").read_text() == "2")
         (out / "world-1").unlink()
@@ -53,15 +61,31 @@ def test_a_machine_that_is_lost_is_replaced_through_the_users_program(env, tmp_p
         asked = [json.loads(line) for line in (out / "requests").read_text().splitlines()]
         assert [a["request"] for a in asked] == ["policy-1", "policy-1"], "again under the same id"
         assert all(a["action"] == "add" and a["job"] == "policy" and "1 of 2 nodes" in a["why"] for a in asked)
-        told = subprocess.run([EVERSTEP, "explain", "--job", "policy"], env=env, capture_output=True, text=True, check=True, timeout=30).stdout
+        told = subprocess.run(
+            [EVERSTEP, "explain", "--job", "policy"], env=env, capture_output=True, text=True, check=True, timeout=30
+        ).stdout
         assert "add a machine: 1 of 2 nodes are there (done)" in told, told
-        again = subprocess.run([EVERSTEP, "approve", "1", "--job", "policy"], env=env, capture_output=True, text=True, check=False, timeout=30)
+        again = subprocess.run(
+            [EVERSTEP, "approve", "1", "--job", "policy"],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
         assert again.returncode == 1 and "decided before" in again.stderr
     finally:
         (out / "enough").touch()
         texts = [node.communicate(timeout=60)[0] for node in nodes]
     assert nodes[0].returncode == 0, texts[0]
-    wait(lambda: not subprocess.run(["pgrep", "-f", f"{EVERSTEP} run {meet}"], capture_output=True, text=True, check=False).stdout.strip(), 60)
+    wait(
+        lambda: (
+            not subprocess.run(
+                ["pgrep", "-f", f"{EVERSTEP} run {meet}"], capture_output=True, text=True, check=False
+            ).stdout.strip()
+        ),
+        60,
+    )
 
 
 def test_a_bad_machine_waits_for_a_yes(env, tmp_path, script):
@@ -71,11 +95,26 @@ def test_a_bad_machine_waits_for_a_yes(env, tmp_path, script):
     program = tmp_path / "program"
     program.write_text('#!/bin/sh\ncat >> "$OUT/requests"\n')
     program.chmod(0o755)
-    line = [EVERSTEP, "run", "--standalone", "--name", "yes", "--policy", "advise", "--provisioner", str(program), "--max-restarts", "5", script(LOOP)]
+    line = [
+        EVERSTEP,
+        "run",
+        "--standalone",
+        "--name",
+        "yes",
+        "--policy",
+        "advise",
+        "--provisioner",
+        str(program),
+        "--max-restarts",
+        "5",
+        script(LOOP),
+    ]
     agent = subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def ask(*words: str) -> str:
-        return subprocess.run([EVERSTEP, *words], env=env, capture_output=True, text=True, check=False, timeout=30).stdout
+        return subprocess.run(
+            [EVERSTEP, *words], env=env, capture_output=True, text=True, check=False, timeout=30
+        ).stdout
 
     try:
         wait(lambda: (out / "world-0").exists())
@@ -100,7 +139,9 @@ def test_a_policy_that_nobody_can_carry_out_is_refused(everstep, script, tmp_pat
     assert nobody.returncode == 2 and "give --provisioner PROGRAM" in nobody.stderr
     (tmp_path / "cluster.toml").write_text(CLUSTER)
     (tmp_path / "jobs.toml").write_text(JOBS.replace("90 TFLOP/s", "90"))
-    unclear = everstep("run", "--standalone", "--cluster", tmp_path / "cluster.toml", "--jobs", tmp_path / "jobs.toml", train)
+    unclear = everstep(
+        "run", "--standalone", "--cluster", tmp_path / "cluster.toml", "--jobs", tmp_path / "jobs.toml", train
+    )
     assert unclear.returncode == 2 and "has no unit" in unclear.stderr, unclear.stderr
     half = everstep("run", "--standalone", "--jobs", tmp_path / "jobs.toml", train)
     assert half.returncode == 2 and "--cluster" in half.stderr, half.stderr
@@ -108,6 +149,7 @@ def test_a_policy_that_nobody_can_carry_out_is_refused(everstep, script, tmp_pat
     for program in (tmp_path / "missing", tmp_path / "text", Path("/")):
         done = everstep("run", "--standalone", "--policy", "act", "--provisioner", str(program), train)
         assert done.returncode == 2 and "cannot be started" in done.stderr, done.stderr
+
 
 CLUSTER = 'nodes = 4\ngpus_per_node = 1\npeak = "100 TFLOP/s"\nnode_mtbf = "100d"\n'
 #: `large` is worth a lot on two nodes and hardly anything on one.
@@ -175,7 +217,9 @@ def test_a_node_goes_to_the_job_that_is_worth_more_with_it(env, tmp_path, script
     for name in ("large", "small"):
         for node in (0, 1):
             line = [EVERSTEP, "run", "--name", name, *meet.split(), "--node-rank", str(node), train]
-            agents[name, node] = subprocess.Popen(line, env={**env, "NAME": name}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            agents[name, node] = subprocess.Popen(
+                line, env={**env, "NAME": name}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
     try:
         for name in ("large", "small"):
             for node in (0, 1):
@@ -187,15 +231,26 @@ def test_a_node_goes_to_the_job_that_is_worth_more_with_it(env, tmp_path, script
         assert agents["small", 1].wait(timeout=30) == 0
         moves = [json.loads(line) for line in (out / "requests").read_text().splitlines() if '"move"' in line]
         assert [(m["job"], m["node"], m["to"]) for m in moves] == [("small", "1", "large")], moves
-        told = subprocess.run([EVERSTEP, "explain", "--job", "large"], env=env, capture_output=True, text=True, check=True, timeout=30).stdout
+        told = subprocess.run(
+            [EVERSTEP, "explain", "--job", "large"], env=env, capture_output=True, text=True, check=True, timeout=30
+        ).stdout
         assert "plan, there before: large 2, small 1 nodes" in told, told
         begins = [line.split() for line in (out / "small-begins-0").read_text().splitlines()]
         assert [ranks for _, ranks in begins] == ["2", "1"], begins
-        goodput = subprocess.run([EVERSTEP, "goodput", "small", "--json"], env=env, capture_output=True, text=True, check=True, timeout=30).stdout
+        goodput = subprocess.run(
+            [EVERSTEP, "goodput", "small", "--json"], env=env, capture_output=True, text=True, check=True, timeout=30
+        ).stdout
         assert json.loads(goodput)["jobs"][0]["repeated_steps"] == 0, goodput
     finally:
         (out / "enough").touch()
         texts = {who: agent.communicate(timeout=90)[0] for who, agent in agents.items()}
     assert "node 1 goes to another job" in texts["small", 1], texts["small", 1]
     assert agents["large", 0].returncode == 0 and agents["small", 0].returncode == 0, texts
-    wait(lambda: not subprocess.run(["pgrep", "-f", f"{EVERSTEP} run --name large {meet}"], capture_output=True, text=True, check=False).stdout.strip(), 60)
+    wait(
+        lambda: (
+            not subprocess.run(
+                ["pgrep", "-f", f"{EVERSTEP} run --name large {meet}"], capture_output=True, text=True, check=False
+            ).stdout.strip()
+        ),
+        60,
+    )

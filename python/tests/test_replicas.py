@@ -53,7 +53,10 @@ def test_a_lost_machines_shards_come_from_its_peer_and_nothing_is_lost():
 
 
 def test_a_lost_group_falls_back_to_durable_storage_together():
-    with tempfile.TemporaryDirectory() as scratch, cluster("t-group", _command(scratch, "--persist", "10"), nodes=2, workers=1) as c:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        cluster("t-group", _command(scratch, "--persist", "10"), nodes=2, workers=1) as c,
+    ):
         c.start_all().wait_step(25)
         c.kill_node(0)
         lost = c.kill_node(1)
@@ -65,7 +68,10 @@ def test_a_lost_group_falls_back_to_durable_storage_together():
 
 
 def test_what_rots_in_memory_is_healed_from_a_copy_or_not_used():
-    with tempfile.TemporaryDirectory() as scratch, cluster("t-rot", _command(scratch, "--width", "512", "--steps", "120"), nodes=2, workers=1) as c:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        cluster("t-rot", _command(scratch, "--width", "512", "--steps", "120"), nodes=2, workers=1) as c,
+    ):
         c.start_all().wait_step(20)
         # Every slot of rank 0's own is damaged in one place, behind the superblock.
         c.kill_worker(0)
@@ -102,7 +108,9 @@ def test_what_was_in_memory_only_is_on_disk_when_the_job_gives_up():
             c.kill_worker(1)
             assert c.wait(60) == [1, 1], c.output()[-3000:]
             reached = max(f["step"] for f in c.facts("Replicated"))
-        steps = [int(p.name.removeprefix("step-")) for p in (Path(scratch) / "ckpt").glob("step-*") if ".tmp" not in p.name]
+        steps = [
+            int(p.name.removeprefix("step-")) for p in (Path(scratch) / "ckpt").glob("step-*") if ".tmp" not in p.name
+        ]
         assert len(steps) == 1 and steps[0] >= reached, (steps, c.output()[-3000:])
         with cluster("t-next", command, nodes=2, workers=1) as c:
             assert c.start_all().wait(60) == [0, 0], c.output()[-3000:]
@@ -111,7 +119,10 @@ def test_what_was_in_memory_only_is_on_disk_when_the_job_gives_up():
 
 
 def test_what_a_restart_comes_back_from_is_made_durable():
-    with tempfile.TemporaryDirectory() as scratch, cluster("t-jit", [*_command(scratch), "--persist", "100000"], nodes=2, workers=1) as c:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        cluster("t-jit", [*_command(scratch), "--persist", "100000"], nodes=2, workers=1) as c,
+    ):
         c.start_all().wait_step(40)
         # Meanwhile the collectives of 20 steps were profiled: gathers and scatters of two layers, there and back.
         profile = json.loads((c.memory / "0" / "local-0-profile").read_text())

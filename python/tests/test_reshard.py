@@ -104,7 +104,9 @@ def test_ranks_with_states_of_their_own_are_not_mixed(tmp_path):
     )
 
     def run(size: int) -> list[tuple[int, str]]:
-        return [(r.code, r.err) for r in run_ranks([sys.executable, str(script), str(tmp_path / "out")], size, timeout=100)]
+        return [
+            (r.code, r.err) for r in run_ranks([sys.executable, str(script), str(tmp_path / "out")], size, timeout=100)
+        ]
 
     assert [code for code, _ in run(2)] == [0, 0]
     ((code, error),) = run(1)
@@ -132,9 +134,21 @@ def test_memory_of_another_sharding_is_not_what_the_job_needs(tmp_path, env):
     """As many ranks under the same name, sharded otherwise: the step that memory and storage hold is read from storage."""
     script, log = tmp_path / "train.py", tmp_path / "log.json"
     script.write_text(_SCRIPT)
-    line = [str(Path(sys.executable).parent / "everstep"), "run", "--name", f"t-{tmp_path.name[-20:]}", "--nproc-per-node", "2"]
+    line = [
+        str(Path(sys.executable).parent / "everstep"),
+        "run",
+        "--name",
+        f"t-{tmp_path.name[-20:]}",
+        "--nproc-per-node",
+        "2",
+    ]
     arguments = [str(script), str(tmp_path / "out"), "400"]
-    first = subprocess.Popen([*line, *arguments, "fsdp2", str(log)], env={**env, "GLOO_SOCKET_IFNAME": "lo", "PAUSE": "0.05"}, stderr=subprocess.PIPE, text=True)
+    first = subprocess.Popen(
+        [*line, *arguments, "fsdp2", str(log)],
+        env={**env, "GLOO_SOCKET_IFNAME": "lo", "PAUSE": "0.05"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     deadline = time.monotonic() + 60
     while not (tmp_path / "out" / "step-8").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -143,7 +157,13 @@ def test_memory_of_another_sharding_is_not_what_the_job_needs(tmp_path, env):
     assert log.exists(), said[-3000:]
     at = max(int(n) for n in json.loads(log.read_text())["losses"])
     arguments[2] = str(at + 4)
-    done = subprocess.run([*line, *arguments, "whole", str(log)], env={**env, "GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*line, *arguments, "whole", str(log)],
+        env={**env, "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(log.read_text())
     assert [int(n) for n in found["losses"]] == list(range(at + 1, at + 5)), done.stderr[-3000:]
@@ -152,7 +172,16 @@ def test_memory_of_another_sharding_is_not_what_the_job_needs(tmp_path, env):
 def test_any_layout_to_any_other(tmp_path):
     """A few of the pairs of figure ``reshard``; DCP is the oracle."""
     root = Path(__file__).resolve().parent.parent.parent
-    pairs = [(save, load, 64, 128) for save, load in (("fsdp1:2", "fsdp2:3"), ("pp:2", "fsdp1:2"), ("tp:2", "pp:3"), ("ddp:2", "fsdp2+tp:2x2"), ("pp+ddp:2x2", "plain:1"))]
+    pairs = [
+        (save, load, 64, 128)
+        for save, load in (
+            ("fsdp1:2", "fsdp2:3"),
+            ("pp:2", "fsdp1:2"),
+            ("tp:2", "pp:3"),
+            ("ddp:2", "fsdp2+tp:2x2"),
+            ("pp+ddp:2x2", "plain:1"),
+        )
+    ]
     line = [sys.executable, str(root / "figures/scripts/reshard_ranks.py"), json.dumps(pairs), str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": str(root), "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=200, check=True)

@@ -82,7 +82,9 @@ def test_parameters_that_do_not_match_are_refused_with_a_diff(tmp_path):
     with pytest.raises(es.CheckpointError, match="has 1 parameter groups, this one 2"):
         _restore(tmp_path, enc=enc2, dec=dec2, optimizer=groups)
     other = torch.optim.SGD([*enc2.parameters(), *dec2.parameters()], lr=0.1)
-    with pytest.raises(es.CheckpointError, match=r"the checkpoint is of torch\.optim\.adam\.Adam, this is torch\.optim\.sgd\.SGD"):
+    with pytest.raises(
+        es.CheckpointError, match=r"the checkpoint is of torch\.optim\.adam\.Adam, this is torch\.optim\.sgd\.SGD"
+    ):
         _restore(tmp_path, enc=enc2, dec=dec2, optimizer=other)
 
 
@@ -110,7 +112,11 @@ def test_optimizer_state_keeps_its_own_dtype(tmp_path):
         def step(self, closure: Any = None) -> None:
             for group in self.param_groups:
                 for p in group["params"]:
-                    self.state[p] = {"master": torch.full(p.shape, 1 / 3, dtype=torch.float64), "name": "abc", "pair": (1, torch.ones(1))}
+                    self.state[p] = {
+                        "master": torch.full(p.shape, 1 / 3, dtype=torch.float64),
+                        "name": "abc",
+                        "pair": (1, torch.ones(1)),
+                    }
 
     model = nn.Linear(3, 3)
     optimizer = Precise(model.parameters())
@@ -120,7 +126,9 @@ def test_optimizer_state_keeps_its_own_dtype(tmp_path):
     other = Precise(again.parameters())
     _restore(tmp_path, model=again, optimizer=other)
     state = other.state[again.weight]
-    assert torch.equal(state["master"], optimizer.state[model.weight]["master"]) and state["master"].dtype is torch.float64
+    assert (
+        torch.equal(state["master"], optimizer.state[model.weight]["master"]) and state["master"].dtype is torch.float64
+    )
     assert state["name"] == "abc" and state["pair"] == (1, torch.ones(1))
 
 
@@ -186,7 +194,12 @@ def test_modules_whose_state_dict_returns_copies_are_restored(tmp_path):
 def test_parametrizations_and_tied_weights(tmp_path):
     def make(seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), nn.utils.spectral_norm(nn.Linear(3, 3)), nn.Linear(3, 3), nn.Linear(3, 3))
+        model = nn.Sequential(
+            nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+            nn.utils.spectral_norm(nn.Linear(3, 3)),
+            nn.Linear(3, 3),
+            nn.Linear(3, 3),
+        )
         model[3].weight = model[2].weight
         return model
 
@@ -384,7 +397,10 @@ def test_what_an_optimizer_cannot_save_is_named(tmp_path):
         def load_state_dict(self, state: Any) -> None:
             raise AssertionError
 
-    with pytest.raises(es.CheckpointError, match=r"optimizer/loss_scaler is of type .*LossScaler, which cannot be saved without pickle; "):
+    with pytest.raises(
+        es.CheckpointError,
+        match=r"optimizer/loss_scaler is of type .*LossScaler, which cannot be saved without pickle; ",
+    ):
         es.CheckpointManager(tmp_path, persist=1, optimizer=Zero()).step(1)
 
 
@@ -416,7 +432,11 @@ def test_earlier_checkpoints_are_restored_where_their_names_are_unique(tmp_path)
     assert ckpt.restore() == 1 and ckpt.extra == {"best": 0.5}
     assert optimizer.param_groups[0]["lr"] == 0.5
     assert torch.allclose(optimizer.state[model.weight]["exp_avg"], torch.full((2, 3), 0.1))
-    assert data.value["seen"] == {(1, 2)} and torch.equal(data.value["left"][0], torch.arange(3)) and data.value["pair"] == (1, None)
+    assert (
+        data.value["seen"] == {(1, 2)}
+        and torch.equal(data.value["left"][0], torch.arange(3))
+        and data.value["pair"] == (1, None)
+    )
 
 
 def test_an_earlier_checkpoint_with_ambiguous_names_is_refused(tmp_path):
@@ -436,7 +456,10 @@ def test_a_parameter_that_its_optimizer_lost_sight_of_is_refused_at_capture(tmp_
     ckpt.step(1)
     trained, average = model.weight, nn.Parameter(torch.ones(3, 3))
     model.weight = average
-    with pytest.raises(es.CheckpointError, match=r"^model\.weight is no longer the parameter of its module, but optimizer= still holds it"):
+    with pytest.raises(
+        es.CheckpointError,
+        match=r"^model\.weight is no longer the parameter of its module, but optimizer= still holds it",
+    ):
         ckpt.step(2)
     model.weight = trained
     ckpt.step(3)

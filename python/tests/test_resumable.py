@@ -37,7 +37,9 @@ class Script:
         self.model = nn.Linear(1, 1)
         self.ema = copy.deepcopy(self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-9)
-        self.ckpt = es.CheckpointManager(directory, model=self.model, ema=self.ema, optimizer=self.optimizer, data=self.get, persist=1)
+        self.ckpt = es.CheckpointManager(
+            directory, model=self.model, ema=self.ema, optimizer=self.optimizer, data=self.get, persist=1
+        )
         self.used: dict[int, list[float]] = {}
 
     def update(self, loss: Tensor) -> None:
@@ -46,7 +48,13 @@ class Script:
         self.optimizer.zero_grad()
 
 
-def prefetch(s: Script, last: int, *args: Any, forward: Callable[..., Any] | None = None, between: Callable[[Tensor], Any] | None = None) -> None:
+def prefetch(
+    s: Script,
+    last: int,
+    *args: Any,
+    forward: Callable[..., Any] | None = None,
+    between: Callable[[Tensor], Any] | None = None,
+) -> None:
     step = s.ckpt.restore()
     batch = s.get(*args)
     while step < last:
@@ -95,14 +103,18 @@ LOOPS: dict[str, Callable[[Script, int], None]] = {
     "plain": lambda s, last: prefetch(s, last, "train"),
     "an object as argument": lambda s, last: prefetch(s, last, s.data),
     "an array as argument": lambda s, last: prefetch(s, last, np.arange(5000)),
-    "recomputed in backward": lambda s, last: prefetch(s, last, forward=lambda x: torch.utils.checkpoint.checkpoint(s.model, x, use_reentrant=False)),
+    "recomputed in backward": lambda s, last: prefetch(
+        s, last, forward=lambda x: torch.utils.checkpoint.checkpoint(s.model, x, use_reentrant=False)
+    ),
     "the old batch evaluated": lambda s, last: prefetch(s, last, between=lambda old: s.model(old.detach())),
     "evaluated before the step ends": lambda s, last: prefetch(s, last, "train", between=lambda _: _evaluated(s)),
     "two models on one batch": lambda s, last: prefetch(s, last, between=lambda old: (s.model(old), s.ema(old))),
     "a part of the batch": lambda s, last: prefetch(s, last, forward=lambda x: s.model(x[:2])),
     "moved by the loop": lambda s, last: prefetch(s, last, forward=lambda x: s.model(x.clone())),
     "validated on data of its own": lambda s, last: prefetch(s, last, between=lambda _: s.model(torch.zeros(4, 1))),
-    "validated on data of its own, with arguments that differ": lambda s, last: prefetch(s, last, object(), between=lambda _: s.model(torch.zeros(4, 1))),
+    "validated on data of its own, with arguments that differ": lambda s, last: prefetch(
+        s, last, object(), between=lambda _: s.model(torch.zeros(4, 1))
+    ),
     "two ahead": deep,
     "slices of one tensor, two ahead": slices,
 }

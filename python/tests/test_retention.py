@@ -44,7 +44,9 @@ def _tree(*paths: Path) -> str:
     for root in paths:
         for path in sorted([root, *root.rglob("*")] if root.is_dir() and not root.is_symlink() else [root]):
             digest.update(f"{path} {path.lstat().st_mode}".encode())
-            digest.update(os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b"")
+            digest.update(
+                os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+            )
     return digest.hexdigest()
 
 
@@ -280,6 +282,12 @@ def test_a_step_is_published_again_without_exchanging_names(tmp_path):
         "c.step(1); c.save(); c.save(); c.close()\n"
     )
     line = [sys.executable, "-c", text, str(tmp_path)]
-    done = subprocess.run(["strace", "-f", "-o", "/dev/null", "-e", "inject=renameat2:error=EINVAL", *line], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        ["strace", "-f", "-o", "/dev/null", "-e", "inject=renameat2:error=EINVAL", *line],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert _train(tmp_path, 1) == 1

@@ -26,7 +26,9 @@ def clock(monkeypatch):
     return time
 
 
-def _train(measured: schedule.Measured, clock: _Time, steps: int, cost: float, step: float = 0.1, first: int = 1) -> list[int]:
+def _train(
+    measured: schedule.Measured, clock: _Time, steps: int, cost: float, step: float = 0.1, first: int = 1
+) -> list[int]:
     """A loop that waits for what it writes. Returns the steps that were made durable."""
     saved: list[int] = []
     durable = 0

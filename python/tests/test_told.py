@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.own_log import OwnLog
 from harness.cluster import Cluster, cluster
 from harness.live import wait
+from harness.own_log import OwnLog
 
 #: Rank 1 is killed when it has done 60 steps.
 DIES = ("--die", "1:1:60")
@@ -37,7 +37,10 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Started]]:
 def _explained(c: Cluster) -> dict[str, str]:
     """The lines of the latest incident by their first word; the first line as ``Head``."""
     lines = c.ask("explain", "--job", c.job).stdout.splitlines()
-    return {"Head": lines[0], **{line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in lines[1:] if line[:1].strip()}}
+    return {
+        "Head": lines[0],
+        **{line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in lines[1:] if line[:1].strip()},
+    }
 
 
 def _counts(c: Cluster) -> dict[str, int | None]:
@@ -49,12 +52,16 @@ def test_a_script_that_begins_again_is_not_recovered_until_it_is_where_it_had_be
     wait(lambda: "REPEATING" in _explained(c)["Head"], 240)
     before = _explained(c)
     had = log.done(1)
-    assert before["Lost"].startswith("the script began again at step 1; ") and "steps are being repeated" in before["Lost"], before
+    assert (
+        before["Lost"].startswith("the script began again at step 1; ") and "steps are being repeated" in before["Lost"]
+    ), before
     assert "yes" not in before["Worked?"] and f"which was step {had}" in before["Worked?"], before
     (log.directory / "go").touch()
     assert c.wait(240) == [0]
     after = _explained(c)
-    assert "RECOVERED" in after["Head"] and f"the script began again at step 1; {had} steps were repeated" in after["Lost"], after
+    assert (
+        "RECOVERED" in after["Head"] and f"the script began again at step 1; {had} steps were repeated" in after["Lost"]
+    ), after
     assert _counts(c) == {"new_steps": 150, "repeated_steps": had}
 
 
@@ -75,7 +82,9 @@ def test_where_nothing_carries_a_number_nothing_is_claimed(started, optimizer):
     c, log = started(optimizer, *DIES, "--save", "25", "--optimizer", optimizer)
     assert c.wait(240) == [0]
     told = _explained(c)
-    assert "RECOVERED" not in told["Head"] and told["Lost"].startswith("unknown: ") and "yes" not in told["Worked?"], told
+    assert "RECOVERED" not in told["Head"] and told["Lost"].startswith("unknown: ") and "yes" not in told["Worked?"], (
+        told
+    )
     assert _counts(c) == {"new_steps": None, "repeated_steps": None}
     line = c.ask("goodput", c.job).stdout
     assert "new steps unknown  repeated unknown" in line and "goodput at least" in line, line

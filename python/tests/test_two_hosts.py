@@ -21,7 +21,17 @@ def test_two_hosts_form_one_world(env, script, tmp_path):
     token = tmp_path / "token"
     token.write_text("secret")
     token.chmod(0o600)
-    options = ["--insecure", "--token-file", str(token), "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", "10.77.9.1:29400"]
+    options = [
+        "--insecure",
+        "--token-file",
+        str(token),
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "2",
+        "--rdzv-endpoint",
+        "10.77.9.1:29400",
+    ]
     path = script(SUM)
     with namespaces():
         nodes = []

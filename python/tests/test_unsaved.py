@@ -69,7 +69,9 @@ class Outer(torch.optim.Optimizer):
 def test_other_optimizers_are_not(tmp_path, case):
     model, other = nn.Linear(2, 1), nn.Linear(2, 1)
     optimizer = torch.optim.Adam((other if case == "of another model" else model).parameters())
-    objects: dict[str, Any] = {"given": {"optimizer": optimizer}, "in an object": {"train": TrainState(optimizer)}}.get(case, {})
+    objects: dict[str, Any] = {"given": {"optimizer": optimizer}, "in an object": {"train": TrainState(optimizer)}}.get(
+        case, {}
+    )
     if case == "inside another":
         optimizer = Outer([*model.parameters()])
         objects = {"optimizer": optimizer}
@@ -113,7 +115,9 @@ def test_an_object_that_changes_what_it_loads_is_said(tmp_path, kind, exact):
             warnings.simplefilter("error")
             assert ckpt.restore() == 1
     else:
-        with pytest.warns(UserWarning, match="train/optimizer/state/0/momentum is not as in the checkpoint after load_state_dict"):
+        with pytest.warns(
+            UserWarning, match="train/optimizer/state/0/momentum is not as in the checkpoint after load_state_dict"
+        ):
             assert ckpt.restore() == 1
 
 
