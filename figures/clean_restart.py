@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import statistics
@@ -78,10 +79,8 @@ def _torchrun_trial() -> tuple[float, bool]:
             return time.monotonic() - when, good and len(seen | set(workers())) <= 2
         finally:
             for pid in [*descendants(run.pid), run.pid]:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
             run.wait()
 
 

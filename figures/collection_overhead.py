@@ -1,5 +1,8 @@
-"""What it costs to be looked at: the agent's CPU with samples every second and a ring of 100 looks a second, against an agent that takes none; and
-bytes of a sample on its way."""
+"""What it costs to be watched.
+
+The agent's CPU time when it samples every second and keeps a ring of 100 looks a second, compared with an agent that
+takes no samples; and how many bytes a sample takes on the network.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ class Wire:
 
 
 def _alone() -> float:
-    """Percent of a core of a thread that does nothing but sleep for 10 ms, again and again: what no ring can be cheaper than on this machine."""
+    """Percent of a core of a thread that only sleeps for 10 ms at a time: no ring can be cheaper on this machine."""
     import resource
 
     before = resource.getrusage(resource.RUSAGE_THREAD)

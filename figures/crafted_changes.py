@@ -1,4 +1,7 @@
-"""Changes to checkpoints by somebody who knows the format: headers, values, tables, manifests, and metadata of DCP. Checksums stay right."""
+"""Changes to checkpoints by somebody who knows the format: headers, values, tables, manifests, and metadata of DCP.
+
+Checksums stay right.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +161,8 @@ def shape(r: random.Random, c: Checkpoint) -> None:
     t = _tensor(r, c)
     at = r.randrange(len(t.shape) + 1)
     t.shape = r.choice([
-        t.shape[::-1], [*t.shape[:at], 1, *t.shape[at:]], [*t.shape, 0], t.shape[:-1], [1 << 32, 1 << 32], [1 << 62, 4], [1 << 40, 0, 1 << 40],
+        t.shape[::-1], [*t.shape[:at], 1, *t.shape[at:]], [*t.shape, 0],
+        t.shape[:-1], [1 << 32, 1 << 32], [1 << 62, 4], [1 << 40, 0, 1 << 40],
         [abs(number(r, n)) for n in t.shape], t.shape + [1] * r.randint(30, 70),
     ])  # fmt: skip
 

@@ -232,7 +232,10 @@ def measure(soak: bool) -> Iterator[Bound]:
     steps = EPOCHS * SAMPLES // GLOBAL_BATCH
     for data in ("everstep", "stream", "epoch"):
         pair = _pair(2, steps, data, 2 * EPOCHS)
-        beside = f"{pair.killed:.1f} % after {2 * EPOCHS} kills in {EPOCHS} epochs, {pair.whole:.1f} % undisturbed; samples were used {pair.least} to {pair.most} times"
+        beside = (
+            f"{pair.killed:.1f} % after {2 * EPOCHS} kills in {EPOCHS} epochs, {pair.whole:.1f} % undisturbed; "
+            f"samples were used {pair.least} to {pair.most} times"
+        )
         lost = round(pair.whole - pair.killed, 2)
         if data == "everstep":
             yield Bound("accuracy", lost, f"points lost: {beside}", "=", 0)

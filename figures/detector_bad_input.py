@@ -120,7 +120,8 @@ def measure(soak: bool) -> Iterator[Bound]:
     yield Bound(
         "bad",
         len(bad),
-        f"of {many} inputs that do not end as they should; counters that wrap, clocks that differ and late samples are property tests (crates/detector)",
+        f"of {many} inputs that do not end as they should; counters that wrap, clocks that differ and late samples "
+        "are property tests (crates/detector)",
         "=",
         0,
     )

@@ -1,5 +1,8 @@
-"""Which machine is it: the robust detector against Minder's LSTM-VAE and the baselines of its paper, on sealed seeds of generated fleets. No
-verdict is adjusted: right is the machine, after the onset, before the fault is over. How metrics tell of faults is ours, not the paper's."""
+"""Which machine is at fault: the robust detector against Minder's LSTM-VAE and the baselines of its paper.
+
+Measured on sealed seeds of generated fleets. No verdict is adjusted: it is right if it names the right machine after
+the onset of the fault and before its end. How faults show in the metrics is our own model, not the paper's.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ def measure(soak: bool) -> Iterator[Bound]:
     for s in scores:
         low, high = s["interval"]
         print(
-            f"{s['matrix']:7} {s['method']:13} P {s['precision']:.3f} R {s['recall']:.3f} F1 {s['f1']:.3f} [{low:.3f}, {high:.3f}], "
-            f"delay {s['delay_median_s']} / {s['delay_p95_s']} s, one role of 64 to 1,024: F1 {s['single_role_f1']:.3f} of {s['single_role_faults']}"
+            f"{s['matrix']:7} {s['method']:13} P {s['precision']:.3f} R {s['recall']:.3f} F1 {s['f1']:.3f} "
+            f"[{low:.3f}, {high:.3f}], delay {s['delay_median_s']} / {s['delay_p95_s']} s, "
+            f"one role of 64 to 1,024: F1 {s['single_role_f1']:.3f} of {s['single_role_faults']}"
         )
     for s in scores:
         if s["method"] == "robust":

@@ -1,5 +1,8 @@
-"""Several machines at once: 2 to 5 of a fleet, a switch with 32 of 600 behind it, and who was first at a hundred looks a second. On sealed seeds;
-what no metric shows does not count."""
+"""Several machines at fault at once, on sealed seeds; faults that no metric shows do not count.
+
+2 to 5 machines of a fleet, a switch with 32 of 600 machines behind it, and which one was first at a hundred looks a
+second.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def measure(soak: bool) -> Iterator[Bound]:
         "-q",
         "--release",
         "-p",
-        "everstep-sim",
+        "everstep-fleet",
         "--example",
         "detector_sets",
         "--",

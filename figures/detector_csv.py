@@ -1,5 +1,8 @@
-"""`everstep detect` alone: on a table with a machine that goes bad (precision, recall, a picture), and on a real Prometheus server that scrapes real
-node_exporters, one of which sits on a machine with something else on its processor."""
+"""`everstep detect` on its own, on a table and on a real Prometheus server.
+
+In the table a machine goes bad (precision, recall, a picture). The server scrapes real node_exporters, one of which
+runs on a machine whose processor is busy with something else.
+"""
 
 from __future__ import annotations
 

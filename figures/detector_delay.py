@@ -1,4 +1,7 @@
-"""From the onset of a fault to the verdict, of the visible faults that the robust detector names (Minder looks every 8 minutes, at 4 minutes of continuity)."""
+"""The time from the onset of a fault to the verdict, for the visible faults that the robust detector names.
+
+Minder looks every 8 minutes, with 4 minutes of continuity.
+"""
 
 from __future__ import annotations
 

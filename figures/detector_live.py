@@ -1,5 +1,9 @@
-"""Five machines, each a network namespace and a control group with an agent of its own; on one of them something else uses the processor, memory
-or disk, its network is slowed down, or its worker is stopped. Who is named, and when. Continuity is 20 s here, so that it does not take all day."""
+"""Five machines, one of which is disturbed: which one is named, and when.
+
+Each machine is a network namespace and a control group with an agent of its own. On one of them something else uses the
+processor, memory or disk, its network is slowed down, or its worker is stopped. Continuity is 20 s here, so that the
+measurement does not take all day.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +108,7 @@ def _round(number: int) -> list[dict[str, Any]]:
             time.sleep(WARM)
             for at, kind in enumerate(KINDS):
                 node = (at + number) % NODES
-                before = [s for s in _said(c, began)]
+                before = list(_said(c, began))
                 onset = time.time()
                 end = getattr(fleet, kind)(node)
                 while not _said(c, onset) and time.time() < onset + CONTINUITY + LATE:

@@ -1,5 +1,7 @@
-"""What noticing, accounting and explaining cost: the training thread (a step with a data loader, a section and an update in it) and the agent of
-eight workers."""
+"""What noticing, accounting and explaining cost the training thread and the agent of eight workers.
+
+A step of the training thread has a data loader, a section and an update in it.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ def measure(soak: bool) -> Iterator[Bound]:
     yield Bound(
         "per-step",
         round(statistics.median(costs), 2),
-        f"us on the training thread, median of {TIMES} alternations ({min(costs):.1f} to {max(costs):.1f}); a step is {statistics.median(o for o, _ in pairs):.1f} us without",
+        f"us on the training thread, median of {TIMES} alternations ({min(costs):.1f} to {max(costs):.1f}); "
+        f"a step is {statistics.median(o for o, _ in pairs):.1f} us without",
         "<=",
         20,
         samples=tuple(pairs),

@@ -1,4 +1,4 @@
-"""All detectors on the same generated episodes (`crates/sim/examples/detectors.rs`), for the figures that bound them."""
+"""All detectors on the same generated episodes (`crates/fleet/examples/detectors.rs`), for the figures that bound them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lines(soak: bool) -> list[dict[str, Any]]:
         "-q",
         "--release",
         "-p",
-        "everstep-sim",
+        "everstep-fleet",
         "--example",
         "detectors",
         "--",

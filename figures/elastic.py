@@ -46,7 +46,7 @@ def train(args: argparse.Namespace) -> None:
     ckpt = everstep.CheckpointManager(
         args.out / "ckpt", model=model, optimizer=optimizer, data=sampler, persist=args.persist
     )
-    log = (args.out / f"used-{os.environ.get('EVERSTEP_GENERATION', 0)}-{os.environ['RANK']}").open("a", buffering=1)
+    log = (args.out / f"used-{os.environ.get('EVERSTEP_GENERATION', '0')}-{os.environ['RANK']}").open("a", buffering=1)
     for step in ckpt.steps(args.steps):
         optimizer.zero_grad()
         for ids, x in ckpt.micro_batches(loader, global_batch=GLOBAL_BATCH, micro_batch=MICRO_BATCH):

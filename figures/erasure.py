@@ -48,7 +48,10 @@ def _speed(rounds: int) -> Iterator[Bound]:
             with transfer.memory() as memory:
                 into += _program(kind, str(memory), str(NODES), "2", str(STATE), "2")
     ours, copies = [r["encode"] for r in coded], [r["copies"] for r in copied]
-    unit = f"GB/s of state, six nodes' slots to sealed parity over loopback, all on 2 cores ({min(ours):.2f}-{max(ours):.2f}; two full copies: {statistics.median(copies):.2f})"
+    unit = (
+        "GB/s of state, six nodes' slots to sealed parity over loopback, all on 2 cores "
+        f"({min(ours):.2f}-{max(ours):.2f}; two full copies: {statistics.median(copies):.2f})"
+    )
     yield Bound("end-to-end", round(statistics.median(ours), 2), unit, ">=", 1.5, samples=tuple(ours + copies))
     back = statistics.median(r["rebuild"] for r in coded)
     yield Bound(
@@ -159,8 +162,9 @@ def _losses(times: int) -> Iterator[Bound]:
                 found, caught = _lose(c, lost, busy=i % 2 == 0)
                 told.append((lost, found))
                 during += caught
+                while_computing = ", while parity was being computed" if caught else ""
                 print(
-                    f"  without {lost}: step {found['step']}, {found['steps_lost']} steps lost{', while parity was being computed' if caught else ''}",
+                    f"  without {lost}: step {found['step']}, {found['steps_lost']} steps lost{while_computing}",
                     flush=True,
                 )
         wrong = restores = 0
@@ -192,6 +196,9 @@ def measure(soak: bool) -> Iterator[Bound]:
     yield from _speed(9 if soak else 5)
     held, everything = _memory("4+2")
     copies, everything_copied = _memory("2")
-    unit = f"bytes held per byte of state, own copy included (two full copies: {copies:.2f}; all slots in shared memory, those being written too: {everything:.1f} against {everything_copied:.1f})"
+    unit = (
+        f"bytes held per byte of state, own copy included (two full copies: {copies:.2f}; "
+        f"all slots in shared memory, those being written too: {everything:.1f} against {everything_copied:.1f})"
+    )
     yield Bound("held", round(held, 3), unit, "<=", 1.6)
     yield from _losses(4 if soak else 1)

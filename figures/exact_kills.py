@@ -27,7 +27,8 @@ SEED = 20261124
 RANKS = 2
 #: Kills of one job.
 EACH = 25
-#: Models by width, and steps between captures (``0``: as often as they are cheap, so that several steps lie between two of the larger model's).
+#: Models by width, and steps between captures. ``0`` captures as often as is cheap: several steps lie between two
+#: captures of the larger model.
 JOBS = ((64, 0), (4096, 1), (4096, 0), (64, 3))
 LOG = ROOT / "docs" / "benchmarks" / "exact-kills.md"
 #: The total of the log at which the claim is made.

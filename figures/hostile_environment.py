@@ -15,6 +15,7 @@ from figures.bound import Bound
 from figures.hostile import control_groups, losses, pauses, surroundings
 from figures.hostile.case import Case, Reference, Verdict, judge, reference
 from figures.hostile.job import Job, job
+from figures.hostile.means import KILLED
 
 STEPS = 20
 #: Jobs at a time: most of them wait most of the time.
@@ -57,7 +58,7 @@ def _examine(case: Case, expected: Reference) -> Verdict:
         with job() as made:
             case.run(made)
             verdict = judge(case, made, expected, STEPS)
-    except Exception:
+    except Exception:  # noqa: BLE001
         verdict = Verdict(case.name, (), code=f"the examiner failed: {traceback.format_exc()}")
     wrong = "; ".join(f"{kind}: {text}" for kind in KINDS if (text := getattr(verdict, kind)))
     print(
@@ -78,7 +79,7 @@ def _panics(case: Case, made: Job) -> None:
 CONTROLS = {
     "panic": Case("control.panic", start=_panics),
     "silent": Case("control.silent", options=("--detect-timeout", "3600s"), words=("--wrong", "hangs"), seconds=60),
-    "code": Case("control.code", options=("--max-restarts", "0"), during=surroundings.KILLED),
+    "code": Case("control.code", options=("--max-restarts", "0"), during=KILLED),
     "result": Case("control.result", words=("--wrong", "skips")),
     "result-value": Case("control.value", words=("--wrong", "differs")),
 }

@@ -18,8 +18,9 @@ def _ip(line: str) -> None:
 
 @contextlib.contextmanager
 def hosts(count: int, rate: str | None = None, data: bool = False) -> Iterator[list[str]]:
-    """Namespaces whose host i has the address 10.77.8.(i+1); ``rate`` (as ``2gbit``) limits what each sends. With ``data`` each has a second
-    network, for what training sends: ``eth1``, 10.77.9.(i+1).
+    """Namespaces whose host i has the address 10.77.8.(i+1); ``rate`` (such as ``2gbit``) limits what each sends.
+
+    With ``data`` each has a second network, for what training sends: ``eth1``, 10.77.9.(i+1).
 
     Use with ``ip netns exec NAME …``. Needs the right to make namespaces.
     """
@@ -50,8 +51,11 @@ def hosts(count: int, rate: str | None = None, data: bool = False) -> Iterator[l
 
 
 def link(names: list[str], index: int, state: str, net: int = 0) -> None:
-    """Cuts a host off from all others (``down``), or joins it again (``up``). With ``net`` 1 only in the network that training uses: whoever
-    asks whether the host is there finds nothing wrong."""
+    """Cuts a host off from all others (``down``), or connects it again (``up``).
+
+    With ``net`` 1 only in the network that training uses: anyone who asks whether the host is there finds nothing
+    wrong.
+    """
     bridge = names[0].rsplit("h", 1)[0] + "b"
     _ip(f"ip -n {bridge} link set n{net}p{index} {state}")
 

@@ -1,5 +1,9 @@
-"""The incident machine under all kinds of faults, by seed: broken GPUs, errors of workers, two at once, failures during recovery, crash loops, storms of
-corrected errors, flapping links, beside all the faults of the control plane. Every named invariant after every event; who is blamed has done it."""
+"""The incident state machine under all kinds of faults, by seed.
+
+Broken GPUs, errors of workers, two at once, failures during recovery, crash loops, storms of corrected errors and
+flapping links, in addition to all the faults of the control plane. Every named invariant is checked after every event;
+whatever is blamed must be the cause.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Faults of many kinds at seeded times and places on a running job of four machines (network namespaces with kernel logs of their own): is each
-noticed, is the right machine named for the right thing, does the job go on, and does `everstep explain` say so?"""
+"""Faults of many kinds at seeded times and places on a running job of four machines.
+
+The machines are network namespaces with kernel logs of their own. Is each fault noticed, is the right machine named for
+the right thing, does the job go on, and does `everstep explain` say so?
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is killed × when: three nodes in network namespaces of their own, sharded state, real processes.
+"""Every victim killed at every moment: three nodes in network namespaces, sharded state, real processes.
 
 After each kill all ranks must go on from the newest step that was reachable, with the very bits that were there.
 """
@@ -250,7 +250,11 @@ def measure(soak: bool) -> Iterator[Bound]:
     runs = _runs(cells)
     told = list(runs.values())
     yield Bound(
-        "runs", len(told), f"of {len(VICTIMS)} victims × {len(MOMENTS)} moments × {seeds} seeds", ">=", len(cells)
+        "runs",
+        len(told),
+        f"of {len(VICTIMS)} victims × {len(MOMENTS)} moments × {seeds} seeds",  # noqa: RUF001
+        ">=",
+        len(cells),
     )
     yield Bound("unfinished", sum(t["codes"] != [0, 0, 0] for t in told), "jobs that did not end well", "=", 0)
     yield Bound("other-bits", sum(t["wrong"] for t in told), "steps restored or computed again with other bits", "=", 0)

@@ -78,8 +78,11 @@ def _steps(c: Cluster) -> bool:
 
 
 def kill(c: Cluster, how: str, rng: random.Random, longest: float) -> str:
-    """Kills a random rank at a random time within this number of seconds, from its start on (``random``) or from its first step on (``steps``), or
-    at a :class:`Moment`. Returns which of them it was, ``missed`` if the process had ended by itself."""
+    """Kills a random rank at a random time within ``longest`` seconds, or at a :class:`Moment`.
+
+    The time counts from the start of the rank (``random``) or from its first step (``steps``). Returns which of them it
+    was, ``missed`` if the process had ended by itself.
+    """
     rank = rng.randrange(c.nodes * c.workers)
     pid = c.worker_pid(rank)
     if how in ("steps", "capture", "behind"):

@@ -1,5 +1,8 @@
-"""Where the time of a run went that is known second by second: an evaluation, a wait for data, a kill; the coordinator is killed on the way.
-Beside it, the goodput as the script's own log lines give it."""
+"""Where the time of a run went, compared with what is known second by second.
+
+The run has an evaluation, a wait for data and a kill; the coordinator is killed on the way. The goodput is compared
+with what the script's own log lines give.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +145,8 @@ def measure(soak: bool) -> Iterator[Bound]:
     lost = sum(spent.get(k, 0.0) for k in ("detect", "decide"))
     yield Bound("kill.incidents", len(opened), "incidents", "=", 1)
     print(
-        f"kill: detect + decide {lost:.2f} rank-s, recompute {spent.get('recompute', 0):.2f}, restore {spent.get('restore', 0):.2f}, init {spent.get('init', 0):.1f}"
+        f"kill: detect + decide {lost:.2f} rank-s, recompute {spent.get('recompute', 0):.2f}, "
+        f"restore {spent.get('restore', 0):.2f}, init {spent.get('init', 0):.1f}"
     )
     ours, theirs = found["goodput"], productive / held
     yield Bound(

@@ -42,7 +42,7 @@ def _run(script: str, out: Path, kills: int) -> int:
 
 def _losses(out: Path) -> dict[int, str]:
     """The last loss that was written for each iteration."""
-    return dict((int(a), b) for a, b in (x.split() for x in (out / "losses").read_text().splitlines()))
+    return {int(a): b for a, b in (x.split() for x in (out / "losses").read_text().splitlines())}
 
 
 def measure(soak: bool) -> Iterator[Bound]:

@@ -1,5 +1,8 @@
-"""Minder's own comparison: its LSTM-VAE against plain samples, all metrics as one point, one model of all, moments, and without continuity. The
-paper has it best of these, and other distances about as good; that is asked here, on other data."""
+"""Minder's own comparison, on other data.
+
+Its LSTM-VAE against plain samples, all metrics as one point, one model of all metrics, moments, and no continuity. In
+the paper it is the best of these, and other distances are about as good: does that hold here?
+"""
 
 from __future__ import annotations
 

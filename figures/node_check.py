@@ -1,5 +1,8 @@
-"""Which of these nodes is bad, or slow, or what connects two of them: simulated with 2 to 64 nodes, and with real collectives between four to
-six machines (network namespaces) whose control network works in any case."""
+"""Which node, or which connection between two nodes, is bad or slow.
+
+Simulated with 2 to 64 nodes, and with real collectives between four to six machines (network namespaces) whose control
+network always works.
+"""
 
 from __future__ import annotations
 

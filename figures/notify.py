@@ -1,5 +1,8 @@
-"""Notices of incidents, as real services take them: a webhook (Alertmanager's version 4, signed), Slack both ways, PagerDuty, DingTalk, OpenTelemetry, and a
-real Alertmanager, which passes them on."""
+"""Notices of incidents, as real services accept them.
+
+A webhook (Alertmanager's version 4, signed), Slack in both ways, PagerDuty, DingTalk, OpenTelemetry, and a real
+Alertmanager, which passes them on.
+"""
 
 from __future__ import annotations
 

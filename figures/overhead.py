@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -65,10 +66,8 @@ def _system_calls() -> float:
             return len(calls) / stepped
         finally:
             for p in [*descendants(run.pid), run.pid]:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(p, 9)
-                except ProcessLookupError:
-                    pass
             run.wait()
 
 

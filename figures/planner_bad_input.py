@@ -12,7 +12,10 @@ from figures.bound import Bound
 CLUSTER = 'nodes = 8\ngpus_per_node = 8\npeak = "312 TFLOP/s"\n'
 JOB = '[[job]]\nid = "a"\nmin = 1\nnodes = 2\n[job.throughput]\n1 = "1 PFLOP/s"\n4 = "4 PFLOP/s"\n'
 DOWN = '{"t_s": 5, "node": 1, "kind": "sev1", "repair_s": 50}\n'
-POLICY = 'name = "p"\nsource = "-"\non_loss = "wait"\ndetect_s = { node = 1, process = 1, transient = 1 }\nrestart_s = { node = 1, process = 1, transient = 1 }\nregroup_s = 1\n'
+POLICY = (
+    'name = "p"\nsource = "-"\non_loss = "wait"\ndetect_s = { node = 1, process = 1, transient = 1 }\n'
+    "restart_s = { node = 1, process = 1, transient = 1 }\nregroup_s = 1\n"
+)
 
 # What is wrong, files, command line, a word of the sentence.
 CASES: list[tuple[str, dict[str, str], str, str]] = [

@@ -13,7 +13,7 @@ from harness.cluster import ROOT
 
 def measure(soak: bool) -> Iterator[Bound]:
     cases = 1_000_000 if soak else 120_000
-    line = ["cargo", "test", "-q", "--release", "-p", "everstep-core", "--test", "planner", "--", "--nocapture"]
+    line = ["cargo", "test", "-q", "--release", "-p", "everstep-planner", "--test", "planner", "--", "--nocapture"]
     run = subprocess.run(
         line, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "PROPTEST_CASES": str(cases)}
     )

@@ -22,7 +22,7 @@ def _runs(units: int, most: int) -> list[dict[str, Any]]:
         "-q",
         "--release",
         "-p",
-        "everstep-sim",
+        "everstep-planner",
         "--example",
         "plans",
         "--",

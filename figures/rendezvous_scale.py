@@ -43,7 +43,7 @@ def _gather(attach: Path, nodes: int) -> tuple[float, float]:
         store = Path(scratch) / "store"
         coordinator = subprocess.Popen(
             [EVERSTEP, "coordinator", "--bind", "127.0.0.1:0", "--store", str(store)],
-            preexec_fn=_files,
+            preexec_fn=_files,  # noqa: PLW1509
             stderr=subprocess.DEVNULL,
         )
         try:

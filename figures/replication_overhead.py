@@ -6,6 +6,7 @@ sending take turns in one run (see ``figures/scripts/overlap.py``); each must ha
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import tempfile
@@ -44,7 +45,7 @@ def _error(times: list[float]) -> float:
 def measure(soak: bool) -> Iterator[Bound]:
     rows = _run(8 if soak else 3)
     times: dict[str, list[float]] = {}
-    for before, row in zip(rows, rows[1:], strict=False):
+    for before, row in itertools.pairwise(rows):
         # The first step after a change of way still has the other one's traffic.
         if row["step"] > WARM + 1 and row["arm"] == before["arm"]:
             times.setdefault(row["arm"], []).append(row["seconds"])

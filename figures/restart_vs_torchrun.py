@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import statistics
@@ -71,10 +72,8 @@ def _restart(launcher: str) -> tuple[float, float] | None:
             return None
         finally:
             for pid in [*descendants(run.pid), run.pid]:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
             run.wait()
 
 

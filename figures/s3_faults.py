@@ -120,7 +120,8 @@ def _faults(name: str) -> tuple[int, list[str]]:
 _ONE_STREAM = """
 import boto3, sys, time
 from botocore.config import Config
-s3 = boto3.client("s3", endpoint_url=sys.argv[1], config=Config(request_checksum_calculation="when_required", response_checksum_validation="when_required"))
+config = Config(request_checksum_calculation="when_required", response_checksum_validation="when_required")
+s3 = boto3.client("s3", endpoint_url=sys.argv[1], config=config)
 data = bytes(int(sys.argv[2]) << 20)
 began = time.perf_counter()
 s3.put_object(Bucket=sys.argv[3], Key="one", Body=data)
@@ -165,7 +166,8 @@ def measure(soak: bool) -> Iterator[Bound]:
         yield Bound(
             name,
             len(wrong),
-            f"of {cases} cases lost something, showed half of something, or failed a save that could go on ({time.monotonic() - began:.0f} s)",
+            f"of {cases} cases lost something, showed half of something, or failed a save that could go on "
+            f"({time.monotonic() - began:.0f} s)",
             "=",
             0,
         )

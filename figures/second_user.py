@@ -1,6 +1,6 @@
-"""Another user of the same host attacks a job while it starts, runs, restarts and is cleaned up after: it trains on, and gives nothing away.
+"""Another user of the same host attacks a job while it starts, runs, restarts and is cleaned up after.
 
-The timed part is right only on a machine that does nothing else.
+The job trains on and gives nothing away. The timed part is right only on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -152,8 +152,10 @@ CONTROLS = {
 
 
 def _slower(pairs: int, seconds: float) -> tuple[float, list[float], float]:
-    """What a step takes longer under attack than beside the same user burning as much processor time, in %: the mean of the middle half of pairs;
-    each pair's; and the share of a core that the attack uses."""
+    """How much longer a step takes under attack than beside the same user burning as much processor time, in %.
+
+    The mean of the middle half of the pairs; each pair's; and the share of a core that the attack uses.
+    """
     with place() as p:
         p.tell("burn")
         attackers = [p.attacker(fill=False, cores="0") for _ in range(4)]
@@ -222,7 +224,8 @@ def measure(soak: bool) -> Iterator[Bound]:
     yield Bound(
         "slower",
         round(slower, 2),
-        f"% longer steps than beside the same user burning as much ({share:.2f} of the other core), mean of the middle half of {pairs} pairs, {min(each):.1f} to {max(each):.1f}",
+        f"% longer steps than beside the same user burning as much ({share:.2f} of the other core), "
+        f"mean of the middle half of {pairs} pairs, {min(each):.1f} to {max(each):.1f}",
         "<=",
         1.0,
         samples=tuple(round(x, 2) for x in each),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -79,12 +80,11 @@ def _torchrun_shrink(watch: float) -> float:
             )
             time.sleep(1.0)
         try:
-            logs = lambda node: [
-                x.split()
-                for f in (Path(scratch) / str(node)).glob("log-*")
-                for x in f.read_text().splitlines()
-                if x.startswith("step")
-            ]  # noqa: E731
+
+            def logs(node: int) -> list[list[str]]:
+                files = (Path(scratch) / str(node)).glob("log-*")
+                return [x.split() for f in files for x in f.read_text().splitlines() if x.startswith("step")]
+
             deadline = time.monotonic() + 90
             while (len(logs(0)) < 30 or len(logs(1)) < 30) and time.monotonic() < deadline:
                 time.sleep(0.1)
@@ -103,10 +103,8 @@ def _torchrun_shrink(watch: float) -> float:
         finally:
             for node in nodes:
                 for pid in [node.pid, *descendants(node.pid)]:
-                    try:
+                    with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-                    except ProcessLookupError:
-                        pass
                 node.wait()
 
 
@@ -142,7 +140,8 @@ def measure(soak: bool) -> Iterator[Bound]:
     yield Bound(
         "shrink",
         round(max(shrinks), 2),
-        f"s from the kill of a node to the smaller world's first new step (median {statistics.median(shrinks):.2f}, process start included)",
+        "s from the kill of a node to the smaller world's first new step "
+        f"(median {statistics.median(shrinks):.2f}, process start included)",
         "<=",
         3,
         samples=tuple(shrinks),

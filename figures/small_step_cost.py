@@ -25,7 +25,10 @@ BUDGET = 0.01
 
 
 def run(size: int, blocks: int, *options: str) -> dict[str, Any]:
-    """What the script found (seconds), what the loop took longer in all, and the seconds of `checkpoint_stall` that `everstep goodput` counts."""
+    """What the script found (seconds).
+
+    Also how much longer the loop took in all, and the seconds of `checkpoint_stall` that `everstep goodput` counts.
+    """
     with tempfile.TemporaryDirectory(dir=ROOT / "target") as scratch:
         line = [
             str(BIN / "everstep"),

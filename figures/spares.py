@@ -85,13 +85,15 @@ def measure(soak: bool) -> Iterator[Bound]:
             met = [sum(replay[at] <= 1 - GOAL for replay in replays) / REPLAYS * 100 for at in (0, 1)]
             half = "first" if backwards else "second"
             print(
-                f"replays of the {half} half: {counts[0]} spares met the goal in {met[0]:.1f} %, {counts[1]} (as if failures were independent) in {met[1]:.1f} %"
+                f"replays of the {half} half: {counts[0]} spares met the goal in {met[0]:.1f} %, "
+                f"{counts[1]} (as if failures were independent) in {met[1]:.1f} %"
             )
             if not backwards:
                 yield Bound(
                     "met",
                     round(met[0], 1),
-                    f"% of {REPLAYS} replays of the second half: no more than {counts[0]} nodes down in 99 % of the time (independent: {counts[1]} spares, {met[1]:.1f} %)",
+                    f"% of {REPLAYS} replays of the second half: no more than {counts[0]} nodes down in 99 % of the time "
+                    f"(independent: {counts[1]} spares, {met[1]:.1f} %)",
                     ">=",
                     90,
                 )

@@ -1,5 +1,8 @@
-"""Where all ranks were when one hung: in a line of Python, in C with the interpreter free, in C with the interpreter held; and stopped, which
-leaves no answer. Asked for by hand before anything is declared, and told with the incident."""
+"""Where all ranks were when one of them hung.
+
+In a line of Python, in C with the interpreter free, in C with the interpreter held; or stopped, so that it cannot
+answer. Asked for by hand before anything is declared, and reported with the incident.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def measure(soak: bool) -> Iterator[Bound]:
                 c.kill_worker(ODD, signal.SIGSTOP)
             else:
                 (Path(scratch) / f"fail-0-{ODD}").write_text(kind)
-                c.wait_for(lambda: (Path(scratch) / f"failed-0-{ODD}").exists(), 30, kind)
+                c.wait_for((Path(scratch) / f"failed-0-{ODD}").exists, 30, kind)
             time.sleep(0.5)
             groups, took = _by_hand(c)
             slowest = max(slowest, took)

@@ -1,4 +1,7 @@
-"""The analytic throughput model against published measurements that it was not fitted to; with one measured point per model; what it says fits."""
+"""The analytic throughput model against published measurements that it was not fitted to.
+
+Also with one measured point per model, and which layouts it says fit into memory.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,13 @@ def _error(points: list[dict[str, Any]]) -> float:
 
 
 def measure(soak: bool) -> Iterator[Bound]:
-    line = ["cargo", "run", "-q", "--release", "-p", "everstep-core", "--example", "throughput_points"]
+    line = ["cargo", "run", "-q", "--release", "-p", "everstep-planner", "--example", "throughput_points"]
     said = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     points = [json.loads(p) for p in said.splitlines()]
     for p in points:
         print(
-            f"{p['source']:8} {p['hardware']:8} {p['model']:6} {p['layout']:<45} {p['off'] * 100:+6.1f} % {p['memory_gb']:5.0f} GB {p['split']}"
+            f"{p['source']:8} {p['hardware']:8} {p['model']:6} {p['layout']:<45} "
+            f"{p['off'] * 100:+6.1f} % {p['memory_gb']:5.0f} GB {p['split']}"
         )
     for hardware, limit in (("a100-80", 6), ("h100", 7)):
         fit = [p for p in points if p["hardware"] == hardware and p["split"] == "fit"]
@@ -38,7 +42,8 @@ def measure(soak: bool) -> Iterator[Bound]:
     yield Bound(
         "a100-80.held-out",
         round(_error(held), 2),
-        f"% off on average, {len(held)} points that it has not seen (worst {worst['off'] * 100:+.1f} %: {worst['source']} {worst['model']})",
+        f"% off on average, {len(held)} points that it has not seen "
+        f"(worst {worst['off'] * 100:+.1f} %: {worst['source']} {worst['model']})",
         "<=",
         6,
     )

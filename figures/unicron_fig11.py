@@ -1,4 +1,7 @@
-"""Figure 11 of Unicron: what it achieves by what four other systems do, on two traces. The efficiency of old code bases is fitted on trace-a only."""
+"""Figure 11 of Unicron: what it achieves relative to four other systems, on two traces.
+
+The efficiency of the old code bases is fitted on trace-a only.
+"""
 
 from __future__ import annotations
 

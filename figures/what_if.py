@@ -1,4 +1,7 @@
-"""A simulated history, exported as records of incidents and read back: the goodput of what was done then, against the goodput that it had."""
+"""A simulated history, exported as records of incidents and read back.
+
+The goodput computed for what was done then, against the goodput that the history had.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ def measure(soak: bool) -> Iterator[Bound]:
             child.send_signal(signal.SIGKILL)
             said = max([said, *(int(x) for x in child.stdout.read().split(b"\n")[:-1] if x)])
             child.wait()
-            in_writing += sum(open(p, "rb").read(16)[8] == 1 for p in paths)
+            for path in paths:
+                with open(path, "rb") as f:
+                    in_writing += f.read(16)[8] == 1
             arena = _internal.Arena(paths, "writer", 0, 1, 2)
             held = [step for step, _ in arena.held()]
             lost += not held or held[0] < said or len(held) < 2

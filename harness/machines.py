@@ -1,4 +1,7 @@
-"""A job whose nodes are machines as far as a single one can have them: each a network namespace with an address and a kernel log of its own."""
+"""A job whose nodes are machines, as far as one machine allows.
+
+Each is a network namespace with an address and a kernel log of its own.
+"""
 
 from __future__ import annotations
 

@@ -83,7 +83,8 @@ def s3s() -> Iterator[str]:
 def environment(url: str) -> dict[str, str]:
     """What a process needs to find the store."""
     return {
-        "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "everstep", "AWS_SECRET_ACCESS_KEY": "everstep", "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "everstep", "AWS_SECRET_ACCESS_KEY": "everstep",
+        "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
     }  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from figures.hostile.job import HARD, Job, job
 
 #: Exit codes of the documentation (docs/guide/first-run.md): what is wrong with the surroundings.
 FAILED, NO_COORDINATOR, REQUEUE, SETUP, KILLED = 1, 69, 75, 78, 137
-#: Steps between durable checkpoints of the script: no restart repeats more. On a busy machine not each step is captured in memory (``stall_budget``).
+#: Steps between durable checkpoints of the script: no restart repeats more. On a busy machine not every step is
+#: captured in memory (``stall_budget``).
 PERSIST = 5
 RANKS = 2
 #: A sentence that says what is waited for.

@@ -8,15 +8,19 @@ import time
 from collections.abc import Callable
 
 from figures.hostile.case import Case
-from figures.hostile.job import Job, free_port
+from figures.hostile.job import Job
 from figures.hosts import hosts
+from harness.cluster import free_port
 
 
 def _lose(names: list[str], percent: int) -> None:
     """Every packet that arrives is lost with this probability, at both ends."""
     which = f"numgen random mod 100 < {percent} " if percent < 100 else ""
     for name in names:
-        rules = f"add table ip lossy; add chain ip lossy in {{ type filter hook prerouting priority -300; }}; add rule ip lossy in iifname eth0 {which}drop"
+        rules = (
+            "add table ip lossy; add chain ip lossy in { type filter hook prerouting priority -300; }; "
+            f"add rule ip lossy in iifname eth0 {which}drop"
+        )
         subprocess.run(["ip", "netns", "exec", name, "nft", rules], check=True, capture_output=True)
 
 

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 
 from figures.hostile.case import PERSIST, RANKS, Case
-from figures.hostile.job import Job, free_port, meeting
+from figures.hostile.job import Job, meeting
+from harness.cluster import free_port
 
 ROLES = ("agent", "coordinator", "worker", "template", "guard")
 #: Seconds. The long ones are measured with ``--soak``.
@@ -59,8 +60,12 @@ def _whole_node(seconds: float) -> Callable[[Job], None]:
 
 
 def cases(soak: bool) -> list[Case]:
-    """A job for each role and length. Whoever is stopped may be taken for dead: then the job goes on, exactly, from the last step of which all nodes have
-    each other's copies. Nobody copies while an agent is stopped, but its worker trains: those steps may be repeated."""
+    """A job for each role and length.
+
+    A process that is stopped may be taken for dead: then the job goes on, exactly, from the last step of which all
+    nodes have each other's copies. Nobody copies while an agent is stopped, but its worker trains: those steps may be
+    repeated.
+    """
     found = []
     for seconds in LONG if soak else SHORT:
         bound = 240.0 + 2 * seconds

@@ -1,44 +1,17 @@
-"""What surrounds a job: its environment, its limits, its directories, its streams, its place among processes."""
+"""What surrounds a job: its environment, its limits, its streams, its place among processes, its system calls."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
+from figures.hostile import directories
 from figures.hostile.case import FAILED, NO_COORDINATOR, PERSIST, RANKS, SETUP, Case
-from figures.hostile.job import EVERSTEP, SCRIPT, Job
-from harness.cluster import ROOT
-
-#: What may come of a set-up that cannot work.
-CANNOT = frozenset({FAILED, SETUP})
-DENIED = [sys.executable, str(ROOT / "figures" / "scripts" / "denied.py")]
-
-
-def shell(words: str) -> tuple[str, ...]:
-    """Runs these words first, in the process that becomes the job."""
-    return ("bash", "-c", f'{words}; exec "$@"', "bash")
-
-
-def redirected(words: str) -> tuple[str, ...]:
-    """The job with these redirections."""
-    return ("bash", "-c", f'exec "$@" {words}', "bash")
-
-
-def mounted(words: str) -> tuple[str, ...]:
-    """With these mounts of its own."""
-    return ("unshare", "-m", "--propagation", "private", "bash", "-c", f'{words} && exec "$@"', "bash")
-
-
-def denied(*rules: str) -> tuple[str, ...]:
-    """Some system calls fail."""
-    return (*DENIED, *rules, "--")
-
-
-# -- bytes, and how many ------------------------------------------------------------------------------
+from figures.hostile.job import SCRIPT, Job
+from figures.hostile.means import CANNOT, KILLED, denied, mounted, redirected, shell
+from harness.cluster import EVERSTEP
 
 
 def _not_text(case: Case, made: Job) -> None:
@@ -69,7 +42,11 @@ def _not_text(case: Case, made: Job) -> None:
 
 def _large(total: int, grow: bool) -> Callable[[Case, Job], None]:
     """Variables of 100,000 bytes each; ``grow`` lifts the stack's limit, which bounds them."""
-    code = "import os, resource, sys; n, grow = int(sys.argv[1]), sys.argv[2] == '1'; grow and resource.setrlimit(resource.RLIMIT_STACK, (-1, -1)); os.environ.update({f'LARGE_{i}': 'x' * 100_000 for i in range(n)}); os.execv(sys.argv[3], sys.argv[3:])"
+    code = (
+        "import os, resource, sys; n, grow = int(sys.argv[1]), sys.argv[2] == '1'; "
+        "grow and resource.setrlimit(resource.RLIMIT_STACK, (-1, -1)); "
+        "os.environ.update({f'LARGE_{i}': 'x' * 100_000 for i in range(n)}); os.execv(sys.argv[3], sys.argv[3:])"
+    )
 
     def start(case: Case, made: Job) -> None:
         made.start(
@@ -91,67 +68,10 @@ def _refused_by_the_kernel(case: Case, made: Job) -> None:
             (made.home / "node-0.log").unlink()
 
 
-# -- directories ---------------------------------------------------------------------------------------
-
-
-def _remove(which: str) -> Callable[[Job], None]:
-    def remove(made: Job) -> None:
-        place = {
-            "checkpoints": made.cwd / "checkpoints",
-            "state": made.home / "state",
-            "logs": made.cwd / "logs",
-            "cwd": made.cwd,
-            "memory": made.memory,
-        }[which]
-        shutil.rmtree(place, ignore_errors=True)
-
-    return remove
-
-
-def _then_kill(first: Callable[[Job], None] | None) -> Callable[[Job], None]:
-    """Removes something, and four steps later kills a rank."""
-
-    def do(made: Job) -> None:
-        if first:
-            first(made)
-        done = max((s for s, _, _ in made.steps(0)), default=0)
-        if made.reach(done + 4):
-            _kill_one(made)
-
-    return do
-
-
-def _kill_one(made: Job) -> None:
-    os.kill(made.steps(1)[-1][2], signal.SIGKILL)
-
-
-def _read_only(*places: str) -> tuple[str, ...]:
-    """These directories, below the job's, are there and cannot be written."""
-    make = " && ".join(
-        f'mkdir -p "$HOSTILE_HOME/{p}" && mount -t tmpfs -o mode=700 none "$HOSTILE_HOME/{p}" && mount -o remount,ro "$HOSTILE_HOME/{p}"'
-        for p in places
-    )
-    return mounted(make)
-
-
 def _unwritable_home(made: Job) -> None:
     made.home.joinpath("user").rmdir()
     made.home.joinpath("user").write_text("")
 
-
-def _lose_space(made: Job) -> None:
-    """Whatever is left of the file system of the checkpoints is used up."""
-    with Path(f"/proc/{made.agents[0].pid}/root{made.cwd}/checkpoints/filler").open("wb", buffering=0) as f:
-        try:
-            while True:
-                f.write(b"x" * 65536)
-        except OSError:
-            pass
-
-
-HOME = {"HOSTILE_HOME": "{home}"}
-MEM = ("EVERSTEP_SHM_DIR",)
-KILLED = _then_kill(None)
 
 BYTES = [
     Case("bytes.not-utf-8", start=_not_text),
@@ -304,7 +224,8 @@ STREAMS = [
         through=(
             "python3",
             "-c",
-            "import os, signal, sys; [signal.signal(s, signal.SIG_IGN) for s in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM, signal.SIGINT)]; os.execvp(sys.argv[1], sys.argv[1:])",
+            "import os, signal, sys; [signal.signal(s, signal.SIG_IGN) for s in (signal.SIGCHLD, signal.SIGPIPE, "
+            "signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM, signal.SIGINT)]; os.execvp(sys.argv[1], sys.argv[1:])",
         ),
         during=KILLED,
         repeats=PERSIST,
@@ -314,7 +235,8 @@ STREAMS = [
         through=(
             "python3",
             "-c",
-            "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); os.execvp(sys.argv[1], sys.argv[1:])",
+            "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); "
+            "os.execvp(sys.argv[1], sys.argv[1:])",
         ),
         during=KILLED,
         repeats=PERSIST,
@@ -328,128 +250,6 @@ STREAMS = [
     ),
     Case("place.user-namespace", through=("unshare", "--user", "--map-root-user")),
     Case("place.no-proc", through=mounted("mount -t tmpfs none /proc"), codes=CANNOT),
-]
-
-DIRECTORIES = [
-    *(
-        Case(
-            f"removed.{w}",
-            options=("--log-dir", "logs"),
-            during=_remove(w),
-            codes=frozenset({FAILED, SETUP}) if w == "state" else frozenset(),
-        )
-        for w in ("checkpoints", "state", "logs", "cwd", "memory")
-    ),
-    *(
-        Case(
-            f"removed-killed.{w}",
-            options=("--log-dir", "logs"),
-            during=_then_kill(_remove(w)),
-            codes=CANNOT,
-            repeats=14,
-        )
-        for w in ("checkpoints", "state", "logs", "cwd", "memory")
-    ),
-    Case("read-only.checkpoints", through=_read_only("cwd/checkpoints"), env=HOME, codes=CANNOT),
-    Case(
-        "read-only.state", through=_read_only("state"), env=HOME, codes=CANNOT, refused=True, says="state.*[Rr]ead-only"
-    ),
-    Case(
-        "read-only.logs",
-        through=_read_only("cwd/logs"),
-        options=("--log-dir", "logs", "--tee", "3"),
-        env=HOME,
-        codes=CANNOT,
-        says="[Rr]ead-only",
-    ),
-    Case("read-only.cwd", through=_read_only("cwd"), env=HOME, codes=CANNOT),
-    Case("read-only.home", through=_read_only("user"), env=HOME),
-    Case(
-        "read-only.root",
-        through=mounted('mount --bind "$HOSTILE_HOME" "$HOSTILE_HOME" && mount -o remount,bind,ro /'),
-        env=HOME,
-    ),
-    Case(
-        "cwd.removed-before-start",
-        through=("bash", "-c", 'rmdir "$HOSTILE_HOME/cwd"; exec "$@"', "bash"),
-        env=HOME,
-        words=("--checkpoints", "{home}/kept"),
-        codes=CANNOT,
-    ),
-    Case(
-        "memory.none",
-        through=mounted(
-            "umount -l /dev/shm && mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9"
-        ),
-        unset=MEM,
-        during=KILLED,
-        repeats=PERSIST,
-        codes=CANNOT,
-    ),
-    Case(
-        "memory.read-only",
-        through=mounted("mount -t tmpfs none /dev/shm && mount -o remount,ro /dev/shm"),
-        unset=MEM,
-        codes=CANNOT,
-        says="EVERSTEP_SHM_DIR",
-    ),
-    Case(
-        "memory.tiny-64-KiB",
-        through=mounted("mount -t tmpfs -o size=64k none /dev/shm"),
-        unset=MEM,
-        during=KILLED,
-        repeats=PERSIST,
-        codes=CANNOT,
-    ),
-    Case(
-        "memory.tiny-4-KiB",
-        through=mounted("mount -t tmpfs -o size=4k none /dev/shm"),
-        unset=MEM,
-        during=KILLED,
-        repeats=PERSIST,
-        codes=CANNOT,
-    ),
-    Case(
-        "memory.no-inodes",
-        through=mounted("mount -t tmpfs -o nr_inodes=4 none /dev/shm"),
-        unset=MEM,
-        during=KILLED,
-        repeats=PERSIST,
-        codes=CANNOT,
-    ),
-    Case(
-        "disk.fills-up",
-        through=mounted(
-            'mkdir -p "$HOSTILE_HOME/cwd/checkpoints" && mount -t tmpfs -o size=2m none "$HOSTILE_HOME/cwd/checkpoints"'
-        ),
-        env=HOME,
-        during=_lose_space,
-        options=("--max-restarts", "1"),
-        codes=frozenset({FAILED}),
-        repeats=PERSIST,
-        says="No space left",
-    ),
-    Case(
-        "disk.state-tiny",
-        through=mounted(
-            'mkdir -m 700 "$HOSTILE_HOME/state" && mount -t tmpfs -o size=64k,mode=700 none "$HOSTILE_HOME/state"'
-        ),
-        env=HOME,
-        codes=CANNOT,
-        says="No space left",
-        waits=True,
-        seconds=40,
-    ),
-    Case(
-        "disk.state-1-MiB",
-        through=mounted(
-            'mkdir -m 700 "$HOSTILE_HOME/state" && mount -t tmpfs -o size=1m,mode=700 none "$HOSTILE_HOME/state"'
-        ),
-        env=HOME,
-        codes=CANNOT,
-        during=KILLED,
-        repeats=PERSIST,
-    ),
 ]
 
 CALLS = [
@@ -501,4 +301,4 @@ CALLS = [
     ),
 ]
 
-CASES = [*BYTES, *VARIABLES, *LIMITS, *STREAMS, *DIRECTORIES, *CALLS]
+CASES = [*BYTES, *VARIABLES, *LIMITS, *STREAMS, *directories.CASES, *CALLS]

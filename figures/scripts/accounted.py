@@ -42,7 +42,7 @@ model = torch.nn.Linear(64, 1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 ckpt = everstep.CheckpointManager(os.path.join(args.out, "ckpt"), model=model, optimizer=optimizer, persist=10)
 ddp = DistributedDataParallel(model)
-log = open(os.path.join(args.out, f"log-{rank}"), "a", buffering=1)
+log = open(os.path.join(args.out, f"log-{rank}"), "a", buffering=1)  # noqa: SIM115
 batches = None
 for step in ckpt.steps(args.steps):
     # The step's own number of the data: it is asked for again after a restart, so only the first time is slow.

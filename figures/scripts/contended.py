@@ -37,7 +37,10 @@ class Neighbour:
             return
         if on:
             for i in range(WRITERS):
-                line = f"while kill -0 {os.getpid()} 2>/dev/null; do dd if=/dev/zero of={self._directory}/neighbour-{i} bs=8M count=32 oflag=direct conv=notrunc status=none; done"
+                line = (
+                    f"while kill -0 {os.getpid()} 2>/dev/null; do dd if=/dev/zero of={self._directory}/neighbour-{i} "
+                    "bs=8M count=32 oflag=direct conv=notrunc status=none; done"
+                )
                 self._processes.append(subprocess.Popen(["bash", "-c", line], start_new_session=True))
             return
         for process in self._processes:
@@ -60,6 +63,8 @@ def main() -> None:
     ckpt.restore()
     neighbour = Neighbour(a.out)
     step = 0
+    # Seconds of the step whose checkpoint began the interval.
+    before = 0.0
     with (a.out / "intervals.jsonl").open("w") as log:
         for number, phase in enumerate(a.phases.split(",")):
             on, seconds, checkpoints = phase.split(":")

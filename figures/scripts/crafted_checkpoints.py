@@ -154,7 +154,7 @@ def restored(directory: Path, step: int, kind: str) -> dict[str, Any]:
                 "restore": "damaged" if damaged else "refused",
                 "why": str([str(w.message) for w in said] or e)[:400],
             }
-        except Exception as e:
+        except Exception as e:  # noqa: BLE001
             return {"restore": "crashed", "why": f"{type(e).__name__}: {e}"[:300]}
     if done != step:
         return {"restore": "refused", "why": f"step {done}"}
@@ -168,7 +168,7 @@ def converted(*arguments: object) -> tuple[str, str]:
     try:
         with contextlib.redirect_stderr(out):
             code = convert.main()
-    except Exception as e:
+    except Exception as e:  # noqa: BLE001
         return "crashed", f"{type(e).__name__}: {e}"[:300]
     finally:
         sys.argv = before

@@ -91,7 +91,7 @@ def _differs(source: Path, out: Path) -> list[str]:
     state: dict[str, Any] = {}
     try:
         state = convert._dcp_state(dcp.FileSystemReader(source))
-    except Exception:
+    except Exception:  # noqa: BLE001
         # torch cannot read it; what everstep has read then is what each piece said.
         return []
     found = convert.load(out)
@@ -122,7 +122,7 @@ def _metadata(r: random.Random, source: Path, canary: Path) -> None:
     path = source / ".metadata"
     metadata = pickle.loads(path.read_bytes())
     tensors = [(k, m) for k, m in metadata.state_dict_metadata.items() if hasattr(m, "chunks")]
-    name, whole = r.choice(tensors)
+    _, whole = r.choice(tensors)
     chunk = r.choice(whole.chunks)
     index = r.choice(list(metadata.storage_data))
     info = metadata.storage_data[index]

@@ -86,10 +86,16 @@ def _states() -> dict[str, Any]:
     states: dict[str, Any] = {
         f"dtensor-{n}": {"w": distribute_tensor(whole.to(dtype), m, p)}
         for n, (m, p, dtype) in enumerate(
-            [(mesh, (Shard(0),), torch.float32), (mesh, (Shard(1),), torch.bfloat16), (mesh, (Replicate(),), torch.float64),
-             (square, (Shard(0), Shard(1)), torch.float32), (square, (Shard(0), Shard(0)), torch.float32), (square, (Replicate(), Shard(0)), torch.int64)]
+            [
+                (mesh, (Shard(0),), torch.float32),
+                (mesh, (Shard(1),), torch.bfloat16),
+                (mesh, (Replicate(),), torch.float64),
+                (square, (Shard(0), Shard(1)), torch.float32),
+                (square, (Shard(0), Shard(0)), torch.float32),
+                (square, (Replicate(), Shard(0)), torch.int64),
+            ]
         )
-    }  # fmt: skip
+    }
     states["nested"] = {
         "a": [torch.arange(5), {"b": torch.ones(2, 2, dtype=torch.bool)}],
         "n": 17,

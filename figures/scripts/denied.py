@@ -12,8 +12,10 @@ import sys
 
 NUMBERS = {
     "open": 2, "access": 21, "madvise": 28, "link": 86, "sched_setaffinity": 203, "inotify_add_watch": 254, "openat": 257, "linkat": 265,
-    "fallocate": 285, "inotify_init1": 294, "process_vm_readv": 310, "renameat2": 316, "memfd_create": 319, "copy_file_range": 326, "statx": 332,
-    "pidfd_send_signal": 424, "clone3": 435, "pidfd_open": 434, "close_range": 436, "openat2": 437, "mlock": 149, "ptrace": 101, "flock": 73,
+    "fallocate": 285, "inotify_init1": 294, "process_vm_readv": 310,
+    "renameat2": 316, "memfd_create": 319, "copy_file_range": 326, "statx": 332,
+    "pidfd_send_signal": 424, "clone3": 435, "pidfd_open": 434,
+    "close_range": 436, "openat2": 437, "mlock": 149, "ptrace": 101, "flock": 73,
 }  # fmt: skip
 LOAD, JUMP_EQUAL, JUMP_SET, RETURN = 0x20, 0x15, 0x45, 0x06
 ALLOW, ERROR = 0x7FFF0000, 0x00050000

@@ -47,7 +47,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 ckpt = everstep.CheckpointManager(out / "ckpt", model=model, optimizer=optimizer, persist=25, replicated=True)
 ddp = DistributedDataParallel(model)
 trigger = out / f"fail-{name}"
-for step in ckpt.steps(args.steps):
+for _ in ckpt.steps(args.steps):
     # There, and written.
     if trigger.exists() and (kind := trigger.read_text()):
         trigger.unlink()

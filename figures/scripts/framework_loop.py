@@ -60,7 +60,8 @@ else:
 
     loader = torch.utils.data.DataLoader(torch.ones(4096, 32), batch_size=2)
     trainer = L.Trainer(
-        accelerator="cpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]), strategy=DDPStrategy(process_group_backend="gloo"), max_steps=args.steps,
+        accelerator="cpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+        strategy=DDPStrategy(process_group_backend="gloo"), max_steps=args.steps,
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(Model(), loader)

@@ -53,8 +53,7 @@ def main() -> None:
         if given.wrong == "hangs" and step == 7:
             time.sleep(10_000)
         if given.balloon and rank == 1 and first and step == given.steps // 2:
-            for _ in range(given.balloon):
-                held.append(b"x" * (1 << 20))
+            held.extend(b"x" * (1 << 20) for _ in range(given.balloon))
         time.sleep(given.pause)
     digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
     (given.out / f"final-{rank}").write_text(digest)

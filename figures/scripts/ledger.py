@@ -36,7 +36,7 @@ Sample = tuple[int, Tensor, int]
 
 
 class Pictures(Dataset[Sample]):
-    """(number, picture of ``SIDE`` × ``SIDE``, kind); other ``part``, other pictures of the same kinds."""
+    """(number, picture of ``SIDE`` × ``SIDE``, kind); other ``part``, other pictures of the same kinds."""  # noqa: RUF002
 
     def __init__(self, part: int, augment: bool) -> None:
         kinds = torch.randn(KINDS, SIDE, SIDE, generator=torch.Generator().manual_seed(SEED))
@@ -109,7 +109,7 @@ def train(args: argparse.Namespace) -> None:
     data = {"data": sampler} if args.data == "everstep" else {}
     ckpt = everstep.CheckpointManager(args.out / "ckpt", model=model, optimizer=optimizer, persist=100, **data)
     batches = None if data else _naive(args.data)
-    log = (args.out / f"used-{os.environ.get('EVERSTEP_GENERATION', 0)}-{os.environ['RANK']}").open("a", buffering=1)
+    log = (args.out / f"used-{os.environ.get('EVERSTEP_GENERATION', '0')}-{os.environ['RANK']}").open("a", buffering=1)
     for step in ckpt.steps(args.steps):
         optimizer.zero_grad()
         losses = []

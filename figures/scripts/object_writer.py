@@ -17,7 +17,7 @@ from torch import nn
 import everstep as es
 
 #: Elements of the two tensors: some parts of 8 MiB, and a few bytes.
-LARGE, SMALL = (int(os.environ.get("LARGE_MB", 20)) << 20) // 4, 7
+LARGE, SMALL = (int(os.environ.get("LARGE_MB", "20")) << 20) // 4, 7
 
 
 class State(nn.Module):
@@ -67,7 +67,7 @@ def main() -> None:
             try:
                 print(json.dumps({"pid": os.getpid()}), flush=True)
                 print(json.dumps(_run(*line.split())), flush=True)
-            except BaseException as e:
+            except BaseException as e:  # noqa: BLE001
                 print(
                     json.dumps({"error": f"{type(e).__name__}: {e}", "trace": traceback.format_exc()[-1500:]}),
                     flush=True,

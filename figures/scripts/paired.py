@@ -1,6 +1,7 @@
-"""A training loop on one core (or on a device), in blocks of a few steps: with a checkpoint in the first step of a block, made in several ways,
-and without. One JSON line per block: its time, and the processor time of everything that belongs to it until the checkpoint
-is durable.
+"""A training loop on one core (or on a device), in blocks of a few steps.
+
+A block has a checkpoint in its first step, made in one of several ways, or none. One JSON line per block: its time, and
+the processor time of everything that belongs to it until the checkpoint is durable.
 """
 
 from __future__ import annotations

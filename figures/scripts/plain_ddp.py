@@ -5,9 +5,9 @@ import os
 import time
 
 FIRST_LINE = time.time()
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 IMPORTED = time.time()
 
@@ -47,7 +47,7 @@ if dist.is_initialized():
     steps = [None] * dist.get_world_size()
     dist.all_gather_object(steps, first)
     first = min(steps)
-log = open(os.path.join(args.out, f"log-{rank}"), "a", buffering=1) if args.out else None
+log = open(os.path.join(args.out, f"log-{rank}"), "a", buffering=1) if args.out else None  # noqa: SIM115
 if log:
     log.write(f"start {started():.3f} {FIRST_LINE:.3f} {IMPORTED:.3f} {os.getpid()}\n")
 for step in range(first, args.steps):

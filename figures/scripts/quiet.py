@@ -1,4 +1,7 @@
-"""A healthy run that looks anything but regular: steps that vary by 40 %, stalls, evaluations that nobody announces, a first step that takes long."""
+"""A healthy run that looks anything but regular.
+
+Its steps vary by 40 %, it stalls, it runs evaluations that it does not announce, and its first step takes long.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ class Kept:
 
 
 DTYPES = [
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64,
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64,
+    torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64,
 ]  # fmt: skip
 RARE_DTYPES = [
     torch.uint16,
@@ -133,15 +134,18 @@ def _key(r: Random) -> Any:
 
 #: Everything else that is accepted.
 RICH: list[Callable[[Random], Any]] = [
-    lambda r: complex(_float(r), _float(r)), lambda r: r.randbytes(r.randrange(9)), lambda r: bytearray(r.randbytes(3)), lambda r: 10 ** r.randrange(20, 6000),
+    lambda r: complex(_float(r), _float(r)), lambda r: r.randbytes(r.randrange(9)),
+    lambda r: bytearray(r.randbytes(3)), lambda r: 10 ** r.randrange(20, 6000),
     lambda r: range(r.randrange(5), r.randrange(5, 99), r.randrange(1, 4)), lambda r: slice(None, r.randrange(9), None), lambda r: ...,
     lambda r: {_key(r): _int(r) for _ in range(3)}, lambda r: {_key(r) for _ in range(3)}, lambda r: frozenset(_key(r) for _ in range(2)),
     lambda r: OrderedDict((_text(r), _int(r)) for _ in range(3)), lambda r: defaultdict(r.choice([list, int, dict, None]), {_text(r): [1]}),
     lambda r: Counter(_text(r)), lambda r: deque(range(r.randrange(5)), maxlen=r.choice([None, 7])), lambda r: _text(r) + "\udc80",
-    lambda r: r.choice([torch.float16, torch.strided, torch.channels_last, torch.device("cpu"), torch.device("cuda", 1), torch.Size([1, 2]), torch.Size([])]),
+    lambda r: r.choice([torch.float16, torch.strided, torch.channels_last, torch.device("cpu"), torch.device("cuda", 1),
+                        torch.Size([1, 2]), torch.Size([])]),
     _generator, _numpy, lambda r: _numpy(r).reshape(-1)[0], lambda r: _tensor(r, RARE_DTYPES), _strided, _expanded, _permuted,
     lambda r: torch.randn(3, dtype=torch.complex64, generator=_generator(r)).conj(), lambda r: torch._neg_view(torch.tensor([1.0, -0.0])),
-    lambda r: torch.randn(3, dtype=torch.complex128, generator=_generator(r)).conj().imag, lambda r: nn.Parameter(torch.tensor([_float(r)]), r.random() < 0.5),
+    lambda r: torch.randn(3, dtype=torch.complex128, generator=_generator(r)).conj().imag,
+    lambda r: nn.Parameter(torch.tensor([_float(r)]), r.random() < 0.5),
     lambda r: torch.tensor([_float(r)], requires_grad=True),
 ]  # fmt: skip
 
@@ -154,10 +158,14 @@ def _itself(_: Random) -> Any:
 
 #: What is refused, or may be.
 REFUSED: list[Callable[[Random], Any]] = [
-    lambda r: Color.RED, lambda r: Point(1, 2), lambda r: Word("x"), lambda r: (lambda: 1), lambda r: defaultdict(lambda: 1), lambda r: Path("x"), lambda r: object(),
-    lambda r: nn.Linear(1, 1), lambda r: torch.eye(2).to_sparse(), lambda r: torch.empty(2, device="meta"), lambda r: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
-    lambda r: {1: torch.ones(1), "1": torch.zeros(1)}, lambda r: {"a": {"b": torch.ones(1)}, "a/b": torch.zeros(1)}, _itself, lambda r: {torch.ones(1): 1},
-    lambda r: np.array([None, 1]), lambda r: np.zeros(1, [("a", "i4")]), lambda r: torch.eye(2).to_sparse_csr(), lambda r: Kept, lambda r: np.random.default_rng(1),
+    lambda r: Color.RED, lambda r: Point(1, 2), lambda r: Word("x"), lambda r: (lambda: 1),
+    lambda r: defaultdict(lambda: 1), lambda r: Path("x"), lambda r: object(),
+    lambda r: nn.Linear(1, 1), lambda r: torch.eye(2).to_sparse(), lambda r: torch.empty(2, device="meta"),
+    lambda r: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
+    lambda r: {1: torch.ones(1), "1": torch.zeros(1)},
+    lambda r: {"a": {"b": torch.ones(1)}, "a/b": torch.zeros(1)}, _itself, lambda r: {torch.ones(1): 1},
+    lambda r: np.array([None, 1]), lambda r: np.zeros(1, [("a", "i4")]),
+    lambda r: torch.eye(2).to_sparse_csr(), lambda r: Kept, lambda r: np.random.default_rng(1),
 ]  # fmt: skip
 
 
@@ -245,8 +253,10 @@ def _copied() -> nn.Module:
 
 MODULES: list[Callable[[], nn.Module]] = [
     lambda: nn.Linear(3, 3), lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.PReLU()), lambda: nn.LSTM(3, 3), _tied, _copied,
-    lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), lambda: nn.utils.spectral_norm(nn.Linear(3, 3)), lambda: nn.utils.parametrizations.orthogonal(nn.Linear(3, 3)),
-    Halved, Transposed, Derived, Odd, lambda: nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last), lambda: nn.ParameterList([nn.Parameter(torch.randn(2))]),
+    lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+    lambda: nn.utils.spectral_norm(nn.Linear(3, 3)), lambda: nn.utils.parametrizations.orthogonal(nn.Linear(3, 3)),
+    Halved, Transposed, Derived, Odd, lambda: nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last),
+    lambda: nn.ParameterList([nn.Parameter(torch.randn(2))]),
     lambda: nn.Linear(3, 3).to(torch.bfloat16), lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
 ]  # fmt: skip
 

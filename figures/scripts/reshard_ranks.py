@@ -234,7 +234,7 @@ def _rank(what: Any, arguments: tuple[Any, ...], rank: int, size: int, port: int
         dist.init_process_group("gloo", timeout=timedelta(seconds=60))
         found = what(*arguments)
         dist.barrier()
-    except BaseException:
+    except BaseException:  # noqa: BLE001
         found = {"error": traceback.format_exc()}
     report.write_text(json.dumps(found))
     os._exit("error" in found)

@@ -129,7 +129,7 @@ def main() -> None:
         return path.unlink
 
     modes: dict[str, Callable[[], Callable[[], None] | None]] = {
-        "memcpy": lambda: memcpy(),
+        "memcpy": memcpy,
         "everstep": ours,
         "dcp-default": asynchronous("thread"),
         "dcp-process": asynchronous("process"),

@@ -1,4 +1,7 @@
-"""A job that another user attacks: writes down each step, its loss and what it took, and carries secrets in its state and its environment."""
+"""A job that another user attacks.
+
+It writes down each step with its loss and duration, and carries secrets in its state and its environment.
+"""
 
 import argparse
 import os

@@ -1,5 +1,8 @@
-"""Steps of 20 ms with a snapshot at each, and without, in turn; prints what ``ckpt.step`` took, and what steps took longer: in the first blocks
-all together (``first``), then in each block (``pairs``) and on average (``paired``)."""
+"""Steps of 20 ms, alternately with a snapshot at each and without.
+
+Prints what ``ckpt.step`` took, and how much longer steps took: in the first blocks all together (``first``), then in
+each block (``pairs``) and on average (``paired``).
+"""
 
 from __future__ import annotations
 

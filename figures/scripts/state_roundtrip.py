@@ -43,8 +43,8 @@ def differs(saved: Any, found: Any, path: str) -> str | None:
         if len(saved) != len(found) or attributes[0] is not attributes[1]:
             return f"{path}: {saved} became {found}"
         # Also in the same order.
-        for (k, v), (l, w) in zip(saved.items(), found.items(), strict=True):
-            at = differs(k, l, f"{path} key") or differs(v, w, f"{path}/{k!r}")
+        for (k, v), (n, w) in zip(saved.items(), found.items(), strict=True):
+            at = differs(k, n, f"{path} key") or differs(v, w, f"{path}/{k!r}")
             if at is not None:
                 return at
         return None
@@ -72,7 +72,7 @@ def contents(obj: Any, *, loaded: bool) -> Any:
     """What must be the same after a restore."""
     if isinstance(obj, nn.Module):
         live = {f"live {k}": v.detach() for k, v in obj.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
-        exact = {k: v for k, v in obj.named_parameters()} if type(obj).__name__ != "Halved" else {}
+        exact = dict(obj.named_parameters()) if type(obj).__name__ != "Halved" else {}
         # What a hook of loading computes.
         derived = None if not hasattr(obj, "sum") else obj.sum if loaded else float(obj.weight.sum())
         return {"state": obj.state_dict(), "live": live, "parameters": exact, "derived": derived}
@@ -140,7 +140,7 @@ def main() -> None:
     for number in range(int(first), int(last)):
         try:
             row = {"save": save, "restore": restore}[do](Path(directory), number)
-        except Exception as e:
+        except Exception as e:  # noqa: BLE001
             row = {"raised": f"{type(e).__name__}: {e}"[:400]}
         print(json.dumps({"number": number, **row}), flush=True)
 

@@ -180,7 +180,8 @@ def main() -> None:
     )
     done = ckpt.restore()
     life = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    report = {"way": a.way, "life": life, "restored": done, "restored_torn": bool(done) and any(wrong(w.detach(), done) for w in weights(model)),
+    report = {"way": a.way, "life": life, "restored": done,
+              "restored_torn": bool(done) and any(wrong(w.detach(), done) for w in weights(model)),
               "due": 0, "kept": 0, "torn": 0, "gap": 0, "discarded": 0}  # fmt: skip
     dice = random.Random(f"{a.way}{life}")
     last = done

@@ -1,4 +1,7 @@
-"""A step with all that is watched in it: a batch from a data loader, a section, an update. What does the watching cost the training thread?"""
+"""Steps with everything that is watched in them: a batch from a data loader, a section, an update.
+
+What does the watching cost the training thread?
+"""
 
 import contextlib
 import os

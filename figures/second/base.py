@@ -1,7 +1,8 @@
 """An unprivileged user of the same host, run with the system's Python: what all attacks use.
 
-``figures.second_user`` joins this file, the attacks and the loop to one program and gives it to that user, who can read none of ours. Orders are the first
-line of standard input (JSON); the mode is the word in a file: ``attack``, ``burn`` (the same processor time, without touching anything), ``end``.
+``figures.second.program`` joins this file, the attacks and the loop into one program for that user, who can read none
+of our files. Orders are the first line of standard input (JSON); the mode is the word in a file: ``attack``, ``burn``
+(the same processor time, without touching anything), ``end``.
 """
 
 import contextlib
@@ -35,7 +36,8 @@ def victims():
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
-                line = open(f"/proc/{name}/cmdline", "rb").read()
+                with open(f"/proc/{name}/cmdline", "rb") as f:
+                    line = f.read()
                 if os.stat(f"/proc/{name}").st_uid != OWN and (b"everstep" in line or b"second_loop" in line):
                     found.append(int(name))
     return found
@@ -46,7 +48,9 @@ def listening():
     found = []
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            for row in open(f"/proc/net/{table}").read().splitlines()[1:]:
+            with open(f"/proc/net/{table}") as f:
+                rows = f.read().splitlines()[1:]
+            for row in rows:
                 words = row.split()
                 if words[3] == "0A" and int(words[7]) != OWN:
                     found.append(int(words[1].rsplit(":", 1)[1], 16))

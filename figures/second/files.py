@@ -91,7 +91,7 @@ def change_modes_owners_and_times():
         for what in (
             lambda p: os.chmod(p, 0o777),
             lambda p: os.chown(p, OWN, OWN),
-            lambda p: os.utime(p),
+            os.utime,
             lambda p: os.setxattr(p, "user.x", b"1"),
             lambda p: os.truncate(p, 0),
         ):
@@ -125,14 +125,15 @@ def watch_with_inotify():
             with contextlib.suppress(OSError):
                 data = os.read(INOTIFY, 65536)
                 while data:
-                    _, mask, _, size = struct.unpack("iIII", data[:16])
+                    _, _, _, size = struct.unpack("iIII", data[:16])
                     name = data[16 : 16 + size].rstrip(b"\0")
                     data = data[16 + size :]
                     for top in SHARED:
                         path = os.path.join(top.encode(), name)
                         with contextlib.suppress(OSError):
                             if name and os.lstat(path).st_uid != OWN and stat.S_ISREG(os.lstat(path).st_mode):
-                                gained += secret(open(path, "rb").read(), path.decode(errors="replace"))
+                                with open(path, "rb") as f:
+                                    gained += secret(f.read(), path.decode(errors="replace"))
     return gained
 
 
@@ -154,7 +155,8 @@ def swap_directories_for_links():
 def plant_names():
     """Every name that can be foretold, as a directory, a link, a FIFO, a file; also the random ones, once they were seen."""
     kinds = [
-        lambda p: os.mkdir(p, 0o777), lambda p: os.symlink(ORDERS["precious"], p), lambda p: os.symlink(os.path.dirname(ORDERS["precious"]), p),
+        lambda p: os.mkdir(p, 0o777), lambda p: os.symlink(ORDERS["precious"], p),
+        lambda p: os.symlink(os.path.dirname(ORDERS["precious"]), p),
         lambda p: os.mkfifo(p, 0o666), lambda p: open(p, "x").close(), lambda p: os.symlink(p, p), lambda p: os.symlink("/nowhere", p),
     ]  # fmt: skip
     names = {

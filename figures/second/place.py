@@ -21,7 +21,10 @@ NOBODY = 65534
 PYTHON = "/usr/bin/python3"
 SCRIPT = ROOT / "figures" / "scripts" / "second_loop.py"
 SHARED = ["/tmp", "/dev/shm"]
-_ENTER = "mount -t tmpfs -o mode=1777,size=256m none /tmp && mount -t tmpfs -o mode=1777,size=256m none /dev/shm && ip link set lo up && echo ready && exec sleep 100000"
+_ENTER = (
+    "mount -t tmpfs -o mode=1777,size=256m none /tmp && mount -t tmpfs -o mode=1777,size=256m none /dev/shm && "
+    "ip link set lo up && echo ready && exec sleep 100000"
+)
 
 
 class Place:

@@ -73,8 +73,8 @@ def proc_descriptors():
 def command_lines():
     gained = []
     for pid in victims():
-        with contextlib.suppress(OSError):
-            gained += secret(open(f"/proc/{pid}/cmdline", "rb").read(), f"/proc/{pid}/cmdline")
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as f:
+            gained += secret(f.read(), f"/proc/{pid}/cmdline")
     return gained
 
 
@@ -172,7 +172,9 @@ def system_v_memory():
     gained = []
     for table, column in (("shm", 1), ("sem", 1), ("msg", 1)):
         with contextlib.suppress(OSError):
-            for row in open(f"/proc/sysvipc/{table}").read().splitlines()[1:]:
+            with open(f"/proc/sysvipc/{table}") as f:
+                rows = f.read().splitlines()[1:]
+            for row in rows:
                 number = int(row.split()[column])
                 if table == "shm" and LIBC.shmat(number, None, 0) != -1:
                     gained.append(f"attached segment {number}")

@@ -164,7 +164,9 @@ def take_ports():
 def unix_sockets():
     gained = []
     with contextlib.suppress(OSError):
-        for row in open("/proc/net/unix").read().splitlines()[1:]:
+        with open("/proc/net/unix") as f:
+            rows = f.read().splitlines()[1:]
+        for row in rows:
             words = row.split()
             if len(words) > 7 and words[7] not in OWN_NAMES and ("everstep" in words[7] or words[7].startswith("@")):
                 name = "\0" + words[7][1:] if words[7].startswith("@") else words[7]

@@ -36,7 +36,7 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def everstep(env: dict[str, str], tmp_path: Path) -> Iterator[Run]:
+def everstep(env: dict[str, str], tmp_path: Path) -> Run:
     """Runs the command line; arguments after a script's text are its own."""
 
     def run(*arguments: str, timeout: float = 60, **more: str) -> subprocess.CompletedProcess[str]:
@@ -45,7 +45,7 @@ def everstep(env: dict[str, str], tmp_path: Path) -> Iterator[Run]:
             line, env={**env, **more}, cwd=tmp_path, capture_output=True, text=True, timeout=timeout, check=False
         )
 
-    yield run
+    return run
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import everstep as es
 
 
 def _everstep(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([EVERSTEP, *arguments], env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run([EVERSTEP, *arguments], env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
 def _checkpoints(directory, *, keep: int = 9) -> None:

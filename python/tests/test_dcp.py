@@ -194,10 +194,17 @@ rank, size = dist.get_rank(), dist.get_world_size()
 out, what, layout = sys.argv[1:]
 shape = (2, size // 2) if size % 2 == 0 else (1, size)
 mesh = init_device_mesh("cpu", shape)
-kinds = {"rows": (Replicate(), Shard(0)), "columns": (Replicate(), Shard(1)), "both": (Shard(0), Shard(1)), "all": (Replicate(), Replicate())}
+kinds = {
+    "rows": (Replicate(), Shard(0)), "columns": (Replicate(), Shard(1)),
+    "both": (Shard(0), Shard(1)), "all": (Replicate(), Replicate()),
+}
 whole = torch.arange(17 * 23, dtype=torch.float32).reshape(17, 23)
 sharded = distribute_tensor(whole if what != "load" else torch.zeros_like(whole), mesh, kinds[layout])
-state = {"w": sharded, "plain": torch.full((5,), 3.0) if what != "load" else torch.zeros(5), "list": [1, "two"] if what != "load" else [0, ""]}
+state = {
+    "w": sharded,
+    "plain": torch.full((5,), 3.0) if what != "load" else torch.zeros(5),
+    "list": [1, "two"] if what != "load" else [0, ""],
+}
 if what == "load":
     dcp.load(state, storage_reader=es.dcp.Reader(out))
     assert torch.equal(state["w"].full_tensor(), whole), rank

@@ -37,7 +37,8 @@ def test_a_warm_worker_runs_the_script_as_a_new_one_does(env, tmp_path):
         "assert __name__ == '__main__' and sys.modules['__main__'].__dict__ is globals()\n"
         "w = torch.zeros(1, requires_grad=True); w.grad = torch.zeros(1); o = torch.optim.SGD([w], 0.1)\n"
         "import time\n"
-        "here = [sys.argv, __file__, sys.path[0], os.getcwd(), os.environ.get('PYTHONPATH'), 'EVERSTEP_PRELOAD' in os.environ, os.getsid(0) == os.getpid()]\n"
+        "here = [sys.argv, __file__, sys.path[0], os.getcwd(), os.environ.get('PYTHONPATH'), "
+        "'EVERSTEP_PRELOAD' in os.environ, os.getsid(0) == os.getpid()]\n"
         "print(os.environ['TORCHELASTIC_RESTART_COUNT'], here, flush=True)\n"
         "class Local: pass\n"
         "import pickle; pickle.loads(pickle.dumps(Local()))\n"
@@ -53,6 +54,7 @@ def test_a_warm_worker_runs_the_script_as_a_new_one_does(env, tmp_path):
         capture_output=True,
         text=True,
         timeout=90,
+        check=False,
     )
     cold, warm = done.stdout.splitlines()
     assert cold.startswith("0 ") and warm.startswith("1 ") and cold[2:] == warm[2:], done.stdout
@@ -75,6 +77,7 @@ def test_a_script_that_changes_its_processors_is_not_restarted_warm(env, tmp_pat
         capture_output=True,
         text=True,
         timeout=60,
+        check=False,
     )
     assert done.returncode == 0 and "Python anew" in done.stderr, done.stderr
 
@@ -91,6 +94,7 @@ def test_another_sitecustomize_still_runs(env, tmp_path):
         capture_output=True,
         text=True,
         timeout=30,
+        check=False,
     )
     assert done.stdout.split() == ["1", str(tmp_path), "False"], done
 
@@ -183,7 +187,7 @@ def test_goodput_counts_new_steps_over_held_time(env, tmp_path):
     ).stdout
     (job,) = json.loads(out)["jobs"]
     assert job["new_steps"] == 100 and job["repeated_steps"] == 0 and 0.1 < job["goodput"] < 1
-    missing = subprocess.run([EVERSTEP, "goodput", "nobody"], env=env, capture_output=True, text=True)
+    missing = subprocess.run([EVERSTEP, "goodput", "nobody"], env=env, capture_output=True, text=True, check=False)
     assert missing.returncode == 1 and "no records of job nobody" in missing.stderr
 
 
@@ -209,7 +213,7 @@ def test_a_hung_worker_says_where_it_hangs(env, tmp_path):
         "1s",
         str(script),
     ]
-    done = subprocess.run(line, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(line, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1 and "hung" in done.stderr, done.stderr
     said = subprocess.run(
         [EVERSTEP, "logs", "stuck", "--first-cause"], env=env, capture_output=True, text=True, check=True

@@ -15,8 +15,10 @@ from everstep._internal import encode_plain
 
 _ROOT: encoding.Path = (None, "state", False)
 _LEAVES = [
-    None, True, False, 0, 1, 127, 128, 255, 256, 65535, 65536, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -1, -32, -33, -128, -129, -32768,
-    -32769, -(2**31), -(2**31) - 1, -(2**63), 0.0, -0.0, 0.1, 1e300, float("inf"), float("-inf"), float("nan"), "", "a", "é", "x" * 31, "x" * 32, "x" * 255, "x" * 256, "x" * 65536,
+    None, True, False, 0, 1, 127, 128, 255, 256, 65535, 65536, 2**32 - 1,
+    2**32, 2**63 - 1, 2**63, 2**64 - 1, -1, -32, -33, -128, -129, -32768,
+    -32769, -(2**31), -(2**31) - 1, -(2**63), 0.0, -0.0, 0.1, 1e300, float("inf"), float("-inf"),
+    float("nan"), "", "a", "é", "x" * 31, "x" * 32, "x" * 255, "x" * 256, "x" * 65536,
     "\0", b"", b"\xff", b"x" * 255, b"x" * 256, b"x" * 65536, (), (1, 2.0, None, True), (0.9, 0.999), tuple(range(16)), tuple(range(70000)),
 ]  # fmt: skip
 
@@ -65,8 +67,10 @@ _CIRCULAR.append(_CIRCULAR)
 
 @pytest.mark.parametrize(
     "value",
-    [2**64, -(2**63) - 1, "\ud800", {"\ud800": 1}, (1, "a"), ((),), (2**70,), {1: 2}, {None: 1}, {("a",): 1}, {"a": {3}}, {"a": frozenset()}, _Int(1), _List(), {_Int(1): 1},
-     OrderedDict(a=1), np.float32(1), np.float64(1), np.bool_(True), np.str_("a"), np.zeros(3), 1j, bytearray(b"a"), range(3), ..., int, [_SHARED, _SHARED], {"a": _SHARED, "b": _SHARED},
+    [2**64, -(2**63) - 1, "\ud800", {"\ud800": 1}, (1, "a"), ((),), (2**70,), {1: 2}, {None: 1}, {("a",): 1},
+     {"a": {3}}, {"a": frozenset()}, _Int(1), _List(), {_Int(1): 1}, OrderedDict(a=1),
+     np.float32(1), np.float64(1), np.bool_(True), np.str_("a"), np.zeros(3),
+     1j, bytearray(b"a"), range(3), ..., int, [_SHARED, _SHARED], {"a": _SHARED, "b": _SHARED},
      _DEEP, _CIRCULAR],
     ids=lambda v: type(v).__name__,
 )  # fmt: skip

@@ -158,7 +158,10 @@ def test_a_large_environment_reaches_the_workers(env, tmp_path, script):
     assert done.returncode == 0 and "done" in done.stdout, done.stderr
     assert json.loads((tmp_path / "seen-0.json").read_text())["large"] == 1_500_000
     # More than a default stack limit allows.
-    grow = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_STACK, (-1, -1)); os.environ.update({f'LARGE_{i}': 'x' * 100_000 for i in range(40)}); os.execv(sys.argv[1], sys.argv[1:])"
+    grow = (
+        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_STACK, (-1, -1)); "
+        "os.environ.update({f'LARGE_{i}': 'x' * 100_000 for i in range(40)}); os.execv(sys.argv[1], sys.argv[1:])"
+    )
     line = [sys.executable, "-c", grow, EVERSTEP, "run", script(text), "x"]
     given = {**env, "OUT_HEX": os.fsencode(tmp_path).hex()}
     done = subprocess.run(line, env=given, capture_output=True, text=True, timeout=60, check=False)
@@ -189,7 +192,10 @@ def _everstep(env: dict[str, str], cwd: Path, *words: str) -> subprocess.Complet
 
 
 CLUSTER = 'nodes = 8\ngpus_per_node = 8\npeak = "312 TFLOP/s"\nnode_mtbf = "{time}"\n'
-JOBS = '[[job]]\nid = "a"\nmin = 1\nnodes = 8\nparameters = "7B"\nregroup = "{time}"\n[job.throughput]\n1 = "500 TFLOP/s"\n8 = "4 PFLOP/s"\n'
+JOBS = (
+    '[[job]]\nid = "a"\nmin = 1\nnodes = 8\nparameters = "7B"\nregroup = "{time}"\n'
+    '[job.throughput]\n1 = "500 TFLOP/s"\n8 = "4 PFLOP/s"\n'
+)
 
 
 @pytest.mark.parametrize("time_", ["99999999999999d", "9" * 400 + "h", "106751991167d"])
@@ -254,7 +260,7 @@ def test_a_flipped_bit_on_the_control_stream_is_a_lost_connection(env, tmp_path)
     line = [EVERSTEP, "coordinator", "--bind", "127.0.0.1:0", "--store", str(store)]
     with subprocess.Popen(line, env=env, stderr=subprocess.DEVNULL) as coordinator:
         try:
-            _until(lambda: (store / "endpoint.json").exists())
+            _until((store / "endpoint.json").exists)
             host, port = json.loads((store / "endpoint.json").read_text())["endpoint"].split(":")
             flips = _Flips((host, int(port)))
             options = [
@@ -300,7 +306,10 @@ def test_a_full_disk_under_the_store_is_named_and_waited_for(env, tmp_path, scri
     if os.path.exists({str(tmp_path / "full")!r}): break
 first and os.kill(os.getpid(), 9)
 print("done", flush=True)"""
-    text = f"import os, time\nfirst = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\nopen({str(tmp_path / 'began')!r}, 'w').close()\n{wait}"
+    text = (
+        "import os, time\nfirst = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+        f"open({str(tmp_path / 'began')!r}, 'w').close()\n{wait}"
+    )
     line = [
         "unshare",
         "-m",
@@ -349,7 +358,10 @@ def test_a_path_that_is_too_long_is_refused_at_once(env, tmp_path, script):
 
 
 #: Its first start is killed.
-DIES_ONCE = "import os, time\nfirst = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\ntime.sleep(0.5)\nprint('out', flush=True)\nfirst and os.kill(os.getpid(), 9)"
+DIES_ONCE = (
+    "import os, time\nfirst = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\ntime.sleep(0.5)\n"
+    "print('out', flush=True)\nfirst and os.kill(os.getpid(), 9)"
+)
 
 
 @pytest.mark.parametrize("where", ["2>/dev/full", ">/dev/full 2>&1", "2> >(head -c 1 >/dev/null)"])

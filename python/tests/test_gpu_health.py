@@ -1,4 +1,7 @@
-"""What NVIDIA's management library tells of a machine is in its incidents. The library is ours (harness/nvml_stub.c): these machines have no GPU."""
+"""What NVIDIA's management library says about a machine is in its incidents.
+
+The library is a stub of our own (harness/nvml_stub.c): these machines have no GPU.
+"""
 
 from __future__ import annotations
 

@@ -116,9 +116,9 @@ open({str(tmp_path / "ready")!r}, "w").write("up")
 while True: time.sleep(0.05)
 """
     agent = _start(env, "--standalone", script(text))
-    _until(lambda: (tmp_path / "ready").exists())
+    _until((tmp_path / "ready").exists)
     agent.send_signal(signal.SIGUSR1)
-    _until(lambda: (tmp_path / "usr1").exists())
+    _until((tmp_path / "usr1").exists)
     assert agent.poll() is None
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(20) == 143
@@ -129,7 +129,7 @@ def test_status_and_doctor_answer_in_json(env, everstep, script, tmp_path):
     text = f"open({str(tmp_path / 'up')!r}, 'w').write('x'); import time; time.sleep(60)"
     agent = _start(env, "--standalone", "--name", "seen", script(text))
     try:
-        _until(lambda: (tmp_path / "up").exists())
+        _until((tmp_path / "up").exists)
         (job,) = json.loads(everstep("status", "--json").stdout)["jobs"]
         assert (job["job"], job["phase"], job["world_size"]) == ("seen", "training", 1)
         assert json.loads(everstep("doctor", "--json").stdout)["shm"]["total"] > 0

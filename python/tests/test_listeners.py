@@ -74,7 +74,7 @@ class Waiting:
         self.here = here
         line = [EVERSTEP, "run", "--standalone", "--max-restarts", "2", script]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        self.agent = subprocess.Popen(line, env={**env, "HERE": str(here)}, preexec_fn=limit, **pipes)
+        self.agent = subprocess.Popen(line, env={**env, "HERE": str(here)}, preexec_fn=limit, **pipes)  # noqa: PLW1509
         until((here / "began-0").exists)
 
     def coordinator(self) -> int:
@@ -317,7 +317,9 @@ print(json.dumps([
     ask(json.dumps({"Reserve": {"generation": g, "local_rank": 0, "slot_bytes": 4096, "slots": 4_000_000_000}}).encode()),
     ask(json.dumps({"Reserve": {"generation": g, "local_rank": 0, "slot_bytes": 2**63, "slots": 3}}).encode()),
     ask(json.dumps({"Reserve": {"generation": g, "local_rank": 7, "slot_bytes": 4096, "slots": 3}}).encode()),
-    ask(json.dumps({"Heal": {"generation": g, "rank": 0, "path": os.path.dirname(os.environ["EVERSTEP_BOARD"]) + "/../../x-slot-0", "chunks": [0]}}).encode()),
+    ask(json.dumps({"Heal": {
+        "generation": g, "rank": 0, "path": os.path.dirname(os.environ["EVERSTEP_BOARD"]) + "/../../x-slot-0", "chunks": [0],
+    }}).encode()),
 ]), flush=True)
 """
 
@@ -359,13 +361,16 @@ def test_the_agent_uses_what_the_hard_limit_allows(env, tmp_path, script):
 
     line = [EVERSTEP, "run", "--standalone", "--max-restarts", "2", script(WAITS)]
     agent = subprocess.Popen(
-        line, env={**env, "HERE": str(here)}, preexec_fn=limit, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        line,
+        env={**env, "HERE": str(here)},
+        preexec_fn=limit,  # noqa: PLW1509
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         until((here / "began-0").exists)
-        row = [r for r in Path(f"/proc/{agent.pid}/limits").read_text().splitlines() if r.startswith("Max open files")][
-            0
-        ]
+        rows = Path(f"/proc/{agent.pid}/limits").read_text().splitlines()
+        row = next(r for r in rows if r.startswith("Max open files"))
         assert row.split()[3:5] == ["5000", "5000"]
     finally:
         agent.terminate()

@@ -190,7 +190,7 @@ def test_a_store_that_is_away_for_a_while_costs_nothing(store, tmp_path):
         [sys.executable, str(script), URL, "6"], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert [(s, wrong) for s, _, _, wrong in list_checkpoints(URL)][0] == (6, None)
+    assert next((s, wrong) for s, _, _, wrong in list_checkpoints(URL)) == (6, None)
 
 
 def test_damage_in_the_store_is_found_and_the_older_checkpoint_is_used(store, s3, tmp_path):

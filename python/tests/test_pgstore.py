@@ -24,7 +24,12 @@ def play(s):
         s.queue_push("q", "one"); s.queue_push("q", "two")
         out += [s.queue_len("q"), s.queue_pop("q"), s.queue_pop("q"), s.queue_len("q")]
     before = s.num_keys(); s.set("one-more", "x"); out.append(s.num_keys() - before)
-    return [o.decode() if isinstance(o, bytes) else [x.decode() if isinstance(x, bytes) else x for x in o] if isinstance(o, list) else o for o in out]
+    return [
+        o.decode() if isinstance(o, bytes)
+        else [x.decode() if isinstance(x, bytes) else x for x in o] if isinstance(o, list)
+        else o
+        for o in out
+    ]
 
 timeout = datetime.timedelta(seconds=20)
 ours = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 1, False, timeout)

@@ -1,4 +1,7 @@
-"""Machines are marked and replaced through a program of the user's: real agents, one of which is killed; the program starts the next one."""
+"""Machines are marked and replaced through a program of the user's.
+
+Real agents, one of which is killed; the program starts the next one.
+"""
 
 from __future__ import annotations
 
@@ -42,17 +45,16 @@ def test_a_machine_that_is_lost_is_replaced_through_the_users_program(env, tmp_p
     train = script(LOOP)
     program.write_text(PROGRAM.format(everstep=EVERSTEP, meet=meet, script=train))
     program.chmod(0o755)
-    nodes = []
-    for node in (0, 1):
-        nodes.append(
-            subprocess.Popen(
-                [EVERSTEP, "run", *meet.split(), "--node-rank", str(node), train],
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+    nodes = [
+        subprocess.Popen(
+            [EVERSTEP, "run", *meet.split(), "--node-rank", str(node), train],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
+        for node in (0, 1)
+    ]
     try:
         wait(lambda: (out / "world-1").read_text() == "2")
         (out / "world-1").unlink()
@@ -117,7 +119,7 @@ def test_a_bad_machine_waits_for_a_yes(env, tmp_path, script):
         ).stdout
 
     try:
-        wait(lambda: (out / "world-0").exists())
+        wait((out / "world-0").exists)
         ask("inject", "xid", "--code", "79")
         ask("inject", "kill")
         listed = wait(lambda: ask("approve"))
@@ -223,7 +225,7 @@ def test_a_node_goes_to_the_job_that_is_worth_more_with_it(env, tmp_path, script
     try:
         for name in ("large", "small"):
             for node in (0, 1):
-                wait(lambda: int((out / f"{name}-at-{node}").read_text().split()[0]) > 100)
+                wait(lambda name=name, node=node: int((out / f"{name}-at-{node}").read_text().split()[0]) > 100)
         agents["large", 1].kill()
         # The killed node stays away; the plan takes one from the other job, whose last step before is the first one after.
         wait(lambda: (out / "large-at-7").read_text().split()[1] == "2", 120)

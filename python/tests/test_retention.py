@@ -96,12 +96,16 @@ def _steps_of_everstep(out: Path) -> list[str]:
 
 def test_a_taken_name_costs_neither_the_step_nor_what_has_the_name(tmp_path):
     (tmp_path / "step-2").write_text("a file of somebody else")
-    with pytest.warns(UserWarning, match="step 2 is in step-2.2"):
+
+    def save_two_steps() -> None:
         model = torch.nn.Linear(2, 2)
         ckpt = es.CheckpointManager(tmp_path, model=model, persist=2)
         for step in (1, 2):
             ckpt.step(step)
         ckpt.close()
+
+    with pytest.warns(UserWarning, match="step 2 is in step-2.2"):
+        save_two_steps()
     assert (tmp_path / "step-2").read_text() == "a file of somebody else"
     assert _train(tmp_path, 2) == 2
 

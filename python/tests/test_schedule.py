@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from datetime import timedelta
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_the_budget_is_kept_after_a_profile_of_fifty_steps(tmp_path, clock):
     measured = schedule.Measured(0.05, 1.0, tmp_path)
     saved = _train(measured, clock, 2000, 0.4)
     assert saved[0] == 51
-    apart = [b - a for a, b in zip(saved, saved[1:], strict=False)]
+    apart = [b - a for a, b in itertools.pairwise(saved)]
     # 0.4 s are 5 % of 80 steps of 0.1 s.
     assert all(78 <= n <= 82 for n in apart[1:]), apart
     kept = json.loads((tmp_path / schedule.FILE).read_text())
@@ -132,5 +133,5 @@ def test_ranks_meet_only_at_steps_that_all_know(clock):
         if appointments.due(n):
             due.append(n)
             every.begins(n, clock.now)
-    assert all(99 <= b - a <= 101 for a, b in zip(due, due[1:], strict=False)) and len(due) >= 9, due
+    assert all(99 <= b - a <= 101 for a, b in itertools.pairwise(due)) and len(due) >= 9, due
     assert len(met) < 200

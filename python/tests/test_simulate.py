@@ -114,8 +114,14 @@ def test_what_a_model_achieves(everstep, tmp_path):
     assert large.returncode == 0 and "nothing fits" in large.stdout
     # A measured point replaces what is computed for it, and scales the rest.
     first = sizes[0]
-    header = "source,hardware,model,hidden,layers,heads,vocabulary,sequence,batch,gpus,tensor,pipeline,interleaved,micro_batch,recompute,sequence_parallel,divided_optimizer,counts,tflops_per_gpu,split"
-    line = f"ours,a800,gpt3-7b,4096,32,32,51200,2048,1024,8,{first['tensor']},{first['pipeline']},{first['interleaved']},{first['micro_batch']},{first['recompute']},{'yes' if first['tensor'] > 1 else 'no'},yes,model,100,fit"
+    header = (
+        "source,hardware,model,hidden,layers,heads,vocabulary,sequence,batch,gpus,tensor,pipeline,interleaved,"
+        "micro_batch,recompute,sequence_parallel,divided_optimizer,counts,tflops_per_gpu,split"
+    )
+    line = (
+        f"ours,a800,gpt3-7b,4096,32,32,51200,2048,1024,8,{first['tensor']},{first['pipeline']},{first['interleaved']},"
+        f"{first['micro_batch']},{first['recompute']},{'yes' if first['tensor'] > 1 else 'no'},yes,model,100,fit"
+    )
     (tmp_path / "points.csv").write_text(f"{header}\n{line}\n")
     calibrated = json.loads(
         everstep(*options, "--gpus", "8:16:8", "--points", str(tmp_path / "points.csv"), "--json").stdout

@@ -79,7 +79,7 @@ def test_a_script_that_goes_on_by_itself_is_counted_from_where_it_does(started, 
 
 @pytest.mark.parametrize("optimizer", ["plain", "momentum", "epochs"])
 def test_where_nothing_carries_a_number_nothing_is_claimed(started, optimizer):
-    c, log = started(optimizer, *DIES, "--save", "25", "--optimizer", optimizer)
+    c, _ = started(optimizer, *DIES, "--save", "25", "--optimizer", optimizer)
     assert c.wait(240) == [0]
     told = _explained(c)
     assert "RECOVERED" not in told["Head"] and told["Lost"].startswith("unknown: ") and "yes" not in told["Worked?"], (

@@ -1,0 +1,78 @@
+"""The tree keeps its shape: short files and functions, few public fields, small import circles, a binary without its tests' machinery."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from figures import structure
+from figures.bound import Bound
+from harness.cluster import ROOT
+
+FILE_LINES, FUNCTION_LINES, PUBLIC_FIELDS, CIRCLE = 500, 80, 15, 4
+#: Crates that exist for development only.
+DEVELOPMENT = ("everstep-sim", "everstep-fleet")
+
+
+def _long_files(root: Path) -> list[str]:
+    sizes = ((p, len(p.read_text().splitlines())) for p in structure.files(root, ".rs", ".py"))
+    return [f"{p.relative_to(root)}: {n}" for p, n in sizes if n > FILE_LINES]
+
+
+def _long_functions(root: Path) -> list[str]:
+    found = (f for p in structure.files(root, ".rs", ".py") for f in structure.functions(p))
+    return [f"{f.path.relative_to(root)}: {f.name}, {f.size}" for f in found if f.size > FUNCTION_LINES]
+
+
+def _wide_types(root: Path) -> list[str]:
+    found = (f for p in structure.files(root, ".rs") for f in structure.public_fields(p))
+    return [f"{f.path.relative_to(root)}: {f.name}, {f.size}" for f in found if f.size > PUBLIC_FIELDS]
+
+
+def _circles(root: Path) -> list[str]:
+    crates = [c / "src" for c in [*sorted((root / "crates").iterdir()), root / "python"] if (c / "src").is_dir()]
+    graphs = [*(structure.Crate(c).imports() for c in crates), structure.python_imports(root / "python" / "everstep")]
+    found = (circle for graph in graphs for circle in structure.circles(graph))
+    return [", ".join(str(p.relative_to(root)) for p in c) for c in found if len(c) > CIRCLE]
+
+
+def _linked() -> list[str]:
+    """The development crates among what the product's binary is built from."""
+    line = ["cargo", "tree", "-p", "everstep", "-e", "normal", "--prefix", "none", "--format", "{p}"]
+    tree = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return sorted({name for name in DEVELOPMENT for row in tree.splitlines() if row.split(" ")[0] == name})
+
+
+def _planted(root: Path) -> None:
+    """A tree with one violation of each kind."""
+    source = root / "crates" / "planted" / "src"
+    source.mkdir(parents=True)
+    names = [f"part_{n}" for n in range(CIRCLE + 1)]
+    for n, name in enumerate(names):
+        (source / f"{name}.rs").write_text(f"use crate::{names[n - 1]}::Part as Before;\npub struct Part(Before);\n")
+    fields = "".join(f"    pub field_{n}: u8,\n" for n in range(PUBLIC_FIELDS + 1))
+    body = "    let _ = 1;\n" * FUNCTION_LINES
+    text = "".join(f"mod {name};\n" for name in names) + f"pub struct Wide {{\n{fields}}}\nfn long() {{\n{body}}}\n"
+    (source / "lib.rs").write_text(text + "// A line.\n" * FILE_LINES)
+
+
+def measure(soak: bool) -> Iterator[Bound]:
+    measures = {
+        "files": (_long_files, f"files of more than {FILE_LINES} lines"),
+        "functions": (_long_functions, f"functions of more than {FUNCTION_LINES} lines"),
+        "types": (_wide_types, f"types with more than {PUBLIC_FIELDS} public fields, command-line options left out"),
+        "circles": (_circles, f"import circles of more than {CIRCLE} files"),
+    }
+    for part, (find, unit) in measures.items():
+        found = find(ROOT)
+        yield Bound(part, len(found), unit, "=", 0, samples=tuple(found))
+    linked = _linked()
+    yield Bound(
+        "linked", len(linked), "development crates that the product's binary links", "=", 0, samples=tuple(linked)
+    )
+    with tempfile.TemporaryDirectory() as planted:
+        _planted(Path(planted))
+        for part, (find, unit) in measures.items():
+            yield Bound(f"planted-{part}", len(find(Path(planted))), unit, "=", 0, control=True)

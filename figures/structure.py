@@ -1,0 +1,237 @@
+"""The shape of the source: lengths of files and functions, public fields, and which files import each other.
+
+Read from syntax trees (``ast`` for Python, tree-sitter for Rust), so that comments and strings do not count as code.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import tree_sitter_rust
+from tree_sitter import Language, Node, Parser
+
+#: Directories of the repository that hold source of its own.
+SOURCES = ("crates", "examples", "figures", "harness", "python")
+#: Directories below them that hold none.
+FOREIGN = frozenset(("__pycache__", "everstep.data", "target"))
+#: Derives whose fields are the options of a command line.
+COMMAND_LINE = frozenset(("Args", "Parser"))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something measured at a place: lines of a function, public fields of a type."""
+
+    path: Path
+    name: str
+    size: int
+
+
+def files(root: Path, *suffixes: str) -> list[Path]:
+    """The source files below ``root`` with one of these suffixes, sorted."""
+    found = (p for directory in SOURCES for p in (root / directory).rglob("*") if p.suffix in suffixes)
+    return sorted(p for p in found if not FOREIGN.intersection(p.relative_to(root).parts))
+
+
+@cache
+def _parser() -> Parser:
+    return Parser(Language(tree_sitter_rust.language()))
+
+
+def _walk(node: Node) -> Iterator[Node]:
+    yield node
+    for child in node.named_children:
+        yield from _walk(child)
+
+
+def _text(node: Node | None) -> str:
+    return node.text.decode() if node is not None and node.text is not None else ""
+
+
+def rust_tree(path: Path) -> Node:
+    """The syntax tree of a Rust file."""
+    return _parser().parse(path.read_bytes()).root_node
+
+
+def functions(path: Path) -> list[Finding]:
+    """Every function of a file with its lines, signature and braces included, attributes and comments above it not."""
+    if path.suffix == ".py":
+        nodes = (
+            n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+        )
+        return [Finding(path, n.name, (n.end_lineno or n.lineno) - n.lineno + 1) for n in nodes]
+    nodes = (n for n in _walk(rust_tree(path)) if n.type == "function_item")
+    return [Finding(path, _text(n.child_by_field_name("name")), n.end_point.row - n.start_point.row + 1) for n in nodes]
+
+
+def _derives(struct: Node) -> set[str]:
+    """The traits that a type derives."""
+    names: set[str] = set()
+    before = struct.prev_named_sibling
+    while before is not None and before.type in ("attribute_item", "line_comment", "block_comment"):
+        names |= {_text(n) for n in _walk(before) if n.type == "identifier"}
+        before = before.prev_named_sibling
+    return names
+
+
+def public_fields(path: Path) -> list[Finding]:
+    """The number of public fields of every Rust struct; command-line options are left out."""
+    found = []
+    for node in _walk(rust_tree(path)):
+        if node.type == "struct_item" and not COMMAND_LINE & _derives(node):
+            body = node.child_by_field_name("body")
+            fields = [f for f in body.named_children if f.type == "field_declaration"] if body is not None else []
+            public = [f for f in fields if any(c.type == "visibility_modifier" for c in f.children)]
+            found.append(Finding(path, _text(node.child_by_field_name("name")), len(public)))
+    return found
+
+
+class Crate:
+    """The modules of a crate and what each of their files imports from the others."""
+
+    def __init__(self, root: Path) -> None:
+        #: File by module path: ``()`` is the root.
+        self.modules: dict[tuple[str, ...], Path] = {}
+        for path in sorted(root.rglob("*.rs")):
+            parts = path.relative_to(root).with_suffix("").parts
+            self.modules[parts[:-1] if parts[-1] in ("mod", "lib", "main") else parts] = path
+        self._trees = {module: rust_tree(path) for module, path in self.modules.items()}
+        self._exports = {module: dict(self._exported(module)) for module in self.modules}
+
+    def _exported(self, module: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """What a module has from another one: name and where it comes from."""
+        for node in self._trees[module].named_children:
+            if node.type == "use_declaration":
+                for path in _leaves(node.child_by_field_name("argument")):
+                    if (absolute := self._absolute(module, path)) is not None:
+                        yield path[-1], absolute
+
+    def _absolute(self, module: tuple[str, ...], path: tuple[str, ...]) -> tuple[str, ...] | None:
+        """A path from the root of the crate; ``None`` for what is another crate's."""
+        if path[0] == "crate":
+            return path[1:]
+        if path[0] == "self":
+            return (*module, *path[1:])
+        if path[0] == "super":
+            up = next((n for n, word in enumerate(path) if word != "super"), len(path))
+            return (*module[: len(module) - up], *path[up:])
+        return (*module, *path) if (*module, path[0]) in self.modules else None
+
+    def _module_of(self, path: tuple[str, ...], seen: frozenset[tuple[str, ...]] = frozenset()) -> tuple[str, ...]:
+        """The module that defines what a path names, through what modules on the way have from elsewhere."""
+        module = next(path[:n] for n in range(len(path), -1, -1) if path[:n] in self.modules)
+        rest = path[len(module) :]
+        if rest and rest[0] in self._exports[module] and path not in seen:
+            return self._module_of((*self._exports[module][rest[0]], *rest[1:]), seen | {path})
+        return module
+
+    def imports(self) -> dict[Path, set[Path]]:
+        """For each file, the files of this crate whose items it names."""
+        found: dict[Path, set[Path]] = {}
+        for module, path in self.modules.items():
+            targets = found.setdefault(path, set())
+            for named in _named(self._trees[module]):
+                if (absolute := self._absolute(module, named)) is not None:
+                    target = self._module_of(absolute)
+                    if target != module:
+                        targets.add(self.modules[target])
+        return found
+
+
+def _named(tree: Node) -> Iterator[tuple[str, ...]]:
+    """Every path that a file writes out, in ``use`` and elsewhere, its inline modules left out."""
+    for node in tree.named_children:
+        if node.type == "use_declaration":
+            yield from _leaves(node.child_by_field_name("argument"))
+        elif node.type != "mod_item":
+            for inner in _walk(node):
+                if inner.type in ("scoped_identifier", "scoped_type_identifier"):
+                    path = tuple(_text(inner).split("<")[0].replace("\n", "").replace(" ", "").split("::"))
+                    if path[0] in ("crate", "super", "self"):
+                        yield path
+
+
+def _leaves(node: Node | None, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of a ``use`` tree; a glob stands for its module."""
+    if node is None:
+        return
+    match node.type:
+        case "scoped_use_list":
+            path = (*before, *_text(node.child_by_field_name("path")).split("::"))
+            yield from _leaves(node.child_by_field_name("list"), path)
+        case "use_list":
+            for child in node.named_children:
+                yield from _leaves(child, before)
+        case "use_as_clause":
+            yield from _leaves(node.child_by_field_name("path"), before)
+        case "use_wildcard":
+            yield from _leaves(node.named_children[0], before)
+        case "self" if before:
+            yield before
+        case _:
+            yield (*before, *_text(node).split("::"))
+
+
+def python_imports(package: Path) -> dict[Path, set[Path]]:
+    """For each file of a package, the files of it that are imported when it is; imports for type checkers only do not count."""
+    modules = {_python_name(package, p): p for p in sorted(package.rglob("*.py"))}
+    found: dict[Path, set[Path]] = {}
+    for name, path in modules.items():
+        here = name if path.name == "__init__.py" else name[:-1]
+        targets: set[Path] = set()
+        for node in _imports(ast.parse(path.read_text()).body):
+            if isinstance(node, ast.ImportFrom):
+                base = (*here[: len(here) - node.level + 1], *(node.module or "").split(".")) if node.level else ()
+                base = tuple(part for part in base if part)
+                for alias in node.names:
+                    target = modules.get((*base, alias.name)) or (modules.get(base) if node.level else None)
+                    if target is not None and target != path:
+                        targets.add(target)
+        found[path] = targets
+    return found
+
+
+def _python_name(package: Path, path: Path) -> tuple[str, ...]:
+    parts = (package.name, *path.relative_to(package).with_suffix("").parts)
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def _imports(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Import statements of a module's top level, ``if TYPE_CHECKING`` left out."""
+    for node in body:
+        if isinstance(node, ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
+            yield from _imports([*node.body, *node.orelse])
+
+
+def circles(imports: dict[Path, set[Path]]) -> list[list[Path]]:
+    """Groups of files each of which reaches all others of its group (strongly connected), largest first. Tarjan, 1972."""
+    index: dict[Path, int] = {}
+    low: dict[Path, int] = {}
+    stack: list[Path] = []
+    found: list[list[Path]] = []
+
+    def visit(node: Path) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in imports.get(node, ()):
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            group, stack[at:] = stack[at:], []
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in imports:
+        if node not in index:
+            visit(node)
+    return sorted(found, key=len, reverse=True)
