@@ -122,7 +122,7 @@ def _one(c: Cluster, how: str, rng: random.Random, longest: float) -> str:
             return how
         c.wait_for(lambda: len(c.facts("IncidentOpened")) > incidents, 30, "the kill to be noticed")
     # The next kill may come at any time after the next start, not before it.
-    c.wait_for(lambda: len(c.facts("GenerationStarted")) > started, 30, "the next generation")
+    c.wait_for(lambda: len(c.facts("GenerationStarted")) > started, 120, "the next generation")
     return how
 
 
