@@ -2,6 +2,10 @@
 SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
+# Python that ruff checks.
+PYTHON := examples figures harness python/tests
+# Rust that cargo tests: the extension module is tested from Python.
+WORKSPACE := --workspace --exclude everstep-python
 export GLOO_SOCKET_IFNAME ?= lo
 
 .PHONY: help setup build demo test check figures figure soak papers sim s3s fmt clean
@@ -13,7 +17,7 @@ help:
 	@echo "make soak NAME=x     the same with the full counts"
 	@echo "make papers          the tables of the papers, into docs/benchmarks"
 	@echo "make sim SEED=n      replay one simulated cluster exactly"
-	@echo "make check           formatting, lints, architecture; make fmt: format"
+	@echo "make check           formatting, lints, spelling, links; make fmt: format"
 
 # The virtual environment: torch and what tests need, from PyPI.
 $(VENV)/ready: python/requirements.txt
@@ -35,17 +39,24 @@ build: $(VENV)/ready
 demo: setup
 	$(PY) examples/gpt/demo.py
 
-check:
+check: $(VENV)/ready
 	cargo fmt --check
 	cargo clippy -q --workspace --all-targets -- -D warnings
+	$(VENV)/bin/ruff check -q $(PYTHON)
+	$(VENV)/bin/ruff format -q --check $(PYTHON)
+	$(VENV)/bin/typos
+	$(VENV)/bin/lychee -q --offline --include-fragments '*.md' 'docs/**/*.md'
 
+# With the same packages each time: cargo builds dependencies anew for other ones, which ask for other features.
+SIMULATED := -p everstep-sim -p everstep-replay -p everstep-fleet
 test: check
-	cargo test -q --workspace --exclude everstep-python --exclude everstep-sim
-	cargo test -q -p everstep-checkpoint --test damage -- --nocapture
-	cargo test -q -p everstep-sim --lib --test simulation --test replay --test fleet -- --nocapture
+	cargo test -q $(WORKSPACE) $(subst -p,--exclude,$(SIMULATED))
+	cargo test -q $(WORKSPACE) --test damage -- --nocapture
+	cargo test -q $(SIMULATED) --lib
+	cargo test -q $(WORKSPACE) --test simulation --test replay --test fleet -- --nocapture
 	cargo test -q -p everstep-sim --features planted --test planted -- --nocapture
 	$(MAKE) setup
-	$(PY) -m pytest -q python/tests
+	$(PY) -m pytest -q --durations=15 --durations-min=5 python/tests
 
 # A second server of the S3 protocol, for figure s3-faults.
 target/s3s/bin/s3s-fs:
@@ -64,13 +75,14 @@ figures: setup s3s
 
 # Tables of the papers, into docs/benchmarks.
 papers:
-	cargo run -q --release -p everstep-sim --example papers -- docs/benchmarks 200 > /dev/null
+	cargo run -q --release -p everstep-replay --example papers -- docs/benchmarks 200 > /dev/null
 
 sim:
 	cargo run -q --release -p everstep-sim -- $(SEED)
 
-fmt:
+fmt: $(VENV)/ready
 	cargo fmt
+	$(VENV)/bin/ruff format -q $(PYTHON)
 
 clean:
 	rm -rf target $(VENV) python/everstep.data

@@ -27,7 +27,6 @@ pub mod notify;
 pub mod order;
 pub mod ownership;
 pub mod placement;
-pub mod planner;
 #[cfg(feature = "planted")]
 pub mod planted;
 pub mod severity;

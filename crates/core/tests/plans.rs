@@ -9,10 +9,10 @@ use everstep_core::coordinator::remedy::{Remedy, Stage};
 use everstep_core::coordinator::state::{Job, Phase};
 use everstep_core::id::{JobId, Session, Step};
 use everstep_core::message::{Order, Report};
-use everstep_core::planner::file::read;
-use everstep_core::planner::{Mode, Problem};
 use everstep_core::spec::{JobSpec, Policy, RestartBudget};
 use everstep_core::time::Time;
+use everstep_planner::file::read;
+use everstep_planner::{Mode, Problem};
 use scene::Scene;
 
 /// `large` is worth four times as much on three nodes as `small`, and hardly anything on two.

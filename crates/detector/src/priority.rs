@@ -1,6 +1,8 @@
 //! Which metrics are asked first (Minder, section 4.3): a decision tree learns from each window's largest deviations, one number a metric, whether
 //! something was wrong; metrics come in the order in which the tree asks for them, from its root on.
 
+use crate::Series;
+use crate::models::Models;
 use linfa::prelude::*;
 use linfa_trees::DecisionTree;
 use ndarray::{Array1, Array2};
@@ -16,6 +18,23 @@ pub fn order(windows: &[(Vec<f32>, bool)]) -> Vec<usize> {
     let mut order = asked(windows, metrics).unwrap_or_default();
     order.extend((0..metrics).filter(|m| !order.contains(m)).collect::<Vec<_>>());
     order
+}
+
+/// Puts the metrics of models in the order in which they tell most, from episodes with their known faults: first and last second of each.
+pub fn put_in_order(models: &mut Models, episodes: &[(&Series, Vec<(usize, usize)>)]) {
+    let mut windows: Vec<(Vec<f32>, bool)> = Vec::new();
+    for (series, faults) in episodes {
+        let by_metric = models.deviations(series);
+        if by_metric.len() != models.all.len() {
+            continue;
+        }
+        for at in 0..by_metric.first().map_or(0, Vec::len) {
+            let second = at * models.stride;
+            let deviations = by_metric.iter().map(|m| m[at].map_or(0.0, |c| c.z)).collect();
+            windows.push((deviations, faults.iter().any(|(from, until)| (*from..=*until).contains(&second))));
+        }
+    }
+    models.order = order(&windows);
 }
 
 fn asked(windows: &[(Vec<f32>, bool)], metrics: usize) -> Option<Vec<usize>> {

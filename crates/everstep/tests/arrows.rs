@@ -28,13 +28,27 @@ fn dependencies() -> BTreeMap<String, BTreeSet<(String, bool)>> {
 #[test]
 fn crates_use_only_what_the_arrows_allow() {
     let allowed: BTreeMap<&str, &[&str]> = BTreeMap::from([
-        ("everstep-core", &[] as &[&str]),
+        ("everstep-rng", &[] as &[&str]),
+        ("everstep-planner", &[]),
+        ("everstep-core", &["everstep-planner"]),
+        ("everstep-replay", &["everstep-core", "everstep-planner", "everstep-rng"]),
         ("everstep-wire", &["everstep-core"]),
         ("everstep-checkpoint", &["everstep-core", "everstep-wire"]),
-        ("everstep-sim", &["everstep-core", "everstep-checkpoint", "everstep-detector"]),
+        ("everstep-sim", &["everstep-core", "everstep-rng"]),
+        ("everstep-fleet", &["everstep-detector", "everstep-rng"]),
         // It stands alone: it cannot know what a generator has put into its numbers.
         ("everstep-detector", &[]),
-        ("everstep", &["everstep-core", "everstep-wire", "everstep-checkpoint", "everstep-sim", "everstep-detector"]),
+        (
+            "everstep",
+            &[
+                "everstep-core",
+                "everstep-planner",
+                "everstep-replay",
+                "everstep-wire",
+                "everstep-checkpoint",
+                "everstep-detector",
+            ],
+        ),
         ("everstep-python", &["everstep-core", "everstep-wire", "everstep-checkpoint"]),
     ]);
     for (name, dependencies) in dependencies() {
@@ -49,11 +63,15 @@ fn crates_use_only_what_the_arrows_allow() {
 fn the_core_is_pure_and_the_training_process_has_no_server() {
     let all = dependencies();
     let core: Vec<_> = all["everstep-core"].iter().map(|(n, _)| n.as_str()).collect();
-    assert_eq!(core, ["serde", "serde_json", "thiserror", "toml"], "the core decides; it needs nothing else");
+    assert_eq!(
+        core,
+        ["everstep-planner", "serde", "serde_json", "thiserror", "toml"],
+        "the core decides; it needs nothing else"
+    );
     // The server stack is optional in wire, and the Python package does not ask for it.
     for server in ["tokio", "axum", "hyper", "hyper-util"] {
         assert!(all["everstep-wire"].contains(&(server.into(), true)), "{server} must be optional in wire");
-        for package in ["everstep-checkpoint", "everstep-python", "everstep-sim"] {
+        for package in ["everstep-checkpoint", "everstep-python", "everstep-sim", "everstep-replay"] {
             // Clients of object stores run on it, in a runtime that is started when the first URL is opened.
             let client = server == "tokio" && package == "everstep-checkpoint";
             assert!(client || all[package].iter().all(|(n, _)| n != server), "{package} must not use {server}");

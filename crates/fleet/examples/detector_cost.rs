@@ -6,7 +6,7 @@ use everstep_detector::lstm_vae::{Layout, Model, Training, WINDOW, error, fresh,
 use everstep_detector::minder::{Distance, Embedding, candidates};
 use everstep_detector::prepare::{Limits, prepared};
 use everstep_detector::robust::{Robust, Settings};
-use everstep_sim::fleet::{Matrix, Recipe, generate};
+use everstep_fleet::{Matrix, Recipe, generate};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 

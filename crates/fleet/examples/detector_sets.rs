@@ -3,8 +3,8 @@
 
 use everstep_detector::origin::origin;
 use everstep_detector::{Detector, robust};
-use everstep_sim::fleet::burst::burst;
-use everstep_sim::fleet::{Matrix, Recipe, generate};
+use everstep_fleet::burst::burst;
+use everstep_fleet::{Matrix, Recipe, generate};
 use serde_json::json;
 
 const SEALED: u64 = (1 << 33) + (1 << 32);

@@ -5,8 +5,8 @@ use everstep_detector::lstm_vae::{Model, Training, WINDOW};
 use everstep_detector::minder::{Candidates, Continuity, Distance, Embedding, candidates};
 use everstep_detector::prepare::{Limits, prepared};
 use everstep_detector::{Detector, Series, Verdict, robust};
-use everstep_sim::fleet::score::{Found, Score, judge};
-use everstep_sim::fleet::{Episode, Matrix, Recipe, Truth, generate};
+use everstep_fleet::score::{Found, Score, judge};
+use everstep_fleet::{Episode, Matrix, Recipe, Truth, generate};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -150,7 +150,7 @@ fn tuned(method: &str, t: &Trained, episodes: u64) -> Continuity {
 
 /// F1 between its 2.5th and 97.5th percentile, episodes drawn again a thousand times.
 fn interval(all: &[(Found, bool)]) -> [f64; 2] {
-    let mut rng = everstep_sim::rng::Rng::new(7);
+    let mut rng = everstep_rng::Rng::new(7);
     let mut f1: Vec<f64> = (0..1000)
         .map(|_| {
             let mut score = Score::default();

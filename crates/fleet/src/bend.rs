@@ -3,8 +3,8 @@
 use super::METRICS;
 use super::course::Course;
 use super::ranges::Ranges;
-use crate::rng::Rng;
 use everstep_detector::{Family, Series};
+use everstep_rng::Rng;
 
 /// How values are bent.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,6 +1,6 @@
 //! A minute at 100 Hz of what machines send, in which some become slow at once and the others wait for them a little later.
 
-use crate::rng::Rng;
+use everstep_rng::Rng;
 
 /// Looks of a minute.
 const LOOKS: usize = 6000;

@@ -2,7 +2,7 @@
 
 use super::ranges::Ranges;
 use super::{Crew, METRICS};
-use crate::rng::Rng;
+use everstep_rng::Rng;
 
 /// A factor for each metric, role and second (two seconds more than an episode has: clocks differ).
 pub(super) struct Course {

@@ -3,8 +3,8 @@
 use super::bend::{Bend, How, metrics_of, named};
 use super::ranges::{FAULTS, Kind, Ranges};
 use super::{METRICS, Matrix, Recipe, Truth};
-use crate::rng::Rng;
 use everstep_detector::Family;
+use everstep_rng::Rng;
 use std::collections::BTreeMap;
 
 /// How probably each kind of metric tells of it.

@@ -6,6 +6,7 @@
 //! ```
 //!
 //! Written, with its ranges, before any detector was tuned. A detector gets the [`Series`] only; its crate cannot reach this one.
+#![forbid(unsafe_code)]
 
 mod bend;
 pub mod burst;
@@ -14,10 +15,10 @@ mod faults;
 pub mod ranges;
 pub mod score;
 
-use crate::rng::Rng;
 use bend::Bend;
 use course::Course;
 use everstep_detector::{Family, Metric, Series, Worse};
+use everstep_rng::Rng;
 use ranges::{RANGES, Ranges};
 
 /// What is measured: name, the kind that `faults.toml` knows it by, family, usual level (of its most), share of the common movement.

@@ -1,7 +1,7 @@
 //! Fleets are what they are said to be, and the same for the same seed.
 #![allow(clippy::unwrap_used)]
 
-use everstep_sim::fleet::{Episode, Matrix, Recipe, generate};
+use everstep_fleet::{Episode, Matrix, Recipe, generate};
 use std::collections::BTreeMap;
 
 const USUAL: Recipe = Recipe { machines: None, roles: None, matrix: Matrix::Ours, bad: 1, switch: false };

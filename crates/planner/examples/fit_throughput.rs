@@ -3,7 +3,7 @@
 //! There are fewer points than numbers, so each is drawn to what one would expect of it beforehand (ridge, in logarithms): a number only
 //! leaves that for what the points say. Held-out points are never read. Which numbers one would expect is below, with why.
 
-use everstep_core::planner::throughput::{Fitted, Hardware, Layout, Point, Recompute, Split, Transformer, iteration};
+use everstep_planner::throughput::{Fitted, Hardware, Layout, Point, Recompute, Split, Transformer, iteration};
 
 /// How strongly, all points together: with ten points an error of 1 % in each weighs as much as a factor of e^0.2 in every number. Fewer points
 /// say less.

@@ -1,8 +1,8 @@
 //! `plans JOBS UNITS MOST SEED`: CPU milliseconds of a plan and of all plans for what may happen next, and CPU microseconds of looking one
 //! up, as a JSON object. Jobs can use up to MOST units; what they achieve has dips.
 
-use everstep_core::planner::{Change, Job, Mode, Move, Problem, Rates, Table, solve};
-use everstep_sim::rng::Rng;
+use everstep_planner::{Change, Job, Mode, Move, Problem, Rates, Table, solve};
+use everstep_rng::Rng;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
@@ -60,11 +60,10 @@ fn dense(problem: &Problem) -> f64 {
     timed(work).0
 }
 
-fn main() {
+fn main() -> Result<(), &'static str> {
     let numbers: Vec<u32> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
     let &[jobs, units, most, seed] = numbers.as_slice() else {
-        eprintln!("plans JOBS UNITS MOST SEED");
-        std::process::exit(2);
+        return Err("usage: plans JOBS UNITS MOST SEED");
     };
     let mut rng = Rng::new(u64::from(seed));
     let jobs: Vec<Job> = (0..jobs).map(|n| job(&mut rng, n.into(), units, units / jobs, most)).collect();
@@ -88,4 +87,5 @@ fn main() {
         said["table_kib"] = (bytes / 1024).into();
     }
     println!("{said}");
+    Ok(())
 }

@@ -1,6 +1,6 @@
 //! `throughput_points`: every published point beside what is computed for it, one JSON object a line; and what the model would choose.
 
-use everstep_core::planner::throughput::{Calibration, Hardware, Point, Recompute, Split, iteration, memory, ranked};
+use everstep_planner::throughput::{Calibration, Hardware, Point, Recompute, Split, iteration, memory, ranked};
 use serde_json::json;
 
 fn main() -> Result<(), String> {

@@ -8,6 +8,8 @@
 //! Whole numbers only, and ties are broken: the same problem gives the same plan everywhere. A unit is whatever is given to one job as a
 //! whole: a node, unless the jobs are small. [`assign`] says which units they are. Where the numbers come from is not known here.
 
+#![forbid(unsafe_code)]
+
 mod assign;
 mod choice;
 mod dwell;

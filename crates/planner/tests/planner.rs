@@ -1,7 +1,7 @@
 //! The planner against all plans there are, on small problems; and with itself, on large ones.
 #![allow(clippy::unwrap_used)]
 
-use everstep_core::planner::{Change, Done, Job, Limit, Mode, Move, Plan, Problem, Rates, Table, reasons, solve};
+use everstep_planner::{Change, Done, Job, Limit, Mode, Move, Plan, Problem, Rates, Table, reasons, solve};
 use proptest::prelude::*;
 use std::time::Duration;
 

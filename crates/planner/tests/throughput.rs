@@ -1,6 +1,6 @@
 //! The throughput model: its arithmetic against the closed forms, its numbers against what was published and never fitted.
 
-use everstep_core::planner::throughput::{
+use everstep_planner::throughput::{
     Calibration, Hardware, Layout, Point, Recompute, Split, Transformer, best, iteration, memory, ranked,
 };
 use proptest::prelude::*;
@@ -83,8 +83,7 @@ fn measured_points_override_and_scale() {
 
 #[test]
 fn wrong_tables_are_refused_with_their_line() {
-    let first =
-        include_str!("../src/planner/throughput/points.csv").lines().find(|l| l.starts_with("source,")).unwrap();
+    let first = include_str!("../src/throughput/points.csv").lines().find(|l| l.starts_with("source,")).unwrap();
     let good = "x,a800,m,4096,32,32,51200,2048,512,64,8,1,1,4,full,no,no,model,140,fit";
     assert_eq!(Point::read(&format!("{first}\n{good}\n")).unwrap().len(), 1);
     for (from, to, words) in [

@@ -1,7 +1,7 @@
 //! `papers DIRECTORY [SEEDS]`: writes the tables of docs/benchmarks; without a directory (`-`) only prints them, as JSON lines.
 
-use everstep_core::planner::Mode;
-use everstep_sim::papers::{Origin, Row, checkfreq, ettr, gemini, unicron};
+use everstep_planner::Mode;
+use everstep_replay::papers::{Origin, Row, checkfreq, ettr, gemini, unicron};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::path::PathBuf;

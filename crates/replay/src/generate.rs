@@ -1,7 +1,7 @@
 //! Failures that might happen, from a seed: each node has a stream of its own.
 
 use super::failures::{DAY, Failure, Failures, HOUR, Kind};
-use crate::rng::Rng;
+use everstep_rng::Rng;
 
 /// How long a repair takes.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,6 +9,7 @@
 //! Time is whole microseconds and accounts are whole numbers: a seed gives the same bytes on every machine. All policies see the same
 //! failures of the same nodes. Which nodes a job gets where jobs share a cluster is decided by the core's planner, the one that `everstep plan`
 //! asks; whether a job of everstep's trains on with the nodes that it has is decided by its coordinator, the real one (`live`).
+#![forbid(unsafe_code)]
 
 mod books;
 mod compare;
@@ -17,6 +18,7 @@ mod fit;
 mod generate;
 mod held;
 mod live;
+pub mod papers;
 mod policy;
 mod read;
 mod recipe;

@@ -1,7 +1,7 @@
 //! What is done about failures, and how long that takes: as a small file (TOML).
 
 use super::failures::{Kind, micros};
-use everstep_core::planner::Mode;
+use everstep_planner::Mode;
 use serde::Deserialize;
 
 /// What is done about a node that fails where no spare is left.

@@ -2,7 +2,7 @@
 
 use super::failures::{DAY, Failures};
 use super::generate::{Recipe, Renewal, Repair};
-use everstep_core::planner::file::time;
+use everstep_planner::file::time;
 use std::collections::BTreeMap;
 
 fn micros(what: &str, text: &str) -> Result<u64, String> {

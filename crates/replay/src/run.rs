@@ -8,7 +8,7 @@ use super::policy::{OnLoss, Policy};
 use super::record::Recorder;
 use super::state::{Phase, State};
 use super::work::Workload;
-use everstep_core::planner::{self, Problem, Rates, solve};
+use everstep_planner::{self as planner, Problem, Rates, solve};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;

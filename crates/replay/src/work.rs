@@ -1,6 +1,6 @@
 //! Who shares the cluster.
 
-use everstep_core::planner::{self, Move};
+use everstep_planner::{self as planner, Move};
 use std::sync::Arc;
 
 /// One job.

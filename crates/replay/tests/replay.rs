@@ -1,11 +1,11 @@
 //! The simulator of costs: accounts that add up under any failures, the same bytes for a seed, and what can be known without it.
 
-use everstep_core::planner::Mode;
-use everstep_sim::replay::{
+use everstep_planner::Mode;
+use everstep_replay::{
     Cause, DAY, Failure, Failures, HOUR, Job, Kind, OnLoss, Policy, Recipe, Renewal, Repair, SECOND, Workload, compare,
     from_faults, from_lines, generate, run, to_lines,
 };
-use everstep_sim::rng::Rng;
+use everstep_rng::Rng;
 
 fn poisson(nodes: u32, days: u64, mtbf_days: u64) -> Renewal {
     Renewal {
@@ -126,7 +126,7 @@ fn copies_save_what_their_group_keeps() {
 #[test]
 fn a_plan_is_never_worse_than_leaving_jobs_alone() {
     let all: Vec<Failures> = (0..40).map(|seed| generate(&Recipe::TraceB, seed)).collect();
-    let work = everstep_sim::papers::unicron::case(5).unwrap();
+    let work = everstep_replay::papers::unicron::case(5).unwrap();
     let plan = Policy::named("unicron").unwrap();
     let alone = Policy { name: "alone".into(), on_loss: OnLoss::Shrink, ..plan.clone() };
     let found = compare(&all, &work, &[plan, alone], 2).unwrap();
@@ -209,7 +209,7 @@ fn the_real_trace_is_what_its_authors_say() {
         return;
     };
     let failures = from_faults(&text, Some(400)).unwrap();
-    let fit = everstep_sim::replay::fit(&failures).unwrap();
+    let fit = everstep_replay::fit(&failures).unwrap();
     assert_eq!(failures.nodes, 400);
     assert!((560..=584).contains(&fit.failures), "{fit:?}");
     assert!((0.8..0.95).contains(&fit.repair.0) && (5.0..6.0).contains(&fit.repair.1), "{fit:?}");

@@ -1,4 +1,5 @@
 //! The only source of randomness of a simulation: SplitMix64 (Steele, Lea, Flood 2014), seeded once.
+#![forbid(unsafe_code)]
 
 /// A small deterministic generator.
 #[derive(Clone, Debug)]

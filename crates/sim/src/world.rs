@@ -5,7 +5,6 @@ use crate::fault::{Fault, FaultCounts};
 use crate::host::Host;
 use crate::network::Network;
 use crate::oracle::{Oracle, Violation};
-use crate::rng::Rng;
 use crate::trace::Trace;
 use everstep_core::agent::event::Event as AgentEvent;
 use everstep_core::coordinator::command::Precondition;
@@ -15,6 +14,7 @@ use everstep_core::id::{Epoch, Generation, JobId, NodeId, PersistId, Session, St
 use everstep_core::invariant::InvariantId;
 use everstep_core::message::{Checked, Hello, Order, Report, Tier};
 use everstep_core::spec::{CheckWhen, JobSpec, Policy, RestartBudget};
+use everstep_rng::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One deadline of so many is noticed late, by so many milliseconds.

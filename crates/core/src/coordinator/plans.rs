@@ -9,8 +9,8 @@ use super::command::{Command, Fact};
 use super::state::{Job, Phase};
 use super::{Coordinator, remedy};
 use crate::id::{JobId, NodeId};
-use crate::planner::{self, Change, Plan, Problem, Table, Unit, assign, solve};
 use crate::time::Time;
+use everstep_planner::{self as planner, Change, Plan, Problem, Table, Unit, assign, solve};
 use std::collections::BTreeMap;
 use std::time::Duration;
 

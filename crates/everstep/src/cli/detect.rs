@@ -12,7 +12,6 @@ use everstep_detector::calibrate::calibrated;
 use everstep_detector::lstm_vae::Training;
 use everstep_detector::models::Models;
 use everstep_detector::priority;
-use everstep_sim::fleet::{Matrix, Recipe, generate};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -62,9 +61,6 @@ enum Command {
     Train {
         #[command(flatten)]
         from: From,
-        /// On so many generated normal episodes instead: what ships with the program
-        #[arg(long, value_name = "EPISODES", conflicts_with_all = ["csv", "parquet", "prometheus"])]
-        generated: Option<u64>,
         /// Begin with these models
         #[arg(long, value_name = "FILE")]
         models: Option<PathBuf>,
@@ -310,13 +306,10 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
             draw(picture.as_ref(), &found)?;
             Ok(evaluated(&read, &found, &known, *json))
         }
-        Command::Train { from, generated, models: begin, faults, epochs, seed, output } => {
+        Command::Train { from, models: begin, faults, epochs, seed, output } => {
             let how = Training { seed: *seed, epochs: (*epochs).max(1), ..Training::default() };
             let begin = begin.as_deref().map(|path| models(Some(path))).transpose().map_err(Failure::usage)?;
-            let trained = match generated {
-                Some(episodes) => from_generated(*episodes, &how).map_err(Failure::usage)?,
-                None => from_history(from, faults.as_deref(), begin.as_ref(), &how)?,
-            };
+            let trained = from_history(from, faults.as_deref(), begin.as_ref(), &how)?;
             write(output, &trained.written())?;
             let order: Vec<&str> = trained.order.iter().map(|m| trained.all[*m].metric.name.as_str()).collect();
             println!(
@@ -403,23 +396,6 @@ fn evaluated(
     0
 }
 
-/// Deviations of all windows, and whether anything was wrong in them; puts the metrics in order.
-fn put_in_order(models: &mut Models, all: &[(&Series, Vec<(usize, usize)>)]) {
-    let mut windows: Vec<(Vec<f32>, bool)> = Vec::new();
-    for (series, wrong) in all {
-        let by_metric = models.deviations(series);
-        if by_metric.len() != models.all.len() {
-            continue;
-        }
-        for at in 0..by_metric.first().map_or(0, Vec::len) {
-            let second = at * models.stride;
-            let deviations = by_metric.iter().map(|m| m[at].map_or(0.0, |c| c.z)).collect();
-            windows.push((deviations, wrong.iter().any(|(from, until)| (*from..=*until).contains(&second))));
-        }
-    }
-    models.order = priority::order(&windows);
-}
-
 fn from_history(from: &From, faults: Option<&Path>, begin: Option<&Models>, how: &Training) -> Result<Models, Failure> {
     let known = faults.map(known).transpose()?.unwrap_or_default();
     let read = from.read()?;
@@ -446,25 +422,7 @@ fn from_history(from: &From, faults: Option<&Path>, begin: Option<&Models>, how:
     let mut models = Models::trained(&normal, how, begin, &about).map_err(Failure::usage)?;
     if !known.is_empty() {
         let all: Vec<(&Series, Vec<(usize, usize)>)> = read.episodes.iter().map(|of| (&of.series, spans(of))).collect();
-        put_in_order(&mut models, &all);
+        priority::put_in_order(&mut models, &all);
     }
-    Ok(models)
-}
-
-/// Seeds of generated episodes that models are taught with, and that metrics are put in order by: of the development split.
-const TAUGHT: u64 = 2_000_000;
-/// Threshold and continuity that were best on the development episodes (docs/benchmarks/detector.md).
-const THRESHOLD: f32 = 1.875;
-const CONTINUITY: usize = 180;
-
-fn from_generated(episodes: u64, how: &Training) -> Result<Models, String> {
-    let recipe = |bad| Recipe { machines: Some(64), roles: Some(1), matrix: Matrix::Ours, bad, switch: false };
-    let normal: Vec<Series> = (0..episodes).map(|seed| generate(&recipe(0), TAUGHT + seed).series).collect();
-    let mut models =
-        Models::trained(&normal, how, None, &format!("{episodes} generated normal episodes of 64 machines"))?;
-    let faulty: Vec<_> = (0..10 * episodes).map(|seed| generate(&recipe(1), seed)).collect();
-    let wrong = |of: &everstep_sim::fleet::Episode| of.truth.iter().map(|t| (t.onset, t.end)).collect();
-    put_in_order(&mut models, &faulty.iter().map(|of| (&of.series, wrong(of))).collect::<Vec<_>>());
-    (models.when.threshold, models.when.seconds, models.general) = (THRESHOLD, CONTINUITY, true);
     Ok(models)
 }

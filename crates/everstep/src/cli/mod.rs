@@ -29,7 +29,7 @@ mod trace;
 
 use crate::listening::Place;
 use clap::{Parser, Subcommand};
-use everstep_core::planner::Problem;
+use everstep_planner::Problem;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 

@@ -1,8 +1,8 @@
 //! Pictures: SVG, and pages with nothing from elsewhere.
 
 use super::simulate::{by_it, shares};
-use everstep_core::planner::throughput::Best;
-use everstep_sim::replay::Compared;
+use everstep_planner::throughput::Best;
+use everstep_replay::Compared;
 use plotters::prelude::*;
 
 const SIZE: (u32, u32) = (900, 420);

@@ -2,8 +2,8 @@
 
 use super::{Failure, text, throughput};
 use clap::{Args, Subcommand};
-use everstep_core::planner::file::{Situation, read};
-use everstep_core::planner::{Assignment, Done, Limit, Mode, Plan, Problem, Reason, assign, reasons, solve};
+use everstep_planner::file::{Situation, read};
+use everstep_planner::{Assignment, Done, Limit, Mode, Plan, Problem, Reason, assign, reasons, solve};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -75,7 +75,7 @@ pub fn known(cluster: Option<&Path>, jobs: Option<&Path>) -> Result<Option<Probl
 fn others(now: &Situation) -> Vec<(&'static str, Plan)> {
     let problem = &now.problem;
     let current = problem.jobs.iter().map(|j| (j.id.clone(), j.current)).collect();
-    let size = |job: &everstep_core::planner::Job| now.parameters.get(&job.id).copied().unwrap_or(0);
+    let size = |job: &everstep_planner::Job| now.parameters.get(&job.id).copied().unwrap_or(0);
     let mut all = vec![
         ("as it is", Plan { units: current }),
         ("equal shares", problem.shared(|_| 1)),

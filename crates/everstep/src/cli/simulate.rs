@@ -3,12 +3,10 @@
 use super::{Failure, facts, picture, text, trace, write};
 use clap::Args;
 use everstep_core::history::{Span, lines, records};
-use everstep_core::planner::Mode;
-use everstep_core::planner::file::read as situation;
-use everstep_sim::papers::unicron;
-use everstep_sim::replay::{
-    Cause, Compared, Failures, HOUR, Interval, Job, Policy, Workload, compare, history, recorded,
-};
+use everstep_planner::Mode;
+use everstep_planner::file::read as situation;
+use everstep_replay::papers::unicron;
+use everstep_replay::{Cause, Compared, Failures, HOUR, Interval, Job, Policy, Workload, compare, history, recorded};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -101,7 +99,7 @@ fn workload(o: &Options, nodes: u32) -> Result<Workload, Failure> {
             found.problem.units
         )));
     }
-    let job = |j: everstep_core::planner::Job| Job { id: j.id, weight: j.weight, min: j.min, achieved: j.achieved };
+    let job = |j: everstep_planner::Job| Job { id: j.id, weight: j.weight, min: j.min, achieved: j.achieved };
     Ok(Workload { jobs: found.problem.jobs.into_iter().map(job).collect() })
 }
 
@@ -140,7 +138,7 @@ pub fn threads() -> usize {
 /// Mean share of all nodes' time, by account.
 pub fn shares(of: &Compared) -> Vec<(&'static str, f64)> {
     let sum: u128 = of.outcomes.iter().map(|o| u128::from(o.books.sum())).sum();
-    let share = |value: &dyn Fn(&everstep_sim::replay::Books) -> u64| {
+    let share = |value: &dyn Fn(&everstep_replay::Books) -> u64| {
         of.outcomes.iter().map(|o| u128::from(value(&o.books))).sum::<u128>() as f64 / sum.max(1) as f64
     };
     let mut found = vec![("productive", share(&|b| b.productive)), ("discarded", share(&|b| b.discarded))];

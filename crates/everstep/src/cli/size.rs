@@ -2,7 +2,7 @@
 
 use super::{Failure, simulate, trace};
 use clap::Args;
-use everstep_sim::replay::{DAY, Failures, Policy, Range, Tried, fit, poisson, size, spares, spoken};
+use everstep_replay::{DAY, Failures, Policy, Range, Tried, fit, poisson, size, spares, spoken};
 use serde_json::{Value, json};
 
 #[derive(Args, Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use super::{Failure, picture, text, write};
 use clap::Args;
-use everstep_core::planner::throughput::{Best, Calibration, Hardware, Point, Transformer, best};
+use everstep_planner::throughput::{Best, Calibration, Hardware, Point, Transformer, best};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -87,7 +87,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
             continue;
         };
         let per = b.achieved / *gpus as f64;
-        let step = model.operations(everstep_core::planner::throughput::Recompute::Nothing) / b.achieved;
+        let step = model.operations(everstep_planner::throughput::Recompute::Nothing) / b.achieved;
         println!(
             "  {gpus:>6} {:>9.1} {:>5.1} % {:>6.2} s {:>5.0} GB  {}{}",
             per / 1e12,

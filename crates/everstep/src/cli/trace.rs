@@ -2,7 +2,7 @@
 
 use super::{Failure, text};
 use clap::{Args, Subcommand};
-use everstep_sim::replay::{Failures, Recipe, fit, from_faults, from_lines, generate, to_lines};
+use everstep_replay::{Failures, Recipe, fit, from_faults, from_lines, generate, to_lines};
 use serde_json::json;
 use std::path::Path;
 
@@ -69,7 +69,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
             let found = read(trace, *nodes, 0..1)?;
             let of = found.first().ok_or_else(|| Failure::usage("the trace is empty"))?;
             let f = fit(of).map_err(Failure::usage)?;
-            let days = of.length as f64 / everstep_sim::replay::DAY as f64;
+            let days = of.length as f64 / everstep_replay::DAY as f64;
             if *json {
                 let said = json!({
                     "version": 1, "nodes": of.nodes, "days": days, "node_failures": f.failures, "others": f.others, "mtbf_days": f.mtbf,

@@ -7,7 +7,7 @@ use everstep_detector::robust::Settings;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// What ships with the program: trained on generated fleets (`everstep detect train --generated`), for metrics of any machines.
+/// What ships with the program: trained on generated fleets (`shipped_models`, an example of `everstep-fleet`), for metrics of any machines.
 const DEFAULT: &str = include_str!("models.json");
 
 /// Which.

@@ -1,7 +1,7 @@
 //! The share of time that trains: closed forms, and the simulator beside them.
 
 use super::Row;
-use crate::replay::{DAY, Failures, OnLoss, Policy, Recipe, Renewal, Repair, SECOND, Workload, compare, generate};
+use crate::{DAY, Failures, OnLoss, Policy, Recipe, Renewal, Repair, SECOND, Workload, compare, generate};
 
 /// Exact for exponential failures: e^(−l·u)·l·Δ·q/(1−q) with q = e^(−l(Δ+w)); `rate` per second of the whole job, times in seconds.
 #[must_use]
@@ -29,7 +29,7 @@ pub fn rows(seeds: u64, threads: usize) -> Result<Vec<Row>, String> {
     };
     let mut all: Vec<Failures> = (0..seeds).map(|seed| generate(&Recipe::Renewal(renewal.clone()), seed)).collect();
     // Every failure is one of a process: nothing waits for a repair.
-    all.iter_mut().flat_map(|f| &mut f.list).for_each(|f| (f.kind, f.repair) = (crate::replay::Kind::Process, 0));
+    all.iter_mut().flat_map(|f| &mut f.list).for_each(|f| (f.kind, f.repair) = (crate::Kind::Process, 0));
     let work = Workload::alone(nodes);
     let mut rows = Vec::new();
     for (interval, restart, write) in

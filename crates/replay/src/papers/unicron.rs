@@ -1,9 +1,9 @@
 //! Unicron's table 3 with figure 10c, figure 9's order, and figure 11 with the ablation that the paper lacks.
 
 use super::{Origin, Row};
-use crate::replay::{Compared, Interval, Job, OnLoss, Policy, Recipe, Workload, compare, generate};
-use everstep_core::planner::throughput::{Calibration, Hardware, Transformer, best};
-use everstep_core::planner::{self, Mode, Move, Plan, Problem, Rates, solve};
+use crate::{Compared, Interval, Job, OnLoss, Policy, Recipe, Workload, compare, generate};
+use everstep_planner::throughput::{Calibration, Hardware, Transformer, best};
+use everstep_planner::{self as planner, Mode, Move, Plan, Problem, Rates, solve};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

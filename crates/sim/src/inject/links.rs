@@ -1,0 +1,73 @@
+//! Faults of connections.
+
+use crate::world::{Happening, World};
+
+impl World {
+    /// A message is lost.
+    pub(super) fn drop_message(&mut self) -> Option<()> {
+        let host = self.running()?;
+        self.oracle.blames.cut(&self.hosts[host].node);
+        self.links[host].drop_next = true;
+        self.worker_dies(host, 0);
+        Some(())
+    }
+
+    /// Messages take long.
+    pub(super) fn delay_messages(&mut self, until: u64) -> Option<()> {
+        let host = self.attached()?;
+        self.oracle.blames.cut(&self.hosts[host].node);
+        self.links[host].slow = (self.rng.range(100, 1500), until);
+        Some(())
+    }
+
+    /// A message arrives twice.
+    pub(super) fn duplicate_message(&mut self) -> Option<()> {
+        let host = self.running()?;
+        self.links[host].duplicate_next = true;
+        self.worker_dies(host, 1);
+        for link in &mut self.links {
+            link.duplicate_order = true;
+        }
+        Some(())
+    }
+
+    /// A message is overtaken by later ones.
+    pub(super) fn reorder_messages(&mut self) -> Option<()> {
+        let host = self.running()?;
+        self.links[host].reorder_next = true;
+        self.worker_dies(host, 1);
+        Some(())
+    }
+
+    /// A connection is reset while both ends live on.
+    pub(super) fn reset_connection(&mut self) -> Option<()> {
+        let host = self.attached()?;
+        let session = self.hosts[host].session?;
+        self.agent_sees_end(session);
+        Some(())
+    }
+
+    /// Nothing passes to or from a machine until then.
+    pub(super) fn partition(&mut self, until: u64, to: bool, from: bool) -> Option<()> {
+        let host = self.attached()?;
+        self.oracle.blames.cut(&self.hosts[host].node);
+        let link = &mut self.links[host];
+        if to {
+            link.to_blocked_until = until;
+        }
+        if from {
+            link.from_blocked_until = until;
+        }
+        let session = self.hosts[host].session?;
+        let silence = self.silence();
+        if until > self.now + silence {
+            if to {
+                self.at(silence, Happening::CoordinatorSeesEnd { session });
+            }
+            if from {
+                self.at(silence, Happening::AgentSeesEnd { session });
+            }
+        }
+        Some(())
+    }
+}
