@@ -1,4 +1,4 @@
-"""One bound of a figure: a measured value against what must hold."""
+"""One bound of a figure: a measured value and the limit that it must satisfy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _OPERATORS = {"<=": operator.le, "<": operator.lt, ">=": operator.ge, ">": opera
 
 @dataclass(frozen=True)
 class Bound:
-    """``control``: the same measurement with the mechanism off or a fault planted; it must read short."""
+    """A bound. A ``control`` repeats the measurement without the mechanism or with a planted fault.
+
+    It must read short.
+    """
 
     part: str
     value: float
@@ -23,16 +26,16 @@ class Bound:
 
     @property
     def met(self) -> bool:
-        """The value is within the bound."""
+        """Whether the value is within the bound."""
         return bool(_OPERATORS[self.op](self.value, self.limit))
 
     @property
     def good(self) -> bool:
-        """As it should be: met, or for a control arm, short."""
+        """Whether the bound is as it should be: met or, for a control arm, short."""
         return self.met != self.control
 
     def line(self, name: str) -> str:
-        """The line that is printed."""
+        """Returns the line that is printed."""
         word = "control" if self.control else "figure"
         note = " (a control arm must read short)" if self.control else ""
         verdict = "ok" if self.met else "short"

@@ -1,4 +1,4 @@
-"""Kill, and how long until the next new step; torchrun beside it on the same fault."""
+"""The time from a kill to the next new step, next to torchrun with the same fault."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE = 40.0
 
 
 def _trial(c: Cluster, index: int) -> tuple[float, bool]:
-    """Seconds from the kill to the next new step, and whether one attempt was enough."""
+    """Returns the seconds from the kill to the next new step, and whether one attempt was enough."""
     before = len(c.facts("GenerationStarted"))
     if index % 10 == 9:
         when = c.kill_node(0)  # hosts MASTER_ADDR
@@ -33,7 +33,7 @@ def _trial(c: Cluster, index: int) -> tuple[float, bool]:
 
 
 def _torchrun_trial() -> tuple[float, bool]:
-    """The same under torchrun; (seconds, one attempt)."""
+    """Does the same under torchrun. Returns (seconds, one attempt)."""
     torchrun = Path(sys.executable).parent / "torchrun"
     with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile() as log:
         out = Path(scratch)

@@ -1,7 +1,7 @@
-"""What it costs to be watched.
+"""The cost of being watched.
 
-The agent's CPU time when it samples every second and keeps a ring of 100 looks a second, compared with an agent that
-takes no samples; and how many bytes a sample takes on the network.
+The CPU time of an agent that samples every second and keeps a ring with 100 samples per second,
+compared with an agent that takes no samples; and how many bytes a sample takes on the network.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _used(task: Path) -> float:
 
 
 class Wire:
-    """What goes to one port of the loopback device, as the kernel shows it (packet(7))."""
+    """Captures the traffic to one port of the loopback device (packet(7))."""
 
     HEADERS = 9  # of an HTTP/2 frame, RFC 9113
     OUTGOING = 4
@@ -47,7 +47,7 @@ class Wire:
                 packet, (_, protocol, kind, *_) = self.socket.recvfrom(1 << 16)
             except TimeoutError:
                 continue
-            # Each packet of loopback is seen twice: leaving and coming.
+            # Loopback shows each packet twice: leaving and arriving.
             if protocol != 0x0800 or kind == self.OUTGOING or packet[9] != 6:
                 continue
             ip = (packet[0] & 15) * 4
@@ -56,7 +56,7 @@ class Wire:
                 self.payloads.append((headers, packet[headers:]))
 
     def samples(self) -> tuple[int, int]:
-        """Bytes of all lines of samples with their headers, and how many samples they hold."""
+        """Returns the bytes of all sample lines with their headers, and the number of samples in them."""
         self.over = True
         self.thread.join()
         sent = held = 0
@@ -68,7 +68,10 @@ class Wire:
 
 
 def _alone() -> float:
-    """Percent of a core of a thread that only sleeps for 10 ms at a time: no ring can be cheaper on this machine."""
+    """Returns the percentage of a core used by a thread that only sleeps 10 ms at a time.
+
+    No ring can be cheaper on this machine.
+    """
     import resource
 
     before = resource.getrusage(resource.RUSAGE_THREAD)
@@ -80,7 +83,10 @@ def _alone() -> float:
 
 
 def _run() -> tuple[float, float, float, float]:
-    """Percent of a core that the sampling thread uses, and the whole agent; bytes of a sample; looks a second."""
+    """Returns the percentage of a core of the sampling thread and of the whole agent.
+
+    Also the bytes of a sample, and the samples per second.
+    """
     with cluster(
         "collect", ["figures/scripts/plain_ddp.py", "--steps", "100000", "--pause", "0.2"], nodes=2, workers=1
     ) as c:

@@ -1,5 +1,8 @@
-"""A second model for the figures: a small convolutional network with batch norm (buffers that change
-outside the optimizer), an exponential moving average, momentum and a learning-rate schedule."""
+"""A second model for the figures: a small convolutional network.
+
+It has batch norm (buffers that change outside the optimizer), an exponential moving average,
+momentum and a learning-rate schedule.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def arguments() -> argparse.Namespace:
 def spin(kind: str, out: Path) -> None:
     (out / "spun").write_text(str(time.time()))
     if kind == "gil":
-        re.match(r"(a+)+$", "a" * 64 + "b")  # backtracks for ever and never releases the interpreter
+        re.match(r"(a+)+$", "a" * 64 + "b")  # backtracks forever and never releases the interpreter
     while True:
         pass
 

@@ -1,4 +1,4 @@
-"""The coordinator is killed again and again while two nodes train."""
+"""The coordinator is killed repeatedly while two nodes train."""
 
 from __future__ import annotations
 

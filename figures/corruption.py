@@ -1,4 +1,7 @@
-"""Every kind of damage to a small checkpoint: slot, replica, file, manifest, index, frames; and what others do with one flipped bit."""
+"""Every kind of damage to a small checkpoint: slot, replica, file, manifest, index, frames.
+
+Also what other formats do with one flipped bit.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from harness.cluster import ROOT
 
 
 def _others() -> dict[str, str]:
-    """What DCP, torch.load and safetensors do with one flipped bit of payload: ``error``, ``wrong`` or ``right``."""
+    """Returns what DCP, torch.load and safetensors do with one flipped bit of payload.
+
+    One of ``error``, ``wrong`` or ``right``.
+    """
     import torch
     import torch.distributed.checkpoint as dcp
     from safetensors.torch import load_file, save_file

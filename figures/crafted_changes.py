@@ -1,6 +1,6 @@
-"""Changes to checkpoints by somebody who knows the format: headers, values, tables, manifests, and metadata of DCP.
+"""Changes to checkpoints by someone who knows the format, with correct checksums.
 
-Checksums stay right.
+Headers, values, tables, manifests, and metadata of DCP.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Payload:
 
 
 def number(r: random.Random, n: int) -> int:
-    """A number near ``n``, or one at an edge."""
+    """Returns a number near ``n``, or one at an edge."""
     return n + r.randint(-8, 8) if r.random() < 0.5 else r.choice(EDGES)
 
 
 def odd(r: random.Random) -> Any:
-    """A value of another type."""
+    """Returns a value of another type."""
     return r.choice(
         [
             None,
@@ -80,7 +80,7 @@ def odd(r: random.Random) -> Any:
 
 
 def tree(r: random.Random, node: Any) -> Any:
-    """A value with one node changed."""
+    """Returns the value with one node changed."""
     if isinstance(node, dict) and node and r.random() < 0.85:
         key = r.choice(list(node))
         what = r.random()
@@ -113,7 +113,7 @@ def tree(r: random.Random, node: Any) -> Any:
 
 
 def noise(r: random.Random, data: bytes) -> bytes:
-    """Some bytes changed."""
+    """Returns the data with some bytes changed."""
     changed = bytearray(data)
     for _ in range(r.randint(1, 4)):
         at = r.randrange(len(changed) + 1)
@@ -202,7 +202,7 @@ def header(r: random.Random, c: Checkpoint) -> None:
 
     def strict(lines: dict[str, Any]) -> None:
         edit(lines)
-        # Bytes are nothing that JSON has.
+        # JSON has no bytes.
         text = json.dumps(lines, default=repr)
         lines.clear()
         lines.update(json.loads(text))
@@ -223,7 +223,7 @@ def blob_tree(r: random.Random, c: Checkpoint) -> None:
     try:
         changed = tree(r, msgpack.unpackb(t.data[1:], strict_map_key=False))
     except (ValueError, msgpack.UnpackException):
-        # Another change was here before.
+        # An earlier change has already broken it.
         _set(t, noise(r, t.data))
         return
     _set(t, b"\xc1" + msgpack.packb(changed))
@@ -249,7 +249,8 @@ def manifest(r: random.Random, c: Checkpoint) -> None:
     c.manifest[key] = json.loads(json.dumps(tree(r, c.manifest.get(key)), default=repr))
 
 
-#: What the reader of a manager's checkpoints meets. Pickles are put where values are.
+#: The changes that the reader of a manager's checkpoints encounters. Pickles take the place of
+#: values.
 CHANGES: dict[str, Callable[[random.Random, Checkpoint], None]] = {
     f.__name__: f
     for f in (value, length, dtype, shape, name, gone, header, blob_noise, blob_tree, blob_swapped, places, manifest)
@@ -257,19 +258,19 @@ CHANGES: dict[str, Callable[[random.Random, Checkpoint], None]] = {
 
 
 def table(r: random.Random, c: Checkpoint) -> None:
-    """The table of what was saved through DCP."""
+    """Changes the table of what was saved through DCP."""
     t = r.choice(c.shards).blob("dcp")
     _set(t, json.dumps(tree(r, json.loads(t.data)), default=repr).encode() if r.random() < 0.85 else noise(r, t.data))
 
 
 def pickled(r: random.Random, c: Checkpoint, canary: Path) -> None:
-    """A pickle that runs something, in place of a value."""
+    """Replaces a value by a pickle that runs code."""
     data = pickle.dumps(Payload(canary)) if r.random() < 0.5 else torch_saved(Payload(canary))
     _set(_blob(r, c), data)
 
 
 def torch_saved(what: Any) -> bytes:
-    """As ``torch.save`` writes it."""
+    """Returns the bytes that ``torch.save`` writes."""
     import io
 
     out = io.BytesIO()
@@ -278,7 +279,7 @@ def torch_saved(what: Any) -> bytes:
 
 
 def parts(c: Checkpoint) -> Checkpoint:
-    """The same checkpoint as two ranks would have saved it, each the half of every matrix."""
+    """Returns the checkpoint as two ranks would have saved it, each with half of every matrix."""
     layout = {"rank": 0, "world_size": 2, "replicated": False, "kinds": {"model": "module", "optimizer": "optimizer"}}
     found = Checkpoint({**c.manifest, "world_size": 2})
     for rank in range(2):

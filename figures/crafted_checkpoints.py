@@ -1,8 +1,8 @@
-"""Checkpoints made by hand, with the right checksums, through every reader, under an address sanitizer; the reader without its checks is
-the control.
+"""Hand-made checkpoints with correct checksums, given to every reader under an address sanitizer.
 
-Everstep's own crates are built for the sanitizer by the toolchain that builds everything else (it ships the runtime); ``target/asan``
-keeps what was built. Python loads the sanitized extension with the C compiler's runtime in front.
+The control is the reader without its checks. The crates are built for the sanitizer by the same
+toolchain as everything else (it ships the runtime); ``target/asan`` keeps the builds. Python loads
+the sanitized extension with the C compiler's runtime preloaded.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from typing import Any
 from figures.bound import Bound
 from harness.cluster import ROOT
 
-#: Inputs of the native reader, of managers' checkpoints in Python, and of DCP's, with and without `--soak`.
+#: Inputs of the native reader, of managers' checkpoints in Python, and of DCP's, with and without
+#: `--soak`.
 INPUTS = {True: (2_000_000, 16_000, 4_000), False: (100_000, 700, 300)}
-#: Inputs of one process.
+#: Inputs per process.
 NATIVE_BATCH, BATCH = 100_000, 100
 #: Inputs of the control arms.
 CONTROL = (2_000, 200)
@@ -42,11 +43,11 @@ RUSTC_BOOTSTRAP=1 exec "$@" -Zsanitizer=address -Cunsafe-allow-abi-mismatch=sani
 
 
 def _build(checked: bool) -> Path:
-    """The driver, the extension and the binary; where they are."""
+    """Builds the driver, the extension and the binary. Returns their directory."""
     target = ROOT / "target" / "asan"
     target.mkdir(parents=True, exist_ok=True)
     name = "checked" if checked else "unchecked"
-    # Its name is part of what cargo knows a build by.
+    # The wrapper's name is part of cargo's key for a build.
     wrapper = target / f"rustc-{name}"
     _script(wrapper, _WRAPPER.format(cfgs="" if checked else f"--cfg {UNCHECKED}"))
     line = ["cargo", "build", "-q", "--target-dir", str(target)]
@@ -62,20 +63,23 @@ def _build(checked: bool) -> Path:
         if entry.name not in ("_internal.abi3.so", "__pycache__"):
             (package / entry.name).symlink_to(entry)
     shutil.copy2(target / "debug" / "lib_internal.so", package / "_internal.abi3.so")
-    # The interpreter of `ckpt verify` is a child of the binary's, and has the same extension.
+    # The interpreter of `ckpt verify` is a child of the binary and loads the same extension.
     _script(built / "interpreter", f'#!/bin/sh\nLD_PRELOAD={_runtime()} exec {sys.executable} "$@"\n')
     return built
 
 
 def _script(path: Path, text: str) -> None:
-    """Written only where it is another one: cargo builds anew for a newer compiler."""
+    """Writes the script only if it differs, because a newer compiler makes cargo rebuild everything."""
     if not path.exists() or path.read_text() != text:
         path.write_text(text)
         path.chmod(0o755)
 
 
 def _runtime() -> str:
-    """The sanitizer's runtime for a program that was not built with it; and C++'s, whose exceptions (torch's) it passes on."""
+    """Returns the sanitizer's runtime, for a program that was built without it.
+
+    Also the C++ runtime, because the sanitizer passes on its exceptions (torch's).
+    """
     found = (
         subprocess.run(["gcc", f"-print-file-name={n}"], capture_output=True, text=True, check=True).stdout.strip()
         for n in ("libasan.so", "libstdc++.so")
@@ -114,12 +118,12 @@ def _python(
 
 
 def _binary() -> Path:
-    """The everstep that belongs to this interpreter."""
+    """Returns the path of the everstep that belongs to this interpreter."""
     return Path(sys.executable).parent / "everstep"
 
 
 def _reports(done: subprocess.CompletedProcess[str]) -> int:
-    """Reports of the sanitizer; whatever else ends a process is none of them, and counted as a crash."""
+    """Returns 1 if the sanitizer reported something. Any other abnormal end counts as a crash."""
     return int(REPORT in done.stderr)
 
 
@@ -176,17 +180,21 @@ def _native_bounds(built: Path, inputs: int, seed: int) -> Iterator[Bound]:
 
 
 def disagrees(row: dict[str, Any]) -> bool:
-    """``verify`` says good of what restoring calls damaged, or damaged of what is restored. What is of another model is as good as any."""
+    """Returns whether ``verify`` and restoring disagree on whether the checkpoint is damaged.
+
+    A checkpoint of another model counts as good.
+    """
     if row.get("imported") is False:
         return False
     verdict, good = row.get("restore", "accepted"), row["verify"] == "good"
     if row["kind"].startswith("through"):
-        # Objects that only a pickle could bring back are good, and refused by whoever does not unpickle.
+        # Objects that only a pickle could restore are good, but refused by a reader that does not
+        # unpickle.
         return (verdict == "accepted" and not good) or (
             verdict == "refused" and good and "allow_pickle=True" not in row["said"]
         )
-    # Who restores a checkpoint of several ranks alone reads some of their values, of whichever rank has them; `verify` looks at what each
-    # rank would read.
+    # A single process that restores a checkpoint of several ranks reads only some of their values,
+    # whichever rank has them. `verify` checks what each rank would read.
     return (verdict == "accepted" and not good and row["ranks"] == 1) or (verdict == "damaged" and good)
 
 

@@ -1,4 +1,7 @@
-"""Checkpoints that somebody has made by hand: any header, any bytes, and checksums that are right. Nothing here uses everstep."""
+"""Hand-made checkpoints: any header, any bytes, and correct checksums.
+
+Nothing here uses everstep.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ BLOB = "__everstep__/"
 
 @cache
 def _tables() -> list[list[int]]:
-    """CRC-64/NVME eight bytes at a time (NVM Express 2.0, figure 5.2.1.3.4)."""
+    """Returns the tables for CRC-64/NVME, eight bytes at a time (NVM Express 2.0, figure 5.2.1.3.4)."""
     first = []
     for byte in range(256):
         value = byte
@@ -31,7 +34,7 @@ def _tables() -> list[list[int]]:
 
 
 def crc(data: bytes) -> int:
-    """Checksum of ``data``."""
+    """Returns the checksum of ``data``."""
     t0, t1, t2, t3, t4, t5, t6, t7 = _tables()
     value = (1 << 64) - 1
     whole = len(data) // 8 * 8
@@ -48,7 +51,7 @@ def crc(data: bytes) -> int:
 
 @dataclass
 class Tensor:
-    """A line of a header with its bytes."""
+    """A line of a header and its bytes."""
 
     name: str
     dtype: str
@@ -68,11 +71,11 @@ class Shard:
     edit: Callable[[dict[str, Any]], None] | None = None
 
     def blob(self, name: str) -> Tensor:
-        """A value that is no tensor of the user's."""
+        """Returns a value that is not a tensor of the user's."""
         return next(t for t in self.tensors if t.name == BLOB + name)
 
     def bytes(self) -> bytes:
-        """The file, its checksums right."""
+        """Returns the contents of the file, with correct checksums."""
         region = b"".join(t.data for t in self.tensors)
         metadata = dict(self.metadata)
         metadata["everstep.chunks"] = "".join(
@@ -105,7 +108,7 @@ class Checkpoint:
     shards: list[Shard] = field(default_factory=list)
 
     def write(self, directory: Path) -> None:
-        """Writes it, its checksums right."""
+        """Writes the checkpoint with correct checksums."""
         directory.mkdir(parents=True, exist_ok=True)
         entries = []
         for shard in self.shards:
@@ -116,7 +119,7 @@ class Checkpoint:
 
 
 def write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
-    """A manifest with the right checksum."""
+    """Writes a manifest with a correct checksum."""
     sealed = {"manifest": manifest, "crc": f"{crc(json.dumps(manifest, separators=(',', ':')).encode()):016x}"}
     (directory / "manifest.json").write_text(json.dumps(sealed, indent=2) + "\n")
 

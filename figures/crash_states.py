@@ -1,8 +1,11 @@
-"""What a power failure can leave behind: every prefix of what a commit and a clean-up ask of the file system, with what was
-not yet synced dropped, torn or in another order. A reader must find the last durable checkpoint or a newer one.
+"""What a power failure can leave behind.
 
-The operations are those of a real run (strace); the model of the disk is the pessimist's: data is there after fsync of the
-file, an entry after fsync of its directory, and of the rest any part may be there.
+Every prefix of the file-system operations of commits and clean-ups, with unsynced ones dropped,
+torn or reordered. A reader must find the last durable checkpoint or a newer one.
+
+The operations are those of a real run (strace). The model of the disk is pessimistic: data is
+durable after fsync of the file and an entry after fsync of its directory; of the rest, any part may
+be missing.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ CALLS = "open,openat,pwrite64,write,ftruncate,fallocate,fsync,fdatasync,rename,r
 
 @dataclass
 class Op:
-    """One change, and the number of the operation after which it is on disk for certain."""
+    """One change, and the number of the operation after which it is certainly on disk."""
 
     kind: str
     path: str
@@ -41,7 +44,7 @@ class Op:
 
 @dataclass
 class Trace:
-    """Changes in order; ``commits`` are (position, step) at which a step is durable."""
+    """Changes in order, and the number of recorded operations."""
 
     ops: list[Op] = field(default_factory=list)
     length: int = 0
@@ -52,7 +55,7 @@ def _unescape(text: str) -> bytes:
 
 
 def record(out: Path, program: list[str]) -> Trace:
-    """Runs a program and collects what it does below ``out``."""
+    """Runs a program and records what it does below ``out``."""
     with tempfile.NamedTemporaryFile("r") as log:
         subprocess.run(
             ["strace", "-f", "-xx", "-s", "2000000", "-e", f"trace={CALLS}", "-o", log.name, *program],
@@ -136,7 +139,7 @@ def record(out: Path, program: list[str]) -> Trace:
 
 
 def apply(out: Path, ops: list[Op], rng: random.Random | None) -> None:
-    """Makes the state on a real directory; with ``rng``, a write may be torn."""
+    """Applies the changes to a real directory. With ``rng``, a write may be torn."""
     for op in ops:
         target = out / op.path
         try:
@@ -162,11 +165,11 @@ def apply(out: Path, ops: list[Op], rng: random.Random | None) -> None:
             else:
                 target.rmdir()
         except OSError:
-            pass  # rests on something that is not there in this state
+            pass  # depends on something that is missing in this state
 
 
 def newest(out: Path) -> int:
-    """The newest step that reads whole; 0 for none."""
+    """Returns the newest step that can be read completely, or 0 for none."""
     from everstep import _internal
 
     for step, path, size, wrong in _internal.list_checkpoints(out):
@@ -187,7 +190,7 @@ def measure(soak: bool) -> Iterator[Bound]:
     with transfer.memory() as memory, tempfile.TemporaryDirectory(dir=ROOT / "target") as disk:
         out = Path(disk) / "out"
         trace = record(out, [str(transfer.PROGRAM), "commits", str(out), str(memory), str(64 << 10), "8"])
-        # A step is durable for certain once the entry of its directory is.
+        # A step is certainly durable once the entry of its directory is.
         named = [
             (op.at, int(op.to.removeprefix("step-")))
             for op in trace.ops

@@ -1,7 +1,9 @@
-"""The ledger of the data: under a hundred kills and worlds of one to four ranks, every sample of every epoch is used exactly once and
-augmented as in an undisturbed run; in a world that stays, kills change no bit of any loss. Beside, what the same kills do to a loader
-that begins anew with its process (CheckFreq, Figure 6): a stream of files in their order with a shuffle buffer, and an epoch whose
-order is drawn once.
+"""The ledger of the data: under kills and in changing worlds, every sample is used exactly once.
+
+The samples of every epoch are augmented as in an undisturbed run, under a hundred kills and in
+worlds of one to four ranks. In a world of constant size, kills change no bit of any loss. For
+comparison, the same kills with loaders that start over with their process (CheckFreq, Figure 6): a
+stream of files in order with a shuffle buffer, and an epoch whose order is drawn once.
 """
 
 from __future__ import annotations
@@ -26,26 +28,29 @@ from figures.scripts.ledger import GLOBAL_BATCH, SAMPLES
 from harness.cluster import Cluster, cluster
 
 SCRIPT = "figures/scripts/ledger.py"
-#: Cycles of 4 → 3 → 2 → 1 → 4 nodes; a cycle has three lost nodes and seven killed workers.
+#: Cycles of 4 → 3 → 2 → 1 → 4 nodes. A cycle has three lost nodes and seven killed workers.
 CYCLES, WORKER_KILLS = 10, {4: 2, 3: 2, 2: 2, 1: 1}
-#: Kills in each world that stays, and in each run of the naive loaders.
+#: Kills in each world of constant size, and epochs of each run with the naive loaders.
 KILLS, EPOCHS = 8, 12
 SEED = 5
 
 
 def _lines(out: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """(generation, rank, what it wrote down)."""
+    """Yields (generation, rank, logged row)."""
     for path in out.glob("used-*"):
         _, generation, rank = path.name.split("-")
         for line in path.read_text().splitlines():
             try:
                 yield int(generation), int(rank), json.loads(line)
             except ValueError:
-                continue  # the line a kill cut short
+                continue  # a line that a kill cut short
 
 
 def _ledger(out: Path) -> dict[int, tuple[int, list[tuple[int, int]]]]:
-    """By step: the ranks of the latest generation that ran it, and what they used: (sample, checksum of what was made of it)."""
+    """Returns by step the number of ranks of the latest generation that ran it, and what they used.
+
+    What they used is a list of (sample, checksum of the augmented sample).
+    """
     runs: dict[int, dict[int, tuple[int, list[tuple[int, int]]]]] = {}
     for generation, _, row in _lines(out):
         if "used" in row:
@@ -56,7 +61,7 @@ def _ledger(out: Path) -> dict[int, tuple[int, list[tuple[int, int]]]]:
 
 
 def _losses(out: Path) -> dict[tuple[int, int], set[tuple[str, ...]]]:
-    """By (step, rank): every list of losses that was ever computed."""
+    """Returns by (step, rank) every list of losses that was ever computed."""
     found: dict[tuple[int, int], set[tuple[str, ...]]] = {}
     for _, rank, row in _lines(out):
         if "losses" in row:
@@ -65,7 +70,7 @@ def _losses(out: Path) -> dict[tuple[int, int], set[tuple[str, ...]]]:
 
 
 def _expected(epochs: int) -> dict[tuple[int, int], int]:
-    """What augmentation makes of each sample: (epoch, sample) → checksum, without any training."""
+    """Returns the checksum of each augmented sample by (epoch, sample), without any training."""
     pictures = ledger.Pictures(0, augment=True)
     sampler = ElasticDistributedSampler(pictures, seed=ledger.SEED, num_replicas=1, rank=0)
     made = Reproducible(pictures, sampler)
@@ -81,7 +86,10 @@ def _settled(c: Cluster, size: int) -> None:
 
 
 def _cycle(c: Cluster, rng: random.Random, again: bool) -> int:
-    """One way down from four nodes, and up again. Returns the kills."""
+    """Shrinks the world from four nodes to one and, if ``again``, grows it back.
+
+    Returns the kills.
+    """
     kills, alive = 0, [0, 1, 2, 3]
     while True:
         for _ in range(WORKER_KILLS[len(alive)]):
@@ -91,12 +99,12 @@ def _cycle(c: Cluster, rng: random.Random, again: bool) -> int:
             kills += 1
         _settled(c, len(alive))
         if len(alive) == 1:
-            # What is seen may still be the worker that was killed.
+            # The worker that was killed may still be reported.
             time.sleep(2)
             _settled(c, 1)
             break
         time.sleep(rng.uniform(0.05, 0.4))
-        # Node 0 has the coordinator, which is ended elsewhere.
+        # Node 0 runs the coordinator; its loss is tested elsewhere.
         c.kill_node(alive.pop(rng.randrange(1, len(alive))))
         kills += 1
     for node in (1, 2, 3) if again else ():
@@ -123,7 +131,8 @@ def _elastic(cycles: int) -> Iterator[Bound]:
             restored = [f["steps_lost"] for f in c.facts("Restored")]
         used = _ledger(out)
         state = _final_state(out)
-        # Steps that the last checkpoint has; of the one after, which the end has cut off, nothing counts.
+        # Steps in the last checkpoint. The step after it, which was cut short at the end, does not
+        # count.
         steps, rest = divmod(state["epoch"] * SAMPLES + state["consumed"], GLOBAL_BATCH)
         if rest or max(used) > steps:
             raise RuntimeError(
@@ -131,11 +140,12 @@ def _elastic(cycles: int) -> Iterator[Bound]:
             )
         sizes = Counter(ranks for ranks, _ in used.values())
         epochs = steps * GLOBAL_BATCH // SAMPLES
-        # Steps follow each other, samples flow from one epoch into the next.
+        # Steps are contiguous, and samples flow from one epoch into the next.
         wrong = sum(len(used.get(s, (0, []))[1]) != GLOBAL_BATCH for s in range(steps))
         expected, other, seen = _expected(epochs + 1), 0, Counter[tuple[int, int]]()
         for step in range(steps):
-            # A step may use samples of two epochs; each is told by what augmentation has made of it.
+            # A step may use samples of two epochs. The augmentation shows which epoch a sample is
+            # of.
             first = step * GLOBAL_BATCH // SAMPLES
             for sample, crc in used.get(step, (0, []))[1]:
                 epoch = next((e for e in (first, first + 1) if expected.get((e, sample)) == crc), None)
@@ -171,18 +181,21 @@ def _elastic(cycles: int) -> Iterator[Bound]:
 
 
 def _final_state(out: Path) -> dict[str, Any]:
-    """The sampler's state in the newest durable checkpoint."""
+    """Returns the sampler's state in the newest durable checkpoint."""
     state: dict[str, Any] = convert.load(out / "ckpt")["data"]
     return state
 
 
 def _run(out: Path, ranks: int, steps: int, data: str, kills: int, rng: random.Random) -> float:
-    """Trains in a world that stays, killing a worker so many times. The accuracy."""
+    """Trains in a world of constant size and kills a worker ``kills`` times.
+
+    Returns the accuracy.
+    """
     command = [SCRIPT, "--out", str(out), "--steps", str(steps), "--data", data]
     with cluster("ledger", command, workers=ranks, options=["--max-restarts", "1000"]) as c:
         c.start()
         for n in range(kills):
-            # Somewhere in each part of the run.
+            # Once in each part of the run.
             c.wait_step(int((n + rng.uniform(0.3, 0.9)) * steps / kills))
             c.kill_worker(rng.randrange(ranks))
         codes = c.wait()
@@ -193,14 +206,14 @@ def _run(out: Path, ranks: int, steps: int, data: str, kills: int, rng: random.R
 
 @dataclass(frozen=True)
 class Pair:
-    """The same run undisturbed and with kills."""
+    """The same run, undisturbed and with kills."""
 
-    #: Losses of a step and rank that are others.
+    #: The number of (step, rank) whose losses differ.
     differ: int
     #: Accuracy of both, in percent.
     whole: float
     killed: float
-    #: With kills: uses of the sample that was used most often, and of the one that was used least.
+    #: With kills: the number of uses of the most and of the least used sample.
     most: int
     least: int
 

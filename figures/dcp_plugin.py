@@ -1,5 +1,8 @@
-"""torch.distributed.checkpoint through everstep: its own patterns bit for bit; killed right after async_save; a second save while the
-first uploads. DCP's own storage beside it."""
+"""torch.distributed.checkpoint through everstep, compared with DCP's own storage.
+
+DCP's own patterns bit for bit; killed right after async_save; a second save while the first
+uploads.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from harness.cluster import ROOT
 from harness.ranks import run_ranks
 
 SCRIPT = "figures/scripts/dcp_runs.py"
-#: Of one save that may be mixed.
+#: Tensors of one save of ``mix``.
 TENSORS = 32
 
 
@@ -37,21 +40,24 @@ def _under_everstep(home: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def _alone(*arguments: str, timeout: float = 300) -> list[dict[str, Any]] | None:
-    """Two ranks without a launcher; ``None`` when they fail."""
+    """Runs two ranks without a launcher. Returns ``None`` if they fail."""
     ended = run_ranks([sys.executable, SCRIPT, *arguments], 2, timeout=timeout, cwd=ROOT, OMP_NUM_THREADS="1")
     return _lines(ended[0].out) if all(r.code == 0 for r in ended) else None
 
 
 def _mixed(found: list[dict[str, Any]] | None, step: int) -> int:
-    """Tensors that are not of the step as a whole."""
+    """Returns the number of tensors that are not entirely of this step."""
     if not found:
         raise RuntimeError("what was saved cannot be loaded")
     return sum(1 for values in found[0]["values"] if values != [float(step)])
 
 
 def _mixed_by_dcp(home: Path, attempts: int = 3) -> tuple[int, str]:
-    """Tensors that are of no one save, and how its two saves ended. Now and then they wait for each other for ever; then once more.
-    Of what it leaves and cannot load again no tensor is whole."""
+    """Returns the number of mixed tensors and how the two saves of DCP ended.
+
+    They sometimes wait for each other forever, and are then repeated. In a save that cannot be
+    loaded, all tensors count as mixed.
+    """
     for attempt in range(attempts):
         where = home / f"mix-dcp-{attempt}"
         with contextlib.suppress(subprocess.TimeoutExpired):

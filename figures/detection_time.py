@@ -1,5 +1,8 @@
-"""From a fault to its incident: a machine cut off, a worker killed, an exception, a worker stopped; and from the beginning of a slowdown to
-the name of the slow rank. Unicron: 5.6 s, 1.8 s, 0.3 s, three steps."""
+"""The time from a fault to its incident, and from a slowdown to the name of the slow rank.
+
+A machine cut off, a worker killed, an exception, a worker stopped. Unicron: 5.6 s, 1.8 s, 0.3 s,
+three steps.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def _incident(c: Cluster, after: float, timeout: float = 30) -> dict[str, Any]:
 
 
 def _stepping(c: Cluster, size: int, ahead: int = 6) -> None:
-    """All ranks of the whole world have made some steps of their newest generation."""
+    """Waits until all ranks of the full world have made some steps of their newest generation."""
 
     def ready() -> bool:
         status = c.status()

@@ -1,4 +1,4 @@
-"""What `everstep detect` does with input that is not as it should be: one clear sentence and the right exit code, or a defined result."""
+"""`everstep detect` on bad input: one clear sentence and the right exit code, or a defined result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _fleet(value: Callable[[int, int], str], seconds: int = 600, skew: int = 0) -> str:
-    """Eight machines that all do the same; `value` for what is different."""
+    """Returns a table of eight machines that all behave the same, except for ``value``."""
     lines = ["time,machine,cpu,net-sent"]
     for second in range(seconds):
         for machine in range(8):
@@ -27,7 +27,7 @@ def _fleet(value: Callable[[int, int], str], seconds: int = 600, skew: int = 0) 
     return "\n".join(lines) + "\n"
 
 
-#: Name, table, exit code, word that must be said.
+#: Name, table, exit code, word that the message must contain.
 SENTENCES: list[tuple[str, str, int, str]] = [
     ("empty", "", 2, "no column time"),
     ("only a header", "time,machine,cpu\n", 2, "no samples"),
@@ -41,7 +41,7 @@ SENTENCES: list[tuple[str, str, int, str]] = [
     ("a short row", "time,machine,cpu\n1,a\n", 2, "cannot be read"),
     ("no name", "time,machine,cpu\n1,,2\n", 2, "no name"),
 ]
-#: Name, table: nobody is to be named.
+#: Name, table. No machine may be named.
 QUIET: list[tuple[str, str]] = [
     ("NaN and infinity", _fleet(lambda s, m: ["nan", "inf", "-inf", ""][m % 4] if s % 50 == m else "")),
     ("a value of the largest kind", _fleet(lambda s, m: "1e38" if (s, m) == (300, 2) else "")),
@@ -74,7 +74,8 @@ def measure(soak: bool) -> Iterator[Bound]:
             (at / "t.csv").write_text(text)
             said = _run("run", "--csv", str(at / "t.csv"), "--json")
             wrong = said.returncode not in (0, 1) or "panicked" in said.stderr
-            # A machine whose clock is minutes off tells nothing at the table's end: that it is gone is what the table says.
+            # A machine whose clock is minutes off has no samples at the table's end, so it appears
+            # to be gone.
             named = '"machines":["m3"]' in said.stdout if "skew" in name else '"alarms":[]' not in said.stdout
             if wrong or (named and "skew" not in name):
                 bad.append(f"{name}: {said.returncode} {said.stdout.strip()[:200]} {said.stderr.strip()[:200]}")
@@ -105,7 +106,7 @@ def measure(soak: bool) -> Iterator[Bound]:
             said = _run(*line)
             if said.returncode != code or word not in said.stderr or "panicked" in said.stderr:
                 bad.append(f"{' '.join(line[:2])}: {said.returncode} {said.stderr.strip()[:200]}")
-        # A model of which one digit was changed.
+        # A model with one changed digit.
         (at / "ok.csv").write_text(_fleet(lambda s, m: "", seconds=60))
         said = _run("train", "--csv", str(at / "ok.csv"), "--epochs", "1", "-o", str(at / "m.json"))
         text = (at / "m.json").read_text()

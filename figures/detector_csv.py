@@ -1,7 +1,7 @@
 """`everstep detect` on its own, on a table and on a real Prometheus server.
 
-In the table a machine goes bad (precision, recall, a picture). The server scrapes real node_exporters, one of which
-runs on a machine whose processor is busy with something else.
+In the table, a machine goes bad (precision, recall, a picture). The server scrapes real
+node_exporters, one of which runs on a machine whose network is slowed down.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ SECONDS, FAULT = 1800, (900, 1300)
 
 
 def table(path: Path, long: bool) -> None:
-    """Machines of two roles; `host-4` computes less and sends less for a while, `host-1` jumps once and is well."""
+    """Writes a table of machines of two roles.
+
+    `host-4` computes and sends less for a while. `host-1` jumps once and is healthy.
+    """
     chance = random.Random(7)
     with path.open("w") as out:
         out.write("time,machine,role,metric,value\n" if long else "time,machine,role,cpu,gpu-duty,net-sent\n")
@@ -100,7 +103,7 @@ def _prometheus(at: Path) -> Iterator[Bound]:
             process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             stack.callback(lambda: (process.send_signal(signal.SIGTERM), process.wait()))
 
-        # What a network namespace has of its own is its network: that is where it goes bad.
+        # Only the network is specific to a network namespace, so the fault is in the network.
         for i, name in enumerate(names[:MACHINES]):
             run(
                 "ip",
@@ -127,7 +130,7 @@ def _prometheus(at: Path) -> Iterator[Bound]:
             f"--storage.tsdb.path={at}/data",
             "--web.listen-address=0.0.0.0:9090",
         )
-        # All of them send to one that nobody looks at; then one of them can hardly do so any more.
+        # All of them send to one that is not observed. Then the network of one becomes very slow.
         run("ip", "netns", "exec", names[MACHINES], "python3", "-c", _SINK)
         for name in names[:MACHINES]:
             run("ip", "netns", "exec", name, "python3", "-c", _SOURCE, f"10.77.8.{MACHINES + 1}")
@@ -193,7 +196,7 @@ def take(c):
 while True:
     threading.Thread(target=take, args=(s.accept()[0],), daemon=True).start()
 """
-#: Five megabytes a second, as far as they go.
+#: Five megabytes per second, if possible.
 _SOURCE = """
 import socket, sys, time
 time.sleep(1)

@@ -1,4 +1,4 @@
-"""The time from the onset of a fault to the verdict, for the visible faults that the robust detector names.
+"""The time from the onset of a fault to the verdict, for visible faults that the robust detector names.
 
 Minder looks every 8 minutes, with 4 minutes of continuity.
 """

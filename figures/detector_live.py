@@ -1,8 +1,8 @@
 """Five machines, one of which is disturbed: which one is named, and when.
 
-Each machine is a network namespace and a control group with an agent of its own. On one of them something else uses the
-processor, memory or disk, its network is slowed down, or its worker is stopped. Continuity is 20 s here, so that the
-measurement does not take all day.
+Each machine is a network namespace and a control group with its own agent. On one of them, another
+program uses the processor, memory or disk, the network is slowed down, or the worker is stopped.
+Continuity is 20 s here to keep the measurement short.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONTINUITY = 20
 SETTINGS = (
     f"[robust]\none_family_s = {CONTINUITY}\ntwo_families_s = {CONTINUITY}\ndead_s = {CONTINUITY}\nknown_s = 30\n"
 )
-#: A verdict is in time within this of the continuity.
+#: A verdict is in time within this many seconds after the continuity.
 LATE = 60
 #: Seconds until offsets are known, and from one fault to the next.
 WARM, QUIET = 70, 30
@@ -40,7 +40,7 @@ class Fleet:
         self.c, self.through, self.scratch = c, through, scratch
 
     def beside(self, node: int, *line: str) -> Callable[[], None]:
-        """Something else runs on this machine; ends it."""
+        """Runs another program on this machine. Returns a function that ends it."""
         process = subprocess.Popen(
             [*self.through[self.c.names[node]], *line],
             stdout=subprocess.DEVNULL,
@@ -82,7 +82,7 @@ KINDS = ("cpu", "memory", "network", "disk", "stopped")
 
 
 def _said(c: Machines, after: float) -> list[tuple[float, list[str], str]]:
-    """Who was named since, by whom."""
+    """Returns who was named since ``after``, and by which metrics."""
     said: list[tuple[float, list[str], str]] = [
         (f["ts"], f["finding"]["nodes"], ",".join(f["finding"]["metrics"]))
         for f in c.facts("Unlike")

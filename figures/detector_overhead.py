@@ -1,6 +1,6 @@
-"""What noticing, accounting and explaining cost the training thread and the agent of eight workers.
+"""The cost of detecting, accounting and explaining for the training thread and the agent of 8 workers.
 
-A step of the training thread has a data loader, a section and an update in it.
+A step of the training thread contains a data loader, a section and an update.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEPS, TIMES = 10_000, 10
 
 
 def _loop(*arguments: str, options: tuple[str, ...] = ()) -> float:
-    """Microseconds per step, median of ten tenths."""
+    """Returns the microseconds per step, as the median of ten tenths."""
     with tempfile.TemporaryDirectory() as scratch:
         line = [
             str(EVERSTEP),
@@ -46,7 +46,7 @@ def _loop(*arguments: str, options: tuple[str, ...] = ()) -> float:
 
 
 def _shares(seconds: float, workers: int) -> tuple[float, float]:
-    """Percent of a core that the agent uses, and the coordinator."""
+    """Returns the percentage of a core that the agent and the coordinator use."""
     ticks = os.sysconf("SC_CLK_TCK")
 
     def used(pid: int) -> int:

@@ -1,4 +1,7 @@
-"""All detectors on the same generated episodes (`crates/fleet/examples/detectors.rs`), for the figures that bound them."""
+"""All detectors on the same generated episodes, for the figures that bound them.
+
+See `crates/fleet/examples/detectors.rs`.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,15 @@ from typing import Any
 
 from harness.cluster import ROOT
 
-#: Faulty episodes of each matrix, and as many normal ones, without and with --soak; and node-days of normal data.
+#: Faulty episodes per matrix (with as many normal ones) and node-days of normal data, without and
+#: with --soak.
 EPISODES, NODE_DAYS = (170, 1000), (10_000, 20_000)
 MATRICES = ("ours", "faint", "random")
 
 
 @functools.cache
 def lines(soak: bool) -> list[dict[str, Any]]:
-    """Everything that it prints."""
+    """Returns everything that the program prints."""
     line = [
         "cargo",
         "run",

@@ -1,4 +1,4 @@
-"""Training one metric (memory) on a day of 64 machines, and how well windows that it has not seen are written again."""
+"""Training one metric (memory) on a day of 64 machines, and the reconstruction error on unseen windows."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The elastic workload: DDP, a DataLoader with workers that prefetch, an exact global batch on any number of ranks.
+"""The elastic workload: DDP, a DataLoader with prefetching workers, and an exact global batch on
+any number of ranks.
 
-Every rank writes down which samples each step uses; `history` then knows what was committed. It does so before
-the backward pass: once gradients are reduced, the other ranks can finish the step and commit it without this one,
-and a rank that is killed just then could no longer write.
+Every rank logs which samples each step uses, so that `history` can determine what was committed. It
+logs before the backward pass: once gradients are reduced, the other ranks can finish and commit the
+step without this one, and a rank killed at that point could no longer write.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def history(out: Path) -> dict[int, list[int]]:
-    """Samples by step: what the latest generation that ran a step has used for it, on all its ranks."""
+    """Returns the samples by step that the latest generation to run it has used on all its ranks."""
     runs: dict[int, dict[int, list[int]]] = {}
     for path in out.glob("used-*"):
         generation = int(path.name.split("-")[1])
@@ -71,7 +72,7 @@ def history(out: Path) -> dict[int, list[int]]:
 
 
 def unaccounted(out: Path, steps: int) -> int:
-    """Samples that were not used exactly once in their epoch, plus samples missing from a global batch."""
+    """Returns the number of samples not used exactly once in their epoch or missing from a global batch."""
     used = history(out)
     wrong = sum(abs(len(used.get(s, [])) - GLOBAL_BATCH) for s in range(steps))
     per_epoch = SAMPLES // GLOBAL_BATCH

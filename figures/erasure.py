@@ -1,5 +1,8 @@
-"""Parity instead of copies: how fast, for how much memory, and every way to lose two of six machines, also while parity is
-being computed. Real processes for the losses; the program that moves bytes (``crates/checkpoint/examples/erasure.rs``) for speed."""
+"""Parity instead of copies: how fast, for how much memory, and every way to lose two of six machines.
+
+Machines are also lost while parity is being computed. Losses use real processes; speed uses the
+program that moves bytes (``crates/checkpoint/examples/erasure.rs``).
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,10 @@ from harness.cluster import ROOT, Cluster, cluster
 
 NODES = 6
 PROGRAM = ROOT / "target" / "release" / "examples" / "erasure"
-#: State of one node in the measurements of speed.
+#: State of one node when speed is measured.
 STATE = 128 << 20
-#: A restart of six processes on two cores takes its time; a job is not meant to be over before the last loss.
+#: Restarting six processes on two cores takes a while, and the job must not end before the last
+#: loss.
 STEPS = 100_000
 
 
@@ -65,7 +69,10 @@ def _speed(rounds: int) -> Iterator[Bound]:
 
 
 def _held(c: Cluster) -> tuple[int, int, int]:
-    """Of the newest step that all hold: bytes of state, bytes held (own shards and parity, indexes included); and all shared memory."""
+    """Returns sizes for the newest step that all nodes hold, in bytes.
+
+    The state, what is held (own shards and parity, with indexes), and all shared memory.
+    """
     step = c.status().get("replicated_step") or 0
     slots = [superblock(p) for p in c.memory.glob("*/*-slot-*")]
     own = [superblock(p) for p in c.memory.glob("*/local-*-slot-*")]
@@ -79,7 +86,7 @@ def _held(c: Cluster) -> tuple[int, int, int]:
 
 
 def _memory(replicas: str) -> tuple[float, float]:
-    """Bytes held per byte of state, and shared memory per byte of state."""
+    """Returns the bytes held, and the shared memory, per byte of state."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [
             "figures/sharded.py",
@@ -97,7 +104,7 @@ def _memory(replicas: str) -> tuple[float, float]:
         with cluster(f"erasure-memory-{replicas.replace('+', '-')}", command, nodes=NODES, workers=1) as c:
             c.start_all()
             c.wait_for(lambda: (c.status().get("replicated_step") or 0) >= 4, 180, "a few steps")
-            # Between two looks everything may have moved on.
+            # Everything may have advanced between two reads.
             state, held, everything = c.wait_for(
                 lambda: next((f for f in [_held(c)] if f[0]), None), 60, "a step that lies still"
             )
@@ -109,7 +116,10 @@ def _computing(c: Cluster) -> bool:
 
 
 def _lose(c: Cluster, lost: tuple[int, int], busy: bool) -> tuple[dict[str, Any], bool]:
-    """Two machines go with all they held, and come back empty. What was restored, and whether parity was being computed."""
+    """Loses two machines with all their memory; they come back empty.
+
+    Returns what was restored, and whether parity was being computed.
+    """
     before = len(c.facts("Restored"))
     deadline = time.monotonic() + 20
     while busy and not _computing(c) and time.monotonic() < deadline:
@@ -131,7 +141,7 @@ def _rows(out: Path, rank: int) -> list[dict[str, Any]]:
         try:
             found.append(json.loads(line))
         except ValueError:
-            continue  # a line that a kill has cut
+            continue  # a line that a kill cut short
     return found
 
 

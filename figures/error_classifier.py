@@ -1,5 +1,8 @@
-"""What `everstep classify` says of real error texts: those that the rules were written on, and those from other projects that were
-gathered after the rules were fixed (crates/core/tests/errors; each with its source)."""
+"""The verdicts of `everstep classify` on real error messages (crates/core/tests/errors, with sources).
+
+Those for which the rules were written, and those collected from other projects after the rules were
+fixed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from figures.snapshot_blocking import EVERSTEP
 from harness.cluster import ROOT
 
 TEXTS = ROOT / "crates" / "core" / "tests" / "errors"
-#: Gathered after the rules were fixed.
+#: Collected after the rules were fixed.
 HELD_OUT = "ninth"
 
 

@@ -1,4 +1,4 @@
-"""The share of time that trains: the closed form for exponential failures against the simulator."""
+"""The share of time that trains: the closed form for exponential failures, and the simulator."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Kills of a six-line script whose losses depend on random numbers: each loss and the final weights are those of an undisturbed run.
+"""Kills of a six-line script whose losses depend on random numbers.
 
-Soak runs are added up in docs/benchmarks/exact-kills.md, as long as what captures, restores and names the step stays as it is.
+Each loss and the final weights are those of an undisturbed run. Soak runs are accumulated in
+docs/benchmarks/exact-kills.md for as long as the code that captures, restores and chooses the step
+does not change.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ from harness.training import differences
 #: `SEED=7 make soak NAME=exact-kills` kills at other times.
 SEED = 20261124
 RANKS = 2
-#: Kills of one job.
+#: Kills per job.
 EACH = 25
-#: Models by width, and steps between captures. ``0`` captures as often as is cheap: several steps lie between two
-#: captures of the larger model.
+#: Widths of the models, and steps between captures. ``0`` captures as often as is cheap: the larger
+#: model then makes several steps between two captures.
 JOBS = ((64, 0), (4096, 1), (4096, 0), (64, 3))
 LOG = ROOT / "docs" / "benchmarks" / "exact-kills.md"
-#: The total of the log at which the claim is made.
+#: The total in the log from which the claim is made.
 TOTAL = 2000
-#: What captures, restores, or names the step that all go on from.
+#: The code that captures, restores, or chooses the step that all ranks continue from.
 COUNTED = (
     "crates/checkpoint/src",
     "crates/core/src/coordinator/durability.rs",
@@ -59,7 +61,7 @@ def _git(*words: str) -> str:
 
 
 def code() -> str:
-    """Names the code whose kills are counted together: another name after any change to it."""
+    """Returns a name for the code whose kills are counted together. It changes with that code."""
     trees = _git("rev-parse", *(f"HEAD:{path}" for path in COUNTED))
     return hashlib.sha256(trees.encode()).hexdigest()[:8]
 
@@ -74,13 +76,13 @@ def _rows() -> list[list[str]]:
 
 
 def counted() -> tuple[int, int]:
-    """Kills of the log with the code as it is now, and what differed after them."""
+    """Returns the kills in the log with the current code, and the differences after them."""
     rows = [row for row in _rows() if row[1] == code()]
     return sum(int(row[3]) + int(row[4]) for row in rows), sum(int(row[5]) for row in rows)
 
 
 def _commit() -> str:
-    """The commit that is measured; empty when the tree differs from it."""
+    """Returns the commit that is measured, or an empty string if the tree differs from it."""
     return "" if _git("status", "--porcelain", "--untracked-files=no") else _git("rev-parse", "--short=12", "HEAD")
 
 
@@ -104,12 +106,12 @@ def _command(out: Path, seed: int, kills: int, width: int, every: int = 0) -> li
 
 
 def _keep(what: Path, name: str) -> None:
-    """Copies what a look at a job that went wrong needs to where it stays."""
+    """Keeps a copy of what is needed to examine a failed job."""
     print(f"  kept: {shutil.copytree(what, ROOT / 'target' / 'figures' / f'exact-kills-{name}', dirs_exist_ok=True)}")
 
 
 def _disturbed(out: Path, nodes: int, command: list[str], hows: list[str], rng: random.Random) -> tuple[list[str], int]:
-    """Kills, and the exit codes added up."""
+    """Runs the job with kills. Returns the kills, and the sum of the exit codes."""
     out.mkdir()
     going_on = out / "kills"
     going_on.touch()
@@ -153,7 +155,7 @@ def measure(soak: bool) -> Iterator[Bound]:
         for width, out in calm.items():
             with cluster("exact-calm", _command(out, seed, each, width)) as c:
                 failed += sum(map(abs, c.start_all().wait(600)))
-        # Ctrl-C ends a soak: the jobs that were compared count.
+        # Ctrl-C ends a soak: the jobs compared so far count.
         with contextlib.suppress(KeyboardInterrupt):
             for job in itertools.count():
                 nodes = min(kills, key=lambda n: len(kills[n]))

@@ -1,5 +1,7 @@
-"""A training run's checkpoint exported to DCP, torch and Hugging Face safetensors, and back: bit for bit, optimizer included where
-the format has one. Stock tools read it: a process without everstep, torch's and safetensors' own loaders.
+"""A training run's checkpoint exported to DCP, torch and Hugging Face safetensors, and back.
+
+Bit for bit, including the optimizer if the format has one. Stock tools read the exports: a process
+without everstep, with torch's and safetensors' own loaders.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from everstep import convert
 from figures.bound import Bound
 from figures.snapshot_blocking import EVERSTEP
 
-#: Reads an export with what everybody has, and writes down what it found.
+#: Reads an export with stock tools and stores what it found.
 STOCK = """
 import sys, torch
 sys.modules["everstep"] = None
@@ -83,7 +85,7 @@ def _flat(value: Any, at: str = "") -> dict[str, torch.Tensor]:
 
 
 def _wrong(right: dict[str, torch.Tensor], found: Any) -> int:
-    """Tensors that are missing or differ in a bit, a dtype or a shape."""
+    """Returns the number of tensors that are missing or differ in a bit, a dtype or a shape."""
     got = _flat(found)
 
     def bits(t: torch.Tensor) -> bytes:

@@ -1,4 +1,7 @@
-"""A finished training is not done again, however its processes end, and one that is not finished does not count as finished."""
+"""A finished training is never repeated, however its processes end.
+
+A training that is not finished does not count as finished.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,17 @@ SCRIPT = "figures/scripts/ends.py"
 
 @dataclass(frozen=True)
 class Case:
-    """A way to end (``SCRIPT`` does it), and what is documented of it (docs/guide/failures.md, "Is the training over?")."""
+    """A way to end (performed by ``SCRIPT``) and the documented result.
+
+    See docs/guide/failures.md, "Is the training over?".
+    """
 
     end: str
     code: int = 0
-    #: Lives in which all steps before `--at`, or all steps, are done; the last of them is the one that finishes or fails.
+    #: Lives that do all steps, or all steps before `--at`. The last of them finishes or fails.
     lives: int = 1
     options: tuple[str, ...] = ()
-    #: For how many lives the script is told to fail.
+    #: The number of lives in which the script is to fail.
     failing: int = 1
     #: Longest time between the ends of two ranks, in seconds.
     delay: float = 0.3
@@ -34,7 +40,7 @@ class Case:
 SPARE = ("--max-restarts", "3")
 BLOWS = ("abort", "segfault", "os-exit")
 CASES = [
-    # Finished: all ranks end well, or crash at a moment at which nothing is left to do.
+    # Finished: all ranks end well, or crash when nothing is left to do.
     Case("clean"),
     Case("slow", delay=2.0),
     *(Case(f"shutdown:{blow}", delay=2.0) for blow in BLOWS),
@@ -45,14 +51,14 @@ CASES = [
     Case("late:kill", options=SPARE),
     Case("late:exception", options=SPARE),
     Case("first:abort", options=SPARE),
-    # Failed: neither finished nor begun again.
+    # Failed: neither finished nor restarted.
     Case("left:abort", code=1),
     Case("left:exception", code=1),
     Case("left:kill", code=1),
     Case("middle:exception", code=1),
     Case("everywhere", code=1),
     Case("refused", code=1),
-    # Not finished, and started again, which is no harm.
+    # Not finished, so restarting does no harm.
     Case("middle:kill", lives=2),
     Case("middle:segfault", lives=2),
     Case("middle:exception", lives=2, options=("--max-restarts", "1")),
@@ -62,27 +68,27 @@ CASES = [
 
 @dataclass
 class Run:
-    """One run: what was asked for, and what came of it."""
+    """One run: its case and its result."""
 
     case: Case
     codes: list[int] = field(default_factory=list)
-    #: By rank: (life, step) in the order in which they were completed.
+    #: By rank: (life, step) in the order of completion.
     steps: list[list[tuple[int, int]]] = field(default_factory=list)
     #: Steps of the training.
     total: int = 0
-    #: Where the middle is.
+    #: The step that counts as the middle.
     at: int = 0
     victim: int = 0
     what: str = ""
 
     def repeated(self) -> int:
-        """Steps that were trained after a life in which all ranks had completed all."""
+        """Returns the steps trained after a life in which all ranks had completed all steps."""
         lives = [{life for life, step in of if step == self.total} for of in self.steps]
         complete = set.intersection(*lives)
         return sum(life > min(complete) for of in self.steps for life, _ in of) if complete else 0
 
     def unexpected(self) -> str:
-        """What is not as documented; empty if all is."""
+        """Returns what differs from the documentation, or an empty string."""
         wrong = []
         if set(self.codes) != {self.case.code}:
             wrong.append(f"exit codes {self.codes}, not {self.case.code}")
@@ -92,7 +98,7 @@ class Run:
         return f"{self.what}: {'; '.join(wrong)}" if wrong else ""
 
     def _documented(self) -> list[tuple[int, int]]:
-        """Steps of each rank in all lives together, at least and at most."""
+        """Returns the least and most steps of each rank in all lives together."""
         where = self.case.end.partition(":")[0]
         before, whole = self.at - 1, self.total * (self.case.code == 0)
         if where == "middle":
@@ -169,7 +175,7 @@ def measure(soak: bool) -> Iterator[Bound]:
         0,
         samples=tuple(wrong),
     )
-    # Restarts that are asked for are made while no rank has ended, also after the last step.
+    # Restarts set by the user happen while no rank has ended, even after the last step.
     control = _once(Case("everywhere", code=1, options=("--max-restarts", "1")), "loop", rng)
     yield Bound(
         "asked-for.trained-twice",

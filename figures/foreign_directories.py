@@ -1,4 +1,7 @@
-"""Random sequences of publish, prune, restore and save beside entries that are not everstep's, while calls to the file system fail."""
+"""Random sequences of publish, prune, restore and save next to foreign entries.
+
+Calls to the file system fail meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ SEQUENCES = {True: 20_000, False: 5_000}
 
 
 def _sequences(count: int, seed: int, *planted: str) -> dict[str, Any]:
-    """Drives the real code; the feature lets its calls to the file system fail."""
+    """Drives the real code. The feature makes its calls to the file system fail."""
     line = [
         "cargo",
         "run",

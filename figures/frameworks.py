@@ -1,4 +1,4 @@
-"""Frameworks that most people train with, in a virtual environment of their own above this one."""
+"""Popular training frameworks, in a virtual environment on top of this one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGES = ("transformers==5.23.0", "accelerate==1.15.0", "lightning==2.6.6", "p
 
 
 def environment() -> dict[str, str]:
-    """Variables under which ``everstep run`` and ``torchrun`` use that interpreter."""
+    """Returns the variables that make ``everstep run`` and ``torchrun`` use that interpreter."""
     home = ROOT / "target" / "frameworks"
     if not (home / "ready").exists():
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
@@ -35,5 +35,5 @@ def environment() -> dict[str, str]:
 
 
 def python() -> Path:
-    """The interpreter."""
+    """Returns the path of the interpreter."""
     return ROOT / "target" / "frameworks" / "bin" / "python"

@@ -1,8 +1,8 @@
-"""How often to make durable checkpoints when a neighbour comes to the disk, goes again, and steps become four times shorter
-(CheckFreq §4.3, Table 5): measured rate against one that was right at the beginning.
+"""The frequency of durable checkpoints when a neighbour starts and stops using the disk.
 
-The loop waits for what it writes (no agent). Overhead is what the loop takes beyond its undisturbed steps, over ten
-checkpoints after twenty to adapt.
+Also when steps become four times shorter and longer again (CheckFreq §4.3, Table 5). The measured
+frequency is compared with one that was right at the beginning. The loop waits for its writes (no
+agent). Overhead is the time beyond undisturbed steps, over ten checkpoints after twenty to adapt.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from figures.bound import Bound
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET = 0.05
 STEP = 0.02
-#: Checkpoints to adapt, and those that are looked at then.
+#: Checkpoints to adapt, and those that are measured afterwards.
 ADAPT, LOOK = 20, 10
 
 
 def _run(every: int, phases: list[tuple[int, float]], checkpoints: int) -> list[dict[str, Any]]:
-    # On the disk that is written to, not in memory.
+    # Runs on the real disk, not in memory.
     scratch = ROOT / "target" / "contended"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -52,7 +52,10 @@ def _run(every: int, phases: list[tuple[int, float]], checkpoints: int) -> list[
 
 
 def _overhead(rows: list[dict[str, Any]], phase: int) -> tuple[float, int, float]:
-    """Percent of the last checkpoints of a phase, how many steps apart they are, and what one costs."""
+    """Returns the overhead in percent, the steps between checkpoints and their cost.
+
+    All are over the last checkpoints of a phase.
+    """
     last = [r for r in rows if r["phase"] == phase][-LOOK:]
     ideal = sum((r["steps"] + 1) * r["quiet"] for r in last)
     spent = sum(r["cost"] + (r["steps"] + 1) * r["quiet"] for r in last)
@@ -78,7 +81,8 @@ def measure(soak: bool) -> Iterator[Bound]:
     down = seen["alone-again"][1] / seen["neighbour"][1]
     yield Bound("back-down", round(down, 2), "of the steps apart that the neighbour made necessary", "<=", 0.6)
     frozen = _run(seen["alone"][1], [(0, STEP), (1, STEP)], LOOK)
-    # Whether it was right is seen from the usual checkpoint: the disk stalls now and then, which a frozen interval does not answer.
+    # Whether the frequency was right is judged by the median checkpoint: the disk stalls now and
+    # then, to which a frozen interval does not respond.
     usual = statistics.median(100 * r["cost"] / ((r["steps"] + 1) * r["quiet"]) for r in frozen if r["phase"] == 0)
     what = f"% (always as often as it was right alone; the median of {LOOK}, {_overhead(frozen, 0)[0]:.1f} % in all)"
     yield Bound("frozen-alone", round(usual, 2), what, "<=", BUDGET * 150)

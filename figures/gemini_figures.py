@@ -11,7 +11,7 @@ from figures.papers import lines
 def measure(soak: bool) -> Iterator[Bound]:
     found = lines("gemini-figures", 1)
     placement = [line for line in found if "machines, " in line["what"] and "cop" in line["what"]]
-    # As many digits as the table has.
+    # To as many digits as the table has.
     wrong = [line for line in placement if abs(line["ours"] - line["paper"]) > 0.00005001]
     for line in found:
         print(f"{line['what']}: paper {line['paper']}, ours {line['ours']:.4f}")

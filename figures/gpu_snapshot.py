@@ -1,4 +1,4 @@
-"""Snapshots of a model of a billion parameters on a GPU. Without one, this figure says so."""
+"""Snapshots of a model of a billion parameters on a GPU. Without a GPU, there are no bounds."""
 
 from __future__ import annotations
 

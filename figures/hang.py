@@ -1,4 +1,7 @@
-"""A worker that is there but makes no progress: stopped, holding the interpreter, or on one line for ever."""
+"""A worker that is alive but makes no progress.
+
+It is stopped, holds the interpreter, or stays on one line forever.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ COMMAND = ["figures/convnet.py", "--steps", str(STEPS), "--pause", "0.03"]
 
 
 def _noticed(c: Cluster, began: float, timeout: float) -> float:
-    """Seconds from the beginning of the silence to the incident."""
+    """Returns the seconds from the beginning of the silence to the incident."""
     opened = c.wait_for(
         lambda: next((f for f in c.facts("IncidentOpened") if f["ts"] >= began), None), timeout, "the hang"
     )
@@ -33,7 +36,7 @@ def _stopped(c: Cluster) -> float:
 
 
 def _torchrun_silence(out: Path, watch: float) -> float:
-    """How long torchrun says nothing after one of its workers was stopped."""
+    """Returns for how long torchrun reports nothing after one of its workers was stopped."""
     torchrun = Path(sys.executable).parent / "torchrun"
     line = [
         str(torchrun),

@@ -1,4 +1,7 @@
-"""Real jobs in strange surroundings: each works and computes what it should, or ends in a sentence with the documented exit code."""
+"""Real jobs in strange surroundings.
+
+Each works and computes the right result, or ends in a sentence with the documented exit code.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from figures.hostile.job import Job, job
 from figures.hostile.means import KILLED
 
 STEPS = 20
-#: Jobs at a time: most of them wait most of the time.
+#: Concurrent jobs. Most of them wait most of the time.
 AT_ONCE = int(os.environ.get("EVERSTEP_HOSTILE_JOBS", "4"))
 #: A pattern of names, to repeat some cases.
 ONLY = os.environ.get("EVERSTEP_HOSTILE_ONLY", "")
-#: What the examiner looks for, and how it is told.
+#: What the examiner looks for, and how it is reported.
 KINDS = {
     "panic": "jobs with a panic in their output or logs",
     "silent": "jobs that hang without a line that says what they wait for",
@@ -33,7 +36,7 @@ KINDS = {
 
 
 def cases(soak: bool) -> tuple[list[Case], list[str]]:
-    """All cases that this machine can have, and what it lacks."""
+    """Returns the cases that this machine supports, and what it lacks for the others."""
     found, lacking = [*surroundings.CASES, *pauses.cases(soak)], []
     if os.geteuid() != 0 or not shutil.which("unshare"):
         raise RuntimeError("needs root, and unshare: namespaces, control groups and mounts are part of it")
@@ -69,13 +72,13 @@ def _examine(case: Case, expected: Reference) -> Verdict:
 
 
 def _panics(case: Case, made: Job) -> None:
-    """Its transcript has a panic in it, its exit code is that of a panic."""
+    """Prints a panic and exits with the exit code of one."""
     made.start(
         ["sh", "-c", "echo \"thread 'main' panicked at src/main.rs:1:1:\" >&2; exit 101"], case.environment(made)
     )
 
 
-#: One fault of each kind, planted: the examiner must find it.
+#: One planted fault of each kind, which the examiner must find.
 CONTROLS = {
     "panic": Case("control.panic", start=_panics),
     "silent": Case("control.silent", options=("--detect-timeout", "3600s"), words=("--wrong", "hangs"), seconds=60),

@@ -1,4 +1,4 @@
-"""Hosts of our own on this machine: network namespaces on one bridge, with links as slow as one likes."""
+"""Hosts on this machine: network namespaces on one bridge, with links of any speed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 
-#: Several sets of hosts may be there at a time.
+#: Several sets of hosts may exist at the same time.
 _SETS = itertools.count()
 
 
@@ -18,11 +18,11 @@ def _ip(line: str) -> None:
 
 @contextlib.contextmanager
 def hosts(count: int, rate: str | None = None, data: bool = False) -> Iterator[list[str]]:
-    """Namespaces whose host i has the address 10.77.8.(i+1); ``rate`` (such as ``2gbit``) limits what each sends.
+    """Yields namespaces. Host i has the address 10.77.8.(i+1); ``rate`` (such as ``2gbit``) limits what each sends.
 
-    With ``data`` each has a second network, for what training sends: ``eth1``, 10.77.9.(i+1).
+    With ``data``, each has a second network for training traffic: ``eth1``, 10.77.9.(i+1).
 
-    Use with ``ip netns exec NAME …``. Needs the right to make namespaces.
+    Use with ``ip netns exec NAME …``. Requires permission to make namespaces.
     """
     mark = f"evf{os.getpid() % 100000}s{next(_SETS)}"
     names = [f"{mark}h{i}" for i in range(count)]
@@ -53,19 +53,19 @@ def hosts(count: int, rate: str | None = None, data: bool = False) -> Iterator[l
 def link(names: list[str], index: int, state: str, net: int = 0) -> None:
     """Cuts a host off from all others (``down``), or connects it again (``up``).
 
-    With ``net`` 1 only in the network that training uses: anyone who asks whether the host is there finds nothing
-    wrong.
+    With ``net`` 1, only in the network for training traffic: a check on the other network finds
+    nothing wrong.
     """
     bridge = names[0].rsplit("h", 1)[0] + "b"
     _ip(f"ip -n {bridge} link set n{net}p{index} {state}")
 
 
 def data_path(names: list[str], a: int, b: int) -> None:
-    """Nothing comes through between these two any more; both reach all others."""
+    """Blocks all training traffic between these two hosts. Both still reach all others."""
     for here, there in ((a, b), (b, a)):
         _ip(f"ip -n {names[here]} route add blackhole 10.77.9.{there + 1}/32")
 
 
 def data_rate(names: list[str], index: int, rate: str) -> None:
-    """What this host sends to others in training is limited (``200mbit``)."""
+    """Limits the training traffic that this host sends (``200mbit``)."""
     _ip(f"tc -n {names[index]} qdisc add dev eth1 root tbf rate {rate} burst 64kb latency 50ms")

@@ -1,4 +1,7 @@
-"""The tree keeps its shape: short files and functions, few public fields, small import circles, a binary without its tests' machinery."""
+"""The tree keeps its shape: short files and functions, few public fields, small import circles.
+
+The product's binary contains none of the test machinery.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +42,14 @@ def _circles(root: Path) -> list[str]:
 
 
 def _linked() -> list[str]:
-    """The development crates among what the product's binary is built from."""
+    """Returns the development crates among the binary's dependencies."""
     line = ["cargo", "tree", "-p", "everstep", "-e", "normal", "--prefix", "none", "--format", "{p}"]
     tree = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return sorted({name for name in DEVELOPMENT for row in tree.splitlines() if row.split(" ")[0] == name})
 
 
 def _planted(root: Path) -> None:
-    """A tree with one violation of each kind."""
+    """Makes a tree with one violation of each kind."""
     source = root / "crates" / "planted" / "src"
     source.mkdir(parents=True)
     names = [f"part_{n}" for n in range(CIRCLE + 1)]

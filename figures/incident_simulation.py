@@ -1,8 +1,8 @@
 """The incident state machine under all kinds of faults, by seed.
 
-Broken GPUs, errors of workers, two at once, failures during recovery, crash loops, storms of corrected errors and
-flapping links, in addition to all the faults of the control plane. Every named invariant is checked after every event;
-whatever is blamed must be the cause.
+Broken GPUs, errors of workers, two at once, failures during recovery, crash loops, storms of
+corrected errors and flapping links, in addition to all the faults of the control plane. Every named
+invariant is checked after every event; whatever is blamed must be the cause.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Faults of many kinds at seeded times and places on a running job of four machines.
+"""Faults of many kinds at seeded times and places in a running job of four machines.
 
-The machines are network namespaces with kernel logs of their own. Is each fault noticed, is the right machine named for
-the right thing, does the job go on, and does `everstep explain` say so?
+The machines are network namespaces with their own kernel logs. Checks whether each fault is
+noticed, the right machine is named for the right reason, the job continues, and `everstep explain`
+reports it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from harness.machines import Machines
 
 NODES = 4
 SEED = int(os.environ.get("EVERSTEP_FAULT_SEED", "1"))
-#: What the script raises when it is told to: its class.
+#: What the script raises on request, by its class.
 RAISED = [
     "script-error",
     "cuda-out-of-memory",
@@ -34,20 +35,20 @@ RAISED = [
     "nvlink",
     "data-damaged",
 ]
-#: Machines are left out for these: somebody has to see to them.
+#: Machines are excluded for these until they are repaired.
 BROKEN = {"gpu-memory", "nvlink", "xid", "xid-hang"}
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid={pid}, name=python, GPU has fallen off the bus."
 OOM = "Memory cgroup out of memory: Killed process {pid} (python) total-vm:1kB, anon-rss:1kB"
 
 
 class Run:
-    """The job, and what can be done to it."""
+    """The job, and operations on it."""
 
     def __init__(self, c: Machines, names: list[str], out: Path) -> None:
         self.c, self.names, self.out = c, names, out
 
     def whole(self) -> None:
-        """All machines take part, and each has made some steps."""
+        """Waits until all machines take part and each has made some steps."""
 
         def ready() -> bool:
             status = self.c.status()
@@ -68,7 +69,10 @@ class Run:
         self.c.wait_for(ready, 180, "all machines")
 
     def pid(self, node: int) -> int:
-        """The worker on a machine: ranks follow the order of the machines when all are there."""
+        """Returns the worker of a machine.
+
+        Ranks follow the order of the machines if all take part.
+        """
         return self.c.worker_pid(node)
 
     def tell(self, node: int, what: str) -> float:
@@ -117,14 +121,14 @@ class Run:
         return at
 
     def mend(self, node: int) -> None:
-        """Somebody has seen to the machine: its agent starts anew (TERM would ask the whole job to stop)."""
+        """Simulates a repair: restarts the machine's agent (TERM would ask the whole job to stop)."""
         self.c.agents[node].kill()
         self.c.agents[node].wait()
         self.c.start(node)
 
 
 def _faults(run: Run) -> dict[str, tuple[Callable[[int], float], set[str]]]:
-    """Kind → how it is done, and what it may be called."""
+    """Returns by kind how the fault is caused, and the acceptable names."""
     faults: dict[str, tuple[Callable[[int], float], set[str]]] = {
         kind: (lambda n, k=kind: run.tell(n, k), {kind}) for kind in RAISED
     }  # type: ignore[misc]
@@ -148,7 +152,7 @@ def _faults(run: Run) -> dict[str, tuple[Callable[[int], float], set[str]]]:
 
 
 def _blame(incident: dict[str, Any]) -> tuple[str, str, bool]:
-    """Node, class, and whether somebody is named at all."""
+    """Returns the node, the class, and whether any node is named."""
     blamed, failure = incident["blamed"], incident["failure"]
     verdict = blamed["verdict"] if blamed else failure["verdict"] if failure else None
     node = (blamed or incident)["node"]
@@ -175,7 +179,8 @@ def measure(soak: bool) -> Iterator[Bound]:
             for i, kind in enumerate(order):
                 run.whole()
                 time.sleep(rng.uniform(0.0, 0.5))
-                # The first machine has the coordinator: its loss ends the job by design, unless the store is shared.
+                # The first machine runs the coordinator: its loss ends the job by design, unless
+                # the store is shared.
                 node = (
                     rng.randrange(1, NODES)
                     if kind in ("cut", "node", "agent", "netsplit", *BROKEN)
@@ -198,12 +203,13 @@ def measure(soak: bool) -> Iterator[Bound]:
                     120,
                     f"{kind}: recovery",
                 )
-                # Whose failure it was is said within 2 s of the recovery.
+                # The blame must be reported within 2 s of the recovery.
                 time.sleep(max(0.0, first["ts"] + 1.9 - time.time()))
                 asked = time.time()
                 listed = json.loads(c.ask("incidents", "ls", c.job, "--json").stdout)["incidents"]
                 of_fault = [r["incident"] for r in listed if r["incident"]["opened"] / 1e6 >= began - 0.01]
-                # A machine that is known to be gone only after others have noticed: the inquiry takes a little longer.
+                # If a lost machine is detected only after the others' failures, the inquiry takes a
+                # little longer.
                 told = [_blame(x) for x in of_fault]
                 named = [(n, k) for n, k, sure in told if sure]
                 if any(n != str(node) for n, _ in named):

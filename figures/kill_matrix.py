@@ -1,6 +1,6 @@
-"""Every victim killed at every moment: three nodes in network namespaces, sharded state, real processes.
+"""Every victim is killed at every moment: three nodes in network namespaces, sharded state, real processes.
 
-After each kill all ranks must go on from the newest step that was reachable, with the very bits that were there.
+After each kill, all ranks must continue from the newest reachable step, bit for bit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEPS = 80
 
 
 class Hosts(Cluster):
-    """A cluster whose nodes are hosts of their own."""
+    """A cluster whose nodes are separate hosts."""
 
     def __init__(self, names: list[str], job: str, command: list[str]) -> None:
         super().__init__(job, command, nodes=len(names), workers=1)
@@ -70,7 +70,10 @@ class Hosts(Cluster):
 
 
 def _reachable(c: Hosts, out: Path) -> int:
-    """Newest step of which every rank's shard is whole somewhere: in a slot of a node that is left, or on disk."""
+    """Returns the newest step of which every rank's shard is complete somewhere.
+
+    That is, in a slot of a remaining node or on disk.
+    """
     held: dict[int, set[int]] = {rank: set() for rank in range(3)}
     for slot in [*c.memory.glob("*/local-*-slot-*"), *c.memory.glob("*/peer-*-slot-*")]:
         of = superblock(slot)
@@ -85,7 +88,7 @@ def _reachable(c: Hosts, out: Path) -> int:
 
 
 def _moment(c: Hosts, out: Path, when: str) -> Callable[[], bool]:
-    """True while what is meant is going on."""
+    """Returns a function that is true during the given moment."""
     if when == "idle":
         return lambda: True
     if when == "persist":
@@ -96,7 +99,7 @@ def _moment(c: Hosts, out: Path, when: str) -> Callable[[], bool]:
 
 
 def _kill(c: Hosts, victim: str) -> list[int]:
-    """Kills; returns the nodes whose agents have to be started again."""
+    """Kills the victim. Returns the nodes whose agents have to be started again."""
     if victim == "worker":
         c.kill_worker(1)
         return []
@@ -113,7 +116,7 @@ def _kill(c: Hosts, victim: str) -> list[int]:
         return [1, 2]
     node = 0 if victim == "node-0" else 1
     if node == 0:
-        # The whole machine: the coordinator and its store, too.
+        # The whole machine, including the coordinator and its store.
         with contextlib.suppress(OSError, ValueError, KeyError):
             os.kill(c.coordinator_pid(), signal.SIGKILL)
     c.kill_node(node)
@@ -134,12 +137,12 @@ def _lines(out: Path, rank: int) -> list[dict[str, Any]]:
 
 
 def _reached(out: Path) -> int:
-    """Steps that every rank had completed."""
+    """Returns the number of steps that every rank had completed."""
     return min(max((r.get("step", 0) for r in _lines(out, rank)), default=0) for rank in range(3))
 
 
 def once(names: list[str], victim: str, when: str, seed: int) -> dict[str, Any]:
-    """One kill; what came of it."""
+    """Makes one kill and returns the result."""
     rng = random.Random(f"{victim}/{when}/{seed}")
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)
@@ -182,7 +185,8 @@ def once(names: list[str], victim: str, when: str, seed: int) -> dict[str, Any]:
                 c.start(node)
             codes = c.wait(180)
             worst = older = wrong = 0
-            # With its store lost, a coordinator may count a generation again that had sealed nothing.
+            # If its store was lost, a coordinator may reuse the number of a generation that had
+            # sealed nothing.
             together: dict[tuple[int, bool], set[int]] = {}
             for rank in range(3):
                 rows = _lines(out, rank)
@@ -197,7 +201,7 @@ def once(names: list[str], victim: str, when: str, seed: int) -> dict[str, Any]:
                         if i > seen[rank]:
                             worst = max(worst, reached - row["restored"])
                             older = max(older, reachable - row["restored"])
-                # What is computed again comes out the same, bit by bit.
+                # What is computed again is bit-identical.
                 wrong += sum(len(d) > 1 for d in digests.values())
                 wrong += max(digests) != STEPS
             mixed = sum(len(steps) > 1 for steps in together.values())
@@ -216,7 +220,7 @@ def once(names: list[str], victim: str, when: str, seed: int) -> dict[str, Any]:
 
 
 def _code() -> str:
-    """Names the code that runs, whatever else is committed meanwhile."""
+    """Returns a name for the code that runs, whatever else is committed meanwhile."""
     trees = [
         "git",
         "-C",
@@ -226,12 +230,16 @@ def _code() -> str:
     ]
     found = subprocess.run(trees, capture_output=True, text=True, check=False).stdout.split()
     edited = subprocess.run(["git", "-C", str(ROOT), "diff", "--quiet", "HEAD"], check=False).returncode
-    # What was edited since is nobody else's code: such runs are not gone on from.
+    # Edited code belongs to this run alone: later runs do not continue it.
     return "-".join(tree[:8] for tree in found) + (f"-edited-{time.time_ns()}" if edited else "")
 
 
 def _runs(cells: list[tuple[str, str, int]]) -> dict[tuple[str, str, int], dict[str, Any]]:
-    """What came of each cell. A soak of hours may be cut off (Ctrl-C, too): it goes on from here on the same code."""
+    """Returns the result of each cell.
+
+    A soak of several hours may be interrupted, even with Ctrl-C, and continues later on the same
+    code.
+    """
     file, code = ROOT / "target" / "figures" / "kill-matrix.runs.jsonl", _code()
     file.parent.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -267,6 +275,7 @@ def measure(soak: bool) -> Iterator[Bound]:
     )
     for victim in VICTIMS:
         lost = max((t["lost"] for cell, t in runs.items() if cell[0] == victim), default=0)
-        # A group takes all copies with it: back to durable storage. Else at most the steps that were under way.
+        # A group takes all copies with it, so the job goes back to durable storage. Otherwise, at
+        # most the steps in progress are lost.
         limit = 12 if victim == "group" else 3
         yield Bound(f"{victim}.steps-lost", lost, "at most, of those that every rank had completed", "<=", limit)

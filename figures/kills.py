@@ -13,9 +13,10 @@ from pathlib import Path
 from figures.slots import SEALED, WRITING, superblock
 from harness.cluster import Cluster
 
-#: Of a step board: 1 once the rank has completed a step or restored, and the depth of its sections (a restore is one).
+#: Words of a step board: 1 once the rank has completed a step or restored, and the depth of its
+#: sections (a restore is one).
 STEP_KNOWN, DEPTH, WORDS = 3, 10, 11
-#: Seconds to wait for a chosen moment; the kill then counts as random.
+#: Seconds to wait for a chosen moment. After that, the kill counts as random.
 PATIENCE = 20.0
 
 
@@ -25,12 +26,15 @@ def _slots(c: Cluster, rank: int) -> list[Path]:
 
 
 def _newest(slots: list[Path]) -> tuple[int, int]:
-    """Generation and step of the last capture that is whole; zeros for none."""
+    """Returns the generation and step of the last complete capture, or zeros for none."""
     return max(((s.generation, s.step) for s in map(superblock, slots) if s.state == SEALED), default=(0, 0))
 
 
 def _board(c: Cluster, rank: int) -> tuple[int, ...]:
-    """The first words of a rank's step board (``crates/checkpoint/src/board.rs``); zeros when it has none."""
+    """Returns the first words of a rank's step board, or zeros if it has none.
+
+    See ``crates/checkpoint/src/board.rs``.
+    """
     node, local = divmod(rank, c.workers)
     try:
         with (
@@ -43,8 +47,12 @@ def _board(c: Cluster, rank: int) -> tuple[int, ...]:
 
 
 class Moment:
-    """Something that a rank is in the middle of: ``capture`` (a slot is being written), ``restore``, or ``behind`` (another rank has sealed
-    a newer step than this one; the two must not go on from that step). What an earlier kill left behind does not count."""
+    """Something that a rank is in the middle of.
+
+    ``capture``: a slot is being written. ``restore``. ``behind``: another rank has sealed a newer
+    step than this one, and the two must not continue from that step. Remains of an earlier kill do
+    not count.
+    """
 
     def __init__(self, c: Cluster, rank: int, what: str) -> None:
         self._c, self._rank, self._what = c, rank, what
@@ -55,7 +63,7 @@ class Moment:
         self._before = _newest(self._others)
 
     def now(self) -> bool:
-        """It is now."""
+        """Returns whether the moment is now."""
         if self._what == "capture":
             return any(superblock(p).state == WRITING for p in self._own)
         if self._what == "behind":
@@ -63,7 +71,7 @@ class Moment:
         return _board(self._c, self._rank)[DEPTH] > 0
 
     def wait(self) -> bool:
-        """Looks without a pause until it is now; false when it never was."""
+        """Polls without pausing until the moment comes. Returns false if it never does."""
         deadline = time.monotonic() + PATIENCE
         while not self.now():
             over = self._what == "restore" and _board(self._c, self._rank)[STEP_KNOWN] == 1
@@ -73,15 +81,15 @@ class Moment:
 
 
 def _steps(c: Cluster) -> bool:
-    """The newest generation has completed a step."""
+    """Returns whether the newest generation has completed a step."""
     return len(c.facts("FirstStep")) > 0 and c.facts("FirstStep")[-1]["ts"] > c.facts("GenerationStarted")[-1]["ts"]
 
 
 def kill(c: Cluster, how: str, rng: random.Random, longest: float) -> str:
     """Kills a random rank at a random time within ``longest`` seconds, or at a :class:`Moment`.
 
-    The time counts from the start of the rank (``random``) or from its first step (``steps``). Returns which of them it
-    was, ``missed`` if the process had ended by itself.
+    The time counts from the start of the rank (``random``) or from its first step (``steps``).
+    Returns which of them it was, or ``missed`` if the process had already ended.
     """
     rank = rng.randrange(c.nodes * c.workers)
     pid = c.worker_pid(rank)
@@ -98,7 +106,7 @@ def kill(c: Cluster, how: str, rng: random.Random, longest: float) -> str:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return "missed"
-    # A capture takes less than a millisecond: it may have been over before the signal arrived.
+    # A capture takes less than a millisecond, so it may have ended before the signal arrived.
     return "random" if how in ("capture", "behind") and not moment.now() else how
 
 
@@ -107,7 +115,7 @@ def _over(c: Cluster) -> bool:
 
 
 def _one(c: Cluster, how: str, rng: random.Random, longest: float) -> str:
-    """Kills, and waits until the job goes on."""
+    """Kills, and waits until the job continues."""
     incidents, started = len(c.facts("IncidentOpened")), len(c.facts("GenerationStarted"))
     if how == "agent":
         c.wait_for(lambda: _steps(c), why="a step")
@@ -121,14 +129,17 @@ def _one(c: Cluster, how: str, rng: random.Random, longest: float) -> str:
         if how == "missed":
             return how
         c.wait_for(lambda: len(c.facts("IncidentOpened")) > incidents, 30, "the kill to be noticed")
-    # The next kill may come at any time after the next start, not before it.
+    # The next kill may come at any time after the next start, but not before it.
     c.wait_for(lambda: len(c.facts("GenerationStarted")) > started, 120, "the next generation")
     return how
 
 
 def disturb(c: Cluster, hows: list[str], rng: random.Random, longest: float = 6.0) -> list[str]:
-    """Starts the job and kills a rank of it in each of these ways, one after the other; how it was done. ``agent``: all of a node but its
-    memory, which the node's next agent finds. Fewer when the job comes to its end before."""
+    """Starts the job and kills a rank of it in each of these ways, one after the other.
+
+    ``agent`` kills a whole node except its memory, which the node's next agent finds. Returns the
+    ways that were used, which are fewer if the job ends before.
+    """
     c.start_all().wait_for(lambda: c.facts("GenerationStarted"), why="the first generation")
     done: list[str] = []
     for how in hows:

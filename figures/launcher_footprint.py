@@ -1,4 +1,4 @@
-"""What the launcher itself costs, on a script that does nothing."""
+"""The cost of the launcher itself, on a script that does nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _seconds(line: list[str], env: dict[str, str]) -> float:
 
 
 def _memory(pid: int) -> float:
-    """Proportional set size in MiB."""
+    """Returns the proportional set size in MiB."""
     rows = dict(x.split(":", 1) for x in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     return int(rows["Pss"].split()[0]) / 1024
 

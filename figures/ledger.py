@@ -1,7 +1,7 @@
 """Where the time of a run went, compared with what is known second by second.
 
-The run has an evaluation, a wait for data and a kill; the coordinator is killed on the way. The goodput is compared
-with what the script's own log lines give.
+The run has an evaluation, a wait for data and a kill, and the coordinator is killed on the way.
+Goodput is compared with the result from the script's own log lines.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def _goodput(c: Cluster, *options: str) -> dict[str, Any]:
 
 
 def _own_words(out: Path) -> tuple[float, float]:
-    """Rank-seconds of new steps by the script's own log, each up to the median of all; and what its loader took."""
+    """Returns the rank-seconds of new steps according to the script's log, and those of its loader.
+
+    Each step counts up to the median of all.
+    """
     productive, data = 0.0, 0.0
     for rank in range(WORKERS):
         begins: dict[int, float] = {}
@@ -45,7 +48,7 @@ def _own_words(out: Path) -> tuple[float, float]:
             elif kind == "data":
                 waits[step] = value
             elif kind == "end":
-                # What is between the end of one and the beginning of the next is the checkpoint's, which is no part of a step.
+                # The time between two steps belongs to the checkpoint and is not part of a step.
                 ends.setdefault(step, []).append((begins[step], value))
         data += sum(waits.values())
         took = {
@@ -99,7 +102,7 @@ def measure(soak: bool) -> Iterator[Bound]:
             began = time.time()
             c.start_all()
             c.wait_step(100)
-            # The coordinator dies in the middle of the evaluation: no sum may notice.
+            # The coordinator dies in the middle of the evaluation, which must not affect any sum.
             c.wait_for(
                 lambda: any(w["doing"] == "section eval" for w in c.workers_now().values()), 120, "the evaluation"
             )

@@ -1,4 +1,4 @@
-"""A hand-written loop: lines that change, and whether a killed run ends as an undisturbed one."""
+"""A hand-written loop: how many lines change, and whether a killed run ends like an undisturbed one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ITERATIONS = 400
 
 
 def _run(script: str, out: Path, kills: int) -> int:
-    """Exit code of a run under everstep, with its worker killed on the way."""
+    """Runs the script under everstep, killing its worker on the way. Returns the exit code."""
     line = [EVERSTEP, "run", "--standalone", "--max-restarts", str(kills), script, str(out), str(ITERATIONS)]
     run = subprocess.Popen(
         line, cwd=ROOT, env={**os.environ, "EVERSTEP_STATE_DIR": str(out / "state")}, stdout=subprocess.DEVNULL
@@ -41,7 +41,7 @@ def _run(script: str, out: Path, kills: int) -> int:
 
 
 def _losses(out: Path) -> dict[int, str]:
-    """The last loss that was written for each iteration."""
+    """Returns the last loss that was written for each iteration."""
     return {int(a): b for a, b in (x.split() for x in (out / "losses").read_text().splitlines())}
 
 

@@ -1,4 +1,7 @@
-"""Training time that a checkpoint costs, and processor time, against DCP's asynchronous ways; all are durable in the end."""
+"""Training time and processor time that a checkpoint costs, against DCP's asynchronous modes.
+
+All checkpoints become durable in the end.
+"""
 
 from __future__ import annotations
 

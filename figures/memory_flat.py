@@ -1,4 +1,4 @@
-"""Memory over 200 steps: slots and replicas are all there is, they do not grow, and `everstep memory` has said so before."""
+"""Memory over 200 steps: only slots and replicas, constant, and as `everstep memory` predicted."""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ from harness.cluster import EVERSTEP, ROOT, Cluster, cluster, descendants
 
 
 def _resident(pid: int) -> tuple[int, int]:
-    """Bytes of a process that are its own, and those of files that it maps (its program, which others map, too)."""
+    """Returns a process's private bytes, and those of files that it maps.
+
+    The latter include its program, which other processes map, too.
+    """
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0, 0
     fields = dict(line.split(":", 1) for line in lines)
-    # Shared memory is counted where it lies, not where it is mapped.
+    # Shared memory is counted where it resides, not where it is mapped.
     own, files = (int(fields.get(name, "0").split()[0]) << 10 for name in ("RssAnon", "RssFile"))
     return own, files
 
 
 def _node(c: Cluster, node: int) -> tuple[int, int]:
-    """Bytes of one node: in shared memory, and outside of it in agent and guard (the program's pages once)."""
+    """Returns the bytes of one node in shared memory, and outside of it in agent and guard.
+
+    The program's pages count once.
+    """
     arena = sum(f.stat().st_blocks * 512 for f in (c.memory / str(node)).rglob("*") if f.is_file())
     agent = c.agents[node].pid
     outside = [p for p in [agent, *descendants(agent)] if b"everstep" in Path(f"/proc/{p}/exe").resolve().name.encode()]
@@ -34,7 +40,7 @@ def _node(c: Cluster, node: int) -> tuple[int, int]:
 
 
 def _run(width: int) -> tuple[list[tuple[int, int]], int, int]:
-    """Samples over steps 50 to 200 of node 1, its state's bytes, and what `everstep memory` says."""
+    """Returns samples of node 1 over steps 50 to 200, its state's bytes, and what `everstep memory` reports."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [
             "figures/sharded.py",

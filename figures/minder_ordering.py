@@ -1,7 +1,8 @@
 """Minder's own comparison, on other data.
 
-Its LSTM-VAE against plain samples, all metrics as one point, one model of all metrics, moments, and no continuity. In
-the paper it is the best of these, and other distances are about as good: does that hold here?
+Its LSTM-VAE against plain samples, all metrics as one point, one model of all metrics, moments, and
+no continuity. In the paper it is the best of these, and other distances are about as good: does
+that hold here?
 """
 
 from __future__ import annotations

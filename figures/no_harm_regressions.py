@@ -1,4 +1,4 @@
-"""Every defect that strangers found has a test that failed before its fix; all of them pass now."""
+"""Every defect found by outside reviewers has a test that failed before its fix and passes now."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _pytest(ids: list[str]) -> bool:
 
 
 def _cargo(test: str) -> bool:
-    """``cargo:PACKAGE::TEST``: the test must exist and pass."""
+    """Runs ``cargo:PACKAGE::TEST``. The test must exist and pass."""
     package, _, name = test.removeprefix("cargo:").partition("::")
     done = subprocess.run(
         ["cargo", "test", "-q", "-p", package, name], cwd=ROOT, check=False, capture_output=True, text=True

@@ -1,7 +1,7 @@
 """Which node, or which connection between two nodes, is bad or slow.
 
-Simulated with 2 to 64 nodes, and with real collectives between four to six machines (network namespaces) whose control
-network always works.
+Simulated with 2 to 64 nodes, and with real collectives between four to six machines (network
+namespaces) whose control network always works.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from figures.bound import Bound
 from figures.hosts import data_path, data_rate, hosts, link
 from harness.cluster import EVERSTEP, ROOT, free_port
 
-#: What is broken, how many nodes there are, and what the check is to say: bad nodes, slow nodes, links.
+#: What is broken, the number of nodes, and what the check must report: bad nodes, slow nodes,
+#: links.
 Case = tuple[str, int, Callable[[list[str]], None] | None, list[int], list[int], list[tuple[int, int]]]
 
 
@@ -42,7 +43,7 @@ CASES: list[Case] = [
 
 @contextlib.contextmanager
 def _quota(percent: int) -> Iterator[Path]:
-    """A cgroup whose processes together get this much of one processor."""
+    """A cgroup whose processes together get this percentage of one processor."""
     group = (
         next(p for p in (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")) if p.is_dir())
         / f"everstep-figure-{os.getpid()}"
@@ -55,7 +56,7 @@ def _quota(percent: int) -> Iterator[Path]:
             (group / "cpu.cfs_quota_us").write_text(f"{percent}000")
         yield group
     finally:
-        # What was killed there needs its part of the processor to end.
+        # Killed processes in it need their share of the processor to end.
         deadline = time.monotonic() + 20
         while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -63,7 +64,7 @@ def _quota(percent: int) -> Iterator[Path]:
 
 
 def _run(names: list[str], home: Path, slow: int, group: Path | None) -> tuple[str, float, set[int]]:
-    """What every node was told, the seconds it took, and the exit codes."""
+    """Returns what every node was told, the seconds it took, and the exit codes."""
     token = home / "token"
     token.write_text("secret")
     token.chmod(0o600)

@@ -1,7 +1,7 @@
 """Notices of incidents, as real services accept them.
 
-A webhook (Alertmanager's version 4, signed), Slack in both ways, PagerDuty, DingTalk, OpenTelemetry, and a real
-Alertmanager, which passes them on.
+A webhook (Alertmanager's version 4, signed), Slack in both ways, PagerDuty, DingTalk,
+OpenTelemetry, and a real Alertmanager, which passes them on.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _incidents(bodies: list[Any], status: Any) -> list[tuple[str, str]]:
 def measure(soak: bool) -> Iterator[Bound]:
     with tempfile.TemporaryDirectory() as scratch:
         at = Path(scratch)
-        # The first two requests are answered 503: what was not taken is sent again.
+        # The first two requests are answered with 503, so their notices must be sent again.
         got = Receivers(fail_first=2)
         served = _alertmanager(at, got.url)
         options = ["--max-restarts", "3", "--notify", str(_routes(at, got.url, served[1] if served else None))]
@@ -124,7 +124,7 @@ def measure(soak: bool) -> Iterator[Bound]:
                         60,
                         "the notice",
                     )
-                # The coordinator is killed: its next life does not say it all again.
+                # The coordinator is killed: its next life does not repeat the notices.
                 c.kill_coordinator()
                 time.sleep(4)
                 c.wait_step(30)
@@ -140,7 +140,8 @@ def measure(soak: bool) -> Iterator[Bound]:
                 codes = c.wait(60)
                 time.sleep(3)
                 if served:
-                    # What is over ends there 40 s later: Alertmanager does not tell of what is over before it has told of it.
+                    # Alertmanager resolves an alert 40 s later, and not before it has reported it
+                    # as firing.
                     deadline = time.monotonic() + 60
                     while (
                         time.monotonic() < deadline
@@ -160,7 +161,7 @@ def measure(soak: bool) -> Iterator[Bound]:
     hook = [(b["commonLabels"]["incident"], b["status"]) for b in got.taken["/hook"]]
     print("webhook:", hook, "exit", codes)
     wanted = {(f"inc-{f['incident']}", "resolved" if f["status"] == "resolved" else "firing") for f in facts}
-    # Two statuses of one incident that are due at once are one message, its latest.
+    # Two statuses of one incident that are due at once become one message with the latest.
     missing = [w for w in wanted if w not in hook and not (w[1] == "firing" and (w[0], "resolved") in hook)]
     yield Bound("webhook.missing", len(missing), f"of {len(wanted)} messages", "=", 0)
     yield Bound(

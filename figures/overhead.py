@@ -1,4 +1,4 @@
-"""What watching costs: the training thread, system calls, the agent."""
+"""The cost of watching: the training thread, system calls, the agent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = 10_000
 
 
 def _loop(*options: str) -> float:
-    """Microseconds per step of the bare optimizer loop (median of ten tenths)."""
+    """Returns the microseconds per step of the bare optimizer loop, as the median of ten tenths."""
     with tempfile.TemporaryDirectory() as scratch:
         line = [EVERSTEP, "run", "--standalone", *options, LOOP, str(STEPS)]
         env = {**os.environ, "EVERSTEP_STATE_DIR": scratch}
@@ -35,7 +35,7 @@ def _loop(*options: str) -> float:
 
 
 def _system_calls() -> float:
-    """System calls of the training thread in three seconds of stepping, per step."""
+    """Returns the system calls of the training thread per step, over three seconds of steps."""
     with tempfile.TemporaryDirectory() as scratch:
         steps = 20_000_000
         line = [EVERSTEP, "run", "--standalone", LOOP, str(steps), "--mark", "1.5"]
@@ -52,7 +52,7 @@ def _system_calls() -> float:
                 return int(json.loads(out)["jobs"][0]["workers"][0]["step"])
 
             trace = Path(scratch) / "trace"
-            # Only the training thread (its id is the process's), not the pulse beside it.
+            # Only the training thread (its id is the process's), not the pulse thread.
             before = step()
             strace = subprocess.Popen(["strace", "-o", str(trace), "-p", pid.group(1)], stderr=subprocess.DEVNULL)
             time.sleep(3)
@@ -72,7 +72,7 @@ def _system_calls() -> float:
 
 
 def _agent_share(seconds: float) -> float:
-    """Percent of a core that agent, guard and coordinator use per worker while the workers train."""
+    """Returns the percentage of a core that agent, guard and coordinator use per worker during training."""
     ticks = os.sysconf("SC_CLK_TCK")
 
     def used(pid: int) -> int:

@@ -1,4 +1,7 @@
-"""Blocks of training with and without a checkpoint, in turn in one process (see ``figures/scripts/paired.py``)."""
+"""Blocks of training with and without a checkpoint, alternating in one process.
+
+See ``figures/scripts/paired.py``.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from harness.cluster import ROOT
 
 @dataclass
 class Blocks:
-    """Blocks of one way: seconds of training, processor seconds."""
+    """Blocks of one mode: seconds of training, and processor seconds."""
 
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
 
 def run(modes: str, rounds: int, *options: str, size: int = GB) -> dict[str, Blocks]:
-    """Blocks by way; the ways take turns. ``options`` are those of the script."""
+    """Returns the blocks by mode; the modes alternate. ``options`` are those of the script."""
     with tempfile.TemporaryDirectory(dir=ROOT / "target") as scratch:
         line = [
             EVERSTEP,
@@ -51,14 +54,20 @@ def run(modes: str, rounds: int, *options: str, size: int = GB) -> dict[str, Blo
 
 
 def middle_half(values: list[float]) -> float:
-    """Mean without the lowest and the highest quarter: of pairs, a few of which were interrupted on one side."""
+    """Returns the mean without the lowest and the highest quarter.
+
+    The values are of pairs, a few of which were interrupted on one side.
+    """
     quarter = len(values) // 4
     return statistics.mean(sorted(values)[quarter : len(values) - quarter])
 
 
 def extra(found: dict[str, Blocks]) -> dict[str, tuple[float, float]]:
-    """Seconds lost and processor seconds spent per checkpoint: medians over the rounds of what a block took more than
-    the one without a checkpoint in the same round (machines drift)."""
+    """Returns the seconds lost and the processor seconds spent per checkpoint.
+
+    Each is the median over the rounds of a block's excess over the block without a checkpoint in
+    the same round, because machines drift.
+    """
     none = found["none"]
 
     def more(a: list[float], b: list[float]) -> float:

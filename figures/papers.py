@@ -1,4 +1,4 @@
-"""What the tables of the papers come out as here (`crates/replay/examples/papers.rs`), for the figures that bound them."""
+"""The papers' tables as computed here (`crates/replay/examples/papers.rs`), for the figures that bound them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.cluster import ROOT
 
 
 def lines(of: str, seeds: int) -> list[dict[str, Any]]:
-    """All lines of one kind."""
+    """Returns all lines of the given kinds."""
     line = ["cargo", "run", "-q", "--release", "-p", "everstep-replay", "--example", "papers", "--", "-", str(seeds)]
     said = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [found for found in map(json.loads, said.splitlines()) if found["of"] in of.split()]

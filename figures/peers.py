@@ -1,4 +1,4 @@
-"""Other people's programs, in a virtual environment of their own."""
+"""Third-party programs, in their own virtual environment."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from harness.cluster import ROOT
 
-#: With what DLRover imports and does not ask for.
+#: Includes what DLRover imports but does not declare.
 PACKAGES = ("torch", "dlrover", "grpcio", "protobuf", "psutil", "torchft-nightly")
 
 
 def python() -> str:
-    """The interpreter that has them; ``EVERSTEP_PEERS`` names an environment that is there already."""
+    """Returns the interpreter that has them. ``EVERSTEP_PEERS`` names an existing environment."""
     given = os.environ.get("EVERSTEP_PEERS")
     home = Path(given) if given else ROOT / "target" / "peers"
     interpreter = home / "bin" / "python"

@@ -1,4 +1,4 @@
-"""A durable checkpoint against the bare device, and against other savers."""
+"""A durable checkpoint compared with the bare device and with other savers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The probability that memory survives: against every way to fail, and how long it takes for a large cluster."""
+"""The probability that memory survives, checked against every way to fail, and its cost for a large cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def _program(*arguments: int) -> list[float]:
 
 
 def _holders(n: int, k: int) -> list[set[int]]:
-    """Algorithm 1, written down again: groups of k, the rest joins the last one, which is a ring then."""
+    """Returns the holders according to Algorithm 1, implemented independently.
+
+    Groups of k; the remaining nodes join the last group, which then is a ring.
+    """
     groups = [list(range(g * k, (g + 1) * k)) for g in range(n // k)]
     groups[-1] += list(range(n // k * k, n))
     found: list[set[int]] = [set()] * n
@@ -47,7 +50,7 @@ def _counted(n: int, k: int, f: int) -> float:
 
 
 def _closed(n: int, k: int, f: int) -> float:
-    """Group placement by inclusion and exclusion, in whole numbers (k divides n)."""
+    """Returns the probability for group placement by inclusion and exclusion, in integers (k divides n)."""
     lost = sum((-1) ** (i + 1) * comb(n // k, i) * comb(n - i * k, f - i * k) for i in range(1, f // k + 1))
     return float(1 - Fraction(lost, comb(n, f)))
 

@@ -1,4 +1,7 @@
-"""What is wrong with a cluster, jobs, a trace, a policy or a goal: one clear sentence each, exit code 2, nothing on standard output."""
+"""Errors in a cluster, jobs, a trace, a policy or a goal.
+
+One clear sentence each, exit code 2, nothing on standard output.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The planner against all plans there are: up to five jobs on up to ten units, in all three modes, with dips, minima and ties."""
+"""The planner compared with all possible plans.
+
+Up to five jobs on up to ten units, in all three modes, with dips, minima and ties.
+"""
 
 from __future__ import annotations
 

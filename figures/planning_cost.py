@@ -1,8 +1,10 @@
-"""What it costs to plan where the state of a large job goes and where it comes from: 256 ranks with 1,000 sharded tensors each.
+"""The cost of planning where the state of a large job goes and where it comes from.
 
-Saving: what one rank does beyond its own bytes, and what the publishing one does for all (DCP: the coordinator gathers all plans,
-dedups them, makes the global plan and its metadata). Loading on 192 ranks: opening the checkpoint, whose headers are verified, and
-one rank's plan (DCP: reading the metadata and one rank's plan). Processor seconds, both in the same run.
+256 ranks with 1,000 sharded tensors each. Saving: what one rank does beyond its own bytes, and what
+the publishing rank does for all (DCP: the coordinator gathers all plans, dedups them, makes the
+global plan and its metadata). Loading on 192 ranks: opening the checkpoint, whose headers are
+verified, and one rank's plan (DCP: reading the metadata and one rank's plan). Processor seconds,
+both in the same run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Healthy ranks on a busy machine are not called slow again and again; a rank that is slow is named within ten steps."""
+"""Healthy ranks on a busy machine are rarely reported as slow; a slow rank is named within ten steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from figures.bound import Bound
 from harness.cluster import Cluster, cluster
 
 SCRIPT = "figures/scripts/slow_ranks.py"
-#: A busy neighbour computes for so many seconds, and rests for as many.
+#: Busy neighbours compute for this many seconds, then rest for as many.
 TURNS = (3.0, 11.0, 40.0)
 
 
@@ -43,7 +43,7 @@ def _announced(c: Cluster) -> list[dict[str, object]]:
 
 
 def _healthy(workers: int, seconds: float) -> tuple[int, float]:
-    """Announcements in that time, and the minutes that it really was."""
+    """Returns the number of announcements, and the minutes that it really took."""
     with (
         tempfile.TemporaryDirectory() as out,
         cluster(f"calm-{workers}", [SCRIPT, "--out", out, "--steps", "1000000"], workers=workers) as c,
@@ -59,7 +59,7 @@ def _healthy(workers: int, seconds: float) -> tuple[int, float]:
 
 
 def _slow(times: float, begins: int) -> int:
-    """Steps from the first slow one to its announcement."""
+    """Returns the steps from the first slow one to its announcement."""
     line = [
         SCRIPT,
         "--out",

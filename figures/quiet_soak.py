@@ -1,4 +1,7 @@
-"""Half an hour of a healthy run that looks anything but regular: nothing is declared. Then one worker is stopped: one incident."""
+"""Half an hour of a healthy but irregular run: nothing is reported.
+
+Then one worker is stopped: one incident.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Real jobs: one with a slow worker (exactly it, within two steps), one whose workers differ and nobody is at fault."""
+"""Real jobs: one with a slow worker, and one whose workers differ without any being at fault.
+
+The slow worker, and only it, is named within two steps.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real HTTP server that takes notices as the services do, and checks what they would check."""
+"""A real HTTP server that accepts notices like the services do, and makes their checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ WEBHOOK_SECRET, DINGTALK_SECRET, SLACK_TOKEN, ROUTING_KEY = "w-secret", "SECding
 
 
 class Receivers:
-    """``taken[path]``: the bodies that came there, in order. ``wrong``: what a service would have refused, and why."""
+    """``taken[path]``: the bodies received there, in order.
+
+    ``wrong``: what a service would have refused, and why.
+    """
 
     def __init__(self, fail_first: int = 0) -> None:
         self.taken: dict[str, list[Any]] = {}
@@ -118,7 +121,7 @@ class Receivers:
         )
 
     def _v1_traces(self, body: Any, *_: Any) -> str | None:
-        """Read as a collector does: OpenTelemetry's own schema, with ids in hexadecimal."""
+        """Parses like a collector: OpenTelemetry's own schema, with ids in hexadecimal."""
         spans = [
             span for resource in body["resourceSpans"] for scope in resource["scopeSpans"] for span in scope["spans"]
         ]
@@ -148,7 +151,10 @@ class Receivers:
 
 
 def _alertmanager_v4(body: Any) -> str | None:
-    """What receivers of Alertmanager's webhook read (its documentation, `<webhook_config>`)."""
+    """Checks the fields that receivers of Alertmanager's webhook read.
+
+    See its documentation, `<webhook_config>`.
+    """
     top = {
         "version",
         "groupKey",

@@ -32,13 +32,16 @@ def _build() -> tuple[Path, Path]:
 
 
 def _files(limit: int = 8192) -> None:
-    """In the child: a thousand connections need descriptors."""
+    """Runs in the child: a thousand connections need descriptors."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def _gather(attach: Path, nodes: int) -> tuple[float, float]:
-    """Seconds from the last join to everyone having a place, and the coordinator's peak memory in MiB."""
+    """Returns the seconds from the last join until every node has its place.
+
+    Also the coordinator's peak memory in MiB.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         store = Path(scratch) / "store"
         coordinator = subprocess.Popen(

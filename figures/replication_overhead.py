@@ -1,7 +1,8 @@
-"""A copy of every step at another node: what it costs a training loop whose collectives share the network with it.
+"""A copy of every step at another node: its cost for a training loop whose collectives share the network.
 
-Two hosts in network namespaces with 500 Mbit/s between them; FSDP2, collectives real, computing a timed wait. All ways of
-sending take turns in one run (see ``figures/scripts/overlap.py``); each must have a step's copy done before the next is over.
+Two hosts in network namespaces with 500 Mbit/s between them. FSDP2 with real collectives; computing
+is a timed wait. All ways of sending alternate in one run (see ``figures/scripts/overlap.py``). Each
+must have copied a step before the next is over.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from figures.kill_matrix import Hosts
 from figures.scripts.overlap import WARM
 
 RATE = 500e6 / 8
-#: What of the rate is left for data: Ethernet, IP and TCP headers.
+#: The share of the rate that remains for data after Ethernet, IP and TCP headers.
 PAYLOAD = 0.95
 
 
@@ -38,7 +39,7 @@ def _run(rounds: int) -> list[dict[str, Any]]:
 
 
 def _error(times: list[float]) -> float:
-    """Standard error of a median."""
+    """Returns the standard error of a median."""
     return 1.2533 * statistics.stdev(times) / len(times) ** 0.5
 
 
@@ -46,7 +47,7 @@ def measure(soak: bool) -> Iterator[Bound]:
     rows = _run(8 if soak else 3)
     times: dict[str, list[float]] = {}
     for before, row in itertools.pairwise(rows):
-        # The first step after a change of way still has the other one's traffic.
+        # The first step after a change of mode still has traffic of the previous one.
         if row["step"] > WARM + 1 and row["arm"] == before["arm"]:
             times.setdefault(row["arm"], []).append(row["seconds"])
     middle = {arm: statistics.median(t) for arm, t in times.items()}
@@ -75,7 +76,7 @@ def measure(soak: bool) -> Iterator[Bound]:
         "pacing-off", round(cost["unpaced"], 2), "% (the mechanism off)", ">=", 5, samples=tuple(times["unpaced"])
     )
     for slower, faster, sense in (("unpipelined", "ours", ">="), ("blocking", "unpipelined", ">")):
-        # The noise is said, and excuses nothing.
+        # The noise is reported, but does not widen the bound.
         noise = 2 * (_error(times[slower]) ** 2 + _error(times[faster]) ** 2) ** 0.5 / middle["none"] * 100
         what = f"% over {faster}, itself {cost[slower]:.2f} % (two standard errors: {noise:.2f})"
         yield Bound(slower, round(cost[slower] - cost[faster], 2), what, sense, 0, samples=tuple(times[slower]))

@@ -1,4 +1,7 @@
-"""Replicas against two bare TCP streams between the same memories: on loopback, and on a 2 Gbit/s link."""
+"""Replicas compared with two bare TCP streams between the same memories.
+
+On loopback, and on a 2 Gbit/s link.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same bytes for the same seeds: built for debugging and for release, on one thread and on two."""
+"""The same bytes for the same seeds: debug and release builds, one thread and two."""
 
 from __future__ import annotations
 

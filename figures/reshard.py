@@ -1,9 +1,11 @@
-"""A job goes on in another layout: random pairs of (saved by, loaded by) over plain, DDP, FSDP1, FSDP2, HSDP, tensor and pipeline
-parallelism and combinations, one to four ranks, optimizer included. DCP's own checkpoint of the same state is the oracle.
+"""A job continues in another layout: random pairs of (saved by, loaded by).
 
-Bytes read are all that a rank reads from files from the beginning of ``restore()`` to its end (``rchar`` of /proc/PID/io), headers and
-tables included; bytes needed are those of its parts of parameters and optimizer state. Peak memory is what the resident set was at most
-(``VmHWM``) beyond what it is afterwards.
+Plain, DDP, FSDP1, FSDP2, HSDP, tensor and pipeline parallelism and combinations, one to four ranks,
+including the optimizer. DCP's own checkpoint of the same state is the oracle.
+
+Bytes read are all that a rank reads from files during ``restore()`` (``rchar`` of /proc/PID/io),
+including headers and tables. Bytes needed are those of its parts of parameters and optimizer state.
+Peak memory is the maximum of the resident set (``VmHWM``) beyond its size afterwards.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ LAYOUTS = [
     "plain:1", "ddp:2", "ddp:3", "fsdp1:2", "fsdp1:3", "fsdp1:4", "fsdp2:2", "fsdp2:3", "fsdp2:4", "hsdp:2x2", "tp:2", "tp:4",
     "fsdp2+tp:2x2", "pp:2", "pp:3", "pp:4", "pp+ddp:2x2",
 ]  # fmt: skip
-#: Width and hidden width of the model; the largest tensor has their product.
+#: Width and hidden width of the model. The largest tensor has their product.
 SIZES = [(384, 1536), (412, 1652), (448, 1792)]
 PAIRS, SEED = 216, 7
 

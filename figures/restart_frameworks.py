@@ -1,4 +1,4 @@
-"""A killed worker of a script that uses Transformers or Lightning, under everstep and under torchrun, in turns."""
+"""A killed worker of a Transformers or Lightning script, under everstep and torchrun, alternating."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from figures.bound import Bound
 from harness.cluster import ROOT, descendants
 
 OPTIONS = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "3"]
-#: Seconds between the first step and the kill: what is imported ahead is imported by then.
+#: Seconds between the first step and the kill, so that importing ahead has finished.
 SETTLED = 45.0
 HUNG = 90.0
 
@@ -30,7 +30,7 @@ def _steps(out: Path, rank: int) -> list[tuple[int, float, int]]:
 
 
 def _wait(out: Path, after: float, seconds: float) -> float | None:
-    """When both ranks have completed a step after this moment."""
+    """Returns when both ranks have completed a step after this moment."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         new = [[at for _, at, pid in _steps(out, rank) if at > after] for rank in (0, 1)]
@@ -41,7 +41,7 @@ def _wait(out: Path, after: float, seconds: float) -> float | None:
 
 
 def _restart(launcher: list[str], framework: str) -> float | None:
-    """Seconds from a kill to the next step of both ranks by new processes."""
+    """Returns the seconds from a kill to the next step of both ranks by new processes."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)
         env = {

@@ -1,4 +1,4 @@
-"""A killed worker under everstep and under torchrun, the same script, in turns."""
+"""A killed worker of the same script, under everstep and torchrun, alternating."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def _lines(out: Path, rank: int) -> list[list[str]]:
 
 
 def _restart(launcher: str) -> tuple[float, float] | None:
-    """Seconds from a kill to the next new step, and the same without process start; ``None``: hung or failed."""
+    """Returns the seconds from a kill to the next new step, with and without process start.
+
+    ``None``: the run hung or failed.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)
         command = [
@@ -78,7 +81,7 @@ def _restart(launcher: str) -> tuple[float, float] | None:
 
 
 def _launch(launcher: str) -> float:
-    """Seconds from the command line to the script's first line, on the rank that is last."""
+    """Returns the seconds from the command line to the script's first line, on the last rank."""
     with tempfile.TemporaryDirectory() as scratch:
         script = Path(scratch) / "first.py"
         script.write_text(

@@ -1,4 +1,7 @@
-"""Getting the state back in a fresh process: from memory against a copy, from a peer against TCP, against DCP from disk."""
+"""Reading the state back in a fresh process.
+
+From memory against a copy, from a peer against TCP, and against DCP from disk.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from harness.cluster import ROOT
 
 
 def _dcp(disk: str, size: int) -> float:
-    """Seconds of a DCP load with nothing of it in the page cache."""
+    """Returns the seconds of a DCP load with a cold page cache."""
     line = [sys.executable, "figures/scripts/dcp_load.py", disk, str(size)]
     return transfer.seconds(subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout)[
         "dcp-load"

@@ -1,4 +1,7 @@
-"""`make figure NAME=…`: measures one claim, prints one line per bound, keeps samples, machine and commit."""
+"""`make figure NAME=…`: measures one claim and prints one line per bound.
+
+Keeps samples, machine and commit.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +43,13 @@ FIGURES = [
 
 
 def commit() -> str:
-    """The commit, marked when the tree differs from it."""
+    """Returns the commit, marked if the tree differs from it."""
     ask = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     return subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 def machine() -> dict[str, object]:
-    """What the numbers were measured on."""
+    """Returns what the numbers were measured on."""
     return {
         "cores": os.cpu_count(),
         "kernel": platform.release(),
@@ -78,7 +81,10 @@ def measure(name: str, soak: bool) -> list[Bound]:
 
 
 def write_page() -> None:
-    """docs/figures.md from the newest measurement of each figure; what was not measured on this machine stays as it is there."""
+    """Writes docs/figures.md from the newest measurement of each figure.
+
+    What was not measured on this machine is kept.
+    """
     page = ROOT / "docs" / "figures.md"
     there = dict(re.findall(r"^## (\S+)\n\n(.*?```\n.*?```)\n", page.read_text(), re.DOTALL | re.MULTILINE))
     lines = [
@@ -109,7 +115,7 @@ def main() -> int:
     bounds = [b for name in (FIGURES if args.all else [args.name]) for b in measure(name, args.soak)]
     if args.all:
         write_page()
-    # A figure that needs what this machine lacks says so and has no bounds.
+    # A figure that needs what this machine lacks prints so and has no bounds.
     return 0 if all(b.good for b in bounds) else 1
 
 

@@ -1,6 +1,9 @@
-"""Checkpoints in object stores whose requests fail: two servers (s3s-fs and moto), and one that ignores conditional puts. Each request of
-a save is hit in turn: answered with 503, late, cut off before or after the server has done it; or the writer is killed there. Afterwards
-another process restores: what was said to be saved is there, bit for bit, and never half of anything. Beside, the time of one stream.
+"""Checkpoints in object stores whose requests fail.
+
+Two servers (s3s-fs and moto), and one that ignores conditional puts. Each request of a save is hit
+in turn: answered with 503, late, cut off before or after the server has done it, or the writer is
+killed there. Afterwards another process restores: what was reported as saved is there, bit for bit,
+and never half of anything. Also, the time compared with one stream.
 """
 
 from __future__ import annotations
@@ -24,14 +27,14 @@ SERVERS: dict[str, tuple[Callable[[], Any], bool]] = {
     "moto": (objects.moto, False),
     "unconditional": (objects.moto, True),
 }
-#: Kinds of faults, and every how many requests they are tried.
+#: Kinds of faults, and the number of requests from one trial to the next.
 KINDS = {"503": 1, "slow": 6, "cut-before": 1, "cut-after": 1, "crash-before": 1, "crash-after": 1}
 #: Bytes per second of a connection, and megabytes of the state, for the comparison with one stream.
 RATE, LARGE_MB = 40_000_000, 256
 
 
 class Writer:
-    """Processes that have torch, one after the other."""
+    """Processes that have already imported torch, one after the other."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         env = {**os.environ, **environment, "PYTHONPATH": str(ROOT)}
@@ -53,7 +56,10 @@ class Writer:
         return dict(json.loads(line))
 
     def run(self, line: str, ready: Callable[[int], None] = lambda pid: None) -> dict[str, Any]:
-        """What it found; empty when it was killed. ``ready`` is called before it saves."""
+        """Returns what the writer found, or nothing if it was killed.
+
+        ``ready`` is called before it saves.
+        """
         self._say(line)
         pid, found = self._hear()["pid"], dict[str, Any]()
         while "ended" not in (said := self._hear()):
@@ -65,7 +71,7 @@ class Writer:
         return found
 
     def close(self) -> None:
-        """Ends."""
+        """Ends the process."""
         self.process.kill()
         self.process.wait()
 
@@ -79,7 +85,7 @@ def _cases(count: int, kinds: dict[str, int]) -> Iterator[Fault]:
 
 
 def _faults(name: str) -> tuple[int, list[str]]:
-    """Cases, and what went wrong."""
+    """Returns the number of cases, and what went wrong."""
     serve, unconditional = SERVERS[name]
     wrong: list[str] = []
     cases = 0
@@ -133,7 +139,7 @@ print(put, time.perf_counter() - began)
 
 
 def _streams() -> tuple[list[float], list[float]]:
-    """Seconds of ours over one stream's: writing, reading, by round."""
+    """Returns our seconds divided by one stream's, for writing and reading, by round."""
     writes, reads = [], []
     with objects.s3s() as server, objects.Link(server, RATE).running() as proxy:
         env = {**objects.environment(proxy.url), "LARGE_MB": str(LARGE_MB)}

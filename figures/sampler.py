@@ -24,8 +24,11 @@ class _Numbers:
 
 
 def _epochs(rng: random.Random, workers: int) -> tuple[Counter[tuple[int, int]], int, int]:
-    """Runs epochs with kills and changes of the world; returns how often each (epoch, sample) was used in
-    committed steps, the number of samples, and of epochs."""
+    """Runs epochs with kills and changes of the world.
+
+    Returns how often each (epoch, sample) was used in committed steps, the number of samples, and
+    of epochs.
+    """
     n, batch, epochs = rng.choice([1, 2, 5, 64, 97, 300]), rng.choice([1, 3, 8]), 3
     kills, state = rng.randrange(6), None
     used: Counter[tuple[int, int]] = Counter()
@@ -38,7 +41,7 @@ def _epochs(rng: random.Random, workers: int) -> tuple[Counter[tuple[int, int]],
 
 
 class _Life:
-    """A world from its start to its end or its kill: one sampler and loader per rank."""
+    """A world from its start to its end or kill: one sampler and loader per rank."""
 
     def __init__(self, data: _Numbers, size: int, batch: int, workers: int, state: dict[str, Any] | None) -> None:
         from torch.utils.data import DataLoader
@@ -56,7 +59,7 @@ class _Life:
         self.committed = state
 
     def run(self, epochs: int, steps: int, used: Counter[tuple[int, int]]) -> bool:
-        """True when all epochs are done, False when it was killed before committing its ``steps``-th step."""
+        """Returns true if all epochs are done, or false if killed before committing its ``steps``-th step."""
         for epoch in range(epochs):
             for s in self.samplers:
                 s.set_epoch(epoch)

@@ -1,6 +1,6 @@
-"""Another user of the same host attacks a job while it starts, runs, restarts and is cleaned up after.
+"""Another user of the same host attacks a job while it starts, runs, restarts and is cleaned up.
 
-The job trains on and gives nothing away. The timed part is right only on a machine that does nothing else.
+The job trains on and reveals nothing. The timed part is valid only on an idle machine.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from figures.paired import middle_half
 from figures.second.place import NOBODY, SCRIPT, Attacker, Place, place
 from harness.cluster import EVERSTEP
 
-#: Ways in which the names that can be foretold are planted (a directory, links, a FIFO, a file …).
+#: Ways in which predictable names are planted (a directory, links, a FIFO, a file …).
 PLANTED = 7
-#: Steps between durable checkpoints: no restart repeats more. Steps this short are not all captured in memory (``stall_budget``).
+#: Steps between durable checkpoints: no restart repeats more. Not all of such short steps are
+#: captured in memory (``stall_budget``).
 DURABLE = 20
 PHASES = ("start", "run", "restart", "clean-up")
 
 
 @dataclass
 class Found:
-    """What became of one attacked job."""
+    """The result of one attacked job."""
 
     failed: list[str] = field(default_factory=list)
     restarts: int = 0
@@ -40,7 +41,7 @@ class Found:
     attacks: set[str] = field(default_factory=set)
 
     def add(self, other: Found) -> None:
-        """The same of another job."""
+        """Adds the result of another job."""
         for name in ("failed", "hangs", "gained", "ran"):
             getattr(self, name).extend(getattr(other, name))
         self.restarts += other.restarts
@@ -49,7 +50,7 @@ class Found:
 
 
 def _traces(p: Place, found: Found) -> None:
-    """What the second user left behind in what is ours, or ran as us."""
+    """Records what the second user left in the first user's files, or ran as the first user."""
     if p.precious.read_text() != "years of work" or p.precious.stat().st_mode & 0o777 != 0o600:
         found.gained.append(f"{p.precious}: changed")
     for root, directories, files in os.walk(p.home):
@@ -62,7 +63,7 @@ def _traces(p: Place, found: Found) -> None:
 
 
 def _steps(p: Place, found: Found, ranks: int, killed: int) -> None:
-    """Each step once, but for those that the forced restart repeats, with one loss."""
+    """Checks that each step has one loss and, except for those repeated by the restart, appears once."""
     for rank in range(ranks):
         rows = p.rows(rank)
         losses: dict[int, set[str]] = {}
@@ -77,7 +78,10 @@ def _steps(p: Place, found: Found, ranks: int, killed: int) -> None:
 
 
 def _campaign(kind: int, whole: bool, only: list[str] | None = None, weaken: Any = None) -> Found:
-    """One job, attacked all the time. Not ``whole``: only its start and its end. ``weaken`` makes the set-up a bad one."""
+    """Attacks one job all the time or, if not ``whole``, only during its start and end.
+
+    ``weaken`` makes the set-up insecure.
+    """
     found = Found()
     with place() as p:
         start = weaken(p) if weaken else {}
@@ -125,11 +129,11 @@ def _phases(p: Place, attacker: Attacker, found: Found, whole: bool, start: dict
     found.rounds["clean-up"] = len(attacker.rounds()) - begun
 
 
-# -- set-ups that are weak on purpose ------------------------------------------------------------------
+# -- deliberately weak set-ups -------------------------------------------------------------------
 
 
 def _open_state(p: Place) -> dict[str, Any]:
-    """A secret in a file of the user's that everybody can read and write."""
+    """Puts a secret in a file of the user's that everybody can read and write."""
     path = p.cwd / "notes"
     path.write_text(p.secrets["state"])
     path.chmod(0o666)
@@ -137,7 +141,7 @@ def _open_state(p: Place) -> dict[str, Any]:
 
 
 def _path_of_theirs(p: Place) -> dict[str, Any]:
-    """Python looks for modules where everybody can write."""
+    """Makes Python look for modules where everybody can write."""
     p.env["PYTHONPATH"] = "/tmp"
     return {}
 
@@ -148,13 +152,14 @@ CONTROLS = {
 }
 
 
-# -- what it costs -------------------------------------------------------------------------------------
+# -- cost ----------------------------------------------------------------------------------------
 
 
 def _slower(pairs: int, seconds: float) -> tuple[float, list[float], float]:
-    """How much longer a step takes under attack than beside the same user burning as much processor time, in %.
+    """Returns by how many percent a step is slower under attack than next to mere load.
 
-    The mean of the middle half of the pairs; each pair's; and the share of a core that the attack uses.
+    The load is the same second user burning as much processor time. Returns the mean of the middle
+    half of the pairs, each pair's value, and the share of a core that the attack uses.
     """
     with place() as p:
         p.tell("burn")
@@ -171,11 +176,11 @@ def _slower(pairs: int, seconds: float) -> tuple[float, list[float], float]:
             ended = time.time()
             return statistics.median(took for _, _, _, at, took in p.rows() if began < at < ended)
 
-        # The first attack says how much time there is to burn.
+        # The first attack determines how much time there is to burn.
         step("attack")
         found = []
         for pair in range(pairs):
-            # In turn, so that a machine that becomes slower counts for neither.
+            # The order alternates, so that a slowdown of the machine affects both equally.
             order = ("attack", "burn") if pair % 2 else ("burn", "attack")
             medians = {mode: step(mode) for mode in order}
             found.append(100 * (medians["attack"] / medians["burn"] - 1))

@@ -1,7 +1,7 @@
-"""The workload of the replica figures: FSDP2, each rank its own shard, state that a step changes everywhere.
+"""The workload of the replica figures: FSDP2, in which a step changes all of each rank's shard.
 
-Writes one line per step and rank into ``OUT/rank-R.jsonl``: step, loss, and a digest of this rank's shard, so that
-what was restored can be compared with what was there, bit by bit.
+Writes one line per step and rank into ``OUT/rank-R.jsonl``: step, loss, and a digest of this rank's
+shard, so that the restored state can be compared bit by bit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import everstep
 
 
 def digest(optimizer: torch.optim.Optimizer) -> str:
-    """Of parameters and optimizer state of this rank."""
+    """Returns the digest of this rank's parameters and optimizer state."""
     found = hashlib.blake2b(digest_size=8)
     for group in optimizer.param_groups:
         for p in group["params"]:
@@ -32,7 +32,7 @@ def digest(optimizer: torch.optim.Optimizer) -> str:
 
 
 def model(width: int, layers: int) -> nn.Module:
-    """Blocks of one linear layer, sharded one by one."""
+    """Returns blocks of one linear layer, sharded one by one."""
     torch.manual_seed(7)
     net = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(layers)))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))

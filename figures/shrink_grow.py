@@ -45,7 +45,7 @@ def _run(out: Path, rng: random.Random) -> tuple[Cluster, list[float], list[floa
 
 
 def _torchrun_shrink(watch: float) -> float:
-    """Two torchrun nodes, 1:2: seconds from the kill of one to the next new step of the other."""
+    """Returns the seconds from the kill of one of two torchrun nodes (1:2) to a new step of the other."""
     with tempfile.TemporaryDirectory() as scratch:
         port = free_port()
         line = [
@@ -89,7 +89,7 @@ def _torchrun_shrink(watch: float) -> float:
             while (len(logs(0)) < 30 or len(logs(1)) < 30) and time.monotonic() < deadline:
                 time.sleep(0.1)
             began = time.time()
-            # The second node goes: the first one hosts torchrun's store.
+            # The second node is killed, because the first hosts torchrun's store.
             for pid in [nodes[1].pid, *descendants(nodes[1].pid)]:
                 os.kill(pid, signal.SIGKILL)
             time.sleep(0.5)
@@ -109,7 +109,7 @@ def _torchrun_shrink(watch: float) -> float:
 
 
 def elastic_bin() -> str:
-    """Where torchrun is installed."""
+    """Returns the directory in which torchrun is installed."""
     import sys
 
     return str(Path(sys.executable).parent)

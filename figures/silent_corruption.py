@@ -1,7 +1,8 @@
-"""One bit of one DDP rank's parameters changes between two steps: is that rank named, and how soon; and nobody without that.
+"""One bit of one DDP rank's parameters changes between two steps: is that rank named, and how soon?
 
-Three ranks. Digests are compared at every step that is replicated, which the coordinator names as fast as it is told of them; the
-period is at most ten steps here.
+No rank may be named without a change. Three ranks. Digests are compared at every replicated step,
+which the coordinator chooses as soon as the last one is reported; here the period is at most ten
+steps.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _run(out: Path, clean: int, flips: int) -> tuple[list[dict[str, Any]], list[
 
 
 def _capture(size: int) -> tuple[float, float]:
-    """Seconds of a capture with a digest and without, in turn."""
+    """Returns the seconds of captures with and without a digest, alternating."""
     data = torch.rand(size // 4)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch:
         arenas = []

@@ -1,4 +1,7 @@
-"""What a simulation costs: 1,000 nodes for a year under six policies with 20 seeds; 10,000 nodes for a year."""
+"""The cost of a simulation.
+
+1,000 nodes for a year under six policies with 20 seeds; 10,000 nodes for a year.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ POLICIES = "everstep,unicron,wait,elastic,spares:16,gemini"
 
 
 def _run(nodes: int, policies: str, seeds: int) -> tuple[float, float]:
-    """CPU seconds and the most memory of it, in MB."""
+    """Returns the CPU seconds and the peak memory in MB."""
     trace = f"gen:weibull,nodes={nodes},days=365,mtbf=260d,others=3.3"
     line = ["everstep", "simulate", "--trace", trace, "--policies", policies, "--seeds", str(seeds), "--json"]
     process = subprocess.Popen(line, stdout=subprocess.DEVNULL)

@@ -1,4 +1,7 @@
-"""What a slot in shared memory says of itself: the first words of its file (``crates/checkpoint/src/arena.rs``)."""
+"""The superblock of a slot in shared memory: the first words of its file.
+
+See ``crates/checkpoint/src/arena.rs``.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ WRITING, SEALED = 1, 2
 
 
 class Superblock(NamedTuple):
-    """Zeros where there is no slot."""
+    """Fields of a superblock, all zero if there is no slot."""
 
     state: int = 0
-    #: Of a parity shard: the number of its stripe.
+    #: For a parity shard, the number of its stripe.
     rank: int = 0
     step: int = 0
     index_bytes: int = 0
@@ -23,7 +26,7 @@ class Superblock(NamedTuple):
 
 
 def superblock(slot: Path) -> Superblock:
-    """Reads it."""
+    """Reads a slot's superblock."""
     with contextlib.suppress(OSError), slot.open("rb") as f:
         head = f.read(11 * 8)
         if len(head) == 11 * 8:

@@ -1,7 +1,8 @@
-"""What a snapshot at each step costs a loop of 20-ms steps, and that `stall_budget` counts all of it.
+"""The cost of a snapshot at each step for a loop of 20-ms steps; `stall_budget` covers all of it.
 
-Every other block of steps runs without the manager, in one process. What the loop takes longer is compared with what `everstep goodput`
-says of the job. The part of a step in which the loop only computes is left out of both: it only drifts.
+Every other block of steps runs without the manager, in one process. The additional time of the loop
+is compared with what `everstep goodput` reports. The part of a step in which the loop only computes
+is excluded from both, because it only drifts.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ BUDGET = 0.01
 
 
 def run(size: int, blocks: int, *options: str) -> dict[str, Any]:
-    """What the script found (seconds).
+    """Returns what the script found, in seconds.
 
-    Also how much longer the loop took in all, and the seconds of `checkpoint_stall` that `everstep goodput` counts.
+    Also the total additional time of the loop, and the seconds of `checkpoint_stall` that
+    `everstep goodput` counts.
     """
     with tempfile.TemporaryDirectory(dir=ROOT / "target") as scratch:
         line = [
@@ -55,13 +57,13 @@ def run(size: int, blocks: int, *options: str) -> dict[str, Any]:
         asked = subprocess.run(
             [line[0], "goodput", "steps", "--json"], env=env, capture_output=True, text=True, check=True
         )
-        # A block that was interrupted for something else counts as the others do.
+        # A block that was interrupted by something else counts like the others.
         more = found["first"] + found["block"] * len(found["pairs"]) * middle_half(found["pairs"])
         return {**found, "more": more, "stalled": stalled(json.loads(asked.stdout))}
 
 
 def stalled(goodput: dict[str, Any]) -> float:
-    """Seconds in which the only rank was held up by checkpoints."""
+    """Returns the seconds in which checkpoints held up the only rank."""
     return float(goodput["jobs"][0]["spent_us"]["checkpoint_stall"]) / 1e6
 
 
@@ -89,7 +91,8 @@ def measure(soak: bool) -> Iterator[Bound]:
             10,
         )
     for megabytes in (10, 50):
-        # Few of their steps have a snapshot: with 120 blocks the standard error of what 50 MB cost was 9 %.
+        # Few of their steps have a snapshot: with 120 blocks, the standard error of the cost of 50
+        # MB was 9 %.
         budgeted = run(megabytes * MB, 10 * blocks)
         slower = 100 * budgeted["paired"] / budgeted["step"]
         yield Bound(

@@ -1,4 +1,7 @@
-"""What a training loop waits for when it saves and updates at once, against a bare copy and against other savers."""
+"""How long a training loop waits if it saves and updates at once.
+
+Compared with a bare copy and with other savers.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,12 @@ GB = 10**9
 
 
 def run(size: int, modes: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds per save by mode; the modes take turns in one process."""
+    """Returns the seconds per save by mode. The modes alternate in one process."""
     with tempfile.TemporaryDirectory(dir=ROOT / "target") as scratch:
         line = [EVERSTEP, "run", "--standalone", "figures/scripts/savers.py", "--bytes", str(size), "--modes", modes]
         line += ["--rounds", str(rounds), "--out", scratch]
-        # What is kept ready for a restart imports torch meanwhile, on one of two cores, for the first seconds.
+        # Otherwise, the process kept ready for a restart would import torch on one of two cores for
+        # the first seconds.
         line[2:2] = ["--max-restarts", "0", "--no-warm"]
         env = {**os.environ, "EVERSTEP_STATE_DIR": f"{scratch}/state", "OMP_NUM_THREADS": "2"}
         done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
@@ -40,7 +44,7 @@ def run(size: int, modes: str, rounds: int) -> dict[str, list[float]]:
 
 
 def flash(size: int, rounds: int) -> list[float]:
-    """Seconds per save of DLRover's flash checkpoint."""
+    """Returns the seconds per save of DLRover's flash checkpoint."""
     line = [peers.python(), "figures/scripts/dlrover_flash.py", str(size), str(rounds)]
     done = subprocess.run(
         line, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "2"}, capture_output=True, text=True, check=False

@@ -1,5 +1,8 @@
-"""Spares by the first half of a real trace, and whether they are enough in what the second half may hold (drawn by blocks of days); beside
-them, spares as if failures were independent."""
+"""Spares sized by the first half of a real trace, tested on what the second half may bring.
+
+The second half is resampled by blocks of days. For comparison, spares as if failures were
+independent.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ NODES, GOAL, REPLAYS = 400, 0.99, 200
 
 
 def _half(lines: list[dict[str, Any]], first: bool, into: Path) -> Path:
-    """One half of a trace, by time; what is down at its beginning is down there from its beginning on."""
+    """Writes one half of a trace. What is down at its beginning is down from there on."""
     cluster = next(line for line in lines if line["kind"] == "cluster")
     middle = cluster["length_s"] / 2
     begin, end = (0.0, middle) if first else (middle, cluster["length_s"])
@@ -35,7 +38,7 @@ def _half(lines: list[dict[str, Any]], first: bool, into: Path) -> Path:
 
 
 def _down_beyond(trace: str, spares: list[int], seed: int) -> list[float]:
-    """Share of the time in which more nodes are down than that, for each."""
+    """Returns the share of time in which more nodes are down than each number of spares."""
     said = subprocess.run(
         ["everstep", "trace", "write", trace, "--seed", str(seed)], capture_output=True, text=True, check=True
     ).stdout
@@ -64,7 +67,7 @@ def measure(soak: bool) -> Iterator[Bound]:
     lines = [json.loads(line) for line in said.splitlines()]
     with tempfile.TemporaryDirectory() as into:
         halves = [_half(lines, True, Path(into)), _half(lines, False, Path(into))]
-        # And the other way round, which is not asked for: the first half is the worse one.
+        # Also the other way round, which is not bounded: the first half is the worse one.
         for backwards, (sized_on, replayed) in enumerate(((halves[0], halves[1]), (halves[1], halves[0]))):
             line = [
                 "everstep",

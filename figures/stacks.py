@@ -1,7 +1,7 @@
 """Where all ranks were when one of them hung.
 
-In a line of Python, in C with the interpreter free, in C with the interpreter held; or stopped, so that it cannot
-answer. Asked for by hand before anything is declared, and reported with the incident.
+In a line of Python, in C with the interpreter released, in C with the interpreter held; or stopped,
+so that it cannot respond. Requested by hand before any incident, and reported with the incident.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from figures.bound import Bound
 from harness.cluster import EVERSTEP, Cluster, cluster
 
 RANKS, ODD = 4, 2
-#: What the odd rank's stack has, and the others' (DDP's collectives are in the backward pass).
+#: What the odd rank's stack contains. The others' is in the backward pass (DDP's collectives).
 PLACES = {"line": "faulty.py", "c": "faulty.py", "gil": "match", "stopped": ""}
 
 
@@ -32,7 +32,7 @@ def _by_hand(c: Cluster) -> tuple[list[dict[str, Any]], float]:
 
 
 def _right(groups: list[dict[str, Any]], place: str) -> bool:
-    """All ranks are in some group; the odd one is alone and on top, at its place."""
+    """Returns whether all ranks are in a group and the odd one is alone, first and at its place."""
     every = sorted(r for g in groups for r in g["ranks"])
     first = groups[0] if groups else {"ranks": [], "stack": []}
     at = any(place in frame for frame in first["stack"][:2]) if place else not first["stack"]

@@ -1,4 +1,7 @@
-"""Random states, saved in one process and restored in another: equal in value and type, or refused at capture with their place."""
+"""Random states, saved in one process and restored in another.
+
+They are equal in value and type, or refused at capture with their place.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from figures.bound import Bound
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "figures" / "scripts" / "state_roundtrip.py"
-#: States with and without `--soak`; one process saves and another restores this many.
+#: States without and with `--soak`, and states per process.
 STATES, STATES_SOAK, BATCH = 400, 5000, 100
 #: States of the control arms.
 CONTROL = 100

@@ -1,6 +1,7 @@
-"""The shape of the source: lengths of files and functions, public fields, and which files import each other.
+"""The shape of the source: lengths of files and functions, public fields, and imports between files.
 
-Read from syntax trees (``ast`` for Python, tree-sitter for Rust), so that comments and strings do not count as code.
+Read from syntax trees (``ast`` for Python, tree-sitter for Rust), so that comments and strings do
+not count as code.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from pathlib import Path
 import tree_sitter_rust
 from tree_sitter import Language, Node, Parser
 
-#: Directories of the repository that hold source of its own.
+#: Directories of the repository that contain its own source.
 SOURCES = ("crates", "examples", "figures", "harness", "python")
-#: Directories below them that hold none.
+#: Directories below them that do not.
 FOREIGN = frozenset(("__pycache__", "everstep.data", "target"))
 #: Derives whose fields are the options of a command line.
 COMMAND_LINE = frozenset(("Args", "Parser"))
@@ -32,7 +33,7 @@ class Finding:
 
 
 def files(root: Path, *suffixes: str) -> list[Path]:
-    """The source files below ``root`` with one of these suffixes, sorted."""
+    """Returns the source files below ``root`` with one of these suffixes, sorted."""
     found = (p for directory in SOURCES for p in (root / directory).rglob("*") if p.suffix in suffixes)
     return sorted(p for p in found if not FOREIGN.intersection(p.relative_to(root).parts))
 
@@ -53,12 +54,15 @@ def _text(node: Node | None) -> str:
 
 
 def rust_tree(path: Path) -> Node:
-    """The syntax tree of a Rust file."""
+    """Returns the syntax tree of a Rust file."""
     return _parser().parse(path.read_bytes()).root_node
 
 
 def functions(path: Path) -> list[Finding]:
-    """Every function of a file with its lines, signature and braces included, attributes and comments above it not."""
+    """Returns every function of a file with its number of lines.
+
+    Signature and braces count; attributes and comments above it do not.
+    """
     if path.suffix == ".py":
         nodes = (
             n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -69,7 +73,7 @@ def functions(path: Path) -> list[Finding]:
 
 
 def _derives(struct: Node) -> set[str]:
-    """The traits that a type derives."""
+    """Returns the traits that a type derives."""
     names: set[str] = set()
     before = struct.prev_named_sibling
     while before is not None and before.type in ("attribute_item", "line_comment", "block_comment"):
@@ -79,7 +83,7 @@ def _derives(struct: Node) -> set[str]:
 
 
 def public_fields(path: Path) -> list[Finding]:
-    """The number of public fields of every Rust struct; command-line options are left out."""
+    """Returns the number of public fields of every Rust struct, except for command-line options."""
     found = []
     for node in _walk(rust_tree(path)):
         if node.type == "struct_item" and not COMMAND_LINE & _derives(node):
@@ -91,10 +95,10 @@ def public_fields(path: Path) -> list[Finding]:
 
 
 class Crate:
-    """The modules of a crate and what each of their files imports from the others."""
+    """The modules of a crate, and what each of their files imports from the others."""
 
     def __init__(self, root: Path) -> None:
-        #: File by module path: ``()`` is the root.
+        #: File by module path. The root is ``()``.
         self.modules: dict[tuple[str, ...], Path] = {}
         for path in sorted(root.rglob("*.rs")):
             parts = path.relative_to(root).with_suffix("").parts
@@ -103,7 +107,7 @@ class Crate:
         self._exports = {module: dict(self._exported(module)) for module in self.modules}
 
     def _exported(self, module: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """What a module has from another one: name and where it comes from."""
+        """Yields what a module imports from another one: the name and where it comes from."""
         for node in self._trees[module].named_children:
             if node.type == "use_declaration":
                 for path in _leaves(node.child_by_field_name("argument")):
@@ -111,7 +115,7 @@ class Crate:
                         yield path[-1], absolute
 
     def _absolute(self, module: tuple[str, ...], path: tuple[str, ...]) -> tuple[str, ...] | None:
-        """A path from the root of the crate; ``None`` for what is another crate's."""
+        """Returns a path from the root of the crate, or ``None`` for a path into another crate."""
         if path[0] == "crate":
             return path[1:]
         if path[0] == "self":
@@ -122,7 +126,7 @@ class Crate:
         return (*module, *path) if (*module, path[0]) in self.modules else None
 
     def _module_of(self, path: tuple[str, ...], seen: frozenset[tuple[str, ...]] = frozenset()) -> tuple[str, ...]:
-        """The module that defines what a path names, through what modules on the way have from elsewhere."""
+        """Returns the module that defines what a path names, following re-exports."""
         module = next(path[:n] for n in range(len(path), -1, -1) if path[:n] in self.modules)
         rest = path[len(module) :]
         if rest and rest[0] in self._exports[module] and path not in seen:
@@ -130,7 +134,7 @@ class Crate:
         return module
 
     def imports(self) -> dict[Path, set[Path]]:
-        """For each file, the files of this crate whose items it names."""
+        """Returns for each file the files of this crate whose items it names."""
         found: dict[Path, set[Path]] = {}
         for module, path in self.modules.items():
             targets = found.setdefault(path, set())
@@ -143,7 +147,7 @@ class Crate:
 
 
 def _named(tree: Node) -> Iterator[tuple[str, ...]]:
-    """Every path that a file writes out, in ``use`` and elsewhere, its inline modules left out."""
+    """Yields every path that a file names, in ``use`` and elsewhere, except in inline modules."""
     for node in tree.named_children:
         if node.type == "use_declaration":
             yield from _leaves(node.child_by_field_name("argument"))
@@ -156,7 +160,7 @@ def _named(tree: Node) -> Iterator[tuple[str, ...]]:
 
 
 def _leaves(node: Node | None, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The paths of a ``use`` tree; a glob stands for its module."""
+    """Yields the paths of a ``use`` tree. A glob stands for its module."""
     if node is None:
         return
     match node.type:
@@ -177,7 +181,10 @@ def _leaves(node: Node | None, before: tuple[str, ...] = ()) -> Iterator[tuple[s
 
 
 def python_imports(package: Path) -> dict[Path, set[Path]]:
-    """For each file of a package, the files of it that are imported when it is; imports for type checkers only do not count."""
+    """Returns for each file of a package the package's files that importing it imports.
+
+    Imports for type checkers only do not count.
+    """
     modules = {_python_name(package, p): p for p in sorted(package.rglob("*.py"))}
     found: dict[Path, set[Path]] = {}
     for name, path in modules.items():
@@ -201,7 +208,7 @@ def _python_name(package: Path, path: Path) -> tuple[str, ...]:
 
 
 def _imports(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Import statements of a module's top level, ``if TYPE_CHECKING`` left out."""
+    """Yields the import statements of a module's top level, except in ``if TYPE_CHECKING``."""
     for node in body:
         if isinstance(node, ast.ImportFrom):
             yield node
@@ -210,7 +217,10 @@ def _imports(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def circles(imports: dict[Path, set[Path]]) -> list[list[Path]]:
-    """Groups of files each of which reaches all others of its group (strongly connected), largest first. Tarjan, 1972."""
+    """Returns strongly connected groups of files, largest first (Tarjan, 1972).
+
+    Each file of a group reaches all others of its group.
+    """
     index: dict[Path, int] = {}
     low: dict[Path, int] = {}
     stack: list[Path] = []

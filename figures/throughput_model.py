@@ -1,6 +1,6 @@
 """The analytic throughput model against published measurements that it was not fitted to.
 
-Also with one measured point per model, and which layouts it says fit into memory.
+Also with one measured point per model, and which layouts it predicts to fit into memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Whether what everstep tells of failures is true: each statement of `explain` and `goodput` against the scripts' own logs."""
+"""Whether what everstep reports about failures is true.
+
+Each statement of `explain` and `goodput` is compared with the scripts' own logs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ NUMBERLESS = ("plain", "momentum", "epochs")
 
 @dataclass
 class Run:
-    """One kind of job, and how many failures it meets."""
+    """One kind of job, and how many failures it has."""
 
     name: str
     failures: int
@@ -34,10 +37,13 @@ class Run:
     nodes: int = 1
 
     def deaths(self, rng: random.Random) -> list[int]:
-        """After which step some rank dies, by generation; now and then before the job is where it had been."""
+        """Returns the step after which some rank dies, by generation.
+
+        Now and then, this is before the job has caught up with an earlier failure.
+        """
         at, found = 0, []
         for _ in range(self.failures):
-            # A script that begins again at step 1 comes by where it had been.
+            # A script that starts over at step 1 passes the earlier steps again.
             begins = 0 if self.name == "zero-line" else at - at % SAVE if "--save" in self.options else at
             at = begins + rng.randint(30, 70) if self.name == "zero-line" else at + rng.randint(5, 40)
             found.append(at)
@@ -46,7 +52,7 @@ class Run:
 
 @dataclass
 class Verdict:
-    """What was said of one run, and which of it is not so."""
+    """The statements about one run, and which of them are false."""
 
     incidents: int = 0
     statements: int = 0
@@ -66,7 +72,7 @@ class Verdict:
 
 
 def _lost(verdict: Verdict, told: str, again: tuple[int, int], first: int, where: str) -> None:
-    """``Lost``: where the script went on, and how many steps it does again."""
+    """Checks ``Lost``: where the script continued, and how many steps it repeats."""
     begun = re.search(r"the script (began again|went on) at step (\d+)", told)
     if begun:
         verdict.holds(f"{where} began", int(begun[2]), first, first)
@@ -86,7 +92,7 @@ def _lost(verdict: Verdict, told: str, again: tuple[int, int], first: int, where
 
 
 def _incident(verdict: Verdict, c: Cluster, log: OwnLog, number: int, optimizer: str) -> None:
-    """Every statement about one incident."""
+    """Checks every statement about one incident."""
     lines = c.ask("explain", f"inc-{number}", "--job", c.job).stdout.splitlines()
     told = {line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in lines[1:] if line[:1].strip()}
     where = f"{c.job} inc-{number}"
@@ -118,7 +124,7 @@ def _incident(verdict: Verdict, c: Cluster, log: OwnLog, number: int, optimizer:
 
 
 def _counts(verdict: Verdict, c: Cluster, log: OwnLog, optimizer: str) -> None:
-    """Every number of ``goodput``."""
+    """Checks every number of ``goodput``."""
     said = c.goodput()
     if said["new_steps"] is None or said["repeated_steps"] is None:
         verdict.claim(f"{c.job} goodput could have known", optimizer in NUMBERLESS)
@@ -140,7 +146,7 @@ def _judged(c: Cluster, log: OwnLog, optimizer: str) -> Verdict:
 
 
 def _nodes_leave(c: Cluster, log: OwnLog, rng: random.Random, times: int) -> None:
-    """A machine is lost and comes back, again and again."""
+    """Loses a machine, which comes back, ``times`` times."""
     for _ in range(times):
         before = log.last_generation()
         at = log.reached(0) + rng.randint(20, 40)
@@ -153,7 +159,7 @@ def _nodes_leave(c: Cluster, log: OwnLog, rng: random.Random, times: int) -> Non
 
 
 def _run(run: Run, seed: int) -> tuple[Verdict, Verdict]:
-    """What was said of it, and how that would be judged by a log that is not true."""
+    """Returns the verdict on one run, and the verdict with a falsified log as a control."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as scratch:
         log, dies = OwnLog(Path(scratch)), []
@@ -208,7 +214,7 @@ def _runs(soak: bool) -> list[Run]:
 
 
 def measure(soak: bool) -> Iterator[Bound]:
-    """All runs, one after the other."""
+    """Makes all runs, one after the other."""
     found, altered = Verdict(), Verdict()
     for seed, run in enumerate(_runs(soak)):
         said, against = _run(run, seed)

@@ -1,4 +1,7 @@
-"""Weights that the script writes to while a snapshot is copied, in thirteen ways: none of it is ever sealed or restored."""
+"""Weights that the script writes to while a snapshot is copied, in thirteen ways.
+
+Such a write is never sealed or restored.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ WAYS = (
 
 
 def lives(way: str, steps: int, kills: int, *options: str) -> list[dict[str, Any]]:
-    """What each life of the script has seen; it kills itself in the copy window."""
+    """Returns what each life of the script observed. It kills itself in the copy window."""
     with tempfile.TemporaryDirectory(dir=ROOT / "target") as scratch:
         line = [
             str(BIN / "everstep"),

@@ -1,4 +1,7 @@
-"""The program that moves bytes beside bare system calls (``crates/checkpoint/examples/transfer.rs``), for several figures."""
+"""The program that moves bytes next to bare system calls, for several figures.
+
+See ``crates/checkpoint/examples/transfer.rs``.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def memory() -> Iterator[Path]:
 
 
 def seconds(out: str) -> dict[str, list[float]]:
-    """What the program printed, by name; warm-up rounds left out."""
+    """Returns the seconds that the program printed, by name, without warm-up rounds."""
     found: dict[str, list[float]] = defaultdict(list)
     for line in out.splitlines():
         row = json.loads(line)
@@ -55,7 +58,7 @@ def run(*arguments: object, prefix: tuple[str, ...] = ()) -> dict[str, list[floa
 
 @contextlib.contextmanager
 def serving(directory: Path, host: str, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """A holder and its raw counterpart; their addresses."""
+    """Serves a holder and its raw counterpart. Yields their addresses."""
     directory.mkdir(exist_ok=True)
     server = subprocess.Popen([*prefix, str(PROGRAM), "serve", str(directory), host], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -68,5 +71,5 @@ def serving(directory: Path, host: str, prefix: tuple[str, ...] = ()) -> Iterato
 
 
 def ratio(a: list[float], b: list[float]) -> float:
-    """Median of pairwise a/b."""
+    """Returns the median of pairwise a/b."""
     return statistics.median(x / y for x, y in zip(a, b, strict=True))

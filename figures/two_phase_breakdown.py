@@ -1,7 +1,7 @@
-"""CheckFreq's Table 3: a checkpoint in the training loop, its second half behind training, both halves behind training.
+"""CheckFreq's Table 3: a checkpoint in the training loop, its second half or both halves behind training.
 
-Twice: a device computes, as there, and the processor has nothing to do meanwhile; and the processor computes, so that what is
-done behind training competes with it.
+Twice: a device computes, as in the paper, and the processor is idle meanwhile; and the processor
+computes, so that work behind training competes with it.
 """
 
 from __future__ import annotations

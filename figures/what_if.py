@@ -1,6 +1,6 @@
 """A simulated history, exported as records of incidents and read back.
 
-The goodput computed for what was done then, against the goodput that the history had.
+The goodput computed from the records is compared with the goodput of the history.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""SIGKILL of the writer at random points of the copy: never a torn or mixed step, and the one before is always there."""
+"""SIGKILL of the writer at random points of the copy.
+
+A step is never torn or mixed, and the previous one always remains.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts that know nothing of everstep: every optimizer step is seen, hangs and slow ranks are noticed."""
+"""Scripts without everstep: every optimizer step is seen, and hangs and slow ranks are noticed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS, DETECT = 300, 2.0
 
 
 def _seen(workers: int, options: list[str] | None = None) -> tuple[float, int]:
-    """Steps that were seen on the rank that has fewest, and the exit code."""
+    """Returns the steps seen on the rank with the fewest, and the exit code."""
     with cluster(
         f"zero-{workers}", [SCRIPT, "--steps", str(STEPS), "--pause", "0.005"], workers=workers, options=options
     ) as c:

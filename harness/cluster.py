@@ -1,5 +1,7 @@
-"""Several nodes of one job on this machine, for the demo, the figures and the tests: start them, break
-them, and read what the coordinator wrote down."""
+"""Runs several nodes of one job on this machine, for the demo, the figures and the tests.
+
+Starts and breaks them, and reads what the coordinator recorded.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ EVERSTEP = Path(sys.executable).parent / "everstep"
 
 
 def free_port() -> int:
-    """A free port below the kernel's ephemeral range, so that no other socket is given it before it is used."""
+    """Returns a free port below the ephemeral range, so that the kernel assigns it to no other socket."""
     while True:
         port = random.randrange(20_000, 32_768)
         with socket.socket() as s, contextlib.suppress(OSError):
@@ -32,7 +34,7 @@ def free_port() -> int:
 
 
 def processes() -> dict[int, tuple[int, str]]:
-    """All processes: pid → (parent, state)."""
+    """Returns all processes: pid → (parent, state)."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -43,7 +45,7 @@ def processes() -> dict[int, tuple[int, str]]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Living processes below ``pid``."""
+    """Returns the living processes below ``pid``."""
     table = processes()
     found, frontier = [], [pid]
     while frontier:
@@ -55,14 +57,17 @@ def descendants(pid: int) -> list[int]:
 
 
 def born(pid: int) -> float:
-    """When a process began (Unix time, to a hundredth)."""
+    """Returns when a process started, in Unix time to a hundredth of a second."""
     ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()[19])
     up = float(Path("/proc/uptime").read_text().split()[0])
     return time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def marked(job: str) -> list[int]:
-    """Living processes that carry the job's name in their environment: workers and all they started."""
+    """Returns the living processes with the job's name in their environment.
+
+    These are workers and everything they started.
+    """
     needle = f"EVERSTEP_JOB={job}".encode()
     found = []
     for pid, (_, state) in processes().items():
@@ -96,13 +101,13 @@ class Cluster:
 
     @property
     def memory(self) -> Path:
-        """Shared memory of the job."""
+        """The job's directory in shared memory."""
         root = self.env.get("EVERSTEP_SHM_DIR", "/dev/shm")
         return Path(root) / f"everstep-{os.getuid()}" / self.job
 
     @property
     def store(self) -> Path:
-        """Directory of the coordinator's store."""
+        """The directory of the coordinator's store."""
         if self.nodes == 1:
             return self.home / "state" / "jobs" / self.job / "store"
         return self.home / "state" / "coordinators" / f"127.0.0.1_{self.port}"
@@ -142,13 +147,13 @@ class Cluster:
         return self
 
     def output(self) -> str:
-        """What the agents and their workers printed."""
+        """Returns what the agents and their workers printed."""
         return "".join(p.read_text(errors="replace") for p in sorted(self.home.glob("node-*.log")))
 
-    # -- looking ------------------------------------------------------------------------------------
+    # -- observing ---------------------------------------------------------------------------------
 
     def facts(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """What the coordinator wrote down: ``{"ts", "kind", …}``, oldest first."""
+        """Returns the facts that the coordinator recorded: ``{"ts", "kind", …}``, oldest first."""
         found = []
         with contextlib.suppress(FileNotFoundError):
             for line in (self.store / "events.jsonl").read_text().splitlines():
@@ -160,28 +165,28 @@ class Cluster:
         return found
 
     def status(self) -> dict[str, Any]:
-        """The job's status; empty when no coordinator answers."""
+        """Returns the job's status, or ``{}`` if no coordinator responds."""
         line = [str(EVERSTEP), "status", "--json", self.job]
         out = subprocess.run(line, env=self.env, capture_output=True, check=False).stdout
         jobs = json.loads(out)["jobs"] if out else []
         return jobs[0] if jobs else {}
 
     def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """One of everstep's commands, in the environment of the job."""
+        """Runs an everstep command in the environment of the job."""
         return subprocess.run(
             [str(EVERSTEP), *words], env=self.env, capture_output=True, text=True, timeout=30, check=False
         )
 
     def goodput(self) -> dict[str, Any]:
-        """What ``everstep goodput`` counts."""
+        """Returns the output of ``everstep goodput``."""
         return dict(json.loads(self.ask("goodput", self.job, "--json").stdout)["jobs"][0])
 
     def workers_now(self) -> dict[int, dict[str, Any]]:
-        """Living workers by rank."""
+        """Returns the living workers by rank."""
         return {w["rank"]: w for w in self.status().get("workers", [])}
 
     def runs(self, size: int, *, warm: bool = False) -> bool:
-        """A world of so many ranks steps, each ready to be restarted at once if ``warm``."""
+        """Returns whether a world of ``size`` ranks trains and, if ``warm``, has warm processes for all."""
         workers = self.workers_now().values()
         stepping = sum(w["step"] is not None for w in workers)
         return (
@@ -191,13 +196,13 @@ class Cluster:
         )
 
     def step(self) -> int:
-        """Steps completed by every rank."""
+        """Returns the number of steps that every rank has completed."""
         workers = self.workers_now()
         steps = [w["step"] or 0 for w in workers.values()]
         return min(steps) if len(steps) == self.nodes * self.workers else 0
 
     def wait_for(self, what: Callable[[], Any], timeout: float = 90, why: str = "") -> Any:
-        """Waits until ``what()`` is true; says what the agents printed when it never is."""
+        """Waits until ``what()`` is true. If it never is, raises with the agents' output."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             value = what()
@@ -216,7 +221,7 @@ class Cluster:
         self.wait_for(lambda: self.step() >= step, timeout, f"step {step}")
 
     def wait(self, timeout: float = 300) -> list[int]:
-        """Waits for all agents; their exit codes by node."""
+        """Waits for all agents and returns their exit codes by node."""
         deadline = time.monotonic() + timeout
         for agent in self.agents.values():
             try:
@@ -227,10 +232,13 @@ class Cluster:
                 ) from e
         return [self.agents[n].returncode for n in sorted(self.agents)]
 
-    # -- breaking -----------------------------------------------------------------------------------
+    # -- breaking ----------------------------------------------------------------------------------
 
     def worker_pid(self, rank: int) -> int:
-        """Process id of a rank in the newest generation (status may still show the one before)."""
+        """Returns the process id of a rank in the newest generation.
+
+        Status may still show the previous one.
+        """
 
         def newest() -> int | None:
             pid = self.workers_now().get(rank, {}).get("pid")
@@ -244,24 +252,27 @@ class Cluster:
         return int(self.wait_for(newest, why=f"rank {rank}"))
 
     def kill_worker(self, rank: int, number: signal.Signals = signal.SIGKILL) -> float:
-        """Sends a signal to a worker; returns when (Unix time)."""
+        """Sends a signal to a worker. Returns when, in Unix time."""
         pid = self.worker_pid(rank)
         at = time.time()
         os.kill(pid, number)
         return at
 
     def coordinator_pid(self) -> int:
-        """The coordinator's process id."""
+        """Returns the coordinator's process id."""
         return int(json.loads((self.store / "endpoint.json").read_text())["pid"])
 
     def kill_coordinator(self) -> float:
-        """Kills the coordinator; returns when."""
+        """Kills the coordinator. Returns when."""
         pid, at = self.coordinator_pid(), time.time()
         os.kill(pid, signal.SIGKILL)
         return at
 
     def kill_node(self, node: int) -> float:
-        """A machine is lost: agent, guard, workers and all memory at once; returns when."""
+        """Loses a machine: kills agent, guard and workers, and removes all memory at once.
+
+        Returns when.
+        """
         agent = self.agents[node]
         coordinator = self.coordinator_pid()
         doomed = [agent.pid, *(p for p in descendants(agent.pid) if p != coordinator)]
@@ -274,7 +285,10 @@ class Cluster:
         return at
 
     def rot(self, node: int, at: int) -> int:
-        """Changes a bit of every slot of a node's first rank, ``at`` bytes behind the superblock; returns how many there are."""
+        """Flips a bit in every slot of a node's first rank, ``at`` bytes after the superblock.
+
+        Returns the number of slots.
+        """
         slots = list((self.memory / str(node)).glob("local-0-slot-*"))
         for slot in slots:
             with slot.open("r+b") as f:
@@ -285,14 +299,14 @@ class Cluster:
         return len(slots)
 
     def inject(self, *words: str) -> None:
-        """``everstep inject`` on this job."""
+        """Runs ``everstep inject`` on this job."""
         line = [str(EVERSTEP), "inject", *words, "--job", self.job]
         subprocess.run(line, env=self.env, check=True, capture_output=True, timeout=30)
 
-    # -- leaving ------------------------------------------------------------------------------------
+    # -- cleaning up -------------------------------------------------------------------------------
 
     def leaks(self) -> list[str]:
-        """What is left of a job that is over: processes, arenas, ports."""
+        """Returns what a finished job has left behind: processes and arenas."""
         time.sleep(0.3)
         left = [f"process {pid}" for pid in marked(self.job)]
         if self.memory.exists():
@@ -300,7 +314,7 @@ class Cluster:
         return left
 
     def close(self) -> None:
-        """Ends whatever is left and removes the harness's files."""
+        """Ends all remaining processes and removes the harness's files."""
         with contextlib.suppress(OSError, ValueError, KeyError):
             os.kill(self.coordinator_pid(), signal.SIGKILL)
         for agent in self.agents.values():
@@ -316,7 +330,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(job: str, command: list[str], **kwargs: Any) -> Iterator[Cluster]:
-    """A cluster that is gone at the end of the block, come what may."""
+    """A cluster that is closed at the end of the block, whatever happens."""
     c = Cluster(job, command, **kwargs)
     try:
         yield c

@@ -1,4 +1,4 @@
-"""Control groups of our own: what a machine's processes use is counted apart from the others'."""
+"""Control groups of our own, to measure the resource usage of each machine's processes separately."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-#: Of version 1; version 2 has one tree for all.
+#: The controllers of version 1. Version 2 has one tree for all.
 CONTROLLERS = ("cpuacct", "memory", "blkio")
 
 
@@ -20,14 +20,17 @@ def _places(name: str) -> list[Path]:
 
 @contextlib.contextmanager
 def groups(names: list[str]) -> Iterator[dict[str, list[str]]]:
-    """One group for each name; the words that a command line begins with to run in it. Needs the right to make groups."""
+    """Makes one group per name, and yields the command-line prefix that runs a process in it.
+
+    Requires permission to make groups.
+    """
     made: list[Path] = []
     try:
         if (ROOT / "cgroup.controllers").exists():
             (ROOT / "cgroup.subtree_control").write_text("+cpu +memory +io")
         for name in names:
             for place in _places(name):
-                # One may still be there whose last process took its time.
+                # A group may still exist because its last process took long to end.
                 place.mkdir(exist_ok=True)
                 made.append(place)
         enter = {name: "; ".join(f"echo $$ > {place}/cgroup.procs" for place in _places(name)) for name in names}
@@ -35,7 +38,8 @@ def groups(names: list[str]) -> Iterator[dict[str, list[str]]]:
     finally:
         for place in made:
             with contextlib.suppress(OSError):
-                # Who is still in it goes back to where it came from.
+                # A group can only be removed once it is empty, so its processes go back to the
+                # parent.
                 for pid in (place / "cgroup.procs").read_text().split():
                     with contextlib.suppress(OSError):
                         (place.parent / "cgroup.procs").write_text(pid)

@@ -1,4 +1,4 @@
-"""A job that runs while a test does things to it."""
+"""A job that runs while a test interferes with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.cluster import EVERSTEP
 
-#: Steps for ever; what a file tells a rank to do, it does once.
+#: Steps forever. A rank executes once what it finds in a file.
 LOOP = """
 import atexit, os, pathlib, time
 import torch, everstep
@@ -36,7 +36,7 @@ for step in ckpt.steps(100_000):
 
 
 def wait(what: Callable[[], Any], seconds: float = 90) -> Any:
-    """Asks until there is an answer; what is not there yet, or only half, is none."""
+    """Calls ``what`` until it returns a true value. Missing or incomplete answers do not count."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):
@@ -47,7 +47,7 @@ def wait(what: Callable[[], Any], seconds: float = 90) -> Any:
 
 
 class Job:
-    """One that runs, with two workers."""
+    """A running job with two workers."""
 
     def __init__(self, env: dict[str, str], out: Path, script: str, options: list[str]) -> None:
         self.env, self.out = {**env, "OUT": str(out), "EVERSTEP_KERNEL_LOG": str(out / "kmsg")}, out
@@ -64,14 +64,14 @@ class Job:
         return wait(what, seconds)
 
     def steps(self, more: int = 20) -> None:
-        """Both workers make some steps from now on."""
+        """Waits until both workers have made ``more`` further steps."""
         for rank in (0, 1):
             at = self.out / f"step-{rank}"
             now = int(at.read_text() or 0) if at.exists() else 0
             self.wait(lambda at=at, now=now: int(at.read_text()) >= now + more)
 
     def incident(self, number: int) -> dict[str, Any]:
-        """When it is over."""
+        """Waits until an incident is over, and returns it."""
 
         def over() -> dict[str, Any] | None:
             seen = json.loads(self.ask("explain", f"inc-{number}", "--json").stdout)["incident"]

@@ -1,6 +1,6 @@
-"""A job whose nodes are machines, as far as one machine allows.
+"""A job whose nodes are machines, as far as that is possible on one machine.
 
-Each is a network namespace with an address and a kernel log of its own.
+Each node is a network namespace with its own address and kernel log.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from harness.cluster import EVERSTEP, ROOT, Cluster
 
 
 class Machines(Cluster):
-    """Node ``i`` runs in namespace ``names[i]``, whose address is 10.77.8.(i+1); see ``figures.hosts``."""
+    """Node ``i`` runs in namespace ``names[i]`` with the address 10.77.8.(i+1).
+
+    See ``figures.hosts``.
+    """
 
     def __init__(
         self,
@@ -27,7 +30,7 @@ class Machines(Cluster):
     ) -> None:
         super().__init__(job, command, nodes=len(names), workers=workers, options=options, elastic=elastic)
         self.names = names
-        #: Words that the agent of a machine is started through, by its name.
+        #: Command-line prefix for the agent of a machine, by the machine's name.
         self.through: dict[str, list[str]] = {}
         self.token = self.home / "token"
         self.token.write_text("secret")
@@ -38,13 +41,13 @@ class Machines(Cluster):
         return self.home / "state" / "coordinators" / f"10.77.8.1_{self.port}"
 
     def kernel_log(self, node: int) -> Any:
-        """Where the kernel of this machine writes."""
+        """Returns the file that serves as this machine's kernel log."""
         path = self.home / f"kmsg-{node}"
         path.touch()
         return path
 
     def kernel_says(self, node: int, line: str) -> None:
-        """The kernel of a machine says something."""
+        """Appends a line to a machine's kernel log."""
         with self.kernel_log(node).open("a") as log:
             log.write(f"3,1,2,-;{line}\n")
 
@@ -81,7 +84,7 @@ class Machines(Cluster):
         self.agents[node] = subprocess.Popen(line, env=own, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
 
     def ask(self, *words: str, node: int = 0) -> subprocess.CompletedProcess[str]:
-        """Runs the command line on a machine."""
+        """Runs everstep on a machine."""
         line = ["ip", "netns", "exec", self.names[node], str(EVERSTEP), *words]
         return subprocess.run(line, env=self.env, capture_output=True, text=True, check=False, timeout=30)
 

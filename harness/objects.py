@@ -1,4 +1,4 @@
-"""Object stores on this machine: real servers, and a way to them on which requests fail."""
+"""Object stores on this machine: real servers, and proxies that make requests fail."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from pathlib import Path
 from harness.cluster import free_port
 
 BUCKET = "checkpoints"
-#: Of Linux (asm-generic/socket.h): TCP itself keeps to it.
+#: From Linux (asm-generic/socket.h). TCP itself paces to this rate.
 SO_MAX_PACING_RATE = 47
-#: Bytes that are passed on at a time.
+#: Bytes passed on at a time.
 PIECE = 1 << 18
 
 
@@ -51,7 +51,7 @@ def _process(line: list[str], port: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def moto() -> Iterator[str]:
-    """moto's S3, in memory, with one bucket. Its URL."""
+    """Runs moto's S3 in memory with one bucket. Yields its URL."""
     port = free_port()
     with _process([str(Path(sys.executable).parent / "moto_server"), "-H", "127.0.0.1", "-p", str(port)], port) as url:
         urllib.request.urlopen(urllib.request.Request(f"{url}/{BUCKET}", method="PUT")).close()
@@ -59,7 +59,7 @@ def moto() -> Iterator[str]:
 
 
 def s3s_binary() -> Path | None:
-    """Where s3s-fs is, if it is installed (``make s3s``)."""
+    """Returns the path of s3s-fs, or ``None`` if it is not installed (``make s3s``)."""
     root = Path(__file__).resolve().parent.parent
     found = shutil.which("s3s-fs", path=f"{root / 'target' / 's3s' / 'bin'}:{os.environ.get('PATH', '')}")
     return Path(found) if found else None
@@ -67,7 +67,7 @@ def s3s_binary() -> Path | None:
 
 @contextlib.contextmanager
 def s3s() -> Iterator[str]:
-    """s3s-fs, on files, with one bucket; keys are checked. Its URL."""
+    """Runs s3s-fs on files with one bucket. It checks access keys. Yields its URL."""
     binary = s3s_binary()
     if binary is None:
         raise FileNotFoundError("s3s-fs is not installed: make s3s")
@@ -81,7 +81,7 @@ def s3s() -> Iterator[str]:
 
 
 def environment(url: str) -> dict[str, str]:
-    """What a process needs to find the store."""
+    """Returns the environment variables with which a process finds the store."""
     return {
         "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "everstep", "AWS_SECRET_ACCESS_KEY": "everstep",
         "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
@@ -90,11 +90,12 @@ def environment(url: str) -> dict[str, str]:
 
 @dataclass
 class Fault:
-    """What happens to request number ``at`` (from 0), and to ``times - 1`` that follow.
+    """What happens to request number ``at`` (from 0) and to the ``times - 1`` that follow.
 
-    ``kind``: ``503`` (answered without asking the server), ``slow`` (three seconds late), ``cut-before`` (half of it arrives at the
-    server), ``cut-after`` (done, but half of the answer comes back), ``crash-before`` and ``crash-after`` (the writer is killed before
-    the server has it, and when the server has done it), ``none``.
+    ``kind``: ``503`` (answered without asking the server), ``slow`` (three seconds late),
+    ``cut-before`` (half of it reaches the server), ``cut-after`` (done, but only half of the answer
+    comes back), ``crash-before`` and ``crash-after`` (the writer is killed before the server
+    receives it, or after the server has done it), ``none``.
     """
 
     kind: str
@@ -104,10 +105,10 @@ class Fault:
 
 @dataclass
 class Proxy:
-    """A way to a server that counts requests and lets some fail."""
+    """A proxy that counts requests and makes some fail."""
 
     upstream: str
-    #: The server never hears of conditions.
+    #: Strips conditions from requests to the server.
     unconditional: bool = False
     fault: Fault = field(default_factory=lambda: Fault("none", -1))
     count: int = 0
@@ -119,16 +120,16 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL on which it listens."""
         return f"http://127.0.0.1:{self.port}"
 
     def begin(self, fault: Fault) -> None:
-        """Counts from here."""
+        """Resets the counts and sets the fault."""
         self.fault, self.count, self.seen = fault, 0, []
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Proxy]:
-        """Serves from a thread of its own."""
+        """Serves from its own thread."""
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, daemon=True)
         thread.start()
@@ -198,8 +199,11 @@ class Proxy:
 
 @dataclass
 class Link:
-    """A way to a server on which each connection has so many bytes per second in each direction. The bytes are passed on within the
-    kernel: with many connections, copying them here would be the limit."""
+    """A proxy that limits each connection to ``rate`` bytes per second in each direction.
+
+    The bytes are passed on within the kernel, because with many connections copying them here would
+    be the limit.
+    """
 
     upstream: str
     rate: int
@@ -207,16 +211,16 @@ class Link:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL on which it listens."""
         return f"http://127.0.0.1:{self.port}"
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Link]:
-        """Serves from threads of its own."""
+        """Serves from its own threads."""
         with socket.create_server(("127.0.0.1", self.port), backlog=64) as listener:
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
             yield self
-            # Wakes the one who waits in accept, which closing does not.
+            # Wakes the thread that waits in accept, which closing does not.
             listener.shutdown(socket.SHUT_RDWR)
 
     def _accept(self, listener: socket.socket) -> None:
@@ -232,7 +236,7 @@ class Link:
 
 
 def _splice(come: socket.socket, go: socket.socket) -> None:
-    """Passes on what comes until it ends."""
+    """Passes on data until the connection ends."""
     out, into = os.pipe()
     try:
         fcntl.fcntl(into, fcntl.F_SETPIPE_SZ, 1 << 20)
@@ -285,6 +289,6 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, leng
 
 
 def end(pid: int) -> None:
-    """Kills a process that may be gone."""
+    """Kills a process, which may already be gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

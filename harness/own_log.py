@@ -1,4 +1,7 @@
-"""What a script wrote down itself (``figures/scripts/own_log.py``): the truth that everstep's statements are compared with."""
+"""What a script logged itself (``figures/scripts/own_log.py``).
+
+This is the truth with which everstep's reports are compared.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from pathlib import Path
 
 
 class OwnLog:
-    """Steps by generation and rank, as their logs have them now."""
+    """Steps by generation and rank, as the logs currently show them."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -22,32 +25,32 @@ class OwnLog:
         return found
 
     def generations(self) -> list[int]:
-        """Those in which a step was done."""
+        """Returns the generations in which a step was done."""
         return sorted(self._steps())
 
     def last_generation(self) -> int:
-        """0: no step was done."""
+        """Returns the last of these generations, or 0 if no step was done."""
         return max(self._steps(), default=0)
 
     def reached(self, rank: int) -> int:
-        """The last step that this rank has done."""
+        """Returns the last step that this rank has done."""
         return max((of[rank][-1] for of in self._steps().values() if rank in of), default=0)
 
     def first(self, generation: int) -> int:
-        """The first step of a generation."""
+        """Returns the first step of a generation."""
         return min(of[0] for of in self._steps()[generation].values())
 
     def done(self, generation: int) -> int:
-        """The last step of a generation that all of its ranks have done."""
+        """Returns the last step of a generation that all of its ranks have done."""
         return min(of[-1] for of in self._steps()[generation].values())
 
     def top(self, generation: int) -> int:
-        """The last step of a generation that any of its ranks has done."""
+        """Returns the last step of a generation that any of its ranks has done."""
         return max(of[-1] for of in self._steps()[generation].values())
 
 
 class Altered(OwnLog):
-    """The same, but not true: all generations after the first one have gone on three steps later than they did."""
+    """A falsified log, for controls: every generation but the first is shifted by three steps."""
 
     def _steps(self) -> dict[int, dict[int, list[int]]]:
         moved = super()._steps()

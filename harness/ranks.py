@@ -1,4 +1,4 @@
-"""Ranks without a launcher: processes with the variables that torch.distributed reads."""
+"""Runs ranks without a launcher, with the environment variables that torch.distributed reads."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Ended:
 
 
 def run_ranks(line: Sequence[str], size: int, timeout: float = 120, cwd: Path | None = None, **env: str) -> list[Ended]:
-    """Runs ``line`` as so many ranks until all have ended; none is left when this returns.
+    """Runs ``line`` as ``size`` ranks until all have ended. None is left when this returns.
 
     Raises:
-        subprocess.TimeoutExpired: when one has not ended after ``timeout`` seconds.
+        subprocess.TimeoutExpired: if one has not ended after ``timeout`` seconds.
     """
     common = {
         **os.environ,

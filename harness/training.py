@@ -1,4 +1,4 @@
-"""What runs of the example leave behind, and whether two of them are the same to the last bit."""
+"""What runs of the example leave behind, and whether two runs are identical to the last bit."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 
 def losses(out: Path, rank: int) -> dict[int, set[str]]:
-    """Every loss ever computed for each step (hexadecimal floats): one value if re-runs agree."""
+    """Returns every loss computed for each step, as hexadecimal floats: one value if re-runs agree."""
     found: dict[int, set[str]] = {}
     for line in (out / f"losses-{rank}.jsonl").read_text().splitlines():
         try:
             row = json.loads(line)
         except ValueError:
-            continue  # the line a kill cut short
+            continue  # a line that a kill cut short
         found.setdefault(row["step"], set()).add(row["loss"])
     return found
 
 
 def differences(reference: Path, other: Path, ranks: int, steps: int) -> list[str]:
-    """Where two runs differ; empty when losses and final parameters are bit-identical."""
+    """Returns where two runs differ: empty if losses and final parameters are bit-identical."""
     wrong = []
     for rank in range(ranks):
         a, b = losses(reference, rank), losses(other, rank)

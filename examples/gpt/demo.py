@@ -1,8 +1,8 @@
-"""`make demo`: the main job on real text, two nodes of two workers, with three real losses on the way.
+"""`make demo`: trains on real text with two nodes of two workers, and survives three real losses.
 
-Runs the job twice with one seed: undisturbed, and with a worker, then the coordinator, then a whole
-node (agent, workers and its memory) killed. Prints what each loss cost and whether the two runs are
-the same to the last bit.
+Runs the job twice with the same seed: once undisturbed, and once while a worker, then the
+coordinator, then a whole node (agent, workers and memory) is killed. Prints what each loss cost and
+whether the two runs are identical to the last bit.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def command(out: Path) -> list[str]:
 
 
 def after(c: Cluster, kind: str, when: float) -> dict[str, Any]:
-    """The first fact of a kind after a moment."""
+    """Waits for the first fact of a kind after ``when``, and returns it."""
     return c.wait_for(lambda: next((f for f in c.facts(kind) if f["ts"] >= when), None), 90, kind)
 
 
 def report(c: Cluster, what: str, when: float) -> dict[str, Any]:
-    """What a loss of processes cost, from the coordinator's own record."""
+    """Prints and returns what a loss of processes cost, according to the coordinator's records."""
     opened, restored, stepped = (after(c, kind, when) for kind in ("IncidentOpened", "Restored", "FirstStep"))
     tiers = sorted(set(restored["tiers"]))
     row = {

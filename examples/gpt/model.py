@@ -1,4 +1,4 @@
-"""A small GPT (decoder-only transformer) on bytes, written plainly."""
+"""A small, plainly written GPT (decoder-only transformer) on bytes."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes; the vocabulary is the 256 bytes."""
+    """Sizes. The vocabulary is the 256 byte values."""
 
     layers: int = 4
     heads: int = 4
@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes in, mean cross entropy out."""
+    """Takes bytes and returns the mean cross entropy."""
 
     def __init__(self, c: Config) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(c.width, c.vocabulary, bias=False)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """x, y: (batch, time) int64; returns the loss, a scalar."""
+        """Returns the loss, a scalar. ``x`` and ``y``: (batch, time) int64."""
         h = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
         logits = self.head(self.norm(self.blocks(h)))
         return F.cross_entropy(logits.flatten(0, 1), y.flatten())

@@ -1,4 +1,4 @@
-"""Real text that is on every machine: the source of Python's own standard library."""
+"""Real text that every machine has: the source of Python's standard library."""
 
 import sysconfig
 from pathlib import Path
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def load(limit: int = 8 << 20) -> Tensor:
-    """The bytes of the standard library's modules, in a fixed order; (n,) uint8."""
+    """Returns the bytes of the standard library's modules in a fixed order: (n,) uint8."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(p for p in root.rglob("*.py") if "site-packages" not in p.parts)
     data = bytearray()

@@ -1,4 +1,6 @@
-"""Trains a small GPT with DDP on real text: `everstep run --nproc-per-node 2 examples/gpt/train.py`."""
+"""Trains a small GPT with DDP on real text:
+`everstep run --nproc-per-node 2 examples/gpt/train.py`.
+"""
 
 import argparse
 import hashlib
@@ -42,11 +44,12 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     ddp = DistributedDataParallel(model)
     # DDP regroups its gradients after the first backward pass, and another grouping sums in another
-    # order. Let it do so before the first step: then a restarted run sums like the one it continues.
+    # order. Trigger this before the first step, so that a restarted run sums like the run it
+    # continues.
     blank = torch.zeros(1, config.context, dtype=torch.long, device=device)
     ddp(blank, blank).backward()
     optimizer.zero_grad(set_to_none=True)
-    torch.manual_seed(args.seed * 1000 + rank)  # from here on each rank draws its own batches and dropout
+    torch.manual_seed(args.seed * 1000 + rank)  # now each rank draws its own batches and dropout
     data = text.load()
 
     @everstep.resumable

@@ -1,1 +1,1 @@
-"""The same command lines under torchrun and under everstep run, and what differs."""
+"""The same command lines under torchrun and under everstep run, and how the results differ."""

@@ -1,4 +1,7 @@
-"""The command lines. ``{port}``, ``{tmp}`` and ``{probe}`` are filled in; two-node cases have one line per node."""
+"""The command lines. ``{port}``, ``{tmp}`` and ``{probe}`` are filled in.
+
+Two-node cases have one line per node.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ PROBE = "{probe}"
 
 @dataclass(frozen=True)
 class Case:
-    """One command line (per node), what the environment adds, and whether it is meant to fail."""
+    """One command line (per node), the added environment, and whether it should fail."""
 
     name: str
     lines: list[list[str]]

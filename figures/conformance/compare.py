@@ -1,4 +1,4 @@
-"""Runs a case under one launcher, and reduces what happened to what can be compared."""
+"""Runs a case under one launcher and reduces the result to what can be compared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RANK_VARIABLES = {
     "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
 }  # fmt: skip
 
-#: What may differ, and why (docs/guide/from-torchrun.md says the same to people).
+#: Documented differences and their reasons (docs/guide/from-torchrun.md explains them to users).
 DOCUMENTED = {
     "environment MASTER_ADDR": "a lone node meets itself on 127.0.0.1, not on its host name",
     "environment MASTER_PORT": "the process group's store has a port of its own in each generation, unless --master-port fixes it",
@@ -40,7 +40,7 @@ DOCUMENTED = {
 
 
 def run(case: Case, launcher: str) -> dict[str, Any]:
-    """Exit codes, workers, logs and error files of a case under ``launcher``."""
+    """Returns the exit codes, workers, logs and error files of a case under ``launcher``."""
     with tempfile.TemporaryDirectory(prefix="conformance-") as scratch:
         tmp = Path(scratch)
         (tmp / "notes").mkdir()
@@ -105,7 +105,7 @@ def _reduce(case: Case, tmp: Path, codes: list[int], port: int, given: dict[str,
             .replace(str(ROOT), "ROOT")
             .replace(str(port), "PORT")
         )
-        # The folder of a run ends in something random.
+        # The directory of a run ends in a random string.
         text = re.sub(r"(logs\d?|/torchelastic_\w+|jobs/[^/]+/logs)/([^/]*)_\w{8}/", r"\1/\2_X/", text)
         text = re.sub(r"^(/\S+/watchdog_timer_[0-9a-f-]{36}|TMP/memory/\S+/timer)$", "TIMER", text)
         # So does a random id: a UUID, or a job name.
@@ -114,9 +114,9 @@ def _reduce(case: Case, tmp: Path, codes: list[int], port: int, given: dict[str,
     workers = {}
     for note in sorted((tmp / "notes").glob("*.json")):
         seen = json.loads(note.read_text())
-        # By which of its names the interpreter is called depends on how pip was.
+        # The interpreter's name depends on the name under which pip was called.
         seen["executable"] = re.sub(r"python[\d.]*$", "python", seen["executable"])
-        # What the launcher has left alone says nothing of it.
+        # Variables that the launcher has not touched are irrelevant.
         environment = {
             k: plain(v) for k, v in seen.pop("environment").items() if given.get(k) != v or k in RANK_VARIABLES
         }
@@ -147,7 +147,8 @@ def _reduce(case: Case, tmp: Path, codes: list[int], port: int, given: dict[str,
                 files[plain(str(path)).replace("TMP/", "")] = _error(path)
     if (tmp / "own.json").exists():
         files["own.json"] = _error(tmp / "own.json")
-    # Which of two nodes gets which ranks is nobody's promise (but for --node-rank): together they show the same.
+    # Neither launcher promises which of two nodes gets which ranks (except with --node-rank), so
+    # their output is compared together.
     shown = [
         sorted(plain(x) for i in range(len(codes)) for x in _own((tmp / f"{kind}-{i}").read_text()))
         for kind in ("out", "err")
@@ -156,7 +157,7 @@ def _reduce(case: Case, tmp: Path, codes: list[int], port: int, given: dict[str,
 
 
 def _own(text: str) -> list[str]:
-    """Lines that the probe wrote, with the prefix they came with."""
+    """Returns the lines that the probe wrote, with their prefixes."""
     return [
         line
         for line in text.splitlines()
@@ -165,7 +166,7 @@ def _own(text: str) -> list[str]:
 
 
 def _error(path: Path) -> Any:
-    """An error file without what no two runs share."""
+    """Returns an error file without what differs in every run."""
     data = json.loads(path.read_text())
     message = data["message"]
     if isinstance(message, dict):
@@ -181,7 +182,7 @@ def _error(path: Path) -> Any:
 
 
 def differences(case: Case, theirs: dict[str, Any], ours: dict[str, Any]) -> set[str]:
-    """Names of what differs between the two; empty when all is equal."""
+    """Returns the names of what differs, or an empty set."""
     found: set[str] = set()
     if theirs["exit"] != ours["exit"]:
         usage = ours["exit"] == [2] and not ours["workers"]

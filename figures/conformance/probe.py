@@ -1,4 +1,4 @@
-"""A worker that writes down what it was given, and then ends as ``--do`` says."""
+"""A worker that records what it was given, and then ends as ``--do`` requests."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import time
 
 
 def note() -> None:
-    """Everything that a launcher decides for a worker, as JSON in ``$PROBE_OUT``."""
+    """Writes everything that a launcher decides for a worker, as JSON, into ``$PROBE_OUT``."""
     environment = dict(os.environ)
     out = environment.pop("PROBE_OUT")
     seen = {
@@ -30,7 +30,7 @@ def note() -> None:
 
 
 def take_timer() -> None:
-    """``--timer=SECONDS``: a block of code that must end within that time."""
+    """Handles ``--timer=SECONDS``: a block of code that must end within that time."""
     seconds = next((a.removeprefix("--timer=") for a in sys.argv if a.startswith("--timer=")), "")
     if seconds:
         from torch.distributed.elastic import timer
@@ -41,7 +41,7 @@ def take_timer() -> None:
 
 
 def wait_for_all() -> None:
-    """Until every rank of this attempt has written its note: the first failure ends the others."""
+    """Waits until every rank of this attempt has written its note, because the first failure ends all."""
     attempt, size = os.environ["TORCHELASTIC_RESTART_COUNT"], int(os.environ["WORLD_SIZE"])
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
@@ -52,7 +52,7 @@ def wait_for_all() -> None:
 
 
 def end() -> None:
-    """``--do WHAT[@RANK]``; other ranks wait to be ended."""
+    """Handles ``--do WHAT[@RANK]``. Other ranks wait to be ended."""
     what = next((a.removeprefix("--do=") for a in sys.argv if a.startswith("--do=")), "")
     what, _, only = what.partition("@")
     first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"

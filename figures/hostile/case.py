@@ -1,4 +1,7 @@
-"""A case: how a job is started and disturbed, what is allowed then; and the examiner who reads what became of it."""
+"""A case: how a job is started and disturbed, and what is allowed then.
+
+The examiner judges the result.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from dataclasses import dataclass, field
 
 from figures.hostile.job import HARD, Job, job
 
-#: Exit codes of the documentation (docs/guide/first-run.md): what is wrong with the surroundings.
+#: Documented exit codes for problems of the surroundings (docs/guide/first-run.md).
 FAILED, NO_COORDINATOR, REQUEUE, SETUP, KILLED = 1, 69, 75, 78, 137
-#: Steps between durable checkpoints of the script: no restart repeats more. On a busy machine not every step is
-#: captured in memory (``stall_budget``).
+#: Steps between durable checkpoints of the script: no restart repeats more. On a busy machine, not
+#: every step is captured in memory (``stall_budget``).
 PERSIST = 5
 RANKS = 2
-#: A sentence that says what is waited for.
+#: A sentence that tells what everstep is waiting for.
 WAITS = re.compile(
     r"everstep: .*(wait|does not answer|cannot reach|still|stopped|hung|no answer|before the store)", re.IGNORECASE
 )
@@ -23,10 +26,12 @@ PANIC = re.compile(r"panicked|fatal runtime error|RUST_BACKTRACE|stack overflow|
 
 @dataclass(frozen=True)
 class Case:
-    """``through`` are words before the command line; ``during`` disturbs the job once it steps.
+    """A job with its surroundings and its disturbance.
 
-    ``codes`` other than 0 are allowed with a sentence; without any, the job has to work. ``refused``: it must not work. ``repeats``: steps
-    that a rank may do again after each restart, each with the same loss.
+    ``through`` is a prefix of the command line. ``during`` disturbs the job once it makes steps.
+    ``codes`` other than 0 are allowed if there is a sentence; without any, the job has to work.
+    ``refused``: it must not work. ``repeats``: steps that a rank may repeat after each restart,
+    each with the same loss.
     """
 
     name: str
@@ -40,17 +45,17 @@ class Case:
     start: Callable[[Case, Job], None] | None = None
     codes: frozenset[int] = frozenset()
     refused: bool = False
-    #: It may wait for ever, as long as it says for what.
+    #: It may wait forever if it reports what it waits for.
     waits: bool = False
     repeats: int = 0
-    #: Must be among what everstep says.
+    #: A pattern that the output must contain.
     says: str = ""
     #: Step after which ``during`` begins.
     at: int = 8
     seconds: float = HARD
 
     def run(self, made: Job) -> None:
-        """Starts it, disturbs it, waits for its end."""
+        """Starts the job, disturbs it, and waits for its end."""
         if self.before:
             self.before(made)
         if self.start:
@@ -62,18 +67,18 @@ class Case:
         made.wait(self.seconds)
 
     def line(self, made: Job) -> list[str]:
-        """The command line."""
+        """Returns the command line."""
         return made.line(["--standalone", "--nproc-per-node", str(RANKS), *self.options], list(self.words))
 
     def environment(self, made: Job) -> dict[str, str]:
-        """The variables; ``{home}`` in a value is the job's directory."""
+        """Returns the environment. ``{home}`` in a value is the job's directory."""
         env = {**made.env, **{k: v.replace("{home}", str(made.home)) for k, v in self.env.items()}}
         return {k: v for k, v in env.items() if k not in self.unset}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the examiner found: empty strings where all is well."""
+    """The examiner's findings: empty strings if all is well."""
 
     case: str
     codes: tuple[int, ...]
@@ -85,20 +90,20 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """Nothing is wrong."""
+        """Whether nothing is wrong."""
         return not (self.panic or self.silent or self.hung or self.code or self.result)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What an undisturbed run computes."""
+    """The results of an undisturbed run."""
 
     losses: dict[int, dict[int, str]]
     finals: dict[int, str]
 
 
 def reference(steps: int) -> Reference:
-    """Runs it."""
+    """Runs the undisturbed job and returns its results."""
     with job() as made:
         Case("reference", words=("--steps", str(steps))).run(made)
         if made.codes() != [0]:
@@ -108,13 +113,13 @@ def reference(steps: int) -> Reference:
 
 
 def judge(case: Case, made: Job, expected: Reference, steps: int) -> Verdict:
-    """Reads what became of a job that is over."""
+    """Judges a job that has ended."""
     said, own = made.said(), made.own_lines()
     found: dict[str, str] = {}
     if panic := PANIC.search(said):
         found["panic"] = said[max(0, panic.start() - 120) : panic.start() + 200]
     if made.timed_out:
-        # An early line about something else explains nothing: the last ones count.
+        # An early line about something else explains nothing; only the last ones count.
         told = any(WAITS.search(x) for x in own[-4:])
         if not (told and case.waits):
             found["hung" if told else "silent"] = "\n".join(own[-4:]) or "no line at all"

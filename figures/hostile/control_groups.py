@@ -1,4 +1,7 @@
-"""Limits of threads and of memory: control groups around the whole job, or around one that runs."""
+"""Limits of threads and of memory.
+
+The control group contains the whole job, or one running process.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def _remove(group: Path) -> None:
 
 
 def _inside(controller: str) -> Callable[[Case, Job], None]:
-    """The whole job is in the group from its first instruction."""
+    """Starts the whole job in the group from its first instruction."""
 
     def start(case: Case, made: Job) -> None:
         enter = f'echo $$ > {_group(controller, made)}/cgroup.procs; exec "$@"'
@@ -54,7 +57,10 @@ def _inside(controller: str) -> Callable[[Case, Job], None]:
 
 
 def _no_more_threads(more: int, kill: bool) -> Callable[[Job], None]:
-    """Limits the job to this many more threads than it has; then a rank is killed and must be started again."""
+    """Limits the job to ``more`` threads beyond its present ones.
+
+    Then, if ``kill``, a rank is killed and must be started again.
+    """
 
     def limit(made: Job) -> None:
         group = _group("pids", made)
@@ -67,7 +73,7 @@ def _no_more_threads(more: int, kill: bool) -> Callable[[Job], None]:
 
 
 def _entered(limit: int) -> Callable[[Job], None]:
-    """Everything that runs is moved into a group that is too small for it."""
+    """Moves the whole job into a group that is too small for it, and kills a rank."""
 
     def enter(made: Job) -> None:
         group = _group("pids", made)
@@ -81,12 +87,12 @@ def _entered(limit: int) -> Callable[[Job], None]:
 
 
 def _squeeze(mib: int) -> Callable[[Job], None]:
-    """One rank's process alone is in a group that is too small for it."""
+    """Moves one rank's process into a group that is too small for it."""
 
     def squeeze(made: Job) -> None:
         group = _group("memory", made)
         pid = made.steps(1)[-1][2]
-        # Memory is charged to the group in which it is used first.
+        # Memory is charged to the group in which it is first used.
         (group / "memory.limit_in_bytes").write_text(str(mib * MIB))
         (group / "cgroup.procs").write_text(str(pid))
 
@@ -133,7 +139,7 @@ LATER = [
     ),
 ]
 MEMORY = [
-    # The kernel ends the agent itself where there is room for nothing.
+    # If there is almost no memory, the kernel kills the agent itself.
     *(
         Case(
             f"memory.whole-{n}-MiB",

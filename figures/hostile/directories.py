@@ -1,4 +1,4 @@
-"""Directories and file systems of a job: removed while it runs, read-only, full, or without what it needs."""
+"""Directories and file systems of a job: removed while it runs, read-only, full, or incapable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _remove(which: str) -> Callable[[Job], None]:
 
 
 def _read_only(*places: str) -> tuple[str, ...]:
-    """These directories, below the job's, exist but cannot be written to."""
+    """Makes these directories, relative to the job's, exist but be read-only."""
     make = " && ".join(
         f'mkdir -p "$HOSTILE_HOME/{p}" && mount -t tmpfs -o mode=700 none "$HOSTILE_HOME/{p}" && '
         f'mount -o remount,ro "$HOSTILE_HOME/{p}"'
@@ -39,7 +39,7 @@ def _read_only(*places: str) -> tuple[str, ...]:
 
 
 def _lose_space(made: Job) -> None:
-    """Uses up what is left of the file system of the checkpoints."""
+    """Uses up the free space of the checkpoints' file system."""
     with Path(f"/proc/{made.agents[0].pid}/root{made.cwd}/checkpoints/filler").open("wb", buffering=0) as f:
         try:
             while True:

@@ -1,4 +1,4 @@
-"""One real job in strange surroundings: started, disturbed, and read afterwards."""
+"""A real job in strange surroundings: started, disturbed, and examined afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HARD = 240.0
 
 
 class Job:
-    """An agent (or one for each node), its directories, and what it printed."""
+    """An agent (or one per node), its directories, and what it printed."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -43,11 +43,11 @@ class Job:
         self.env["PATH"] = f"{EVERSTEP.parent}:{self.env['PATH']}"
         self.agents: list[subprocess.Popen[bytes]] = []
         self.timed_out = False
-        #: Done when the job is gone: what was made around it.
+        #: Called once the job has ended, to remove what was made around it.
         self.cleanups: list[Callable[[], None]] = []
 
     def line(self, options: list[str], words: list[str]) -> list[str]:
-        """The command line of a node."""
+        """Returns the command line of a node."""
         return [str(EVERSTEP), "run", *options, str(SCRIPT), "--out", str(self.out), *words]
 
     def start(
@@ -58,43 +58,46 @@ class Job:
         cwd: str | bytes | Path | None = None,
         **more: Any,
     ) -> None:
-        """Starts an agent; what it prints is in ``node-N.log``."""
+        """Starts an agent, which prints to ``node-N.log``."""
         with (self.home / f"node-{len(self.agents)}.log").open("ab") as log:
             streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, **more}
             self.agents.append(subprocess.Popen(line, env=env, cwd=cwd or self.cwd, start_new_session=True, **streams))
 
-    # -- looking ------------------------------------------------------------------------------------
+    # -- observing ---------------------------------------------------------------------------------
 
     def said(self) -> str:
-        """What the agents and their workers printed, and every log below the job's directories."""
+        """Returns what the agents and their workers printed, and every log below the job's directories."""
         own = self.printed()
         return own + "".join(_text(p) for p in self._files(".log") if p.parent != self.home)
 
     def printed(self) -> str:
-        """What the agents and their workers printed."""
+        """Returns what the agents and their workers printed."""
         return "".join(_text(p) for p in sorted(self.home.glob("node-*.log")))
 
     def own_lines(self) -> list[str]:
-        """What everstep itself said, not its workers."""
+        """Returns what everstep itself printed, without its workers."""
         return [x for x in self.printed().splitlines() if x.startswith("everstep")]
 
     def _files(self, suffix: str) -> Iterator[Path]:
-        """Files below the job's directories whose names end so; paths may be longer than the kernel takes."""
+        """Yields the job's files with this suffix. Paths may be longer than the kernel accepts."""
         for root, _, names in os.walk(self.home):
             yield from (Path(root, name) for name in names if name.endswith(suffix))
 
     def steps(self, rank: int) -> list[tuple[int, str, int]]:
-        """Step, loss and process of each line that a rank wrote."""
+        """Returns the step, loss and process of each line that a rank wrote."""
         path = self.out / f"steps-{rank}"
         rows = [x.split() for x in path.read_text().splitlines()] if path.exists() else []
         return [(int(a), b, int(c)) for a, b, c in (r for r in rows if len(r) == 3)]
 
     def over(self) -> bool:
-        """All agents have ended."""
+        """Returns whether all agents have ended."""
         return all(a.poll() is not None for a in self.agents)
 
     def reach(self, step: int, ranks: int = 2, seconds: float = 60.0) -> bool:
-        """Waits until all ranks have completed this step; false if the job ends before, or the time."""
+        """Waits until all ranks have completed this step.
+
+        Returns false if the job or the time ends before.
+        """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if all(any(s >= step for s, _, _ in self.steps(r)) for r in range(ranks)):
@@ -105,16 +108,22 @@ class Job:
         return False
 
     def everybody(self) -> list[int]:
-        """All processes of the job."""
+        """Returns all processes of the job."""
         return [p for node in range(len(self.agents)) for p in self.everybody_of(node)]
 
     def everybody_of(self, node: int) -> list[int]:
-        """All processes of one node; the coordinator is among those of the node that started it."""
+        """Returns all processes of one node.
+
+        The coordinator is among those of the node that started it.
+        """
         agent = self.agents[node]
         return [agent.pid, *descendants(agent.pid)] if agent.poll() is None else []
 
     def pids(self, role: str) -> list[int]:
-        """Processes that are the ``agent``, ``coordinator``, ``guard``, ``template`` or ``worker``."""
+        """Returns the processes of this role.
+
+        One of ``agent``, ``coordinator``, ``guard``, ``template`` and ``worker``.
+        """
         workers = {pid for rank in range(8) for _, _, pid in self.steps(rank)[-1:]}
         found = []
         for pid in self.everybody():
@@ -124,10 +133,10 @@ class Job:
                     found.append(pid)
         return found
 
-    # -- ending -------------------------------------------------------------------------------------
+    # -- ending ------------------------------------------------------------------------------------
 
     def wait(self, seconds: float = HARD) -> None:
-        """Waits for all agents to end; one that does not is killed, and the job counts as hung."""
+        """Waits for all agents to end. If one does not, the job is killed and counts as hung."""
         deadline = time.monotonic() + seconds
         for agent in self.agents:
             try:
@@ -138,7 +147,7 @@ class Job:
             self.kill()
 
     def kill(self) -> None:
-        """Ends what is left of it."""
+        """Kills all remaining processes."""
         doomed = [*self.everybody(), *self._coordinators()]
         for pid in doomed:
             with contextlib.suppress(ProcessLookupError):
@@ -147,7 +156,7 @@ class Job:
             agent.wait()
 
     def _coordinators(self) -> list[int]:
-        """A coordinator outlives the agent that started it."""
+        """Returns the coordinators, which outlive the agent that started them."""
         found = []
         for path in self._files("endpoint.json"):
             with contextlib.suppress(OSError, ValueError, KeyError):
@@ -157,7 +166,7 @@ class Job:
         return found
 
     def codes(self) -> list[int]:
-        """Exit codes by node, those of signals as a shell shows them."""
+        """Returns the exit codes by node; for signals, like a shell."""
         return [128 - a.returncode if a.returncode < 0 else a.returncode for a in self.agents]
 
 
@@ -181,7 +190,7 @@ def _role(pid: int, words: list[bytes], workers: set[int], agents: set[int]) -> 
 
 @contextlib.contextmanager
 def job() -> Iterator[Job]:
-    """A job that is gone at the end of the block, with all its files."""
+    """A job that is removed at the end of the block, with all its files."""
     home = Path(tempfile.mkdtemp(prefix="everstep-hostile-"))
     made = Job(home)
     try:
@@ -195,5 +204,5 @@ def job() -> Iterator[Job]:
 
 
 def meeting(node: int, nodes: int, port: int) -> list[str]:
-    """How nodes of one machine find each other."""
+    """Returns the options with which nodes on one machine find each other."""
     return ["--nnodes", str(nodes), "--rdzv-endpoint", f"127.0.0.1:{port}", "--node-rank", str(node)]

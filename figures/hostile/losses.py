@@ -1,4 +1,4 @@
-"""Packets that are lost between two nodes in network namespaces."""
+"""Packet loss between two nodes in network namespaces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.cluster import free_port
 
 
 def _lose(names: list[str], percent: int) -> None:
-    """Every packet that arrives is lost with this probability, at both ends."""
+    """Drops every arriving packet with this probability, at both ends."""
     which = f"numgen random mod 100 < {percent} " if percent < 100 else ""
     for name in names:
         rules = (
@@ -30,7 +30,10 @@ def _mend(names: list[str]) -> None:
 
 
 def _apart(percent: int, begins: str) -> Callable[[Case, Job], None]:
-    """Two nodes with a rank each; packets are lost from the ``start``, or once they train (``run``)."""
+    """Starts two nodes of one rank.
+
+    Packets are lost from the ``start``, or once they train (``run``).
+    """
 
     def start(case: Case, made: Job) -> None:
         around = hosts(2)
@@ -61,7 +64,7 @@ def _apart(percent: int, begins: str) -> Callable[[Case, Job], None]:
         if begins == "run" and made.reach(5):
             _lose(names, percent)
         if case.name.endswith("then-cut"):
-            # And for some seconds nothing comes through at all.
+            # For some seconds, nothing gets through at all.
             made.reach(8)
             _mend(names)
             _lose(names, 100)
@@ -72,14 +75,14 @@ def _apart(percent: int, begins: str) -> Callable[[Case, Job], None]:
 
 
 def possible() -> bool:
-    """Packets can be dropped at random here."""
+    """Returns whether packets can be dropped at random here."""
     return shutil.which("nft") is not None
 
 
 CASES = [
     Case("loss.20-percent-from-the-start", start=_apart(20, "start"), repeats=6, seconds=240),
     Case("loss.20-percent-while-training", start=_apart(20, "run"), repeats=6, seconds=240),
-    # TCP gets hardly anything through this: the job may go on waiting, as long as it says so.
+    # TCP makes hardly any progress with this loss: the job may keep waiting if it reports that.
     Case("loss.40-percent-while-training", start=_apart(40, "run"), repeats=6, waits=True, seconds=120),
     Case("loss.10-percent-then-cut", start=_apart(10, "run"), repeats=6, seconds=240),
 ]

@@ -1,4 +1,4 @@
-"""What cases are made of: words before a job's command line, and the kill that disturbs it."""
+"""The building blocks of cases: prefixes of the command line, and the kill that disturbs the job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DENIED = [sys.executable, str(ROOT / "figures" / "scripts" / "denied.py")]
 
 
 def shell(words: str) -> tuple[str, ...]:
-    """Runs these words first, in the process that becomes the job."""
+    """Runs these shell commands first, in the process that becomes the job."""
     return ("bash", "-c", f'{words}; exec "$@"', "bash")
 
 
@@ -41,7 +41,7 @@ def _kill_one(made: Job) -> None:
 
 
 def then_kill(first: Callable[[Job], None] | None) -> Callable[[Job], None]:
-    """Does ``first``, if there is one, and kills a rank four steps later."""
+    """Calls ``first``, if given, and kills a rank four steps later."""
 
     def do(made: Job) -> None:
         if first:

@@ -1,4 +1,7 @@
-"""Processes that stop for a while and go on: SIGSTOP and SIGCONT, each kind of process in turn, on one node and on two."""
+"""Processes that stop for a while and continue: SIGSTOP and SIGCONT.
+
+Each kind of process in turn, on one node and on two.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ SHORT, LONG = (1, 5, 12), (1, 5, 12, 30, 60)
 
 
 def _two(case: Case, made: Job) -> None:
-    """Two nodes of one rank each; the second is the one that is disturbed, but for the coordinator."""
+    """Starts two nodes of one rank each.
+
+    Unless the coordinator is stopped, the second is disturbed.
+    """
     port = free_port()
     for node in (0, 1):
         made.start(
@@ -34,7 +40,7 @@ def _pause(role: str, seconds: float) -> Callable[[Job], None]:
             time.sleep(0.1)
         if not pids:
             raise RuntimeError(f"no {role} to stop: {made.printed()[-500:]}")
-        # The last one: on two nodes that is the second node's, where both have one.
+        # The last one: on two nodes, that of the second node if both have one.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pids[-1], signal.SIGSTOP)
             time.sleep(seconds)
@@ -44,7 +50,7 @@ def _pause(role: str, seconds: float) -> Callable[[Job], None]:
 
 
 def _whole_node(seconds: float) -> Callable[[Job], None]:
-    """Everything of the last node stops, as when a virtual machine is moved."""
+    """Stops all processes of the last node, as when a virtual machine is migrated."""
 
     def pause(made: Job) -> None:
         pids = made.everybody_of(len(made.agents) - 1)
@@ -60,11 +66,11 @@ def _whole_node(seconds: float) -> Callable[[Job], None]:
 
 
 def cases(soak: bool) -> list[Case]:
-    """A job for each role and length.
+    """Returns a job for each role and length.
 
-    A process that is stopped may be taken for dead: then the job goes on, exactly, from the last step of which all
-    nodes have each other's copies. Nobody copies while an agent is stopped, but its worker trains: those steps may be
-    repeated.
+    A stopped process may be taken for dead. Then the job continues, exactly, from the last step of
+    which all nodes have each other's copies. While an agent is stopped, no copies are made but its
+    worker trains: those steps may be repeated.
     """
     found = []
     for seconds in LONG if soak else SHORT:

@@ -1,4 +1,4 @@
-"""What surrounds a job: its environment, its limits, its streams, its place among processes, its system calls."""
+"""The surroundings of a job: environment, limits, streams, parent processes, system calls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _not_text(case: Case, made: Job) -> None:
 
 
 def _large(total: int, grow: bool) -> Callable[[Case, Job], None]:
-    """Variables of 100,000 bytes each; ``grow`` lifts the stack's limit, which bounds them."""
+    """Adds variables of 100,000 bytes each. ``grow`` lifts the stack limit, which bounds them."""
     code = (
         "import os, resource, sys; n, grow = int(sys.argv[1]), sys.argv[2] == '1'; "
         "grow and resource.setrlimit(resource.RLIMIT_STACK, (-1, -1)); "
@@ -58,7 +58,7 @@ def _large(total: int, grow: bool) -> Callable[[Case, Job], None]:
 
 
 def _refused_by_the_kernel(case: Case, made: Job) -> None:
-    """everstep itself starts with so much; with a worker's variables it is too much."""
+    """everstep itself still starts with this environment, but with a worker's variables it is too large."""
     env = {**case.environment(made), **{f"LARGE_{i}": "x" * 99_000 for i in range(20)}}
     for pad in range(130_000, 0, -300):
         try:

@@ -1,4 +1,7 @@
-"""A run whose time is known: steps of one length, one evaluation, one wait for data, and a line per step with its times."""
+"""A run whose time is known.
+
+Steps of equal length, one evaluation, one wait for data, and a line per step with its times.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ args = p.parse_args()
 
 
 class Slow(Dataset[torch.Tensor]):
-    """Its item ``stall_at`` takes long."""
+    """Loads the item ``stall_at`` slowly."""
 
     def __len__(self) -> int:
         return 1_000_000
@@ -45,7 +48,8 @@ ddp = DistributedDataParallel(model)
 log = open(os.path.join(args.out, f"log-{rank}"), "a", buffering=1)  # noqa: SIM115
 batches = None
 for step in ckpt.steps(args.steps):
-    # The step's own number of the data: it is asked for again after a restart, so only the first time is slow.
+    # The position in the data follows the step. After a restart, the slow item is skipped, so it is
+    # slow only once.
     if batches is None:
         order = range(step + (args.stall_at + 1 if step > args.stall_at else 0), 1_000_000)
         batches = iter(DataLoader(Slow(), batch_size=1, sampler=order))

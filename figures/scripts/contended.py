@@ -1,7 +1,10 @@
-"""A training loop whose durable checkpoints it waits for (no agent), beside another process that comes and goes on the same
-disk. A step is a timed wait. Writes one line per interval between two checkpoints into ``OUT/intervals.jsonl``.
+"""A training loop that waits for its durable checkpoints (no agent).
 
-``--phases NEIGHBOUR:STEP:CHECKPOINTS,…``: so many checkpoints with steps of so many seconds, with a neighbour (1) or not (0).
+Another process comes and goes on the same disk. A step is a timed wait. Writes one line per
+interval between two checkpoints into ``OUT/intervals.jsonl``.
+
+``--phases NEIGHBOUR:STEP:CHECKPOINTS,…``: the number of checkpoints, and the seconds per step, with
+a neighbour (1) or not (0).
 """
 
 from __future__ import annotations
@@ -19,20 +22,21 @@ from torch import nn
 
 import everstep
 
-#: Processes of the neighbour; each writes past the page cache, as fast as it can. Two make a checkpoint some seven times as
-#: expensive, which is what is asked; four stall single ones for seconds, and thirty of them take half an hour.
+#: Processes of the neighbour; each writes past the page cache, as fast as it can. Two make a
+#: checkpoint about seven times as expensive, which is what is needed. Four stall single checkpoints
+#: for seconds, and thirty of these take half an hour.
 WRITERS = 2
 
 
 class Neighbour:
-    """Somebody else's writes to the same disk."""
+    """Other writes to the same disk."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def set(self, on: bool) -> None:
-        """Comes or goes."""
+        """Starts or stops the writes."""
         if on == bool(self._processes):
             return
         if on:
@@ -80,9 +84,10 @@ def main() -> None:
                 times.append(now - at)
                 at = now
                 if saved:
-                    # The first one of a phase ends an interval that began in the one before.
+                    # The first one of a phase ends an interval of the previous phase.
                     if done:
-                        # The checkpoint that began the interval is in the last step of the one before.
+                        # The checkpoint that began the interval is in the last step of the previous
+                        # one.
                         line = {
                             "phase": number,
                             "steps": len(times) - 1,

@@ -1,6 +1,7 @@
-"""Crafted checkpoints through everything in Python that reads them: ``crafted_checkpoints.py DIRECTORY SEED FIRST LAST``.
+"""Crafted checkpoints, given to everything in Python that reads them.
 
-One JSON line for each input; then ``everstep ckpt verify`` of all of them at once, so that it can be compared with what ``restore()`` did.
+``crafted_checkpoints.py DIRECTORY SEED FIRST LAST`` prints one JSON line for each input. Finally
+``everstep ckpt verify`` checks all of them at once, for comparison with ``restore()``.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def trainer() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def saved(directory: Path) -> Checkpoint:
-    """A checkpoint of a trainer."""
+    """Returns a checkpoint of a trainer."""
     model, optimizer = trainer()
     manager = CheckpointManager(directory, model=model, optimizer=optimizer, persist=1)
     with contextlib.redirect_stderr(io.StringIO()):
@@ -53,7 +54,7 @@ def saved(directory: Path) -> Checkpoint:
 
 
 class Plain:
-    """What the files of a checkpoint say, read without everstep."""
+    """The contents of a checkpoint's files, read without everstep."""
 
     def __init__(self, directory: Path) -> None:
         self.shards: list[tuple[dict[str, Any], dict[str, bytes], dict[str, list[int]]]] = []
@@ -72,7 +73,7 @@ class Plain:
             self.shards.append((header, {n: region[slice(*header[n]["data_offsets"])] for n in lines}, places))
 
     def has(self, name: str, tensor: torch.Tensor) -> bool:
-        """Each element of the tensor is what one of the shards says."""
+        """Returns whether each element of the tensor equals that in one of the shards."""
         size = tensor.element_size()
         got = np.frombuffer(tensor.detach().contiguous().numpy().tobytes(), np.uint8).reshape(*tensor.shape, size)
         right = np.zeros(tuple(tensor.shape), bool)
@@ -97,27 +98,27 @@ class Plain:
         return bool(right.all())
 
     def value(self, name: str) -> Any:
-        """A value of the first shard, without what only everstep can read; ``None`` when it is not so plain."""
+        """Returns a value of the first shard, or ``None`` if only everstep can read it."""
         data = self.shards[0][1].get(BLOB + name, b"")
         return msgpack.unpackb(data[1:], strict_map_key=False) if data[:1] == b"\xc1" else None
 
 
 def plain(tree: Any) -> bool:
-    """Only what msgpack has itself."""
+    """Returns whether the value contains only msgpack's own types."""
     if isinstance(tree, dict):
         return all(isinstance(k, str) for k in tree) and all(map(plain, tree.values()))
     return all(map(plain, tree)) if isinstance(tree, list) else True
 
 
 def _as_torch_has_it(state: Any) -> bytes:
-    """The state of a generator after torch has taken it, which clears what it does not use."""
+    """Returns the state of a generator after torch has loaded it, which clears what it does not use."""
     generator = torch.Generator()
     generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     return generator.get_state().numpy().tobytes()
 
 
 def wrong(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, extra: Any, kind: str) -> list[str]:
-    """What was restored and is not what the files say."""
+    """Returns what was restored but differs from the files."""
     found, lines = Plain(directory), []
     lines += [f"model.{key}" for key, t in model.state_dict().items() if not found.has(f"model.{key}", t)]
     said = found.value("extra")
@@ -137,7 +138,7 @@ def wrong(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, e
 
 
 def restored(directory: Path, step: int, kind: str) -> dict[str, Any]:
-    """What ``restore()`` makes of a step."""
+    """Returns the result of ``restore()`` for a step."""
     model, optimizer = trainer()
     with warnings.catch_warnings(record=True) as said, contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("always")
@@ -145,7 +146,7 @@ def restored(directory: Path, step: int, kind: str) -> dict[str, Any]:
             manager = CheckpointManager(directory, model=model, optimizer=optimizer, persist=0)
             done = manager.restore(step)
         except CheckpointError as e:
-            # That other ranks wrote it, each its own state, says nothing against it.
+            # That other ranks wrote it, each with its own state, does not mean it is damaged.
             damaged = any(
                 "skipping a checkpoint" in str(w.message) and "each with a state of its own" not in str(w.message)
                 for w in said
@@ -162,7 +163,10 @@ def restored(directory: Path, step: int, kind: str) -> dict[str, Any]:
 
 
 def converted(*arguments: object) -> tuple[str, str]:
-    """``everstep ckpt export|import``, in this process: accepted, refused or crashed, and what it says."""
+    """Runs ``everstep ckpt export|import`` in this process.
+
+    Returns accepted, refused or crashed, and the message.
+    """
     before, sys.argv = sys.argv, ["everstep", *map(str, arguments)]
     out = io.StringIO()
     try:
@@ -193,7 +197,7 @@ def exported(directory: Path, step: int, out: Path) -> dict[str, Any]:
 
 
 def managers(directory: Path, seed: int, first: int, last: int) -> dict[int, dict[str, Any]]:
-    """Inputs of a manager's format."""
+    """Tries inputs of a manager's format."""
     base = saved(directory / "base")
     base.shards[0].metadata.pop("step", None)
     where, canary = directory / "all", directory / "ran"
@@ -209,7 +213,7 @@ def managers(directory: Path, seed: int, first: int, last: int) -> dict[int, dic
             shard.metadata["step"] = str(step)
         kind = r.choice([*changes.CHANGES, "pickled", "none"])
         for change in [kind, *([r.choice(list(changes.CHANGES))] if r.random() < 0.1 else [])]:
-            # A second change may find nothing left that it could change.
+            # A second change may find nothing left to change.
             with contextlib.suppress(StopIteration, IndexError):
                 if change == "pickled":
                     changes.pickled(r, crafted, canary)
@@ -225,11 +229,11 @@ def managers(directory: Path, seed: int, first: int, last: int) -> dict[int, dic
 
 
 def verified(directory: Path, rows: dict[int, dict[str, Any]]) -> None:
-    """Adds what ``everstep ckpt verify`` says of each step."""
+    """Adds the verdicts of ``everstep ckpt verify`` for each step."""
     line = [os.environ["EVERSTEP_BINARY"], "ckpt", "verify", str(directory)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1) or "shards are good" not in done.stdout:
-        # With what a sanitizer has to say.
+        # Includes the sanitizer's report.
         sys.stderr.write(done.stderr)
         raise RuntimeError(f"verify: {done.returncode} {done.stdout}")
     for line in done.stdout.splitlines():

@@ -1,4 +1,7 @@
-"""Crafted checkpoints of ``torch.distributed.checkpoint``: its own, imported, and those that were saved through ``everstep.dcp``."""
+"""Crafted checkpoints of ``torch.distributed.checkpoint``.
+
+Its own ones, imported, and those saved through ``everstep.dcp``.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ STATE = {
 
 
 def inputs(directory: Path, seed: int, first: int, last: int) -> dict[int, dict[str, Any]]:
-    """Half of them of each sort."""
+    """Tries inputs, half of each kind."""
     dcp.save(STATE, checkpoint_id=str(directory / "torch"), no_dist=True)
     dcp.save(STATE, storage_writer=everstep.dcp.Writer(directory / "base" / "step-1"), no_dist=True)
     rows: dict[int, dict[str, Any]] = {}
@@ -87,12 +90,15 @@ def _imported(directory: Path, r: random.Random, step: int, canary: Path) -> dic
 
 
 def _differs(source: Path, out: Path) -> list[str]:
-    """What torch reads otherwise. Only asked of what runs nothing: metadata of DCP's own classes with other numbers."""
+    """Returns what torch reads differently.
+
+    Only used for inputs without code: metadata of DCP's own classes with other numbers.
+    """
     state: dict[str, Any] = {}
     try:
         state = convert._dcp_state(dcp.FileSystemReader(source))
     except Exception:  # noqa: BLE001
-        # torch cannot read it; what everstep has read then is what each piece said.
+        # torch cannot read it, so there is nothing to compare with.
         return []
     found = convert.load(out)
     one, other = _flat(state, ""), _flat(found, "")
@@ -118,7 +124,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _metadata(r: random.Random, source: Path, canary: Path) -> None:
-    """Numbers, names and paths that contradict each other."""
+    """Makes numbers, names and paths contradict each other."""
     path = source / ".metadata"
     metadata = pickle.loads(path.read_bytes())
     tensors = [(k, m) for k, m in metadata.state_dict_metadata.items() if hasattr(m, "chunks")]
@@ -161,7 +167,7 @@ def _metadata(r: random.Random, source: Path, canary: Path) -> None:
 
 
 def _hostile(r: random.Random, source: Path, canary: Path) -> None:
-    """A pickle that runs something, somewhere in the metadata."""
+    """Puts a pickle that runs code somewhere into the metadata."""
     path = source / ".metadata"
     metadata = pickle.loads(path.read_bytes())
     payload = Payload(canary)
@@ -184,7 +190,7 @@ def _hostile(r: random.Random, source: Path, canary: Path) -> None:
 
 
 def _by_opcode(r: random.Random, source: Path, canary: Path) -> None:
-    """Calls of any name, written by hand."""
+    """Writes calls of any name by hand."""
     module, name = r.choice(
         [
             "os mkdir",
@@ -220,7 +226,7 @@ def _noise(r: random.Random, source: Path, canary: Path) -> None:
 
 
 def _object(r: random.Random, source: Path, canary: Path) -> None:
-    """What is no tensor, or is one, becomes a pickle that runs something."""
+    """Replaces an object, or a tensor, by a pickle that runs code."""
     metadata = pickle.loads((source / ".metadata").read_bytes())
     index = r.choice(list(metadata.storage_data))
     data = r.choice([torch_saved(Payload(canary)), pickle.dumps(Payload(canary)), torch_saved([Payload(canary)])])
@@ -231,7 +237,7 @@ def _object(r: random.Random, source: Path, canary: Path) -> None:
 
 
 def _data(r: random.Random, source: Path, canary: Path) -> None:
-    """Other bytes in the files with tensors: torch has no checksums for all of them."""
+    """Changes bytes in the files with tensors; torch does not have checksums for all of them."""
     path = r.choice(sorted(source.glob("*.distcp")))
     data = bytearray(path.read_bytes())
     for _ in range(r.randint(1, 3)):

@@ -1,4 +1,7 @@
-"""Saves once, drops the file from the page cache, loads with DCP: seconds as a JSON line."""
+"""Saves once, drops the file from the page cache, and loads with DCP.
+
+Prints seconds as a JSON line.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""What users of torch.distributed.checkpoint do, through everstep or through DCP's own storage; two ranks.
+"""What users of torch.distributed.checkpoint do, through everstep or DCP's own storage, on two ranks.
 
-* ``patterns``: save, async_save, nested state, DCP's state-dict helpers, several shardings, other ranks' views; one JSON line each
+* ``patterns``: save, async_save, nested state, DCP's state-dict helpers, several shardings, other
+  ranks' views; one JSON line each
 * ``die``: the process is killed right after async_save has returned
 * ``mix``: a second async_save while the first one uploads
-* ``load``: is what is in the directory one step, and which
+* ``load``: prints the values, which show whether the directory contains one step, and which
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def _patterns(out: Path, peer: bool) -> None:
             back = _blank(state)
             dcp.load(back, storage_reader=_reader(path, peer))
             _say(f"{name}-{how}", _equal(state, back))
-    # Training goes on as if nothing had been.
+    # Training continues as if nothing had happened.
     for kind in ("ddp", "fsdp2"):
         model, optimizer = _trained(kind)
         model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -172,7 +173,7 @@ def main() -> None:
         dcp.async_save(state, storage_writer=_writer(a.out, a.peer))
         for t in state.values():
             t.fill_(-1)
-        # When it has returned on both; a barrier would meet the collectives of DCP's thread.
+        # Wait until it has returned on both. A barrier would meet the collectives of DCP's thread.
         store = dist.distributed_c10d._get_default_store()
         if dist.get_rank() == 0:
             store.get("returned")
@@ -181,7 +182,7 @@ def main() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif a.what == "mix":
         state = _tensors(1)
-        # The way DCP's documentation recommends: memory for staging is made once.
+        # As DCP's documentation recommends: staging memory is allocated once.
         options: dict[str, Any] = {}
         if a.peer:
             from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -205,7 +206,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(json.dumps({"values": values}), flush=True)
     dist.destroy_process_group()
-    # DTensor over gloo aborts in torch's own destructors now and then, under DCP's own writer, too.
+    # DTensor over gloo aborts in torch's own destructors now and then, even with DCP's own writer.
     sys.stdout.flush()
     os._exit(0)
 

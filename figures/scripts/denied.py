@@ -1,6 +1,7 @@
-"""Runs a program for which some system calls fail, as on a network file system or an older kernel (x86-64).
+"""Runs a program for which some system calls fail, as on a network file system or an older kernel.
 
-``denied.py CALL=ERROR[@ARGUMENT&MASK] … -- PROGRAM …``: ``renameat2=EINVAL@4&15`` denies it with any flag.
+For x86-64. ``denied.py CALL=ERROR[@ARGUMENT&MASK] … -- PROGRAM …``: ``renameat2=EINVAL@4&15``
+denies it with any flag.
 """
 
 import ctypes
@@ -23,7 +24,7 @@ PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 38, 22, 2
 
 
 def program(rules: list[str]) -> bytes:
-    """The filter."""
+    """Returns the filter."""
     code = [(LOAD, 0, 0, 0)]
     for rule in rules:
         name, error, argument, mask = re.fullmatch(r"(\w+)=(\w+)(?:@(\d)&(\w+))?", rule).groups()  # type: ignore[union-attr]

@@ -1,4 +1,7 @@
-"""DCP with one thread, torch.save and safetensors, each made durable: seconds as JSON lines."""
+"""DCP with one thread, torch.save and safetensors, each made durable.
+
+Prints seconds as JSON lines.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ parts = {f"t{i}": torch.rand(size // 320 // 4) for i in range(320)}
 
 
 def sync(path: Path) -> None:
-    """Durable, and the directory entry, too."""
+    """Makes a file durable, including its directory entry."""
     for target in (path, path.parent):
         handle = os.open(target, os.O_RDONLY)
         os.fsync(handle)
@@ -26,7 +29,7 @@ def sync(path: Path) -> None:
 
 
 def save(name: str) -> None:
-    """One save of each kind."""
+    """Makes one save of this kind."""
     if name == "dcp":
         dcp.save(
             parts,

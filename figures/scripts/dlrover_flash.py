@@ -1,5 +1,8 @@
-"""DLRover's flash checkpoint: the copy into shared memory that its training process waits for, with its own class. Runs in the
-peers' environment; prints seconds as JSON lines."""
+"""DLRover's flash checkpoint, with its own class.
+
+Measures the copy into shared memory that the training process waits for. Runs in the peers'
+environment; prints seconds as JSON lines.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ TENSORS = 80
 
 
 def parts(size: int) -> dict[str, torch.Tensor]:
-    """As ``savers.py`` has them."""
+    """Returns the same tensors as ``savers.py``."""
     per = size // TENSORS // (2 + 3 * 4) // 64 * 64
     found: dict[str, torch.Tensor] = {}
     for i in range(TENSORS):

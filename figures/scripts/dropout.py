@@ -1,4 +1,7 @@
-"""The README's six lines in a DDP loop in which every loss depends on random numbers: batches are drawn, and dropout is."""
+"""The README's six lines in a DDP loop in which every loss depends on random numbers.
+
+Batches are drawn, and so is dropout.
+"""
 
 import argparse
 import hashlib
@@ -28,7 +31,7 @@ args = p.parse_args()
 out = Path(args.out)
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-torch.set_num_threads(1)  # two ranks on two nodes of this machine would share its cores otherwise
+torch.set_num_threads(1)  # otherwise two ranks on two nodes of this machine would share its cores
 torch.manual_seed(args.seed)
 data = torch.randint(0, 64, (20_000,))
 model = nn.Sequential(

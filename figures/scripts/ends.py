@@ -1,6 +1,7 @@
-"""A short training that knows nothing of everstep: a hand-written loop as nanoGPT's, or a Trainer; it ends in the way that it is told.
+"""A short training without everstep, which ends in a given way.
 
-Each completed step is a line ``LIFE STEP`` in ``OUT/step-RANK``; a rank whose script is over writes its pid into ``OUT/over-LIFE-RANK``.
+A hand-written loop like nanoGPT's, or a Trainer. Each completed step is a line ``LIFE STEP`` in
+``OUT/step-RANK``. A rank whose script has ended writes its pid into ``OUT/over-LIFE-RANK``.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def over() -> None:
 
 
 def others_are_gone() -> None:
-    """Waits until all other ranks' scripts are over and their processes have ended."""
+    """Waits until all other ranks' scripts and processes have ended."""
     for other in others:
         note = args.out / f"over-{life}-{other}"
         while not note.exists() or Path(f"/proc/{note.read_text()}").exists():
@@ -63,7 +64,7 @@ def fails(error: Exception) -> None:
     raise error
 
 
-#: How a rank leaves the world, whatever Python has to say to it.
+#: How a rank leaves the world, whatever Python would do.
 BLOWS: dict[str, Callable[[], None]] = {
     "abort": os.abort,
     "segfault": signalled(signal.SIGSEGV),
@@ -76,14 +77,14 @@ mine = rank == args.victim
 
 
 def before_a_step(step: int) -> None:
-    """All but one rank leave in the middle of the training."""
+    """Makes all but one rank leave in the middle of the training."""
     if where == "left" and not mine and step == args.at + 1:
         over()
         os._exit(0)
 
 
 def before_the_update(step: int) -> None:
-    """What happens in the middle of a step: its gradients are there, the next ones need all ranks."""
+    """Fails in the middle of a step, after its gradients are reduced; the next ones need all ranks."""
     if where == "middle" and mine and step == args.at and life < args.lives:
         BLOWS[blow]()
     if where == "left" and mine and step == args.at:
@@ -92,7 +93,7 @@ def before_the_update(step: int) -> None:
 
 
 def the_end() -> None:
-    """What happens after the last step."""
+    """Ends in the given way after the last step."""
     if where == "late" and mine:
         others_are_gone()
         BLOWS[blow]()
@@ -118,7 +119,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """The shape of nanoGPT's train.py."""
+    """A loop shaped like nanoGPT's train.py."""
     iter_num, best = 0, float("inf")
     X, Y = batch()
     while True:
@@ -142,7 +143,10 @@ def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 class Trainer:
-    """As those of the libraries: callbacks, an evaluation, a log of what happened, and the model saved by rank 0 at the end."""
+    """A trainer like those of libraries.
+
+    It has callbacks, an evaluation and a history, and rank 0 saves the model at the end.
+    """
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, callbacks: list[Callable[[int], None]]

@@ -1,5 +1,8 @@
-"""A run that fails in the way that a file tells it to: ``OUT/fail-NODE-LOCALRANK`` names what, once; the time goes into
-``OUT/failed-NODE-LOCALRANK``."""
+"""A run that fails as told by a file.
+
+``OUT/fail-NODE-LOCALRANK`` names a failure, which happens once. Its time is written to
+``OUT/failed-NODE-LOCALRANK``.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ out = Path(args.out)
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-# By node, not by rank: ranks move when a node is left out.
+# By node, not by rank, because ranks move when a node is excluded.
 name = f"{os.environ['EVERSTEP_NODE']}-{os.environ['LOCAL_RANK']}"
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -48,7 +51,7 @@ ckpt = everstep.CheckpointManager(out / "ckpt", model=model, optimizer=optimizer
 ddp = DistributedDataParallel(model)
 trigger = out / f"fail-{name}"
 for _ in ckpt.steps(args.steps):
-    # There, and written.
+    # It exists and is not empty.
     if trigger.exists() and (kind := trigger.read_text()):
         trigger.unlink()
         (out / f"failed-{name}").write_text(f"{time.time()}")
@@ -59,7 +62,7 @@ for _ in ckpt.steps(args.steps):
         if kind == "gil":
             re.match(r"(a+)+$", "a" * 64 + "b")
         if kind == "c":
-            # A read of a pipe that nobody writes to: it goes on after a signal.
+            # A read from a pipe without a writer, which continues after a signal.
             ctypes.CDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
         while kind == "line":
             pass

@@ -1,4 +1,7 @@
-"""Steps that use a little of everything: processor, memory, network. For fleets whose machines are compared."""
+"""Steps that use some processor, memory and network.
+
+For fleets whose machines are compared.
+"""
 
 from __future__ import annotations
 

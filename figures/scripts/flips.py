@@ -1,5 +1,7 @@
-"""DDP on several ranks; every so often one bit of one rank's parameters changes between two steps. Rank 0 writes what was done to
-``OUT/flips.jsonl``: ``{"step", "rank"}``, the last step that was complete when it happened.
+"""DDP on several ranks. From time to time, one bit of one rank's parameters changes between two steps.
+
+Rank 0 writes the changes to ``OUT/flips.jsonl``: ``{"step", "rank"}`` with the last step that was
+complete when it happened.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ import everstep
 
 
 def flip(model: nn.Module, rng: random.Random) -> None:
-    """One bit of one element of one parameter, of its mantissa or sign: with an infinity all ranks have NaN a step later."""
+    """Flips one bit of one element of one parameter, in its mantissa or sign.
+
+    With an infinity, all ranks would have NaN a step later.
+    """
     parameter = rng.choice(list(model.parameters()))
     bits = parameter.detach().view(-1).view(torch.int32)
     bits[rng.randrange(bits.numel())] ^= rng.choice([*(1 << n for n in range(23)), -(1 << 31)])
@@ -53,13 +58,13 @@ def main() -> None:
         at = (step - a.clean) % a.between
         if step >= a.clean and at == 0 and len(done) < a.flips:
             victim = rng.randrange(size)
-            # The same draws everywhere, whoever it hits.
+            # The same draws on all ranks, whichever is hit.
             copy = random.Random(rng.randrange(1 << 30))
             if rank == victim:
                 flip(net, copy)
             done.append({"step": step, "rank": victim})
         elif done and at == a.between // 2:
-            # All as rank 0 again, optimizer state included.
+            # All become like rank 0 again, including the optimizer state.
             for t in [*net.state_dict().values(), *(v for s in optimizer.state.values() for v in s.values())]:
                 dist.broadcast(t, 0)
         time.sleep(a.pause)

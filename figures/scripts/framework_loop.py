@@ -1,4 +1,7 @@
-"""A short training with the Trainer of Transformers, or of Lightning: each completed step is a line ``step TIME`` in ``OUT/steps-RANK``."""
+"""A short training with the Trainer of Transformers, or of Lightning.
+
+Each completed step is a line ``step TIME`` in ``OUT/steps-RANK``.
+"""
 
 from __future__ import annotations
 

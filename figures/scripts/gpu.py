@@ -1,4 +1,7 @@
-"""Snapshots of a model on a GPU: beside a bare copy into pinned memory, and in a training loop, every step. JSON lines."""
+"""Snapshots of a model on a GPU.
+
+Next to a bare copy into pinned memory, and at every step of a training loop. Prints JSON lines.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hand-written loop, as people have them: global random state, one batch fetched ahead."""
+"""A typical hand-written loop: global random state, one batch fetched ahead."""
 
 import os
 import sys

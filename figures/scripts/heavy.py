@@ -1,4 +1,4 @@
-"""Steps of some hundred milliseconds of this rank's own work, for comparing ranks."""
+"""Steps with some hundred milliseconds of each rank's own work, for comparing ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ckpt = everstep.CheckpointManager(os.path.join(args.out, "ckpt"), model=model, o
 ddp = DistributedDataParallel(model)
 a = torch.ones(160, 160)
 for _ in ckpt.steps(1_000_000):
-    # So much processor time, however long it takes to get it.
+    # A fixed amount of processor time, however long it takes to get it.
     until = time.thread_time() + args.work
     while time.thread_time() < until:
         a = (a @ a).clamp(0, 1)

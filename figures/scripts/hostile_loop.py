@@ -1,4 +1,4 @@
-"""A small job of several ranks in which each step of each rank is written down, with its loss to the last bit."""
+"""A small job of several ranks that logs each step of each rank, with its loss to the last bit."""
 
 import argparse
 import hashlib

@@ -1,8 +1,11 @@
-"""The training run of figure ``data-ledger``: pictures of 20 kinds, lying in the order of their kinds as in a directory tree, randomly
-shifted and dimmed; DDP with dropout; an exact global batch on any number of ranks.
+"""The training run of figure ``data-ledger``: pictures of 20 kinds, randomly shifted and dimmed.
 
-Each rank writes down what every step uses (samples, checksums of the augmented pictures) before the backward pass: once gradients
-are reduced the others can commit the step without this rank, which could no longer write when it is killed just then. Losses follow.
+The pictures are in the order of their kinds, as in a directory tree. DDP with dropout; an exact
+global batch on any number of ranks.
+
+Each rank logs what every step uses (samples, checksums of the augmented pictures) before the
+backward pass: once gradients are reduced, the others can commit the step without this rank, and a
+rank killed at that point could no longer write. Losses follow.
 """
 
 from __future__ import annotations
@@ -25,10 +28,10 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 import everstep
 from everstep.data import ElasticDistributedSampler, Reproducible
 
-#: A prime number of samples: no world and no batch divides an epoch.
+#: A prime number of samples, so that no world and no batch divides an epoch.
 SAMPLES, KINDS, SIDE, SEED = 1201, 20, 8, 11
 GLOBAL_BATCH, MICRO_BATCH = 22, 2
-#: Samples that the naive stream holds to draw from at random, as loaders of files do.
+#: Samples that the naive stream buffers to draw from, as file loaders do.
 BUFFER = 64
 NOISE = 1.0
 
@@ -36,7 +39,10 @@ Sample = tuple[int, Tensor, int]
 
 
 class Pictures(Dataset[Sample]):
-    """(number, picture of ``SIDE`` × ``SIDE``, kind); other ``part``, other pictures of the same kinds."""  # noqa: RUF002
+    """(number, picture of ``SIDE`` × ``SIDE``, kind).
+
+    Another ``part`` has other pictures of the same kinds.
+    """  # noqa: RUF002
 
     def __init__(self, part: int, augment: bool) -> None:
         kinds = torch.randn(KINDS, SIDE, SIDE, generator=torch.Generator().manual_seed(SEED))
@@ -56,7 +62,10 @@ class Pictures(Dataset[Sample]):
 
 
 class Stream(IterableDataset[Sample]):
-    """Every ``ranks``-th sample of the files in their order, drawn from a buffer. It begins at the beginning."""
+    """Every ``ranks``-th sample of the files in order, drawn from a buffer.
+
+    Starts at the beginning.
+    """
 
     def __init__(self, pictures: Pictures, rank: int, ranks: int) -> None:
         self.pictures, self.rank, self.ranks = pictures, rank, ranks
@@ -72,7 +81,10 @@ class Stream(IterableDataset[Sample]):
 
 
 def _naive(kind: str) -> Iterator[list[Any]]:
-    """Batches of a loader that begins anew with each process: of a stream, or of an epoch whose order is drawn once."""
+    """Yields batches of a loader that starts over with each process.
+
+    Of a stream, or of an epoch whose order is drawn once.
+    """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     pictures, batch = Pictures(0, augment=True), GLOBAL_BATCH // ranks
     for epoch in range(1 << 30):
@@ -85,7 +97,7 @@ def _naive(kind: str) -> Iterator[list[Any]]:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Trains; rank 0 writes down the hashes of finished epochs and the accuracy on other pictures."""
+    """Trains. Rank 0 writes the hashes of finished epochs and the accuracy on other pictures."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(SEED)
@@ -93,8 +105,8 @@ def train(args: argparse.Namespace) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 96), nn.ReLU(), nn.Dropout(0.1), nn.Linear(96, KINDS))
     model = nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    # DDP orders its buckets anew after its first pass, and three ranks or more then add gradients in another order: a restart would, too,
-    # in the middle of the run.
+    # DDP reorders its buckets after its first pass, and three or more ranks then add gradients in
+    # another order. A restart would do so, too, in the middle of the run.
     model(torch.zeros(2, SIDE, SIDE)).sum().backward()
     optimizer.zero_grad()
     sampler = ElasticDistributedSampler(Pictures(0, augment=True), seed=SEED)

@@ -1,5 +1,8 @@
-"""Saves and restores in an object store, one process after the other: a line ``save STEP URL``, ``restore URL`` or ``save-and-time …`` on
-standard input forks one that has torch already; what it found goes to standard output as a line of JSON, its process first."""
+"""Saves and restores in an object store, one process after the other.
+
+A line ``save STEP URL`` or ``restore URL`` on standard input forks a process that has already
+imported torch. Its pid and then its results go to standard output as lines of JSON.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from torch import nn
 
 import everstep as es
 
-#: Elements of the two tensors: some parts of 8 MiB, and a few bytes.
+#: Elements of the two tensors: several parts of 8 MiB, and a few bytes.
 LARGE, SMALL = (int(os.environ.get("LARGE_MB", "20")) << 20) // 4, 7
 
 
 class State(nn.Module):
-    """Two tensors that hold the number of the step in every element."""
+    """Two tensors with the number of the step in every element."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Nothing but optimizer steps: what does watching them cost the training thread?"""
+"""Only optimizer steps, to measure what watching them costs the training thread."""
 
 import os
 import sys

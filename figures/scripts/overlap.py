@@ -1,11 +1,14 @@
-"""FSDP2 steps whose computing is a timed wait (a GPU leaves the CPU idle) and whose collectives are real, with a checkpoint
-every step in several ways, a few steps each, in turn. Rank 0 writes one line per step into ``OUT/steps.jsonl``.
+"""FSDP2 steps with real collectives and timed waits for computing (a GPU leaves the CPU idle).
+
+A checkpoint is made at every step, in several ways that alternate every few steps. Rank 0 writes
+one line per step into ``OUT/steps.jsonl``.
 
 Every way but ``none`` has each step at the other node before the next one is over:
 
 * ``ours``: sent in the profiled idle spans
-* ``unpipelined``: in the idle spans, one buffer: a part is received, verified, confirmed, then the next is sent
-* ``unpaced``: sent at once, beside the collectives
+* ``unpipelined``: in the idle spans with one buffer: a part is received, verified and confirmed
+  before the next is sent
+* ``unpaced``: sent at once, concurrently with the collectives
 * ``blocking``: sent at once while the training waits
 """
 
@@ -27,12 +30,12 @@ import everstep
 from everstep import network
 
 ARMS = ("none", "ours", "unpaced", "none", "ours", "unpipelined", "none", "ours", "blocking")
-#: Iterations before the first arm: the profile.
+#: Iterations before the first arm, for the profile.
 WARM = 30
 
 
 class Compute(torch.autograd.Function):
-    """Takes its time, forward and twice as long backward."""
+    """Waits forward, and twice as long backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
@@ -97,7 +100,7 @@ def main() -> None:
             everstep.heartbeat(step + 1)
             network.iteration(watch)
         else:
-            # The step before this one must be at the other node by now.
+            # The previous step must be at the other node by now.
             ckpt.wait("peer")
             ckpt.step(step + 1)
             if arm == "blocking":

@@ -1,6 +1,7 @@
-"""A script that keeps a log of its own: each rank writes down every step that it has done, and in which generation.
+"""A script with its own log: each rank logs every step that it has done, and in which generation.
 
-Without ``--everstep`` it never imports everstep; with ``--save`` it goes on from checkpoints of its own.
+Without ``--everstep``, it never imports everstep. With ``--save``, it continues from its own
+checkpoints.
 """
 
 import argparse
@@ -43,7 +44,10 @@ path = os.path.join(args.out, "own.pt")
 
 
 def update(step):
-    """Step number ``step``, the first one is 1. Whoever dies after the one before it dies now, when that is over in every respect."""
+    """Makes step number ``step``, counted from 1.
+
+    A rank that is to die after the previous step dies first, when that step is completely over.
+    """
     for one in args.die:
         at, _, number = one.partition(f"{generation}:{rank}:{step - 1}")
         if not at and number in ("", ":19"):

@@ -1,7 +1,8 @@
 """A training loop on one core (or on a device), in blocks of a few steps.
 
-A block has a checkpoint in its first step, made in one of several ways, or none. One JSON line per block: its time, and
-the processor time of everything that belongs to it until the checkpoint is durable.
+A block has a checkpoint in its first step, made in one of several modes, or none. Prints one JSON
+line per block: its time, and the processor time of everything that belongs to it until the
+checkpoint is durable.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def family() -> float:
-    """Processor seconds of the launcher that started this process and of everything below it."""
+    """Returns the processor seconds of the launcher of this process and of everything below it."""
     root = os.getpid()
     while "everstep" in Path(f"/proc/{(up := int(_stat(root)[1]))}/comm").read_text():
         root = up

@@ -1,4 +1,7 @@
-"""An ordinary DDP script that knows nothing of its launcher: model, optimizer, loop, a checkpoint per step if asked."""
+"""An ordinary DDP script, independent of its launcher.
+
+Model, optimizer, loop, and a checkpoint per step if requested.
+"""
 
 import argparse
 import os
@@ -13,7 +16,7 @@ IMPORTED = time.time()
 
 
 def started() -> float:
-    """When this process began, seconds since 1970."""
+    """Returns when this process began, in seconds since 1970."""
     with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
         ticks = int(stat.read().rsplit(") ", 1)[1].split()[19])
         return time.time() - float(uptime.read().split()[0]) + ticks / os.sysconf("SC_CLK_TCK")

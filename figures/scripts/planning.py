@@ -1,7 +1,8 @@
-"""The sides of figure ``planning-cost``: ``planning.py save|load|dcp DIRECTORY RANKS TENSORS NEW_RANKS`` prints processor seconds.
+"""The two sides of figure ``planning-cost``. Prints processor seconds.
 
-Every tensor is cut into rows as FSDP2 does. One rank's own work is done with real DTensors in a process group without peers
-(torch's "fake" backend); the other ranks' shards are written from the same process.
+``planning.py save|load|dcp DIRECTORY RANKS TENSORS NEW_RANKS``. Every tensor is cut into rows like
+with FSDP2. One rank's own work is done with real DTensors in a process group without peers (torch's
+"fake" backend); the other ranks' shards are written from the same process.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from everstep.placed import PARTS
 from everstep.state import Item, Layout, State
 from everstep.tiers import Snapshot
 
-#: Rows of every tensor; 256 and 192 ranks get as many each.
+#: Rows of every tensor, divisible among both 256 and 192 ranks.
 ROWS = 768
 MARK = Mark("0" * 32, 1, 0, 0)
 
 
 def model(ranks: int, tensors: int, rank: int) -> nn.Module:
-    """A module of sharded parameters, as this rank has them."""
+    """Returns a module of sharded parameters as this rank has them."""
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     mesh = init_device_mesh("cpu", (ranks,))
     module = nn.Module()
@@ -47,7 +48,7 @@ def model(ranks: int, tensors: int, rank: int) -> nn.Module:
 
 
 def save(directory: Path, ranks: int, tensors: int) -> dict[str, float]:
-    """All ranks' shards; what it costs the first one, and to publish them."""
+    """Writes all ranks' shards. Returns the cost for the first one, and for publishing."""
     module = model(ranks, tensors, 0)
     state = State({"model": module}, Layout(0, ranks, False))
     slot = str(directory / "slot")
@@ -77,7 +78,7 @@ def _write(directory: Path, slot: str, snapshot: Snapshot, rank: int, ranks: int
 
 
 def load(directory: Path, tensors: int, new: int) -> dict[str, float]:
-    """One rank of another world: opens it, finds its places, plans."""
+    """Measures one rank of another world: it opens the checkpoint, finds its places, and plans."""
     state = State({"model": model(new, tensors, 7)}, Layout(7, new, False))
     began = time.process_time()
     seen = state.resharded(str(directory / "step-1"))
@@ -101,7 +102,7 @@ def _plan(rank: int, ranks: int, tensors: int) -> SavePlan:
 
 
 def theirs(ranks: int, tensors: int, new: int) -> dict[str, float]:
-    """DCP: what its coordinator does for a save, and one rank for a load."""
+    """Measures DCP: its coordinator's work for a save, and one rank's for a load."""
     gathered = [pickle.dumps(_plan(rank, ranks, tensors)) for rank in range(ranks)]
     began = time.process_time()
     plans = [pickle.loads(plan) for plan in gathered]
@@ -110,7 +111,7 @@ def theirs(ranks: int, tensors: int, new: int) -> dict[str, float]:
     _, metadata = planner.create_global_plan(plans)
     written = pickle.dumps(metadata)
     spent = time.process_time() - began
-    # The keys that its planner flattens to are those of the metadata.
+    # The keys to which its planner flattens are those of the metadata.
     state: dict[str, Any] = {f"model.{name}": p for name, p in model(new, tensors, 7).named_parameters()}
     began = time.process_time()
     loader = DefaultLoadPlanner()

@@ -1,6 +1,6 @@
-"""A healthy run that looks anything but regular.
+"""A healthy run that is very irregular.
 
-Its steps vary by 40 %, it stalls, it runs evaluations that it does not announce, and its first step takes long.
+Its steps vary by 40 %, it stalls, it runs unannounced evaluations, and its first step takes long.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ ckpt = everstep.CheckpointManager(
     os.path.join(args.out, "ckpt"), model=model, optimizer=optimizer, persist=500, replicated=True
 )
 ddp = DistributedDataParallel(model)
-# The same on all ranks, but for the jitter of each.
+# The same on all ranks, except for each one's jitter.
 plan, own = random.Random(1), random.Random(100 + rank)
 marks = plan.sample(range(50, args.steps - 50), 15)
 stalls, evaluations = set(marks[:10]), marks[10:]
 
 
 def compute(seconds: float) -> None:
-    """Processor time, in calls of a library."""
+    """Uses processor time in library calls."""
     until = time.monotonic() + seconds
     a = torch.ones(128, 128)
     while time.monotonic() < until:
@@ -53,7 +53,8 @@ for step in ckpt.steps(args.steps):
     if step in evaluations:
         which = evaluations.index(step)
         if which == 0:
-            # One call of a library that needs no interpreter: so many products of a size of which one takes a fiftieth of it.
+            # One library call without the interpreter: enough products of a size of which one takes
+            # a fiftieth of the time.
             n, wanted = 500, 30 * args.base
             while True:
                 a, began = torch.eye(n), time.monotonic()

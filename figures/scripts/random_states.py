@@ -1,5 +1,7 @@
-"""Random training states, the same for the same number in every process: objects of a ``CheckpointManager``, as they are after some steps
-or as a fresh process makes them."""
+"""Random training states, the same for the same number in every process.
+
+Objects of a ``CheckpointManager``, as they are after some steps or as a fresh process makes them.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ def _tensor(r: Random, dtypes: list[torch.dtype]) -> Tensor:
     size = torch.empty([], dtype=dtype).element_size() * math.prod(shape)
     if dtype is torch.bool:
         return torch.tensor([r.random() < 0.5 for _ in range(math.prod(shape))], dtype=torch.bool).reshape(shape)
-    # Any bytes are a value: NaNs with payloads, denormals.
+    # All bytes are valid values: NaNs with payloads, denormals.
     return (
         torch.frombuffer(bytearray(r.randbytes(size)), dtype=dtype).reshape(shape).clone()
         if size
@@ -210,7 +212,7 @@ class Transposed(nn.Module):
 
 
 class Derived(nn.Linear):
-    """Keeps something that only its hook computes, and extra state."""
+    """Has an attribute that only its hook computes, and extra state."""
 
     def __init__(self) -> None:
         super().__init__(3, 3)
@@ -307,7 +309,7 @@ def _scheduler(r: Random, optimizer: torch.optim.Optimizer) -> Any:
 
 
 def _train(optimizer: torch.optim.Optimizer, sparse: bool, generator: torch.Generator) -> None:
-    """Steps with gradients of any kind: what the state becomes is all that matters."""
+    """Makes steps with arbitrary gradients. Only the resulting state matters."""
 
     def closure() -> float:
         for group in optimizer.param_groups:
@@ -321,7 +323,10 @@ def _train(optimizer: torch.optim.Optimizer, sparse: bool, generator: torch.Gene
 
 
 def build(number: int, *, fresh: bool) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Objects, extra values, and the kind: ``plain`` (only what must be accepted), ``rich`` or ``refused``."""
+    """Returns objects, extra values, and the kind.
+
+    ``plain`` (only what must be accepted), ``rich`` or ``refused``.
+    """
     r = Random(number)
     kind = "plain" if number % 2 == 0 else "refused" if number % 10 == 1 else "rich"
     seed = torch.Generator().manual_seed(number)
@@ -330,7 +335,7 @@ def build(number: int, *, fresh: bool) -> tuple[dict[str, Any], dict[str, Any], 
     objects: dict[str, Any] = {}
     modules: dict[str, nn.Module] = {name: r.choice(MODULES)() for name in ("model", "other")[: r.randrange(3)]}
     if len(modules) == 2 and r.random() < 0.3:
-        # Two of one kind: their parameters have equal names.
+        # Two of one kind, whose parameters have equal names.
         modules["other"] = copy.deepcopy(modules["model"])
     objects.update(modules)
     name = OPTIMIZERS[number // 2 % len(OPTIMIZERS)]
@@ -359,7 +364,10 @@ def build(number: int, *, fresh: bool) -> tuple[dict[str, Any], dict[str, Any], 
 
 
 def change(number: int, objects: dict[str, Any]) -> None:
-    """What a script does after some steps, when the structure of its state is known: options that groups share, state that is no tensor."""
+    """Changes what a script may change once the structure of its state is known.
+
+    Options that groups share, and state other than tensors.
+    """
     r = Random(-number - 1)
     for optimizer in (o for o in objects.values() if isinstance(o, torch.optim.Optimizer)):
         shared = r.choice(

@@ -1,8 +1,10 @@
-"""Ranks of figure ``reshard``: forked from one process that has imported torch, as a job of one layout after another.
+"""Ranks of figure ``reshard``: forked from one process that has imported torch, one layout after another.
 
-``reshard_ranks.py PAIRS SCRATCH``: PAIRS is JSON ``[[save layout, load layout, seed], …]``. Prints a line of findings per pair.
+``reshard_ranks.py PAIRS SCRATCH``: PAIRS is JSON ``[[save layout, load layout, seed], …]``. Prints
+a line of findings per pair.
 
-Layouts: ``ddp:N``, ``fsdp1:N``, ``fsdp2:N``, ``hsdp:RxS``, ``tp:N``, ``fsdp2+tp:DxT``, ``pp:S``, ``pp+ddp:SxD``, ``plain:1``.
+Layouts: ``ddp:N``, ``fsdp1:N``, ``fsdp2:N``, ``hsdp:RxS``, ``tp:N``, ``fsdp2+tp:DxT``, ``pp:S``,
+``pp+ddp:SxD``, ``plain:1``.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Layers by number, so that a stage of a pipeline has some of them under the same names."""
+    """Layers by number, so that a pipeline stage has some of them under the same names."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -129,7 +131,10 @@ class Job:
         return whole
 
     def step(self, n: int) -> float | None:
-        """Trains one step on a batch that all ranks have alike. The loss, where it is known."""
+        """Trains one step on a batch that is the same on all ranks.
+
+        Returns the loss, if it is known.
+        """
         g = torch.Generator().manual_seed(n)
         x, y = torch.randn(4, 11, generator=g), torch.randn(4, 3, generator=g)
         self.optimizer.zero_grad()
@@ -149,10 +154,10 @@ class Job:
         return loss
 
     def parts(self) -> dict[str, Tensor]:
-        """This rank's part of everything, in its memory."""
+        """Returns this rank's part of everything, in its memory."""
         found = {n: local(p.detach()) for n, p in self.model.named_parameters()}
         for p, values in self.optimizer.state.items():
-            # Of a parameter that this rank has no element of, DCP loses the step.
+            # DCP loses the step of a parameter of which this rank has no element.
             if not local(p).numel():
                 continue
             name = next(n for n, q in self.model.named_parameters() if q is p)
@@ -207,14 +212,18 @@ def _load(layout: str, width: int, hidden: int, out: Path) -> dict[str, Any]:
 
 
 def _differs_from_dcp(job: Job, out: Path, found: dict[str, Tensor]) -> tuple[list[str], bool]:
-    """Tensors that are others when DCP loads its own checkpoint over what training has made of them; whether it could."""
+    """Returns tensors that differ from those that DCP loads from its own checkpoint after training.
+
+    Also whether DCP could load it.
+    """
     try:
         model, optimizer = get_state_dict(job.model, job.optimizer)
         state = {"model": model, "optimizer": optimizer}
         dcp.load(state, checkpoint_id=str(out / "dcp"))
         set_state_dict(job.model, job.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     except dcp.api.CheckpointException:
-        # A rank of FSDP1 that has no element of any parameter: DCP's state of the optimizer lacks its groups there.
+        # If an FSDP1 rank has no element of any parameter, DCP's optimizer state lacks its groups
+        # there.
         return [], False
     right = job.parts()
     wrong = [n for n, t in right.items() if n not in found or found[n].dtype != t.dtype or not torch.equal(found[n], t)]

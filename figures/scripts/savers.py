@@ -1,7 +1,7 @@
-"""One process that saves the same state in several ways, in turn; prints one JSON line per save.
+"""One process that saves the same state in several ways, alternating. Prints one JSON line per save.
 
-A few hundred tensors: bf16 parameters, and three fp32 tensors of optimizer state for each. What is timed is what a
-training loop waits for when the weight update comes at once, with nothing to hide behind.
+A few hundred tensors: bf16 parameters, and three fp32 tensors of optimizer state for each. Measures
+how long a training loop waits if the weight update follows at once, with nothing to hide behind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TENSORS = 80
 
 
 def state(size: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A module and its optimizer, ``size`` bytes in all."""
+    """Returns a module and its optimizer, ``size`` bytes in all."""
     per = size // TENSORS // (2 + 3 * 4) // 64 * 64
     module = nn.ParameterList([torch.rand(per).to(torch.bfloat16) for _ in range(TENSORS)])
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
@@ -43,7 +43,7 @@ def state(size: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """All of them by name, as a plain state dict."""
+    """Returns all tensors by name, as a plain state dict."""
     found = {f"model.{k}": v for k, v in module.state_dict().items()}
     for i, s in enumerate(optimizer.state.values()):
         found.update({f"optimizer.{i}.{k}": v for k, v in s.items()})
@@ -51,7 +51,7 @@ def tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, to
 
 
 class Memcpy:
-    """The limit: the same bytes into warm shared memory, two threads, nothing else."""
+    """The lower limit: copies the same bytes into warm shared memory, with two threads and nothing else."""
 
     def __init__(self, parts: dict[str, torch.Tensor]) -> None:
         self.size = sum(t.numel() * t.element_size() for t in parts.values())

@@ -1,6 +1,6 @@
 """A job that another user attacks.
 
-It writes down each step with its loss and duration, and carries secrets in its state and its environment.
+It logs each step with its loss and duration, and has secrets in its state and its environment.
 """
 
 import argparse

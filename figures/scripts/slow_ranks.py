@@ -1,4 +1,7 @@
-"""A data-parallel loop whose ranks compute for about ``--base`` seconds a step, each with a jitter of its own; one rank may become slow."""
+"""A data-parallel loop whose ranks compute for about ``--base`` seconds per step.
+
+Each has its own jitter, and one rank may become slow.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +34,14 @@ for _ in range(20):
     for _ in range(20):
         a = (a @ a).clamp(0, 1)
     took.append((time.perf_counter() - began) / 20)
-# What the machine can do: a rank that was interrupted here would do less in each step than the others, slow or not.
+# What the machine can do: a rank interrupted here would otherwise do less work per step than the
+# others, slow or not.
 each = min(took)
 
 with open(os.path.join(args.out, f"steps-{rank}"), "a", buffering=1) as log:
     for step in range(args.steps):
         slow = rank == 1 and 0 <= args.slow_from <= step
-        # An amount of work, not of time: a busy machine makes it longer.
+        # An amount of work, not of time: it takes longer on a busy machine.
         for _ in range(int(args.base / each * jitter.uniform(0.7, 1.3) * (args.times if slow else 1))):
             a = (a @ a).clamp(0, 1)
         loss = ddp(torch.ones(8, 64)).pow(2).mean()

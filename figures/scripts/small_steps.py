@@ -1,7 +1,7 @@
 """Steps of 20 ms, alternately with a snapshot at each and without.
 
-Prints what ``ckpt.step`` took, and how much longer steps took: in the first blocks all together (``first``), then in
-each block (``pairs``) and on average (``paired``).
+Prints what ``ckpt.step`` took, and how much longer steps took: in the first blocks in total
+(``first``), then in each block (``pairs``) and on average (``paired``).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ BLOCK = 25
 #: Seconds of a step without the manager.
 STEP = 0.02
 
-#: Width of the blocks of ``gpt``; four of them and Adam's state are 1.4 MB.
+#: Width of the blocks of ``gpt``. Four of them with Adam's state are 1.4 MB.
 GPT_WIDTH = 48
 
 
 def model_of(size: int, shape: str = "linear") -> nn.Module:
-    """Parameters, and two tensors of Adam's for each, of about ``size`` bytes together.
+    """Returns a model whose parameters, with two of Adam's tensors for each, have about ``size`` bytes.
 
-    ``linear``: linear layers, 32 wide up to 2 MiB and 256 wide above: as many tensors as so few bytes can be in. ``gpt``: blocks of a
-    transformer.
+    ``linear``: linear layers, 32 wide up to 2 MiB and 256 wide above, for as many tensors as fit
+    into so few bytes. ``gpt``: transformer blocks.
     """
     if shape == "gpt":
         block = nn.TransformerEncoderLayer(GPT_WIDTH, 4, 4 * GPT_WIDTH, batch_first=True)
@@ -62,7 +62,7 @@ def main() -> None:
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
     work = torch.randn(400, 400)
-    # What the update leaves of a step; known after the first blocks.
+    # The time of a step besides the update; known after the first blocks.
     computing = 0.9 * STEP
 
     def compute() -> None:

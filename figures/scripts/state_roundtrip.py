@@ -1,4 +1,7 @@
-"""Saves or restores a batch of random states: ``save|restore DIRECTORY FIRST LAST [FAULT]``. One JSON line for each."""
+"""Saves or restores a batch of random states: ``save|restore DIRECTORY FIRST LAST [FAULT]``.
+
+Prints one JSON line for each.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def differs(saved: Any, found: Any, path: str) -> str | None:
-    """The first place where two values are not the same. Written without everstep's own comparison."""
+    """Returns the first place where two values differ. Independent of everstep's own comparison."""
     if type(saved) is not type(found):
         return f"{path}: {type(saved)} became {type(found)}"
     if isinstance(saved, Tensor):
@@ -42,7 +45,7 @@ def differs(saved: Any, found: Any, path: str) -> str | None:
         attributes = [getattr(x, "default_factory", None) for x in (saved, found)]
         if len(saved) != len(found) or attributes[0] is not attributes[1]:
             return f"{path}: {saved} became {found}"
-        # Also in the same order.
+        # The order must be the same, too.
         for (k, v), (n, w) in zip(saved.items(), found.items(), strict=True):
             at = differs(k, n, f"{path} key") or differs(v, w, f"{path}/{k!r}")
             if at is not None:
@@ -63,17 +66,17 @@ def differs(saved: Any, found: Any, path: str) -> str | None:
     if isinstance(saved, torch.Generator):
         return differs(saved.get_state(), found.get_state(), path)
     if type(saved).__module__ not in ("builtins", "torch"):
-        # Options of schedulers that are objects: by what is in them.
+        # Schedulers' options that are objects are compared by their attributes.
         return differs(vars(saved), vars(found), path) if hasattr(saved, "__dict__") else None
     return None if saved == found else f"{path}: {saved!r} became {found!r}"
 
 
 def contents(obj: Any, *, loaded: bool) -> Any:
-    """What must be the same after a restore."""
+    """Returns what must be the same after a restore."""
     if isinstance(obj, nn.Module):
         live = {f"live {k}": v.detach() for k, v in obj.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
         exact = dict(obj.named_parameters()) if type(obj).__name__ != "Halved" else {}
-        # What a hook of loading computes.
+        # What a load hook computes.
         derived = None if not hasattr(obj, "sum") else obj.sum if loaded else float(obj.weight.sum())
         return {"state": obj.state_dict(), "live": live, "parameters": exact, "derived": derived}
     if isinstance(obj, torch.optim.Optimizer):
@@ -89,7 +92,7 @@ def save(directory: Path, number: int) -> dict[str, Any]:
     try:
         ckpt.step(1, **extra)
         if number % 2:
-            # By now the walk through the state is done once and for all.
+            # By now, the structure of the state is known and kept.
             ckpt.step(2, **extra)
             change(number, objects)
             ckpt.step(3, **extra)
@@ -123,7 +126,7 @@ def restore(directory: Path, number: int) -> dict[str, Any]:
 
 
 def plant(fault: str) -> None:
-    """A defect in this process only, which the comparison must find."""
+    """Plants a defect in this process only, which the comparison must find."""
     from everstep import encoding, state
 
     if fault == "set":

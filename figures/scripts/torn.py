@@ -1,8 +1,9 @@
-"""Writes to the weights between ``step()`` and the next update in one of many ways, and looks at every snapshot that was sealed.
+"""Writes to the weights between ``step()`` and the next update, and checks every sealed snapshot.
 
-At the end of step N each weight is N. In the copy window the script sets all of them to something else and back, by ``--way``. A sealed
-snapshot in which a weight is not N is torn. The process kills itself ``--kills`` times in that window; what is restored is looked at,
-too. Prints one JSON line per life.
+At the end of step N, each weight is N. In the copy window, the script sets all of them to another
+value and back, by ``--way``. A sealed snapshot with a weight other than N is torn. The process
+kills itself ``--kills`` times in that window; what is restored is checked, too. Prints one JSON
+line per life.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from torch import nn
 import everstep
 
 SWAPPED = -1.0
+#: Shape of the model. Its float32 weights and momentum take 168 MB.
 SIDE = 1024
 LAYERS = 20
-#: Float32 weights and momentum: 168 MB.
 Write = Callable[[nn.Module, float], None]
 
 
@@ -60,7 +61,7 @@ def foreach(model: nn.Module, value: float) -> None:
 
 
 def fused(model: nn.Module, value: float) -> None:
-    """An optimizer that the manager does not know."""
+    """Uses an optimizer that the manager does not know."""
     for p in weights(model):
         p.grad = p.detach() - value
     torch.optim.SGD(weights(model), lr=1.0, fused=True).step()
@@ -80,7 +81,7 @@ def _fill(p: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def scaler(model: nn.Module, value: float) -> None:
-    """A step that the scaler skips, then a write of the script's own."""
+    """Makes a step that the scaler skips, then a write of the script's own."""
     optimizer = torch.optim.SGD(weights(model), lr=1.0)
     for p in weights(model):
         p.grad = torch.full_like(p, float("inf"))
@@ -103,7 +104,7 @@ def numpy(model: nn.Module, value: float) -> None:
 
 
 def element(model: nn.Module, value: float) -> None:
-    """One number of each tensor."""
+    """Writes one number of each tensor."""
     for p in weights(model):
         p.detach().numpy()[SIDE // 2, 7] = value
 
@@ -124,7 +125,7 @@ OWN: dict[nn.Module, nn.Parameter] = {}
 
 
 def attribute(model: nn.Module, value: float) -> None:
-    """Other parameters, then the trained ones again."""
+    """Puts other parameters in place, then the trained ones again."""
     for layer in model:  # type: ignore[union-attr]
         own = OWN.pop(layer, None)
         if own is None:
@@ -135,7 +136,7 @@ def attribute(model: nn.Module, value: float) -> None:
 
 
 def nothing(model: nn.Module, value: float) -> None:
-    """The undisturbed control."""
+    """Does nothing: the undisturbed control."""
 
 
 WAYS: dict[str, Write] = {
@@ -150,7 +151,7 @@ def wrong(found: torch.Tensor, step: int) -> int:
 
 
 def sealed(ckpt: everstep.CheckpointManager, step: int) -> bool | None:
-    """The snapshot of the step is what the state was; ``None``: it was not sealed."""
+    """Returns whether the snapshot of the step is exact, or ``None`` if it was not sealed."""
     arena = ckpt._tier._slots.arena  # type: ignore[attr-defined]
     if step not in [s for s, _ in arena.held()]:
         return None
@@ -203,7 +204,7 @@ def main() -> None:
             print(json.dumps(report), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         write(model, float(step))
-        # As the next update does.
+        # The next update does the same.
         ckpt._fence()
         report["due"] += 1
         good = sealed(ckpt, step)

@@ -1,6 +1,6 @@
-"""Steps with everything that is watched in them: a batch from a data loader, a section, an update.
+"""Steps with everything that is watched: a batch from a data loader, a section, an update.
 
-What does the watching cost the training thread?
+Measures what watching costs the training thread.
 """
 
 import contextlib

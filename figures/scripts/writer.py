@@ -1,6 +1,7 @@
 """Captures one step after another into slots, without an agent and without torch, until it is killed.
 
-Every byte of step N is a function of N, so that whoever looks at a slot can tell whether it holds one step, whole.
+Every byte of step N is a function of N, so that a reader of a slot can tell whether it contains
+exactly one step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ TENSORS, WORDS = 48, 16_384
 
 
 def content(step: int, tensor: int) -> bytes:
-    """What a tensor holds at a step."""
+    """Returns the contents of a tensor at a step."""
     return array("Q", [(step * 1_000_003 + tensor) * 0x9E3779B97F4A7C15 & (2**64 - 1)]).tobytes() * WORDS
 
 
@@ -34,7 +35,7 @@ def main() -> None:
             ctypes.memmove(m, content(step, i), size)
         arena.capture(step, entries, sources, None, 2, None, False)
         arena.wait()
-        # Said only once it is sealed.
+        # Printed only once the step is sealed.
         sys.stdout.write(f"{step}\n")
         sys.stdout.flush()
 

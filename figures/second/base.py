@@ -1,8 +1,8 @@
-"""An unprivileged user of the same host, run with the system's Python: what all attacks use.
+"""An unprivileged user of the same host, run with the system's Python: the base of all attacks.
 
-``figures.second.program`` joins this file, the attacks and the loop into one program for that user, who can read none
-of our files. Orders are the first line of standard input (JSON); the mode is the word in a file: ``attack``, ``burn``
-(the same processor time, without touching anything), ``end``.
+``figures.second.program`` joins this file, the attacks and the loop into one program for that user,
+who can read none of our files. Orders are the first line of standard input (JSON). The mode is the
+word in a file: ``attack``, ``burn`` (the same processor time, without touching anything), ``end``.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ ATTACKS = {}
 
 
 def attack(function):
-    """One attack; it returns what it gained."""
+    """Registers an attack, which returns what it gained."""
     ATTACKS[function.__name__] = function
     return function
 
 
 def victims():
-    """Processes of the other user that belong to the job."""
+    """Returns the processes of the other user that belong to the job."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -44,7 +44,7 @@ def victims():
 
 
 def listening():
-    """Ports on which somebody else listens."""
+    """Returns the ports on which other users listen."""
     found = []
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -58,7 +58,7 @@ def listening():
 
 
 def secret(data, where):
-    """A canary in what was read."""
+    """Returns the canaries in what was read."""
     return [f"{where}: read {c.decode()}" for c in CANARIES if c in data]
 
 
@@ -70,7 +70,7 @@ def connected(port, wait=0.3):
 
 
 def talk(text, wait=0.3):
-    """Sends this to every port; what comes back is searched."""
+    """Sends this to every port, and searches the responses."""
     gained = []
     for port in listening():
         with contextlib.suppress(OSError), connected(port, wait) as s:
@@ -81,14 +81,14 @@ def talk(text, wait=0.3):
 
 
 def walk(top):
-    """All that can be seen below a directory."""
+    """Yields all that is visible below a directory."""
     for root, directories, files in os.walk(top):
         for name in files + directories:
             yield os.path.join(root, name)
 
 
 def others_entries():
-    """Entries of the other user in shared directories and in those of the job."""
+    """Yields entries of the other user in shared directories and in those of the job."""
     for top in SHARED + OURS:
         yield top
         for path in walk(top):

@@ -39,7 +39,7 @@ def list_directories():
     gained = []
     for path in others_entries():
         with contextlib.suppress(OSError):
-            # The user's own directories may be open, and torch's; those that everstep made may not.
+            # The user's own directories and torch's may be open, but not those that everstep made.
             ours = path.startswith(tuple(OURS)) or "everstep" in os.path.basename(path)
             if ours and stat.S_ISDIR(os.lstat(path).st_mode) and path not in SHARED + OURS[1:]:
                 os.listdir(path)
@@ -104,7 +104,7 @@ def change_modes_owners_and_times():
 
 @attack
 def lock_files():
-    """Whatever can be opened is locked; whether that holds anybody up is seen at the job."""
+    """Locks whatever can be opened. Whether that blocks anything shows in the job."""
     for path in others_entries():
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -115,7 +115,7 @@ def lock_files():
 
 @attack
 def watch_with_inotify():
-    """What is created in shared directories is opened at once, before its mode may be right."""
+    """Opens what is created in shared directories at once, possibly before its mode is set."""
     for path in SHARED + OURS:
         LIBC.inotify_add_watch(INOTIFY, path.encode(), 0x100 | 0x80 | 0x20 | 0x2)
     gained = []
@@ -139,7 +139,7 @@ def watch_with_inotify():
 
 @attack
 def swap_directories_for_links():
-    """Between the check and the use of a name: a directory of ours becomes a link, and back."""
+    """Turns a directory of ours into a link and back, between the check and the use of its name."""
     for top in SHARED:
         path = os.path.join(top, f"everstep-{ORDERS['victim']}-swap")
         for _ in range(50):
@@ -153,7 +153,10 @@ def swap_directories_for_links():
 
 @attack
 def plant_names():
-    """Every name that can be foretold, as a directory, a link, a FIFO, a file; also the random ones, once they were seen."""
+    """Plants every predictable name as a directory, a link, a FIFO or a file.
+
+    Random names follow once they were seen.
+    """
     kinds = [
         lambda p: os.mkdir(p, 0o777), lambda p: os.symlink(ORDERS["precious"], p),
         lambda p: os.symlink(os.path.dirname(ORDERS["precious"]), p),
@@ -178,7 +181,10 @@ def plant_names():
 
 @attack
 def plant_code():
-    """Modules and programs where a careless search path would find them; who runs them leaves a mark."""
+    """Puts modules and programs where a careless search path would find them.
+
+    They leave a mark when run.
+    """
     mark = f"import os; open(os.path.join({SHARED[0]!r}, f'ran-as-{{os.getuid()}}'), 'w').close()\n"
     for top in SHARED:
         for name in (
@@ -210,7 +216,7 @@ def fifos_in_our_way():
 
 @attack
 def fill_shared_memory():
-    """All that is left, for a while."""
+    """Takes all that is free, for a while."""
     path = os.path.join(SHARED[1], "filler")
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)

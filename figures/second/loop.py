@@ -1,4 +1,4 @@
-"""Attacks, or burns as much processor time, round by round; writes a JSON object for each round."""
+"""Attacks, or burns as much processor time, in rounds. Writes a JSON object for each round."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from figures.second.base import ATTACKS, HELD, MY, ORDERS
 
 
 def free(much):
-    """Not more is held than descriptors allow."""
+    """Releases what is held, as descriptors are limited."""
     while len(HELD) > (0 if much else 600):
         one = HELD.pop(0)
         with contextlib.suppress(OSError):

@@ -1,4 +1,7 @@
-"""A host of our own in which two users live: mounts, network, processes and shared memory are apart from this machine's."""
+"""A separate host in which two users live.
+
+Its mounts, network, processes and shared memory are isolated from this machine's.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _ENTER = (
 
 
 class Place:
-    """The host, the job of its first user and what belongs to it."""
+    """The host, the job of its first user, and what belongs to it."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -76,7 +79,7 @@ class Place:
         self.running: list[subprocess.Popen[Any]] = []
 
     def tell(self, mode: str) -> None:
-        """What the second user does from now on."""
+        """Sets what the second user does from now on."""
         new = self.home / "mode.new"
         new.write_text(mode)
         new.chmod(0o644)
@@ -85,7 +88,7 @@ class Place:
     def attacker(
         self, *, only: list[str] | None = None, kind: int = 0, fill: bool = True, cores: str | None = None
     ) -> Attacker:
-        """The second user begins; returns when it is ready."""
+        """Starts the second user. Returns when it is ready."""
         state = self.home / "user" / ".local" / "state" / "everstep"
         orders = {
             "canaries": list(self.secrets.values()),
@@ -111,7 +114,7 @@ class Place:
         cores: str | None = None,
         cwd: str | None = None,
     ) -> subprocess.Popen[bytes]:
-        """The job of the first user."""
+        """Starts the job of the first user."""
         pinned = ["taskset", "-c", cores] if cores else []
         line = [
             *self.through,
@@ -137,7 +140,7 @@ class Place:
         return self.running[-1]
 
     def run(self, *words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """A command of the first user."""
+        """Runs a command of the first user."""
         return subprocess.run(
             [*self.through, f"--wd={self.cwd}", *words],
             env=self.env,
@@ -148,13 +151,16 @@ class Place:
         )
 
     def rows(self, rank: int = 0) -> list[tuple[int, str, int, float, float]]:
-        """Step, loss, process, when, seconds."""
+        """Returns step, loss, process, time and seconds of each step."""
         path = self.out / f"steps-{rank}"
         rows = [x.split() for x in path.read_text().splitlines()] if path.exists() else []
         return [(int(a), b, int(c), float(d), float(e)) for a, b, c, d, e in (r for r in rows if len(r) == 5)]
 
     def until(self, what: Callable[[], Any], why: str, seconds: float = 120) -> Any:
-        """Waits; a job that ended, or never comes there, is a TimeoutError with what it said."""
+        """Waits for a true value.
+
+        Raises TimeoutError with the job's output if it ends or takes too long.
+        """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if value := what():
@@ -165,12 +171,12 @@ class Place:
         raise TimeoutError(f"waited for {why}: {self.said()[-1500:]}")
 
     def said(self) -> str:
-        """What the job printed."""
+        """Returns what the job printed."""
         path = self.home / "log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def close(self) -> None:
-        """Its first process ends, and with it all others."""
+        """Ends the host's first process, and with it all others."""
         for child in subprocess.run(
             ["pgrep", "-P", str(self.host.pid)], capture_output=True, text=True, check=False
         ).stdout.split():
@@ -188,7 +194,7 @@ class Attacker:
         self.place = place
         self.report = place.home / f"attacker-{time.monotonic_ns()}"
         pinned = ["taskset", "-c", cores] if cores else []
-        # The program comes through a pipe: this user can read no file of ours.
+        # The program comes through a pipe, because this user can read no file of ours.
         code = "import sys; n = int(sys.stdin.readline()); exec(compile(sys.stdin.read(n), 'attacker', 'exec'))"
         become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
         with self.report.open("wb") as out:
@@ -212,14 +218,14 @@ class Attacker:
             time.sleep(0.05)
 
     def rounds(self) -> list[dict[str, Any]]:
-        """What it reported so far."""
+        """Returns what it has reported so far."""
         lines = self.report.read_text().splitlines()
         if self.process.poll() not in (None, 0, -9):
             raise RuntimeError("\n".join(lines[-20:]))
         return [json.loads(x) for x in lines if x.startswith("{") and x.endswith("}")]
 
     def more(self, count: int, seconds: float = 120) -> None:
-        """Waits until it has tried everything again so many times."""
+        """Waits until it has repeated everything ``count`` times."""
         before = len(self.rounds())
         deadline = time.monotonic() + seconds
         while len(self.rounds()) < before + count:
@@ -228,7 +234,7 @@ class Attacker:
             time.sleep(0.05)
 
     def end(self) -> list[dict[str, Any]]:
-        """Its last word."""
+        """Ends the attacker and returns its reports."""
         self.place.tell("end")
         self.process.wait(60)
         return self.rounds()
@@ -236,7 +242,7 @@ class Attacker:
 
 @contextlib.contextmanager
 def place() -> Iterator[Place]:
-    """A host that is gone at the end of the block."""
+    """A host that is removed at the end of the block."""
     home = Path(tempfile.mkdtemp(prefix="everstep-second-", dir="/var/tmp"))
     made = None
     try:

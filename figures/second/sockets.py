@@ -101,7 +101,7 @@ def http_without_a_token():
 
 @attack
 def process_group_store():
-    """torch's protocol: read and set keys that ranks meet by."""
+    """Reads and sets the keys by which ranks meet, in torch's protocol."""
     gained = []
 
     def text(key):
@@ -132,7 +132,7 @@ def reset_connections():
 
 @attack
 def take_ports():
-    """Listens on the same ports where the kernel lets it, and on those that were just released."""
+    """Listens on the same ports if the kernel allows it, and on those that were just released."""
     gained = []
     seen = set(ORDERS.setdefault("ports", []))
     for port in set(listening()) | seen:
@@ -204,7 +204,7 @@ def guess_tokens():
 
 @attack
 def use_up_ports():
-    """Ephemeral ports of loopback, as many as descriptors allow."""
+    """Takes ephemeral ports of loopback, as many as descriptors allow."""
     for _ in range(300):
         with contextlib.suppress(OSError):
             s = socket.socket()

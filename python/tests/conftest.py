@@ -1,4 +1,4 @@
-"""Fixtures: real launches of the installed wheel, each in a state directory of its own."""
+"""Fixtures: real launches of the installed wheel, each in its own state directory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def env(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """An environment in which nothing of other tests is seen, in shared memory neither."""
+    """An environment that is isolated from other tests, including in shared memory."""
     memory = tempfile.mkdtemp(prefix="everstep-test-", dir="/dev/shm")
     yield {
         **os.environ,
@@ -37,7 +37,7 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def everstep(env: dict[str, str], tmp_path: Path) -> Run:
-    """Runs the command line; arguments after a script's text are its own."""
+    """Runs the command line in ``tmp_path``. Keyword arguments become environment variables."""
 
     def run(*arguments: str, timeout: float = 60, **more: str) -> subprocess.CompletedProcess[str]:
         line = [EVERSTEP, *arguments]

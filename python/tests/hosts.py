@@ -1,4 +1,4 @@
-"""Two hosts of our own on this machine, in network namespaces: 10.77.9.1 and 10.77.9.2."""
+"""Two hosts on this machine, as network namespaces: 10.77.9.1 and 10.77.9.2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-#: Of this process alone: other test runs on the machine have theirs.
+#: Specific to this process, so that concurrent test runs do not collide.
 NAMES = (f"evs{os.getpid()}a", f"evs{os.getpid()}b")
 _SETUP = """netns add {0}; netns add {1}; link add evsa netns {0} type veth peer name evsb netns {1};
     -n {0} addr add 10.77.9.1/24 dev evsa; -n {1} addr add 10.77.9.2/24 dev evsb; -n {0} link set evsa up;
@@ -18,7 +18,7 @@ _SETUP = """netns add {0}; netns add {1}; link add evsa netns {0} type veth peer
 
 @contextlib.contextmanager
 def namespaces() -> Iterator[None]:
-    """The hosts for the length of the block; the test is skipped where they cannot be made."""
+    """Makes the hosts for the duration of the block. Skips the test if they cannot be made."""
     try:
         for command in _SETUP.split(";"):
             if (

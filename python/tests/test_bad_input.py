@@ -1,4 +1,4 @@
-"""Bad input ends in one clear sentence that says what to do, with the right exit code, and loses nothing."""
+"""Bad input ends in one clear sentence with a remedy, with the right exit code, and loses nothing."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_two_agents_with_one_id(env, everstep, script, tmp_path):
 
 
 def test_two_machines_with_one_id(env, everstep, script, tmp_path):
-    """As above, but the lock of the first machine is not seen: the coordinator refuses the second."""
+    """As above, but the second agent cannot see the first machine's lock: the coordinator refuses it."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{s.getsockname()[1]}"

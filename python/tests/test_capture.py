@@ -1,4 +1,4 @@
-"""What a snapshot promises: it is written, it is what the state was, and nothing is called saved before it is."""
+"""The promises of a snapshot: it is written, it is exact, and nothing is reported as saved too early."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import everstep as es
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERSTEP = str(Path(sys.executable).parent / "everstep")
-#: More than what is copied before ``step()`` returns unless asked otherwise.
+#: More than is copied before ``step()`` returns by default.
 LARGE = 4100
 
 
@@ -100,7 +100,7 @@ def test_a_script_may_count_several_steps_between_two_calls(tmp_path):
     done = _under_agent(tmp_path, str(script), str(tmp_path / "auto"), "auto")
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(_published(tmp_path / "auto")) > 0, "the step that the coordinator names lies between two calls"
-    # Without a launcher, the same.
+    # The same without a launcher.
     line = [sys.executable, str(script), str(tmp_path / "alone"), "100"]
     assert subprocess.run(line, check=False, timeout=100).returncode == 0
     assert _published(tmp_path / "alone") == _published(tmp_path / "each")
@@ -122,7 +122,7 @@ def test_a_step_that_the_scaler_skips_is_written(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=1)
     ckpt.restore()
-    # GradScaler.step does not call the optimizer when a gradient is not finite.
+    # GradScaler.step does not call the optimizer if a gradient is not finite.
     ckpt.step(1)
     ckpt.step(2)
     assert {1, 2} <= _published(tmp_path)
@@ -250,7 +250,7 @@ def test_without_threads_the_training_thread_copies(tmp_path):
 
 
 def test_a_structure_that_is_kept_notices_every_change(tmp_path):
-    """What is captured from a kept structure is what a walk through the objects finds."""
+    """A capture from the kept structure equals what a walk through the objects finds."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)

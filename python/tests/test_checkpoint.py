@@ -1,4 +1,7 @@
-"""CheckpointManager: bit-exact resume, with and without an agent; damage is found, nothing is lost."""
+"""CheckpointManager: bit-exact resume, with and without an agent.
+
+Damage is found and nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +124,7 @@ def test_only_unreadable_checkpoints_are_never_buried(tmp_path):
 
 
 def test_every_kind_of_damage_to_a_small_shard(tmp_path):
-    """Every byte of header and manifest, and a thousand bits of the rest: all are noticed."""
+    """Damage to every byte of header and manifest, and to a thousand other bits, is noticed."""
     _train(tmp_path, 3, False, False)
     checkpoint = tmp_path / "step-3"
     rng = random.Random(5)
@@ -221,7 +224,8 @@ def test_a_damaged_arena_falls_back_to_the_step_before(everstep, script, tmp_pat
     at_three = "\n" + "\n".join(line for line in damage.splitlines() if line)
     done = everstep("run", "--standalone", "--max-restarts", "2", _script(script, tmp_path, at_three=at_three))
     assert done.returncode == 0, done.stderr
-    # Step 3 was sealed (2 completed before it in another slot): its slot is damaged, so step 2 runs again.
+    # Step 3 was sealed (step 2 had been sealed in another slot). Its slot is damaged, so step 2
+    # runs again.
     assert done.stdout.split() == [
         "step",
         "0",
@@ -284,7 +288,7 @@ def test_stop_makes_the_last_step_durable(env, script, tmp_path):
 
 
 def test_the_last_step_waits_for_slots_that_are_being_written_out(everstep, script, tmp_path):
-    """Each step is to be durable and takes half a second: memory is full of them when the loop ends."""
+    """Each step is to be durable and takes half a second, so memory is full when the loop ends."""
     path = script(
         """
 import torch, everstep as es
@@ -304,7 +308,10 @@ ckpt.close()
 
 
 def test_a_step_that_is_saved_again_while_it_is_written(everstep, script, tmp_path):
-    """The user saves what is on its way for recovery: both are whole, and what stays is the user's."""
+    """The user saves a step that is being written for recovery.
+
+    Both are complete, and the user's stays.
+    """
     path = script(
         """
 import torch, everstep as es
@@ -344,7 +351,7 @@ def test_who_asks_for_the_end_again_does_not_wait_for_the_disk(env, script, tmp_
         [EVERSTEP, "run", "--standalone", "--max-restarts", "0", path], env=env, stderr=subprocess.PIPE, text=True
     )
     assert run.stderr is not None
-    # 32 MiB at 1 MB/s: half a minute from here on, if nobody objects.
+    # 32 MiB at 1 MB/s would take half a minute from here.
     said = next(line for line in run.stderr if "exited with code 1" in line)
     time.sleep(0.5)
     run.send_signal(signal.SIGINT)
@@ -396,11 +403,11 @@ dist.destroy_process_group()
 
 
 def test_without_an_agent_all_ranks_make_the_same_steps_durable(tmp_path):
-    """Clocks differ; a rank that wrote alone would wait for the others for ever."""
+    """Clocks differ, and a rank that wrote alone would wait for the others forever."""
     script = tmp_path / "skewed.py"
     script.write_text(_SKEWED)
     ended = run_ranks([sys.executable, str(script), str(tmp_path / "out")], 2, timeout=100)
     assert [r.code for r in ended] == [0, 0], ended
     steps = [s for s, _, size, wrong in list_checkpoints(tmp_path / "out") if wrong is None and size == 2]
-    # 200 steps of 5 ms and more, one each 0.2 s, and the last.
+    # 200 steps of at least 5 ms, one for each 0.2 s, and the last.
     assert steps[0] == 200 and len(steps) >= 4, steps

@@ -1,4 +1,7 @@
-"""Command lines of torchrun, against what torchrun 2.15 did with them (`make soak NAME=torchrun-conformance` records it)."""
+"""Torchrun command lines, compared with what torchrun 2.15 did with them.
+
+`make soak NAME=torchrun-conformance` records it.
+"""
 
 from __future__ import annotations
 

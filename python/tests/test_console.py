@@ -1,4 +1,4 @@
-"""What consoles show: a line at each moment that people wait for, in words."""
+"""Consoles show a line, in words, at each moment that people wait for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Export and import: what comes out is what went in, and stock tools read it."""
+"""Export and import: what comes out is what went in, and stock tools can read it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_dcp_reads_what_is_exported_and_what_it_saved_is_imported(tmp_path):
     into = {"model": {k: torch.zeros_like(v) for k, v in model.state_dict().items()}}
     dcp.load(into, storage_reader=es.dcp.Reader(tmp_path / "back"), no_dist=True)
     assert all(torch.equal(into["model"][k], v) for k, v in model.state_dict().items())
-    # And out again.
+    # Export it again.
     assert _ckpt("export", tmp_path / "back", tmp_path / "again.pt", "--to", "torch").returncode == 0
     again = torch.load(tmp_path / "again.pt", weights_only=True)
     assert all(torch.equal(again["model"][k], v) for k, v in model.state_dict().items())

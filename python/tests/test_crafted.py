@@ -1,5 +1,7 @@
-"""Checkpoints that somebody has made by hand, with the right checksums: refused in one sentence by every reader, an older one is taken,
-and nothing of them runs."""
+"""Hand-made checkpoints with valid checksums.
+
+Every reader refuses them in one sentence and uses an older checkpoint, and no code in them runs.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def _trainer():
 
 
 def _saved(directory, steps=2):
-    """Steps 1, 2, …; the weights after each."""
+    """Saves steps 1, 2, … and returns the weights after each."""
     model, optimizer = _trainer()
     manager = CheckpointManager(directory, model=model, optimizer=optimizer, persist=1, keep=steps + 2)
     manager.restore()
@@ -104,12 +106,12 @@ def test_links_and_fifos_are_no_checkpoints(tmp_path, kind):
         path.symlink_to(tmp_path / "elsewhere")
     else:
         os.mkfifo(path)
-    # Neither waits, nor reads without end.
+    # Neither command waits, nor reads without end.
     checked = _ckpt("verify", tmp_path)
     assert checked.returncode == 1 and "regular file" in checked.stdout, checked.stdout + checked.stderr
     done, restored = _restored(tmp_path)
     assert done == 1 and torch.equal(restored, weights[0])
-    # Where checkpoints are kept is the user's choice.
+    # The checkpoint directory itself may be a link: where it is, is the user's choice.
     (tmp_path / "link").symlink_to(tmp_path)
     assert _restored(tmp_path / "link")[0] == 1
 
@@ -126,7 +128,10 @@ def test_two_ranks_in_one_file(tmp_path):
 
 @pytest.mark.parametrize("blob", ["extra", "rng", "optimizer", "layout"])
 def test_a_value_that_cannot_be_decoded(tmp_path, blob):
-    """KeyError, IndexError, UnicodeDecodeError and RecursionError ended the search for an older checkpoint."""
+    """The search for an older checkpoint must survive any decoding error.
+
+    KeyError, IndexError, UnicodeDecodeError and RecursionError used to end it.
+    """
     weights = _saved(tmp_path)
     found = crafting.read(tmp_path / "step-2")
     value = found.shards[0].blob(blob)
@@ -155,7 +160,7 @@ def _without(name):
     return lambda shard: shard.tensors.remove(shard.blob(name))
 
 
-#: Nothing of it is noticed by checksums.
+#: Checksums notice none of these.
 UNDECODABLE = [
     _replaced("extra", b"\x91"),
     _replaced("extra", encoding.encode([1])),
@@ -171,7 +176,7 @@ UNDECODABLE = [
 
 
 def test_verify_refuses_what_restore_refuses(tmp_path):
-    """`ckpt verify` compared checksums and called all of these good."""
+    """`ckpt verify` used to compare only checksums and accepted all of these."""
     _saved(tmp_path, len(UNDECODABLE) + 1)
     for step, change in enumerate(UNDECODABLE, 2):
         found = crafting.read(tmp_path / f"step-{step}")
@@ -234,7 +239,7 @@ def test_an_object_of_another_kind_is_another_model(tmp_path):
 
 
 class _Payload:
-    """Runs when it is unpickled."""
+    """Runs code when it is unpickled."""
 
     def __init__(self, canary):
         self.canary = canary
@@ -257,7 +262,10 @@ def _dcp_saved(directory):
 
 
 def _convert(monkeypatch, capsys, *arguments):
-    """As `everstep ckpt` calls it, in this process: the exit code and what it says."""
+    """Runs the command in this process, as `everstep ckpt` does.
+
+    Returns the exit code and stderr.
+    """
     from everstep import convert
 
     monkeypatch.setattr("sys.argv", ["everstep", *map(str, arguments)])

@@ -1,4 +1,4 @@
-"""Every sample of an epoch exactly once, whatever happens on the way; exact global batches."""
+"""Every sample of an epoch is used exactly once, whatever fails, in exact global batches."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_finished_epoch_yields_nothing_and_the_next_goes_on():
     sampler.set_epoch(0)
     assert len(sampler) == 0 and list(sampler) == []
     sampler.set_epoch(1)
-    assert len(sampler) == 2  # 8 are left of epoch 1
+    assert len(sampler) == 2  # 8 remain of epoch 1
 
 
 @pytest.mark.parametrize(

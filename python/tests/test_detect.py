@@ -174,7 +174,7 @@ def test_stages_of_a_pipeline_are_roles_without_a_word_from_anybody(tmp_path: Pa
 
         def apart() -> bool:
             of = roles()
-            # One that has told already and three that have not are two, too.
+            # One node that has reported its role and three that have not also count as two groups.
             return None not in of and sorted(of.count(role) for role in set(of)) == [2, 2]
 
         c.wait_for(apart, 120, "two roles of two nodes each")

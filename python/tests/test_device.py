@@ -1,4 +1,7 @@
-"""What a device fills: the slot between its beginning and its seal. (Streams need a GPU: `make figure NAME=gpu-snapshot`.)"""
+"""State on a device fills a slot before the slot is sealed.
+
+Streams need a GPU: `make figure NAME=gpu-snapshot`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def test_a_slot_that_is_filled_from_elsewhere_is_sealed_with_its_checksums(tmp_p
 
 
 def test_what_is_no_contiguous_tensor_is_restored_as_it_was(tmp_path, monkeypatch):
-    """The path of state on a GPU, with tensors that are not on one (it copies those of a mixed state, too)."""
+    """The code path for state on a GPU, with tensors on the CPU (which it copies in mixed states, too)."""
     monkeypatch.setattr(device, "on_device", lambda _: True)
     monkeypatch.setattr(device.DeviceCopies, "_register", lambda *_: None)
     torch.manual_seed(3)

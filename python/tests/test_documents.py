@@ -1,4 +1,4 @@
-"""What the README shows works as it is shown."""
+"""What the README shows works as shown."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from harness.cluster import EVERSTEP, ROOT, free_port
 
 
 def test_the_multi_machine_command_shows_what_it_needs(env, tmp_path, script):
-    """Off loopback: the machine's own address in a network namespace."""
+    """Not on loopback: the machine's own address in a network namespace."""
     readme = (ROOT / "README.md").read_text()
     (line,) = re.findall(r"^(everstep run --nnodes 2 .*?) +#", readme, re.MULTILINE)
     (token,) = re.findall(r"^`(\(umask .*?)`", readme, re.MULTILINE)
     subprocess.run(token, shell=True, cwd=tmp_path, check=True)
     assert (tmp_path / "TOKEN").stat().st_mode & 0o077 == 0
-    # One write: the two share the console.
+    # A single write, because the two share the console.
     path = script("import os\nprint(f\"rank {os.environ['RANK']}\\n\", end='', flush=True)\n")
     line = (
         line.replace("HOST:PORT", f"10.77.0.1:{free_port()}")

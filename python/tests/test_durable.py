@@ -1,4 +1,4 @@
-"""What was captured for durable storage gets there, and only that: whatever ends a start before it has."""
+"""A step captured for durable storage gets there, and only that step, whatever ends a start before."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ckpt.close()
 
 
 def test_shards_of_two_generations_are_not_mixed(tmp_path):
-    """Rank 0 still writes a step that rank 1 never completed; both make it anew."""
+    """Rank 0 still writes a step that rank 1 never completed. Both write it anew."""
     code, said, out = _run(tmp_path, MIXED, "--nproc-per-node", "2", "--max-restarts", "1")
     assert code == 0, said
     assert [_weight(out / "step-10", rank) for rank in (0, 1)] == [1010, 1010]
@@ -56,13 +56,13 @@ for step in ckpt.steps(1000):
 
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_job_that_gives_up_leaves_its_last_step(tmp_path, restarts):
-    """Also when the last start has made no step of its own."""
+    """Even if the last start has completed no step of its own."""
     code, said, out = _run(tmp_path, GIVES_UP, "--max-restarts", str(restarts))
     assert code != 0
     assert _published(out) == {9}, said
 
 
-# Another thread writes to the weights all the while, so that the copy cannot be done before them.
+# Another thread writes to the weights all the time, so that the copy cannot finish before it does.
 TORN = """
 import sys, threading, time, torch, everstep
 model = torch.nn.Linear(3000, 3000)

@@ -1,4 +1,4 @@
-"""Restarts that are warm, scripts that are watched from outside, worlds that shrink and grow; all with real processes."""
+"""Warm restarts, scripts watched from outside, and worlds that shrink and grow, with real processes."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ def test_a_world_shrinks_and_grows_with_nothing_lost():
                 c.output()[-5000:],
             )
             first, shrunk, grown = c.facts("Restored")
-            # On a slow machine not every step is captured (`stall_budget`): a lost node costs the steps since the last one that was.
+            # On a slow machine, not every step is captured (`stall_budget`). A lost node costs the
+            # steps since the last captured one.
             assert shrunk["step"] >= promised, (promised, shrunk)
             assert first["steps_lost"] == grown["steps_lost"] == 0, (first, grown)
         assert elastic.unaccounted(out, 300) == 0

@@ -1,4 +1,7 @@
-"""A finished training is never done again, and one that is not finished does not count as finished: real workers, real ends."""
+"""A finished training is never repeated, and an unfinished one never counts as finished.
+
+Tested with real workers that end in every way.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-#: A DDP script that never imports everstep: 12 steps, each noted, then its own end (`END`); `EARLY` runs before a step.
+#: A DDP script that never imports everstep. It logs each of 12 steps and then runs `END`; `EARLY`
+#: runs before a step.
 SCRIPT = """
 import atexit, os, sys, threading, time
 import torch, torch.distributed as dist
@@ -45,7 +49,7 @@ note("ended")
 
 @pytest.fixture
 def ending(everstep, script, tmp_path):
-    """Runs the script with an end; how it went, and how often each rank has done its 12 steps."""
+    """Runs the script with an end. Returns the result, and how many steps each rank has logged."""
 
     def run(*options: str, ranks: int = 2, **how: str):
         out = tmp_path / "out"
@@ -58,7 +62,7 @@ def ending(everstep, script, tmp_path):
     return run
 
 
-#: Ends of rank 1 after its last step, while rank 0 ends by itself.
+#: How rank 1 ends after its last step, while rank 0 ends normally.
 ENDS = {
     "abort-first": "time.sleep(0.5) if rank == 0 else os.abort()",
     "abort-at-exit": "if rank == 1: atexit.register(os.abort); atexit.register(others_are_gone)",
@@ -99,7 +103,7 @@ def test_a_script_that_fails_at_its_end_has_not_finished(ending):
 
 @pytest.mark.parametrize("end", ["sys.exit(3)", "raise OSError('no space left')"])
 def test_a_crash_at_exit_does_not_hide_that_the_script_has_failed(ending, end):
-    """torch aborts now and then when the interpreter shuts down; what the script had said before counts."""
+    """torch aborts now and then at interpreter shutdown; the error that the script reported before counts."""
     done, steps = ending(
         END=f"atexit.register(os.abort); atexit.register(os.write, 2, b'terminate called without an active exception\\n'); {end}"
     )
@@ -127,7 +131,7 @@ def test_a_finished_training_is_not_done_again_with_restarts_to_spare(ending):
     assert (done.returncode, steps) == (0, [12, 12]), done.stderr
 
 
-#: The same with checkpoints of everstep's: steps that each life has computed.
+#: The same with everstep's checkpoints. Logs the steps that each life has computed.
 CHECKPOINTED = """
 import atexit, os, time
 import torch, everstep

@@ -1,4 +1,4 @@
-"""What surrounds a job may be strange: it works as under torchrun, or ends in one sentence with the right exit code."""
+"""A job in strange surroundings works as under torchrun, or ends in one sentence with the right exit code."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _read_until(process, text):
 
 
 def test_a_coordinator_that_is_stopped_does_not_end_the_job(env, tmp_path):
-    """Its connections are accepted by the kernel and never answered, which looks like another program on the port."""
+    """The kernel accepts its connections but nothing answers, as if another program used the port."""
     with _running(env, tmp_path, STEPPING, "--no-warm", "--detect-timeout", "500ms") as process:
         _until(lambda: (tmp_path / "started-0-0").exists() and _coordinator(env))
         coordinator = _coordinator(env)
@@ -82,7 +82,7 @@ def test_a_coordinator_that_is_stopped_does_not_end_the_job(env, tmp_path):
         assert not (tmp_path / "started-0-1").exists()
 
 
-#: Writes what it was given, as bytes; its first start fails.
+#: Writes what it was given, as bytes. Its first start fails.
 REPORTING = """
 import json, os, sys
 from pathlib import Path
@@ -107,7 +107,7 @@ print("done")
 
 
 def test_bytes_that_are_not_text_arrive_as_they_are(env, tmp_path):
-    """Variables, arguments, the working directory, the script's and the logs' paths; on a warm restart too."""
+    """Variables, arguments, the working directory, paths of script and logs; on a warm restart, too."""
     odd = os.fsdecode(b"dir-\xff\xfe")
     place = tmp_path / odd
     place.mkdir()
@@ -170,7 +170,7 @@ def test_a_large_environment_reaches_the_workers(env, tmp_path, script):
 
 
 def test_an_environment_that_the_kernel_refuses_is_named(env, script):
-    """everstep itself still starts with it; with the variables of a worker it is too large."""
+    """everstep itself still starts in it, but with a worker's variables it is too large."""
     given = _large(env, 1_980_000, each=99_000)
     line = [EVERSTEP, "run", script("print('ran')"), "x"]
     for pad in range(130_000, 0, -300):
@@ -219,7 +219,7 @@ def test_a_damaged_store_says_what_to_do(env, tmp_path, script):
 
 
 def test_a_long_line_is_teed_whole_and_not_kept(everstep, script):
-    """The figure says how long that takes: a line without an end must not be searched again and again."""
+    """Such a line must not be searched repeatedly. The figure measures how long it takes."""
     text = "import sys\nfor _ in range(64): sys.stdout.write('x' * (1 << 20))\nprint('end', flush=True)\nprint('next')"
     done = everstep("run", "--tee", "3", script(text))
     assert done.returncode == 0, done.stderr
@@ -228,7 +228,7 @@ def test_a_long_line_is_teed_whole_and_not_kept(everstep, script):
 
 
 class _Flips:
-    """Between an agent and its coordinator: changes a rank, as a flipped bit in a digit does."""
+    """A proxy between an agent and its coordinator that changes a rank, as a flipped bit in a digit would."""
 
     def __init__(self, to: tuple[str, int]) -> None:
         self._to, self.flipped = to, 0
@@ -297,7 +297,7 @@ def test_a_flipped_bit_on_the_control_stream_is_a_lost_connection(env, tmp_path)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
 def test_a_full_disk_under_the_store_is_named_and_waited_for(env, tmp_path, script):
-    """Nothing is started before the job's record is written: while that fails, people are told why nothing happens."""
+    """Nothing starts before the job's record is written. While that fails, the user is told why."""
     state, filler = tmp_path / "state", tmp_path / "state" / "filler"
     state.mkdir(mode=0o700)
     setup = f'mount -t tmpfs -o size=3m,mode=700 none {state} && touch {tmp_path}/mounted && exec "$@"'
@@ -366,7 +366,7 @@ DIES_ONCE = (
 
 @pytest.mark.parametrize("where", ["2>/dev/full", ">/dev/full 2>&1", "2> >(head -c 1 >/dev/null)"])
 def test_a_console_that_takes_nothing_does_not_end_the_job(env, tmp_path, script, where):
-    """The terminal's log is on a full disk, or whoever read along has gone."""
+    """The terminal's log is on a full disk, or the process that reads it has gone."""
     text = f"{DIES_ONCE}\nopen({str(tmp_path / 'ended')!r}, 'w').close()"
     line = [
         "bash",
@@ -407,7 +407,7 @@ def test_an_answer_that_cannot_be_written_is_an_error(env, tmp_path):
 
 
 def test_children_are_seen_to_end_where_that_was_ignored(env, script):
-    """A parent that ignores SIGCHLD hands that down."""
+    """Ignoring SIGCHLD is inherited from the parent."""
     code = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
     line = [sys.executable, "-c", code, EVERSTEP, "run", "--max-restarts", "1", script(DIES_ONCE)]
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=False)
@@ -417,7 +417,7 @@ def test_children_are_seen_to_end_where_that_was_ignored(env, script):
 @pytest.mark.skipif(os.geteuid() != 0 or not Path("/sys/fs/cgroup/pids").is_dir(), reason="needs the pids cgroup")
 @pytest.mark.parametrize("limit", [2, 4, 7, 8, 12, 16, 24])
 def test_a_limit_of_threads_never_panics(env, tmp_path, script, limit):
-    """The job runs, or ends in a sentence with the documented code."""
+    """The job runs, or ends in one sentence with the documented code."""
     group = Path(f"/sys/fs/cgroup/pids/everstep-test-{os.getpid()}-{limit}")
     group.mkdir()
     try:

@@ -1,4 +1,7 @@
-"""Parity in other nodes' memory instead of full copies: machines lost with all they held, no durable storage."""
+"""Parity in other nodes' memory instead of full copies.
+
+Machines are lost with all their memory, without durable storage.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ def _command(out: str, *more: str) -> list[str]:
 
 
 def _lose(c: Cluster, lost: list[int]) -> dict[str, Any]:
-    """Machines go with all their memory and come back empty. What was restored then."""
+    """Loses machines with all their memory; they come back empty.
+
+    Returns what was restored then.
+    """
     before = len(c.facts("Restored"))
     promised = c.status()["replicated_step"] or 0
     for node in lost:
@@ -55,7 +61,8 @@ def test_two_of_four_machines_are_lost_and_nothing_with_them():
         steps = []
         for lost in ([1, 3], [2, 3]):
             found = _lose(c, lost)
-            # The parity of a step goes out while the next ones are computed, as long as that takes: three steps, as in the figure.
+            # The parity of a step is sent during the next steps, here up to three of them, as in
+            # the figure.
             assert [found["tiers"][n] for n in lost] == ["Parity", "Parity"] and found["steps_lost"] <= 3, found
             steps.append(found["step"])
             c.wait_step(found["step"] + 12)

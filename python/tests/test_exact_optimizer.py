@@ -1,4 +1,4 @@
-"""What an optimizer's state and groups hold beside tensors comes back as it was, also where torch would make it anew."""
+"""Optimizer state other than tensors comes back exactly, even where torch would create it anew."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_minus_zero_is_not_zero(tmp_path: Path):
     for step in range(1, 7):
         model(torch.ones(1)).sum().backward()
         optimizer.step()
-        # Compared with what it was once the structure of the state is known.
+        # Compared with its earlier value once the structure of the state is known.
         optimizer.state[model.weight]["seen"] = 0.0 if step < 5 else -0.0
         ckpt.step(step)
     model, optimizer = made()
@@ -187,7 +187,7 @@ class Holder:
 
 
 def test_parameters_of_no_module_keep_their_values(tmp_path):
-    """A temperature, a logit scale: in the optimizer, and in nothing else that is saved."""
+    """For example a temperature or logit scale: in the optimizer, but in nothing else that is saved."""
 
     def made() -> tuple[
         torch.Tensor, torch.Tensor, torch.Tensor, es.CheckpointManager, torch.optim.Optimizer, nn.Module

@@ -1,4 +1,4 @@
-"""What is saved comes back equal in value and type, or is refused at capture with its place."""
+"""What is saved comes back equal in value and type, or the capture refuses it and names its place."""
 
 from __future__ import annotations
 
@@ -108,10 +108,10 @@ def test_numpy_keeps_dtype_shape_and_order(tmp_path):
         np.zeros((0, 3), np.float16),
         np.array(3.5),
         np.longdouble(1) / 3,
-        # As long as others, and of types of their own.
+        # As long as other types, but distinct types.
         np.longlong(3),
         np.array([1], np.ulonglong),
-        # Without a size, or with one, as numpy likes.
+        # Without a size, or with one: numpy allows both.
         np.str_(""),
         np.bytes_(b""),
         np.array(["", ""]),

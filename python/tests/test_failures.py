@@ -1,4 +1,4 @@
-"""From a failure to its class, and to what people are told: real workers, real texts."""
+"""From a failure to its class and to what people are told, with real workers and real messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-#: Takes steps as a training script does, and fails where `BREAK` says; one step file a life.
+#: Makes steps like a training script, and fails where `BREAK` says. Writes one step file per life.
 LOOP = """
 import os, sys, time, pathlib
 import torch, everstep

@@ -1,6 +1,6 @@
-"""What NVIDIA's management library says about a machine is in its incidents.
+"""Incidents contain what NVIDIA's management library reports about a machine.
 
-The library is a stub of our own (harness/nvml_stub.c): these machines have no GPU.
+The library is a stub (harness/nvml_stub.c), because these machines have no GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SOURCE = Path(__file__).resolve().parent.parent.parent / "harness" / "nvml_stub.
 
 @pytest.fixture
 def gpus(tmp_path: Path, env: dict[str, str]) -> Path:
-    """The file that says how the GPUs are."""
+    """The file that sets the state of the GPUs."""
     subprocess.run(
         [
             "cc",

@@ -1,4 +1,7 @@
-"""A running job is broken on purpose: what is noticed, named, told, accounted for, and who hears of it. Real workers, signals, HTTP."""
+"""A running job is broken on purpose: what is noticed, named, reported, accounted for, and sent to whom.
+
+Tested with real workers, signals and HTTP.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def test_what_is_injected_is_what_is_told(job):
     assert done.returncode == 0 and "node 0" in done.stdout, done.stderr
     assert j.incident(1)["failure"]["verdict"]["class"] == "killed"
     j.steps()
-    # As the kernel would have it: the process is named in its log.
+    # Like the kernel, which names the process in its log.
     j.ask("inject", "oom", "--rank", "0")
     j.wait(lambda: j.incident(2)["blamed"]["verdict"]["class"] == "host-memory")
     said = j.ask("explain", "inc-2").stdout.splitlines()
@@ -47,7 +50,7 @@ def test_what_prometheus_reads_counts_what_happened(job):
     )
 
     def read() -> dict[tuple[str, ...], float]:
-        """As Prometheus does: HTTP/1.1, the token as bearer, OpenMetrics."""
+        """Like Prometheus: HTTP/1.1, the token as bearer, OpenMetrics."""
         asked = urllib.request.Request(
             f"http://{target}/metrics", headers={"Authorization": f"Bearer {Path(token).read_text().strip()}"}
         )
@@ -61,9 +64,9 @@ def test_what_prometheus_reads_counts_what_happened(job):
         }
 
     j.wait(lambda: read()[("everstep_incidents_total", "gpu-lost", "recovered")] == 1)
-    # A restarted job has a length of step from its second step on.
+    # A restarted job has a step duration from its second step on.
     j.wait(lambda: (now := read())[("everstep_last_step",)] > 20 and ("everstep_step_duration_seconds",) in now)
-    # The alerting rules ask for nothing that is not served.
+    # The alerting rules refer only to metrics that are served.
     rules = j.ask("metrics", "--alerts").stdout
     served = j.ask("metrics").stdout
     families = {
@@ -85,7 +88,7 @@ def test_what_prometheus_reads_counts_what_happened(job):
     assert 0 < held <= spent + 1
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"http://{target}/metrics", timeout=10)
-    # Which card is it, and everything about it in one file.
+    # Which card it is, and everything about it in one file.
     ranked = json.loads(j.ask("incidents", "nodes", "--json").stdout)["jobs"][0]["nodes"]
     assert ranked[0]["of_machine"] == 1 and ranked[0]["devices"], ranked
     bundle = j.out / "bundle.tar.gz"
@@ -118,7 +121,7 @@ def test_an_exception_is_told_at_once_and_the_process_may_take_itself_down(job):
     assert "odd batch" in opened[0]["incident"]["failure"]["message"]
     down = j.out / "down-1"
     j.wait(lambda: down.read_text() == "written to its end", 20)
-    # Declared when it was raised, not when the process was through with itself, a second later.
+    # Reported when it was raised, not a second later, when the process had ended.
     assert down.stat().st_mtime - opened[0]["incident"]["opened"] / 1e6 > 0.6
     assert j.incident(1)["failure"]["cause"] == {"Exited": {"Code": 1}}
 

@@ -1,4 +1,4 @@
-"""Whatever connects to everstep's ports, the job goes on, and memory and time are bounded."""
+"""Whatever connects to everstep's ports, the job continues, and memory and time are bounded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from test_other_users import PYTHON, as_nobody
 
 from harness.cluster import descendants
 
-#: Begins as soon as it may and ends when it is told to.
+#: Starts at once and ends on request.
 WAITS = """
 import os, pathlib, time
 here = pathlib.Path(os.environ["HERE"])
@@ -39,7 +39,7 @@ print("again", s.get("a"), flush=True)
 
 
 def ports(pid: int) -> dict[int, str]:
-    """Ports that a process listens on, with the address in hexadecimal."""
+    """Returns the ports that a process listens on, with the address in hexadecimal."""
     inodes = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         target = os.readlink(fd)
@@ -78,7 +78,7 @@ class Waiting:
         until((here / "began-0").exists)
 
     def coordinator(self) -> int:
-        """Its process."""
+        """Returns its coordinator's process id."""
         named = [
             p
             for p in descendants(self.agent.pid)
@@ -126,7 +126,7 @@ FLOOD = """
 
 
 def resident(pid: int) -> int:
-    """KiB of memory."""
+    """Returns the resident memory in KiB."""
     text = Path(f"/proc/{pid}/status").read_text()
     return int(text.split("VmRSS:")[1].split()[0])
 
@@ -166,7 +166,7 @@ def test_what_proves_nothing_is_closed(waiting):
         s = socket.create_connection(("127.0.0.1", port))
         s.send(text)
         open_now[s] = text
-    # More than the first frame may have is not waited for.
+    # A frame longer than the first may be is refused without waiting for it.
     s = socket.create_connection(("127.0.0.1", replica[0]))
     s.send(struct.pack("<I", 1 << 20) + b"{")
     s.settimeout(5)
@@ -180,7 +180,7 @@ def test_what_proves_nothing_is_closed(waiting):
 
 
 def closed(s: socket.socket) -> bool:
-    """Reads what there is; the other side has closed the connection."""
+    """Returns whether the other side has closed the connection, after reading pending data."""
     try:
         return not s.recv(4096)
     except ConnectionError:
@@ -188,7 +188,7 @@ def closed(s: socket.socket) -> bool:
 
 
 def master_port(job: Waiting) -> str:
-    """Of the worker that runs now."""
+    """Returns the MASTER_PORT of the current worker."""
     for pid in descendants(job.agent.pid):
         for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             if variable.startswith(b"MASTER_PORT="):
@@ -219,9 +219,10 @@ def test_waits_for_many_keys_cost_nothing_while_others_set_theirs(waiting):
     answered()
     waits = [client() for _ in range(4)]
     for s in waits:
-        # All but the last are there already.
+        # All but the last are already set.
         s.sendall(b"\6" + struct.pack("<Q", len(keys) + 1) + b"".join(map(text, keys)) + text(b"never"))
-    # A short wait behind a long one on each connection would be an error: ask the kernel whether all was read.
+    # A short wait behind a long one on each connection would be an error: ask the kernel whether
+    # all was read.
     until(lambda: all(fcntl.ioctl(s, termios.TIOCOUTQ, b"\0" * 4) == b"\0" * 4 for s in waits))
     answered()
     stat = Path(f"/proc/{job.agent.pid}/stat")
@@ -234,7 +235,7 @@ def test_waits_for_many_keys_cost_nothing_while_others_set_theirs(waiting):
     for i in range(100):
         setter.sendall(b"\1" + text(b"other-%d" % i) + text(b"x"))
         answered()
-    # In hundredths of a second; looking at all keys each time would take more than a thousand.
+    # In hundredths of a second. Checking all keys each time would take more than a thousand.
     assert spent() - before < 300
 
 

@@ -1,4 +1,4 @@
-"""A manager that is used in a way that would mix or lose checkpoints refuses, before anything is written or restored."""
+"""A manager refuses uses that would mix or lose checkpoints, before it writes or restores anything."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_second_restore_in_a_start_is_refused_and_changes_nothing(
     assert done.returncode == 1
     assert "restore() for the second time in this process" in done.stderr
     assert "weight 7.0" in done.stdout
-    # Without a launcher nobody has chosen a step for all ranks, and each restore() stands for itself.
+    # Without a launcher, no step is chosen for all ranks, and each restore() stands on its own.
     alone = subprocess.run(
         [sys.executable, script(_BACK), str(tmp_path / "alone")],
         capture_output=True,

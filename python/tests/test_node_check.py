@@ -1,4 +1,7 @@
-"""The nodes themselves are checked: real collectives between real agents, here on one machine (figures/node_check.py breaks networks)."""
+"""The nodes themselves are checked: real collectives between real agents.
+
+Here they are on one machine; figures/node_check.py breaks networks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from harness.cluster import free_port
 
 
 def _nodes(env: dict[str, str], count: int, *line: str, **of_last: str) -> tuple[list[int], list[str]]:
-    """The same command line on so many nodes; ``of_last``: variables of the last one only."""
+    """Runs a command line on ``count`` nodes. ``of_last``: variables of the last one only."""
     meet = ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     agents = []
     for node in range(count):
@@ -34,7 +37,7 @@ def _nodes(env: dict[str, str], count: int, *line: str, **of_last: str) -> tuple
 
 
 def _broken(tmp_path: Path) -> str:
-    """A Python whose collectives fail, as they do with a bad device."""
+    """Makes a Python whose collectives fail, as they do with a bad device."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(
         "import os, signal, torch.distributed as dist\ndist.all_reduce = lambda *_: os.kill(os.getpid(), signal.SIGSEGV)\n"

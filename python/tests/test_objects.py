@@ -59,7 +59,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def s3(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A client of a store that is empty."""
+    """A client of an empty store."""
     for name, value in objects.environment(server).items():
         monkeypatch.setenv(name, value)
     client = boto3.client("s3", endpoint_url=server)
@@ -70,7 +70,7 @@ def s3(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def store(server: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A way to it."""
+    """A proxy to the store."""
     with Proxy(server).running() as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         yield proxy
@@ -86,7 +86,7 @@ def _said(out: str) -> tuple[int, float]:
 
 
 def test_a_job_goes_on_from_a_store_with_other_ranks(store, tmp_path):
-    """Saved by two ranks of FSDP2, read by three, and by one: what is trained is the same."""
+    """Saved by two ranks of FSDP2 and read by three, and by one: training gives the same result."""
     script = tmp_path / "train.py"
     script.write_text(_TRAIN)
     line = [sys.executable, str(script), URL]
@@ -99,7 +99,10 @@ def test_a_job_goes_on_from_a_store_with_other_ranks(store, tmp_path):
 
 
 def test_under_an_agent_a_killed_job_goes_on_from_the_store(store, s3, everstep, env, tmp_path):
-    """Nothing of memory is left; what earlier lives have left in the store is collected, and uploads that they began are ended."""
+    """Nothing remains in memory; remains of earlier lives in the store are cleaned up.
+
+    That includes uploads that they began.
+    """
     left = "run/step-1/0-left/rank-0.safetensors"
     upload = s3.create_multipart_upload(Bucket=BUCKET, Key=left)["UploadId"]
     mark = {"run": run_id(URL), "epoch": 0, "generation": 0, "attempt": 0}
@@ -148,7 +151,8 @@ def test_under_an_agent_a_killed_job_goes_on_from_the_store(store, s3, everstep,
     assert "run/uploads/0-left.json" not in _keys(s3)
     assert not _keys(s3, "run/step-1/")
     assert set(foreign) < set(_keys(s3))
-    # One that the kill caught before its note was written has no part yet: it costs nothing, and only the store knows of it.
+    # An upload that was killed before its note was written has no parts yet. It costs nothing, and
+    # only the store knows of it.
     for begun in s3.list_multipart_uploads(Bucket=BUCKET).get("Uploads", []):
         assert begun["Key"] != left and not s3.list_parts(
             Bucket=BUCKET, Key=begun["Key"], UploadId=begun["UploadId"]

@@ -1,4 +1,4 @@
-"""Another user of the machine can neither plant what everstep uses nor hold it up."""
+"""Another user of the machine can neither plant what everstep uses nor block it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ pytestmark = pytest.mark.skipif(
 
 
 def as_nobody(code: str, *arguments: str, wait: bool = True) -> subprocess.Popen[str]:
-    """Runs Python code as the user nobody; one that is not waited for prints a line when it is ready."""
+    """Runs Python code as the user nobody.
+
+    Without ``wait``, it returns once the code prints a line.
+    """
     line = [PYTHON, "-I", "-c", textwrap.dedent(code), *arguments]
     child = subprocess.Popen(
         line,
@@ -46,7 +49,7 @@ def as_nobody(code: str, *arguments: str, wait: bool = True) -> subprocess.Popen
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """A directory like /dev/shm and /tmp: everyone writes, nobody removes others' entries."""
+    """A directory like /dev/shm and /tmp: everyone can write, but not remove the entries of others."""
     at = Path(f"/dev/shm/everstep-test-shared-{os.getpid()}")
     at.mkdir()
     at.chmod(0o1777)
@@ -87,7 +90,7 @@ def test_a_squatted_directory_in_shared_memory_is_not_used(everstep, env, script
     assert "belongs to user 65534" in done.stderr
     ours = [p for p in shared.iterdir() if p.stat().st_uid == 0]
     assert len(ours) == 1 and stat.S_IMODE(ours[0].stat().st_mode) == 0o700
-    # A later start finds the same one and says nothing.
+    # A later start finds the same directory and prints nothing.
     again = everstep("run", "--standalone", "--name", "squatted", script("print('ran')"), EVERSTEP_SHM_DIR=str(shared))
     assert again.returncode == 0 and "belongs" not in again.stderr, again.stderr
     assert [p for p in shared.iterdir() if p.stat().st_uid == 0] == ours
@@ -114,7 +117,7 @@ def test_a_state_directory_that_others_can_write_is_refused(everstep, script, sh
 
 
 def test_without_a_home_nothing_goes_to_a_shared_temporary_directory(shared, script, tmp_path):
-    """The user who runs has no home: refused. (With one, what the user database says is used.)"""
+    """Refused, because the user has no home. (Otherwise, the home in the user database is used.)"""
     as_nobody("import os, sys; os.umask(0); os.makedirs(sys.argv[1] + '/everstep-state-54321')", str(shared))
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(shared), "EVERSTEP_SHM_DIR": str(shared)}
     line = [EVERSTEP, "run", "--standalone", "--no-python", "true"]
@@ -174,7 +177,7 @@ HOLD = """
 
 
 def test_locks_that_another_user_holds_block_nothing(everstep, script, env, shared, tmp_path):
-    """As an earlier version left them: readable by all."""
+    """Readable by all, as earlier versions created them."""
     state = shared / "state"
     store = state / "jobs" / "locked" / "store"
     store.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A directory belongs to one job at a time; what is in memory belongs to one directory."""
+"""A directory belongs to one job at a time, and the contents of memory to one directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from torch import nn
 
 import everstep as es
 
-#: Trains until the file `stop` is there; says what it does on standard output. The second argument shortens the owner's silence.
+#: Trains until the file `stop` exists, and reports its steps on standard output. The second
+#: argument shortens the owner's timeout.
 _LOOP = """
 import os, pathlib, sys, time
 import torch
@@ -86,7 +87,7 @@ def test_a_second_job_in_the_directory_is_refused_and_the_first_goes_on(
     train, out, stop = script(_LOOP), tmp_path / "out", tmp_path / "stop"
     with _started(sys.executable, train, str(out), str(stop)) as first:
         _reaches(first, "step 3")
-        # Reading is nobody's business.
+        # Reading needs no ownership.
         assert es.CheckpointManager(out, model=nn.Linear(4, 4)).restore() >= 2
         second = subprocess.run(
             [sys.executable, train, str(out), str(stop)], capture_output=True, text=True, timeout=60, check=False
@@ -131,7 +132,7 @@ def test_a_killed_owner_is_followed_at_once(tmp_path: Path, script: Callable[[st
             assert start >= 2
             began = time.monotonic()
             _reaches(second, f"step {start + 1}")
-            # Far from the silence that a live owner would be granted.
+            # Much less than the timeout granted to a live owner.
             assert time.monotonic() - began < 20
             assert _epoch(out) == epoch + 1
 
@@ -175,12 +176,12 @@ def test_memory_is_used_for_its_own_directory_only(everstep: Run, tmp_path: Path
     shutil.rmtree(b)
     anew = run(b, 2, DIE="1")
     assert "start 0" in anew.stdout, anew.stdout
-    # Its own memory is used, and so said.
+    # Its own memory is used, and reported as such.
     again = run(b, 4)
     assert "start 2" in again.stdout and "restored step 2 from memory" in again.stderr, again.stderr
 
 
-#: Trains until it is killed; writes nothing to disk by itself.
+#: Trains until it is killed. Writes nothing to disk unless asked to.
 _IN_MEMORY = """
 import sys, time
 import torch
@@ -210,13 +211,13 @@ def test_memory_of_a_killed_nameless_job_is_found_by_its_directory(
     line = [EVERSTEP, "run", "--standalone", "--nproc-per-node", "2", train, str(out)]
     with _started(*line, "100000", env=env) as first:
         assert _reaches(first, "start").strip() == "start 0"
-        # Nothing keeps the ranks in step: the job goes on from where the slower one is.
+        # Nothing synchronizes the ranks: the job continues from the slower one's step.
         lines: list[str] = []
         while lines.count("step 30\n") < 2:
             lines.append(_reaches(first, "step"))
         first.kill()
         assert first.stdout is not None
-        # What it printed before it died; its workers die with it.
+        # What it printed before it died. Its workers die with it.
         lines += first.stdout.readlines()
         last = max(int(row.split()[1]) for row in lines if row.startswith("step") and lines.count(row) == 2)
     memory = Path(env["EVERSTEP_SHM_DIR"]) if "EVERSTEP_SHM_DIR" in env else None
@@ -231,7 +232,7 @@ def test_memory_of_a_killed_nameless_job_is_found_by_its_directory(
 def test_memory_is_not_taken_from_a_job_that_another_one_followed(
     env: dict[str, str], tmp_path: Path, script: Callable[[str], str]
 ) -> None:
-    """The other one went back and wrote a branch of its own: what the first had in memory is not its past."""
+    """The other job went back and wrote its own branch, so the first job's memory is not its past."""
     out, train = tmp_path / "out", script(_IN_MEMORY)
     with _started(EVERSTEP, "run", "--standalone", train, str(out), "100000", env=env) as first:
         _reaches(first, "step 30")

@@ -1,4 +1,4 @@
-"""The process-group store speaks torch's protocol: the same calls, the same answers as torch's own server."""
+"""The process-group store speaks torch's protocol: the same calls give the same answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans on the command line: files as a person writes them, what happens to the cluster, and what is wrong in one sentence."""
+"""Plans on the command line: handwritten files, events in the cluster, and errors in one sentence."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def test_a_lost_node_is_taken_from_the_job_of_less_weight(everstep, tmp_path):
         and said["moved"] == []
         and said["worth"] >= max(o["worth"] for o in said["others"].values())
     )
-    # node12 is of the large job, which is worth twice as much: the small one gives a node away.
+    # node12 belongs to the large job, which is worth twice as much, so the small one gives up a
+    # node.
     lost, said = _plan(everstep, files, "--event", "lose:node12")
     assert lost == {"small": 7, "large": 8} and said["moved"] == [{"node": "node7", "from": "small", "to": "large"}]
     assert said["worth"] > said["others"]["equal shares"]["worth"] and set(said["others"]) >= {"by weight", "by size"}

@@ -1,4 +1,4 @@
-"""Machines are marked and replaced through a program of the user's.
+"""Machines are marked and replaced through a user's program.
 
 Real agents, one of which is killed; the program starts the next one.
 """
@@ -14,7 +14,7 @@ from conftest import EVERSTEP
 from harness.cluster import free_port
 from harness.live import wait
 
-#: Steps until a file says that it is enough.
+#: Makes steps until a file tells it to end.
 LOOP = """
 import os, pathlib, time
 import everstep
@@ -27,7 +27,8 @@ for step in range(100_000):
         break
 """
 
-#: Takes the first request only the second time it is asked; starts a node for each machine that is asked for.
+#: Fails the first request and takes it when it is repeated. Starts a node for each machine that is
+#: requested.
 PROGRAM = """#!/bin/sh
 read -r request
 echo "$request" >> "$OUT/requests"
@@ -167,7 +168,7 @@ min = 1
 throughput = { 1 = "10 TFLOP/s", 2 = "20 TFLOP/s" }
 """
 
-#: Each step is in memory; says how many ranks there are, and with which step a start begins.
+#: Keeps each step in memory. Reports the number of ranks, and the step at which a start begins.
 KEEPS = """
 import os, pathlib, time
 import torch
@@ -195,7 +196,7 @@ for step in ckpt.steps(100_000):
         break
 """
 
-#: Starts the agent of the job that is to have the machine.
+#: Starts the agent of the job that receives the machine.
 MOVER = """#!/bin/sh
 read -r request
 echo "$request" >> "$OUT/requests"
@@ -227,7 +228,8 @@ def test_a_node_goes_to_the_job_that_is_worth_more_with_it(env, tmp_path, script
             for node in (0, 1):
                 wait(lambda name=name, node=node: int((out / f"{name}-at-{node}").read_text().split()[0]) > 100)
         agents["large", 1].kill()
-        # The killed node stays away; the plan takes one from the other job, whose last step before is the first one after.
+        # The killed node does not return. The plan takes a node from the other job, which continues
+        # at the step after its last one.
         wait(lambda: (out / "large-at-7").read_text().split()[1] == "2", 120)
         wait(lambda: (out / "small-at-0").read_text().split()[1] == "1")
         assert agents["small", 1].wait(timeout=30) == 0

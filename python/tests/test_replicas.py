@@ -1,4 +1,7 @@
-"""Replicas in other nodes' memory: sharded state, no durable storage, machines lost with all they held."""
+"""Replicas in other nodes' memory.
+
+Sharded state without durable storage, and machines that are lost with all their memory.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def _after(c: Cluster, kind: str, since: float, timeout: float = 60) -> dict[str
 
 
 def _told(out: Path, rank: int) -> tuple[dict[int, str], list[dict[str, Any]]]:
-    """Digest by step, and what was restored."""
+    """Returns the digests by step, and what was restored."""
     lines = [json.loads(line) for line in (out / f"rank-{rank}.jsonl").read_text().splitlines()]
     return {r["step"]: r["digest"] for r in lines if "step" in r}, [r for r in lines if "restored" in r]
 
@@ -73,7 +76,7 @@ def test_what_rots_in_memory_is_healed_from_a_copy_or_not_used():
         cluster("t-rot", _command(scratch, "--width", "512", "--steps", "120"), nodes=2, workers=1) as c,
     ):
         c.start_all().wait_step(20)
-        # Every slot of rank 0's own is damaged in one place, behind the superblock.
+        # Each of rank 0's own slots is damaged in one place, after the superblock.
         c.kill_worker(0)
         assert c.rot(0, 300_000) >= 2
         assert c.wait(90) == [0, 0], c.output()[-3000:]
@@ -101,7 +104,7 @@ def test_a_header_is_one_page_and_any_tool_reads_the_file(tmp_path):
 
 def test_what_was_in_memory_only_is_on_disk_when_the_job_gives_up():
     with tempfile.TemporaryDirectory() as scratch:
-        # Durable checkpoints are half an hour apart unless somebody says otherwise: none is due here.
+        # By default, durable checkpoints are half an hour apart, so none is due here.
         command = [*_command(scratch), "--persist", "100000"]
         with cluster("t-last", command, nodes=2, workers=1, options=["--max-restarts", "0"]) as c:
             c.start_all().wait_step(20)
@@ -124,7 +127,8 @@ def test_what_a_restart_comes_back_from_is_made_durable():
         cluster("t-jit", [*_command(scratch), "--persist", "100000"], nodes=2, workers=1) as c,
     ):
         c.start_all().wait_step(40)
-        # Meanwhile the collectives of 20 steps were profiled: gathers and scatters of two layers, there and back.
+        # Meanwhile the collectives of 20 steps were profiled: gathers and scatters of two layers,
+        # forward and backward.
         profile = json.loads((c.memory / "0" / "local-0-profile").read_text())
         assert profile["world_size"] == 2 and len(profile["iteration"]["idle"]) > 4, profile
         c.kill_worker(1)

@@ -1,4 +1,4 @@
-"""Sharded state goes on with another number of ranks: every value bit for bit, optimizer included."""
+"""Sharded state continues with another number of ranks, bit for bit, including the optimizer."""
 
 from __future__ import annotations
 
@@ -115,12 +115,13 @@ def test_ranks_with_states_of_their_own_are_not_mixed(tmp_path):
 
 @pytest.mark.parametrize("where", ["tensors", "values"])
 def test_what_one_rank_finds_damaged_none_uses(tmp_path, where):
-    """Without an agent, too: the ranks that read together go back to the older step together."""
+    """Without an agent, too: ranks that read together go back to the older step together."""
     _run(tmp_path, "out", 2, 8)
     shard = tmp_path / "out" / "step-8" / "rank-1.safetensors"
     data = bytearray(shard.read_bytes())
     header = 8 + int.from_bytes(data[:8], "little")
-    # In the tensors, which lie first and which both ranks of the new world want; or in what rank 1 alone asks for.
+    # In the tensors, which come first and which both ranks of the new world read, or in values that
+    # only rank 1 reads.
     at = header + 40 if where == "tensors" else data.rindex(b"mt19937") if b"mt19937" in data else len(data) - 40
     data[at] ^= 4
     shard.write_bytes(bytes(data))
@@ -131,7 +132,10 @@ def test_what_one_rank_finds_damaged_none_uses(tmp_path, where):
 
 
 def test_memory_of_another_sharding_is_not_what_the_job_needs(tmp_path, env):
-    """As many ranks under the same name, sharded otherwise: the step that memory and storage hold is read from storage."""
+    """The same name and number of ranks, but another sharding: the step is read from storage.
+
+    Memory holds the same step, but not what the job needs.
+    """
     script, log = tmp_path / "train.py", tmp_path / "log.json"
     script.write_text(_SCRIPT)
     line = [
@@ -171,7 +175,7 @@ def test_memory_of_another_sharding_is_not_what_the_job_needs(tmp_path, env):
 
 
 def test_any_layout_to_any_other(tmp_path):
-    """A few of the pairs of figure ``reshard``; DCP is the oracle."""
+    """Some of the pairs of figure ``reshard``, with DCP as the oracle."""
     root = Path(__file__).resolve().parent.parent.parent
     pairs = [
         (save, load, 64, 128)

@@ -1,4 +1,7 @@
-"""Modules and optimizers come back whole: parameters by object, hooks and copies through load_state_dict, wrappers unwrapped."""
+"""Modules and optimizers come back whole.
+
+Parameters by object, hooks and copies through load_state_dict, wrappers unwrapped.
+"""
 
 from __future__ import annotations
 
@@ -320,7 +323,7 @@ def test_modules_on_the_meta_device_and_sparse_buffers_are_refused(tmp_path):
 
 
 class _Wrapper(torch.optim.Optimizer):
-    """As Accelerate's: a subclass without an initialization of its own that passes everything on."""
+    """Like Accelerate's: a subclass without its own initialization that forwards everything."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -420,7 +423,8 @@ def test_accelerate(tmp_path):
     assert torch.equal(other.state[again.weight]["exp_avg"], optimizer.state[model.weight]["exp_avg"])
 
 
-#: Checkpoints of the format in which parameters had no object in their names and some types were lost.
+#: Checkpoints of an earlier format, in which parameter names lacked the object and some types were
+#: lost.
 EARLIER = Path(__file__).parent / "golden" / "earlier"
 
 

@@ -1,4 +1,7 @@
-"""Batch functions in loops that prefetch: after a restart the batch in hand comes first, whatever else the loop does with batches."""
+"""Batch functions in loops that prefetch: after a restart, the current batch comes first.
+
+This holds whatever else the loop does with batches.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class Data:
 
 
 class Script:
-    """A loop that can be ended after any step: what it used, by step."""
+    """A loop that can be ended after any step. Records what it used, by step."""
 
     def __init__(self, directory: Any, fn: Callable[..., Tensor] | None = None) -> None:
         torch.manual_seed(0)

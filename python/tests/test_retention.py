@@ -1,4 +1,4 @@
-"""What stays in a directory of checkpoints: everything that everstep did not write, what the user saved, and the branch that runs."""
+"""What stays in a checkpoint directory: foreign files, the user's saves, and the running branch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ import everstep.dcp
 
 
 def _train(directory: Path, to: int, *, step: int | None = None, persist: int = 1, keep: int = 2) -> int:
-    """Trains up to a step; returns the one that it went on from. The weight says which step and branch it is of."""
+    """Trains up to a step and returns the step that it continued from.
+
+    The weight encodes its step and branch.
+    """
     model = torch.nn.Linear(2, 2)
     ckpt = es.CheckpointManager(directory, model=model, persist=persist, keep=keep)
     done = ckpt.restore(step)
@@ -39,7 +42,7 @@ def _steps(directory: Path) -> list[str]:
 
 
 def _tree(*paths: Path) -> str:
-    """Everything that there is, by names, kinds and contents."""
+    """Returns a digest of all names, kinds and contents."""
     digest = hashlib.sha256()
     for root in paths:
         for path in sorted([root, *root.rglob("*")] if root.is_dir() and not root.is_symlink() else [root]):
@@ -55,7 +58,7 @@ def _command(*line: str) -> subprocess.CompletedProcess[str]:
 
 
 def _foreign(out: Path) -> list[Path]:
-    """Entries named as checkpoints that everstep did not write."""
+    """Makes entries that are named like checkpoints but not written by everstep."""
     out.mkdir(exist_ok=True)
     state = {"a": torch.arange(3.0)}
     dcp.save(state, checkpoint_id=out / "step-2", no_dist=True)
@@ -117,7 +120,7 @@ def test_plain_dcp_checkpoints_stay_beside_everstep_s(tmp_path):
     plain = [tmp_path / "step-500", tmp_path / "step-1000"]
     before = _tree(*plain)
     for _ in range(2):
-        # Saved under one name twice: the second stands for the first.
+        # Saved under one name twice: the second replaces the first.
         state["a"] += 1
         dcp.save(state, storage_writer=everstep.dcp.Writer(tmp_path / "step-2000"), no_dist=True)
     assert _tree(*plain) == before
@@ -141,7 +144,7 @@ def test_a_checkpoint_with_a_file_of_the_user_in_it_stays(tmp_path):
 def test_checkpoints_of_an_earlier_version_are_restored_and_not_deleted(tmp_path):
     _train(tmp_path, 2)
     for path in (tmp_path / "step-1", tmp_path / "step-2"):
-        # As they were before marks: the same manifest without what is new.
+        # As before marks existed: the same manifest without the new fields.
         manifest = json.loads((path / "manifest.json").read_text())["manifest"]
         del manifest["writer"], manifest["lineage"]
         _seal(path / "manifest.json", manifest)
@@ -210,7 +213,7 @@ ckpt.close()
 
 @pytest.mark.parametrize("persist", [1, 100])
 def test_a_restart_that_asks_for_the_step_again_goes_on_in_its_branch(tmp_path, everstep, script, persist):
-    """Also when nothing of the branch was durable yet: then memory has it."""
+    """Even if nothing of the branch was durable yet; then it continues from memory."""
     out = tmp_path / "out"
     _train(out, 20, persist=5, keep=4)
     done = everstep("run", "--max-restarts", "3", script(_JOB), str(out), "10", str(persist), timeout=120)
@@ -277,7 +280,7 @@ def test_what_the_user_saved_stays_when_the_step_is_passed_again(tmp_path):
 
 
 def test_a_step_is_published_again_without_exchanging_names(tmp_path):
-    """File systems such as NFS refuse to exchange, or to rename without replacing."""
+    """File systems such as NFS refuse to exchange names, or to rename without replacing."""
     if subprocess.run(["strace", "-V"], capture_output=True, check=False).returncode != 0:
         pytest.skip("strace makes the file system refuse")
     text = (

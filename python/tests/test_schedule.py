@@ -1,4 +1,4 @@
-"""When a step is due for durable storage, and which go into memory, on a clock of our own."""
+"""When a step is due for durable storage, and which steps go into memory, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def clock(monkeypatch):
 def _train(
     measured: schedule.Measured, clock: _Time, steps: int, cost: float, step: float = 0.1, first: int = 1
 ) -> list[int]:
-    """A loop that waits for what it writes. Returns the steps that were made durable."""
+    """A loop that waits for its writes. Returns the steps that were made durable."""
     saved: list[int] = []
     durable = 0
     for n in range(first, first + steps):
@@ -97,7 +97,7 @@ def test_snapshots_are_rarer_only_when_they_cost_more_than_the_budget(clock):
         return asked
 
     assert run(0.0005) is None
-    # Some room is left.
+    # With some headroom.
     assert run(0.01) == 16
     # And back.
     assert run(0.0005, 10) == 1

@@ -1,4 +1,7 @@
-"""What failures cost, on the command line: policies compared, accounts that add up, sizes, traces, throughput, histories read back."""
+"""The cost of failures, on the command line.
+
+Policies compared, accounts that add up, sizes, traces, throughput, histories read back.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +115,7 @@ def test_what_a_model_achieves(everstep, tmp_path):
     assert (tmp_path / "dips.svg").read_text().startswith("<svg")
     large = everstep("plan", "throughput", "--model", "gpt3-175b", "--hardware", "a800", "--gpus", "8")
     assert large.returncode == 0 and "nothing fits" in large.stdout
-    # A measured point replaces what is computed for it, and scales the rest.
+    # A measured point replaces its computed value and scales the others.
     first = sizes[0]
     header = (
         "source,hardware,model,hidden,layers,heads,vocabulary,sequence,batch,gpus,tensor,pipeline,interleaved,"

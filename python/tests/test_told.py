@@ -1,4 +1,4 @@
-"""What is told of a job against what its script wrote down itself: ``explain``, ``goodput``, ``status``. Real jobs, real kills."""
+"""``explain``, ``goodput`` and ``status`` compared with the script's own log, with real jobs and kills."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Started]]:
 
 
 def _explained(c: Cluster) -> dict[str, str]:
-    """The lines of the latest incident by their first word; the first line as ``Head``."""
+    """Returns the lines of the latest incident by their first word, and the first line as ``Head``."""
     lines = c.ask("explain", "--job", c.job).stdout.splitlines()
     return {
         "Head": lines[0],
@@ -114,5 +114,5 @@ def test_nodes_that_leave_take_no_counts_along(started):
     assert c.wait(240)[0] == 0
     each = log.generations()
     again = sum(log.done(g) - log.first(g) + 1 for g in each) - 300
-    # Who survives may have done one step more.
+    # A surviving rank may have done one more step.
     assert _counts(c) == {"new_steps": 300, "repeated_steps": pytest.approx(again, abs=1)}

@@ -1,4 +1,4 @@
-"""Two nodes on two hosts with addresses of their own, and what happens when the path between them is cut."""
+"""Two nodes on two hosts with their own addresses, and a path between them that is cut."""
 
 from __future__ import annotations
 

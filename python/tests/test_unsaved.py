@@ -1,4 +1,4 @@
-"""What a manager cannot save or bring back as it was is said."""
+"""A manager reports what it cannot save, or cannot bring back exactly."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_other_optimizers_are_not(tmp_path, case):
 
 
 class Momentum(torch.optim.Optimizer):
-    """Its momentum is more exact than its parameters, which torch does not keep when it loads."""
+    """Its momentum has more precision than its parameters, which torch does not keep on loading."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
@@ -123,7 +123,7 @@ def test_an_object_that_changes_what_it_loads_is_said(tmp_path, kind, exact):
 
 def test_a_manager_may_be_collected_while_an_optimizer_makes_a_step(tmp_path):
     optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), 0.1)
-    # Before the manager: torch goes on with the hooks that follow.
+    # Registered before the manager's hook: torch still calls the hooks that follow.
     handle = register_optimizer_step_post_hook(lambda *_: gc.collect())
     try:
         ckpt: Any = es.CheckpointManager(tmp_path, model=nn.Linear(2, 1), persist=0)

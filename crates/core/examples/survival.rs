@@ -1,4 +1,4 @@
-//! `survival N K F [N K F …]`: seconds for all, then each probability, as a JSON list.
+//! `survival N K F [N K F …]`: prints the total seconds, then each probability, as a JSON list.
 
 use everstep_core::placement::Scheme;
 use everstep_core::survival::survival;

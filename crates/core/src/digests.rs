@@ -1,19 +1,19 @@
-//! Ranks that hold the same state hold the same bits: who does not has a silent corruption (X5). Only digests are compared, which
-//! captures make anyway.
+//! Detection of silent corruption (X5): ranks that should hold the same state must hold the same
+//! bits. Only digests are compared, which captures compute anyway.
 
 use crate::id::Rank;
 use std::collections::BTreeMap;
 
-/// Ranks that differ.
+/// Ranks whose state differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Odd {
-    /// Those that are not as most are; where no state has most, all of them.
+    /// The ranks that differ from the majority; without a majority, all ranks.
     pub ranks: Vec<Rank>,
-    /// More than half of the ranks hold the same, and these do not.
+    /// More than half of the ranks agree, and these do not agree with them.
     pub certain: bool,
 }
 
-/// Compares what tells each rank's state from another's; `None` when all are the same.
+/// Compares the digests of the ranks' states; returns `None` if all are equal.
 #[must_use]
 pub fn odd_ones(digests: &BTreeMap<Rank, u64>) -> Option<Odd> {
     let mut counts: BTreeMap<u64, usize> = BTreeMap::new();

@@ -1,13 +1,13 @@
-//! What fails, and what shows it.
+//! What fails, and the evidence for it.
 
 use crate::id::{Rank, Step};
 use crate::severity::Verdict;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// What a machine has told this long before may explain a failure, or a silence.
+/// A sign this long before a failure or a silence may still explain it.
 pub(crate) const SIGN_BEFORE: Duration = Duration::from_secs(60);
-/// Signs that are remembered, by a node and by a job.
+/// Number of signs that a node and a job remember.
 pub(crate) const SIGNS_KEPT: usize = 64;
 
 /// How a worker ended.
@@ -15,24 +15,25 @@ pub(crate) const SIGNS_KEPT: usize = 64;
 pub enum Outcome {
     /// Exit code; 0 is success.
     Code(i32),
-    /// Number of the signal that ended it.
+    /// Number of the signal that ended the process.
     Signal(i32),
 }
 
-/// Why a silent worker is held to be hung. Silence alone is never enough.
+/// Evidence that a silent worker hangs. Silence alone is never enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum HangEvidence {
     /// The process is in the stopped state (SIGSTOP, a debugger).
     Stopped,
-    /// The process burns CPU but its interpreter lock has not been free for the whole silence.
+    /// The process uses CPU time, but its interpreter lock has not been free during the whole
+    /// silence.
     InterpreterHeld,
-    /// The process burns CPU on one and the same line of Python.
+    /// The process uses CPU time on the same line of Python.
     Spinning,
-    /// The process has used no CPU for many steps' time.
+    /// The process has used no CPU time for the duration of many steps.
     NoCpu,
-    /// A section outlasted the timeout that the script gave for it.
+    /// A section exceeded the timeout that the script set for it.
     SectionTimeout,
-    /// Its machine has told of a failure: a line in the kernel's log, an event of a device.
+    /// The machine reported a failure: a line in the kernel log, or an event of a device.
     MachineSign,
 }
 
@@ -41,27 +42,28 @@ pub enum HangEvidence {
 pub enum Cause {
     /// The process ended.
     Exited(Outcome),
-    /// The process is there but makes no progress.
+    /// The process exists but makes no progress.
     Hung {
-        /// what shows it
+        /// What shows it.
         evidence: HangEvidence,
-        /// how long it has been silent
+        /// How long it has been silent, in milliseconds.
         silence_ms: u64,
     },
     /// The process could not be started.
     NotStarted,
-    /// An earlier coordinator had it ended, for a failure that this one has not heard of.
+    /// An earlier coordinator ended the process because of a failure that this coordinator has not
+    /// received.
     Fenced,
 }
 
-/// One worker's failure as its agent saw it.
+/// A worker's failure as its agent saw it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// Global rank.
     pub rank: Rank,
     /// Rank on its node.
     pub local_rank: u32,
-    /// Process id on its node, 0 when it never started.
+    /// Process id on its node; 0 if it never started.
     pub pid: u32,
     /// What happened.
     pub cause: Cause,
@@ -69,9 +71,9 @@ pub struct Failure {
     pub message: String,
     /// Steps that the worker had completed.
     pub step: Option<Step>,
-    /// It had completed a step that it did not restore.
+    /// Whether the worker had completed a step that it did not restore.
     pub progressed: bool,
-    /// What it is held to be.
+    /// The class of the failure, with its severity, scope and advice.
     pub verdict: Verdict,
 }
 
@@ -80,13 +82,13 @@ pub struct Failure {
 pub struct Ended {
     /// Global rank.
     pub rank: Rank,
-    /// Steps that it had completed; `None` when it reports no steps.
+    /// Steps that it had completed; `None` if it reports no steps.
     pub step: Option<Step>,
-    /// How far it is with its end.
+    /// How far its process has come.
     pub how: HowEnded,
 }
 
-/// How far a worker is whose script is over.
+/// How far the process of a finished script has come.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HowEnded {
     /// Its interpreter is shutting down.
@@ -97,13 +99,14 @@ pub enum HowEnded {
     Crashed(Box<Failure>),
 }
 
-/// Something that shows on a machine without a process having ended: a line in the kernel's log, an event of a device.
+/// A problem that shows on a machine without a process having ended: a line in the kernel log, or
+/// an event of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sign {
-    /// What it is held to be, and the line that says so.
+    /// The class of the problem, and the line that shows it.
     pub verdict: Verdict,
-    /// The process that it is about, if it names one.
+    /// The process concerned, if the line names one.
     pub pid: Option<u32>,
-    /// The device that it is about (PCI address, UUID), or empty.
+    /// The device concerned (PCI address or UUID), or empty.
     pub device: String,
 }

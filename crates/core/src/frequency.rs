@@ -1,73 +1,74 @@
-//! How often to make a checkpoint (CheckFreq §4.2 and §4.3, rule reconstructed from its prose): as often as a budget for the
-//! stall allows, and never before the last one is written.
+//! How often to checkpoint (CheckFreq §4.2 and §4.3, with the rule reconstructed from its prose):
+//! as often as a budget for the stall allows, and never before the last checkpoint is written.
 //!
-//! Times are seconds; whoever measures drives. [`rate`] follows what is measured.
+//! Times are in seconds and are measured by the caller. [`rate`] adapts to the measurements.
 
 pub mod rate;
 
 use serde::{Deserialize, Serialize};
 
-/// Iterations without a checkpoint that make a profile, at most; never more than 1 % of an epoch (CheckFreq §4.2).
+/// Maximum number of iterations without a checkpoint in a profile; it is also limited to 1 % of an
+/// epoch (CheckFreq §4.2).
 pub const PROFILED: u64 = 50;
-/// An interval is never longer than this many steps, whatever was measured.
+/// Maximum interval in steps, whatever was measured.
 pub const EVERY_MAX: u64 = 1_000_000;
 
-/// Where the first copy goes (C2).
+/// Target of the first copy (C2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
-    /// Straight to this node's memory.
+    /// This node's memory.
     Host,
-    /// To the device's memory first.
+    /// The device's memory, before this node's.
     Device,
 }
 
-/// What a profile has measured, in seconds.
+/// Measured costs, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Costs {
     /// Ti: an iteration without a checkpoint.
     pub iteration: f64,
     /// Tw: from the start of an iteration to its weight update.
     pub update: f64,
-    /// Tc: a copy into this node's memory.
+    /// Tc: a copy to this node's memory.
     pub host_copy: f64,
-    /// Ts: writing it to storage.
+    /// Ts: the write to storage.
     pub write: f64,
-    /// Tg: a copy in the device's memory, where that has room for one (m ≤ Mmax − M).
+    /// Tg: a copy within the device's memory, if that has room for one (m ≤ Mmax − M).
     pub device_copy: Option<f64>,
 }
 
-/// What bounds an interval.
+/// What limits an interval from below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Bound {
-    /// Nothing: every step.
+    /// Nothing: every step is checkpointed.
     None,
     /// The budget for the stall.
     Budget,
-    /// The last checkpoint must have been written.
+    /// The write of the last checkpoint.
     Write,
-    /// Failures are so rare that more would cost more than it saves (Young and Daly).
+    /// Failures are so rare that more checkpoints would cost more than they save (Young and Daly).
     Failures,
 }
 
-/// How often, and why.
+/// An interval and the reason for it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
-    /// Where the first copy goes.
+    /// Target of the first copy.
     pub mode: Mode,
-    /// k: a checkpoint every so many iterations.
+    /// k: iterations from one checkpoint to the next.
     pub every: u64,
-    /// o: what the training loop waits for one.
+    /// o: time for which a checkpoint stalls the training loop, in seconds.
     pub stall: f64,
-    /// What bounds k.
+    /// What limits k.
     pub bound: Bound,
 }
 
 fn steps(n: f64) -> u64 {
-    // A quotient of equal measurements may be a little above the whole number that it is.
+    // The quotient of equal measurements may slightly exceed the whole number that it should be.
     (n - 1e-9).ceil().clamp(1.0, EVERY_MAX as f64) as u64
 }
 
-/// The rule: `k = max(1, ⌈o/(p·Ti)⌉, ⌈(Tf−o)/Ti⌉)`.
+/// Applies the rule `k = max(1, ⌈o/(p·Ti)⌉, ⌈(Tf−o)/Ti⌉)`.
 #[must_use]
 pub fn choose(costs: &Costs, budget: f64) -> Choice {
     let Costs { iteration, update, host_copy, write, device_copy } = *costs;
@@ -79,7 +80,8 @@ pub fn choose(costs: &Costs, budget: f64) -> Choice {
     Choice { mode, every, stall, bound }
 }
 
-/// Iterations between checkpoints that stall for `stall` and are then written for `write`.
+/// Returns the iterations between checkpoints that stall the loop for `stall` and are then written
+/// for `write` seconds.
 fn interval(iteration: f64, budget: f64, stall: f64, write: f64) -> (u64, Bound) {
     if iteration <= 0.0 {
         return (1, Bound::None);
@@ -94,7 +96,8 @@ fn interval(iteration: f64, budget: f64, stall: f64, write: f64) -> (u64, Bound)
     (for_budget.max(for_write), bound)
 }
 
-/// Seconds between checkpoints that lose least when failures are `mtbf` seconds apart: `√(2·o·MTBF)` (Young, Daly).
+/// Returns the seconds between checkpoints that minimize the loss if failures are `mtbf` seconds
+/// apart: `√(2·o·MTBF)` (Young, Daly).
 #[must_use]
 pub fn young_daly(stall: f64, mtbf: f64) -> f64 {
     (2.0 * stall.max(0.0) * mtbf.max(0.0)).sqrt()
@@ -146,7 +149,7 @@ mod tests {
             prop_assert!(choice.stall <= budget * k * iteration + 1e-6);
             let whole = if choice.mode == Mode::Device { device.unwrap() } else { 0.0 } + copy + write;
             prop_assert!(whole - choice.stall <= k * iteration + 1e-6);
-            // One less would not do.
+            // A shorter interval would violate one of the two.
             if choice.every > 1 {
                 let fewer = k - 1.0;
                 prop_assert!(choice.stall > budget * fewer * iteration - 1e-6 || whole - choice.stall > fewer * iteration - 1e-6);

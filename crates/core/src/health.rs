@@ -1,41 +1,42 @@
-//! What the counters of a machine's devices say of their health: a change for the worse becomes a line, which the table of signs reads like
-//! a line of the kernel.
+//! What a machine's device counters reveal about its health. A change for the worse becomes a line
+//! of text, which the failure table reads like a line of the kernel log.
 //!
-//! What was so before the job is never a reason to leave a node out of it: only what gets worse is told.
+//! A condition that existed before the job never excludes a node from it: only changes for the
+//! worse are reported.
 
 use std::collections::BTreeMap;
 
-/// What is counted of a device.
+/// A counter or state of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Metric {
-    /// 1: the device does not answer any more.
+    /// 1: the device no longer responds.
     Lost,
-    /// Errors of memory that could not be corrected, since the driver was loaded.
+    /// Uncorrectable memory errors since the driver was loaded.
     Uncorrected,
-    /// 1: a row of memory is replaced at the next reset.
+    /// 1: a memory row will be remapped at the next reset.
     RemapPending,
-    /// Rows of memory for which no replacement was left.
+    /// Memory rows that could not be remapped because no spare row was left.
     RemapFailed,
     /// Degrees Celsius.
     Temperature,
-    /// 1: the hardware itself runs slower, so as not to get too hot.
+    /// 1: the hardware throttles itself because it is too hot.
     TooHot,
-    /// 1: the hardware itself runs slower, since its power supply asks for that.
+    /// 1: the hardware throttles itself because its power supply requests it.
     PowerBrake,
     /// Links to other devices that are up.
     LinksUp,
-    /// Lanes to the host that are in use.
+    /// PCIe lanes to the host that are in use.
     Lanes,
 }
 
 /// One value, read at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// The device, as the kernel writes it: `0000:3b:00`.
+    /// PCI address of the device in the kernel's notation: `0000:3b:00`.
     pub device: String,
-    /// what was read
+    /// What was read.
     pub metric: Metric,
-    /// in the metric's unit
+    /// The value, in the metric's unit.
     pub value: u64,
 }
 
@@ -44,7 +45,7 @@ pub struct Sample {
 pub struct Health(BTreeMap<(String, Metric), u64>);
 
 impl Health {
-    /// Takes what was read now; what has become worse, as device and line.
+    /// Records new samples and returns what has become worse, as pairs of device and line.
     pub fn take(&mut self, samples: &[Sample]) -> Vec<(String, String)> {
         let hot = |device: &str| samples.iter().find(|s| s.device == device && s.metric == Metric::Temperature);
         let mut worse = Vec::new();

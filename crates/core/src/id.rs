@@ -1,4 +1,4 @@
-//! Names of things, as types, so that a step can never be passed for a generation.
+//! Identifiers as distinct types, so that a step cannot be passed as a generation.
 
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
@@ -18,7 +18,7 @@ macro_rules! number {
         }
 
         impl $name {
-            /// The value after this one.
+            /// Returns the next value.
             #[must_use]
             pub fn next(self) -> Self {
                 Self(self.0 + 1)
@@ -36,7 +36,8 @@ number!(
     Step(u64)
 );
 number!(
-    /// One world of one job. Rises at every start of the processes; a failed proposal burns its number.
+    /// One world of one job. The number rises at every start of the workers; a failed proposal uses
+    /// up its number.
     Generation(u64)
 );
 number!(
@@ -52,20 +53,21 @@ number!(
     Session(u64)
 );
 number!(
-    /// One write to the store.
+    /// Number of one write to the store.
     PersistId(u64)
 );
 
-/// Identity of a directory of checkpoints: drawn when the directory is first used, kept in it, and the label of everything that belongs
-/// to it. A directory that was deleted and made anew has another one.
+/// Identity of a checkpoint directory: drawn at first use, stored in the directory, and the label
+/// of everything that belongs to it. A directory that was deleted and created again has a new one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunId(pub u128);
 
 impl RunId {
-    /// The identity of another kind of state of the same directory, so that neither is taken for the other. An empty kind changes nothing.
+    /// Derives the identity of another kind of state in the same directory, so that the two are
+    /// never confused. An empty kind returns the id unchanged.
     #[must_use]
     pub fn kind(self, kind: &str) -> Self {
-        // FNV-1a over the kind, from the run id on.
+        // FNV-1a over the kind, starting from the run id.
         Self(
             kind.bytes()
                 .fold(self.0, |h, b| (h ^ u128::from(b)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)),
@@ -83,7 +85,8 @@ impl std::str::FromStr for RunId {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // One spelling only: a manifest whose bytes have changed must not read the same.
+        // Only one spelling is accepted: a manifest whose bytes have changed must not parse as the
+        // same.
         let whole = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         let number = u128::from_str_radix(text, 16).ok().filter(|_| whole);
         number.map(Self).ok_or_else(|| format!("{text:?} is not a run id: it has 32 lower-case hexadecimal digits"))
@@ -113,10 +116,10 @@ impl fmt::Display for JobId {
     }
 }
 
-/// Stable name of a node: `--node-rank`, a scheduler's index, or an id kept on disk.
+/// Stable name of a node: `--node-rank`, the scheduler's index, or an id kept on disk.
 ///
-/// Nodes are ordered by this id, so that rank 0 stays where it was: ids that are numbers come
-/// first and by value, all others follow in lexical order.
+/// Nodes are ordered by this id, so that rank 0 stays where it was: numeric ids come first, by
+/// value; all others follow in lexical order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodeId(pub String);

@@ -1,62 +1,65 @@
-//! When the training network is idle, and what fits into that time (Gemini §5.2: profile, Algorithm 2; §5.3: frequency).
+//! The idle times of the training network, and what fits into them (Gemini §5.2: profile, Algorithm
+//! 2; §5.3: frequency).
 //!
-//! A profile has one idle span before the first collective of an iteration, one after each, in order. Whoever sends
-//! follows the collectives by counting them, so that a slow phase moves all later spans with it.
+//! A profile has one idle span before the first collective of an iteration and one after each, in
+//! order. The sender follows the collectives by counting them, so that a slow phase shifts all
+//! later spans with it.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Iterations that make a profile (Gemini §5.2).
+/// Number of iterations in a profile (Gemini §5.2).
 pub const PROFILED: usize = 20;
-/// Part of an idle span that is used: γ of Algorithm 2. What varies from iteration to iteration is not in the profile's spans;
-/// the rest is for clocks and for what is under way.
+/// Fraction of an idle span that is used: γ of Algorithm 2. The profile's spans already exclude
+/// what varies between iterations; the rest is a margin for clocks and for data in flight.
 pub const TRUST: f64 = 0.97;
-/// Iterations that are looked at to tell whether the pattern has moved.
+/// Number of recent iterations that decide whether the pattern has changed.
 const WATCHED: usize = 10;
-/// Total idle time that differs by more than this part is another pattern.
+/// A pattern has changed if its total idle time differs by more than this fraction.
 const MOVED: f64 = 0.25;
-/// A copy is never spread over more iterations than this: after that it takes the network as it is.
+/// Maximum number of iterations over which a copy is spread; beyond that it is sent without regard
+/// for idle times.
 pub const INTERVAL_MAX: u64 = 100;
 
-/// One iteration as it was seen.
+/// One observed iteration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Iteration {
-    /// From the end of one step to the end of the next.
+    /// Time from the end of one step to the end of the next.
     pub length: Duration,
     /// Idle time before the first collective and after each.
     pub idle: Vec<Duration>,
 }
 
-/// A profile as it stays for the next worker in the same place.
+/// A profile saved for the next worker in the same place.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Kept {
-    /// Ranks when it was made: with another number the pattern is another one.
+    /// Number of ranks at the time: with another number, the pattern differs.
     pub world_size: u64,
     /// The profile.
     pub iteration: Iteration,
 }
 
 impl Iteration {
-    /// Idle time in all.
+    /// Returns the total idle time.
     #[must_use]
     pub fn idle_total(&self) -> Duration {
         self.idle.iter().sum()
     }
 }
 
-/// What is known of the pattern after an iteration.
+/// What is known about the pattern after an iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Not enough was seen yet.
+    /// Too few iterations were seen.
     Learning,
-    /// The profile is there and holds.
+    /// The profile exists and matches.
     Known,
-    /// What is seen is not what was profiled: profile again.
+    /// The pattern has changed, so it is profiled again.
     Moved,
 }
 
-/// Learns the pattern of a training loop and notices when it moves.
+/// Learns the pattern of a training loop and detects when it changes.
 #[derive(Clone, Debug, Default)]
 pub struct Profiler {
     seen: Vec<Iteration>,
@@ -65,19 +68,19 @@ pub struct Profiler {
 }
 
 impl Profiler {
-    /// Starts with a profile of an earlier life of the same worker.
+    /// Creates a profiler, with the profile of an earlier life of the same worker if there is one.
     #[must_use]
     pub fn with(profile: Option<Iteration>) -> Self {
         Profiler { profile, ..Profiler::default() }
     }
 
-    /// The profile, once there is one.
+    /// Returns the profile, once it exists.
     #[must_use]
     pub fn profile(&self) -> Option<&Iteration> {
         self.profile.as_ref()
     }
 
-    /// Takes an iteration in.
+    /// Records one iteration.
     pub fn observe(&mut self, iteration: Iteration) -> Verdict {
         let Some(profile) = &self.profile else {
             self.seen.push(iteration);
@@ -109,8 +112,9 @@ fn alike(profile: &Iteration, seen: &Iteration) -> bool {
     seen.idle.len() == profile.idle.len() && (was - is).abs() <= MOVED * was.max(is)
 }
 
-/// Medians over those iterations that have the most common number of collectives, each span less twice its median deviation, so
-/// that it is at least that long nine times in ten. No spans when the number of collectives has no pattern.
+/// Returns medians over the iterations that have the most common number of collectives. Each span
+/// is reduced by twice its median deviation, so that it is at least that long nine times in ten.
+/// There are no spans if the number of collectives has no pattern.
 fn typical(seen: &[Iteration]) -> Iteration {
     let mut by_count: BTreeMap<usize, Vec<&Iteration>> = BTreeMap::new();
     for iteration in seen {
@@ -135,12 +139,12 @@ fn median(mut of: Vec<Duration>) -> Duration {
     of.get(of.len() / 2).copied().unwrap_or_default()
 }
 
-/// What sending costs: `latency + bytes / bytes_per_second` per chunk (f(x) of Algorithm 2).
+/// The cost of sending a chunk: `latency + bytes / bytes_per_second` (f(x) of Algorithm 2).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
     /// α, in seconds.
     pub latency: f64,
-    /// B.
+    /// B: the bandwidth.
     pub bytes_per_second: f64,
 }
 
@@ -159,12 +163,13 @@ impl Cost {
 pub struct Chunk {
     /// Index of the idle span.
     pub span: usize,
-    /// Its bytes.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-/// Algorithm 2: cuts `bytes` into chunks of at most one sub-buffer and lays them into the idle spans, in order. What fits
-/// nowhere is the last span's: it ends with the iteration, and nothing waits behind it but the next iteration.
+/// Algorithm 2: splits `bytes` into chunks of at most one sub-buffer and assigns them to the idle
+/// spans, in order. The remainder goes into the last span: it ends with the iteration, and delays
+/// nothing but the next iteration.
 #[must_use]
 pub fn schedule(idle: &[Duration], bytes: u64, buffer: u64, cost: Cost) -> Vec<Chunk> {
     let (mut left, mut chunks) = (bytes, Vec::new());
@@ -184,7 +189,7 @@ pub fn schedule(idle: &[Duration], bytes: u64, buffer: u64, cost: Cost) -> Vec<C
     chunks
 }
 
-/// Bytes that the idle spans of one iteration take, chunk by chunk.
+/// Returns the number of bytes that the idle spans of one iteration can carry, chunk by chunk.
 #[must_use]
 pub fn capacity(idle: &[Duration], buffer: u64, cost: Cost) -> u64 {
     let fits = |length: &Duration| {
@@ -195,7 +200,8 @@ pub fn capacity(idle: &[Duration], buffer: u64, cost: Cost) -> u64 {
     idle.iter().map(fits).sum()
 }
 
-/// Iterations from one copy to the next so that none needs more than the idle time between (Gemini §5.3).
+/// Returns the iterations between copies so that no copy needs more than the idle time available
+/// (Gemini §5.3).
 #[must_use]
 pub fn interval(bytes: u64, capacity: u64) -> u64 {
     bytes.div_ceil(capacity.max(1)).clamp(1, INTERVAL_MAX)

@@ -1,12 +1,12 @@
-//! The named invariants: one enum, one home. The simulator checks all of them after every event;
-//! the coordinator checks those that concern its own state and stops (to be restarted from the
-//! store) rather than go on with a broken one.
+//! The named invariants. The simulator checks all of them after every event. The coordinator checks
+//! those that concern its own state; if one is broken, it stops, to be restarted from the store,
+//! rather than continue.
 
 use crate::message::World;
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// A property that no sequence of faults may break.
+/// A property that must survive any sequence of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum InvariantId {
     /// INV-01: at most one generation of a job trains at any time.
@@ -19,30 +19,33 @@ pub enum InvariantId {
     OneOwner,
     /// INV-05: no more restarts than the budget allows.
     BudgetKept,
-    /// INV-06: after faults stop, the job is at full size within a bound, or has ended for a stated reason.
+    /// INV-06: once faults stop, the job reaches full size within a bound, or has ended for a
+    /// stated reason.
     FullSizeAfterQuiet,
-    /// INV-07: no worker starts for a generation that the store does not hold.
+    /// INV-07: no worker starts for a generation that is not in the store.
     PersistBeforePromise,
     /// INV-08: a node with a living connection is a member.
     LiveNodeIsMember,
     /// INV-09: all ranks of a generation restore the same step, and each of them has offered it.
     OneRestoreStep,
-    /// INV-10: taking in nodes that wait loses no step.
+    /// INV-10: growing the world with waiting nodes loses no step.
     GrowingLosesNothing,
-    /// INV-11: a step that all nodes held with its copies is restored as long as one good copy of each shard is left.
+    /// INV-11: a step that all nodes held with its copies can be restored as long as one good copy
+    /// of each shard remains.
     CommittedIsKept,
-    /// INV-12: ranks are said to hold something else than the others only where they do.
+    /// INV-12: ranks are reported as different from the others only where they are.
     OnlyTheOddAreNamed,
-    /// INV-13: only machines that have failed themselves are left out for that.
+    /// INV-13: only machines that have failed themselves are excluded for a failure.
     OnlyTheBrokenAreLeftOut,
     /// INV-14: every microsecond of every place for a rank has exactly one category.
     TimeIsWhole,
-    /// INV-15: where all ranks hold the same, none goes on from another's capture while all still have their own of a common step.
+    /// INV-15: where all ranks hold the same state, no rank restores another's capture while every
+    /// rank still has its own capture of a common step.
     OwnStateFirst,
 }
 
 impl InvariantId {
-    /// Number used in logs and documents.
+    /// Returns the number used in logs and documents.
     #[must_use]
     pub fn number(self) -> u32 {
         self as u32 + 1
@@ -55,7 +58,8 @@ impl fmt::Display for InvariantId {
     }
 }
 
-/// INV-03 on one world: nodes are distinct and ranks are `0..size` without a gap or overlap.
+/// Checks INV-03 on one world: nodes are distinct, and ranks are `0..size` without gaps or
+/// overlaps.
 #[must_use]
 pub fn rank_once(world: &World) -> bool {
     let nodes: BTreeSet<_> = world.slots.iter().map(|s| &s.node).collect();

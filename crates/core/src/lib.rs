@@ -1,11 +1,12 @@
-//! everstep-core decides. It holds no clock, no socket, no file, no thread and no randomness:
+//! The decision logic of everstep, without clocks, sockets, files, threads or randomness. Events
+//! and the current time go in, commands come out:
 //!
 //! ```text
 //!  events ──> handle(now, event) ──> state ──> poll() ──> commands
 //!                                    deadline() ──> when to call handle(now, Tick) next
 //! ```
 //!
-//! Two state machines live here: [`coordinator::Coordinator`] (one per cluster) and
+//! There are two state machines: [`coordinator::Coordinator`] (one per cluster) and
 //! [`agent::Agent`] (one per node). The drivers in `crates/everstep` and the simulator in
 //! `crates/sim` feed them the same events and carry out the same commands.
 #![forbid(unsafe_code)]
@@ -37,7 +38,8 @@ pub mod stacks;
 pub mod survival;
 pub mod time;
 
-/// True when the named bug is switched on. Always false outside the simulator's planted-bug runs.
+/// Evaluates to `true` if the named bug is planted; always `false` outside the simulator's
+/// planted-bug runs.
 #[cfg(feature = "planted")]
 macro_rules! is_planted {
     ($self:expr, $bug:ident) => {

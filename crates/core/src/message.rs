@@ -1,4 +1,4 @@
-//! What the coordinator and the agents say to each other. Types only: bytes are `wire`'s business.
+//! The messages between the coordinator and the agents, as types only: `wire` encodes them.
 
 pub use crate::failure::{Cause, Ended, Failure, HangEvidence, HowEnded, Outcome, Sign};
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Rank, Step};
@@ -12,224 +12,226 @@ use crate::time::Time;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// First message on every connection: who this is, and everything the coordinator may have missed.
+/// The first message on a connection: who the node is, and what the coordinator may have missed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// Node id, unique in the job.
     pub node: NodeId,
-    /// This life of the agent.
+    /// Life of the agent.
     pub incarnation: Incarnation,
-    /// What the job needs; must equal the other nodes' spec.
+    /// What the job needs; all nodes must present the same spec.
     pub spec: JobSpec,
-    /// Host that other nodes reach this one by.
+    /// Host at which other nodes reach this one.
     pub host: String,
-    /// Workers that this node runs (`--nproc-per-node`).
+    /// Number of workers on this node (`--nproc-per-node`).
     pub workers: u32,
     /// Port of a fresh process-group store, in case this node leads the next world.
     pub store_port: u16,
-    /// Port that replicas are sent to and fetched from; 0 for none.
+    /// Port for sending and fetching replicas; 0 for none.
     #[serde(default)]
     pub replica_port: u16,
     /// Nodes with the same failure domain may fail together (`--failure-domain`); empty: unknown.
     #[serde(default)]
     pub domain: String,
-    /// Role of its workers (`--role`).
+    /// Role of the node's workers (`--role`).
     #[serde(default)]
     pub role: String,
-    /// Highest generation this life of the agent has started or fenced.
+    /// Highest generation that this life of the agent has started or fenced.
     pub seen: Generation,
-    /// Workers alive or exited in the generation that this agent still runs.
+    /// Workers, alive or exited, of the generation that this agent still runs.
     pub running: Option<Running>,
 }
 
 /// State of the workers of one generation on one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Running {
-    /// Their generation.
+    /// Generation of the workers.
     pub generation: Generation,
     /// First failure among them, if any.
     pub failure: Option<Failure>,
-    /// The scripts of all of them are over, and so are their processes.
+    /// The scripts of all workers are over, and so are their processes.
     pub finished: bool,
     /// Some worker has completed a step that it did not restore.
     pub progressed: bool,
-    /// Workers whose script is over.
+    /// Workers whose scripts are over.
     #[serde(default)]
     pub ended: Vec<Ended>,
 }
 
-/// Whom a node is tested with.
+/// A node to test a collective with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partner {
     /// The other node.
     pub node: NodeId,
-    /// Host of the store where both meet.
+    /// Host of the store at which the two nodes meet.
     pub host: String,
-    /// Its port.
+    /// Port of that store.
     pub port: u16,
-    /// This node's ranks come first; the store is its own.
+    /// This node's ranks come first, and it serves the store.
     pub first: bool,
 }
 
-/// How a node's part of a round of a check went.
+/// The result of one node's part in a round of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checked {
-    /// [`Order::Check`]'s.
+    /// The check, as in [`Order::Check`].
     pub check: Time,
-    /// Its round.
+    /// The round, as in [`Order::Check`].
     pub round: u32,
-    /// How fast it is, or why it could not even do its own work; `None`: it was not asked.
+    /// The node's speed, or why its own work failed; `None`: it was not asked to measure itself.
     pub speed: Option<Result<Speed, String>>,
-    /// By partner: microseconds of the collective, `None` when it failed.
+    /// By partner: duration of the collective in microseconds, or `None` if it failed.
     pub pairs: Vec<(NodeId, Option<u64>)>,
-    /// Nothing could be checked, which says nothing of the machine.
+    /// Why nothing could be checked, which is no evidence about the machine.
     pub cannot: Option<String>,
 }
 
-/// From an agent to the coordinator.
+/// A message from an agent to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
     /// A worker failed.
     WorkerFailed {
-        /// its generation
+        /// Generation of the worker.
         generation: Generation,
-        /// what happened
+        /// What happened.
         failure: Failure,
     },
-    /// Something shows that is wrong with the machine; no worker need have failed.
+    /// The machine shows a problem; no worker need have failed.
     Signed(Sign),
     /// This node's part of a round of a check is over.
     Checked(Checked),
-    /// The script of a worker is over: its interpreter shuts down, or it has exited with 0.
+    /// A worker's script is over: its interpreter is shutting down, or it has exited with 0.
     Ended {
-        /// its generation
+        /// Generation of the worker.
         generation: Generation,
-        /// which worker, and how far it is
+        /// The worker, and how far its end has come.
         ended: Ended,
     },
     /// The scripts of all workers of this node are over, and so are their processes.
     Finished {
-        /// their generation
+        /// Generation of the workers.
         generation: Generation,
     },
     /// No worker of this generation or an older one is alive on this node.
     Stopped {
-        /// the generation that was fenced
+        /// The generation that was fenced.
         generation: Generation,
-        /// port of a fresh process-group store
+        /// Port of a fresh process-group store.
         store_port: u16,
-        /// steps that every worker of this node had completed
+        /// Steps that every worker of this node had completed.
         reached: Option<Step>,
     },
-    /// The first new step of a generation is complete on this node; told again when it is known only later from where its workers go on.
+    /// The first new step of a generation is complete on this node. Sent again if the step that the
+    /// workers continue from becomes known only later.
     FirstStep {
-        /// its generation
+        /// Generation of the workers.
         generation: Generation,
-        /// the step
+        /// Steps completed.
         step: Step,
-        /// the step that they go on from; `None`: not known
+        /// The step that the workers continue from; `None`: not known.
         from: Option<Step>,
     },
-    /// What this node's memory holds, told before its ranks' offers.
+    /// The contents of this node's memory, sent before the offers of its ranks.
     Holds {
-        /// the generation that is starting
+        /// The generation that is starting.
         generation: Generation,
-        /// shards: its own ranks', copies of others'
+        /// Shards of its own ranks, and copies of others'.
         held: Vec<Holding>,
-        /// parity shards
+        /// Parity shards.
         #[serde(default)]
         parity: Vec<Parity>,
     },
-    /// A rank says which shards it could restore.
+    /// The shards that a rank could restore.
     Offers {
-        /// its generation
+        /// Generation of the rank.
         generation: Generation,
-        /// whose
+        /// The rank.
         rank: Rank,
-        /// which
+        /// Its offers.
         offers: Offers,
     },
-    /// A rank could not read what it was told to restore.
+    /// A rank could not read the shard that it was told to restore.
     RestoreFailed {
-        /// its generation
+        /// Generation of the rank.
         generation: Generation,
-        /// whose
+        /// The rank.
         rank: Rank,
-        /// the step
+        /// The step to restore.
         step: Step,
-        /// where it was to come from
+        /// The tier it was to be read from.
         tier: Tier,
     },
-    /// All workers of this node have sealed a step: it can be replicated. Also: the step that was named cannot be.
+    /// All workers of this node have sealed a step, so that it can be replicated; or the step that
+    /// the coordinator named cannot be.
     Sealed {
-        /// their generation
+        /// Generation of the workers.
         generation: Generation,
-        /// newest step that all of them have sealed
+        /// Newest step that all of them have sealed.
         step: Step,
-        /// what is to be kept of it beside their own
+        /// The redundancy wanted in addition to each rank's own shard.
         wish: Redundancy,
-        /// round of the step that cannot be replicated; `None`: this node takes part (again)
+        /// Round of the step that cannot be replicated; `None`: this node takes part (again).
         instead: Option<u64>,
     },
     /// All of this node's shards of a step are sealed and have their replicas.
     Replicated {
-        /// generation that captured them
+        /// Generation that captured them.
         generation: Generation,
-        /// the step
+        /// The step.
         step: Step,
-        /// newest step that all workers of this node have sealed
+        /// Newest step that all workers of this node have sealed.
         sealed: Step,
-        /// what tells each rank's state from another, where ranks hold the same
+        /// Digest of each rank's state, where all ranks should hold the same.
         digests: Vec<(Rank, u64)>,
-        /// [`Order::Replicate`]'s, so that nothing late is taken for the step at hand
+        /// The round of [`Order::Replicate`], so that a late report is not taken for a current one.
         round: u64,
     },
-    /// A rank's shard is on durable storage, not yet published.
+    /// A rank's shard is on durable storage, but not yet published.
     ShardWritten {
-        /// its generation
+        /// Generation of the rank.
         generation: Generation,
-        /// state after this many steps
+        /// State after this many steps.
         step: Step,
-        /// directory of the user's checkpoints
+        /// Directory of the user's checkpoints.
         directory: String,
-        /// the file
+        /// The shard's file.
         shard: ShardFile,
     },
     /// A durable checkpoint became visible.
     Published {
-        /// generation that wrote it
+        /// Generation that wrote it.
         generation: Generation,
-        /// its step
+        /// Step of the checkpoint.
         step: Step,
     },
-    /// The agent was asked to stop (TERM, INT); the whole job should.
+    /// The agent received a signal to stop (TERM, INT); the whole job should stop.
     StopRequested {
-        /// number of the signal
+        /// Number of the signal.
         signal: i32,
-        /// step at whose end all ranks can stop together; `None` when steps are not known
+        /// Step at whose end all ranks can stop together; `None` if steps are not known.
         at: Option<Step>,
     },
-    /// A step that no rank will have passed, as asked for.
+    /// A step that no rank will have passed, in answer to [`Order::ProposeStep`].
     StepProposed {
-        /// generation that runs
+        /// Generation of the workers.
         generation: Generation,
-        /// the step; `None` when the workers report no steps
+        /// The step; `None` if the workers report no steps.
         step: Option<Step>,
     },
-    /// Time for a durable checkpoint.
+    /// A durable checkpoint is due.
     PersistDue {
-        /// generation that asks
+        /// Generation that asks.
         generation: Generation,
-        /// step that all ranks can still mark for it
+        /// Step that all ranks can still mark for it.
         at: Step,
     },
-    /// Snapshots should be so many steps apart.
+    /// The interval between snapshots should change.
     SnapshotEvery {
-        /// generation that asks
+        /// Generation that asks.
         generation: Generation,
-        /// step that no rank has passed
+        /// Step that no rank has passed.
         from: Step,
-        /// steps
+        /// New interval, in steps.
         every: u64,
     },
 }
@@ -237,32 +239,33 @@ pub enum Report {
 /// One node's part of a world.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
-    /// Which node.
+    /// The node.
     pub node: NodeId,
-    /// Which life of its agent.
+    /// Life of its agent.
     pub incarnation: Incarnation,
-    /// Global rank of its local rank 0.
+    /// Global rank of the node's local rank 0.
     pub first_rank: Rank,
-    /// Number of its workers.
+    /// Number of workers on the node.
     pub workers: u32,
-    /// Host that the others reach it by.
+    /// Host at which the other nodes reach it.
     pub host: String,
-    /// Its process-group store for this generation.
+    /// Port of its process-group store for this generation.
     pub store_port: u16,
-    /// Role of its workers.
+    /// Role of the node's workers.
     #[serde(default)]
     pub role: String,
 }
 
 impl Slot {
-    /// Its ranks.
+    /// Returns the global ranks of the node's workers.
     #[must_use]
     pub fn ranks(&self) -> Range<u32> {
         self.first_rank.0..self.first_rank.0 + self.workers
     }
 }
 
-/// The ranks of one generation, ordered by node id. The first slot leads: it serves the process-group store.
+/// The ranks of one generation, ordered by node id. The first slot leads: it serves the
+/// process-group store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct World {
     /// Nodes in rank order.
@@ -270,19 +273,19 @@ pub struct World {
 }
 
 impl World {
-    /// Number of ranks.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn size(&self) -> u32 {
         self.slots.iter().map(|s| s.workers).sum()
     }
 
-    /// The part of `node`, if it is in this world.
+    /// Returns the slot of `node`, if it is in this world.
     #[must_use]
     pub fn slot(&self, node: &NodeId) -> Option<&Slot> {
         self.index(node).and_then(|i| self.slots.get(i))
     }
 
-    /// The part that `rank` is in.
+    /// Returns the slot that contains `rank`.
     #[must_use]
     pub fn slot_of(&self, rank: Rank) -> Option<&Slot> {
         self.slots.iter().find(|s| s.ranks().contains(&rank.0))
@@ -292,7 +295,7 @@ impl World {
         self.slots.binary_search_by(|s| s.node.cmp(node)).ok()
     }
 
-    /// Everything that `node` needs to start its workers, if it is in this world.
+    /// Returns everything that `node` needs to start its workers, if it is in this world.
     #[must_use]
     pub fn place(&self, node: &NodeId, size: u32) -> Option<Place> {
         let index = self.index(node)?;
@@ -312,10 +315,11 @@ impl World {
     }
 }
 
-/// One node's place in a world. Of constant size: a world of N nodes costs N short messages, not N copies of itself.
+/// One node's place in a world. Its size is constant: a world of N nodes costs N short messages,
+/// not N copies of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// The node's own part.
+    /// The node's own slot.
     pub slot: Slot,
     /// Position of the node, `0..group_world_size`.
     pub group_rank: u32,
@@ -334,159 +338,160 @@ pub struct Place {
     pub leader_port: u16,
 }
 
-/// From the coordinator to an agent. All orders carry the epoch of their sender in the envelope.
+/// An order from the coordinator to an agent. Its envelope contains the sender's epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
     /// The connection is accepted.
     Welcome {
-        /// life of the coordinator
+        /// Life of the coordinator.
         epoch: Epoch,
     },
     /// This agent may not take part.
     Refused {
-        /// a sentence for the user
+        /// A sentence for the user.
         why: String,
-        /// exit code
+        /// Exit code.
         code: i32,
     },
     /// Start the workers of a generation.
     Start {
-        /// the generation
+        /// The generation.
         generation: Generation,
-        /// this node's part
+        /// This node's part in it.
         place: Place,
-        /// restarts used so far (`TORCHELASTIC_RESTART_COUNT`)
+        /// Restarts used so far (`TORCHELASTIC_RESTART_COUNT`).
         restarts: u32,
-        /// restarts allowed (`TORCHELASTIC_MAX_RESTARTS`)
+        /// Restarts allowed (`TORCHELASTIC_MAX_RESTARTS`).
         max_restarts: u32,
     },
     /// End every worker of this generation and older ones, then report [`Report::Stopped`].
     Fence {
-        /// the newest generation to end
+        /// The newest generation to end.
         generation: Generation,
-        /// first ask the workers where they are
+        /// Collect the workers' stacks first.
         #[serde(default)]
         stacks: bool,
     },
-    /// Pass a signal to the workers and let them finish (the job is stopping).
+    /// Pass a signal to the workers and let them finish: the job is stopping.
     Signal {
-        /// the generation meant
+        /// The generation meant.
         generation: Generation,
-        /// number of the signal
+        /// Number of the signal.
         signal: i32,
-        /// stop at the end of this step; `None`: as soon as possible
+        /// Stop at the end of this step; `None`: as soon as possible.
         at: Option<Step>,
     },
     /// Persist the snapshot of this step.
     PersistAt {
-        /// the generation meant
+        /// The generation meant.
         generation: Generation,
-        /// the step
+        /// The step.
         step: Step,
     },
-    /// From this step on, capture those that are multiples of `every`.
+    /// From this step on, capture the steps that are multiples of `every`.
     SnapshotEvery {
-        /// the generation meant
+        /// The generation meant.
         generation: Generation,
-        /// first step
+        /// First step.
         from: Step,
-        /// steps
+        /// Interval in steps.
         every: u64,
     },
-    /// The world is about to change: name a step that no rank will have passed.
+    /// The world is about to change: propose a step that no rank will have passed.
     ProposeStep {
-        /// the generation meant
+        /// The generation meant.
         generation: Generation,
     },
     /// Persist the snapshot of this step, and wait there for the next world.
     HoldAt {
-        /// the generation meant
+        /// The generation meant.
         generation: Generation,
-        /// the step; `None`: go on, the world stays as it is
+        /// The step; `None`: continue, the world stays as it is.
         step: Option<Step>,
     },
     /// All ranks restore this step (`None`: nothing to restore, a fresh start).
     Restore {
-        /// the generation meant
+        /// The generation meant.
         generation: Generation,
-        /// the step
+        /// The step.
         step: Option<Step>,
-        /// where to read it, for each rank of the node that is told; empty when `step` is `None`
+        /// Sources to read it from, for each rank of this node; empty if `step` is `None`.
         sources: Vec<Source>,
-        /// it is in memory only: whoever has just come back makes it durable, too
+        /// The step exists only in memory: ranks that have restored it also make it durable.
         persist: bool,
-        /// highest step that all ranks had completed before
+        /// Highest step that all ranks had completed before.
         #[serde(default)]
         best: Option<Step>,
     },
     /// Replicate the first step from `next` on that all workers of this node have sealed.
     Replicate {
-        /// the generation meant
+        /// The generation meant.
         generation: Generation,
-        /// to and from whom
+        /// The nodes to send replicas to and to receive them from.
         plan: Replication,
-        /// the step
+        /// First step that qualifies.
         next: Step,
-        /// counts the steps that were named in this generation
+        /// Counts the steps named in this generation.
         round: u64,
     },
-    /// A step is held by all nodes with all its replicas: older versions may go. Then as [`Order::Replicate`].
+    /// All nodes hold a step with all its replicas, so older versions may be dropped. Then continue
+    /// as for [`Order::Replicate`].
     Committed {
-        /// the generation meant
+        /// The generation meant.
         generation: Generation,
-        /// the step
+        /// The committed step.
         step: Step,
-        /// the step after it
+        /// First step that qualifies for the next round.
         next: Step,
-        /// as in [`Order::Replicate`]
+        /// As in [`Order::Replicate`].
         round: u64,
     },
     /// All shards of a step are written: write the manifest and make the checkpoint visible.
     Publish {
-        /// generation that wrote the shards
+        /// Generation that wrote the shards.
         generation: Generation,
-        /// its step
+        /// The step.
         step: Step,
-        /// the user's directory
+        /// The user's directory.
         directory: String,
-        /// one per rank
+        /// One file per rank.
         shards: Vec<ShardFile>,
     },
-    /// A checkpoint is visible on durable storage: its slots may be reused, whoever waits for it may go on.
+    /// A checkpoint is visible on durable storage: release its slots and those who wait for it.
     Durable {
-        /// generation that wrote it
+        /// Generation that wrote it.
         generation: Generation,
-        /// its step
+        /// The step.
         step: Step,
     },
-    /// There is no place in the world for this node now, but there may be one soon: be ready.
+    /// The world has no place for this node now, but may have one soon: be ready.
     StandBy,
-    /// No workers run here: show that this machine works, by itself and with others.
+    /// No workers run here: test this machine, alone and together with others.
     Check {
-        /// which check
+        /// The check, named by the time at which it began.
         check: Time,
-        /// its round
+        /// Round of the check.
         round: u32,
-        /// measure itself first
+        /// Measure this machine first.
         measure: bool,
-        /// whom to test with, at the same time
+        /// Nodes to test with, all at the same time.
         partners: Vec<Partner>,
     },
     /// This node has no part in the world.
     Idle {
-        /// it is left out
+        /// Whether the node is excluded.
         excluded: bool,
     },
-    /// Something for people to read on this node's console.
+    /// A message for people on this node's console.
     Notice {
-        /// a sentence
+        /// A sentence.
         what: String,
     },
-    /// The job is over: stop what is left, clean up and exit.
+    /// The job is over: end the remaining workers, clean up and exit.
     End {
-        /// exit code of `everstep run`
+        /// Exit code of `everstep run`.
         code: i32,
-        /// what happened, for the user, cause first
+        /// What happened, for the user, cause first.
         why: String,
     },
 }

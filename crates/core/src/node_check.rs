@@ -1,88 +1,92 @@
-//! Which of these nodes is bad, or slow? At most three rounds of pairs; a pair runs a real collective, and in the first round each node
-//! measures itself. DLRover's check has two rounds and calls a node faulty that fails twice (its paper, section 3.3); here a test that passes
-//! clears both of its nodes, and only failures with two nodes that were cleared speak against one. What can also be a link is said to be so.
+//! A check that finds bad or slow nodes in at most three rounds of pairs. A pair runs a real
+//! collective; in the first round, each node also measures itself. DLRover's check has two rounds
+//! and calls a node faulty that fails twice (its paper, section 3.3). Here, a test that passes
+//! clears both of its nodes, and only failures with two cleared nodes count against a node. What
+//! can also be a link is reported as such.
 //!
 //! ```text
-//!  round 1   all in pairs                                a pass clears both
-//!  round 2   who is not cleared, with one who is         fails with two that are cleared: faulty
-//!  round 3   the same with yet another                    failed between two that are cleared: the link
+//!  round 1   all nodes, in pairs                      a pass clears both
+//!  round 2   each uncleared node, with a cleared one   fails with two cleared nodes: faulty
+//!  round 3   the same, with another cleared one        fails between cleared nodes: the link
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most rounds of pairs.
+/// Maximum number of rounds of pairs.
 pub const ROUNDS: u32 = 3;
-/// A node whose own work takes this many percent of the median node's is slow (as in DLRover): less is noise where nodes share processors.
+/// A node is slow if its own work takes this many percent of the median node's (as in DLRover);
+/// less is noise where nodes share CPUs.
 const SLOW_PERCENT: u64 = 200;
-/// A pair whose collective takes this many percent of the median pair's is slow: networks differ more than processors do.
+/// A pair is slow if its collective takes this many percent of the median pair's: networks differ
+/// more than CPUs do.
 const SLOW_PAIR_PERCENT: u64 = 250;
-/// A good node may test so many others at the same time, where good ones are few.
+/// Number of nodes that a good node may test at the same time, if good nodes are few.
 const AT_ONCE: usize = 4;
-/// So many must have been measured before a median says something.
+/// Number of measurements needed for a meaningful median.
 const FOR_A_MEDIAN: usize = 3;
 
-/// How a pair's collective went.
+/// The result of a pair's collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Right, in so many microseconds.
+    /// The result was correct and in time.
     Passed {
-        /// on the slower of both sides
+        /// Duration in microseconds, on the slower side.
         micros: u64,
     },
-    /// Wrong, not in time, or not at all.
+    /// The result was wrong, late or missing.
     Failed,
 }
 
-/// Microseconds of a node's own work, alike on all nodes.
+/// Durations of a node's own work in microseconds; the work is the same on all nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Speed {
     /// A matrix multiplication, on the slowest of its devices.
     pub compute: u64,
-    /// Copying memory there.
+    /// A copy within that device's memory.
     pub memory: u64,
 }
 
-/// What one node is to do in a round.
+/// The task of one node in a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
-    /// Who.
+    /// The node.
     pub node: usize,
-    /// With whom: at the same time, each in a test of its own.
+    /// Its partners, all tested at the same time, each in a test of its own.
     pub peers: Vec<usize>,
-    /// Measure itself first.
+    /// Whether the node measures itself first.
     pub measure: bool,
 }
 
-/// What was found.
+/// The results of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// Nodes that are certainly bad, and what shows it.
+    /// Nodes that are certainly bad, and the evidence.
     pub faulty: BTreeMap<usize, String>,
-    /// Nodes that work, but slowly, and what shows it.
+    /// Nodes that work, but slowly, and the evidence.
     pub slow: BTreeMap<usize, String>,
-    /// Between two good nodes.
+    /// Bad links between two good nodes.
     pub links: BTreeSet<(usize, usize)>,
-    /// All that is bad beside those above is among these, or between two of them.
+    /// Any further bad nodes are among these, and any further bad links between them.
     pub suspects: BTreeSet<usize>,
-    /// Nothing is known of these.
+    /// Nodes without any evidence.
     pub untested: BTreeSet<usize>,
 }
 
 impl Findings {
-    /// Nothing was found.
+    /// Returns whether nothing was found.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         *self == Findings::default()
     }
 }
 
-/// A check of the nodes `0..nodes`.
+/// A check of the nodes `0..nodes`, given by index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeCheck {
     nodes: usize,
     round: u32,
     tests: BTreeMap<(usize, usize), Outcome>,
-    /// The round in which a pair was last tried, and how often it was.
+    /// The round in which a pair was last tried, and the number of tries.
     tried: BTreeMap<(usize, usize), (u32, u32)>,
     speeds: BTreeMap<usize, Speed>,
     broken: BTreeMap<usize, String>,
@@ -93,7 +97,7 @@ fn pair(a: usize, b: usize) -> (usize, usize) {
     (a.min(b), a.max(b))
 }
 
-/// The value in the middle of at least [`FOR_A_MEDIAN`].
+/// Returns the median of at least [`FOR_A_MEDIAN`] values.
 fn median(of: impl Iterator<Item = u64>) -> Option<u64> {
     let mut all: Vec<u64> = of.collect();
     all.sort_unstable();
@@ -101,7 +105,7 @@ fn median(of: impl Iterator<Item = u64>) -> Option<u64> {
 }
 
 impl NodeCheck {
-    /// Nothing is known yet.
+    /// Starts a check of `nodes` nodes.
     #[must_use]
     pub fn new(nodes: usize) -> Self {
         NodeCheck {
@@ -115,17 +119,17 @@ impl NodeCheck {
         }
     }
 
-    /// Rounds so far.
+    /// Returns the number of rounds so far.
     #[must_use]
     pub fn round(&self) -> u32 {
         self.round
     }
 
-    /// A node has measured itself, or could not.
+    /// Records a node's own measurement, or why it failed.
     pub fn measured(&mut self, node: usize, speed: Result<Speed, String>) {
         match speed {
             Ok(speed) => {
-                // The better of two: a neighbour may have been busy the first time.
+                // Keep the better of two: a neighbour may have been busy the first time.
                 let best = self.speeds.entry(node).or_insert(speed);
                 best.compute = best.compute.min(speed.compute);
                 best.memory = best.memory.min(speed.memory);
@@ -136,13 +140,14 @@ impl NodeCheck {
         }
     }
 
-    /// A node does not answer any more, which says nothing of those it was tested with.
+    /// Records that a node no longer responds, which is no evidence against its partners.
     pub fn gone(&mut self, node: usize) {
         self.gone.insert(node);
         self.tests.retain(|(a, b), outcome| *outcome != Outcome::Failed || (*a != node && *b != node));
     }
 
-    /// One side of a pair says how it went; the worse of both counts, and the later of two tries.
+    /// Records one side's result of a pair. The worse of both sides counts, and the later of two
+    /// tries.
     pub fn tested(&mut self, a: usize, b: usize, outcome: Outcome) {
         if self.gone.contains(&a) || self.gone.contains(&b) {
             return;
@@ -159,8 +164,8 @@ impl NodeCheck {
         };
     }
 
-    /// What each node is to do now; empty when nothing more can be learned, or the rounds are used up. Call it when all of the last
-    /// round is known.
+    /// Returns the tasks of the next round; empty if nothing more can be learned, or no rounds are
+    /// left. Call it when all results of the last round are known.
     pub fn next_round(&mut self) -> Vec<Task> {
         if self.round == ROUNDS {
             return Vec::new();
@@ -183,7 +188,8 @@ impl NodeCheck {
         (0..self.nodes / 2).map(|i| (2 * i, 2 * i + 1)).collect()
     }
 
-    /// Who is not cleared, with one who is and has not tested it yet; those for whom there is none, with each other.
+    /// Pairs each uncleared node with a cleared one that has not tested it yet; the rest with each
+    /// other.
     fn retests(&self) -> Vec<(usize, usize)> {
         let cleared = self.cleared();
         let faulty = self.faulty(&cleared);
@@ -201,7 +207,7 @@ impl NodeCheck {
                 None => left.push(node),
             }
         }
-        // What failed once with a good node in it may have been a moment's noise.
+        // A single failure together with a good node may have been momentary noise.
         for (a, b) in self.doubtful(&cleared).filter(|(a, b)| !faulty.contains_key(a) && !faulty.contains_key(b)) {
             if [a, b].iter().all(|n| load.get(n).is_none_or(|load| *load < AT_ONCE)) {
                 load.iter_mut().filter(|(good, _)| **good == a || **good == b).for_each(|(_, load)| *load += 1);
@@ -209,7 +215,7 @@ impl NodeCheck {
             }
         }
         while let Some(node) = left.pop() {
-            // The farthest from it: neighbours were tried first.
+            // The farthest one: neighbours were tried first.
             if let Some(at) = left.iter().position(|other| !self.knows(node, *other)) {
                 pairs.push((node, left.remove(at)));
             }
@@ -217,7 +223,7 @@ impl NodeCheck {
         pairs
     }
 
-    /// Pairs with a good node that were tried once, and did not pass.
+    /// Returns the pairs with a good node that were tried once and did not pass.
     fn doubtful<'a>(&'a self, cleared: &'a BTreeSet<usize>) -> impl Iterator<Item = (usize, usize)> + 'a {
         let slow = self.slow_from();
         let once = |of: &(usize, usize)| self.tried.get(of).is_some_and(|(_, times)| *times == 1);
@@ -242,14 +248,14 @@ impl NodeCheck {
         self.of(node).filter(move |(_, outcome)| !passed(*outcome, slow)).map(|(peer, _)| peer)
     }
 
-    /// Microseconds from which a pair counts as slow.
+    /// Returns the duration in microseconds from which a pair counts as slow.
     fn slow_from(&self) -> Option<u64> {
         let took =
             self.tests.values().filter_map(|o| if let Outcome::Passed { micros } = o { Some(*micros) } else { None });
         median(took).map(|m| m * SLOW_PAIR_PERCENT / 100)
     }
 
-    /// Nodes with a test that passed in time.
+    /// Returns the nodes with a test that passed in time.
     fn cleared(&self) -> BTreeSet<usize> {
         let slow = self.slow_from();
         let passed = self.tests.iter().filter(|(_, outcome)| passed(**outcome, slow));
@@ -259,7 +265,7 @@ impl NodeCheck {
             .collect()
     }
 
-    /// Nodes that failed by themselves, or with two that were cleared.
+    /// Returns the nodes that failed on their own, or with two cleared nodes.
     fn faulty(&self, cleared: &BTreeSet<usize>) -> BTreeMap<usize, String> {
         let mut found = self.broken.clone();
         for node in (0..self.nodes).filter(|n| !cleared.contains(n)) {
@@ -271,7 +277,7 @@ impl NodeCheck {
         found
     }
 
-    /// Slow by their own measure.
+    /// Returns the nodes that are slow by their own measurements.
     fn slow(&self) -> BTreeMap<usize, String> {
         let of = |speed: &Speed| [("matrix multiplication", speed.compute), ("memory", speed.memory)];
         let median = |what: usize| median(self.speeds.values().map(|s| of(s)[what].1)).filter(|m| *m > 0);
@@ -291,13 +297,13 @@ impl NodeCheck {
         found
     }
 
-    /// What the rounds so far show.
+    /// Returns what the rounds so far show.
     #[must_use]
     pub fn findings(&self) -> Findings {
         let cleared = self.cleared();
         let mut faulty = self.faulty(&cleared);
         let mut slow = self.slow();
-        // All of its collectives ended, only late.
+        // All collectives of such a node ended, but late.
         let late = |n: &usize| !self.broken.contains_key(n) && self.of(*n).all(|(_, o)| o != Outcome::Failed);
         for node in faulty.keys().copied().filter(late).collect::<Vec<_>>() {
             faulty.remove(&node);
@@ -314,7 +320,7 @@ impl NodeCheck {
     }
 }
 
-/// The collective gave the right result, and in time.
+/// Returns whether the collective gave the right result in time.
 fn passed(outcome: Outcome, slow_from: Option<u64>) -> bool {
     matches!(outcome, Outcome::Passed { micros } if slow_from.is_none_or(|slow| micros < slow))
 }
@@ -325,18 +331,18 @@ mod tests {
     use proptest::prelude::*;
     use proptest::test_runner::TestRunner;
 
-    /// What is really wrong.
+    /// The faults that really exist.
     #[derive(Clone, Debug, Default)]
     struct Truth {
         bad: BTreeSet<usize>,
         links: BTreeSet<(usize, usize)>,
         slow: BTreeSet<usize>,
         late: BTreeSet<usize>,
-        /// Fails the first time.
+        /// The pair that fails the first time only.
         flaky: Option<(usize, usize)>,
     }
 
-    /// Runs a check to its end; also how many pairs of good nodes the first round had.
+    /// Runs a check to its end; also returns the number of passing pairs in the first round.
     fn check(nodes: usize, truth: &Truth) -> (NodeCheck, usize) {
         let mut check = NodeCheck::new(nodes);
         let mut good_pairs = 0;
@@ -393,7 +399,7 @@ mod tests {
     fn what_fails_once_is_tried_again() {
         let truth = Truth { flaky: Some((2, 3)), ..Truth::default() };
         assert!(check(6, &truth).0.findings().is_clean());
-        // In the second round, after a first one with a bad node.
+        // The flaky pair comes in the second round, after a first one with a bad node.
         let truth = Truth { bad: [1, 4].into(), flaky: Some((3, 5)), ..Truth::default() };
         let found = check(6, &truth).0.findings();
         assert!(found.faulty.into_keys().eq([1, 4]) && found.links.is_empty() && found.suspects.is_empty());
@@ -444,7 +450,8 @@ mod tests {
         assert_eq!(check.findings(), Findings { untested: [1].into(), ..Findings::default() });
     }
 
-    /// Up to three bad nodes anywhere, and perhaps a link between two of the others, which may as well fail only once.
+    /// Up to three bad nodes anywhere, and perhaps a link between two others that fails always or
+    /// once.
     fn truths() -> impl Strategy<Value = (usize, Truth)> {
         (2usize..=64).prop_flat_map(|n| {
             let bad = prop::collection::btree_set(0..n, 0..=3.min(n));
@@ -472,7 +479,7 @@ mod tests {
             prop_assert!(named.is_subset(&truth.bad), "{named:?} of {:?}", truth.bad);
             let certain: BTreeSet<usize> = &(&named | &found.suspects) | &found.untested;
             prop_assert!(truth.bad.is_subset(&certain), "{:?} not within {certain:?}", truth.bad);
-            // What fails once and in the last round is seen to fail.
+            // A pair that fails once, in the last round, is seen to fail.
             let failing: BTreeSet<_> = truth.links.iter().copied().chain(truth.flaky).collect();
             prop_assert!(found.links.is_subset(&failing));
             if good_pairs >= 2 && truth.flaky.is_none() {

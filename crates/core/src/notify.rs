@@ -1,5 +1,6 @@
-//! What people are told of a job's incidents, and when: once when it is known whose failure it was, and once when it is over. A person is
-//! called only when one is needed: the job has ended, or does not recover.
+//! Decides what people are told about a job's incidents, and when: once when it is known what was
+//! at fault, and once when the incident is over. A person is called only if one is needed: the job
+//! has ended, or does not recover.
 
 use crate::coordinator::blame::HEARING;
 use crate::coordinator::command::Fact;
@@ -7,88 +8,89 @@ use crate::history::{Entry, Incident, Outcome, What, incidents, tell};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Who is at fault is known after this, in microseconds; where only consequences were heard, later.
+/// Time until the fault is known, in microseconds; longer if only consequences were reported.
 const KNOWN: u64 = HEARING.as_micros() as u64 + 300_000;
 const KNOWN_AT_LAST: u64 = HEARING.as_micros() as u64 + 3_500_000;
-/// An incident that is open for so long needs a person.
+/// An incident that is open for this long needs a person, in microseconds.
 const PATIENCE: u64 = 600_000_000;
 
-/// Whether it is over.
+/// The state of an incident, for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// It is not.
+    /// The job is recovering.
     Firing,
     /// A person is needed.
     Person,
-    /// The job is where it had been.
+    /// The incident was handled.
     Resolved,
 }
 
-/// One message about one incident; a later one of the same key replaces it.
+/// One message about one incident. A later message with the same key replaces it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Notice {
-    /// The same for all messages about an incident: job, run, number.
+    /// Identifies the incident in all messages about it: job, run and number.
     pub key: String,
-    /// The job.
+    /// Name of the job.
     pub job: String,
-    /// Number within the run.
+    /// Number of the incident within the run.
     pub incident: u64,
-    /// Whether it is over.
+    /// State of the incident.
     pub status: Status,
-    /// Node at fault.
+    /// The node at fault.
     pub node: String,
-    /// What it is held to be.
+    /// Class of the failure.
     pub class: String,
-    /// Who is at fault, for people.
+    /// What is at fault, for people.
     pub whose: String,
-    /// One line.
+    /// A title of one line.
     pub title: String,
-    /// As `everstep explain` tells it.
+    /// The text of `everstep explain`.
     pub lines: Vec<String>,
-    /// When it was declared, and when it was over, in microseconds since 1970.
+    /// When the incident was declared, in microseconds since 1970.
     pub opened: u64,
-    /// The latter.
+    /// When it was over, in microseconds since 1970.
     pub ended: Option<u64>,
-    /// Nothing more will come of it: it is over, or the job is.
+    /// No further message will follow: the incident is over, or the job is.
     pub over: bool,
-    /// Its stages so far, as [`Incident::spans`] has them.
+    /// The stages so far, as in [`Incident::spans`].
     pub spans: Vec<(&'static str, u64, u64)>,
 }
 
-/// Decides for one job.
+/// The notifications of one job.
 #[derive(Clone, Debug, Default)]
 pub struct Notifier {
     job: String,
     entries: Vec<Entry>,
     over: bool,
-    /// When the run began.
+    /// When the run began, in microseconds since 1970.
     run: u64,
     told: BTreeMap<u64, Status>,
 }
 
 impl Notifier {
-    /// Of a job nothing is known of.
+    /// Creates a notifier for a job without history.
     #[must_use]
     pub fn new(job: &str) -> Self {
         Notifier { job: job.into(), ..Notifier::default() }
     }
 
-    /// Something was written down about the job.
+    /// Takes in a recorded entry about the job.
     pub fn heard(&mut self, entry: Entry) {
         match &entry.what {
             What::Fact(Fact::GenerationStarted { restarts: 0, .. }) if self.over || self.entries.is_empty() => {
                 *self = Notifier { job: std::mem::take(&mut self.job), run: entry.at, ..Notifier::default() };
             }
             What::Fact(Fact::Ended { .. }) => self.over = true,
-            // They come all the time, and say nothing of incidents.
+            // These entries are frequent and irrelevant to incidents.
             What::Spent { .. } | What::Progress(_) => return,
             What::Fact(_) | What::Stacks { .. } => {}
         }
         self.entries.push(entry);
     }
 
-    /// What is to be said now, in order. Nothing is said twice.
+    /// Returns the notices that are due at `now`, in order, each only once. `when` formats a time
+    /// for people.
     pub fn due(&mut self, now: u64, when: impl Fn(u64) -> String) -> Vec<Notice> {
         let mut notices = Vec::new();
         for incident in incidents(&self.entries) {
@@ -103,7 +105,7 @@ impl Notifier {
         notices
     }
 
-    /// Something was said already, by an earlier life of the coordinator.
+    /// Marks a notice as sent by an earlier life of the coordinator.
     pub fn was_told(&mut self, incident: u64, status: Status) {
         let told = self.told.entry(incident).or_insert(status);
         *told = (*told).max(status);
@@ -135,15 +137,15 @@ impl Notifier {
     }
 }
 
-/// What is to be said of an incident; `None`: nothing yet.
+/// Returns the state to report for an incident, or `None` if it is too early.
 fn status(of: &Incident, now: u64) -> Option<Status> {
     let follows = of.verdict().is_some_and(|v| v.follows);
     let known = of.blamed.is_some() || now >= of.opened + if follows { KNOWN_AT_LAST } else { KNOWN };
     match &of.outcome {
         Outcome::Ended { code, .. } if *code != 0 && *code < 128 => Some(Status::Person),
-        // Who has ended it knows.
+        // The person who ended the job knows why.
         Outcome::Ended { .. } | Outcome::Overtaken { .. } => Some(Status::Resolved),
-        // Where it is, nobody can know; it trains.
+        // For `GoesOn`, the job's position is unknown, but it trains.
         Outcome::Recovered | Outcome::GoesOn => known.then_some(Status::Resolved),
         Outcome::Repeating if of.cut_off => Some(Status::Resolved),
         Outcome::Repeating => known.then_some(Status::Firing),
@@ -208,7 +210,7 @@ mod tests {
         n.heard(at(700, lost(2, 1)));
         n.heard(at(701, Fact::Ended { code: 1, why: "no restart left".into() }));
         assert_eq!(due(&mut n, 702), [(1, Status::Resolved), (2, Status::Person)]);
-        // The next run's first incident is another one.
+        // The first incident of the next run is a new one.
         n.heard(at(800, started(7, 0)));
         n.heard(at(801, lost(1, 7)));
         assert_eq!(due(&mut n, 810), [(1, Status::Firing)]);

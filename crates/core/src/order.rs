@@ -1,22 +1,23 @@
 //! The order of an epoch's samples: a keyed bijection of `0..n`, so that any rank can compute any
-//! position of any epoch without holding a permutation; and the exactly-once hash over samples.
+//! position of any epoch without storing a permutation; and the exactly-once hash over samples.
 //!
-//! The bijection is an unbalanced Feistel network over the smallest power of two that holds `n`,
-//! with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). The hash is
-//! the sum and the exclusive or of a keyed hash of each sample: it does not depend on their order,
-//! and a sample that is missing or used twice changes it.
+//! The bijection is an unbalanced Feistel network over the smallest power of two not below `n`,
+//! with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). The hash
+//! is the sum and the exclusive or of a keyed hash of each sample: it does not depend on their
+//! order, and a sample that is missing or used twice changes it.
 
-/// Rounds of the network.
+/// Rounds of the Feistel network.
 const ROUNDS: usize = 6;
 
-/// A well-mixed 64-bit function (the finaliser of SplitMix64).
+/// A well-mixed 64-bit function (the finalizer of SplitMix64).
 fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     x ^ (x >> 31)
 }
 
-/// One round of the network: a multiplication and its upper half, which depends on all bits below.
+/// The round function of the network: a multiplication and its upper half, which depends on all
+/// bits below.
 fn round(x: u64, key: u64) -> u64 {
     let product = (x ^ key).wrapping_mul(0xD6E8_FEB8_6659_FD93);
     (product ^ (product >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 32
@@ -38,7 +39,8 @@ pub struct Order {
 }
 
 impl Order {
-    /// The order of `n` samples in `epoch` under `seed`; `shuffle` false: as they are.
+    /// Creates the order of `n` samples in `epoch` under `seed`. If `shuffle` is false, samples
+    /// keep their positions.
     #[must_use]
     pub fn new(n: u64, seed: u64, epoch: u64, shuffle: bool) -> Self {
         let bits = u64::BITS - n.saturating_sub(1).leading_zeros();
@@ -50,20 +52,21 @@ impl Order {
         Order { n, shuffle, left_bits: bits / 2, right_bits: bits - bits / 2, keys, hash_key }
     }
 
-    /// Number of samples.
+    /// Returns the number of samples.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.n
     }
 
-    /// The sample at `position` (`0..n`).
+    /// Returns the sample at `position` (`0..n`).
     #[must_use]
     pub fn sample(&self, position: u64) -> u64 {
         if !self.shuffle || self.n < 2 {
             return position;
         }
         let mut x = position;
-        // The domain is less than twice as large as n: one walk or two on average.
+        // The domain is less than twice as large as `n`, so fewer than two walks suffice on
+        // average.
         loop {
             x = self.permute(x);
             if x < self.n {
@@ -83,37 +86,37 @@ impl Order {
         left << self.right_bits | right
     }
 
-    /// The hash of one sample.
+    /// Returns the hash of one sample.
     #[must_use]
     pub fn hash(&self, sample: u64) -> Exactly {
         let h = mix(sample.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.hash_key);
         Exactly { sum: h, xor: mix(h) }
     }
 
-    /// The hash of the samples at these positions.
+    /// Returns the hash of the samples at positions `from..to`.
     #[must_use]
     pub fn hash_range(&self, from: u64, to: u64) -> Exactly {
         (from..to).fold(Exactly::default(), |all, p| all.with(self.hash(self.sample(p))))
     }
 
-    /// What the hash of an epoch must be in which every sample was used exactly once.
+    /// Returns the hash of an epoch in which every sample was used exactly once.
     #[must_use]
     pub fn hash_of_all(&self) -> Exactly {
         (0..self.n).fold(Exactly::default(), |all, s| all.with(self.hash(s)))
     }
 }
 
-/// A hash of a collection of samples, 16 bytes.
+/// A hash of a collection of samples, 16 bytes long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exactly {
     /// Sum of the samples' hashes modulo 2^64.
     pub sum: u64,
-    /// Exclusive or of a second hash of each.
+    /// Exclusive or of a second hash of each sample.
     pub xor: u64,
 }
 
 impl Exactly {
-    /// Both collections together.
+    /// Returns the hash of both collections together.
     #[must_use]
     pub fn with(self, other: Exactly) -> Exactly {
         Exactly { sum: self.sum.wrapping_add(other.sum), xor: self.xor ^ other.xor }
@@ -134,7 +137,7 @@ mod tests {
 
     #[test]
     fn positions_and_samples_are_not_correlated() {
-        // Where the first of 8 samples ends up, over many seeds: each place about as often.
+        // Over many seeds, the first of 8 samples ends up in each place about equally often.
         let mut places = [0u32; 8];
         for seed in 0..8000 {
             let order = Order::new(8, seed, 0, true);

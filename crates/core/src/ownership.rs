@@ -1,78 +1,80 @@
-//! Who owns a directory of checkpoints: whether a job may write into it, has to wait, or is refused. Pure: what was read goes in, what to do
-//! comes out.
+//! Ownership of a checkpoint directory: whether a job may write to it, has to wait, or is refused.
+//! The logic is pure: the caller reads records and carries out verdicts.
 //!
-//! The owner replaces its record every [`RENEWAL`]. Epochs only rise: whoever takes a directory over creates the record of the next one,
-//! which a file system and a store let only one of several do. Clocks of different machines are never compared: a reader judges by how
-//! long it has itself watched a record that did not change.
+//! The owner replaces its record every [`RENEWAL`]. Epochs only rise: to take over a directory, a
+//! job creates the record of the next epoch, and file systems and object stores let only one job do
+//! so. Clocks of different machines are never compared: a reader judges by how long it has itself
+//! seen a record unchanged.
 
 use crate::id::RunId;
 use crate::time::Time;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The owner replaces its record this often.
+/// Interval at which the owner replaces its record.
 pub const RENEWAL: Duration = Duration::from_secs(2);
-/// A record that has not changed for this long has no owner any more.
+/// A record that has not changed for this long no longer has an owner.
 pub const SILENCE: Duration = Duration::from_secs(30);
 
-/// A process that can be told from every other one, also from one that gets its number later.
+/// Identifies a process among all others, including later ones that get the same process id.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProcessId {
-    /// The kernel's boot id and its namespace of process numbers: only there the number means anything.
+    /// The kernel's boot id and PID namespace, in which the process id is valid.
     pub place: String,
-    /// Its number.
+    /// Process id.
     pub pid: u32,
-    /// When it started, in the kernel's ticks.
+    /// Start time of the process, in the kernel's clock ticks.
     pub started: u64,
 }
 
-/// What a directory says of its owner.
+/// The ownership record of a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// The directory's identity.
+    /// Identity of the directory.
     pub run: RunId,
-    /// Counts the owners.
+    /// Number of owners so far, this one included.
     pub epoch: u64,
-    /// The owner. All agents of one job have the same one; so has a later start that the job's coordinator knows.
+    /// Identity of the owner. All agents of one job share it, and so does a later start that the
+    /// job's coordinator recognizes.
     pub life: String,
-    /// Its name, for people.
+    /// Name of the owner's job, for people.
     pub job: String,
-    /// Name of its host, for people.
+    /// Name of the owner's host, for people.
     pub host: String,
-    /// The process that renews this.
+    /// The process that renews the record.
     pub process: ProcessId,
-    /// Machines that its ranks run on.
+    /// Number of machines on which the owner's ranks run.
     pub nodes: u32,
-    /// Counts renewals.
+    /// Number of renewals.
     pub beat: u64,
-    /// The owner has let go.
+    /// The owner has released the directory.
     #[serde(default)]
     pub released: bool,
 }
 
-/// What to do about a directory.
+/// What a job may do with a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is this job's already, in this epoch.
+    /// This job already owns it, in this epoch.
     Ours {
-        /// the record's
+        /// Epoch of the record.
         epoch: u64,
     },
-    /// Nobody has it: create the record of this epoch.
+    /// It has no owner: create the record of this epoch.
     Claim {
-        /// the next one
+        /// The next epoch.
         epoch: u64,
     },
-    /// Its owner may be gone: look again, for at most this long.
+    /// Its owner may be dead: look again within this time.
     Wait {
-        /// until the record counts as abandoned
+        /// Time until the record counts as abandoned.
         left: Duration,
     },
-    /// Its owner lives.
+    /// Its owner is alive.
     Refuse,
 }
 
-/// One reader's view of a record over time.
+/// One reader's observations of a record over time.
 #[derive(Clone, Debug)]
 pub struct Watch {
     life: String,
@@ -81,21 +83,21 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// A reader that is, or wants to be, the owner called `life`.
+    /// Creates the view of a reader that is, or wants to be, the owner with identity `life`.
     #[must_use]
     pub fn new(life: String, silence: Duration) -> Self {
         Watch { life, silence, seen: None }
     }
 
-    /// Judges the newest record, as it was read at `now` of this reader's own clock. `dead`: its process has certainly ended, which only
-    /// its own machine can tell.
+    /// Judges the newest record, read at `now` on this reader's own clock. `dead` means that the
+    /// record's process has certainly ended, which only its own machine can determine.
     pub fn judge(&mut self, now: Time, record: Option<&Record>, dead: bool) -> Verdict {
         let Some(record) = record else { return Verdict::Claim { epoch: 1 } };
         if record.life == self.life {
             return Verdict::Ours { epoch: record.epoch };
         }
         let next = Verdict::Claim { epoch: record.epoch + 1 };
-        // With ranks on several machines, one dead process does not mean a dead job.
+        // If ranks run on several machines, one dead process does not mean a dead job.
         if record.released || (dead && record.nodes <= 1) {
             return next;
         }
@@ -104,7 +106,7 @@ impl Watch {
                 let quiet = now.since(*since);
                 if quiet >= self.silence { next } else { Verdict::Wait { left: self.silence - quiet } }
             }
-            // It changed while we looked.
+            // The record changed while it was watched.
             Some(_) => {
                 self.seen = Some((record.clone(), now));
                 Verdict::Refuse
@@ -117,13 +119,14 @@ impl Watch {
     }
 }
 
-/// An owner of `epoch` may still publish: nobody has taken the directory over since.
+/// Returns whether the owner of `epoch` may still publish, given the `newest` epoch on record: no
+/// later owner has taken over the directory.
 #[must_use]
 pub fn may_publish(epoch: u64, newest: Option<u64>) -> bool {
     newest.is_none_or(|newest| newest <= epoch)
 }
 
-/// Why a second job may not use a directory, for people.
+/// Returns the message that explains why a second job may not use a directory.
 #[must_use]
 pub fn refusal(directory: &str, owner: &Record) -> String {
     let Record { job, host, process, .. } = owner;
@@ -178,10 +181,11 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Act {
-        /// A job looks, claims if it may.
+        /// A job reads the newest record, and claims the directory if it may.
         Look(usize),
         Renew(usize),
-        /// The check before a publication, and the publication itself, with anything in between.
+        /// The check before a publication, and the publication itself, with any other acts in
+        /// between.
         Check(usize),
         Publish(usize),
         Crash(usize),
@@ -199,7 +203,8 @@ mod tests {
         ]
     }
 
-    /// One of several jobs: its clock is off by any amount, and it may be paused between any two of its steps.
+    /// One of several jobs. Its clock is off by any amount, and it may be paused between any two of
+    /// its acts.
     struct Actor {
         watch: Watch,
         skew: u64,
@@ -209,8 +214,9 @@ mod tests {
     }
 
     proptest! {
-        /// What is published stays only in the order of epochs: once a later owner has published, nobody earlier does, whatever the
-        /// pauses, crashes and clocks; and a job that renews in time is never taken over.
+        /// Publications are visible only in the order of epochs: after a later owner has published,
+        /// no earlier one does, whatever the pauses, crashes and clocks. A job that renews in time
+        /// is never taken over.
         #[test]
         fn an_owner_that_is_late_publishes_nothing(acts in prop::collection::vec(act(), 0..120), skews in prop::array::uniform3(0u64..10_000_000)) {
             let (mut now, mut records): (u64, BTreeMap<u64, Record>) = (0, BTreeMap::new());
@@ -249,7 +255,8 @@ mod tests {
                         jobs[i].checked = may_publish(epoch, records.last_key_value().map(|(e, _)| *e));
                     },
                     Act::Publish(i) => if let Some(epoch) = jobs[i].epoch.filter(|_| jobs[i].checked) {
-                        // It becomes visible, is looked at once more, and taken back if somebody else has the directory by now.
+                        // A publication becomes visible, the record is read once more, and the
+                        // publication is withdrawn if another job owns the directory by now.
                         let stays = may_publish(epoch, records.last_key_value().map(|(e, _)| *e));
                         if stays {
                             prop_assert!(epoch >= newest_published);

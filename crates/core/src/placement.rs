@@ -1,18 +1,20 @@
-//! Who keeps whose replicas: Gemini's Algorithm 1 (§4), over nodes ordered so that a group does not share a failure
-//! domain.
+//! Placement of replicas: Gemini's Algorithm 1 (§4), over nodes ordered so that a group does not
+//! share a failure domain.
 
 use std::collections::BTreeMap;
 
-/// How copies are laid out over nodes.
+/// How copies are distributed over nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
-    /// Groups of k; what is left joins the last group, which then is a ring. Groups only, when k divides the nodes.
+    /// Groups of k. The remaining nodes join the last group, which then forms a ring. If k divides
+    /// the number of nodes, there are only groups.
     Mixed,
-    /// One ring: each node's copies lie on the k−1 nodes before it.
+    /// One ring: the copies of each node are on the k−1 nodes before it.
     Ring,
 }
 
-/// Groups of consecutive positions `0..nodes` for `k` copies of each (its own included), with each group's ends.
+/// Returns the groups, as start and end of consecutive positions in `0..nodes`, for `k` copies of
+/// each shard (the node's own included).
 #[must_use]
 pub fn groups(nodes: usize, k: usize, scheme: Scheme) -> Vec<(usize, usize)> {
     let k = k.clamp(1, nodes.max(1));
@@ -20,21 +22,23 @@ pub fn groups(nodes: usize, k: usize, scheme: Scheme) -> Vec<(usize, usize)> {
     (0..count).map(|g| (g * k, if g + 1 == count { nodes } else { (g + 1) * k })).collect()
 }
 
-/// For each node in `0..nodes`, the nodes that keep its replicas: k−1 of them, or all others when there are fewer.
+/// Returns, for each node in `0..nodes`, the nodes that keep its replicas: k−1 of them, or all
+/// others if there are fewer.
 #[must_use]
 pub fn holders(nodes: usize, k: usize, scheme: Scheme) -> Vec<Vec<usize>> {
     let copies = k.clamp(1, nodes.max(1)) - 1;
     let mut found = Vec::with_capacity(nodes);
     for (start, end) in groups(nodes, k, scheme) {
         let size = end - start;
-        // In a group of k, the k−1 to the left in a circle are all the others.
+        // In a group of k, the k−1 nodes to the left in a circle are all the others.
         found.extend((0..size).map(|i| (1..=copies).map(|back| start + (i + size - back % size) % size).collect()));
     }
     found
 }
 
-/// Groups of nodes that compute a code together, each as positions in the order that makes neighbours differ in their
-/// failure domain: `data + parity` nodes; what is left joins the last group.
+/// Returns the groups of nodes that compute a code together, as positions in the order that keeps
+/// neighbours in different failure domains: `data + parity` nodes each. The remaining nodes join
+/// the last group.
 #[must_use]
 pub fn code_groups(domains: &[&str], data: usize, parity: usize) -> Vec<Vec<usize>> {
     let order = spread(domains);
@@ -42,11 +46,13 @@ pub fn code_groups(domains: &[&str], data: usize, parity: usize) -> Vec<Vec<usiz
     bounds.into_iter().map(|(start, end)| order.get(start..end).unwrap_or_default().to_vec()).collect()
 }
 
-/// Of a group of `size` nodes, who takes part in the stripe that the node at `place` computes: whose shards' parts it is
-/// computed from (the i-th brings its i-th part), and who keeps the parity shards after the first.
+/// Returns the participants in the stripe that the node at `place` computes, in a group of `size`
+/// nodes: the nodes whose parts it is computed from (the i-th provides the i-th part of its shard),
+/// and the nodes that keep the parity shards after the first.
 ///
-/// Every node computes one stripe, keeps a parity shard of `parity` stripes and brings each part of its own shard to
-/// another one: no node has more to do than another (RAID-5's rotation, over nodes).
+/// Every node computes one stripe, keeps a parity shard of `parity` stripes and sends each part of
+/// its own shard to a different node, so that all nodes do the same amount of work (RAID-5's
+/// rotation, over nodes).
 #[must_use]
 pub fn stripe(size: usize, parity: usize, place: usize) -> (Vec<usize>, Vec<usize>) {
     let parity = parity.min(size.saturating_sub(1));
@@ -56,8 +62,9 @@ pub fn stripe(size: usize, parity: usize, place: usize) -> (Vec<usize>, Vec<usiz
     if parity == 0 { (Vec::new(), Vec::new()) } else { (members, keepers) }
 }
 
-/// Positions `0..domains.len()` in an order in which neighbours lie in different failure domains as far as there are
-/// enough of them: one of the largest domain left, then one of the next largest, and so on. Without domains: as they are.
+/// Returns the positions `0..domains.len()`, ordered so that neighbours are in different failure
+/// domains as far as the domains allow: one node of the largest remaining domain, then one of the
+/// next largest, and so on. Without domains, the order is unchanged.
 #[must_use]
 pub fn spread(domains: &[&str]) -> Vec<usize> {
     let mut by_domain: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
@@ -67,14 +74,15 @@ pub fn spread(domains: &[&str]) -> Vec<usize> {
     if by_domain.len() <= 1 {
         return (0..domains.len()).collect();
     }
-    // Round by round through the domains, the largest first: neighbours differ until one domain is all that is left.
+    // One round after another through the domains, largest first: neighbours differ until only one
+    // domain remains.
     let mut columns: Vec<Vec<usize>> = by_domain.into_values().collect();
     columns.sort_by_key(|c| (std::cmp::Reverse(c.len()), c.first().copied()));
     let rounds = columns.first().map_or(0, Vec::len);
     (0..rounds).flat_map(|r| columns.iter().filter_map(move |c| c.get(r).copied())).collect()
 }
 
-/// For each of the nodes, given with their failure domains, who keeps its replicas.
+/// Returns, for each node, given by its failure domain, the nodes that keep its replicas.
 #[must_use]
 pub fn place(domains: &[&str], replicas: usize) -> Vec<Vec<usize>> {
     let order = spread(domains);
@@ -96,7 +104,7 @@ mod tests {
     #[test]
     fn the_papers_examples() {
         assert_eq!(holders(4, 2, Scheme::Mixed), vec![vec![1], vec![0], vec![3], vec![2]]);
-        // Five nodes, two copies: a pair, and three in a ring.
+        // Five nodes, two copies: a pair, and a ring of three.
         assert_eq!(holders(5, 2, Scheme::Mixed), vec![vec![1], vec![0], vec![4], vec![2], vec![3]]);
         assert_eq!(holders(1, 2, Scheme::Mixed), vec![Vec::<usize>::new()]);
         assert_eq!(holders(2, 3, Scheme::Mixed), vec![vec![1], vec![0]]);
@@ -134,7 +142,7 @@ mod tests {
                 prop_assert_eq!(distinct.len(), size, "each node once");
                 prop_assert!(nodes.iter().filter(|n| !lost.contains(n)).count() >= members.len());
             }
-            // Every part of every node's shard is in one stripe.
+            // Every part of every node's shard is in exactly one stripe.
             for node in (0..size).filter(|_| parity > 0) {
                 for part in 0..size - parity {
                     prop_assert_eq!(all.iter().filter(|(members, _)| members.get(part) == Some(&node)).count(), 1);

@@ -1,28 +1,29 @@
-//! Known bugs, re-introduced one at a time so that the simulator can prove that it would find them.
+//! Known bugs, reintroduced one at a time to prove that the simulator finds them.
 
-/// One bug that the simulator must find through a named invariant.
+/// A bug that the simulator must find through a named invariant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Bug {
     /// The agent starts workers for a generation that was already fenced.
     MissingGenerationCheck,
-    /// `Start` leaves before the record with its generation is in the store.
+    /// `Start` is sent before the record with its generation is in the store.
     SendBeforePersist,
-    /// A duplicate join is entered into the world a second time.
+    /// A duplicate join adds the node to the world a second time.
     DoubleAssignment,
-    /// A restarted coordinator forgets which restarts were already used.
+    /// A restarted coordinator forgets the restarts already used.
     BudgetResetOnRestart,
-    /// A node that was left out of one world is never considered again.
+    /// A node left out of one world is never considered again.
     TrimmedNeverReadmitted,
-    /// The end of an old connection removes the node that has already come back on a new one.
+    /// The end of an old connection removes a node that has already come back on a new one.
     StaleLostAfterJoined,
-    /// An agent does not say which copies of other nodes' shards it keeps.
+    /// An agent does not report the copies of other nodes' shards that it keeps.
     CopiesUnsaid,
-    /// An agent does not tell those who keep copies or parity which step everybody would go back to.
+    /// An agent does not tell the nodes that keep its copies or parity which step all ranks would
+    /// go back to.
     BaseForgotten,
 }
 
 impl Bug {
-    /// Every planted bug.
+    /// All planted bugs.
     pub const ALL: [Bug; 8] = [
         Bug::MissingGenerationCheck,
         Bug::SendBeforePersist,

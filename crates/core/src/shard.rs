@@ -1,4 +1,5 @@
-//! Shards as the control plane knows them: where a rank's part of a checkpoint is, and who keeps copies of it.
+//! Shards as the coordinator sees them: where a rank's part of a checkpoint is, and which nodes
+//! keep copies of it.
 
 use crate::id::{Generation, NodeId, Rank, Step};
 use serde::{Deserialize, Serialize};
@@ -10,13 +11,14 @@ pub enum Tier {
     Memory,
     /// Another node's memory.
     Peer,
-    /// Rebuilt from what several other nodes hold: parity shards, and the shards that they were computed from.
+    /// Rebuilt from the memory of several other nodes: parity shards, and the shards they were
+    /// computed from.
     Parity,
     /// Durable storage.
     Durable,
 }
 
-/// A sealed shard in a node's memory: one of its own ranks', or a replica.
+/// A sealed shard in a node's memory: a shard of one of its own ranks, or a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Holding {
     /// State after this many steps.
@@ -25,49 +27,50 @@ pub struct Holding {
     pub generation: Generation,
     /// Rank that captured it.
     pub rank: Rank,
-    /// Number of ranks then.
+    /// Number of ranks at that time.
     pub world_size: u32,
-    /// Every rank holds the same, so that it can stand for any rank's.
+    /// Every rank holds the same state, so this shard can stand in for any rank's.
     pub shared: bool,
 }
 
-/// Where copies of a shard are: they can stand in for it, or for damaged parts of it.
+/// The copies of a shard, which can stand in for it or for damaged parts of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Copies {
-    /// What they are copies of.
+    /// The shard.
     pub of: Holding,
-    /// `HOST:PORT` of the agents that hold one.
+    /// `HOST:PORT` of the agents that hold a copy.
     pub holders: Vec<String>,
 }
 
-/// What a job wants kept of its shards beside each rank's own.
+/// The redundancy that a job wants for its shards, in addition to each rank's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Redundancy {
-    /// Nodes whose memory may be lost at once.
+    /// Number of nodes whose memory may be lost at once.
     pub replicas: u32,
-    /// 0: full copies. Else `replicas` parity shards for so many shards (a Reed–Solomon code over `data + replicas` nodes).
+    /// 0: full copies. Otherwise the number of data shards per `replicas` parity shards (a
+    /// Reed–Solomon code over `data + replicas` nodes).
     pub data: u32,
-    /// Every rank holds the same: all are copies of each other.
+    /// Every rank holds the same state: all shards are copies of each other.
     pub shared: bool,
 }
 
-/// Whose part goes into a stripe, and where it is.
+/// A rank whose part goes into a stripe, and where that part is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// The rank; `None` for zeros, where a node has fewer ranks than another.
+    /// The rank; `None` for zeros, if a node has fewer ranks than another.
     pub rank: Option<Rank>,
     /// `HOST:PORT` of its agent's replica streams.
     pub address: String,
 }
 
-/// A stripe of a code, computed by one node: the i-th of its members brings the i-th part of its shard.
+/// A stripe of a code, computed by one node. Its i-th member provides the i-th part of its shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stripe {
-    /// Unique in its world.
+    /// Number of the stripe, unique in its world.
     pub number: u32,
-    /// Whose parts.
+    /// The members, in the order of the parts.
     pub members: Vec<Member>,
-    /// Who keeps its parity shards, but for the first, which stays where it is computed.
+    /// The nodes that keep its parity shards after the first, which stays where it is computed.
     pub keepers: Vec<Keeper>,
 }
 
@@ -76,82 +79,83 @@ pub struct Stripe {
 pub struct Parity {
     /// State after this many steps.
     pub step: Step,
-    /// Generation that captured what it was computed from.
+    /// Generation that captured the shards it was computed from.
     pub generation: Generation,
-    /// Number of ranks then.
+    /// Number of ranks at that time.
     pub world_size: u32,
-    /// [`Stripe::number`]
+    /// Number of the stripe, as in [`Stripe::number`].
     pub stripe: u32,
-    /// The stripe's parity shards.
+    /// Number of parity shards in the stripe.
     pub of: u32,
-    /// Which of them this is.
+    /// Index of this parity shard.
     pub number: u32,
     /// Ranks whose parts it was computed from; `None` for zeros.
     pub members: Vec<Option<Rank>>,
 }
 
-/// What is left of a stripe.
+/// What remains of a stripe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StripeLeft {
-    /// [`Stripe::number`]
+    /// Number of the stripe, as in [`Stripe::number`].
     pub number: u32,
     /// Ranks whose parts it was computed from; `None` for zeros.
     pub members: Vec<Option<Rank>>,
-    /// Agents that hold the members' shards, `HOST:PORT`.
+    /// `HOST:PORT` of the agents that hold the members' shards.
     pub data: Vec<Option<String>>,
-    /// Agents that hold its parity shards.
+    /// `HOST:PORT` of the agents that hold the stripe's parity shards.
     pub parity: Vec<Option<String>>,
 }
 
-/// How a shard can be computed from others: its i-th part is the i-th member's of the i-th stripe.
+/// How a shard can be computed from others: its i-th part belongs to the i-th member of the i-th
+/// stripe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rebuild {
-    /// The shard.
+    /// The shard to rebuild.
     pub of: Holding,
     /// One stripe per part.
     pub stripes: Vec<StripeLeft>,
 }
 
-/// Where a rank reads the step that was decided.
+/// Where a rank reads the step to restore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
     /// The nearest tier.
     pub tier: Tier,
     /// Copies on other nodes, if any.
     pub copies: Option<Copies>,
-    /// How to compute it from others, if that is possible.
+    /// How to compute the shard from others, if that is possible.
     #[serde(default)]
     pub rebuild: Option<Rebuild>,
 }
 
 impl Source {
-    /// A source of which no copies are known.
+    /// Creates a source without known copies.
     #[must_use]
     pub fn of(tier: Tier) -> Self {
         Source { tier, copies: None, rebuild: None }
     }
 }
 
-/// A node that keeps replicas of this one.
+/// A node that keeps replicas of another node's shards.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keeper {
-    /// Which.
+    /// The node.
     pub node: NodeId,
     /// `HOST:PORT` of its replica streams.
     pub address: String,
 }
 
-/// How a node's shards are replicated in this generation.
+/// How a node's shards are replicated in one generation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replication {
-    /// Nodes that keep its replicas; none when there are enough copies anyway.
+    /// Nodes that keep its replicas; empty if there are enough copies anyway.
     pub keepers: Vec<Keeper>,
-    /// Ranks whose replicas it keeps.
+    /// Ranks whose replicas the node keeps.
     pub keeps: Vec<Rank>,
-    /// Stripes that it computes, instead of full copies.
+    /// Stripes that the node computes, instead of full copies.
     #[serde(default)]
     pub stripes: Vec<Stripe>,
-    /// Numbers of the stripes of which it keeps a parity shard.
+    /// Numbers of the stripes of which the node keeps a parity shard.
     #[serde(default)]
     pub keeps_parity: Vec<u32>,
 }
@@ -161,26 +165,26 @@ pub struct Replication {
 pub struct Offer {
     /// State after this many steps.
     pub step: Step,
-    /// Where it lies.
+    /// The tier to read it from.
     pub tier: Tier,
     /// Generation that captured it; 0 on durable storage.
     pub generation: Generation,
 }
 
-/// What one rank says of what it could restore.
+/// The shards that one rank could restore.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offers {
-    /// Newest first.
+    /// The shards, newest first.
     pub held: Vec<Offer>,
-    /// Every rank holds the same.
+    /// Every rank holds the same state.
     pub shared: bool,
-    /// The step that the script goes back to: this one, or none.
+    /// The only step to which the script will go back, if it asked for one.
     #[serde(default)]
     pub wanted: Option<Step>,
 }
 
 impl Offers {
-    /// Of a script that takes the newest step.
+    /// Creates the offers of a script that takes the newest step.
     #[must_use]
     pub fn any(held: Vec<Offer>, shared: bool) -> Self {
         Offers { held, shared, wanted: None }
@@ -191,12 +195,12 @@ impl Offers {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Purpose {
-    /// To come back from failures: managed, replaced by newer ones.
+    /// Recovery from failures: managed by everstep, replaced by newer ones.
     #[default]
     Recovery,
     /// The end of an epoch.
     Epoch,
-    /// The user asked for it: it is the user's.
+    /// The user's request: it belongs to the user.
     User,
 }
 
@@ -207,16 +211,16 @@ impl Purpose {
     }
 }
 
-/// One rank's file of a durable checkpoint.
+/// One rank's file in a durable checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardFile {
-    /// Whose state.
+    /// The rank whose state it contains.
     pub rank: Rank,
     /// File name within the checkpoint's directory.
     pub file: String,
     /// Length in bytes.
     pub bytes: u64,
-    /// CRC-64/NVME of the whole file, as hexadecimal.
+    /// CRC-64/NVME of the whole file, in hexadecimal.
     pub crc: String,
     /// Why it was written.
     #[serde(default, skip_serializing_if = "Purpose::is_recovery")]

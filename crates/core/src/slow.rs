@@ -1,60 +1,65 @@
-//! Which rank holds the others up? In a collective job all steps take as long as the slowest rank's own
-//! work; the others wait. So ranks are compared by the time of a step that they do not spend waiting.
+//! Detection of ranks that hold the others up. In a collective job every step takes as long as the
+//! slowest rank's own work, and the others wait. So ranks are compared by the part of a step that
+//! they do not spend waiting.
 //!
-//! Three states: well; sub-healthy, from 1.1 times the others' time on, which only a long window tells from noise and which is shown but
-//! not announced; slow, which is announced.
+//! A rank is in one of three states: well; sub-healthy, from 1.1 times the others' time on, which
+//! only a long window separates from noise and which is shown but not announced; or slow, which is
+//! announced.
 //!
-//! Noise must not be announced. A rank is slow only where nearly all its latest steps are longer than the others', and by more than the
-//! others have been slower than it lately; what slows all ranks at once, as a start does, says nothing about any of them. Whoever was
-//! announced may have been noise on this machine, so each announcement makes the watch wait longer before the next one; a calm time makes
-//! it quick again.
+//! Noise must not be announced. A rank is slow only if nearly all its latest steps are longer than
+//! the others', and by more than the others have recently been slower than it. What slows all ranks
+//! at once, such as a start, is no evidence against any of them. An announcement may still have
+//! been noise on this machine, so each one makes the watch wait longer before the next. A calm
+//! period shortens the wait again.
 
 use crate::time::Time;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Latest steps of a rank that are compared, those of the others that they are compared with, and the steps that are kept for what only
-/// shows in many of them.
+/// Number of a rank's latest steps that are compared, number of the others' steps that they are
+/// compared with, and number of steps kept for what shows only in many of them.
 const WINDOW: usize = 9;
 const REFERENCE: usize = 12;
 const LONG: usize = 61;
-/// A rank is slow from here on, in percent of the others' time.
+/// A rank is slow from this percentage of the others' time on.
 const SLOW_PERCENT: u64 = 145;
-/// And well again from here on.
+/// An announced rank is well again at this percentage or below.
 const WELL_PERCENT: u64 = 125;
-/// A slow rank's step is the longer one in at least this percentage of all pairs with the others' steps.
+/// In at least this percentage of all pairs of a slow rank's steps with the others' steps, the slow
+/// rank's is the longer one.
 const APART_PERCENT: usize = 90;
-/// A rank is sub-healthy from here on (1.1, as in Unicron).
+/// A rank is sub-healthy from this percentage on (1.1, as in Unicron).
 const SUB_HEALTHY_PERCENT: u64 = 110;
-/// Differences of less than this many microseconds are noise.
+/// Differences of fewer microseconds are noise.
 const NOISE_MICROS: u64 = 5000;
-/// After an announcement, how long the next rank must be slow before it is announced; doubled with each further one.
+/// After an announcement, the next rank must be slow for this long before it is announced. The time
+/// doubles with each further announcement.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PATIENCE_MAX: Duration = Duration::from_secs(960);
-/// An announced rank has to keep up for this long before that is announced.
+/// An announced rank must keep up for this long before its recovery is announced.
 const RECOVERED: Duration = Duration::from_secs(20);
-/// While no rank is slow for this long, the patience is halved.
+/// If no rank is slow for this long, the patience is halved.
 const CALM: Duration = Duration::from_secs(1200);
 
-/// A rank became slow, or well again.
+/// A rank became slow, or recovered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Which.
+    /// The rank.
     pub rank: u32,
     /// Its own work per step, in percent of the others'.
     pub percent: u64,
-    /// Slow, or well again.
+    /// Whether it became slow.
     pub slow: bool,
 }
 
-/// What a rank has reported of its steps.
+/// The steps reported by one rank.
 #[derive(Clone, Debug, Default)]
 struct Rank {
-    /// The latest one.
+    /// The latest step.
     step: u64,
-    /// How many.
+    /// Number of reported steps.
     reported: u64,
-    /// Microseconds of its own work in the latest ones.
+    /// Its own work in the latest steps, in microseconds.
     micros: VecDeque<u64>,
 }
 
@@ -62,15 +67,15 @@ struct Rank {
 #[derive(Clone, Debug, Default)]
 pub struct SlowWatch {
     ranks: BTreeMap<u32, Rank>,
-    /// Steps that all ranks had reported at the last look.
+    /// Number of steps that all ranks had reported at the last look.
     looked: u64,
-    /// Announced as slow, with the percentage.
+    /// Ranks announced as slow, with their percentage.
     slow: BTreeMap<u32, u64>,
-    /// Since when a rank has looked other than what was announced of it.
+    /// Since when a rank's state has differed from the announced one.
     turning: BTreeMap<u32, Time>,
     /// How long a rank must be slow before it is announced.
     patience: Duration,
-    /// When a rank last began or ceased to be slow.
+    /// When a rank last became slow or stopped being slow.
     episode: Option<Time>,
 }
 
@@ -89,14 +94,14 @@ fn median(values: impl Iterator<Item = u64>) -> u64 {
     at(&sorted, sorted.len() / 2)
 }
 
-/// Median of `sorted` without one `own` of its values.
+/// Returns the median of `sorted` without one occurrence of `own`.
 fn median_of_others(sorted: &[u64], own: u64) -> u64 {
     let place = sorted.partition_point(|v| *v < own);
     let middle = sorted.len().saturating_sub(1) / 2;
     at(sorted, if middle < place { middle } else { middle + 1 })
 }
 
-/// A rank's steps beside the others', latest last.
+/// A rank's steps and the others', latest last.
 struct Comparison {
     own: Vec<u64>,
     /// Median of the others in the same step.
@@ -110,13 +115,15 @@ impl Comparison {
         (self.own.get(own..).unwrap_or_default(), self.others.get(others..).unwrap_or_default())
     }
 
-    /// Its time in percent of the others': the median over all pairs of latest steps.
+    /// Returns the rank's time in percent of the others': the median over all pairs of latest
+    /// steps.
     fn percent(&self) -> u64 {
         let (own, others) = self.latest();
         median(own.iter().flat_map(|x| others.iter().map(move |y| x * 100 / y.max(&1))))
     }
 
-    /// Its times and the others' lie apart, by more than the others are slower than it in one of five steps of the long window.
+    /// Returns whether the rank's times and the others' are separate, by more than the others are
+    /// slower than it in one of five steps of the long window.
     fn apart(&self, percent: u64) -> bool {
         let (own, others) = self.latest();
         let longer: usize = own.iter().map(|x| others.iter().filter(|y| x > y).count()).sum();
@@ -129,7 +136,7 @@ impl Comparison {
 }
 
 impl SlowWatch {
-    /// Rank `rank` has completed `step`, with `micros` of its own work in the last one.
+    /// Records that `rank` has completed `step`, with `micros` of its own work in it.
     pub fn saw(&mut self, rank: u32, step: u64, micros: u64) {
         let rank = self.ranks.entry(rank).or_default();
         if rank.step == step {
@@ -143,11 +150,12 @@ impl SlowWatch {
         }
     }
 
-    /// What is to be announced since the last look.
+    /// Returns the changes to announce since the last look.
     pub fn changes(&mut self, now: Time) -> Vec<Change> {
         let reported = self.ranks.values().map(|r| r.reported).min().unwrap_or(0);
         let steps = self.ranks.values().map(|r| r.micros.len()).min().unwrap_or(0);
-        // Each of thousands of nodes may bring news several times a second; there is something new to compare once all ranks have reported a step.
+        // Thousands of nodes may send news several times a second, but there is something new to
+        // compare only when all ranks have reported a step.
         if self.ranks.len() < 2 || steps < WINDOW || reported == self.looked {
             return Vec::new();
         }
@@ -184,8 +192,8 @@ impl SlowWatch {
         changes
     }
 
-    /// The latest `steps` of each rank beside the others'. Ranks report at the same times, and not every step, so
-    /// steps are matched by counting from the latest.
+    /// Compares the latest `steps` of each rank with the others'. Ranks report at the same times,
+    /// and not every step, so steps are matched by counting from the latest.
     fn comparisons(&self, steps: usize) -> Vec<(u32, Comparison)> {
         let latest = |r: &Rank| r.micros.iter().skip(r.micros.len() - steps).copied().collect();
         let mut all: Vec<(u32, Comparison)> = Vec::with_capacity(self.ranks.len());
@@ -199,7 +207,7 @@ impl SlowWatch {
         all
     }
 
-    /// A rank is again as it was announced: what began has passed.
+    /// Drops a pending change of a rank that is back in its announced state.
     fn settle(&mut self, rank: u32, now: Time) {
         if self.turning.remove(&rank).is_some() && !self.slow.contains_key(&rank) {
             self.episode = Some(now);
@@ -213,8 +221,8 @@ impl SlowWatch {
         }
     }
 
-    /// Ranks that are a little slower than the others all the time, with their percentage: three of four of their steps take longer than the
-    /// others' usual one, by that much.
+    /// Returns the ranks that are always a little slower than the others, with their percentage:
+    /// three of four of their steps take at least 1.1 times as long as the others' usual step.
     #[must_use]
     pub fn sub_healthy(&self) -> BTreeMap<u32, u64> {
         if self.ranks.len() < 2 || self.ranks.values().any(|r| r.micros.len() < LONG) {
@@ -235,7 +243,7 @@ impl SlowWatch {
         found
     }
 
-    /// Ranks that are slow now, with their percentage.
+    /// Returns the ranks that are slow now, with their percentage.
     #[must_use]
     pub fn slow(&self) -> &BTreeMap<u32, u64> {
         &self.slow
@@ -246,7 +254,8 @@ impl SlowWatch {
 mod tests {
     use super::*;
 
-    /// Steps of a second each; changes with the step at which they were announced.
+    /// Runs steps of one second each. Returns the changes with the step at which they were
+    /// announced.
     fn run(ranks: u32, steps: u64, micros: impl Fn(u32, u64) -> u64) -> (SlowWatch, Vec<(u64, Change)>) {
         let mut watch = SlowWatch::default();
         let mut all = Vec::new();
@@ -264,7 +273,7 @@ mod tests {
         (watch, all.into_iter().map(|(_, c)| c).collect())
     }
 
-    /// A number below `below` that looks random.
+    /// Returns a pseudorandom number below `below`.
     fn noise(rank: u32, step: u64, below: u64) -> u64 {
         let mut x = (step << 8 | u64::from(rank)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         x = (x ^ x >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -302,7 +311,8 @@ mod tests {
 
     #[test]
     fn a_start_that_is_slow_for_all_hides_nobody() {
-        // What a rank's own steps took beside a process that was starting, in milliseconds, and then 1.8 times as slow (quiet-slow-ranks).
+        // Own step times of two ranks in milliseconds: while another process was starting, and then
+        // with one rank 1.8 times as slow (quiet-slow-ranks).
         const OWN: [u64; 21] =
             [473, 627, 616, 586, 535, 441, 378, 279, 357, 270, 425, 416, 457, 418, 644, 508, 548, 496, 602, 523, 467];
         const OTHER: [u64; 21] =
@@ -323,7 +333,8 @@ mod tests {
 
     #[test]
     fn turns_of_being_slow_are_announced_once_in_ten_minutes_at_most() {
-        // A busy neighbour takes half of one rank's processor for some seconds at a time, of each rank in turn.
+        // A busy neighbour takes half of one rank's CPU for some seconds at a time, of each rank in
+        // turn.
         for (turn, ranks) in [(5, 2), (12, 2), (30, 4), (50, 2)] {
             let (_, changes) = run(ranks, 3600, |rank, step| {
                 let busy = (step / turn) % u64::from(ranks * 2) == u64::from(rank);

@@ -1,29 +1,30 @@
-//! What the user asked for, and the one place where all times are derived from `--detect-timeout`.
+//! The job's spec, and the one place where all timeouts are derived from `--detect-timeout`.
 
 use crate::id::JobId;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// How many restarts a job may use before it fails.
+/// The number of restarts a job may use before it fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RestartBudget {
-    /// `--max-restarts N` was given: exactly N for the whole job, as the user said.
+    /// `--max-restarts N` was given: exactly N restarts for the whole job.
     Exactly(u32),
-    /// Not given: a worker's failure before the first optimizer step fails as under torchrun; later ones,
-    /// and the loss of a node at any time, restart at most this often within 24 hours.
+    /// `--max-restarts` was not given. A worker's failure before the first optimizer step ends the
+    /// job, as under torchrun. Later failures, and the loss of a node at any time, restart the job
+    /// at most this often within 24 hours.
     PerDayAfterFirstStep(u32),
 }
 
-/// The default when `--max-restarts` is not given.
+/// Restarts allowed within 24 hours when `--max-restarts` is not given.
 pub const RESTARTS_PER_DAY: u32 = 10;
 
-/// What is done about machines beyond this job.
+/// How far everstep goes with remedies for machines (`--policy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Policy {
-    /// Say what would be done.
+    /// Report what would be done.
     #[default]
     Observe,
-    /// Ask before it is done.
+    /// Ask for approval first.
     Advise,
     /// Do it.
     Act,
@@ -32,77 +33,78 @@ pub enum Policy {
 /// When nodes are checked (see [`crate::node_check`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CheckWhen {
-    /// After failures that nothing explains.
+    /// After failures without an explanation.
     #[default]
     OnTrouble,
     /// Also before the first start.
     First,
-    /// There is nothing else to do: the job is over then.
+    /// Only check the nodes; the job ends after that.
     Only,
     /// Never.
     Never,
 }
 
-/// What a job needs and how patient it is. All nodes of a job must present an equal spec.
+/// What a job needs, and its timeouts. All nodes of a job must present the same spec.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobSpec {
     /// Name of the job.
     pub job: JobId,
-    /// Fewest nodes that may form a world (`--nnodes MIN:MAX`).
+    /// Minimum number of nodes in a world (`--nnodes MIN:MAX`).
     pub nodes_min: u32,
-    /// Most nodes that a world may have.
+    /// Maximum number of nodes in a world.
     pub nodes_max: u32,
-    /// Worlds have a multiple of this many nodes.
+    /// The number of nodes in a world is a multiple of this (`--node-unit`).
     pub node_unit: u32,
-    /// Nodes beyond the most that are kept ready.
+    /// Nodes beyond the maximum that are kept ready (`--spares`).
     #[serde(default)]
     pub spares: u32,
-    /// Restart budget, job-wide.
+    /// Restart budget of the whole job.
     pub restarts: RestartBudget,
-    /// The one knob for all timeouts, in milliseconds.
+    /// The base of all timeouts, in milliseconds (`--detect-timeout`).
     pub detect_timeout_ms: u64,
-    /// How long a world that lacks nodes waits for them before the job asks to be requeued, in milliseconds.
+    /// How long a world that lacks nodes waits for them before the job asks to be requeued, in
+    /// milliseconds (`--join-timeout`).
     pub join_timeout_ms: u64,
-    /// What is done about machines.
+    /// How far remedies go.
     #[serde(default)]
     pub policy: Policy,
-    /// When its nodes are checked.
+    /// When the nodes are checked.
     #[serde(default)]
     pub check: CheckWhen,
 }
 
-/// Why a spec cannot be used; the text says what to do.
+/// Why a spec is invalid; the message says how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// MIN is larger than MAX.
     #[error("--nnodes {min}:{max} asks for at least {min} but at most {max} nodes; write it as --nnodes {max}:{min}")]
     Inverted {
-        /// the MIN given
+        /// The MIN given.
         min: u32,
-        /// the MAX given
+        /// The MAX given.
         max: u32,
     },
-    /// Zero nodes.
+    /// MIN is zero.
     #[error("--nnodes 0 leaves nothing to run on; use --nnodes 1 or more")]
     NoNodes,
-    /// The unit does not fit.
+    /// `--node-unit` is zero or larger than MAX.
     #[error("--node-unit {unit} does not fit into --nnodes {max}; use a unit of at most {max}")]
     Unit {
-        /// the unit given
+        /// The unit given.
         unit: u32,
-        /// the MAX given
+        /// The MAX given.
         max: u32,
     },
-    /// Timeout too short to be told from noise.
+    /// `--detect-timeout` is too short to distinguish a failure from noise.
     #[error("--detect-timeout {0} ms is shorter than a scheduler hiccup; use 200 ms or more")]
     Timeout(u64),
 }
 
 impl JobSpec {
-    /// Checks everything that can be known before a port is opened.
+    /// Checks everything that can be checked before a port is opened.
     ///
     /// # Errors
-    /// One [`SpecError`] with a sentence for the user.
+    /// Returns the first [`SpecError`] found; its message is written for the user.
     pub fn validate(&self) -> Result<(), SpecError> {
         if self.nodes_min > self.nodes_max {
             return Err(SpecError::Inverted { min: self.nodes_min, max: self.nodes_max });
@@ -119,23 +121,24 @@ impl JobSpec {
         Ok(())
     }
 
-    /// The derived times.
+    /// Returns the timeouts derived from `--detect-timeout`.
     #[must_use]
     pub fn ladder(&self) -> Ladder {
         Ladder::from_detect_timeout(Duration::from_millis(self.detect_timeout_ms))
     }
 }
 
-/// Every timeout of the system, derived from one knob. `everstep doctor` prints it.
+/// Every timeout of the system, derived from `--detect-timeout`. `everstep doctor` prints them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ladder {
-    /// Each side of a connection says something this often.
+    /// Interval at which each side of a connection sends something.
     pub ping: Duration,
-    /// A closed connection may be re-opened within this time without counting as a lost node.
+    /// A closed connection may be reopened within this time without counting as a lost node.
     pub reconnect: Duration,
-    /// The same for a node whose lines had been coming late: packets are being lost, and it is worth a second try.
+    /// The same for a node whose messages had been arriving late: packets are being lost, and a
+    /// second try is worthwhile.
     pub reconnect_late: Duration,
-    /// A silent connection is lost after this.
+    /// A connection that is silent for this long counts as lost.
     pub silence: Duration,
     /// A step or section may be silent for at least this long.
     pub step_silence: Duration,
@@ -145,16 +148,18 @@ pub struct Ladder {
     pub last_call: Duration,
     /// Workers of a fenced generation get this long between TERM and KILL.
     pub fence_grace: Duration,
-    /// When a failure ends the job, workers elsewhere that are failing, too, may say of what for this long.
+    /// When a failure ends the job, workers that are failing elsewhere have this long to report
+    /// why.
     pub last_words: Duration,
-    /// An agent without a coordinator keeps its workers for this long, then stops them (exit code 75).
+    /// An agent without a coordinator keeps its workers for this long, then ends them. It exits
+    /// with code 75 after a further `--join-timeout`.
     pub orphan: Duration,
-    /// First pause before a write to the store is tried again.
+    /// First pause before a write to the store is retried.
     pub store_retry: Duration,
 }
 
 impl Ladder {
-    /// Derives all times from `--detect-timeout`.
+    /// Derives all timeouts from `--detect-timeout`.
     #[must_use]
     pub fn from_detect_timeout(detect: Duration) -> Self {
         Ladder {

@@ -1,24 +1,26 @@
-//! Where the ranks of a job are: their stacks, grouped, so that the odd one out is seen at once.
+//! The stacks of a job's ranks, grouped to make the odd one out visible at once.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Frames of a thread that are kept.
+/// Frames kept per stack.
 const FRAMES: usize = 40;
 
-/// Where the main thread of a rank is, innermost first: `file:line function`. Empty: it did not answer.
+/// Stack of a rank's main thread, innermost frame first: `file:line function`. Empty if the rank
+/// did not answer.
 pub type Stack = Vec<String>;
 
-/// Ranks that are at the same place.
+/// Ranks with the same stack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
-    /// Who.
+    /// Global ranks.
     pub ranks: Vec<u32>,
-    /// Where; empty for those that did not answer.
+    /// Their stack; empty for ranks that did not answer.
     pub stack: Stack,
 }
 
-/// The main thread of what Python's `faulthandler` writes for all threads: the one that is listed last.
+/// Extracts the main thread from what Python's `faulthandler` writes for all threads: the thread
+/// that is listed last.
 #[must_use]
 pub fn main_thread(written: &str) -> Stack {
     let mut frames = Vec::new();
@@ -41,7 +43,8 @@ fn frame(line: &str) -> Option<String> {
     Some(format!("{file}:{number} {function}"))
 }
 
-/// Groups ranks by where they are; the fewest first, and among those the ones that did not answer.
+/// Groups ranks by stack. The smallest groups come first, and among those the ranks that did not
+/// answer.
 #[must_use]
 pub fn group(stacks: &BTreeMap<u32, Stack>) -> Vec<Group> {
     let mut by_place: BTreeMap<&[String], Vec<u32>> = BTreeMap::new();
@@ -69,7 +72,8 @@ pub fn ranges(ranks: &[u32]) -> String {
 }
 
 impl Group {
-    /// In a line: who is where. Of the place, the innermost frame and the innermost one of the script.
+    /// Describes the group in one line: its ranks, the innermost frame, and the innermost frame in
+    /// the script.
     #[must_use]
     pub fn tell(&self) -> String {
         let who = match self.ranks.as_slice() {
@@ -89,7 +93,7 @@ fn is_library(frame: &str) -> bool {
     ["/site-packages/", "/lib/python", "<frozen", "/dist-packages/"].iter().any(|part| frame.contains(part))
 }
 
-/// The last two parts of a path.
+/// Returns the last two components of a path.
 fn short(place: &str) -> String {
     let parts: Vec<&str> = place.rsplitn(3, '/').take(2).collect();
     parts.into_iter().rev().collect::<Vec<_>>().join("/")

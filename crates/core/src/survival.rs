@@ -1,9 +1,11 @@
-//! What replicas are worth (Gemini §4.3, §7.2): the probability that memory survives f nodes lost at once, and the time that
-//! a failure wastes. Every sum has positive terms only, so that nothing cancels.
+//! The value of replicas (Gemini §4.3, §7.2): the probability that memory survives the loss of f
+//! nodes at once, and the time that a failure wastes. All sums have only positive terms, so nothing
+//! cancels.
 
 use crate::placement::{Scheme, groups};
 
-/// A polynomial up to a fixed degree, with a common factor 2^`exponent` set aside so that nothing overflows.
+/// A polynomial up to a fixed degree. A common factor 2^`exponent` is kept separately so that
+/// nothing overflows.
 #[derive(Clone, Debug)]
 struct Series {
     terms: Vec<f64>,
@@ -28,7 +30,7 @@ impl Series {
         let mut product = Series { terms, exponent: self.exponent + other.exponent };
         let largest = product.terms.iter().copied().fold(0.0, f64::max);
         if largest > 0.0 {
-            // A power of two: exact.
+            // Scaling by a power of two is exact.
             let shift = largest.log2().floor();
             product.terms.iter_mut().for_each(|t| *t *= (-shift).exp2());
             product.exponent += shift as i64;
@@ -56,7 +58,8 @@ impl Series {
     }
 }
 
-/// Probability that every shard has a copy left when `failed` of `nodes`, any of them, are lost at once. `k` copies each.
+/// Returns the probability that every shard, with `k` copies each, has a copy left when `failed`
+/// random nodes of `nodes` are lost at once.
 #[must_use]
 pub fn survival(nodes: u64, k: u64, failed: u64, scheme: Scheme) -> f64 {
     if failed == 0 {
@@ -66,7 +69,7 @@ pub fn survival(nodes: u64, k: u64, failed: u64, scheme: Scheme) -> f64 {
         return 0.0;
     }
     let (n, k, f) = (size(nodes), size(k.min(nodes)), size(failed));
-    // Terms are weighed by scale^degree to stay near one; numerator and denominator alike.
+    // Terms are weighted by scale^degree to stay near one, in numerator and denominator alike.
     let scale = failed as f64 / nodes as f64;
     let all = Series::new(vec![1.0, scale], f).power(nodes);
     let found = groups(n, k, scheme);
@@ -79,8 +82,9 @@ pub fn survival(nodes: u64, k: u64, failed: u64, scheme: Scheme) -> f64 {
     ways.ratio(&all, f).min(1.0)
 }
 
-/// Probability that every shard can still be computed when `failed` of `nodes` are lost at once, under a code of `data` shards
-/// and `parity` parity shards: no group has lost more nodes than it has parity.
+/// Returns the probability that every shard can still be computed when `failed` of `nodes` are lost
+/// at once, under a code of `data` shards and `parity` parity shards: no group has lost more nodes
+/// than it has parity.
 #[must_use]
 pub fn survival_of_code(nodes: u64, (data, parity): (u64, u64), failed: u64) -> f64 {
     if failed == 0 {
@@ -118,8 +122,8 @@ fn group_terms(k: usize, scale: f64) -> Vec<f64> {
         .collect()
 }
 
-/// Ways to lose f of a ring of n without k in a row: n/(n−f) times the ways to fill the n−f gaps between
-/// survivors with fewer than k each.
+/// Ways to lose f nodes of a ring of n without k consecutive ones: n/(n−f) times the ways to fill
+/// the n−f gaps between survivors with fewer than k each.
 fn ring_terms(n: usize, k: usize, most: usize, scale: f64) -> Vec<f64> {
     let gap = Series::new((0..k).map(|i| scale.powi(i32::try_from(i).unwrap_or(i32::MAX))).collect(), most.min(n));
     let term = |f: usize| {
@@ -130,8 +134,9 @@ fn ring_terms(n: usize, k: usize, most: usize, scale: f64) -> Vec<f64> {
     (0..=most.min(n - 1)).map(term).collect()
 }
 
-/// Time that a failure wastes on average, in seconds (Gemini, equation 1): the checkpoint in progress, half an interval,
-/// and fetching the state. An interval is never shorter than a checkpoint or a step.
+/// Returns the average time that a failure wastes, in seconds (Gemini, equation 1): the checkpoint
+/// in progress, half an interval, and the retrieval of the state. An interval is never shorter than
+/// a checkpoint or a step.
 #[must_use]
 pub fn wasted_seconds(checkpoint: f64, interval: f64, step: f64, retrieval: f64) -> f64 {
     checkpoint + interval.max(checkpoint).max(step) / 2.0 + retrieval
@@ -187,7 +192,7 @@ mod tests {
                 assert!((is - counted).abs() < 1e-12, "{n} {data}+{parity} {f}: {is} {counted}");
             }
         }
-        // Six nodes: any two, as with two full copies.
+        // Six nodes survive the loss of any two, as with two full copies.
         assert!((survival_of_code(6, (4, 2), 2) - survival(6, 3, 2, Scheme::Mixed)).abs() < 1e-12);
     }
 

@@ -1,27 +1,28 @@
-//! Time as an argument: milliseconds since the driver started (or since the simulation began).
+//! Time as an argument: milliseconds since the driver started, or since the simulation began.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// A point in time in milliseconds on the caller's monotonic clock.
+/// A point in time, in milliseconds on the caller's monotonic clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Time(pub u64);
 
 impl Time {
-    /// This time plus `d`, saturating.
+    /// Returns this time plus `d`, saturating at the maximum.
     #[must_use]
     pub fn after(self, d: Duration) -> Time {
         Time(self.0.saturating_add(u64::try_from(d.as_millis()).unwrap_or(u64::MAX)))
     }
 
-    /// The same in microseconds.
+    /// Returns this time in microseconds.
     #[must_use]
     pub fn micros(self) -> u64 {
         self.0.saturating_mul(1000)
     }
 
-    /// How long ago `earlier` was; zero when it lies in the future (a clock that jumped back).
+    /// Returns the time since `earlier`, or zero if `earlier` lies in the future (the clock jumped
+    /// back).
     #[must_use]
     pub fn since(self, earlier: Time) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))

@@ -1,4 +1,4 @@
-//! Whose failure was it, and what becomes of a machine that has failed itself.
+//! Which failure of an incident is blamed, and what becomes of a machine that failed itself.
 #![allow(clippy::unwrap_used)]
 
 mod scene;
@@ -16,7 +16,7 @@ const ECC: &str = "RuntimeError: CUDA error: uncorrectable ECC error encountered
 const XID: &str = "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=python, GPU has fallen off the bus.";
 const PER_DAY: RestartBudget = RestartBudget::PerDayAfterFirstStep(10);
 
-/// A job on so many nodes of one rank each, with others that wait.
+/// A job of `nodes` nodes with one rank each; nodes beyond the maximum in `sizes` wait.
 fn job(sizes: (u32, u32), nodes: u64, restarts: RestartBudget) -> Scene {
     let mut scene = Scene::new();
     for node in 0..nodes {
@@ -36,7 +36,8 @@ fn sign(scene: &mut Scene, node: u64, line: &str) {
     scene.says(node, Report::Signed(sign));
 }
 
-/// Node and class that the latest incident was blamed on, and how many others there were.
+/// Returns the node and class that the latest incident was blamed on, and the number of other
+/// failures.
 fn blamed(scene: &Scene) -> Option<(String, String, u32)> {
     scene.facts.iter().rev().find_map(|f| match f {
         Fact::Blamed { node, verdict, others, .. } => {
@@ -66,7 +67,7 @@ fn the_restart_does_not_wait_for_the_blame() {
     fails(&mut scene, 0, failure(0, Outcome::Code(1), CLOSED, 40));
     scene.stopped([0, 1]);
     assert_eq!(scene.started(), [1, 2]);
-    // What is said of the generation that failed counts also when the next one runs.
+    // A report about the failed generation still counts while the next one runs.
     let late = failure(1, Outcome::Code(1), "OSError: [Errno 28] No space left on device", 40);
     scene.says(1, Report::WorkerFailed { generation: Generation(1), failure: late });
     scene.passes(2100);
@@ -90,7 +91,7 @@ fn a_machine_that_is_gone_explains_what_others_say_before_that_is_known() {
 fn the_kernel_says_why_a_process_was_killed() {
     let mut scene = job((2, 2), 2, PER_DAY);
     fails(&mut scene, 1, failure(1, Outcome::Signal(9), "", 40));
-    // Another process of the same machine, then this one.
+    // The first line is about another process of the same machine, the second about this one.
     sign(&mut scene, 1, "Out of memory: Killed process 9999 (chrome) total-vm:1kB");
     sign(&mut scene, 1, "Out of memory: Killed process 101 (python) total-vm:1kB");
     scene.passes(2100);
@@ -112,7 +113,7 @@ fn a_broken_machine_is_left_out_and_a_spare_takes_its_place() {
     assert!(scene.facts.iter().any(|f| matches!(f, Fact::Excluded { node, .. } if node.0 == "1")));
     let said = |o: &Order| matches!(o, Order::Notice { what } if what.starts_with("node 1 is left out from now on"));
     assert!(scene.sent.iter().any(said));
-    // A later life of its agent: somebody has seen to the machine.
+    // A later life of its agent means that the machine has been repaired.
     fails(&mut scene, 0, failure(0, Outcome::Signal(9), "", 50));
     scene.event(Event::Lost { session: Session(2) });
     scene.event(Event::Lost { session: Session(3) });
@@ -174,7 +175,7 @@ fn a_second_failure_on_the_same_machine_gives_its_place_to_another() {
     let mut scene = job((2, 2), 3, PER_DAY);
     let fault =
         |step| failure(1, Outcome::Code(1), "RuntimeError: CUDA error: an illegal memory access was encountered", step);
-    // A crash that may have come after the last step is held for a second.
+    // A crash that may have come after the last step is held back for a second.
     fails(&mut scene, 1, fault(40));
     scene.passes(1100);
     scene.stopped([0, 1]);
@@ -185,7 +186,7 @@ fn a_second_failure_on_the_same_machine_gives_its_place_to_another() {
     scene.stopped([0, 1]);
     scene.passes(3000);
     assert_eq!(scene.world(), ["0", "2"]);
-    // It is the last choice, not barred: with nobody else it is used.
+    // The machine is the last choice, but not barred: if no other is left, it is used.
     scene.event(Event::Lost { session: Session(3) });
     scene.passes(1000);
     scene.stopped([0]);

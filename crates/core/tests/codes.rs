@@ -1,4 +1,5 @@
-//! Parity instead of full copies, seen from outside: who computes what, what is committed, what is restored from where.
+//! Parity instead of full copies, seen from outside: which node computes what, what is committed,
+//! and what is restored from where.
 #![allow(clippy::unwrap_used)]
 
 use everstep_core::coordinator::Coordinator;
@@ -15,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const GENERATION: Generation = Generation(1);
 const STEP: Step = Step(20);
 
-/// Nodes with so many workers each, just started, and what they are told.
+/// Nodes with these numbers of workers, just started, and the orders sent to them.
 struct Scene {
     core: Coordinator,
     now: u64,
@@ -90,7 +91,7 @@ impl Scene {
         self.report(node, Report::Replicated { generation: GENERATION, step, sealed: step, digests: vec![], round });
     }
 
-    /// What the nodes are to do, once all have said that they have sealed a step; and the round of it.
+    /// Returns the replication plans once all nodes have reported a sealed step, and the round.
     fn plans(&mut self) -> (Vec<Replication>, u64) {
         (0..self.workers.len()).for_each(|node| self.sealed(node, STEP, None));
         let plan = |(session, order): &(Session, Order)| match order {
@@ -112,7 +113,7 @@ impl Scene {
     }
 }
 
-/// What each rank is told to restore when these nodes have lost their memory.
+/// Returns the source that each rank is told to restore from after `lost` nodes lost their memory.
 fn restored(workers: &[u32], plans: &[Replication], lost: &BTreeSet<usize>) -> BTreeMap<u32, Source> {
     let mut scene = Scene::new(workers);
     let size: u32 = workers.iter().sum();
@@ -196,7 +197,7 @@ fn three_of_a_group_are_too_many() {
     let workers = [1; 6];
     let (plans, _) = Scene::new(&workers).plans();
     assert!(restored(&workers, &plans, &BTreeSet::from([0, 2, 3])).is_empty());
-    // In two groups, three may be the right ones.
+    // In two groups, three nodes may be lost if they are spread well.
     let workers = [1; 12];
     let (plans, _) = Scene::new(&workers).plans();
     assert_eq!(restored(&workers, &plans, &BTreeSet::from([0, 2, 7])).len(), 12);
@@ -206,20 +207,21 @@ fn three_of_a_group_are_too_many() {
 fn nobody_keeps_more_than_half_a_shard_for_others() {
     let (plans, _) = Scene::new(&[1; 6]).plans();
     for plan in &plans {
-        // Two parity shards of a fourth of a shard each, and no full copy of anything.
+        // The node keeps two parity shards of a quarter of a shard each, and no full copy.
         assert_eq!((plan.stripes.len(), plan.keeps_parity.len()), (1, 2));
         assert!(plan.keepers.is_empty() && plan.keeps.is_empty());
         assert!(plan.stripes.iter().all(|s| s.members.len() == 4));
     }
 }
 
-/// What a node did in a round that was given up does not count: it may have let go of that step for the next.
+/// Work for an abandoned round does not count: the node may have dropped that step for the next
+/// one.
 #[test]
 fn what_comes_from_an_earlier_round_is_not_counted() {
     let mut scene = Scene::new(&[1; 6]);
     let (_, first) = scene.plans();
     (0..5).for_each(|node| scene.done(node, STEP, first));
-    // The sixth cannot: another step is named.
+    // The sixth node cannot replicate it, so another step is named.
     scene.sealed(5, STEP, Some(first));
     let named = |scene: &Scene| {
         let next = |o: &Order| if let Order::Replicate { next, round, .. } = o { Some((next.0, *round)) } else { None };
@@ -227,7 +229,8 @@ fn what_comes_from_an_earlier_round_is_not_counted() {
     };
     let (next, second) = named(&scene);
     assert_eq!((next, second), (STEP.0 + 1, first + 1));
-    // It says so again, late, of the first round: nothing new is named, and nothing of the first round is taken.
+    // Late reports about the first round do not name a new step, and nothing of the first round
+    // counts.
     scene.sealed(4, STEP, Some(first));
     scene.done(5, STEP, first);
     assert_eq!(named(&scene), (next, second));
@@ -236,8 +239,8 @@ fn what_comes_from_an_earlier_round_is_not_counted() {
     assert_eq!(scene.committed(), [next]);
 }
 
-/// A node took a later step than was named (that one was gone), before it had heard that all its workers have sealed it: what is
-/// named next is none that is held by all already.
+/// A node took a later step than the named one (which was gone) before it reported that all its
+/// workers had sealed it. The next step named is not one that all nodes already hold.
 #[test]
 fn what_is_held_by_all_is_not_named_again() {
     let mut scene = Scene::new(&[1; 6]);

@@ -1,4 +1,4 @@
-//! Is the training over? Ends of some ranks beside crashes of others.
+//! Whether the training is over when some ranks end and others crash.
 #![allow(clippy::unwrap_used)]
 
 mod scene;
@@ -11,7 +11,7 @@ use scene::{Scene, failure};
 
 const PER_DAY: RestartBudget = RestartBudget::PerDayAfterFirstStep(10);
 
-/// Two nodes of one rank each, in their first generation.
+/// Two nodes with one rank each, in their first generation.
 fn job(restarts: RestartBudget) -> Scene {
     let mut scene = Scene::new();
     for node in 0..2 {
@@ -127,7 +127,7 @@ fn an_exception_of_a_script_without_checkpoints_ends_the_job() {
     scene.passes(1100);
     let (code, why) = scene.over().unwrap();
     assert!(code == 1 && why.contains("no everstep.CheckpointManager"), "{code} {why}");
-    // With checkpoints, or with a number of restarts, it is tried again.
+    // With checkpoints, or with a number of restarts, the job is restarted.
     for (restarts, checkpointed) in [(PER_DAY, true), (RestartBudget::Exactly(2), false)] {
         let mut scene = job(restarts);
         if checkpointed {

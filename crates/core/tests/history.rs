@@ -1,4 +1,4 @@
-//! Incidents told from facts, as a coordinator's driver writes them down.
+//! Incidents reconstructed from facts, as a coordinator's driver records them.
 #![allow(clippy::unwrap_used)]
 
 use everstep_core::coordinator::command::{Action, Fact};
@@ -8,7 +8,7 @@ use everstep_core::id::{Generation, NodeId, Rank, Step};
 use everstep_core::message::{Cause, Failure, HangEvidence, Outcome as Exit, Tier};
 use everstep_core::severity::Table;
 
-/// Facts, a second apart but for those that say otherwise.
+/// A log of facts, one second apart unless stated otherwise.
 struct Log(Vec<Entry>, u64);
 
 impl Log {
@@ -112,18 +112,19 @@ fn the_one_step_that_was_lost_is_the_first_one() {
 #[test]
 fn every_incident_is_over_at_some_time() {
     let behind = || Log::new().starts(1, 0).fails(1, 1, killed()).starts(2, 1).restored(2, 3).steps(2, Some(1));
-    // A coordinator that began in between does not say that the job has caught up; how far it is, it does.
+    // A coordinator that started in between does not record that the job has caught up, but it
+    // records its progress.
     let log = behind().progress(2, 92, 100_000).at(2, Fact::CoordinatorStarted { epoch: 2 });
     assert_eq!(incidents(&log.0)[0].caught_up, None);
     let found =
         incidents(&log.at(1, Fact::Noted { incident: 9, right: true, note: String::new() }).progress(2, 93, 1).0);
     assert_eq!((found[0].outcome.clone(), found[0].lasted()), (Outcome::Recovered, Some(6_000_000)));
-    // The next failure came first.
+    // The next failure comes first.
     let found = incidents(&behind().fails(2, 2, killed()).starts(3, 2).restored(3, 0).steps(3, Some(2)).0);
     assert_eq!((found[0].outcome.clone(), found[0].caught_up), (Outcome::Overtaken { by: 2 }, None));
     assert!(tell(&found[0], "j", "now").join("\n").contains("inc-2 came before the job was where it had been"));
     assert_eq!(found[1].outcome, Outcome::Recovered);
-    // The job was done first.
+    // The job finishes first.
     let found = incidents(&behind().at(2, Fact::Ended { code: 0, why: "done".into() }).0);
     assert_eq!((found[0].outcome.clone(), found[0].lasted()), (Outcome::Recovered, Some(5_000_000)));
 }
@@ -161,7 +162,7 @@ fn one_failure_may_overtake_another_and_one_may_end_the_job() {
     let found = incidents(&log.0);
     assert_eq!(found[0].outcome, Outcome::Overtaken { by: 2 });
     assert_eq!(found[1].outcome, Outcome::Ended { code: 93, why: "the same again".into() });
-    // Run anew: what an earlier run has seen is over.
+    // In a new run, the incidents of an earlier one are over.
     assert_eq!(incidents(&log.starts(3, 0).0), []);
 }
 

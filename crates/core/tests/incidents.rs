@@ -10,7 +10,7 @@ use everstep_core::message::{Failure, Holding, Offer, Offers, Order, Outcome, Re
 use everstep_core::spec::RestartBudget;
 use scene::Scene;
 
-/// A job of one node, with the restarts that are allowed by default.
+/// A job of one node, with the default number of restarts.
 trait OneNode {
     fn join_anew(&mut self, incarnation: u64, workers: u32);
     fn restores(&mut self, held: &[&[u64]]) -> Option<u64>;
@@ -22,7 +22,8 @@ impl OneNode for Scene {
         self.join(0, incarnation, workers, Scene::spec((1, 1), RestartBudget::PerDayAfterFirstStep(10)));
     }
 
-    /// One node's ranks offer what its memory holds; all ranks hold the same. Returns the step that is restored.
+    /// Offers what the memory of the node contains; all ranks hold the same state. Returns the step
+    /// to restore.
     fn restores(&mut self, held: &[&[u64]]) -> Option<u64> {
         let (generation, world_size) = (Generation(1), u32::try_from(held.len()).unwrap());
         let ranks = || (0..).map(Rank).zip(held);
@@ -36,7 +37,8 @@ impl OneNode for Scene {
         self.sent.iter().find_map(|o| if let Order::Restore { step, .. } = o { step.map(|s| s.0) } else { None })
     }
 
-    /// Fails the current generation, which used checkpoints, after a while, and says that its workers are gone.
+    /// Fails the current generation, which used checkpoints, after a while, and reports that its
+    /// workers have ended.
     fn fails(&mut self, failure: Failure) {
         self.passes(61_000);
         let generation = Generation(self.started().last().copied().unwrap());
@@ -46,12 +48,12 @@ impl OneNode for Scene {
     }
 }
 
-/// Rank 0 ended with an error after so many steps.
+/// Returns the failure of rank 0 after `step` steps.
 fn failure(text: &str, step: u64) -> Failure {
     scene::failure(0, Outcome::Code(1), text, step)
 }
 
-/// An agent that is killed between its worker's first step and its own next look at the board.
+/// The agent is killed between its worker's first step and its next look at the board.
 #[test]
 fn a_node_lost_before_it_told_of_a_step_is_replaced() {
     let mut scene = Scene::new();
@@ -103,8 +105,9 @@ fn a_script_that_fails_before_its_first_step_is_not_tried_again() {
     assert!(matches!(&job.phase, Phase::Over { code: 1, why } if why.contains("ValueError: no")), "{:?}", job.phase);
 }
 
-/// A rank of DDP that dies before it has sealed the step that the others have: a stand-in for it would have the others'
-/// random numbers, and the run would go on otherwise than one without a failure.
+/// A DDP rank dies before it has sealed the step that the others have. A copy of another rank's
+/// capture would contain that rank's random state, and the run would continue differently from one
+/// without a failure.
 #[test]
 fn a_rank_goes_on_from_what_it_captured_itself_when_that_is_older() {
     let restored = |held: &[&[u64]]| {
@@ -113,14 +116,14 @@ fn a_rank_goes_on_from_what_it_captured_itself_when_that_is_older() {
         scene.restores(held)
     };
     assert_eq!(restored(&[&[25, 24, 23], &[24, 23, 22]]), Some(24));
-    // However far back: captures may be many steps apart, or left out.
+    // However far back: captures may be many steps apart, or skipped.
     assert_eq!(restored(&[&[25, 24, 23], &[23, 22, 21]]), Some(23));
     assert_eq!(restored(&[&[152, 148], &[148, 144]]), Some(148));
-    // A rank of which nothing is left goes on from another's.
+    // A rank whose captures are all lost continues from another's.
     assert_eq!(restored(&[&[25, 24], &[]]), Some(25));
 }
 
-/// Silent corruption: what a rank's capture says of its state differs from what the others' say.
+/// Silent corruption: the digest of one rank's state differs from the others'.
 #[test]
 fn who_holds_something_else_than_the_others_is_named_once() {
     let mut scene = Scene::new();
@@ -143,11 +146,11 @@ fn who_holds_something_else_than_the_others_is_named_once() {
     assert_eq!(named(1, &[5, 5, 5]), None);
     let said = named(2, &[6, 7, 6]).unwrap();
     assert!(said.starts_with("rank 1 on node 0 does not hold what all other ranks hold at step 2"), "{said}");
-    // It stays different, and is not said again until all were the same once more.
+    // The rank still differs, but is not named again until all ranks have agreed in between.
     assert_eq!(named(3, &[8, 9, 8]), None);
     assert_eq!(named(4, &[1, 1, 1]), None);
     assert!(named(5, &[2, 2, 3]).unwrap().starts_with("rank 2 "));
-    // Some of the ranks have not said anything: nothing is compared.
+    // Some of the ranks have not reported a digest, so nothing is compared.
     assert_eq!(named(6, &[1, 2]), None);
 }
 
@@ -161,7 +164,7 @@ fn a_job_started_again_right_after_it_was_stopped_runs() {
     let code = |order: &Order| if let Order::End { code, .. } = order { Some(*code) } else { None };
     assert_eq!(scene.sent.iter().filter_map(code).collect::<Vec<_>>(), [143]);
     scene.event(Event::Lost { session: Session(1) });
-    // The same life comes again: its run is over. Another one begins the next.
+    // The same life returns after its run is over. A new life begins the next run.
     scene.join_anew(1, 1);
     assert_eq!(scene.sent.iter().filter_map(code).count(), 2);
     scene.event(Event::Lost { session: Session(1) });
@@ -170,7 +173,8 @@ fn a_job_started_again_right_after_it_was_stopped_runs() {
     assert_eq!(scene.started(), [1, 2]);
 }
 
-/// A script that goes back is not given a newer step because some memory has it (its own node's is among that).
+/// A script that goes back to an earlier step does not get a newer one only because some memory
+/// contains it (its own node's included).
 #[test]
 fn a_script_that_goes_back_gets_that_step_or_none() {
     for (wanted, expected) in [(10, Some(Step(10))), (20, None)] {

@@ -1,4 +1,4 @@
-//! A failure elsewhere ends the job: what workers of this node still say.
+//! A failure elsewhere ends the job: what workers of this node still report.
 #![allow(clippy::unwrap_used)]
 
 use everstep_core::agent::command::Command;
@@ -122,7 +122,7 @@ fn what_comes_just_after_a_deadline_does_not_put_it_off() {
     end(&mut agent, 1);
     let at = agent.deadline().unwrap();
     let late = at.after(Duration::from_millis(1));
-    // A look at the worker, before the tick that was due.
+    // A sample of the worker, before the tick that was due.
     agent
         .handle(late, Event::Sample { generation: Generation(1), local_rank: 0, pid: 7, seen: Observation::default() });
     assert_eq!(agent.deadline(), Some(at), "due since then");

@@ -1,4 +1,4 @@
-//! Where the time went: exact sums over random histories, and categories that a known history has.
+//! The accounts of time: exact sums over random histories, and the right categories for known ones.
 #![allow(clippy::unwrap_used)]
 
 use everstep_core::id::Generation;
@@ -33,7 +33,8 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
-    /// Whatever happens, and whatever the workers count: nothing is missing, nothing counts twice, no total shrinks.
+    /// Whatever happens, and whatever the workers count: nothing is missing, nothing counts twice,
+    /// and no total shrinks.
     #[test]
     fn the_parts_sum_to_the_whole(events in prop::collection::vec((event(), 0u64..300_000), 1..120)) {
         let mut book = Book::new(3, 1_000);
@@ -74,7 +75,7 @@ proptest! {
 
 const MS: u64 = 1000;
 
-/// A worker whose history is known, looked at every 100 ms.
+/// A worker with a known history, sampled every 100 ms.
 struct Worker {
     book: Book,
     at: u64,
@@ -88,7 +89,7 @@ impl Worker {
         Worker { book, at: 2000 * MS, reading: Reading::default() }
     }
 
-    /// Lets time pass; `counted` says what of it the worker counts as it goes.
+    /// Lets time pass; `counted` selects the counter that the worker increases meanwhile.
     fn passes(&mut self, millis: u64, counted: fn(&mut Reading) -> Option<&mut u64>) {
         for _ in 0..millis / 100 {
             self.at += 100 * MS;
@@ -124,7 +125,7 @@ fn a_known_history_is_told_as_it_was() {
     w.passes(500, |r| Some(&mut r.restore));
     w.steps(1, 2000);
     w.steps(40, 200);
-    // A wait for data is only counted when it is over.
+    // The worker counts a wait for data only when it is over.
     w.passes(30_000, |_| None);
     w.reading.data += 30_000 * MS;
     w.steps(1, 200);
@@ -154,7 +155,7 @@ fn a_failure_makes_of_the_last_step_a_silence_and_of_the_next_ones_a_repetition(
     w.reading = Reading { step: Some(15), restored: 15, numbered: true, ..Reading::default() };
     w.passes(1000, |_| None);
     w.steps(10, 200);
-    // That it is being restored is all that is known of the time before the first step.
+    // Of the time before the first step, it is only known that the worker is being restored.
     assert_eq!(w.of(Category::Init), 100);
     assert_eq!(w.of(Category::Warmup), 900);
     let before = w.book.accounts(w.at).remove(0);
@@ -176,7 +177,7 @@ fn steps_without_a_number_may_be_new_or_the_same_again() {
     assert_eq!((w.of(Category::Productive), w.of(Category::Recompute)), (0, 0));
     let unknown = w.of(Category::Unknown);
     assert!(unknown > 0);
-    // A scheduler has gone along with these three: the script goes on from step 15.
+    // A scheduler has restored these three steps: the script continues from step 15.
     w.reading = Reading { step: Some(18), restored: 15, numbered: true, ..w.reading };
     w.steps(10, 200);
     assert_eq!(w.of(Category::Unknown), unknown);

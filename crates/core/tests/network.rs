@@ -1,4 +1,5 @@
-//! What the network does is not the script's doing: late lines, lost connections, a coordinator that does not answer.
+//! Network problems are not the script's fault: late messages, lost connections, a coordinator that
+//! does not respond.
 #![allow(clippy::unwrap_used)]
 
 mod scene;
@@ -28,7 +29,7 @@ fn two_nodes() -> Scene {
     scene
 }
 
-/// Node 1 on a new connection, in its old life, with its workers still there or ended.
+/// Reconnects node 1 in its old life, with its workers still running or ended.
 fn back(scene: &mut Scene, session: u64, running: bool) {
     let generation = scene.job().record.generation;
     let hello = Hello {
@@ -117,7 +118,7 @@ fn after_late_lines_a_lost_connection_may_come_back_in_place() {
     back(&mut scene, 9, true);
     scene.passes(10_000);
     assert_eq!(scene.started(), [1], "nothing was restarted");
-    // On a good network it is lost at once, as a machine without power is.
+    // On a good network the node is lost at once, like a machine without power.
     let mut scene = two_nodes();
     scene.event(Event::Lost { session: Session(2) });
     scene.passes(1_000);

@@ -1,4 +1,4 @@
-//! When a job's nodes are checked, and what is done about what is found.
+//! When a job's nodes are checked, and what follows from the result.
 #![allow(clippy::unwrap_used)]
 
 mod scene;
@@ -12,7 +12,7 @@ use scene::{Scene, failure};
 
 const CASCADE: &str = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:41234";
 
-/// Four nodes of one rank each.
+/// Four nodes with one rank each.
 fn gathered(min: u32, check: CheckWhen) -> Scene {
     let mut scene = Scene::new();
     for node in 0..4 {
@@ -22,7 +22,7 @@ fn gathered(min: u32, check: CheckWhen) -> Scene {
     scene
 }
 
-/// Nodes answer whatever they are asked, as they do when `bad` is; returns the rounds.
+/// Answers every check as nodes do if `bad` is bad; returns the number of rounds.
 fn answer(scene: &mut Scene, bad: Option<u64>) -> u32 {
     let mut rounds = 0;
     while !scene.asked.is_empty() {
@@ -84,7 +84,7 @@ fn who_cannot_check_says_so_and_the_job_goes_on() {
     assert!(scene.sent.iter().any(|o| matches!(o, Order::Notice { what } if what.contains("no torch"))));
 }
 
-/// Everybody only tells that somebody else has gone: the machines are asked the second time.
+/// Every failure is only a consequence of another one: the second time, the machines are checked.
 #[test]
 fn a_second_failure_that_nothing_explains_is_followed_by_a_check() {
     let mut scene = gathered(3, CheckWhen::OnTrouble);
@@ -113,7 +113,7 @@ fn a_failure_that_is_explained_in_time_is_not_followed_by_one() {
     let mut scene = gathered(3, CheckWhen::OnTrouble);
     for round in 1..=3 {
         let generation = scene.job().record.generation;
-        // There is a way back, so that an error of the script does not end the job.
+        // Offers make restarts possible, so that an error of the script does not end the job.
         scene.says(0, Report::Offers { generation, rank: Rank(0), offers: Offers::default() });
         scene.says(2, Report::WorkerFailed { generation, failure: failure(2, Outcome::Code(1), CASCADE, 7) });
         scene.stopped(0..4);

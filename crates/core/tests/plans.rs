@@ -1,4 +1,5 @@
-//! Two jobs on one coordinator: the plan is there when a node is lost, and a node goes to the job that is worth more with it.
+//! Two jobs on one coordinator: the plan exists before a node is lost, and a node moves to the job
+//! in which it is worth more.
 #![allow(clippy::unwrap_used)]
 
 mod scene;
@@ -15,7 +16,7 @@ use everstep_planner::file::read;
 use everstep_planner::{Mode, Problem};
 use scene::Scene;
 
-/// `large` is worth four times as much on three nodes as `small`, and hardly anything on two.
+/// On three nodes, `large` is worth four times as much as `small`; on two, hardly anything.
 fn known() -> Problem {
     let jobs = r#"
         [[job]]
@@ -35,7 +36,7 @@ fn known() -> Problem {
     read(cluster, jobs, Mode::Floor).unwrap().problem
 }
 
-/// Three nodes each: 0 to 2 of `large`, 3 to 5 of `small`.
+/// Three nodes for each job: 0 to 2 for `large`, 3 to 5 for `small`.
 fn both(policy: Policy) -> Scene {
     let mut scene = Scene::new();
     scene.core = scene.core.clone().planning(known(), Time(0));
@@ -50,7 +51,7 @@ fn both(policy: Policy) -> Scene {
 fn join(scene: &mut Scene, node: u64, job: &str, policy: Policy) {
     let of = Scene::spec((1, 4), RestartBudget::PerDayAfterFirstStep(10));
     scene.join(node, 1, 1, JobSpec { job: JobId(job.into()), policy, ..of });
-    // Both worlds have gathered.
+    // Each world forms once its nodes have gathered.
     if node % 3 == 2 {
         scene.passes(60_000);
     }
@@ -151,7 +152,7 @@ fn its_job_goes_on_without_it_before_anybody_is_asked_to_move_it() {
     let id = moved[0].id;
     scene.event(Event::Provisioned { job: JobId("small".into()), id, result: Ok(()) });
     assert_eq!(of(&scene, "small").record.restarts, 0, "no failure of that job");
-    // Its agent is there as a node of the other job.
+    // The node's agent comes back as a node of the other job.
     scene.join(9, 1, 1, of(&scene, "large").record.spec.clone());
     scene.passes(60_000);
     stopped(&mut scene, "large", [0, 1, 9]);

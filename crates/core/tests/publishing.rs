@@ -1,4 +1,4 @@
-//! When a durable checkpoint is complete, and what of it the coordinator remembers until then.
+//! When a durable checkpoint is complete, and what the coordinator remembers of it until then.
 #![allow(clippy::unwrap_used)]
 
 mod scene;
@@ -39,7 +39,8 @@ fn publications(scene: &Scene) -> Vec<u64> {
     scene.sent.iter().filter_map(step).collect()
 }
 
-/// A step that the user saves after it was due is written behind later steps, on some nodes before and on others after one is published.
+/// A step that the user saves after it was due is written after later steps, on some nodes before
+/// one of them is published and on others afterwards.
 #[test]
 fn publishing_a_step_forgets_nothing_of_an_older_one() {
     let mut scene = two_nodes();
@@ -50,12 +51,12 @@ fn publishing_a_step_forgets_nothing_of_an_older_one() {
     scene.says(0, Report::Published { generation: GENERATION, step: Step(20) });
     written(&mut scene, 1, 10);
     assert_eq!(publications(&scene), [20, 10]);
-    // What is durable is still what was newest.
+    // The durable step is still the newest one.
     scene.says(0, Report::Published { generation: GENERATION, step: Step(10) });
     assert_eq!(scene.job().record.durable, Some(Step(20)));
 }
 
-/// Parts of steps that others could not write are not kept for ever.
+/// Shards of steps that other ranks could not write are not kept forever.
 #[test]
 fn incomplete_steps_are_forgotten_in_the_end() {
     let mut scene = two_nodes();

@@ -1,4 +1,5 @@
-//! What is done about machines: said, asked for, done; under one number, whoever asks how often.
+//! Remedies for machines: reported, requested, carried out; under one number, however often they
+//! are requested.
 #![allow(clippy::unwrap_used)]
 
 mod scene;
@@ -12,7 +13,7 @@ use everstep_core::spec::{JobSpec, Policy, RestartBudget};
 use everstep_core::time::Time;
 use scene::{Scene, failure};
 
-/// Three nodes that train, of which two are enough.
+/// Three nodes that train, of which two are needed.
 fn trains(policy: Policy) -> Scene {
     let mut scene = Scene::new();
     for node in 0..3 {

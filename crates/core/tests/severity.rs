@@ -1,5 +1,5 @@
-//! Real texts of errors, and what the built-in table says of them. The rules were written on the first three files and fixed before the
-//! last one was gathered, from other projects again.
+//! Real error texts, and their classes by the built-in table. The rules were written on these
+//! texts; `figures/error_classifier.py` also checks texts that the rules have not seen.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ struct Texts {
 #[derive(Deserialize)]
 struct Text {
     class: String,
-    /// What else a person might well say.
+    /// Other classes that a person might well choose.
     #[serde(default)]
     or: Vec<String>,
     source: String,
@@ -29,7 +29,7 @@ fn read(written: &str) -> Vec<Text> {
     toml::from_str::<Texts>(written).unwrap().text
 }
 
-/// Texts of another class than a person would say.
+/// Returns the texts whose class differs from the one that a person chose.
 fn wrong(texts: &[Text]) -> Vec<String> {
     let said = |t: &Text| Table::built_in().classify(&t.text).map_or("nothing", |f| f.class.name.as_str());
     let all = texts.iter().filter(|t| said(t) != t.class && !t.or.iter().any(|o| o == said(t)));

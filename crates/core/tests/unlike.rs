@@ -1,4 +1,5 @@
-//! A detector names a machine: it is said, and with `--policy act` the job goes on without it from a step that all ranks hold.
+//! A detector names a machine: the finding is reported, and with `--policy act` the job continues
+//! without the machine from a step that all ranks hold.
 #![allow(clippy::unwrap_used)]
 
 mod scene;
@@ -39,7 +40,7 @@ fn trains(scene: &mut Scene, nodes: impl IntoIterator<Item = u64>) {
     }
 }
 
-/// All are told to end their workers, and do.
+/// Waits until all nodes are told to end their workers, and lets them do so.
 fn forms_anew(scene: &mut Scene, nodes: u64) {
     for _ in 0..600 {
         if matches!(scene.job().phase, Phase::Forming { .. }) {

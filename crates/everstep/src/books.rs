@@ -1,4 +1,5 @@
-//! The nodes' books, as the coordinator keeps them: which accounts are worth a line in its records.
+//! The nodes' time accounts, as the coordinator keeps them: decides which are worth a line in its
+//! records.
 
 use everstep_core::id::{Generation, Incarnation, NodeId};
 use everstep_core::ledger::Account;
@@ -6,11 +7,12 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// An account that grows is written down this often; with many nodes less often, so that records grow no faster than with a few.
+/// How often a growing account is recorded. With many nodes it is less often, so that the records
+/// grow no faster than with a few.
 const WRITE: Duration = Duration::from_secs(15);
 const FEW: usize = 8;
 
-/// Whose book.
+/// The owner of a book.
 pub type Owner = (String, NodeId, Incarnation);
 
 #[derive(Default)]
@@ -19,12 +21,12 @@ struct Kept {
     written: Option<Instant>,
 }
 
-/// All books.
+/// The books of all owners.
 #[derive(Default)]
 pub struct Books(BTreeMap<Owner, Kept>);
 
 impl Books {
-    /// A node tells of its latest generations. Returns what is to be written down.
+    /// Takes a node's accounts of its latest generations, and returns the facts to record.
     pub fn heard(&mut self, owner: &Owner, accounts: Vec<Account>) -> Vec<Value> {
         let pause = WRITE * u32::try_from(self.0.len() / FEW + 1).unwrap_or(u32::MAX);
         let kept = self.0.entry(owner.clone()).or_default();
@@ -43,7 +45,7 @@ impl Books {
         lines
     }
 
-    /// A node says nothing more for now: what it said last counts.
+    /// Returns the facts to record when a node falls silent: its last report counts.
     pub fn silent(&mut self, owner: &Owner) -> Vec<Value> {
         self.0.get_mut(owner).map(|kept| kept.unwritten(owner, |_| true)).unwrap_or_default()
     }

@@ -1,4 +1,5 @@
-//! Children that end are waited for here. Where whoever started this program ignores SIGCHLD, the kernel would forget them unseen.
+//! Exit statuses of children. If the parent of this program ignores SIGCHLD, the kernel would
+//! discard them.
 
 use rustix::process::Signal;
 use std::ffi::c_int;
@@ -9,7 +10,8 @@ unsafe extern "C" {
     fn signal(number: c_int, handler: usize) -> usize;
 }
 
-/// From now on the kernel keeps how a child ended until it is asked. Programs started from here inherit that.
+/// Makes the kernel keep exit statuses until they are collected. Programs started later inherit
+/// this.
 pub fn keep() {
     // SAFETY: no handler of this program is replaced: it has none yet.
     unsafe { signal(Signal::CHILD.as_raw(), DEFAULT) };

@@ -36,31 +36,31 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use watcher::Watcher;
 
-/// How often the ledger learns how far a job is.
+/// How often a job's progress is recorded for the ledger.
 const PROGRESS: Duration = Duration::from_secs(5);
-/// How often it looks who is silent.
+/// How often peers are checked for silence.
 const PULSE: Duration = Duration::from_millis(25);
-/// A coordinator that nobody needs any more ends after this.
+/// An idle coordinator ends after this time.
 const LINGER: Duration = Duration::from_secs(2);
-/// The same while notices have not arrived.
+/// The same while notices have not arrived yet.
 const NOTICES: Duration = Duration::from_secs(60);
-/// A coordinator that nobody has found yet ends after this.
+/// A coordinator that no agent has ever joined ends after this time.
 const UNUSED: Duration = Duration::from_secs(60);
 
-/// Why a coordinator could not start, and with which exit code.
+/// Why a coordinator could not start.
 pub struct StartError {
     /// Exit code.
     pub code: i32,
-    /// A sentence for the user.
+    /// The cause and its remedy, for the user.
     pub why: String,
 }
 
-/// File in the store's directory that says where the coordinator listens.
+/// Returns the file in the store's directory that names the coordinator's endpoint.
 pub fn endpoint_file(directory: &Path) -> PathBuf {
     directory.join("endpoint.json")
 }
 
-/// File with the facts about all jobs of a store.
+/// Returns the file with the facts about all jobs of a store.
 pub fn events_file(directory: &Path) -> PathBuf {
     directory.join("events.jsonl")
 }
@@ -69,14 +69,14 @@ enum Input {
     Server(Inbound),
     Line(Session, Option<ToCoordinator>),
     Persisted(PersistId, Result<Version, StoreFailure>),
-    /// The store cannot be written any more, and why, or can be again: a sentence.
+    /// A notice that the store cannot be written any more, and why, or that it can be again.
     Store(String),
     Provisioned(JobId, u64, Result<(), String>),
-    /// A detector's finding, of this generation of a job.
+    /// A detector's finding in this generation of a job.
     Unlike(JobId, Generation, Finding),
 }
 
-/// How the ranks of one generation keep up.
+/// How well the ranks of one generation keep up.
 #[derive(Default)]
 struct Pace {
     generation: Generation,
@@ -93,7 +93,7 @@ struct Peer {
     job: Option<String>,
     owner: Option<Owner>,
     progress: Vec<Progress>,
-    /// What its machine does, see [`ToCoordinator::Samples`].
+    /// Checksum of the machine's role, see [`ToCoordinator::Samples`]; 0 until it is known.
     role: u32,
 }
 
@@ -121,11 +121,12 @@ struct Driver {
     watcher: Watcher,
 }
 
-/// Runs a coordinator at this place and port with its store in `directory` until nobody needs it. With what is `known` of several jobs it plans for them; with
-/// a `detector` it looks which machine behaves unlike its peers.
+/// Runs a coordinator at this place and port, with its store in `directory`, until it is no longer
+/// needed. It plans for several jobs if they are `known`. With a `detector`, it looks for machines
+/// that behave unlike their peers.
 ///
 /// # Errors
-/// [`StartError`] when it cannot start.
+/// Returns a [`StartError`] if it cannot start.
 pub async fn run(
     (place, port): (Place, u16),
     directory: &Path,
@@ -266,7 +267,8 @@ impl Driver {
             }
             Input::Server(Inbound::Metrics(answer)) => {
                 let (live, now, records) = (self.live(), self.now().micros(), self.records.clone());
-                // A long run has written much: others are not to wait for that.
+                // The records of a long run are large, so reading them must not delay other
+                // requests.
                 tokio::task::spawn_blocking(move || {
                     let text = std::fs::read_to_string(records).unwrap_or_default();
                     let _ = answer.send(crate::metrics::page(&live, &text, now));
@@ -347,7 +349,7 @@ impl Driver {
         }
     }
 
-    /// Compares ranks, and writes down now and then how far they are.
+    /// Compares ranks, and records their progress from time to time.
     fn progressed(&mut self, session: Session, id: &JobId) {
         let Some(job) = self.core.jobs().get(id) else { return };
         let (generation, now) = (job.record.generation, self.now());
@@ -376,27 +378,27 @@ impl Driver {
         }
     }
 
-    /// What the workers of a job last told of themselves.
+    /// Returns what the workers of a job last reported.
     fn workers(&self, id: &JobId) -> impl Iterator<Item = &Progress> {
         let of_job = self.peers.values().filter(|p| p.job.as_deref() == Some(id.0.as_str()));
         of_job.flat_map(|p| &p.progress)
     }
 
-    /// The step that all ranks of a job have completed; `None` while some rank tells of none.
+    /// Returns the step that all ranks of a job have completed; `None` until all ranks report one.
     fn all_reached(&self, id: &JobId) -> Option<Step> {
         let ranks = self.core.jobs().get(id)?.record.world.size() as usize;
         let steps: Vec<u64> = self.workers(id).filter_map(|w| w.step).collect();
         steps.iter().min().filter(|_| steps.len() >= ranks).map(|step| Step(*step))
     }
 
-    /// Median length of the ranks' last steps.
+    /// Returns the median duration of the ranks' last steps.
     fn median_step_us(&self, id: &JobId) -> Option<u64> {
         let mut micros: Vec<u64> = self.workers(id).filter_map(|w| w.step_us).collect();
         micros.sort_unstable();
         micros.get(micros.len() / 2).copied()
     }
 
-    /// How far all ranks of a job are, for the ledger.
+    /// Records for the ledger the step that all ranks of a job have reached.
     fn record_progress(&mut self, id: &JobId) {
         let Some(job) = self.core.jobs().get(id) else { return };
         let ranks = job.record.world.size();
@@ -454,10 +456,10 @@ impl Driver {
         self.write(&job.0, &json!(fact));
     }
 
-    /// Pings, silences, and whether this coordinator is of no use any more.
+    /// Sends pings and closes silent sessions. Returns true if this coordinator should end.
     fn pulse(&mut self) -> bool {
         let now = Instant::now();
-        // Who was not heard because this process did not run has not been silent.
+        // A peer that was not heard because this process was suspended has not been silent.
         let late = now.duration_since(self.pulsed).saturating_sub(PULSE * 2);
         self.pulsed = now;
         self.peers.values_mut().for_each(|p| p.heard = (p.heard + late).min(now));
@@ -479,7 +481,7 @@ impl Driver {
         }
         let linger = match () {
             () if !self.used => UNUSED,
-            // How the job ended is what people need to hear most.
+            // The end of a job is what users most need to learn.
             () if self.desk.busy() => NOTICES,
             () => LINGER,
         };

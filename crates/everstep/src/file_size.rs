@@ -1,4 +1,5 @@
-//! The limit on the size of files (`ulimit -f`): a write beyond it is an error, which is said, and not the end of the process.
+//! The limit on file sizes (`ulimit -f`): a write beyond it fails with an error that can be
+//! reported, instead of ending the process.
 
 use rustix::process::Signal;
 use std::ffi::c_int;
@@ -11,9 +12,11 @@ unsafe extern "C" {
 
 extern "C" fn nothing(_: c_int) {}
 
-/// From now on writes beyond the limit fail with `EFBIG`. Programs started from here have the signal as this one found it.
+/// Makes writes beyond the limit fail with `EFBIG` from now on. Programs started later get the
+/// signal as this one found it.
 pub fn report() {
-    // SAFETY: the handler does nothing. A handler, unlike a signal that is ignored, is not inherited over exec.
+    // SAFETY: the handler does nothing. Unlike an ignored signal, a handler is not inherited over
+    // exec.
     unsafe {
         let before = signal(Signal::XFSZ.as_raw(), nothing as *const () as usize);
         if before != DEFAULT {

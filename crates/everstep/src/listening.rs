@@ -1,14 +1,14 @@
-//! Where this process listens: on loopback, and elsewhere only when the user has said so. Nothing else
-//! in this program binds a port.
+//! Where this process listens: on loopback, and elsewhere only with the user's consent. Nothing
+//! else in this program binds a port.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use tokio::net::TcpListener;
 
-/// How to say that the control plane may be reached from other machines without encryption.
+/// How to allow other machines to reach the control plane without encryption.
 pub const REMEDY: &str = "to go on all the same, put one token on all nodes and say so:\n  install -m 600 /dev/null TOKEN && head -c 24 /dev/urandom | od -An -tx1 | tr -d ' \\n' > TOKEN\n  everstep run --insecure --token-file TOKEN …";
 
-/// True when every address of `host` is this machine's alone.
+/// Returns true if every address of `host` is a loopback address.
 pub fn is_loopback(host: &str) -> bool {
     let mut addresses = (host, 0).to_socket_addrs().into_iter().flatten().peekable();
     addresses.peek().is_some() && addresses.all(|a| a.ip().to_canonical().is_loopback())
@@ -18,15 +18,15 @@ pub fn is_loopback(host: &str) -> bool {
 #[derive(Clone, Debug)]
 pub struct Place {
     host: String,
-    /// Other machines may come: `--insecure` and a token file were given.
+    /// Other machines may connect: `--insecure` and a token file were given.
     open: bool,
 }
 
 impl Place {
-    /// `host`, which must be loopback unless `open`.
+    /// Returns the place for `host`, which must be loopback unless `open`.
     ///
     /// # Errors
-    /// A sentence.
+    /// Fails if `host` is not loopback, and names the remedy.
     pub fn at(host: &str, open: bool) -> Result<Self, String> {
         if !open && !is_loopback(host) {
             return Err(format!("{host} is not loopback and there is no TLS yet; {REMEDY}"));
@@ -34,7 +34,7 @@ impl Place {
         Ok(Place { host: host.to_owned(), open })
     }
 
-    /// Listens at `port`, or at a free one for 0.
+    /// Listens at `port`, or at any free port if it is 0.
     ///
     /// # Errors
     /// Those of binding.
@@ -44,7 +44,7 @@ impl Place {
         Ok(listener)
     }
 
-    /// The same for threads.
+    /// Does the same for blocking code.
     ///
     /// # Errors
     /// Those of binding.
@@ -54,7 +54,7 @@ impl Place {
         Ok(listener)
     }
 
-    /// A name may lead elsewhere than it did when it was looked at.
+    /// Checks again after binding, because a name may resolve differently than before.
     fn check(&self, at: SocketAddr) -> io::Result<()> {
         if self.open || at.ip().to_canonical().is_loopback() {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Locks between processes of this user: 0600 files that no other user can reach, waited for with a
-//! limit. Who holds one is named.
+//! Locks between processes of this user: 0600 files that no other user can reach. Waiting for them
+//! is limited, and the owner can be named.
 
 use everstep_wire::private::Directory;
 use rustix::fs::{FlockOperation, OFlags, flock, fstat, major, minor};
@@ -8,10 +8,10 @@ use std::fs::File;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How often a lock that is held is tried.
+/// How often to retry a lock that is held.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Who holds a lock.
+/// The process that holds a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     pid: Option<u32>,
@@ -20,7 +20,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Its program has this name.
+    /// Returns true if the process runs a program of this name.
     pub fn is(&self, program: &str) -> bool {
         self.name.as_deref() == Some(program)
     }
@@ -36,7 +36,8 @@ impl fmt::Display for Owner {
     }
 }
 
-/// As `/proc/locks` shows it; the process that has taken the lock may be gone while a child keeps it.
+/// Finds the owner in `/proc/locks`. The process that took the lock may be gone while a child keeps
+/// it.
 fn owner(file: &File) -> Owner {
     let unknown = Owner { pid: None, name: None, uid: None };
     let (Ok(about), Ok(locks)) = (fstat(file), std::fs::read_to_string("/proc/locks")) else { return unknown };
@@ -52,7 +53,7 @@ fn owner(file: &File) -> Owner {
     Owner { pid: Some(pid), name, uid }
 }
 
-/// Takes the lock `name` in `directory`, waiting at most so long. `Err` inside: who holds it.
+/// Takes the lock `name` in `directory`, waiting for `wait` at most. The inner `Err` is the owner.
 ///
 /// # Errors
 /// Those of the file system.
@@ -61,7 +62,7 @@ pub fn take(directory: &Directory, name: &str, wait: Duration) -> io::Result<Res
     loop {
         let file = directory.file(name, OFlags::RDWR | OFlags::CREATE)?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            // Another process may have put a new file under this name meanwhile.
+            // Another process may have put a new file under this name in the meantime.
             let now = directory.file(name, OFlags::RDWR | OFlags::CREATE)?;
             let same = |a: &File, b: &File| Ok::<_, io::Error>(fstat(a)?.st_ino == fstat(b)?.st_ino);
             if same(&file, &now)? {
@@ -71,7 +72,8 @@ pub fn take(directory: &Directory, name: &str, wait: Duration) -> io::Result<Res
         }
         let by = owner(&file);
         if by.uid.is_some_and(|uid| uid != 0 && uid != rustix::process::geteuid().as_raw()) {
-            // Opened while an earlier version left it readable by all: that file is no longer the lock.
+            // Another user opened it while an earlier version left it readable by all. A new file
+            // replaces it as the lock.
             directory.remove(name)?;
             continue;
         }
@@ -82,7 +84,7 @@ pub fn take(directory: &Directory, name: &str, wait: Duration) -> io::Result<Res
     }
 }
 
-/// True when nobody holds the lock; also when there is none.
+/// Returns true if no process holds the lock, or if there is no such lock.
 pub fn is_free(directory: &Directory, name: &str) -> bool {
     let file = directory.file(name, OFlags::RDONLY);
     file.map_or(true, |f| flock(&f, FlockOperation::NonBlockingLockExclusive).is_ok())

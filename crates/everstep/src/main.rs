@@ -1,6 +1,6 @@
 //! The everstep binary: every role is a subcommand.
 
-// Before all others: they use its macros.
+// First, because the other modules use its macros.
 #[macro_use]
 mod print;
 

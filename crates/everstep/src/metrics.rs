@@ -1,5 +1,6 @@
-//! What Prometheus reads of a coordinator (`GET /metrics`, with the job's token as bearer): counters from what was written down, so that they go
-//! on where an earlier life of the coordinator has ended; gauges from what its nodes last said. Nothing by rank or by step.
+//! What Prometheus reads from a coordinator (`GET /metrics`, with the job's token as bearer).
+//! Counters are computed from the records, so they continue across lives of the coordinator. Gauges
+//! show what its nodes last reported. Nothing is broken down by rank or step.
 
 use everstep_core::history::{Entry, Incident, Outcome, incidents};
 use everstep_core::ledger::sums;
@@ -16,23 +17,24 @@ type Labels = Vec<(&'static str, String)>;
 type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
 type Counters = Family<Labels, Counter<f64, AtomicU64>>;
 
-/// Windows of the share of time that went into new steps, in seconds; beside them, the whole run.
+/// Windows of the share of time that went into new steps, in seconds, besides the whole run.
 const WINDOWS: [(&str, u64); 3] = [("1h", 3600), ("24h", 86_400), ("7d", 604_800)];
 
-/// What the coordinator knows of a job now.
+/// The current state of a job.
 #[derive(Debug, Default)]
 pub struct Live {
     pub job: String,
     /// The step that all ranks have completed.
     pub step: Option<u64>,
-    /// Median length of a step, in microseconds.
+    /// Median duration of a step, in microseconds.
     pub step_us: Option<u64>,
-    /// Ranks that train, that are kept ready, and that were asked for at most.
+    /// Number of ranks that train, that are kept ready, and that were requested at most.
     pub world: [(&'static str, u32); 3],
-    /// Newest step on durable storage, and the newest that other nodes hold.
+    /// Newest step on durable storage, and newest step in other nodes' memory.
     pub checkpoints: [(&'static str, Option<u64>); 2],
     pub restarts: u32,
-    /// By node: what it is in (`active`, `spare`, `left-out`, `lost`), and seconds since it was heard.
+    /// By node: its state (`active`, `spare`, `left-out`, `lost`), and seconds since it was last
+    /// heard.
     pub nodes: BTreeMap<String, (&'static str, f64)>,
 }
 
@@ -44,7 +46,8 @@ fn with(run: &str, more: &[(&'static str, &str)]) -> Labels {
     of(run).into_iter().chain(more.iter().map(|(k, v)| (*k, (*v).to_owned()))).collect()
 }
 
-/// The page: OpenMetrics text. `records`: the lines that were written down, `now`: microseconds since 1970.
+/// Returns the metrics as OpenMetrics text. `records` are the recorded lines, and `now` is in
+/// microseconds since 1970.
 pub fn page(live: &[Live], records: &str, now: u64) -> String {
     let mut registry = Registry::with_prefix("everstep");
     let version = vec![("version", env!("CARGO_PKG_VERSION"))];
@@ -60,7 +63,7 @@ pub fn page(live: &[Live], records: &str, now: u64) -> String {
     text
 }
 
-/// What was written down, by job.
+/// Parses the records, by job.
 fn read(records: &str) -> BTreeMap<String, Vec<Entry>> {
     let mut found: BTreeMap<String, Vec<Entry>> = BTreeMap::new();
     for line in records.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok()) {
@@ -114,7 +117,7 @@ fn of_records(registry: &mut Registry, jobs: &BTreeMap<String, Vec<Entry>>, now:
             spent.get_or_create(&with(run, &[("category", category.name())])).inc_by(micros as f64 / 1e6);
         }
         for (kind, n) in [("new", whole.new_steps), ("recompute", whole.repeated_steps)] {
-            // What nobody knows is not served.
+            // Unknown values are not served.
             if let Some(n) = n {
                 steps.get_or_create(&with(run, &[("kind", kind)])).inc_by(n as f64);
             }

@@ -1,4 +1,5 @@
-//! Where everstep keeps things on a machine. Both roots are this user's alone; see [`everstep_wire::private`].
+//! Where everstep keeps things on a machine. Both roots belong to this user alone; see
+//! [`everstep_wire::private`].
 
 use everstep_checkpoint::arena::job_hash;
 use everstep_wire::limits::NOTE_BYTES_MAX;
@@ -8,14 +9,14 @@ use rustix::process::geteuid;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Nothing can be made or found below this: there is no state directory.
+/// Stands for a missing state directory: nothing can be created or found below it.
 const NOWHERE: &str = "/dev/null/everstep";
 
 fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from)
 }
 
-/// The home directory of this user: `$HOME`, else what the user database says.
+/// Returns the home directory of this user: `$HOME`, else the one in the user database.
 fn home() -> Option<PathBuf> {
     let home = variable("HOME").or_else(|| match std::env::var_os("HOME") {
         None => std::env::home_dir(),
@@ -24,7 +25,7 @@ fn home() -> Option<PathBuf> {
     home.filter(|h| h.is_absolute())
 }
 
-/// With `HOME=` the standard library asks nobody.
+/// Finds the home directory in `/etc/passwd`. If `HOME` is empty, the standard library does not.
 fn passwd_home(passwd: &str) -> Option<PathBuf> {
     let own = geteuid().as_raw().to_string();
     let fields = passwd.lines().map(|l| l.split(':').collect::<Vec<_>>());
@@ -41,20 +42,21 @@ fn state_root() -> (PathBuf, Root) {
     (named.unwrap_or_else(|| NOWHERE.into()), Root::Named)
 }
 
-/// Records, logs, tokens: `$EVERSTEP_STATE_DIR`, else `$XDG_STATE_HOME/everstep`, else `~/.local/state/everstep`.
+/// Returns the directory of records, logs and tokens: `$EVERSTEP_STATE_DIR`, else
+/// `$XDG_STATE_HOME/everstep`, else `~/.local/state/everstep`.
 pub fn state() -> PathBuf {
     state_root().0
 }
 
-/// What one job keeps under [`state`].
+/// Returns the directory of one job under [`state`].
 pub fn job(name: &str) -> PathBuf {
     state().join("jobs").join(name)
 }
 
-/// The directory of a job, made if it is missing.
+/// Opens the directory of a job, creating it if necessary.
 ///
 /// # Errors
-/// Those of the file system, and when it is not this user's alone.
+/// Those of the file system, and if the directory does not belong to this user alone.
 pub fn open_job(name: &str) -> io::Result<Directory> {
     let (path, root) = state_root();
     Directory::root(&path, root)?.make(Path::new("jobs").join(name))
@@ -68,13 +70,14 @@ fn usual_name() -> String {
     format!("everstep-{}", geteuid().as_raw())
 }
 
-/// Where the name is noted that is used in `base` because the usual one is somebody else's.
+/// Returns the name of the note that records which name is used in `base` because another user has
+/// taken the usual one.
 fn name_note(base: &Path) -> String {
     format!("shared-memory-{:016x}", job_hash(&base.to_string_lossy()))
 }
 
-/// Shared memory of all jobs of this user, in `$EVERSTEP_SHM_DIR`, else `/dev/shm`: `everstep-UID`, or the name that
-/// [`ready`] had to find instead.
+/// Returns the directory in shared memory for all jobs of this user, in `$EVERSTEP_SHM_DIR`, else
+/// `/dev/shm`: `everstep-UID`, or the name that [`ready`] chose instead.
 pub fn memory() -> PathBuf {
     let (base, (state, root)) = (memory_base(), state_root());
     let noted = || {
@@ -85,13 +88,13 @@ pub fn memory() -> PathBuf {
     noted().unwrap_or_else(|| base.join(usual_name()))
 }
 
-/// What lies below the state directory has paths of some hundred bytes more; the kernel takes 4,096.
+/// Paths below the state directory are a few hundred bytes longer; the kernel accepts 4,096.
 const LONGEST: usize = 3000;
 
-/// Makes both roots, or says why they cannot be used and what to do.
+/// Creates both roots.
 ///
 /// # Errors
-/// A sentence.
+/// Explains why they cannot be used, with the remedy.
 pub fn ready() -> Result<(), String> {
     let (path, root) = state_root();
     if path == Path::new(NOWHERE) {
@@ -112,10 +115,10 @@ pub fn ready() -> Result<(), String> {
     }
 }
 
-/// The same for commands that only look: what is missing stays missing.
+/// Checks the state directory for commands that only read, and creates nothing.
 ///
 /// # Errors
-/// A sentence.
+/// Explains why the directory cannot be used, with the remedy.
 pub fn inspect() -> Result<(), String> {
     let (path, root) = state_root();
     match Directory::existing(&path, root) {
@@ -134,8 +137,8 @@ fn memory_refused(path: &Path, why: &io::Error) -> String {
     format!("cannot use {}: {why}; set EVERSTEP_SHM_DIR to a directory that only you can write", path.display())
 }
 
-/// Somebody else has taken the usual name in a directory that everyone can write: another one, that nobody can guess, is made and
-/// noted, so that the next start finds it.
+/// Another user has taken the usual name in a directory that everyone can write. Creates one with
+/// an unguessable name, and notes it for the next start.
 fn elsewhere(state: &Directory, taken: &Path, why: &io::Error) -> Result<(), String> {
     let base = memory_base();
     let mut random = [0u8; 8];
@@ -148,10 +151,11 @@ fn elsewhere(state: &Directory, taken: &Path, why: &io::Error) -> Result<(), Str
     Ok(())
 }
 
-/// The directory of a coordinator's store, made if it is missing: below [`state`], or where `--store` says.
+/// Opens the directory of a coordinator's store, creating it if necessary: below [`state`], or the
+/// one that `--store` names.
 ///
 /// # Errors
-/// Those of the file system, and when others can write there.
+/// Those of the file system, and if others can write there.
 pub fn open_store(path: &Path) -> io::Result<Directory> {
     let (state, root) = state_root();
     match path.strip_prefix(&state) {
@@ -160,37 +164,38 @@ pub fn open_store(path: &Path) -> io::Result<Directory> {
     }
 }
 
-/// Boards and arenas of one node of one job.
+/// Returns the directory of the boards and arenas of one node of one job.
 pub fn node_memory(job: &str, node: &str) -> PathBuf {
     memory().join(job).join(node)
 }
 
-/// The same, made if it is missing (also when all of it was removed meanwhile).
+/// Opens the same directory, creating it if necessary, even if everything was removed in the
+/// meantime.
 ///
 /// # Errors
-/// Those of the file system, and when it is not this user's alone.
+/// Those of the file system, and if the directory does not belong to this user alone.
 pub fn open_node_memory(job: &str, node: &str) -> io::Result<Directory> {
     Directory::root(&memory(), Root::Named)?.make(Path::new(job).join(node))
 }
 
-/// Where a node's arenas go when shared memory is too small.
+/// Returns where a node's arenas go if shared memory is too small.
 pub fn node_spill(job_name: &str, node: &str) -> PathBuf {
     job(job_name).join("arena").join(node)
 }
 
 /// Notes where a job's durable checkpoints are, for `everstep ckpt`.
 pub fn remember_checkpoints(name: &str, directory: &str) {
-    // Only a convenience: who gives the directory does not need it.
+    // A mere convenience: commands that name the directory do not need it.
     let _ = open_job(name).and_then(|job| job.write_whole("checkpoints", directory.as_bytes()));
 }
 
-/// What [`remember_checkpoints`] has noted.
+/// Returns the directory noted by [`remember_checkpoints`].
 pub fn checkpoints(name: &str) -> Option<PathBuf> {
     let noted = Directory::existing(&job(name), Root::Named).ok()?.read("checkpoints", NOTE_BYTES_MAX).ok()?;
     String::from_utf8(noted).ok().map(|text| from_text(&text))
 }
 
-/// Names become parts of paths: letters, digits, `.`, `_`, `-`, at most 63.
+/// Checks a name that becomes part of paths: letters, digits, `.`, `_`, `-`, at most 63.
 pub fn check_name(what: &str, name: &str) -> Result<(), String> {
     let fits = name.len() <= everstep_wire::limits::NAME_BYTES_MAX;
     let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
@@ -200,19 +205,20 @@ pub fn check_name(what: &str, name: &str) -> Result<(), String> {
     Err(format!("{what} {name:?} cannot be used: take 1 to 63 letters, digits, '.', '_' or '-', not starting with '.'"))
 }
 
-/// Writes a small file into a directory of this user so that readers see the old or the new one, never half of it.
+/// Writes a small file into a directory of this user, so that readers see the old or the new one,
+/// never half of it.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let (parent, name) = path.parent().zip(path.file_name()).ok_or(io::ErrorKind::InvalidInput)?;
     Directory::existing(parent, Root::Chosen)?.write_whole(name, bytes)
 }
 
-/// Milliseconds since 1970, by this machine's clock.
+/// Returns the milliseconds since 1970, by this machine's clock.
 pub fn unix_millis() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(0))
 }
 
-/// A path in a file of ours (see [`Raw`]).
+/// Reads a path from a file that everstep wrote (see [`Raw`]).
 pub fn path_in(value: &serde_json::Value) -> Option<PathBuf> {
     if value.is_null() {
         return None;

@@ -1,4 +1,4 @@
-//! The Python that travels in the binary: what a worker's interpreter finds first on its path.
+//! The Python files embedded in the binary: what a worker's interpreter finds first on its path.
 
 use everstep_wire::private::{Directory, Root};
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::path::Path;
 const TEMPLATE: &str = "template.py";
 const TEMPLATE_DIRECTORY: &str = "warm";
 
-/// Writes the files.
+/// Writes the files to `directory`.
 ///
 /// # Errors
 /// Those of the file system.
@@ -19,7 +19,8 @@ pub fn write(directory: &Path) -> std::io::Result<()> {
     warm.write_whole(TEMPLATE, include_str!("preload/template.py").as_bytes())
 }
 
-/// The template program. Not beside `sitecustomize.py`: nothing else may be importable from there.
+/// Returns the path of the template program. It is not next to `sitecustomize.py`, because nothing
+/// else may be importable from there.
 pub fn template(directory: &Path) -> std::path::PathBuf {
     directory.join(TEMPLATE_DIRECTORY).join(TEMPLATE)
 }

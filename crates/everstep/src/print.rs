@@ -1,18 +1,18 @@
-//! Lines to the standard streams. Those of the standard library panic when the reader is gone or the disk is full: a job would end
-//! because nobody reads along.
+//! Output to the standard streams. The standard library's macros panic if the reader is gone or the
+//! disk is full, and a job must not end because its output is not read.
 
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};
 
-/// What a shell shows of a program that SIGPIPE ended.
+/// The exit code that a shell shows for a program ended by SIGPIPE.
 const NOBODY_READS: i32 = 141;
 
-/// To standard error, where there is nobody to tell if that fails.
+/// Writes to standard error. If that fails, there is nowhere to report it.
 pub fn err(text: Arguments<'_>) {
     let _ = std::io::stderr().lock().write_fmt(text);
 }
 
-/// To standard output: a command whose answer cannot be written has failed.
+/// Writes to standard output. A command whose answer cannot be written has failed.
 pub fn out(text: Arguments<'_>) {
     match std::io::stdout().lock().write_fmt(text) {
         Ok(()) => {}
@@ -24,7 +24,7 @@ pub fn out(text: Arguments<'_>) {
     }
 }
 
-// These names hide the standard library's in the whole program.
+// These names shadow the standard library's in the whole program.
 macro_rules! eprintln {
     ($text:literal $($rest:tt)*) => { $crate::print::err(format_args!("{}\n", format_args!($text $($rest)*))) };
 }

@@ -1,5 +1,6 @@
-//! Whoever provides machines: a program of the user's, called with one request on its standard input. It ends with 0 when it has taken the
-//! request, or knows it from before: after a coordinator was restarted the same request may come again, under the same id.
+//! The provisioner: a user's program that provides machines. It gets one request on standard input,
+//! and exits with 0 once it has accepted the request or recognizes it. After a restart of the
+//! coordinator, the same request may come again, under the same id.
 
 use crate::agent::launch::TOKENS;
 use everstep_core::coordinator::remedy::Request;
@@ -11,15 +12,15 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-/// A program that has not ended by then is killed, and the request tried again.
+/// A program that takes longer is killed, and the request is tried again.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Characters of what it said on standard error that are kept.
+/// Number of characters kept of its standard error.
 const SAID: usize = 300;
 
 /// Calls `program`, if there is one.
 ///
 /// # Errors
-/// A sentence for people.
+/// Explains why the request was not accepted.
 pub async fn carry_out(program: Option<&Path>, job: &JobId, request: &Request) -> Result<(), String> {
     let program = program.ok_or("no program was given that could do it (--provisioner)")?;
     let failed = |e: std::io::Error| format!("{}: {e}", program.display());
@@ -34,7 +35,7 @@ pub async fn carry_out(program: Option<&Path>, job: &JobId, request: &Request) -
     crate::descriptors::restore(command.as_std_mut());
     let mut child = command.spawn().map_err(failed)?;
     if let Some(mut input) = child.stdin.take() {
-        // A program that does not read is one that does not need to.
+        // A program may ignore its input.
         let _ = input.write_all(format!("{asked}\n").as_bytes()).await;
     }
     let ended = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;

@@ -1,5 +1,5 @@
-//! What everstep itself says on standard error: a sentence after its name, or a line of JSON where a log collector reads along
-//! (`--log-format json`). Workers' lines are never touched.
+//! everstep's own messages on standard error: a sentence after its name, or a line of JSON for log
+//! collectors (`--log-format json`). Workers' lines are never changed.
 
 use chrono::{SecondsFormat, Utc};
 use serde_json::json;
@@ -13,12 +13,12 @@ struct Who {
 
 static IN_JSON: OnceLock<Who> = OnceLock::new();
 
-/// From now on, lines of JSON, on behalf of this node of this job.
+/// Switches to lines of JSON, on behalf of this node of this job.
 pub fn in_json(job: &str, node: &str) {
     let _ = IN_JSON.set(Who { job: job.into(), node: node.into() });
 }
 
-/// One line; see [`say!`](crate::say!).
+/// Writes one line; see [`say!`](crate::say!).
 pub fn line(message: Arguments<'_>) {
     match IN_JSON.get() {
         None => eprintln!("everstep: {message}"),
@@ -30,7 +30,7 @@ pub fn line(message: Arguments<'_>) {
     }
 }
 
-/// Says a sentence: format string and arguments, as for `println!`.
+/// Writes a message: format string and arguments, as for `println!`.
 #[macro_export]
 macro_rules! say {
     ($($what:tt)*) => { $crate::say::line(format_args!($($what)*)) };

@@ -1,4 +1,5 @@
-//! The arrows between crates, checked over `cargo metadata`: what is not listed here must not exist.
+//! The dependencies between crates, checked with `cargo metadata`: those not listed here must not
+//! exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -12,7 +13,8 @@ fn metadata() -> serde_json::Value {
     serde_json::from_slice(&out.stdout).expect("cargo metadata is JSON")
 }
 
-/// Normal (not dev, not build) dependencies by package: name and whether it is optional.
+/// Returns the normal (not dev, not build) dependencies by package: name, and whether it is
+/// optional.
 fn dependencies() -> BTreeMap<String, BTreeSet<(String, bool)>> {
     let metadata = metadata();
     let packages = metadata["packages"].as_array().expect("packages").iter();
@@ -36,7 +38,7 @@ fn crates_use_only_what_the_arrows_allow() {
         ("everstep-checkpoint", &["everstep-core", "everstep-wire"]),
         ("everstep-sim", &["everstep-core", "everstep-rng"]),
         ("everstep-fleet", &["everstep-detector", "everstep-rng"]),
-        // It stands alone: it cannot know what a generator has put into its numbers.
+        // It stands alone, so it cannot know how a generator produced its samples.
         ("everstep-detector", &[]),
         (
             "everstep",
@@ -68,11 +70,12 @@ fn the_core_is_pure_and_the_training_process_has_no_server() {
         ["everstep-planner", "serde", "serde_json", "thiserror", "toml"],
         "the core decides; it needs nothing else"
     );
-    // The server stack is optional in wire, and the Python package does not ask for it.
+    // The server stack is optional in wire, and the Python package does not enable it.
     for server in ["tokio", "axum", "hyper", "hyper-util"] {
         assert!(all["everstep-wire"].contains(&(server.into(), true)), "{server} must be optional in wire");
         for package in ["everstep-checkpoint", "everstep-python", "everstep-sim", "everstep-replay"] {
-            // Clients of object stores run on it, in a runtime that is started when the first URL is opened.
+            // Clients of object stores use it, in a runtime that starts when the first URL is
+            // opened.
             let client = server == "tokio" && package == "everstep-checkpoint";
             assert!(client || all[package].iter().all(|(n, _)| n != server), "{package} must not use {server}");
         }

@@ -1,5 +1,5 @@
-//! What detectors cost, in CPU time of one thread: 15 minutes of 1,024 machines and 10 metrics, the next second, 4,096 machines; training. One JSON
-//! line.
+//! The cost of the detectors, in CPU time of one thread: 15 minutes of 1,024 machines with 10
+//! metrics, the next second, 4,096 machines, and training. Prints one JSON line.
 
 use everstep_detector::Series;
 use everstep_detector::lstm_vae::{Layout, Model, Training, WINDOW, error, fresh, train};
@@ -26,7 +26,7 @@ fn fleet(machines: usize, seed: u64) -> Series {
         .series
 }
 
-/// The last so many seconds.
+/// Returns the last `seconds` seconds.
 fn last(of: &Series, seconds: usize) -> Series {
     let mut cut = Series::new(of.metrics.clone(), of.roles.clone(), seconds);
     for metric in 0..of.metrics.len() {
@@ -58,7 +58,8 @@ fn main() {
     let large = last(&fleet(4096, 2), 900);
     let (large_ms, _) = robust(&large);
     let ring = 900 * 1024 * 10 * size_of::<f32>();
-    // One metric (memory), a day of 64 machines: 58 episodes of 25 minutes; another one is held out.
+    // One metric (memory) of 64 machines for a day, which is 58 episodes of 25 minutes. Another
+    // episode is held out.
     let day: Vec<Series> = (0..58).map(|seed| fleet(64, 100 + seed)).collect();
     let of_metric = 1;
     let limits = Limits::of(day.iter().flat_map(|s| s.metric(of_metric).iter().copied()));

@@ -1,5 +1,6 @@
-//! `detector_sets EPISODES`: several machines bad at once, on sealed seeds: 2 to 5 of 16 to 1,024, a switch of 32 of 600, and at 100 Hz 2 to 5 of 8 to
-//! 64 (2 of 4 among them). One JSON line each: set recall and precision of what was named, groups called so.
+//! `detector_sets EPISODES`: several machines go bad at once, on sealed seeds: 2 to 5 of 16 to
+//! 1,024; a switch of 32 of 600; and at 100 Hz, 2 to 5 of 8 to 64, and 2 of 4. Prints one JSON line
+//! each: recall and precision of the named machines, and how often they were reported as a group.
 
 use everstep_detector::origin::origin;
 use everstep_detector::{Detector, robust};
@@ -9,7 +10,7 @@ use serde_json::json;
 
 const SEALED: u64 = (1 << 33) + (1 << 32);
 
-/// Named, right, bad.
+/// Counts of machines named, named rightly, and bad.
 #[derive(Default)]
 struct Sets {
     cases: usize,
@@ -46,7 +47,7 @@ fn main() {
             let bad = if switch { 32 } else { 2 + (seed % 4) as usize };
             let recipe = Recipe { machines: Some(machines), roles: None, matrix: Matrix::Ours, bad, switch };
             let episode = generate(&recipe, SEALED + seed);
-            // What no metric shows, nobody can see.
+            // A fault that no metric shows cannot be detected.
             let Some(truth) = episode.truth.filter(|t| t.visible) else { continue };
             let verdict = settings.first(&episode.series);
             let named = verdict.as_ref().map_or(&[][..], |v| &v.machines);

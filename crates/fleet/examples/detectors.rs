@@ -1,5 +1,6 @@
-//! `detectors EPISODES NODE-DAYS [MATRIX…]`: all detectors on the same sealed episodes, one JSON line each. What may be chosen of them (threshold,
-//! continuity; 64 settings each) is chosen on other episodes, of the development seeds.
+//! `detectors EPISODES NODE-DAYS [MATRIX…]`: runs all detectors on the same sealed episodes and
+//! prints JSON lines. The free parameters (threshold and continuity, 64 settings each) are chosen
+//! on other episodes, those of the development seeds.
 
 use everstep_detector::lstm_vae::{Model, Training, WINDOW};
 use everstep_detector::minder::{Candidates, Continuity, Distance, Embedding, candidates};
@@ -12,11 +13,13 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Seeds from here on are of the development split; sealed ones from there on were looked at by nobody before the figure.
+/// The first seeds of the development and the sealed split, and the distance of further ranges
+/// within a split. Sealed episodes were not looked at before the figure.
 const DEVELOPMENT: u64 = 0;
 const SEALED: u64 = 1 << 33;
 const NORMAL: u64 = 1_000_000;
-/// Windows of the pairwise methods begin every so many seconds: beside each other, not every second (that changes nothing but the time it takes).
+/// The distance in seconds at which the windows of the pairwise methods begin. Adjacent windows
+/// give the same results as one window per second, in less time.
 const STRIDE: usize = 8;
 
 const METHODS: [&str; 8] =
@@ -32,7 +35,7 @@ fn usual(matrix: Matrix, bad: usize) -> Recipe {
     Recipe { machines: None, roles: None, matrix, bad, switch: false }
 }
 
-/// Runs `work` on all seeds, on all cores; results in the order of the seeds.
+/// Runs `work` on all seeds, on all cores. Results are in the order of the seeds.
 fn each<T: Send>(seeds: std::ops::Range<u64>, work: impl Fn(u64) -> T + Sync) -> Vec<T> {
     let (next, done) = (AtomicU64::new(seeds.start), Mutex::new(BTreeMap::new()));
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -53,7 +56,7 @@ fn each<T: Send>(seeds: std::ops::Range<u64>, work: impl Fn(u64) -> T + Sync) ->
     done.into_inner().unwrap_or_else(|e| e.into_inner()).into_values().collect()
 }
 
-/// On normal episodes of the development seeds: labels are not needed.
+/// Trains on normal episodes of the development seeds. No labels are needed.
 fn trained() -> Trained {
     let normal: Vec<Series> = (0..6)
         .map(|seed| {
@@ -93,7 +96,7 @@ fn trained() -> Trained {
     Trained { limits, each, whole }
 }
 
-/// Candidates of a method; those of `no-continuity` are those of `lstm-vae`.
+/// Returns the candidates of a method. `no-continuity` uses those of `lstm-vae`.
 fn looked(method: &str, series: &Series, t: &Trained) -> Candidates {
     let (embedding, distance) = match method {
         "manhattan" => (Embedding::Each(&t.each), Distance::Manhattan),
@@ -107,7 +110,7 @@ fn looked(method: &str, series: &Series, t: &Trained) -> Candidates {
     candidates(series, &t.limits, embedding, distance, STRIDE)
 }
 
-/// 64 settings.
+/// Returns the 64 settings to choose from.
 fn settings(method: &str) -> Vec<Continuity> {
     let mut all = Vec::new();
     if method == "no-continuity" {
@@ -120,7 +123,7 @@ fn settings(method: &str) -> Vec<Continuity> {
     all
 }
 
-/// Metrics in the order of Minder's published priorities, as far as there are such here.
+/// Metrics in the order of Minder's published priorities, as far as they exist here.
 const ORDER: [usize; 10] = [8, 0, 3, 4, 5, 6, 9, 7, 1, 2];
 
 fn verdicts(of: &Candidates, settings: &[Continuity]) -> Vec<Option<Verdict>> {
@@ -128,7 +131,7 @@ fn verdicts(of: &Candidates, settings: &[Continuity]) -> Vec<Option<Verdict>> {
     settings.iter().map(|s| of.first(&order, s)).collect()
 }
 
-/// The setting with the best F1 on the development episodes.
+/// Returns the setting with the best F1 on the development episodes.
 fn tuned(method: &str, t: &Trained, episodes: u64) -> Continuity {
     let all = settings(method);
     let look = |seed: u64, bad: usize| {
@@ -148,7 +151,7 @@ fn tuned(method: &str, t: &Trained, episodes: u64) -> Continuity {
     all[best]
 }
 
-/// F1 between its 2.5th and 97.5th percentile, episodes drawn again a thousand times.
+/// Returns the 2.5th and 97.5th percentile of F1, from 1,000 bootstrap samples of the episodes.
 fn interval(all: &[(Found, bool)]) -> [f64; 2] {
     let mut rng = everstep_rng::Rng::new(7);
     let mut f1: Vec<f64> = (0..1000)
@@ -170,7 +173,7 @@ struct Judged {
     machines: usize,
     roles: usize,
     seconds: usize,
-    /// By method, the robust one last.
+    /// By method, the robust detector last.
     found: Vec<Found>,
 }
 
@@ -194,7 +197,7 @@ fn main() {
         matrices.into_iter().enumerate().filter(|(_, m)| chosen.is_empty() || chosen.contains(&m.0))
     {
         let look = |seed: u64| {
-            // Half of the episodes are of nobody's fault.
+            // Half of the episodes have no fault.
             let Episode { series, truth } = generate(&usual(matrix, (seed % 2) as usize), seed);
             let mut found: Vec<Found> = Vec::new();
             let minder = looked("lstm-vae", &series, &t);
@@ -210,7 +213,7 @@ fn main() {
         let from = SEALED + number as u64 * NORMAL;
         report(called, &each(from..from + 2 * episodes, look), &methods);
     }
-    // What is normal, at length.
+    // False alarms over a long time without faults.
     let (mut days, mut wrong, mut from) = (0.0, 0, SEALED + 10 * NORMAL);
     while days < node_days {
         let more = each(from..from + 64, |seed| {
@@ -238,7 +241,7 @@ fn report(matrix: &str, all: &[Judged], methods: &[(&str, Continuity)]) {
             score
         };
         let score = scored(&|_| true);
-        // How long it takes is asked of what can be seen.
+        // Delays are counted for visible faults only.
         let mut seen = Score::default();
         let of_visible = all.iter().filter(|j| j.truth.as_ref().is_some_and(|t| t.visible));
         of_visible.for_each(|j| seen.add(j.found[at], true));

@@ -1,7 +1,8 @@
-//! Trains the models that ship with everstep, on generated fleets, and writes them to a file:
+//! Trains the models that ship with everstep on generated fleets, and writes them to a file:
 //!
 //! ```text
-//! cargo run --release -p everstep-fleet --example shipped_models -- 6 crates/everstep/src/detect/models.json
+//! cargo run --release -p everstep-fleet --example shipped_models -- \
+//!     6 crates/everstep/src/detect/models.json
 //! ```
 
 use everstep_detector::lstm_vae::Training;
@@ -10,11 +11,11 @@ use everstep_detector::{Series, priority};
 use everstep_fleet::{Episode, Matrix, Recipe, generate};
 use std::error::Error;
 
-/// First seed of the normal episodes: of the development split.
+/// The first seed of the normal episodes, in the development split.
 const TAUGHT: u64 = 2_000_000;
-/// Faulty episodes per normal one, by which the metrics are put in order.
+/// Faulty episodes per normal one, used to order the metrics.
 const FAULTY: u64 = 10;
-/// Threshold and continuity that were best on the development episodes (docs/benchmarks/detector.md).
+/// The best threshold and continuity on the development episodes (docs/benchmarks/detector.md).
 const THRESHOLD: f32 = 1.875;
 const CONTINUITY: usize = 180;
 

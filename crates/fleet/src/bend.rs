@@ -1,4 +1,5 @@
-//! What makes single machines unlike the others for a while: jitters, innocent stragglers, machines that join late, glitches; and faults.
+//! Deviations of single machines from the others for a while: jitter, harmless stragglers, machines
+//! that join late, glitches, and faults.
 
 use super::METRICS;
 use super::course::Course;
@@ -6,27 +7,27 @@ use super::ranges::Ranges;
 use everstep_detector::{Family, Series};
 use everstep_rng::Rng;
 
-/// How values are bent.
+/// How values are changed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum How {
-    /// So many times as much.
+    /// Multiplied by this factor.
     Times(f32),
-    /// So much more, of the metric's most.
+    /// Increased by this share of the metric's maximum.
     More(f32),
-    /// Not there.
+    /// Missing.
     Gone,
 }
 
-/// Some metrics of a machine (or of all), for a while.
+/// A change to some metrics of one machine, or of all, for a while.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Bend {
-    /// `None`: all machines but the one that is left out by `but`.
+    /// The affected machine. `None` means all machines except those in `but`.
     pub machine: Option<usize>,
     pub but: Vec<usize>,
     pub metrics: Vec<usize>,
     pub from: usize,
     pub until: usize,
-    /// Seconds until it is there fully.
+    /// Seconds until the change reaches its full size.
     pub ramp: usize,
     pub how: How,
 }
@@ -36,7 +37,7 @@ impl Bend {
         Bend { machine: Some(machine), but: Vec::new(), metrics, from, until, ramp: 0, how }
     }
 
-    /// No sample of a machine.
+    /// Returns a gap in all metrics of a machine.
     pub(super) fn gone(machine: usize, from: usize, until: usize) -> Bend {
         Bend::of(machine, (0..METRICS.len()).collect(), (from, until), How::Gone)
     }
@@ -46,7 +47,7 @@ impl Bend {
         for metric in &self.metrics {
             for second in self.from..until {
                 let grown = ((second - self.from + 1) as f32 / (self.ramp + 1) as f32).min(1.0);
-                // It is never quite the same from second to second.
+                // The size varies from second to second.
                 let now = grown * (1.0 + 0.1 * super::noise(rng));
                 let bent = |value: f32| match self.how {
                     How::Times(times) => (value * (1.0 + (times - 1.0) * now)).clamp(0.0, 1.0),
@@ -76,7 +77,7 @@ pub(super) fn named(names: &[&str]) -> Vec<usize> {
 
 const FAMILIES: [Family; 4] = [Family::Host, Family::Gpu, Family::Link, Family::Net];
 
-/// All that is no fault.
+/// Returns everything that is not a fault.
 pub(super) fn usual(rng: &mut Rng, course: &Course, machines: usize, of: &Ranges) -> Vec<Bend> {
     let mut all = jitters(rng, machines, of);
     let any = |rng: &mut Rng| rng.range(0, machines as u64) as usize;
@@ -93,7 +94,7 @@ pub(super) fn usual(rng: &mut Rng, course: &Course, machines: usize, of: &Ranges
     if let Some(span) = course.evaluation
         && rng.chance(of.innocent.evaluator)
     {
-        // The others wait for it: it alone goes on.
+        // The other machines wait for the evaluator.
         let machine = any(rng);
         let gpu = metrics_of(Family::Gpu);
         all.push(Bend { machine: None, but: vec![machine], ..Bend::of(0, gpu, span, How::Times(0.5)) });
@@ -110,7 +111,7 @@ pub(super) fn usual(rng: &mut Rng, course: &Course, machines: usize, of: &Ranges
     all
 }
 
-/// So many on average.
+/// Draws a count from a Poisson distribution with this mean.
 fn drawn_count(rng: &mut Rng, mean: f64) -> usize {
     let mut left = mean;
     let mut count = 0;

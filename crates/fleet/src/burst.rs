@@ -1,10 +1,12 @@
-//! A minute at 100 Hz of what machines send, in which some become slow at once and the others wait for them a little later.
+//! One minute of traffic at 100 Hz, in which some machines become slow at once and the others wait
+//! for them a little later.
 
 use everstep_rng::Rng;
 
-/// Looks of a minute.
+/// The number of samples in a minute.
 const LOOKS: usize = 6000;
-/// What is drawn: seconds of an iteration, its wave, noise of a look, what a slow machine lacks, what the others lose, and after how many looks.
+/// Ranges: seconds per iteration, depth of its wave, noise of a sample, relative loss of a slow
+/// machine, relative loss of the others, and the delay of the latter in samples.
 const PERIOD: [f64; 2] = [0.4, 2.0];
 const WAVE: [f64; 2] = [0.2, 0.6];
 const NOISE: [f64; 2] = [0.02, 0.08];
@@ -12,7 +14,8 @@ const SLOWER: [f64; 2] = [0.25, 0.7];
 const OTHERS: [f64; 2] = [0.05, 0.3];
 const AFTER: [f64; 2] = [10.0, 50.0];
 
-/// Bytes that each machine has sent, by look; the slow ones; and when it began.
+/// Returns the bytes that each machine sent, by sample; the slow machines; and the sample at which
+/// they became slow.
 #[must_use]
 pub fn burst(machines: usize, slow: usize, seed: u64) -> (Vec<Vec<f32>>, Vec<usize>, usize) {
     let mut rng = Rng::new(seed.wrapping_mul(0x9e37_79b9_97f4_a7c1) ^ 0xb1257);

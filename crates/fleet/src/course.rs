@@ -1,10 +1,12 @@
-//! What all machines of a job do together: iterations, checkpoints, evaluations, a slow drift; by role, with its offset and phase.
+//! What all machines of a job do together: iterations, checkpoints, evaluations, and a slow drift,
+//! by role with its own offset and phase.
 
 use super::ranges::Ranges;
 use super::{Crew, METRICS};
 use everstep_rng::Rng;
 
-/// A factor for each metric, role and second (two seconds more than an episode has: clocks differ).
+/// A factor for each metric, role and second. It covers more seconds than an episode because clocks
+/// differ.
 pub(super) struct Course {
     roles: usize,
     seconds: usize,
@@ -15,7 +17,7 @@ pub(super) struct Course {
     pub evaluation: Option<(usize, usize)>,
 }
 
-/// A wave between -1 and 1 whose flanks are steep, as of iterations.
+/// A wave between -1 and 1 with steep flanks, like that of iterations.
 fn wave(at: f64) -> f64 {
     let phase = at - libm::floor(at);
     if phase < 0.8 { 0.5 } else { -2.0 + 10.0 * (phase - 0.9).abs() }
@@ -71,14 +73,14 @@ impl Course {
         Course { roles, seconds, factors, checkpoints, evaluation }
     }
 
-    /// How much of a metric's level there is.
+    /// Returns the factor of a metric's level.
     pub(super) fn at(&self, metric: usize, role: u32, second: usize) -> f32 {
         let at = (metric * self.roles + role as usize) * self.seconds + second;
         self.factors.get(at).copied().unwrap_or(1.0)
     }
 }
 
-/// Slow changes.
+/// Returns slow changes by second.
 fn drift(rng: &mut Rng, seconds: usize, size: f64) -> Vec<f64> {
     let mut now = size * rng.normal();
     let step = |rng: &mut Rng, now: &mut f64| {

@@ -1,4 +1,5 @@
-//! The fault of an episode: its kind, which metrics tell of it and how, what it does to the others, how it ends.
+//! The fault of an episode: its kind, which metrics show it and how, its effect on the other
+//! machines, and its end.
 
 use super::bend::{Bend, How, metrics_of, named};
 use super::ranges::{FAULTS, Kind, Ranges};
@@ -7,14 +8,15 @@ use everstep_detector::Family;
 use everstep_rng::Rng;
 use std::collections::BTreeMap;
 
-/// How probably each kind of metric tells of it.
+/// Returns the probability that each kind of metric shows this fault.
 fn shows(kind: &Kind, matrix: Matrix) -> BTreeMap<String, f64> {
     let mut all = kind.shows.clone();
     match matrix {
         Matrix::Ours => {}
         Matrix::Faint => all.values_mut().for_each(|p| *p *= 0.6),
         Matrix::Random => {
-            // The same for all episodes: of the kind's name, not of the seed.
+            // The seed is derived from the kind's name, so that all episodes share the
+            // probabilities.
             let seed = kind.kind.bytes().fold(7u64, |seed, b| seed.wrapping_mul(31).wrapping_add(b.into()));
             let mut own = Rng::new(seed);
             let sum: f64 = all.values().sum();
@@ -35,7 +37,8 @@ fn kind(rng: &mut Rng) -> &'static Kind {
     drawn.unwrap_or(&FAULTS[0])
 }
 
-/// How a metric tells: what computes or sends does less, pauses become more, CPU and memory either.
+/// How a metric shows the fault: computing and sending decrease, pauses and disk accesses increase,
+/// and CPU and memory do either.
 fn tells(rng: &mut Rng, of_kind: &str, size: f64) -> How {
     let size = size as f32;
     match of_kind {
@@ -47,7 +50,7 @@ fn tells(rng: &mut Rng, of_kind: &str, size: f64) -> How {
     }
 }
 
-/// A fault, and what it does to the samples.
+/// Draws a fault, and its effect on the samples.
 pub(super) fn drawn(rng: &mut Rng, recipe: &Recipe, roles: &[u32], of: &Ranges) -> (Truth, Vec<Bend>) {
     let (kind, machines) = (kind(rng), roles.len());
     let onset = rng.between(of.onset_s) as usize;
@@ -65,11 +68,11 @@ pub(super) fn drawn(rng: &mut Rng, recipe: &Recipe, roles: &[u32], of: &Ranges) 
     bad.sort_unstable();
     let (mut bends, mut visible) = (Vec::new(), false);
     let told_by = shows(kind, recipe.matrix);
-    // One fault, one story: which metrics tell is drawn once, how much by machine.
+    // The metrics that show the fault are drawn once, its size for each machine.
     let told: Vec<&str> = told_by.iter().filter(|(_, p)| rng.chance(**p)).map(|(name, _)| name.as_str()).collect();
     let gone: Vec<&str> =
         kind.vanishes.iter().filter(|(_, p)| rng.chance(**p)).map(|(name, _)| name.as_str()).collect();
-    // Who cannot be reached tells nothing at all.
+    // An unreachable machine reports no metric at all.
     let unreachable = kind.kind == "unreachable" && !gone.is_empty();
     let size = rng.log_between(of.fault.size);
     let ramp = rng.between(of.fault.ramp_s) as usize;
@@ -95,7 +98,7 @@ pub(super) fn drawn(rng: &mut Rng, recipe: &Recipe, roles: &[u32], of: &Ranges) 
         bends.push(Bend { machine: None, but: bad.clone(), ramp: 10, ..slower });
     }
     if end < of.seconds && rng.chance(of.fault.halt) {
-        // A collective times out: nobody does anything any more.
+        // A collective times out, and all machines stop working.
         let busy = [Family::Gpu, Family::Link, Family::Net].into_iter().flat_map(metrics_of).chain(named(&["cpu"]));
         bends.push(Bend { machine: None, ..Bend::of(0, busy.collect(), (end, of.seconds), How::Times(0.02)) });
     }

@@ -1,11 +1,14 @@
-//! Fleets whose machines train together, and one (or some) of which may go bad: what a detector is measured on. One seed, one episode.
+//! Generated fleets of machines that train together, of which one or several may go bad, to measure
+//! detectors. One seed gives one episode.
 //!
 //! ```text
-//!  ranges.toml, faults.toml ──> job (what all do together) ──> machines (offsets, noise, clocks) ──> bends (jitters, innocent ones, the fault)
-//!                                                                                              ──> Series, and apart from it the Truth
+//!  ranges.toml ─┐                       machines            bends
+//!  faults.toml ─┴─> course (shared) ──> (offsets, noise, ──> (jitter, harmless ──> Series, Truth
+//!                                        clocks)             changes, fault)
 //! ```
 //!
-//! Written, with its ranges, before any detector was tuned. A detector gets the [`Series`] only; its crate cannot reach this one.
+//! The crate and its ranges were written before any detector was tuned. A detector gets only the
+//! [`Series`], never the [`Truth`]; its crate cannot depend on this one.
 #![forbid(unsafe_code)]
 
 mod bend;
@@ -21,7 +24,8 @@ use everstep_detector::{Family, Metric, Series, Worse};
 use everstep_rng::Rng;
 use ranges::{RANGES, Ranges};
 
-/// What is measured: name, the kind that `faults.toml` knows it by, family, usual level (of its most), share of the common movement.
+/// The metrics: name, kind in `faults.toml`, family, usual level (as a share of its maximum), and
+/// sensitivity to the job's common movement.
 pub(crate) const METRICS: [(&str, &str, Family, f64, f64); 10] = [
     ("cpu", "cpu", Family::Host, 0.3, 0.5),
     ("memory", "memory", Family::Host, 0.5, 0.05),
@@ -35,29 +39,29 @@ pub(crate) const METRICS: [(&str, &str, Family, f64, f64); 10] = [
     ("net", "net", Family::Net, 0.45, 1.0),
 ];
 
-/// How probably metrics tell of faults.
+/// The probabilities with which metrics show faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Matrix {
-    /// As `faults.toml` has it.
+    /// Those of `faults.toml`.
     Ours,
-    /// 0.6 times as much.
+    /// 0.6 times those of `faults.toml`.
     Faint,
-    /// Drawn for each kind anew, with the same sum.
+    /// Drawn at random for each kind of fault, with the same sum.
     Random,
 }
 
-/// What kind of episode.
+/// The kind of episode to generate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recipe {
-    /// Machines; `None`: drawn.
+    /// The number of machines; `None` to draw it.
     pub machines: Option<usize>,
-    /// Roles; `None`: drawn.
+    /// The number of roles; `None` to draw it.
     pub roles: Option<u32>,
-    /// How metrics tell.
+    /// The probabilities with which metrics show the fault.
     pub matrix: Matrix,
-    /// Machines that go bad at once; 0: none.
+    /// The number of machines that go bad at once; 0 for none.
     pub bad: usize,
-    /// They are neighbours: behind one switch.
+    /// The bad machines are neighbours behind one switch.
     pub switch: bool,
 }
 
@@ -66,29 +70,29 @@ pub struct Recipe {
 pub struct Truth {
     /// The bad machines.
     pub bad: Vec<usize>,
-    /// What is wrong with them.
+    /// The kind of fault.
     pub kind: &'static str,
-    /// From which second on,
+    /// The second at which it begins.
     pub onset: usize,
-    /// and until when: it goes away, or the job stops.
+    /// The second at which it goes away or the job stops.
     pub end: usize,
-    /// Some metric tells of it.
+    /// Whether any metric shows it.
     pub visible: bool,
 }
 
-/// Samples, and the truth of them.
+/// Samples and the truth about them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Episode {
     /// What a detector gets.
     pub series: Series,
-    /// `None`: nothing was wrong.
+    /// `None` if nothing was wrong.
     pub truth: Option<Truth>,
 }
 
-/// Everything about machines that does not change during an episode.
+/// The properties of machines that do not change during an episode.
 struct Crew {
     roles: Vec<u32>,
-    /// By machine: seconds that its clock is ahead, plus the longest.
+    /// By machine, the seconds by which its clock is ahead, plus the maximum skew.
     skew: Vec<usize>,
 }
 
@@ -97,7 +101,7 @@ impl Crew {
         let machines = recipe.machines.unwrap_or_else(|| rng.log_between(of.machines) as usize);
         let fits: Vec<u32> = of.roles.iter().copied().filter(|r| *r as usize * 4 <= machines.max(4)).collect();
         let roles = recipe.roles.unwrap_or_else(|| rng.pick(&fits).copied().unwrap_or(1));
-        // Stages hold neighbours, as launchers place them.
+        // Neighbours share a pipeline stage, as launchers place them.
         let role = |m: usize| (m * roles as usize / machines) as u32;
         let skew = |rng: &mut Rng| {
             let ahead = [0, 2 * of.machine.skew_s];
@@ -107,7 +111,8 @@ impl Crew {
     }
 }
 
-/// Four numbers of 16 bits add up to something that is as good as normal, and cheap: noise. What is rare has its own rules (`bend.rs`).
+/// Returns the sum of four 16-bit numbers, a cheap approximation of a standard normal number. Rare
+/// events have their own rules (`bend.rs`).
 fn noise(rng: &mut Rng) -> f32 {
     let bits = rng.bits();
     let sum = (0..4).map(|i| (bits >> (16 * i) & 0xffff) as f32).sum::<f32>();
@@ -115,7 +120,7 @@ fn noise(rng: &mut Rng) -> f32 {
     (sum - 131_070.0) / 37_837.2
 }
 
-/// The episode of this seed.
+/// Generates the episode of this seed.
 #[must_use]
 pub fn generate(recipe: &Recipe, seed: u64) -> Episode {
     let of = &*RANGES;
@@ -147,10 +152,11 @@ pub fn generate(recipe: &Recipe, seed: u64) -> Episode {
     Episode { series, truth }
 }
 
-/// Ports of a switch, where the recipe does not say how many fail together.
+/// The ports of a switch, unless the recipe sets how many machines fail together.
 const PORTS: usize = 32;
 
-/// Which machines are behind one switch: neighbours. One that fails has as many ports as machines went bad, and lies where they do.
+/// Assigns neighbouring machines to switches. A switch that fails has as many ports as machines
+/// went bad, and is aligned with them.
 fn switches(machines: usize, recipe: &Recipe, truth: Option<&Truth>) -> Vec<u32> {
     let first = truth.filter(|_| recipe.switch).and_then(|t| t.bad.first().copied());
     let ports = if first.is_some() { recipe.bad.max(1) } else { PORTS };
@@ -164,7 +170,7 @@ fn fill(series: &mut Series, rng: &mut Rng, crew: &Crew, course: &Course, of: &R
         (rng.between(of.machine.spread), rng.between(of.machine.noise) as f32, rng.between(of.machine.memory) as f32);
     let fresh = sd * (1.0 - memory * memory).sqrt();
     for (metric, (name, _, _, level, _)) in METRICS.iter().enumerate() {
-        // Pauses come in bursts.
+        // Pauses and disk accesses come in bursts.
         let wild = if *name == "pfc" || *name == "disk" { 8.0 } else { 1.0 };
         let own: Vec<f32> = (0..machines).map(|_| (level * libm::exp(spread * rng.normal())) as f32).collect();
         let mut state: Vec<f32> = (0..machines).map(|_| sd * noise(rng)).collect();
@@ -179,7 +185,7 @@ fn fill(series: &mut Series, rng: &mut Rng, crew: &Crew, course: &Course, of: &R
     }
 }
 
-/// Samples that did not come: of all metrics at once, in bursts.
+/// Removes samples of all metrics of a machine at once, in bursts.
 fn gaps(series: &mut Series, rng: &mut Rng, of: &Ranges) {
     let share = rng.pick(&of.machine.missing).copied().unwrap_or(0.0);
     let (machines, seconds) = (series.machines(), series.seconds());

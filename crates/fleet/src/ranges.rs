@@ -1,10 +1,10 @@
-//! What fleets are made of, as written down in `ranges.toml` and `faults.toml`.
+//! The parameters of generated fleets, read from `ranges.toml` and `faults.toml`.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-/// All ranges: see the comments of `ranges.toml`.
+/// All ranges. The comments of `ranges.toml` explain them.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -85,20 +85,19 @@ pub struct Fault {
     pub spread_size: [f64; 2],
 }
 
-/// A kind of fault: see the comments of `faults.toml`.
+/// A kind of fault. The comments of `faults.toml` explain the fields.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Kind {
-    /// Its name.
     pub kind: String,
-    /// How often, of all.
+    /// Its share of all faults, in percent.
     pub percent: f64,
-    /// How probably each kind of metric tells of it.
+    /// The probability that each kind of metric shows it.
     pub shows: BTreeMap<String, f64>,
-    /// How probably they are not there any more.
+    /// The probability that each kind of metric goes missing.
     #[serde(default)]
     pub vanishes: BTreeMap<String, f64>,
-    /// It slows the others down.
+    /// Whether it slows down the other machines.
     #[serde(default)]
     pub spreads: bool,
 }
@@ -115,9 +114,9 @@ fn parsed<T: serde::de::DeserializeOwned>(name: &str, text: &str) -> T {
     }
 }
 
-/// As written down.
+/// The contents of `ranges.toml`.
 pub static RANGES: LazyLock<Ranges> = LazyLock::new(|| parsed("ranges.toml", include_str!("ranges.toml")));
 
-/// As written down.
+/// The contents of `faults.toml`.
 pub static FAULTS: LazyLock<Vec<Kind>> =
     LazyLock::new(|| parsed::<Faults>("faults.toml", include_str!("faults.toml")).fault);

@@ -1,22 +1,23 @@
-//! Verdicts against the truth. Nothing is adjusted: a verdict is right if it names the machine, after the onset, and before the fault is over.
+//! Compares verdicts with the truth, without any tolerance: a verdict is right if it names exactly
+//! the bad machines, after the onset and before the end of the fault.
 
 use super::Truth;
 use everstep_detector::Verdict;
 
-/// What one episode says of a detector.
+/// The result of a detector on one episode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// The bad machine, so many seconds after its onset.
+    /// It named the bad machines, this many seconds after the onset.
     Right(usize),
-    /// Another one, or too early, or nobody was bad.
+    /// It named others, named them at the wrong time, or nothing was wrong.
     Wrong,
-    /// Nothing was said, and something was wrong.
+    /// It named nothing although something was wrong.
     Missed,
-    /// Nothing was said, and nothing was wrong.
+    /// It named nothing, and nothing was wrong.
     Quiet,
 }
 
-/// The first verdict counts: whoever is named is looked at.
+/// Judges the first verdict, because a machine that is named gets inspected.
 #[must_use]
 pub fn judge(verdict: Option<&Verdict>, truth: Option<&Truth>) -> Found {
     match (verdict, truth) {
@@ -30,19 +31,19 @@ pub fn judge(verdict: Option<&Verdict>, truth: Option<&Truth>) -> Found {
     }
 }
 
-/// Many episodes.
+/// The score over many episodes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Score {
-    /// Verdicts that were right, with their delays in seconds,
+    /// The delays of the right verdicts, in seconds.
     pub right: Vec<usize>,
-    /// verdicts that were not,
+    /// The number of wrong verdicts.
     pub wrong: usize,
-    /// and faults without a verdict that was right.
+    /// The number of faults without a right verdict.
     pub missed: usize,
 }
 
 impl Score {
-    /// One more.
+    /// Adds one episode.
     pub fn add(&mut self, found: Found, faulty: bool) {
         match found {
             Found::Right(delay) => self.right.push(delay),
@@ -55,26 +56,26 @@ impl Score {
         }
     }
 
-    /// Share of verdicts that are right.
+    /// Returns the share of verdicts that are right.
     #[must_use]
     pub fn precision(&self) -> f64 {
         self.right.len() as f64 / (self.right.len() + self.wrong).max(1) as f64
     }
 
-    /// Share of faults that are found.
+    /// Returns the share of faults that are found.
     #[must_use]
     pub fn recall(&self) -> f64 {
         self.right.len() as f64 / (self.right.len() + self.missed).max(1) as f64
     }
 
-    /// Their harmonic mean.
+    /// Returns the harmonic mean of precision and recall.
     #[must_use]
     pub fn f1(&self) -> f64 {
         let (p, r) = (self.precision(), self.recall());
         if p + r > 0.0 { 2.0 * p * r / (p + r) } else { 0.0 }
     }
 
-    /// The delay that this share of the right verdicts have at most, in seconds.
+    /// Returns the delay, in seconds, that this share of the right verdicts does not exceed.
     #[must_use]
     pub fn delay(&self, share: f64) -> usize {
         let mut all = self.right.clone();

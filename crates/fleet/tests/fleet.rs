@@ -1,4 +1,4 @@
-//! Fleets are what they are said to be, and the same for the same seed.
+//! Generated fleets match their description, and the same seed gives the same fleet.
 #![allow(clippy::unwrap_used)]
 
 use everstep_fleet::{Episode, Matrix, Recipe, generate};

@@ -1,12 +1,14 @@
-//! `fit_throughput a100-80|h100`: fits the `[fitted]` numbers of a hardware's file to the points that are for it, and prints them.
+//! `fit_throughput a100-80|h100`: fits the `[fitted]` numbers of a hardware file to the points
+//! meant for it, and prints them.
 //!
-//! There are fewer points than numbers, so each is drawn to what one would expect of it beforehand (ridge, in logarithms): a number only
-//! leaves that for what the points say. Held-out points are never read. Which numbers one would expect is below, with why.
+//! There are fewer points than numbers, so each number is drawn to its expected value (ridge, in
+//! logarithms) and departs from it only as far as the points demand. Nothing is fitted to held-out
+//! points; they are only printed. The expected values and their reasons are below.
 
 use everstep_planner::throughput::{Fitted, Hardware, Layout, Point, Recompute, Split, Transformer, iteration};
 
-/// How strongly, all points together: with ten points an error of 1 % in each weighs as much as a factor of e^0.2 in every number. Fewer points
-/// say less.
+/// Weight of the expected values over all points: with ten points, an error of 1 % in each weighs
+/// as much as a factor of e^0.2 in every number. Fewer points weigh less.
 const DRAWN: f64 = 0.025;
 
 fn parts(of: &Fitted) -> [f64; 11] {
@@ -31,9 +33,11 @@ fn whole(p: &[f64; 11]) -> Fitted {
     Fitted { product, rows, columns, odd, attention, passes, score_passes, link, network, hidden, layer_us }
 }
 
-/// Products reach 75 to 85 % of the peak and half of that at a few hundred rows or columns (cuBLAS; more on faster machines); batched products
-/// of attention about a third; layer norm, dropout, residuals and GeLU are some 25 passes where they are kernels of their own, and half of that
-/// where they are fused; softmax with mask and dropout 7; collectives get 70 % of a link (NCCL tests).
+/// Returns the expected values. Products reach 75 to 85 % of the peak, and half of that at a few
+/// hundred rows or columns (cuBLAS; more on faster machines). Batched products of attention reach
+/// about a third. Layer norm, dropout, residuals and GeLU take some 25 passes as separate kernels,
+/// and half of that if fused. Softmax with mask and dropout takes 7. Collectives reach 70 % of a
+/// link (NCCL tests).
 fn expected(on: &Hardware) -> Fitted {
     if on.fused_attention() {
         whole(&[0.75, 400.0, 400.0, 0.75, 0.45, 12.0, 0.0, 0.7, 0.7, 0.8, 40.0])

@@ -1,5 +1,6 @@
-//! `plans JOBS UNITS MOST SEED`: CPU milliseconds of a plan and of all plans for what may happen next, and CPU microseconds of looking one
-//! up, as a JSON object. Jobs can use up to MOST units; what they achieve has dips.
+//! `plans JOBS UNITS MOST SEED`: measures the CPU milliseconds of one plan and of the plans for
+//! everything that may happen next, and the CPU microseconds of a lookup. Prints a JSON object.
+//! Jobs can use up to MOST units; their throughput has dips.
 
 use everstep_planner::{Change, Job, Mode, Move, Problem, Rates, Table, solve};
 use everstep_rng::Rng;
@@ -11,7 +12,7 @@ fn cpu() -> f64 {
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
-/// Median of five.
+/// Returns the median CPU time of five runs, in seconds, and the last result.
 fn timed<T>(mut work: impl FnMut() -> T) -> (f64, T) {
     let mut took = Vec::new();
     let mut result = work();
@@ -27,7 +28,8 @@ fn timed<T>(mut work: impl FnMut() -> T) -> (f64, T) {
 fn job(rng: &mut Rng, number: u64, units: u32, share: u32, most: u32) -> Job {
     let most = u32::try_from(rng.range(4, u64::from(most))).unwrap_or(0).min(units);
     let efficiency = 300_000 + rng.range(0, 300_000) as i64;
-    // Less per unit the more there are; odd numbers do not divide the batch, and some others fit badly.
+    // Throughput per unit falls with the number of units. Odd numbers do not divide the batch, and
+    // some others fit badly.
     let achieved = (0..=i64::from(most)).map(|k| {
         let usual = k * efficiency * 1000 / (1000 + k);
         let dip = if k % 2 == 1 { 880 + rng.range(0, 40) as i64 } else { 960 + rng.range(0, 40) as i64 };
@@ -46,7 +48,7 @@ fn job(rng: &mut Rng, number: u64, units: u32, share: u32, most: u32) -> Job {
     }
 }
 
-/// Equation 5 as it stands: every number of units for every job.
+/// Computes equation 5 directly, with every number of units for every job. Returns the CPU time.
 fn dense(problem: &Problem) -> f64 {
     let (horizon, units) = (problem.horizon(), problem.units as usize);
     let work = || {

@@ -1,4 +1,5 @@
-//! `throughput_points`: every published point beside what is computed for it, one JSON object a line; and what the model would choose.
+//! `throughput_points`: prints every published point with its computed value and the layout that
+//! the model would choose, one JSON object per line.
 
 use everstep_planner::throughput::{Calibration, Hardware, Point, Recompute, Split, iteration, memory, ranked};
 use serde_json::json;
@@ -13,7 +14,7 @@ fn main() -> Result<(), String> {
             Split::HeldOut => "held-out",
             Split::Shown => "shown",
         };
-        // Where the published layout would be among all on as many GPUs.
+        // The rank of the published layout among all layouts on the same number of GPUs.
         let all = ranked(&p.model, p.layout.gpus(), &on, &Calibration::default());
         let better = all.iter().filter(|b| b.achieved > computed).count();
         println!(

@@ -1,32 +1,33 @@
-//! Which units a plan's numbers are: as few as possible change hands, groups that keep each other's copies stay whole, and who joins a job
-//! comes from where the job is already, as far as there are such.
+//! Assigns concrete units to the jobs of a plan. As few units as possible change hands, groups that
+//! keep each other's copies stay together, and units that join a job come from domains in which the
+//! job already runs, as far as possible.
 
 use super::solve::Plan;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A unit: a node.
+/// A unit of the cluster: a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
-    /// Its id.
+    /// Id of the unit.
     pub id: String,
-    /// Who has it.
+    /// The job that has it; `None`: idle.
     pub job: Option<String>,
     /// Units of one job with the same number keep copies of each other's state.
     pub group: u32,
-    /// What is near: a leaf switch, a rack.
+    /// Location of the unit, such as a leaf switch or a rack.
     pub domain: String,
 }
 
-/// Who has which units, and what changes hands.
+/// The units of each job, and those that change hands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignment {
-    /// By job, in the order of the units given.
+    /// Unit ids by job, in the order of the given units.
     pub units: BTreeMap<String, Vec<String>>,
-    /// Unit, from whom, to whom; `None`: nobody.
+    /// Units that change hands, each with its old and new job; `None`: idle.
     pub moved: Vec<(String, Option<String>, Option<String>)>,
 }
 
-/// Divides these units (those that work) as the plan says. Units beyond those that the plan gives are idle.
+/// Assigns these working units according to a plan. Units beyond those in the plan are idle.
 #[must_use]
 pub fn assign(units: &[Unit], plan: &Plan) -> Assignment {
     let mut owner: Vec<Option<&str>> = Vec::with_capacity(units.len());
@@ -61,7 +62,8 @@ pub fn assign(units: &[Unit], plan: &Plan) -> Assignment {
     found
 }
 
-/// Units that a job with too many gives away: whole groups where they add up to that, the last ones first; else one group is broken.
+/// Returns the units that a job with too many gives up: whole groups if they add up, the last ones
+/// first; otherwise one group is broken up.
 fn released(units: &[Unit], plan: &Plan, job: &str) -> BTreeSet<usize> {
     let has: Vec<usize> =
         (0..units.len()).filter(|at| units.get(*at).is_some_and(|u| u.job.as_deref() == Some(job))).collect();
@@ -71,7 +73,7 @@ fn released(units: &[Unit], plan: &Plan, job: &str) -> BTreeSet<usize> {
     for at in has {
         groups.entry(units.get(at).map_or(0, |u| u.group)).or_default().push(at);
     }
-    // reach[n]: the groups, from the last on, whose units are n together.
+    // reach[n]: groups, chosen from the last one on, that have n units together.
     let mut reach: Vec<Option<Vec<u32>>> = vec![None; away + 1];
     reach[0] = Some(Vec::new());
     for (number, members) in groups.iter().rev() {
@@ -85,7 +87,7 @@ fn released(units: &[Unit], plan: &Plan, job: &str) -> BTreeSet<usize> {
     }
     let whole = reach.iter().rev().flatten().next().cloned().unwrap_or_default();
     let mut gone: BTreeSet<usize> = whole.iter().filter_map(|n| groups.get(n)).flatten().copied().collect();
-    // What is missing comes from one more group, the smallest that is large enough.
+    // The rest comes from one more group: the smallest that is large enough.
     let missing = away - gone.len();
     let rest = groups.iter().filter(|(n, members)| !whole.contains(n) && members.len() >= missing);
     if let Some((_, members)) = rest.min_by_key(|(n, members)| (members.len(), u32::MAX - **n)) {
@@ -94,7 +96,8 @@ fn released(units: &[Unit], plan: &Plan, job: &str) -> BTreeSet<usize> {
     gone
 }
 
-/// Free units for jobs that want some: as many as possible near the job (augmenting paths), the others in order.
+/// Matches free units to jobs that need some: as many as possible near the job (augmenting paths),
+/// the others in order.
 fn matched<'p>(
     units: &[Unit],
     free: &[usize],
@@ -183,7 +186,7 @@ mod tests {
             unit(4, "", 0, "right"),
             unit(5, "", 0, "far"),
         ];
-        // b could take either, a only the one on the left.
+        // b could take either unit, a only the one on the left.
         assert_eq!(moves(&assign(&units, &plan(&[("a", 2), ("b", 3)]))), ["3:->a", "4:->b"]);
         assert_eq!(moves(&assign(&units, &plan(&[("a", 3), ("b", 2)]))), ["3:->a", "4:->a"]);
     }

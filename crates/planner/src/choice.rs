@@ -1,23 +1,26 @@
-//! What a job may be given, and how good that is, as one number: additive over jobs, so that the best sum is the best plan.
+//! The choices for a job, each with its value as one number. Values add up over jobs, so that the
+//! best sum is the best plan.
 
 use super::problem::{Job, Mode, Problem};
 use std::ops::Add;
 use std::time::Duration;
 
-/// Jobs that run are admitted before any number of jobs that wait.
+/// Admits running jobs before any number of waiting jobs.
 const RUNS: i64 = 1 << 24;
-/// Where in 128 bits what is admitted begins: below are 46 bits of gain for each of 2^12 jobs, and what ties are broken by.
+/// Lowest bit of the admitted jobs in a 128-bit key. Below it are 46 bits of gain for each of 2^12
+/// jobs, and the bits that break ties.
 const ADMITTED: u32 = 88;
 
-/// How good a choice is. From the most important on: jobs that are admitted, what is gained, how few jobs are changed, how few units are used.
+/// The value of a choice. Its parts, most important first: admitted jobs, gain, few changed jobs,
+/// few used units.
 pub(super) trait Key: Copy + PartialOrd + Add<Output = Self> {
-    /// Nothing is allowed here; stays below all that is, whatever is added.
+    /// Not allowed: stays below every allowed value, whatever is added.
     const NONE: Self;
-    /// Nothing gained, nothing used.
+    /// No gain and no units.
     const ZERO: Self;
-    /// From its parts.
+    /// Packs the parts into one number.
     fn pack(of: &Parts, bits: Bits) -> Self;
-    /// The better of both.
+    /// Returns the better of two values.
     fn or(self, other: Self) -> Self {
         if other > self { other } else { self }
     }
@@ -30,7 +33,7 @@ pub(super) struct Parts {
     units: u32,
 }
 
-/// How many bits the sums of the less important parts need.
+/// Number of bits that the sums of the less important parts need.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bits {
     units: u32,
@@ -45,7 +48,7 @@ impl Key for i64 {
     }
 }
 
-/// Whole numbers below 2^53 are exact, and processors compare several at once.
+/// Integers below 2^53 are exact, and CPUs compare several at once.
 impl Key for f64 {
     const NONE: f64 = -1e300;
     const ZERO: f64 = 0.0;
@@ -64,31 +67,31 @@ impl Key for i128 {
     }
 }
 
-/// Which numbers keys are.
+/// The number type of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Width {
     /// `f64`
     Narrow,
     /// `i64`
     Usual,
-    /// `i128`, which also counts who is admitted
+    /// `i128`, which also counts admitted jobs
     Wide,
 }
 
-/// So many units for a job, and how good that is.
+/// A number of units for a job, and its value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Choice<K> {
     pub(super) units: usize,
     pub(super) key: K,
 }
 
-/// Problem, and what is the same for all of its jobs.
+/// A problem, and what is the same for all of its jobs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale<'p> {
     problem: &'p Problem,
     horizon: Duration,
     bits: Bits,
-    /// All jobs get their minimum: it is a bound instead of an aim.
+    /// All jobs get their minimum, which makes it a bound instead of a goal.
     firm: bool,
 }
 
@@ -102,12 +105,14 @@ impl<'p> Scale<'p> {
         Scale { problem, horizon: problem.horizon(), bits, firm }
     }
 
-    /// The narrowest numbers that hold the sums of all keys; `hit`: also when any of the jobs is.
+    /// Returns the narrowest type that holds the sums of all keys; with `hit`, even if any of the
+    /// jobs is hit.
     pub(super) fn width(&self, hit: bool) -> Width {
         if !self.firm && self.problem.mode != Mode::Paper {
             return Width::Wide;
         }
-        // A plan gains no more than its units times what is most for one, beside what is gained (or paid) for none.
+        // A plan gains at most its units times the largest gain per unit, plus what is gained (or
+        // paid) without units.
         let (mut alone, mut for_one, mut sum) = (0u64, 0u64, 0u64);
         for job in &self.problem.jobs {
             let hits = [Job { hit: job.hit || hit, ..job.clone() }, Job { hit: job.hit, ..job.clone() }];
@@ -131,7 +136,8 @@ impl<'p> Scale<'p> {
         }
     }
 
-    /// What a job may be given, in ascending units, without what is no better than fewer units (those may stay idle).
+    /// Returns the choices for a job in ascending order of units, without those that are no better
+    /// than a choice with fewer units (units may stay idle).
     pub(super) fn choices<K: Key>(&self, job: &Job) -> Vec<Choice<K>> {
         let mut found: Vec<Choice<K>> = Vec::new();
         let least = if self.firm { job.min } else { 0 };
@@ -152,11 +158,12 @@ impl<'p> Scale<'p> {
     }
 }
 
-/// What is best with one more job: for each number of units, the best of its choices beside what is best of the others with the rest.
+/// Adds one job: for each number of units, finds the best sum of one of its choices and the best of
+/// the other jobs with the remaining units.
 pub(super) fn stage<K: Key>(before: &[K], choices: &[Choice<K>]) -> Vec<K> {
     let mut after = vec![K::NONE; before.len()];
     let (fours, rest) = choices.as_chunks::<4>();
-    // Four at a time: what is best so far is read and written once for all of them.
+    // Four at a time, so that the best so far is read and written once for all of them.
     for four @ [a, b, c, d] in fours {
         let (below, from) = after.split_at_mut(d.units.min(before.len()));
         for choice in four {
@@ -181,7 +188,7 @@ fn raise<K: Key>(after: &mut [K], before: &[K], choice: &Choice<K>) {
     }
 }
 
-/// The best sum of two that face each other.
+/// Returns the best sum of two elements at the same index.
 pub(super) fn best_sum<K: Key>(left: &[K], right: &[K]) -> K {
     let none = K::NONE + K::NONE;
     let ((lefts, left), (rights, right)) = (left.as_chunks::<4>(), right.as_chunks::<4>());

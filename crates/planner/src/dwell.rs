@@ -1,14 +1,16 @@
-//! How long a plan stays before the next one that nobody needs: nodes that come back do not move jobs to and fro.
+//! The minimum time between plans that are not urgent, so that returning nodes do not move jobs
+//! back and forth.
 
 use super::Problem;
 use std::time::Duration;
 
-/// The time until the next change of its kind is at least so many times what a change takes.
+/// Minimum time until the next change that is not urgent, in multiples of the time a change takes.
 const TIMES: u32 = 50;
 
 impl Problem {
-    /// So long after a change the next one may be made that is not needed: for a node that joins, never for one that failed. Fifty times what
-    /// it takes the slowest job to go on: 2 % of the time at most.
+    /// Returns the time after a change until the next one that is not urgent: for a node that
+    /// joins, never for one that failed. It is fifty times as long as the slowest job takes to
+    /// continue, so changes take at most 2 % of the time.
     #[must_use]
     pub fn dwell(&self) -> Duration {
         let slowest = self.jobs.iter().map(|job| job.moves.regroup + job.moves.state).max();

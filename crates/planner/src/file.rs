@@ -1,4 +1,5 @@
-//! A cluster and its jobs as a person writes them down (TOML), and what is wrong with that in a sentence.
+//! The description of a cluster and its jobs (TOML), with errors that explain what is wrong in a
+//! sentence.
 
 mod small;
 
@@ -10,9 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// More nodes than any cluster has, and more jobs than are planned for at once.
+/// Maximum numbers of nodes and of jobs in a problem.
 const MOST: (u32, usize) = (100_000, 4000);
-/// Longest time that can be written, in seconds: a thousand years. Sums of a few of them must not overflow.
+/// Longest time that can be given, in seconds: a thousand years. Sums of a few such times must not
+/// overflow.
 const LONGEST: f64 = 1000.0 * 365.0 * 86_400.0;
 
 #[derive(Debug, Deserialize)]
@@ -73,7 +75,7 @@ fn usual() -> f64 {
     1.0
 }
 
-/// A number and what is behind it, as in `3.5 h`.
+/// Splits a number from its unit, as in `3.5 h`.
 fn split(text: &str) -> Option<(f64, &str)> {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -81,10 +83,10 @@ fn split(text: &str) -> Option<(f64, &str)> {
     Some((number, text.get(end..)?.trim()))
 }
 
-/// `90s`, `5min`, `3h`, `260d`.
+/// Parses a time: `90s`, `5min`, `3h`, `260d`.
 ///
 /// # Errors
-/// A sentence that names `what`.
+/// Returns a sentence that names `what`.
 pub fn time(what: &str, text: &str) -> Result<Duration, String> {
     let (number, unit) = split(text)
         .ok_or_else(|| format!("{what} = \"{text}\" is no time: write, for example, 90s, 5min, 3h or 260d"))?;
@@ -103,7 +105,7 @@ pub fn time(what: &str, text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("{what} = \"{text}\" is too long; the longest time is 365000d"))
 }
 
-/// `312 TFLOP/s`, in FLOP/s.
+/// Parses a speed such as `312 TFLOP/s`, and returns it in FLOP/s.
 fn speed(what: &str, text: &str) -> Result<f64, String> {
     let wrong = || format!("{what} = \"{text}\" is no speed: write, for example, 312 TFLOP/s");
     let (number, unit) = split(text).ok_or_else(wrong)?;
@@ -125,7 +127,8 @@ fn speed(what: &str, text: &str) -> Result<f64, String> {
     }
 }
 
-/// What is achieved on 0, 1, 2, … nodes, in millionths of a node's peak: straight lines between the points.
+/// Returns the achieved FLOP/s on 0, 1, 2, … nodes, in millionths of a node's peak, by linear
+/// interpolation between the points.
 fn achieved(job: &str, points: &BTreeMap<String, String>, peak: f64) -> Result<Arc<[i64]>, String> {
     let mut known: BTreeMap<u32, f64> = BTreeMap::new();
     for (nodes, text) in points {
@@ -156,27 +159,27 @@ fn achieved(job: &str, points: &BTreeMap<String, String>, peak: f64) -> Result<A
     Ok((0..=most).map(at).collect())
 }
 
-/// What both files say.
+/// The contents of both files.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Situation {
-    /// What is to be planned; a unit is a node.
+    /// The planning problem; a unit is a node.
     pub problem: Problem,
-    /// The nodes that work.
+    /// The working nodes.
     pub nodes: Vec<Unit>,
-    /// Parameters of the jobs' models, as far as they are given.
+    /// Number of parameters of the jobs' models, where given.
     pub parameters: BTreeMap<String, u64>,
-    /// FLOP/s of a node at its peak.
+    /// Peak FLOP/s of a node.
     pub peak: u64,
-    /// GPUs of a node.
+    /// Number of GPUs per node.
     pub gpus: u64,
-    /// The kind of machine, where jobs are given by their models.
+    /// The hardware, for jobs given by their models.
     pub hardware: Option<Hardware>,
 }
 
-/// Reads both files.
+/// Reads the description of the cluster and of its jobs.
 ///
 /// # Errors
-/// A sentence that says what is wrong and what to write instead.
+/// Returns a sentence that says what is wrong and what to write instead.
 pub fn read(cluster: &str, jobs: &str, mode: Mode) -> Result<Situation, String> {
     let mut of: Cluster = toml::from_str(cluster).map_err(|e| format!("the cluster's file: {}", e.message()))?;
     let all = written(jobs)?;
@@ -225,7 +228,8 @@ fn written(jobs: &str) -> Result<Vec<Written>, String> {
     Ok(all.job)
 }
 
-/// The nodes as they are listed; else by number, the first ones the first job's, and so on.
+/// Returns the nodes as listed. Without a list, they are numbered: the first ones belong to the
+/// first job, and so on.
 fn nodes(of: &Cluster, jobs: &[Written], units: u32) -> Result<Vec<Unit>, String> {
     let mut ids = BTreeSet::new();
     for node in &of.node {
@@ -289,7 +293,7 @@ impl Situation {
                 achieved.len() - 1
             ));
         }
-        // On fewer nodes a model may not fit at all.
+        // On fewer nodes, a model may not fit at all.
         let smallest = achieved.iter().position(|a| *a > 0).and_then(|k| u32::try_from(k).ok()).unwrap_or(0);
         let min = if w.model.is_some() && w.min > 0 { w.min.max(smallest) } else { w.min };
         if let Some(text) = &w.parameters {
@@ -308,7 +312,7 @@ impl Situation {
         Ok(())
     }
 
-    /// What a model achieves on 0, 1, 2, … nodes, by the throughput model.
+    /// Returns the achieved FLOP/s of a model on 0, 1, 2, … nodes, by the throughput model.
     fn computed(&self, job: &str, model: &str, batch: Option<u64>) -> Result<Arc<[i64]>, String> {
         let on = self.hardware.as_ref();
         let on =
@@ -319,15 +323,15 @@ impl Situation {
             let found = best(&model, nodes * on.gpus_per_node, on, &Calibration::default());
             found.map_or(0, |b| (b.achieved / self.peak as f64 * 1e6).round() as i64)
         };
-        // More copies than samples are of no use.
+        // More copies than samples are useless.
         let most = u64::from(self.problem.units).min(model.batch);
         Ok((0..=most).map(at).collect())
     }
 
-    /// The same with more jobs, which wait: the contents of a file like the jobs' own.
+    /// Returns the situation with additional waiting jobs, given in the format of the jobs file.
     ///
     /// # Errors
-    /// As [`read`].
+    /// See [`read`].
     pub fn launched(&self, jobs: &str) -> Result<Situation, String> {
         let mut next = self.clone();
         let (all, _) = small::packed(written(jobs)?, next.gpus)?;
@@ -335,10 +339,10 @@ impl Situation {
         Ok(next)
     }
 
-    /// What is after an event: `lose:NODE`, `join:COUNT`, `finish:JOB`.
+    /// Returns the situation after an event: `lose:NODE`, `join:COUNT` or `finish:JOB`.
     ///
     /// # Errors
-    /// A sentence, where there is no such node or job.
+    /// Returns a sentence if there is no such node or job.
     pub fn after(&self, event: &str) -> Result<Situation, String> {
         let mut next = self.clone();
         match event.split_once(':') {
@@ -373,7 +377,7 @@ impl Situation {
     }
 }
 
-/// `7B`
+/// Parses a model size such as `7B`.
 fn parameters(job: &str, text: &str) -> Result<u64, String> {
     let (number, unit) = split(text).unwrap_or((0.0, ""));
     let scale = match unit {

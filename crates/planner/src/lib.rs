@@ -1,12 +1,16 @@
-//! How many nodes each job gets: the split of a cluster over its jobs that is worth most (Unicron, section 5).
+//! Divides a cluster among its jobs: finds the number of nodes for each job that is worth most in
+//! total (Unicron, section 5).
 //!
 //! ```text
-//!  Problem (jobs, what each achieves on how many units, where they are) ──> solve() ──> Plan
-//!                                                                      └──> Table: the plans for all that may happen next
+//!  Problem (jobs, their throughput by number of units, their current units)
+//!      ├──> solve() ──> Plan
+//!      └──> Table: the plans for every possible next change
 //! ```
 //!
-//! Whole numbers only, and ties are broken: the same problem gives the same plan everywhere. A unit is whatever is given to one job as a
-//! whole: a node, unless the jobs are small. [`assign`] says which units they are. Where the numbers come from is not known here.
+//! The planner computes with integers only and breaks ties: the same problem gives the same plan
+//! everywhere. A unit is what is given to a job as a whole: a node, unless the jobs are small.
+//! [`assign`] chooses the units for a plan. Problems can be read with [`file`], and their numbers
+//! computed with [`throughput`].
 
 #![forbid(unsafe_code)]
 

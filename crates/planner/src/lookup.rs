@@ -1,28 +1,29 @@
-//! The plans for all that may happen next: when it happens, the plan is there.
+//! Plans for everything that may happen next, computed in advance.
 //!
-//! A job that loses a unit, or is done, leaves all others' choices as they are. So the best of the jobs before it and the best of those after
-//! it, by units, are computed once for all jobs, and each plan is the best way to divide the units between them and it.
+//! If a job loses a unit or finishes, the choices of all other jobs stay the same. So the best keys
+//! for the jobs before it and for those after it, by units, are computed once for all jobs. Each
+//! plan then divides the units in the best way between these two groups and the job.
 
 use super::choice::{Choice, Key, Scale, Width, best_sum, stage};
 use super::problem::{Job, Problem};
 use super::solve::{Plan, first, in_order, solve, suffixes};
 use std::collections::BTreeMap;
 
-/// What may happen next.
+/// An event that leads to a new plan.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Change {
-    /// A unit of this job fails for good.
+    /// A unit of this job fails permanently.
     Lose(String),
-    /// A unit that nobody uses fails.
+    /// An idle unit fails.
     LoseIdle,
-    /// This job is done.
+    /// This job finishes.
     Finish(String),
     /// A unit joins.
     Join,
 }
 
 impl Problem {
-    /// The problem after something has happened.
+    /// Returns the problem after a change.
     #[must_use]
     pub fn after(&self, change: &Change) -> Problem {
         let mut next = self.clone();
@@ -39,7 +40,7 @@ impl Problem {
     }
 }
 
-/// Plans for all that may happen next to one problem.
+/// The plans for every possible next change to one problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
     of: Problem,
@@ -47,7 +48,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// For each job: it loses a unit, it is done; and a unit joins, or an idle one fails.
+    /// Computes the plans for each job losing a unit or finishing, for a unit that joins, and for
+    /// an idle one that fails.
     #[must_use]
     pub fn new(problem: &Problem) -> Table {
         let mut plans = BTreeMap::new();
@@ -64,42 +66,44 @@ impl Table {
         Table { of: problem.clone(), plans }
     }
 
-    /// The plan for a change to exactly this problem; `None` when the table was made for another one.
+    /// Returns the plan for a change to exactly this problem; `None` if the table was made for
+    /// another one.
     #[must_use]
     pub fn look_up(&self, problem: &Problem, change: &Change) -> Option<&Plan> {
         if self.is_for(problem) { self.plans.get(change) } else { None }
     }
 
-    /// Whether it was made for exactly this problem.
+    /// Returns whether the table was made for exactly this problem.
     #[must_use]
     pub fn is_for(&self, problem: &Problem) -> bool {
         self.of == *problem
     }
 
-    /// All of them.
+    /// Returns all plans.
     #[must_use]
     pub fn plans(&self) -> &BTreeMap<Change, Plan> {
         &self.plans
     }
 }
 
-/// What is best for the jobs before each, and for those after it.
+/// The best keys for the jobs before each job, and for those after it.
 struct Sides<'p, K> {
     jobs: Vec<&'p Job>,
     scale: Scale<'p>,
     units: usize,
     choices: Vec<Vec<Choice<K>>>,
     before: Vec<Before<K>>,
-    /// From each job on.
+    /// For each job, the best keys for it and all jobs after it, by units.
     after: Vec<Vec<K>>,
 }
 
-/// The best for the first jobs, by units.
+/// The best keys for the first jobs, by units.
 struct Before<K> {
     best: Vec<K>,
-    /// Where the first of the best plans stands among those of all numbers of units: the same plan has the same rank.
+    /// Rank of the first of the best plans among those for all numbers of units: equal plans have
+    /// equal ranks.
     rank: Vec<u32>,
-    /// What the last of these jobs gets in it.
+    /// Units of the last of these jobs in that plan.
     last: Vec<usize>,
 }
 
@@ -160,10 +164,11 @@ impl<'p, K: Key> Sides<'p, K> {
         }
     }
 
-    /// The first of the best plans in which the job at `at` has these choices.
+    /// Returns the first of the best plans in which the job at `at` has these choices.
     fn around(&self, at: usize, own: &[Choice<K>]) -> Plan {
         let (Some(before), Some(after)) = (self.before.get(at), self.after.get(at + 1)) else { return Plan::default() };
-        // The others share what is left: what those before it get faces what those behind it get.
+        // The other jobs share the remaining units: each number of units for the jobs before faces
+        // the matching number for the jobs after.
         let behind: Vec<K> = after.iter().rev().copied().collect();
         let facing = |c: &Choice<K>| {
             let left = (self.units + 1).saturating_sub(c.units);

@@ -1,87 +1,89 @@
-//! What is known of jobs and cluster, and what a job is worth on so many units.
+//! The jobs and the cluster to plan for, and the value of a job on a number of units.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Milliseconds.
+/// One hour in milliseconds.
 const HOUR: i64 = 3_600_000;
-/// More than seventy million units' peaks during an hour are as good as that.
+/// Limit for gains: more than seventy million units' peaks during an hour make no difference.
 const GAIN: i64 = 1 << 46;
-/// Longest time that a plan is believed in.
+/// Longest time for which a plan is assumed to hold.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
-/// What is best.
+/// The objective of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// Jobs that run keep their minimum, then jobs that wait get theirs, by weight; what is left goes where it achieves most.
+    /// Running jobs keep their minimum, then waiting jobs get theirs, by weight. The remaining
+    /// units go where they add most.
     #[default]
     Floor,
-    /// As the paper has it (equations 2 to 4): below its minimum a job achieves nothing, and may well be given nothing.
+    /// The paper's objective (equations 2 to 4): below its minimum a job has no throughput, and it
+    /// may be given no units.
     Paper,
-    /// As `Floor`, but the square root of what a job achieves counts: more for small ones.
+    /// Like `Floor`, but with the square root of each job's throughput, which favors small jobs.
     Fair,
 }
 
-/// What it takes a job to go on with other units.
+/// The times a job needs to continue with other units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Move {
-    /// A new process group on what is there.
+    /// Time to form a new process group from existing units.
     pub regroup: Duration,
-    /// Beside it, where units join: their state.
+    /// Additional time if units join: to copy the state to them.
     pub state: Duration,
-    /// Beside it, where a worker failed: noticing that, and computing again what was lost.
+    /// Additional time if a worker failed: to detect the failure, and to repeat lost steps.
     pub lost: Duration,
 }
 
-/// One job.
+/// One job to plan for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Breaks ties.
+    /// Unique id, which also breaks ties.
     pub id: String,
-    /// In thousandths; 1000 is usual (Unicron: 500 to 2000).
+    /// Weight in thousandths; usually 1000 (Unicron: 500 to 2000).
     pub weight: u32,
-    /// Fewest units it may have.
+    /// Minimum number of units.
     pub min: u32,
-    /// Units it has; 0: it waits.
+    /// Current number of units; 0: the job waits.
     pub current: u32,
     /// One of its workers has failed.
     pub hit: bool,
-    /// What it achieves on `k` units, in millionths of one unit's peak; it can use no more units than there are values for.
-    /// Shared, so that two problems with the same one are known to be equal at a glance.
+    /// Throughput on `k` units, in millionths of one unit's peak. The job cannot use more units
+    /// than there are values. Shared, so that problems with the same values compare quickly.
     pub achieved: Arc<[i64]>,
-    /// What it takes to go on.
+    /// Times to continue with other units.
     pub moves: Move,
 }
 
-/// How often something happens that makes a new plan.
+/// The rates of the events that lead to a new plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
-    /// Mean time to the failure of one unit.
+    /// Mean time between failures of one unit.
     pub unit_mtbf: Option<Duration>,
-    /// Mean time to the next new job.
+    /// Mean time until the next new job.
     pub arrival: Option<Duration>,
-    /// Until units that are down are expected back, each.
+    /// Expected time until each unit under repair is back.
     pub repairs: Vec<Duration>,
-    /// Until jobs are expected to be done, each.
+    /// Expected time until each job is done.
     pub finishes: Vec<Duration>,
-    /// A plan is believed in for so long at least: ten transitions, say.
+    /// Minimum time for which a plan is assumed to hold, such as ten transitions.
     pub at_least: Duration,
 }
 
-/// What is to be planned.
+/// A planning problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Units there are.
+    /// Number of units available.
     pub units: u32,
-    /// In any order.
+    /// The jobs, in any order.
     pub jobs: Vec<Job>,
-    /// What is best.
+    /// The objective.
     pub mode: Mode,
-    /// How often plans are made.
+    /// The rates of events that lead to a new plan.
     pub rates: Rates,
 }
 
-/// A rate during so many milliseconds, in the rate's unit times an hour.
+/// Integrates a rate over some milliseconds, in the rate's unit times an hour.
 fn during(rate: i64, millis: i64) -> i64 {
     match rate.checked_mul(millis) {
         Some(product) => product / HOUR,
@@ -90,7 +92,7 @@ fn during(rate: i64, millis: i64) -> i64 {
 }
 
 impl Job {
-    /// Until it goes on with `k` units; nothing where nothing changes.
+    /// Returns the time until the job continues with `k` units; zero if nothing changes for it.
     pub(super) fn transition(&self, k: u32) -> Duration {
         if k == self.current && !self.hit {
             return Duration::ZERO;
@@ -100,14 +102,15 @@ impl Job {
         self.moves.regroup + joins + lost
     }
 
-    /// Weighted, in millionths of a unit's peak (equation 2); nothing below the minimum.
+    /// Returns the weighted throughput in millionths of a unit's peak (equation 2); zero below the
+    /// minimum.
     fn value(&self, k: u32) -> i64 {
         let achieved = self.achieved.get(k as usize).copied().unwrap_or(0);
         let enough = k > 0 && k >= self.min;
         if enough { achieved.max(0).saturating_mul(i64::from(self.weight)) / 1000 } else { 0 }
     }
 
-    /// Most units it can use.
+    /// Returns the largest number of units that the job can use.
     #[must_use]
     pub fn most(&self) -> u32 {
         u32::try_from(self.achieved.len().saturating_sub(1)).unwrap_or(u32::MAX)
@@ -115,7 +118,8 @@ impl Job {
 }
 
 impl Problem {
-    /// How long a plan on so many units is expected to hold (the paper's `D_running`): until the next failure, arrival, repair or end.
+    /// Returns how long a plan is expected to hold (the paper's `D_running`): until the next
+    /// failure, arrival, repair or end of a job.
     #[must_use]
     pub fn horizon(&self) -> Duration {
         let r = &self.rates;
@@ -129,10 +133,12 @@ impl Problem {
         expected.min(LONGEST).max(r.at_least)
     }
 
-    /// What a job is worth on `k` units while a plan holds, in millionths of a unit's peak during an hour (equation 3).
+    /// Returns the gain of a job on `k` units while a plan holds, in millionths of a unit's peak
+    /// during an hour (equation 3).
     ///
-    /// Outside of `Paper` what is achieved counts from the end of the transition on, instead of what was achieved before being taken off:
-    /// a job that begins pays for it, too.
+    /// Except in `Paper`, the throughput counts from the end of the transition on, instead of
+    /// subtracting the previous throughput for its duration: a starting job pays for its
+    /// transition, too.
     #[must_use]
     pub fn gain(&self, job: &Job, k: u32, horizon: Duration) -> i64 {
         let millis = |of: Duration| i64::try_from(of.as_millis()).unwrap_or(i64::MAX);

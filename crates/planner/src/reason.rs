@@ -1,4 +1,4 @@
-//! Why a plan gives each job what it gives it: as data, for people and for tests.
+//! Why a plan gives each job its number of units, as data for people and for tests.
 
 use super::problem::{Job, Mode, Problem};
 use super::solve::{Plan, in_order};
@@ -7,56 +7,56 @@ use std::time::Duration;
 /// What a plan does with a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// It keeps its units.
+    /// The job keeps its units.
     Kept,
-    /// It begins.
+    /// The job starts.
     Started,
-    /// It gets more.
+    /// The job gets more units.
     Grown,
-    /// It gives some away.
+    /// The job gives up some units.
     Shrunk,
-    /// It is stopped: others are worth more, or its minimum is not there.
+    /// The job is stopped: other jobs are worth more, or its minimum is not available.
     Stopped,
-    /// It waits on: its minimum is not there, or others are worth more.
+    /// The job keeps waiting: its minimum is not available, or other jobs are worth more.
     Waits,
 }
 
-/// What keeps a job from having other units, where the numbers do not say it.
+/// What keeps a job from having other units, where the numbers do not show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// It has its minimum, and is given no less.
+    /// The job has its minimum, and is not given less.
     Minimum,
-    /// It can use no more.
+    /// The job cannot use more units.
     Most,
-    /// Its minimum is more than there is for it.
+    /// The minimum of the job is not available.
     Lacks {
-        /// how many units it needs
+        /// Number of units that it needs.
         needs: u32,
     },
 }
 
-/// One job in a plan.
+/// The explanation for one job in a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason {
-    /// Which.
+    /// Id of the job.
     pub job: String,
     /// Units before and after.
     pub units: (u32, u32),
-    /// What is done.
+    /// What the plan does with it.
     pub done: Done,
-    /// What else there is to say.
+    /// What limits its units, if anything.
     pub limit: Option<Limit>,
-    /// How long it takes until it goes on.
+    /// Time until the job continues.
     pub transition: Duration,
-    /// What it gains while the plan holds, in millionths of a unit's peak during an hour.
+    /// Gain while the plan holds, in millionths of a unit's peak during an hour.
     pub gain: i64,
-    /// What it would gain as it is now, if that could stay.
+    /// Gain with its current units, if it could keep them.
     pub before: i64,
-    /// What one more unit, and one less, would change about that; `None` where it cannot be.
+    /// Change of the gain with one more and with one fewer unit; `None` where that is impossible.
     pub margin: (Option<i64>, Option<i64>),
 }
 
-/// For each job, in the order of their ids.
+/// Explains a plan for each job, in the order of their ids.
 #[must_use]
 pub fn reasons(problem: &Problem, plan: &Plan) -> Vec<Reason> {
     let horizon = problem.horizon();

@@ -1,39 +1,42 @@
-//! The best plan, by a dynamic program over jobs and units (Unicron, equation 5), on the choices that are worth anything.
+//! Finds the best plan with a dynamic program over jobs and units (Unicron, equation 5), on the
+//! useful choices only.
 
 use super::choice::{Choice, Key, Scale, Width, stage};
 use super::problem::{Job, Problem};
 use std::collections::BTreeMap;
 
-/// How many units each job gets. What is left is idle, ready to take a failed unit's place.
+/// The number of units for each job. Remaining units are idle, ready to replace a failed one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// By job.
+    /// Units by job id.
     pub units: BTreeMap<String, u32>,
 }
 
 impl Plan {
-    /// What each of these jobs gets, in their order.
+    /// Creates a plan from the units of each job, in the order of the jobs.
     pub(super) fn of<'j>(jobs: impl IntoIterator<Item = &'j Job>, units: Vec<u32>) -> Plan {
         Plan { units: jobs.into_iter().zip(units).map(|(job, units)| (job.id.clone(), units)).collect() }
     }
 
-    /// Units in use.
+    /// Returns the number of units in use.
     #[must_use]
     pub fn used(&self) -> u32 {
         self.units.values().sum()
     }
 }
 
-/// Jobs in the order that breaks ties.
+/// Returns the jobs in the order that breaks ties.
 pub(super) fn in_order(problem: &Problem) -> Vec<&Job> {
     let mut jobs: Vec<&Job> = problem.jobs.iter().collect();
     jobs.sort_by(|a, b| a.id.cmp(&b.id));
     jobs
 }
 
-/// The best plan. Of several as good ones: fewest jobs changed, then most units idle, then fewest for the first job by id, and so on.
+/// Returns the best plan. Ties are broken by the fewest changed jobs, then the most idle units,
+/// then the fewest units for the first job by id, and so on.
 ///
-/// Idempotent where nobody is hit: with the plan's units as the jobs' current ones, it is the plan again.
+/// Idempotent if no job is hit: with the plan's units as current units, the result is the same
+/// plan.
 #[must_use]
 pub fn solve(problem: &Problem) -> Plan {
     let scale = Scale::of(problem);
@@ -52,7 +55,8 @@ fn solve_with<K: Key>(problem: &Problem, scale: &Scale<'_>) -> Plan {
     Plan::of(jobs, units)
 }
 
-/// For each job, what is best for it and all after it, by units; one more for none.
+/// Returns, for each job and number of units, the best key of that job and all after it; one more
+/// entry for no job.
 pub(super) fn suffixes<K: Key>(choices: &[Vec<Choice<K>>], units: usize) -> Vec<Vec<K>> {
     let mut best = vec![vec![K::ZERO; units + 1]];
     for of_job in choices.iter().rev() {
@@ -63,7 +67,8 @@ pub(super) fn suffixes<K: Key>(choices: &[Vec<Choice<K>>], units: usize) -> Vec<
     best
 }
 
-/// The first of the best plans for all of these jobs with so many units: fewest for the first, then for the second, …
+/// Returns the first of the best plans for all these jobs: the fewest units for the first job, then
+/// for the second, and so on.
 pub(super) fn first<K: Key>(best: &[Vec<K>], choices: &[Vec<Choice<K>>], units: usize) -> Vec<u32> {
     let mut left = units;
     let mut plan = Vec::with_capacity(choices.len());

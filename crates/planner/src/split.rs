@@ -1,10 +1,11 @@
-//! Other ways to divide a cluster, to compare plans with: equal shares, shares by weight, shares by size (Unicron, section 7.5).
+//! Other ways to divide a cluster, for comparison with plans: equal shares, shares by weight,
+//! shares by size (Unicron, section 7.5).
 
 use super::problem::Problem;
 use super::solve::Plan;
 
-/// `units` in proportion to `shares`, by largest remainders (the first of equals first), at least one for each with a share while there are
-/// enough.
+/// Divides `units` in proportion to `shares`, by largest remainders (the first of equals first).
+/// Each nonzero share gets at least one unit, if there are enough.
 #[must_use]
 pub fn by_shares(units: u32, shares: &[u64]) -> Vec<u32> {
     let with = shares.iter().filter(|s| **s > 0).count();
@@ -20,7 +21,7 @@ pub fn by_shares(units: u32, shares: &[u64]) -> Vec<u32> {
     for at in order.into_iter().take(left as usize) {
         given[at] += 1;
     }
-    // Who would get nothing gets one of whoever has most.
+    // A share that would get nothing gets one unit of the largest part.
     let enough = with <= units as usize;
     let poor: Vec<usize> = (0..given.len()).filter(|i| enough && given[*i] == 0 && shares[*i] > 0).collect();
     for poor in poor {
@@ -33,7 +34,8 @@ pub fn by_shares(units: u32, shares: &[u64]) -> Vec<u32> {
 }
 
 impl Problem {
-    /// What a plan is worth: the sum of what its jobs gain, in millionths of a unit's peak during an hour.
+    /// Returns the value of a plan: the sum of its jobs' gains, in millionths of a unit's peak
+    /// during an hour.
     #[must_use]
     pub fn worth(&self, plan: &Plan) -> i64 {
         let horizon = self.horizon();
@@ -41,7 +43,7 @@ impl Problem {
         self.jobs.iter().map(gain).sum()
     }
 
-    /// The plan in which each job has units in proportion to its share.
+    /// Returns the plan that gives each job units in proportion to its share.
     #[must_use]
     pub fn shared(&self, share: impl Fn(&super::Job) -> u64) -> Plan {
         let shares: Vec<u64> = self.jobs.iter().map(share).collect();

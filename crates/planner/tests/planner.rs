@@ -1,11 +1,12 @@
-//! The planner against all plans there are, on small problems; and with itself, on large ones.
+//! Compares the planner with all possible plans on small problems, and with itself on large ones.
 #![allow(clippy::unwrap_used)]
 
 use everstep_planner::{Change, Done, Job, Limit, Mode, Move, Plan, Problem, Rates, Table, reasons, solve};
 use proptest::prelude::*;
 use std::time::Duration;
 
-/// As the words have it: admitted jobs, gain, jobs left as they are, idle units; then fewest units for the first job by id, and so on.
+/// The value of a plan by definition: admitted jobs, gain, unchanged jobs, idle units. Ties then go
+/// to the fewest units for the first job by id, and so on.
 type Worth = (i64, i64, i64, i64);
 
 fn worth(problem: &Problem, jobs: &[&Job], units: &[u32]) -> Worth {
@@ -23,7 +24,7 @@ fn worth(problem: &Problem, jobs: &[&Job], units: &[u32]) -> Worth {
     all
 }
 
-/// The best of all plans.
+/// Returns the best of all plans, found by enumeration.
 fn by_force(problem: &Problem) -> Plan {
     let mut jobs: Vec<&Job> = problem.jobs.iter().collect();
     jobs.sort_by(|a, b| a.id.cmp(&b.id));
@@ -32,12 +33,12 @@ fn by_force(problem: &Problem) -> Plan {
     loop {
         if units.iter().sum::<u32>() <= problem.units {
             let this = worth(problem, &jobs, &units);
-            // They come in ascending order: the first of equals stays.
+            // Plans come in ascending order, so the first of equals stays.
             if best.as_ref().is_none_or(|(best, _)| this > *best) {
                 best = Some((this, units.clone()));
             }
         }
-        // The next one, as digits are counted; the last job counts fastest.
+        // The next plan, as in counting: the last job is the lowest digit.
         let Some(at) = (0..jobs.len()).rev().find(|i| units[*i] < jobs[*i].most().min(problem.units)) else { break };
         units[at] += 1;
         units[at + 1..].fill(0);
@@ -54,7 +55,7 @@ fn jobs(most: usize, units: u32) -> impl Strategy<Value = Vec<Job>> {
 
 fn jobs_of(most: usize, units: u32, size: i64) -> impl Strategy<Value = Vec<Job>> {
     let seconds = |s: u64| Duration::from_secs(s);
-    // Few different values, so that there are dips and ties.
+    // Few distinct values, so that there are dips and ties.
     let achieved = prop::collection::vec(0i64..6, 1..=units as usize + 2).prop_map(move |mut a| {
         a[0] = 0;
         a.into_iter().map(|v| v * 250_000 * size).collect::<std::sync::Arc<[i64]>>()
@@ -72,7 +73,7 @@ fn jobs_of(most: usize, units: u32, size: i64) -> impl Strategy<Value = Vec<Job>
         Job { id: String::new(), weight, min, current, hit: hit && current > 0, achieved, moves }
     });
     prop::collection::vec(job, 0..=most).prop_shuffle().prop_map(|mut jobs| {
-        // Names in another order than the jobs.
+        // Ids in another order than the jobs.
         let n = jobs.len();
         jobs.iter_mut()
             .enumerate()
@@ -99,7 +100,7 @@ fn changes(problem: &Problem) -> Vec<Change> {
     lose.chain(finish).chain([Change::Join, Change::LoseIdle]).collect()
 }
 
-/// `PROPTEST_CASES`: how many problems are tried.
+/// Returns the number of problems to try, which `PROPTEST_CASES` overrides.
 fn cases() -> u32 {
     match ProptestConfig::default().cases {
         256 => 4000,
@@ -121,7 +122,8 @@ fn the_best_of_all_plans_and_the_first_of_equals() {
             let mut other = problem.clone();
             other.jobs.reverse();
             prop_assert_eq!(&solve(&other), &plan, "whatever the order of the jobs");
-            // Carried out, it is the plan again; but who was hit and stopped for that may be worth going on with.
+            // Solving again after the plan is carried out gives the same plan, unless a job was hit
+            // and stopped for that: restarting it may be worthwhile.
             let mut next = problem.clone();
             next.jobs.iter_mut().for_each(|job| job.current = plan.units[&job.id]);
             if problem.jobs.iter().all(|j| !j.hit) {
@@ -161,7 +163,7 @@ fn the_table_has_the_plans_that_would_be_made() {
     println!("planner: {} plans in tables, each as it would be made", count.get());
 }
 
-/// A job as a person would write it down.
+/// A job as a person would describe it.
 fn job(id: &str, min: u32, current: u32, achieved: &[i64]) -> Job {
     let moves = Move { regroup: Duration::from_secs(60), ..Move::default() };
     let achieved = achieved.iter().map(|v| v * 1000).collect();
@@ -170,7 +172,7 @@ fn job(id: &str, min: u32, current: u32, achieved: &[i64]) -> Job {
 
 #[test]
 fn a_node_less_is_taken_where_it_costs_least() {
-    // On odd numbers the batch of `odd` does not divide.
+    // Odd numbers of nodes do not divide the batch of `odd`.
     let jobs = vec![job("even", 1, 4, &[0, 500, 1000, 1500, 2000]), job("odd", 1, 4, &[0, 500, 1000, 1050, 2000])];
     let mut problem = Problem { units: 7, jobs, mode: Mode::Floor, rates: Rates::default() };
     problem.jobs[1].hit = true;
@@ -180,7 +182,7 @@ fn a_node_less_is_taken_where_it_costs_least() {
     assert_eq!((why[0].done, why[0].units), (Done::Shrunk, (4, 3)));
     assert_eq!((why[1].done, why[1].limit), (Done::Kept, Some(Limit::Most)));
     assert!(why[1].transition > Duration::ZERO, "it was hit");
-    // Per day: half a node's peak less, and almost a whole one with one node fewer.
+    // Per day, one node fewer costs `even` half a node's peak, and `odd` almost a whole one.
     assert_eq!(why[0].margin.1.map(|m| m / 1_000_000), Some(-11));
     assert_eq!(why[1].margin.1.map(|m| m / 1_000_000), Some(-22));
 }

@@ -1,4 +1,5 @@
-//! `papers DIRECTORY [SEEDS]`: writes the tables of docs/benchmarks; without a directory (`-`) only prints them, as JSON lines.
+//! `papers DIRECTORY [SEEDS]`: writes the tables of docs/benchmarks and prints them as JSON lines.
+//! If DIRECTORY is `-` or missing, it only prints them.
 
 use everstep_planner::Mode;
 use everstep_replay::papers::{Origin, Row, checkfreq, ettr, gemini, unicron};

@@ -1,25 +1,25 @@
-//! Where every node's time went, to the microsecond.
+//! Accounts of where every node's time went, to the microsecond.
 
-/// Why a node that works achieves nothing.
+/// Why a node that is up achieves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
-    /// Something has failed, and nobody knows yet.
+    /// Something has failed, and the failure is not detected yet.
     Detection,
-    /// The job is started again, or goes on with other nodes.
+    /// The job restarts, or continues with other nodes.
     Restart,
     /// The job has too few nodes.
     Waiting,
-    /// A checkpoint is written.
+    /// A checkpoint is being written.
     Checkpoint,
-    /// It belongs to no job: a spare, or nobody can use it.
+    /// The node belongs to no job: it is a spare, or no job can use it.
     Idle,
 }
 
 impl Cause {
-    /// All of them, as accounts are listed.
+    /// All causes, in the order of [`Books::blocked`].
     pub const ALL: [Cause; 5] = [Cause::Detection, Cause::Restart, Cause::Waiting, Cause::Checkpoint, Cause::Idle];
 
-    /// For people and programs.
+    /// Returns the name used in output.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -32,16 +32,16 @@ impl Cause {
     }
 }
 
-/// Node-microseconds.
+/// Accounts in node-microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Books {
-    /// Work that is still there at the end.
+    /// Work that is still kept at the end.
     pub productive: u64,
-    /// Up, and achieving nothing, by [`Cause`].
+    /// Time up without achieving anything, by [`Cause`].
     pub blocked: [u64; 5],
     /// Work that was lost and done again.
     pub discarded: u64,
-    /// Down.
+    /// Time down.
     pub unavailable: u64,
 }
 
@@ -51,7 +51,7 @@ impl Books {
         self.blocked[cause as usize] += node_micros;
     }
 
-    /// All of it: nodes times length.
+    /// Returns the total, which is the number of nodes times the length.
     #[must_use]
     pub fn sum(&self) -> u64 {
         self.productive + self.blocked.iter().sum::<u64>() + self.discarded + self.unavailable

@@ -1,4 +1,4 @@
-//! The same failures under several policies: means, and how sure their differences are.
+//! The same failures under several policies: means and the confidence in their differences.
 
 use super::failures::Failures;
 use super::policy::Policy;
@@ -6,35 +6,35 @@ use super::run::{Outcome, run};
 use super::work::Workload;
 use std::thread::ScopedJoinHandle;
 
-/// A mean, and where it is with 95 % confidence.
+/// A mean with its 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
-    /// Mean.
     pub mean: f64,
-    /// Lower and upper end.
+    /// The lower and upper end of the interval.
     pub ends: (f64, f64),
 }
 
 /// One policy over all seeds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compared {
-    /// Its name.
+    /// The policy's name.
     pub policy: String,
-    /// One per seed.
+    /// One outcome per seed.
     pub outcomes: Vec<Outcome>,
-    /// Productive share of the nodes' time.
+    /// The productive share of the nodes' time.
     pub goodput: Interval,
-    /// What was achieved, as a share of the ideal.
+    /// The achieved value as a share of the ideal.
     pub share: Interval,
-    /// What the first policy achieved by what this one did, seed by seed; `None` where this one has achieved nothing.
+    /// The first policy's value divided by this one's, seed by seed; `None` if this one achieved
+    /// nothing for some seed.
     pub ratio: Option<Interval>,
 }
 
-/// Student's t for 95 %, by degrees of freedom (two-sided); the last for more.
+/// The two-sided 95 % quantiles of Student's t distribution for 1 to 10 degrees of freedom.
 const STUDENT: [f64; 10] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
 
 impl Interval {
-    /// Of these.
+    /// Returns the interval of the mean of these samples.
     #[must_use]
     pub fn of(samples: &[f64]) -> Interval {
         let n = samples.len() as f64;
@@ -43,30 +43,31 @@ impl Interval {
             return Interval { mean, ends: (mean, mean) };
         }
         let spread = samples.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / (n - 1.0);
-        // Beyond the table: 1.96 + 2.4/df is within 0.005 of it.
+        // Beyond the table, 1.96 + 2.5/df is within 0.014 of the quantile.
         let df = samples.len() - 1;
         let t = STUDENT.get(df - 1).copied().unwrap_or(1.96 + 2.5 / df as f64);
         let half = t * libm::sqrt(spread / n);
         Interval { mean, ends: (mean - half, mean + half) }
     }
 
-    /// Of something that is between 0 and 1.
+    /// Clamps the interval of a quantity between 0 and 1.
     fn share(self) -> Interval {
         Interval { ends: (self.ends.0.max(0.0), self.ends.1.min(1.0)), ..self }
     }
 }
 
-/// `1.242 [1.229, 1.254]`
+/// For example `1.242 [1.229, 1.254]`.
 impl std::fmt::Display for Interval {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:.3} [{:.3}, {:.3}]", self.mean, self.ends.0, self.ends.1)
     }
 }
 
-/// Runs every policy on every list of failures, on so many threads; the result does not depend on those.
+/// Runs every policy on every list of failures, on `threads` threads. The result does not depend on
+/// the number of threads.
 ///
 /// # Errors
-/// As [`run`], with the policy's name.
+/// Those of [`run`], with the policy's name.
 pub fn compare(
     all: &[Failures],
     work: &Workload,
@@ -87,7 +88,7 @@ pub fn compare(
         let threads: Vec<_> = tasks.chunks(part).map(|part| (part, spawned(part))).collect();
         let joined = |(part, thread): (&[(usize, usize)], std::io::Result<ScopedJoinHandle<'_, _>>)| match thread {
             Ok(thread) => thread.join().unwrap_or_else(|e| std::panic::resume_unwind(e)),
-            // Where no thread can be had, this one runs it.
+            // If no thread can be started, the current one does the work.
             Err(_) => part.iter().map(one).collect(),
         };
         threads.into_iter().flat_map(joined).collect()

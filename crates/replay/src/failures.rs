@@ -1,35 +1,35 @@
-//! Failures of a cluster's nodes, one after another.
+//! Failures of a cluster's nodes over time.
 
-/// Microseconds.
+/// One second in microseconds.
 pub const SECOND: u64 = 1_000_000;
-/// Microseconds.
+/// One hour in microseconds.
 pub const HOUR: u64 = 3600 * SECOND;
-/// Microseconds.
+/// One day in microseconds.
 pub const DAY: u64 = 24 * HOUR;
 
-/// Microseconds in seconds, as files have them.
+/// Converts microseconds to seconds, the unit of files.
 pub(super) fn seconds(micros: u64) -> f64 {
     micros as f64 / SECOND as f64
 }
 
-/// Seconds of a file in microseconds; less than nothing is nothing.
+/// Converts seconds from a file to microseconds. Negative values become 0.
 pub(super) fn micros(seconds: f64) -> u64 {
     (seconds.max(0.0) * SECOND as f64).round() as u64
 }
 
-/// What fails (Unicron, table 1: severities).
+/// What fails (the severities of Unicron, table 1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// The node, until it is repaired (sev1).
     Node,
-    /// A process: it is started again (sev2).
+    /// A process, which is started again (sev2).
     Process,
-    /// What goes away by itself, but has to be noticed: a hang, a broken link (sev3).
+    /// Something transient that has to be detected, such as a hang or a broken link (sev3).
     Transient,
 }
 
 impl Kind {
-    /// As in a file.
+    /// Returns the name used in files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -43,32 +43,33 @@ impl Kind {
 /// One failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// When, in microseconds from the beginning.
+    /// Microseconds since the beginning.
     pub at: u64,
-    /// Which node.
+    /// The node that fails, or on which something fails.
     pub node: u32,
-    /// What.
+    /// What fails.
     pub kind: Kind,
-    /// Until it is back, in microseconds; 0 for what is no node.
+    /// Microseconds until the node is back; 0 if the node itself does not fail.
     pub repair: u64,
 }
 
-/// All failures of a cluster, in order.
+/// All failures of a cluster, in the order of time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Failures {
-    /// Nodes there are.
+    /// The number of nodes.
     pub nodes: u32,
-    /// How long, in microseconds.
+    /// The length of the trace in microseconds.
     pub length: u64,
-    /// In order of time.
+    /// The failures in the order of time.
     pub list: Vec<Failure>,
 }
 
 impl Failures {
-    /// In order, and possible: nothing of a node fails while it is down.
+    /// Sorts the failures and checks that they are possible: nothing fails on a node that is down.
     ///
     /// # Errors
-    /// A sentence.
+    /// If the trace is empty, or if a failure is of an unknown node, after the end, or during a
+    /// repair.
     pub fn checked(mut self) -> Result<Failures, String> {
         if self.nodes == 0 || self.length == 0 {
             return Err("the trace is empty: it has no nodes, or lasts no time".into());
@@ -103,7 +104,7 @@ impl Failures {
         Ok(self)
     }
 
-    /// Mean time to the failure of one node, in microseconds; `None` when none fails.
+    /// Returns the mean time to failure of one node in microseconds, or `None` if no node fails.
     #[must_use]
     pub fn node_mtbf(&self) -> Option<u64> {
         let failures = self.list.iter().filter(|f| f.kind == Kind::Node).count() as u64;
@@ -112,14 +113,14 @@ impl Failures {
         })
     }
 
-    /// Nodes that are down then.
+    /// Returns the number of nodes that are down at this time.
     #[must_use]
     pub fn down_at(&self, at: u64) -> u32 {
         let down = |f: &&Failure| f.kind == Kind::Node && f.at <= at && at < f.at + f.repair.max(1);
         self.list.iter().filter(down).count() as u32
     }
 
-    /// How long so many nodes are down at once: `[0]` none, and so on, in microseconds.
+    /// Returns how long `n` nodes are down at once, in microseconds, at index `n`.
     #[must_use]
     pub fn down(&self) -> Vec<u64> {
         let mut changes: Vec<(u64, i64)> = Vec::new();

@@ -1,29 +1,32 @@
-//! What a trace is like: how often nodes fail, how bursty, which of them, how long repairs take, how many are down at once.
+//! Statistics of a trace: how often nodes fail, how bursty failures are, which nodes fail, how long
+//! repairs take, and how many nodes are down at once.
 
 use super::failures::{DAY, Failures, Kind};
 
-/// In days and nodes.
+/// The statistics of a trace, in days and nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fit {
-    /// Failures of nodes.
+    /// The number of node failures.
     pub failures: usize,
-    /// Other failures for each of them.
+    /// Other failures per node failure.
     pub others: f64,
-    /// Mean time to the failure of one node.
+    /// The mean time to failure of one node.
     pub mtbf: f64,
-    /// Median and mean of repairs, and what 1 of 100 takes longer than.
+    /// The median, mean and 99th percentile of repair times.
     pub repair: (f64, f64, f64),
-    /// Standard deviation by mean of the times between failures of the cluster: 1 is Poisson.
+    /// The coefficient of variation of the times between the cluster's node failures: 1 for a
+    /// Poisson process.
     pub variation: f64,
-    /// Share of all failures that the tenth of nodes that fail most takes.
+    /// The share of node failures that falls on the 10 % of nodes with the most of them.
     pub top_tenth: f64,
-    /// Nodes that are down: mean, variance, and what is exceeded in 1 of 100 hours.
+    /// The number of nodes down at once: its mean, its variance, and the number exceeded in 1 of
+    /// 100 hours.
     pub down: (f64, f64, usize),
-    /// What the same rate would exceed in 1 of 100 hours, were failures independent.
+    /// The number exceeded in 1 of 100 hours if failures were independent, at the same rate.
     pub poisson: usize,
 }
 
-/// The smallest number of nodes that no more than that are down in this share of the time.
+/// Returns the smallest number of nodes such that no more are down for this share of the time.
 #[must_use]
 pub fn quantile(down: &[u64], share: f64) -> usize {
     let all: u64 = down.iter().sum();
@@ -37,7 +40,8 @@ pub fn quantile(down: &[u64], share: f64) -> usize {
     down.len().saturating_sub(1)
 }
 
-/// The same of a Poisson distribution with this mean: what independent failures would need.
+/// Returns the same quantile of a Poisson distribution with this mean, which holds for independent
+/// failures.
 #[must_use]
 pub fn poisson(mean: f64, share: f64) -> usize {
     let (mut term, mut sum, mut n) = (libm::exp(-mean), libm::exp(-mean), 0);
@@ -49,10 +53,10 @@ pub fn poisson(mean: f64, share: f64) -> usize {
     n
 }
 
-/// Fits.
+/// Computes the statistics of a trace.
 ///
 /// # Errors
-/// A sentence, where no node fails.
+/// If no node fails.
 pub fn fit(of: &Failures) -> Result<Fit, String> {
     let nodes: Vec<_> = of.list.iter().filter(|f| f.kind == Kind::Node).collect();
     if nodes.is_empty() {

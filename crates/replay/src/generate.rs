@@ -1,4 +1,4 @@
-//! Failures that might happen, from a seed: each node has a stream of its own.
+//! Failures generated from a seed. Each node has its own random stream.
 
 use super::failures::{DAY, Failure, Failures, HOUR, Kind};
 use everstep_rng::Rng;
@@ -6,54 +6,56 @@ use everstep_rng::Rng;
 /// How long a repair takes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Repair {
-    /// Evenly between these, in microseconds.
+    /// Uniform between these two, in microseconds.
     Between(u64, u64),
-    /// Exponential, with this mean.
+    /// Exponential with this mean.
     Exponential(u64),
-    /// Log-normal, with this median and mean: a few take very long.
+    /// Log-normal with this median and mean, so that a few repairs take very long.
     LogNormal(u64, u64),
 }
 
 /// What to generate.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Recipe {
-    /// Unicron's trace-a: 16 nodes, 8 weeks, 10 nodes fail and 33 other failures, repairs of 1 to 7 days (section 7.5).
+    /// Unicron's trace-a: 16 nodes, 8 weeks, 10 node failures and 33 others, repairs of 1 to 7 days
+    /// (section 7.5).
     TraceA,
-    /// Unicron's trace-b: twenty times as often for 7 days; how long repairs take is not published, 4 to 20 hours are ours.
+    /// Unicron's trace-b: 20 times the failure rate for 7 days. The paper gives no repair times;
+    /// the 4 to 20 hours are our choice.
     TraceB,
-    /// Every node by itself.
+    /// Every node fails independently, except for bursts.
     Renewal(Renewal),
-    /// Blocks of days of a real trace, drawn at random.
+    /// Blocks of days drawn at random from a real trace.
     Bootstrap {
-        /// The real one.
+        /// The real trace.
         of: Failures,
-        /// Length of the result, in microseconds,
+        /// The length of the result, in microseconds.
         length: u64,
-        /// and of one block.
+        /// The length of one block, in microseconds.
         block: u64,
     },
 }
 
-/// Nodes that fail by themselves, or with their neighbours.
+/// Nodes that fail independently, or together with their neighbours.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Renewal {
-    /// Nodes.
+    /// The number of nodes.
     pub nodes: u32,
-    /// Microseconds.
+    /// The length in microseconds.
     pub length: u64,
-    /// Mean time to the failure of a node, in microseconds.
+    /// The mean time to failure of a node, in microseconds.
     pub mtbf: u64,
-    /// Weibull's shape of the times between: 1 is exponential, less is bursty.
+    /// The Weibull shape of the times between failures: 1 is exponential, less is bursty.
     pub shape: f64,
-    /// Failures of processes, and those that go away, per failure of a node.
+    /// Failures of processes and transient failures, per node failure.
     pub others: f64,
-    /// Repairs.
+    /// How long repairs take.
     pub repair: Repair,
-    /// Share of failures that take the whole domain,
+    /// The share of node failures that hit the whole domain.
     pub burst: f64,
-    /// which are so many nodes: a switch, a rack.
+    /// The number of nodes in a domain, such as a switch or a rack.
     pub domain: u32,
-    /// Share of nodes that fail more often, and how many times as often.
+    /// The share of nodes that fail more often, and by what factor.
     pub lemons: (f64, f64),
 }
 
@@ -71,7 +73,7 @@ impl Repair {
     }
 }
 
-/// The failures of this seed.
+/// Generates the failures of this seed.
 #[must_use]
 pub fn generate(recipe: &Recipe, seed: u64) -> Failures {
     let mut rng = Rng::new(seed.wrapping_mul(0x9e37_79b9_97f4_a7c1));
@@ -107,7 +109,7 @@ pub fn generate(recipe: &Recipe, seed: u64) -> Failures {
     }
 }
 
-/// Whoever fails at these times is drawn among the nodes that are up.
+/// Assigns each failure time to a node drawn from those that are up.
 fn placed(nodes: u32, length: u64, times: Vec<(u64, bool)>, repair: &Repair, rng: &mut Rng) -> Failures {
     let mut back = vec![0u64; nodes as usize];
     let mut list = Vec::new();
@@ -129,7 +131,7 @@ fn placed(nodes: u32, length: u64, times: Vec<(u64, bool)>, repair: &Repair, rng
 fn renewal(of: &Renewal, seed: u64) -> Failures {
     let mut candidates = Vec::new();
     let (share, times) = of.lemons;
-    // So that the mean over all nodes stays what was asked for.
+    // Scaled so that the mean over all nodes stays as requested.
     let usual = 1.0 / (1.0 - share + share * times);
     let gamma = libm::tgamma(1.0 + 1.0 / of.shape);
     for node in 0..of.nodes {
@@ -172,7 +174,7 @@ fn renewal(of: &Renewal, seed: u64) -> Failures {
     Failures { nodes: of.nodes, length: of.length, list }
 }
 
-/// Before the beginning, so that what takes long to repair is there from the beginning on.
+/// A lead-in before the beginning, so that long repairs are under way from the start.
 const BEFORE: u64 = 120 * DAY;
 
 fn bootstrap(of: &Failures, length: u64, block: u64, rng: &mut Rng) -> Failures {
@@ -180,7 +182,7 @@ fn bootstrap(of: &Failures, length: u64, block: u64, rng: &mut Rng) -> Failures 
     let mut candidates = Vec::new();
     let mut begins = 0u64;
     while begins < length + BEFORE {
-        // Blocks go round the end, so that every day is as likely.
+        // Blocks wrap around the end, so that every day is equally likely.
         let from = rng.range(0, of.length);
         for f in &of.list {
             let into = (f.at + of.length - from) % of.length;

@@ -1,15 +1,16 @@
-//! Work of a job that a failure would take: since the last checkpoint, and since the last copy in memory.
+//! The work that a failure would cost a job: since its last checkpoint, and since its last copy in
+//! memory.
 
 use super::policy::Policy;
 
-/// Work since something.
+/// An amount of work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Work {
     /// In microseconds of the job.
     pub(super) micros: u64,
     /// In node-microseconds.
     pub(super) nodes: u64,
-    /// What was achieved, in millionths of a node's peak during a microsecond, weighted.
+    /// What was achieved, weighted, in millionths of a node's peak during a microsecond.
     pub(super) value: i128,
 }
 
@@ -31,19 +32,20 @@ impl Work {
     }
 }
 
-/// What of a job's work is not yet safe.
+/// The work of a job that is not safe yet.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Held {
-    /// Into a checkpoint that is being written.
+    /// Microseconds spent on the checkpoint that is being written.
     writing: u64,
-    /// Since the last checkpoint.
+    /// Work since the last checkpoint.
     written: Work,
-    /// Since the last copy.
+    /// Work since the last copy.
     copied: Work,
 }
 
 impl Held {
-    /// The job runs on for so long, on so many nodes, achieving `rate`: what it worked, and how long checkpoints stopped it.
+    /// Runs the job for `micros` microseconds on `nodes` nodes at `rate`. Returns the work done,
+    /// and for how long checkpoints stopped it.
     pub(super) fn run(&mut self, policy: &Policy, micros: u64, nodes: u64, rate: i64) -> (Work, u64) {
         let (interval, cycle) = (policy.interval, policy.interval + policy.write);
         if interval == 0 {
@@ -79,7 +81,7 @@ impl Held {
         }
     }
 
-    /// A failure: what is lost. `memory`: copies are still there.
+    /// Returns the work that a failure loses. `memory` is true if the copies in memory survive.
     pub(super) fn fail(&mut self, policy: &Policy, memory: bool) -> Work {
         self.writing = 0;
         if policy.interval == 0 && policy.copies == 0 {

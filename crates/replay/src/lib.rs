@@ -1,14 +1,19 @@
-//! What a cluster's failures would have cost: the same failures, under different policies, down to where every node's time went.
+//! What a cluster's failures would have cost: the same failures under different policies, with an
+//! account of every node's time.
 //!
 //! ```text
 //!  generate | read ──> Failures ──┐
-//!  Workload (jobs, nodes) ────────┼──> run() ──> Outcome (Books: productive + blocked + discarded + unavailable = N·T) ──> compare()
+//!  Workload (jobs, nodes) ────────┼──> run() ──> Outcome (Books) ──> compare()
 //!  Policy (a small file) ─────────┘
+//!
+//!  Books: productive + blocked + discarded + unavailable = nodes · length
 //! ```
 //!
-//! Time is whole microseconds and accounts are whole numbers: a seed gives the same bytes on every machine. All policies see the same
-//! failures of the same nodes. Which nodes a job gets where jobs share a cluster is decided by the core's planner, the one that `everstep plan`
-//! asks; whether a job of everstep's trains on with the nodes that it has is decided by its coordinator, the real one (`live`).
+//! Time is in whole microseconds and accounts are whole numbers, so a seed gives the same bytes on
+//! every machine. All policies see the same failures of the same nodes. If jobs share a cluster,
+//! the core's planner, which `everstep plan` also uses, decides which nodes each job gets. Whether
+//! a job under everstep trains on with the nodes it has is decided by the real coordinator
+//! (`live`).
 #![forbid(unsafe_code)]
 
 mod books;

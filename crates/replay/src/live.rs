@@ -1,8 +1,10 @@
-//! What the real coordinator does: asked once for each situation, with agents that answer at once.
+//! Asks the real coordinator once for each situation, with agents that respond at once.
 //!
-//! A situation is how many nodes a job has, wants and needs, and what happens to it. What the coordinator decides depends on differences of
-//! these only, and beyond a few nodes not on how large they are: 500 of 1,000 nodes are asked about as 8 of 16. How long things take comes from
-//! the policy's file; what comes from here is whether the job trains on with these nodes, and how long the coordinator itself waits before.
+//! A situation is how many nodes a job has, wants and needs, and what happens to it. The
+//! coordinator's decision depends only on differences of these numbers, and beyond a few nodes not
+//! on their size: 500 of 1,000 nodes are decided like 8 of 16. Durations come from the policy's
+//! file. This module determines whether the job trains on with these nodes, and how long the
+//! coordinator itself waits first.
 
 use super::failures::Kind;
 use everstep_core::coordinator::Coordinator;
@@ -18,17 +20,17 @@ use everstep_core::time::Time;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
-/// Larger differences are taken for this.
+/// Larger differences are replaced by this one.
 const FAR: u32 = 8;
 /// Longer than the coordinator waits for anything but nodes, in milliseconds.
 const LONG: u64 = 20 * 60 * 1000;
-/// When the job has trained for a while: a failure then is no crash loop.
+/// How long the job has trained before a failure, in milliseconds, so that it is not a crash loop.
 const SETTLED: u64 = 60 * 60 * 1000;
 
 /// What happens to a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Happens {
-    /// One of its nodes, or a process, fails.
+    /// One of its nodes or processes fails.
     Fails(Kind),
     /// A node joins.
     Joins,
@@ -37,22 +39,22 @@ pub enum Happens {
 /// A job and what happens to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Situation {
-    /// What.
     pub happens: Happens,
-    /// Nodes that it has after that.
+    /// The number of nodes that it has afterwards.
     pub has: u32,
-    /// Most that it may have.
+    /// The most nodes that it may have.
     pub most: u32,
-    /// Fewest that it runs on.
+    /// The fewest nodes that it runs on.
     pub least: u32,
 }
 
-/// What was asked before: the same situation has the same answer, whoever asks.
+/// Decisions so far. The same situation always has the same decision.
 static ASKED: Mutex<BTreeMap<Situation, Option<u64>>> = Mutex::new(BTreeMap::new());
 
-/// After how many microseconds the job trains on with all nodes that it has; `None`: it waits for others.
+/// Returns after how many microseconds the job trains on with all nodes that it has, or `None` if
+/// it waits for others.
 pub fn trains(of: Situation) -> Option<u64> {
-    // A job without nodes has nobody who could be asked.
+    // A job without nodes has no agent that could ask.
     if of.has == 0 {
         return None;
     }
@@ -69,7 +71,7 @@ struct Live {
     core: Coordinator,
     now: u64,
     version: u64,
-    /// What agents have said, and the store.
+    /// Events that agents and the store have sent and the coordinator has not handled.
     heard: VecDeque<Event>,
     generation: Generation,
     step: Step,
@@ -108,7 +110,7 @@ impl Live {
         self.heard.push_back(Event::Joined { session: Session(u64::from(node)), hello: Box::new(hello) });
     }
 
-    /// All that follows at once.
+    /// Handles all events that follow at once.
     fn follow(&mut self) {
         while let Some(event) = self.heard.pop_front() {
             self.core.handle(Time(self.now), event);
@@ -123,7 +125,7 @@ impl Live {
                     self.version += 1;
                     self.heard.push_back(Event::Persisted { id, result: Ok(self.version) });
                 }
-                // The write that it rests on returns well.
+                // The write that it depends on always succeeds.
                 Command::Send { session, order, .. } => self.answer(session, order),
                 Command::Record { .. } | Command::Provision { .. } | Command::StepDown { .. } => {}
             }
@@ -158,7 +160,8 @@ impl Live {
         }
     }
 
-    /// Until it is so, or so many milliseconds later. True if it is.
+    /// Advances until the condition is true, for at most `within` milliseconds. Returns whether it
+    /// is true.
     fn until(&mut self, so: impl Fn(&Live) -> bool, within: u64) -> bool {
         let end = self.now + within;
         self.follow();
@@ -192,13 +195,14 @@ fn decide(of: Situation) -> Option<u64> {
         Happens::Fails(_) => of.has,
         Happens::Joins => of.has - 1,
     };
-    // It trains before, as far as it can.
+    // The job trains first, as far as it can.
     let most = of.most.max(before);
     let of_job = spec(&Situation { most, ..of });
     for node in 1..=before {
         live.join(node, of_job.clone());
     }
-    // Too few wait; long enough and the job asks to be requeued, which is the same again.
+    // With too few nodes the job waits. Later it would ask to be requeued, which leads to the same
+    // situation.
     let enough = before >= of.least;
     let trained = live.until(|l| l.trains_on(before), if enough { LONG } else { 60_000 });
     if enough {
@@ -228,7 +232,7 @@ fn decide(of: Situation) -> Option<u64> {
             live.heard.push_back(Event::Report { session: Session(1), report });
         }
     }
-    // What it did before says nothing: the generation after it does.
+    // Only a generation that starts after the event counts.
     let generation = live.generation;
     let again = live.until(|l| l.generation > generation && l.trains_on(of.has), LONG);
     (again && (trained || of.happens == Happens::Joins)).then(|| (live.now - began) * 1000)
@@ -253,7 +257,8 @@ mod tests {
         assert!(asked(Happens::Joins, 4, 8, 4).is_some(), "what waited trains");
     }
 
-    /// Every situation that is ever asked about is answered, and as the files of policies say it: who has enough goes on.
+    /// Decides every situation that can be asked about, and compares with the rule of the policies'
+    /// files: a job continues exactly if it has enough nodes.
     #[test]
     fn who_has_enough_goes_on_and_nobody_else() {
         let kinds = [Kind::Node, Kind::Process, Kind::Transient];

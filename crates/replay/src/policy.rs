@@ -1,21 +1,21 @@
-//! What is done about failures, and how long that takes: as a small file (TOML).
+//! Policies: what is done about failures and how long it takes, read from a small TOML file.
 
 use super::failures::{Kind, micros};
 use everstep_planner::Mode;
 use serde::Deserialize;
 
-/// What is done about a node that fails where no spare is left.
+/// What to do about a failed node if no spare is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnLoss {
     /// The job waits until the node is repaired.
     Wait,
-    /// The job goes on with fewer, down to its minimum; others are left alone.
+    /// The job continues with fewer nodes, down to its minimum. Other jobs are left alone.
     Shrink,
-    /// All jobs' nodes are planned anew by the core's planner.
+    /// The core's planner plans the nodes of all jobs anew.
     Plan(Mode),
 }
 
-/// A duration by what has failed, in seconds.
+/// A duration in seconds, by what has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct By {
@@ -55,38 +55,39 @@ fn all() -> f64 {
     1.0
 }
 
-/// One policy; durations in microseconds.
+/// One policy. Durations are in microseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Its name.
     pub name: String,
     /// Where its numbers come from.
     pub source: String,
-    /// What it achieves of what the planner's speeds say, in millionths.
+    /// The achieved share of the planner's speeds, in millionths.
     pub efficiency: u32,
-    /// What is done about a node that fails.
+    /// What to do about a failed node.
     pub on_loss: OnLoss,
-    /// Nodes that are kept idle at first.
+    /// The number of nodes that are kept idle at first.
     pub spares: u32,
-    /// From a failure to somebody knowing: node, process, transient.
+    /// From a failure to its detection: node, process, transient.
     pub detect: [u64; 3],
-    /// From then on to the job running: node, process, transient.
+    /// From detection until the job runs: node, process, transient.
     pub restart: [u64; 3],
-    /// A job that goes on with more or fewer nodes without a failure of its own.
+    /// The time to continue with more or fewer nodes without a failure of the job's own.
     pub regroup: u64,
-    /// Work between checkpoints that survive anything; 0: nothing is ever lost.
+    /// Work between checkpoints that survive any failure; 0 means that nothing is ever lost.
     pub interval: u64,
-    /// A checkpoint stops the job for so long.
+    /// How long a checkpoint stops the job.
     pub write: u64,
-    /// Nodes that hold each node's state in memory, itself among them; 0: none do.
+    /// The number of nodes that hold each node's state in memory, including itself; 0 for no
+    /// copies.
     pub copies: u32,
     /// Work between copies.
     pub copy_interval: u64,
-    /// Whether a job trains on with the nodes that it has is everstep's coordinator's to say, instead of by its minimum alone.
+    /// Whether everstep's coordinator decides if a job trains on with the nodes it has. Otherwise,
+    /// its minimum alone decides.
     pub coordinator: bool,
 }
 
-/// Those that come along.
+/// The built-in policies.
 const KNOWN: [(&str, &str); 8] = [
     ("everstep", include_str!("policies/everstep.toml")),
     ("unicron", include_str!("policies/unicron.toml")),
@@ -115,10 +116,11 @@ fn times(what: &str, by: By) -> Result<[u64; 3], String> {
 }
 
 impl Policy {
-    /// Those that come along, and `spares:N`: as `wait`, with so many spares.
+    /// Returns a built-in policy. `NAME:N` sets its number of spares, and `spares:N` is short for
+    /// `wait:N`.
     ///
     /// # Errors
-    /// A sentence with the names there are.
+    /// If there is no such policy. The message lists the names.
     pub fn named(name: &str) -> Result<Policy, String> {
         if let Some((of, count)) = name.split_once(':') {
             let of = if of == "spares" { "wait" } else { of };
@@ -138,10 +140,10 @@ impl Policy {
         }
     }
 
-    /// From a file.
+    /// Reads a policy from the text of its file.
     ///
     /// # Errors
-    /// A sentence that says what is wrong.
+    /// If the text is not a valid policy.
     pub fn read(text: &str) -> Result<Policy, String> {
         let of: Written = toml::from_str(text).map_err(|e| format!("the policy's file: {}", e.message()))?;
         let within = |e: String| format!("policy {}: {e}", of.name);

@@ -1,15 +1,18 @@
-//! Traces of real clusters, and the lines that this project writes.
+//! Reads traces of real clusters, and reads and writes this project's own format.
 
 use super::failures::{DAY, Failure, Failures, Kind, micros, seconds};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// InfiniteHBD's trace: a list of `fault_start` and `fault_end` by node, in days. `nodes`: how many there are, with those that never fail.
+/// Reads InfiniteHBD's trace: a list of `fault_start` and `fault_end` by node, in days. `nodes` is
+/// the number of nodes, including those that never fail.
 ///
-/// Faults of one node that overlap are one. One that does not end lasts to the end.
+/// Overlapping faults of one node count as one. A fault without an end lasts to the end of the
+/// trace.
 ///
 /// # Errors
-/// A sentence.
+/// If the text is not such a list, more than `nodes` nodes fail, or the trace fails
+/// [`Failures::checked`].
 pub fn from_faults(text: &str, nodes: Option<u32>) -> Result<Failures, String> {
     let all: Vec<Value> =
         serde_json::from_str(text).map_err(|e| format!("the trace is no list of faults (JSON): {e}"))?;
@@ -28,7 +31,7 @@ pub fn from_faults(text: &str, nodes: Option<u32>) -> Result<Failures, String> {
         })?;
         let next = numbers.len() as u32;
         let number = *numbers.entry(node).or_insert(next);
-        // Ends after starts of the same time: what lasts no time is nothing.
+        // Sorts ends after starts of the same time, so that a fault of no duration is dropped.
         events.push(((day * DAY as f64).round() as u64, !starts, number));
     }
     events.sort_unstable();
@@ -56,10 +59,12 @@ pub fn from_faults(text: &str, nodes: Option<u32>) -> Result<Failures, String> {
     Failures { nodes, length, list }.checked()
 }
 
-/// One JSON object a line: `{"t_s", "node", "kind": "sev1"|"sev2"|"sev3"|"repair", "repair_s"}`, and one `{"kind": "cluster", "nodes", "length_s"}`.
+/// Reads one JSON object per line:
+/// `{"t_s", "node", "kind": "sev1"|"sev2"|"sev3"|"repair", "repair_s"}`, and one
+/// `{"kind": "cluster", "nodes", "length_s"}`.
 ///
 /// # Errors
-/// A sentence with the line.
+/// If a line is malformed, with its number, or if the trace fails [`Failures::checked`].
 pub fn from_lines(text: &str) -> Result<Failures, String> {
     let mut cluster: (Option<u64>, Option<f64>) = (None, None);
     let mut numbers: BTreeMap<String, u32> = BTreeMap::new();
@@ -124,7 +129,7 @@ pub fn from_lines(text: &str) -> Result<Failures, String> {
     Failures { nodes, length, list }.checked()
 }
 
-/// The lines that [`from_lines`] reads.
+/// Returns the lines that [`from_lines`] reads.
 #[must_use]
 pub fn to_lines(of: &Failures) -> String {
     let mut lines = vec![json!({"kind": "cluster", "nodes": of.nodes, "length_s": seconds(of.length)}).to_string()];

@@ -1,4 +1,4 @@
-//! `gen:…` as a person writes it on a command line.
+//! Parses `gen:…` from the command line.
 
 use super::failures::{DAY, Failures};
 use super::generate::{Recipe, Renewal, Repair};
@@ -14,7 +14,7 @@ fn micros(what: &str, text: &str) -> Result<u64, String> {
     }
 }
 
-/// `4h..20h`, `exp:1d`, `lognormal:0.85d:5.5d` (median and mean).
+/// Parses `4h..20h`, `exp:1d` or `lognormal:0.85d:5.5d` (median and mean).
 fn repair(text: &str) -> Result<Repair, String> {
     let time = |text: &str| micros("repair", text);
     if let Some(mean) = text.strip_prefix("exp:") {
@@ -67,10 +67,10 @@ impl<'t> Keys<'t> {
 const RENEWAL: [&str; 9] = ["nodes", "days", "mtbf", "others", "repair", "shape", "burst", "domain", "lemons"];
 
 impl Recipe {
-    /// What is behind `gen:`; `trace` reads a file of a real trace, for `bootstrap`.
+    /// Parses what follows `gen:`. `trace` reads the file of a real trace, for `bootstrap`.
     ///
     /// # Errors
-    /// A sentence.
+    /// If the recipe is unknown, or a key or value is invalid.
     pub fn read(spec: &str, trace: impl Fn(&str) -> Result<Failures, String>) -> Result<Recipe, String> {
         let (name, rest) = spec.split_once(',').unwrap_or((spec, ""));
         match name {
@@ -117,7 +117,7 @@ impl Recipe {
         }
     }
 
-    /// Another seed gives other failures.
+    /// Returns the number of nodes.
     #[must_use]
     pub fn nodes(&self) -> u32 {
         match self {

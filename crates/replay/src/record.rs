@@ -1,4 +1,4 @@
-//! A simulated history as records of incidents, and what records say of how failures were dealt with.
+//! Writes a simulated history as records of incidents, and derives a policy from such records.
 
 use super::books::{Books, Cause};
 use super::failures::{Failure, Failures, Kind, SECOND, micros, seconds};
@@ -6,15 +6,15 @@ use super::policy::{OnLoss, Policy};
 use super::read::from_lines;
 use everstep_core::history::{self, Record, Span};
 
-/// Records while a simulation runs.
+/// Collects records during a simulation.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
-    /// With the job, while it does not run again.
+    /// Records, each with its job until that job runs again.
     records: Vec<(Option<usize>, Record)>,
 }
 
 impl Recorder {
-    /// A failure; `nodes` that its job had, `lost` work that is to be done again.
+    /// Records a failure. Its job had `nodes` nodes and has to repeat `lost` microseconds of work.
     pub(super) fn failed(&mut self, job: Option<usize>, of: &Failure, nodes: usize, lost: u64, policy: &Policy) {
         let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
         let record = Record {
@@ -31,7 +31,7 @@ impl Recorder {
         self.records.push((job, record));
     }
 
-    /// A job runs again.
+    /// Completes the records of a job that runs again.
     pub(super) fn runs(&mut self, job: usize, now: u64, nodes: usize) {
         for (of, record) in self.records.iter_mut().rev().filter(|(of, _)| *of == Some(job)) {
             record.restart_s = Some((seconds(now) - record.t_s - record.detect_s).max(0.0));
@@ -57,12 +57,12 @@ fn mean(of: impl Iterator<Item = f64>) -> Option<f64> {
     (count > 0).then(|| sum / f64::from(count))
 }
 
-/// When the job ran again.
+/// Returns when the job ran again, in seconds.
 fn until(of: &Record) -> f64 {
     of.t_s + of.detect_s + of.restart_s.unwrap_or(0.0)
 }
 
-/// From the failure being known until the node was repaired.
+/// Returns the seconds from the detection of the failure until the node was repaired.
 fn until_repaired(of: &Record) -> f64 {
     of.repair_s.map_or(0.0, |repair| (repair - of.detect_s).max(0.0))
 }
@@ -71,22 +71,25 @@ fn waited(of: &Record) -> bool {
     of.restart_s.unwrap_or(0.0) >= until_repaired(of)
 }
 
-/// The failures of a history, and a policy that does what was done: as soon, as slow, losing as much.
+/// Returns the failures of a history, and a policy that repeats how they were handled, with the
+/// means of the recorded times and losses.
 ///
 /// # Errors
-/// A sentence.
+/// Those of [`from_lines`].
 pub fn recorded(text: &str) -> Result<(Failures, Policy), String> {
     let failures = from_lines(text)?;
     let records: Vec<Record> = text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
     let known = records.iter().filter(|r| r.world.0 > 0 && r.restart_s.is_some()).collect::<Vec<_>>();
-    // What happened while the job was stopped already says how long both took together. An idle node's failure says nothing.
+    // Stops that overlap show only how long they took together, and the failure of an idle node
+    // shows nothing. So failures that stand alone are preferred.
     let alone = |r: &&Record| known.iter().all(|o| std::ptr::eq(*o, *r) || until(o) <= r.t_s || until(r) <= o.t_s);
     let some: Vec<&Record> = known.iter().copied().filter(alone).collect();
     let clear = if some.is_empty() { &known } else { &some };
     let nodes = || known.iter().filter(|r| r.kind == Kind::Node.name());
     let shrunk = nodes().filter(|r| r.world.1 < r.world.0).count();
     let on_loss = if 2 * shrunk > nodes().count() { OnLoss::Shrink } else { OnLoss::Wait };
-    // Whoever did not wait for a repair had a spare: as many as nodes were down then.
+    // A job that did not wait for a repair had a spare. There were as many spares as nodes were
+    // down then.
     let served = nodes().filter(|r| on_loss == OnLoss::Wait && !waited(r));
     let span: Option<Span> = text.lines().find_map(|l| serde_json::from_str(l).ok());
     let told = span.as_ref().and_then(|s| s.spares).filter(|_| on_loss == OnLoss::Wait);
@@ -100,9 +103,9 @@ pub fn recorded(text: &str) -> Result<(Failures, Policy), String> {
     let detects =
         |kind: Kind| micros(mean(records.iter().filter(|r| r.kind == kind.name()).map(|r| r.detect_s)).unwrap_or(0.0));
     let restarts = |kind: Kind| micros(mean(of(kind).map(|r| restart(&r))).unwrap_or(any));
-    // On average half of an interval is lost.
+    // On average, half of an interval is lost.
     let lost = mean(clear.iter().map(|r| r.lost_s)).unwrap_or(0.0);
-    // Where nothing was ever lost checkpoints still took their time.
+    // Even if nothing was ever lost, checkpoints took their time.
     let stalls = span.map_or(0.0, |s| s.checkpoint_share.clamp(0.0, 0.99));
     let interval = if lost > 0.0 || stalls > 0.0 { micros(2.0 * lost).max(SECOND) } else { 0 };
     let kinds = [Kind::Node, Kind::Process, Kind::Transient];

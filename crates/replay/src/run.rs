@@ -1,4 +1,4 @@
-//! One cluster, one list of failures, one policy.
+//! Replays one list of failures on one cluster under one policy.
 
 use super::books::{Books, Cause};
 use super::failures::{Failures, Kind};
@@ -13,33 +13,34 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-/// What came of it.
+/// The result of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Where the nodes' time went.
     pub books: Books,
-    /// What all jobs achieved and kept: millionths of a node's peak during a microsecond, times weight (Unicron's accumulated WAF).
+    /// What all jobs achieved and kept, in millionths of a node's peak during a microsecond, times
+    /// the weight (Unicron's accumulated WAF).
     pub value: i128,
-    /// The same on all nodes had nothing failed, and with nothing spent on it.
+    /// The same on all nodes, without failures and without overhead.
     pub ideal: i128,
-    /// By job: what it kept.
+    /// What each job achieved and kept.
     pub jobs: Vec<i128>,
-    /// Failures that stopped a job.
+    /// The number of failures that stopped a job.
     pub stopped: u32,
-    /// Times that a job changed its number of nodes.
+    /// How often a job changed its number of nodes.
     pub changes: u32,
-    /// Failures that took the copies in memory, too.
+    /// The number of failures that also destroyed the copies in memory.
     pub copies_lost: u32,
 }
 
 impl Outcome {
-    /// Productive share of all nodes' time.
+    /// Returns the productive share of all nodes' time.
     #[must_use]
     pub fn goodput(&self) -> f64 {
         self.books.productive as f64 / self.books.sum().max(1) as f64
     }
 
-    /// Achieved share of what would have been without failures.
+    /// Returns the achieved share of the ideal.
     #[must_use]
     pub fn share(&self) -> f64 {
         self.value as f64 / (self.ideal.max(1)) as f64
@@ -50,13 +51,13 @@ impl Outcome {
 enum Next {
     /// A node is back.
     Back(u32),
-    /// The failure number is next in the list.
+    /// The failure at this index of the list.
     Fails(usize),
-    /// A failure of this job is known; valid for this version.
+    /// The failure of a job is detected. Void if the job's version has changed.
     Known(usize, u64, Kind),
-    /// The job runs again.
+    /// The job runs again. Void if the job's version has changed.
     Runs(usize, u64),
-    /// What came back may be planned with.
+    /// A postponed plan is due.
     Plan,
 }
 
@@ -68,15 +69,15 @@ struct Run<'a> {
     now: u64,
     queue: BinaryHeap<Reverse<(u64, Next)>>,
     owner: Vec<Option<usize>>,
-    /// Up, and nobody's.
+    /// Nodes that are up and belong to no job.
     idle: Vec<u32>,
     idle_since: u64,
     up: u32,
     jobs: Vec<State>,
     out: Outcome,
-    /// Where a history is asked for.
+    /// Present if a history was requested.
     recorder: Option<Recorder>,
-    /// Before this no plan is made that nobody needs, and whether there is one to be made then.
+    /// Before `due`, a plan that no job needs is postponed; `later` is set while one is.
     due: u64,
     later: bool,
 }
@@ -84,18 +85,18 @@ struct Run<'a> {
 /// Replays these failures.
 ///
 /// # Errors
-/// A sentence, where the jobs cannot all run when nothing has failed.
+/// If the jobs do not all fit on the cluster without failures.
 ///
 /// # Panics
-/// If the accounts do not add up to nodes times length: never, but then nothing may be believed.
+/// If the accounts do not add up to nodes times length, which is a bug in the simulator.
 pub fn run(of: &Failures, work: &Workload, policy: &Policy) -> Result<Outcome, String> {
     Ok(replay(of, work, policy, None)?.0)
 }
 
-/// The same, and its history as records of incidents (JSON lines).
+/// Does the same, and returns the history as records of incidents (JSON lines).
 ///
 /// # Errors
-/// As [`run`].
+/// Those of [`run`].
 pub fn history(of: &Failures, work: &Workload, policy: &Policy) -> Result<(Outcome, String), String> {
     let (outcome, recorder) = replay(of, work, policy, Some(Recorder::default()))?;
     let lines = recorder.unwrap_or_default().lines(of, policy, &outcome.books);
@@ -186,7 +187,7 @@ impl<'a> Run<'a> {
         run
     }
 
-    /// What a job achieves with the nodes that it has.
+    /// Returns what a job achieves with the nodes that it has.
     fn rate(&self, job: usize) -> i64 {
         let worth = self.work.jobs[job].worth(self.jobs[job].nodes.len());
         i64::try_from(worth * i128::from(self.policy.efficiency) / 1_000_000).unwrap_or(i64::MAX)
@@ -238,7 +239,7 @@ impl<'a> Run<'a> {
         self.idle_since = self.now;
     }
 
-    /// The job is blocked for this; what was under way for it is void.
+    /// Blocks the job for this cause. Returns its new version, which voids its pending events.
     fn block(&mut self, job: usize, cause: Cause) -> u64 {
         self.settle(job);
         let state = &mut self.jobs[job];
@@ -295,11 +296,11 @@ impl<'a> Run<'a> {
         self.out.books.discarded += lost.nodes;
     }
 
-    /// The failure is known: what now.
+    /// Handles the detection of a failure.
     fn known(&mut self, job: usize, kind: Kind) {
         match self.policy.on_loss {
             OnLoss::Plan(_) if self.jobs[job].hit => {
-                // From now on it is planned with the nodes that it has.
+                // From now on, the job is planned with the nodes that it has.
                 self.block(job, Cause::Waiting);
                 self.plan();
             }
@@ -310,7 +311,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Idle nodes take the places of those that the job lacks.
+    /// Replaces the nodes that the job lacks by idle ones.
     fn fill(&mut self, job: usize) {
         self.settle(job);
         self.settle_idle();
@@ -322,7 +323,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// After how long of its own the policy has the job go on with the nodes that it has; `None`: it waits for others.
+    /// Returns how long the job waits before it continues with the nodes that it has, or `None` if
+    /// it waits for others.
     fn trains(&self, job: usize, happens: Happens) -> Option<u64> {
         let (has, most, least) = (self.jobs[job].has(), self.jobs[job].planned, self.work.jobs[job].min);
         if !self.policy.coordinator {
@@ -330,7 +332,7 @@ impl<'a> Run<'a> {
             return (has >= needs).then_some(0);
         }
         let waits = live::trains(Situation { happens, has, most, least })?;
-        // It trains on while it waits for more to join.
+        // The job trains on while it waits for more nodes to join.
         Some(if happens == Happens::Joins { 0 } else { waits })
     }
 
@@ -354,10 +356,10 @@ impl<'a> Run<'a> {
             self.plan_when_due();
             return;
         }
-        // Whoever lacked one first.
+        // The job that has lacked a node for the longest time.
         let lacking = (0..self.jobs.len()).filter_map(|job| Some((self.jobs[job].lacks?, job))).min();
         let Some((_, job)) = lacking else { return };
-        // What failed is not known yet: it will ask for nodes itself.
+        // Its failure is not detected yet. When it is, the job takes idle nodes itself.
         if self.jobs[job].phase == Phase::Blocked(Cause::Detection) {
             return;
         }
@@ -369,7 +371,8 @@ impl<'a> Run<'a> {
         self.restart_or_wait(job, Happens::Joins, takes);
     }
 
-    /// Nobody needs a node that is back at once: unless a job waits for nodes, it may wait until the latest change has paid.
+    /// Plans at once if a job waits for nodes or the latest change has paid off. Otherwise a
+    /// returned node is not urgent, and the plan is postponed until then.
     fn plan_when_due(&mut self) {
         let waits = self.jobs.iter().any(|s| s.phase == Phase::Blocked(Cause::Waiting));
         if self.now >= self.due || waits {
@@ -380,10 +383,11 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// All nodes that are up are planned anew.
+    /// Plans all nodes that are up anew.
     fn plan(&mut self) {
         self.later = false;
-        // A job whose failure is not known yet is planned as if it had its nodes: nobody knows better.
+        // A failure that is not detected yet is unknown to the planner: the job is planned as if it
+        // had its nodes.
         let unknown: u32 =
             self.jobs.iter().filter(|s| s.phase == Phase::Blocked(Cause::Detection)).map(State::missing).sum();
         self.problem.units = self.up + unknown.min(self.of.nodes - self.up);
@@ -402,7 +406,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Takes nodes beyond what is wanted.
+    /// Takes away the nodes beyond `wanted`.
     fn release(&mut self, job: usize, wanted: u32) {
         if wanted >= self.jobs[job].nodes.len() as u32 {
             return;
@@ -422,7 +426,7 @@ impl<'a> Run<'a> {
         }
         self.settle(job);
         self.jobs[job].planned = wanted;
-        // A failure that is not known yet ends its own way.
+        // A failure that is not detected yet takes its own course.
         if self.jobs[job].phase == Phase::Blocked(Cause::Detection) {
             return;
         }

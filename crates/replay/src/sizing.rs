@@ -1,4 +1,5 @@
-//! What it takes to reach a goal: spares, copies, checkpoints, detection; and which of them pays most.
+//! What it takes to reach a goal (spares, copies, checkpoints, detection), and which of these pays
+//! off most.
 
 use super::compare::{Interval, compare};
 use super::failures::{Failures, HOUR, SECOND, seconds};
@@ -10,17 +11,17 @@ use super::work::Workload;
 /// One setting of all knobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Knobs {
-    /// Nodes that wait to take a failed one's place.
+    /// The number of nodes that wait to replace a failed one.
     pub spares: u32,
-    /// Nodes that hold each node's state in memory; 0: none do.
+    /// The number of nodes that hold each node's state in memory; 0 for no copies.
     pub copies: u32,
     /// Work between checkpoints on storage, in microseconds.
     pub interval: u64,
-    /// From a failure to somebody knowing, in microseconds.
+    /// The time from a failure to its detection, in microseconds.
     pub detect: u64,
 }
 
-/// What the knobs may be, the cheapest first.
+/// The possible values of each knob, the cheapest first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range {
     /// See [`Knobs`].
@@ -33,28 +34,27 @@ pub struct Range {
     pub detect: Vec<u64>,
 }
 
-/// A setting, and what it gives.
+/// A setting and its result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tried {
-    /// The setting.
     pub knobs: Knobs,
-    /// Productive share of all nodes' time, spares among them.
+    /// The productive share of all nodes' time, including spares.
     pub goodput: Interval,
 }
 
-/// What was found.
+/// The result of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sized {
-    /// The cheapest setting that reaches the goal; the best one if none does.
+    /// The cheapest setting that reaches the goal, or the best one if none does.
     pub best: Tried,
-    /// It reaches the goal.
+    /// Whether `best` reaches the goal.
     pub reached: bool,
-    /// What is lost when one knob is left at its cheapest setting: its name, and that goodput.
+    /// For each knob, its name and the result with that knob at its cheapest value.
     pub without: Vec<(&'static str, Tried)>,
 }
 
 impl Range {
-    /// For so many nodes.
+    /// Returns the usual values for this number of nodes.
     #[must_use]
     pub fn usual(nodes: u32) -> Range {
         let mut spares: Vec<u32> = (0..=16).map(|part| nodes * part / 128).collect();
@@ -73,7 +73,8 @@ impl Range {
     }
 }
 
-/// One job on all nodes but the spares, which waits for a spare or a repair when a node fails.
+/// Returns a policy for one job on all nodes but the spares, which waits for a spare or a repair
+/// when a node fails.
 fn policy(base: &Policy, knobs: Knobs) -> Policy {
     Policy {
         on_loss: OnLoss::Wait,
@@ -87,10 +88,11 @@ fn policy(base: &Policy, knobs: Knobs) -> Policy {
     }
 }
 
-/// The cheapest setting with which `goal` is reached: fewest spares, then fewest copies, then the fewest checkpoints and the slowest detection.
+/// Finds the cheapest setting that reaches `goal`: the fewest spares, then the fewest copies, then
+/// the fewest checkpoints and the slowest detection.
 ///
 /// # Errors
-/// As [`compare`].
+/// Those of [`compare`].
 pub fn size(all: &[Failures], base: &Policy, range: &Range, goal: f64, threads: usize) -> Result<Sized, String> {
     let nodes = all.first().map_or(0, |f| f.nodes);
     let goodput = |knobs: Knobs| -> Result<Tried, String> {
@@ -101,7 +103,7 @@ pub fn size(all: &[Failures], base: &Policy, range: &Range, goal: f64, threads: 
     let mut best: Option<Tried> = None;
     let mut reached = None;
     let last = |of: &[u64]| of.last().copied().unwrap_or(0);
-    // With the best of the other two: no goal without them.
+    // With the best values of the other two knobs. If these miss the goal, no others reach it.
     let (interval, detect) = (last(&range.interval), last(&range.detect));
     for (spares, copies) in range.spares.iter().flat_map(|s| range.copies.iter().map(move |c| (*s, *c))) {
         let tried = goodput(Knobs { spares, copies, interval, detect })?;
@@ -136,7 +138,8 @@ pub fn size(all: &[Failures], base: &Policy, range: &Range, goal: f64, threads: 
     Ok(Sized { best: found, reached: reached.is_some(), without })
 }
 
-/// Spares so that no more nodes are down in `share` of the time, in `sure` of what may come by the look of this trace (block-bootstrap).
+/// Returns the number of spares such that no more nodes are down for `share` of the time, in the
+/// fraction `sure` of the futures drawn from this trace by block bootstrap.
 #[must_use]
 pub fn spares(of: &Failures, share: f64, sure: f64, length: u64, block: u64, seeds: u64) -> u32 {
     let recipe = Recipe::Bootstrap { of: of.clone(), length, block };
@@ -146,7 +149,7 @@ pub fn spares(of: &Failures, share: f64, sure: f64, length: u64, block: u64, see
     u32::try_from(needed.get(at).copied().unwrap_or(0)).unwrap_or(u32::MAX)
 }
 
-/// For people: `10 min`, `3 h`.
+/// Formats a duration for people, such as `10 min` or `3 h`.
 #[must_use]
 pub fn spoken(micros: u64) -> String {
     match micros {

@@ -1,4 +1,4 @@
-//! One job while it is simulated.
+//! The state of one job during a replay.
 
 use super::books::Cause;
 use super::held::Held;
@@ -14,13 +14,13 @@ pub(super) enum Phase {
 pub(super) struct State {
     /// Its nodes that are up, in the order of their places.
     pub(super) nodes: Vec<u32>,
-    /// Who kept whose copies when it last ran: one group after another,
+    /// Its nodes when it last ran. Consecutive groups of these keep each other's copies.
     pub(super) placed: Vec<u32>,
-    /// and the groups that have lost nodes since.
+    /// The number of nodes that each group has lost since.
     pub(super) groups: BTreeMap<usize, u32>,
-    /// Nodes that it is to have.
+    /// The number of nodes that it should have.
     pub(super) planned: u32,
-    /// When it first lacked some, for who is given a node that returns.
+    /// Since when it has lacked nodes. A node that returns goes to the job that has waited longest.
     pub(super) lacks: Option<u64>,
     pub(super) hit: bool,
     pub(super) phase: Phase,
@@ -31,7 +31,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// It runs on these nodes, and has done nothing yet.
+    /// Returns the state of a job that runs on these nodes and has not worked yet.
     pub(super) fn new(policy: &Policy, nodes: Vec<u32>, planned: u32) -> State {
         let mut state = State {
             nodes,
@@ -50,14 +50,14 @@ impl State {
         state
     }
 
-    /// It runs: whoever it has keeps copies from now on.
+    /// Lets the job run. From now on, its current nodes keep the copies.
     pub(super) fn runs(&mut self, policy: &Policy) {
         (self.phase, self.hit) = (Phase::Runs, false);
         self.groups.clear();
         self.placed = if policy.copies > 0 { self.nodes.clone() } else { Vec::new() };
     }
 
-    /// A node of it is down. False when all copies of some node's state are.
+    /// Removes a node that went down. Returns false if all copies of some node's state are lost.
     pub(super) fn loses(&mut self, policy: &Policy, node: u32) -> bool {
         self.nodes.retain(|n| *n != node);
         self.hit = true;
@@ -68,12 +68,12 @@ impl State {
         *lost < policy.copies
     }
 
-    /// Nodes that it is to have and has not.
+    /// Returns how many of its planned nodes it lacks.
     pub(super) fn missing(&self) -> u32 {
         self.planned.saturating_sub(self.nodes.len() as u32)
     }
 
-    /// How many it has.
+    /// Returns how many nodes it has.
     pub(super) fn has(&self) -> u32 {
         self.nodes.len() as u32
     }

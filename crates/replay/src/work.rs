@@ -1,4 +1,4 @@
-//! Who shares the cluster.
+//! The jobs that share a cluster.
 
 use everstep_planner::{self as planner, Move};
 use std::sync::Arc;
@@ -6,18 +6,17 @@ use std::sync::Arc;
 /// One job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Its name.
     pub id: String,
     /// In thousandths.
     pub weight: u32,
-    /// Fewest nodes that it runs on.
+    /// The fewest nodes that it runs on.
     pub min: u32,
-    /// What it achieves on `k` nodes, in millionths of a node's peak.
+    /// What it achieves on `k` nodes, in millionths of a node's peak, at index `k`.
     pub achieved: Arc<[i64]>,
 }
 
 impl Job {
-    /// As the planner sees it: it has no nodes yet.
+    /// Converts it to the planner's form, without nodes so far.
     #[must_use]
     pub fn to_plan(&self, moves: Move) -> planner::Job {
         planner::Job {
@@ -31,7 +30,8 @@ impl Job {
         }
     }
 
-    /// Weighted, on so many nodes, in millionths of a node's peak: no more for nodes that it cannot use.
+    /// Returns what it achieves on this number of nodes, weighted, in millionths of a node's peak.
+    /// Nodes beyond those that it can use add nothing.
     #[must_use]
     pub fn worth(&self, nodes: usize) -> i128 {
         let most = self.achieved.len().saturating_sub(1);
@@ -42,12 +42,12 @@ impl Job {
 /// Jobs that train for the whole time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// In order.
+    /// The jobs, in order.
     pub jobs: Vec<Job>,
 }
 
 impl Workload {
-    /// One job on all nodes, which achieves as much as it has nodes, and runs on half of them at least.
+    /// Returns one job on all nodes, which scales linearly and needs at least half of them.
     #[must_use]
     pub fn alone(nodes: u32) -> Workload {
         let achieved = (0..=i64::from(nodes)).map(|k| k * 1_000_000).collect();

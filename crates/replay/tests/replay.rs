@@ -1,4 +1,5 @@
-//! The simulator of costs: accounts that add up under any failures, the same bytes for a seed, and what can be known without it.
+//! Tests of the cost simulator: accounts add up under any failures, a seed gives the same bytes,
+//! and results match what is known without it.
 
 use everstep_planner::Mode;
 use everstep_replay::{
@@ -54,7 +55,7 @@ fn random_work(rng: &mut Rng, nodes: u32) -> Workload {
     Workload { jobs: (0..count).map(job).collect() }
 }
 
-/// Accounts are checked within `run`, to the microsecond; here also what must hold beside that.
+/// `run` itself checks the accounts to the microsecond. This test adds the other properties.
 #[test]
 fn accounts_add_up_whatever_fails() {
     let mut stopped = 0u64;

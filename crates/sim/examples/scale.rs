@@ -1,4 +1,5 @@
-//! `scale NODES`: a world of that many nodes gathers over 1 ms and 10 Gbit/s; prints JSON.
+//! `scale NODES`: gathers a world of that many nodes over a network with 1 ms and 10 Gbit/s; prints
+//! JSON.
 
 use everstep_sim::scale::{Model, gather};
 use std::time::Duration;

@@ -1,44 +1,44 @@
-//! What workers say of their end, and machines that go bad.
+//! Error messages of workers, and machines that go bad.
 
 use crate::world::{Happening, World};
 use everstep_core::agent::event::Event as AgentEvent;
 use everstep_core::id::Generation;
 use everstep_core::severity::Table;
 
-/// What a worker says whose peer is gone.
+/// The message of a worker whose peer is gone.
 pub const CASCADE: &str = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:41234";
-/// A driver's note of a corrected error.
+/// A driver's report of a corrected error.
 pub const ECC: &str = "NVRM: Xid (PCI:0000:17:00): 92, pid='<unknown>', name=<unknown>, High single-bit ECC error rate";
 /// A link that is down for a moment.
 pub const LINK: &str = "mlx5_core 0000:3b:00.0 eth2: Link down";
 
-/// What workers say of errors of their own.
+/// Messages of workers that fail on their own.
 const ERRORS: &[&str] = &[
     "ValueError: Expected input batch_size (32) to match target batch_size (31).",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
     "OSError: [Errno 28] No space left on device: 'out/step-40'",
     "RuntimeError: DataLoader worker (pid 4242) is killed by signal: Killed.",
 ];
-/// What a worker says whose GPU is gone.
+/// The message of a worker whose GPU is gone.
 const GPU_ERROR: &str = "RuntimeError: CUDA error: uncorrectable ECC error encountered";
-/// What the kernel says of it.
+/// The kernel's message about it.
 const GPU_LINE: &str = "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=python, GPU has fallen off the bus.";
 
 /// How a broken GPU shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shows {
-    /// The worker ends and says so.
+    /// The worker exits with an error that names the GPU.
     Said,
-    /// The kernel says so; the worker makes no progress.
+    /// The kernel reports it; the worker makes no progress.
     Hang,
-    /// The worker is killed without a word; the kernel says so a moment later.
+    /// The worker is killed without a message; the kernel reports the GPU a moment later.
     SilentThenSign,
-    /// Nothing says so: what the worker ends with is what others end with, too.
+    /// Nothing reports it: the worker exits with the message of a lost peer.
     Never,
 }
 
 impl World {
-    /// A worker ends with an error of its own within `within` milliseconds; each one's differs, so that none is met twice.
+    /// Makes a worker exit with a random error of its own within `within` milliseconds.
     pub(crate) fn worker_errs_soon(&mut self, host: usize, within: u64) {
         let text = self.rng.pick(ERRORS).copied().unwrap_or(CASCADE);
         let local_rank = u32::from(self.rng.percent(50));
@@ -46,7 +46,8 @@ impl World {
         self.at(delay, Happening::WorkerErrs { host, local_rank, text });
     }
 
-    /// A GPU fails, if the job can do without its machine. Half of them are mended after a while.
+    /// Breaks a GPU if the job can do without its machine. Half of the broken GPUs are repaired
+    /// after a while.
     pub(crate) fn gpu_fails(&mut self) -> Option<()> {
         let well = self.hosts.iter().filter(|h| h.agent.is_some() && h.session.is_some() && h.gpu.is_none()).count();
         if well <= self.spec.nodes_min as usize + 1 {
@@ -68,7 +69,7 @@ impl World {
         Some(())
     }
 
-    /// The broken GPU shows in the workers of `generation`.
+    /// Makes the broken GPU show in the workers of `generation`.
     pub(crate) fn ails(&mut self, host: usize, generation: Generation) {
         let Some(shows) = self.hosts[host].gpu else { return };
         let Some(crew) = self.hosts[host].crews.last_mut().filter(|c| c.generation == generation) else { return };
@@ -81,7 +82,7 @@ impl World {
                     self.oracle.blames.cause(generation, &node);
                     self.signs(host, GPU_LINE, 1);
                 } else {
-                    // Nothing to be stuck in yet: it fails when it is first used.
+                    // The workers are not in a collective yet: the GPU fails when it is first used.
                     self.worker_errs(host, 0, GPU_ERROR);
                 }
             }
@@ -94,7 +95,7 @@ impl World {
         }
     }
 
-    /// The machine is mended: its agent is started anew.
+    /// Repairs the machine and restarts its agent.
     pub(crate) fn mended(&mut self, host: usize) {
         if self.hosts[host].gpu.take().is_some() && self.hosts[host].agent.is_some() {
             self.crash_agent(host);
@@ -103,7 +104,7 @@ impl World {
         }
     }
 
-    /// The kernel of a machine says something, `times` times within some seconds.
+    /// Emits a kernel message `times` times, up to 0.4 s apart.
     pub(crate) fn signs(&mut self, host: usize, line: &'static str, times: u32) {
         if self.hosts[host].agent.is_none() || self.hosts[host].frozen {
             return;

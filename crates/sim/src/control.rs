@@ -9,12 +9,12 @@ use everstep_core::id::{Epoch, JobId, PersistId, Session};
 use everstep_core::message::Order;
 use std::collections::BTreeMap;
 
-/// A store with compare-and-swap per key; versions rise by one.
+/// A store with compare-and-swap per key. Versions rise by one.
 #[derive(Debug, Default)]
 pub struct Store {
-    /// Key → value and version.
+    /// The value and version by key.
     pub entries: BTreeMap<String, (Vec<u8>, Version)>,
-    /// Answers nothing until then.
+    /// The store fails every write until this time.
     pub unavailable_until: u64,
 }
 
@@ -22,7 +22,7 @@ impl Store {
     /// Writes if the precondition holds.
     ///
     /// # Errors
-    /// [`StoreFailure`] as the real stores report it.
+    /// [`StoreFailure`], like the real stores.
     pub fn put(&mut self, now: u64, key: &str, value: Vec<u8>, when: Precondition) -> Result<Version, StoreFailure> {
         if now < self.unavailable_until {
             return Err(StoreFailure::Unavailable);
@@ -40,7 +40,7 @@ impl Store {
         Ok(next)
     }
 
-    /// All job records.
+    /// Returns all job records with their versions.
     #[must_use]
     pub fn records(&self) -> Vec<(JobRecord, Version)> {
         let jobs = self.entries.iter().filter(|(k, _)| k.starts_with("job/"));
@@ -53,9 +53,8 @@ impl Store {
 pub struct Process {
     /// The real state machine.
     pub core: Coordinator,
-    /// Its life.
     pub epoch: Epoch,
-    /// Running.
+    /// The process runs.
     pub alive: bool,
     /// Its clock minus the simulation's, in milliseconds.
     pub clock_offset: i64,
@@ -63,26 +62,26 @@ pub struct Process {
     pub waiting: BTreeMap<PersistId, Vec<(Session, Order)>>,
     /// Dies at its next write: before it reaches the store (true) or after (false).
     pub crash_at_persist: Option<bool>,
-    /// When it wakes up by itself.
+    /// When its timer wakes it.
     pub wake_at: Option<u64>,
 }
 
 /// What a coordinator process wants done, in order.
 pub enum Effect {
-    /// Say something now.
+    /// Send an order now.
     Send(Session, Order),
     /// Start a write.
     Write(PersistId, String, Vec<u8>, Precondition),
-    /// Something worth remembering.
+    /// Record a fact.
     Record(Fact),
-    /// Have something done about machines.
+    /// Pass on a request about machines.
     Provision(JobId, Request),
-    /// End.
+    /// End the process.
     StepDown,
 }
 
 impl Process {
-    /// Drains the core; promises that wait for a write are kept back.
+    /// Drains the core and returns the effects. Promises that wait for a write are kept back.
     pub fn drain(&mut self) -> Vec<Effect> {
         let mut effects = Vec::new();
         while let Some(command) = self.core.poll() {

@@ -1,4 +1,4 @@
-//! What happens to coordinators, their store, and the sessions to them.
+//! Events of coordinators, their store, and the sessions to them.
 
 use crate::control::{Effect, Process};
 use crate::world::{Happening, World};
@@ -123,7 +123,7 @@ impl World {
     }
 
     pub(crate) fn apply(&mut self, index: usize, id: PersistId, key: &str, value: Vec<u8>, when: Precondition) {
-        // A write on its way reaches the store even if its writer has died meanwhile.
+        // A write in flight reaches the store even if its writer has died in the meantime.
         let record: Option<JobRecord> = serde_json::from_slice(&value).ok();
         let result = self.store.put(self.now, key, value, when);
         if let (Ok(_), Some(record)) = (&result, record) {
@@ -165,7 +165,7 @@ impl World {
         self.agent(host, AgentEvent::Connected);
     }
 
-    /// Sends one message in one direction, with whatever the link does to it.
+    /// Sends one message in one direction, subject to the faults of the link.
     pub(crate) fn transmit(&mut self, session: Session, to_coordinator: bool, make: impl FnOnce(bool) -> Happening) {
         let Some(c) = self.network.connections.get(&session).cloned() else { return };
         let silence = self.silence();
@@ -195,7 +195,7 @@ impl World {
         let Some(c) = self.network.connections.get(&session).filter(|c| c.coordinator_end) else { return };
         let link = &mut self.links[c.host];
         if link.duplicate_order {
-            // Up to the next start, which is the one that may not be done twice.
+            // Until the next start, the order that must not be carried out twice.
             link.duplicate_order = !matches!(order, Order::Start { .. });
             let again = order.clone();
             self.transmit(session, false, |_| Happening::ToAgent { session, epoch, order: again });
@@ -236,7 +236,7 @@ impl World {
         }
         let (host, life, other_open) = (c.host, c.life, c.coordinator_end);
         if other_open {
-            // The coordinator hears of it when the path lets it, at the latest by silence.
+            // The coordinator notices as soon as the path allows, at the latest by silence.
             let delay = if self.links[host].open(self.now) { self.rng.range(1, 1500) } else { self.silence() };
             self.at(delay, Happening::CoordinatorSeesEnd { session });
         }

@@ -9,7 +9,7 @@ macro_rules! faults {
         pub enum Fault { $($(#[$doc])* $name),* }
 
         impl Fault {
-            /// Every kind.
+            /// All kinds.
             pub const ALL: &'static [Fault] = &[$(Fault::$name),*];
         }
     };
@@ -20,49 +20,49 @@ faults! {
     WorkerCrash,
     /// A worker dies again right after each of its next starts.
     CrashLoop,
-    /// A worker ends with an error of its own, and says of what.
+    /// A worker exits with an error of its own and reports it.
     WorkerErrs,
     /// The same on two machines at once.
     TwoWorkersErr,
     /// A worker dies again while the job recovers.
     RecoveryFails,
-    /// A GPU of a machine fails for good: whatever is started there fails.
+    /// A GPU fails for good, or until it is repaired: all workers started on that machine fail.
     GpuFails,
-    /// The driver of a machine's GPUs notes memory errors without end; nothing fails of them.
+    /// The driver of a machine's GPUs keeps reporting memory errors, but nothing fails.
     EccStorm,
-    /// A link of a machine goes down and comes up again and again; nothing fails of it.
+    /// A machine's link goes down and up again repeatedly, but nothing fails.
     LinkFlaps,
     /// A worker stops making progress.
     WorkerHang,
     /// The agent process is killed and started again.
     AgentCrash,
-    /// The machine is lost with all its memory and comes back later.
+    /// A machine is lost with all its memory and comes back later.
     NodeCrash,
-    /// Two machines are lost with all their memory at once, and come back later.
+    /// Two machines are lost with all their memory at once and come back later.
     TwoNodesCrash,
-    /// A machine forgets the copies it keeps.
+    /// A machine loses the copies it keeps for others.
     ReplicasLost,
-    /// A machine's newest copies are gone, older ones stay.
+    /// A machine loses the newest copies it keeps for others; older ones stay.
     ReplicasStale,
-    /// The next copies arrive only in part.
+    /// The next copies arrive incomplete.
     ReplicasPartial,
-    /// What a slot holds, a rank's own or a copy, changes by itself.
+    /// The contents of a slot, a rank's own or a copy, become corrupt.
     SlotRots,
-    /// The machine never comes back; another one takes its id.
+    /// A machine never comes back; another one takes its id.
     NodeReplaced,
-    /// The machine never comes back and nobody takes its place.
+    /// A machine never comes back and is not replaced.
     NodeGone,
-    /// Everything a machine says and does takes much longer.
+    /// A machine and its link become much slower.
     SlowNode,
-    /// A message is lost, and with it, after the silence time, its connection.
+    /// A message is lost, and so is its connection when the silence timeout expires.
     Drop,
-    /// Messages take long.
+    /// Messages are delayed.
     Delay,
     /// A message arrives twice.
     Duplicate,
     /// A message is overtaken by later ones.
     Reorder,
-    /// A connection is reset while both ends live on.
+    /// A connection is reset while both ends stay alive.
     Reset,
     /// Nothing from the node reaches the coordinator.
     PartitionToCoordinator,
@@ -76,19 +76,19 @@ faults! {
     DuplicateNodeId,
     /// The coordinator dies just before a write reaches the store.
     CoordinatorCrashBeforePersist,
-    /// The coordinator dies just after a write reached the store.
+    /// The coordinator dies just after a write has reached the store.
     CoordinatorCrashAfterPersist,
     /// The coordinator is killed at any time.
     CoordinatorCrash,
     /// A second coordinator starts beside the first.
     TwoCoordinators,
-    /// Someone else writes the job's key.
+    /// Another writer updates the job's key.
     StoreConflict,
-    /// The store does not answer for a while.
+    /// The store does not respond for a while.
     StoreUnavailable,
     /// The coordinator's clock jumps.
     ClockJump,
 }
 
-/// How often each kind was injected.
+/// How often each kind of fault was injected.
 pub type FaultCounts = BTreeMap<Fault, u64>;

@@ -1,4 +1,4 @@
-//! Machines: an agent (the real state machine), worker processes, and what memory holds.
+//! Machines: an agent (the real state machine), worker processes, and the contents of memory.
 
 use everstep_core::agent::Agent;
 use everstep_core::id::{Generation, NodeId, Rank, Session, Step};
@@ -8,42 +8,41 @@ use std::collections::BTreeMap;
 /// The worker processes of one generation on one host.
 #[derive(Clone, Debug)]
 pub struct Crew {
-    /// Their generation.
     pub generation: Generation,
     /// This host's part of the world.
     pub slot: Slot,
-    /// Number of workers.
+    /// The number of workers.
     pub workers: u32,
-    /// Local rank → alive.
+    /// Whether the worker with this local rank is alive.
     pub living: BTreeMap<u32, bool>,
     /// Local ranks that make no progress.
     pub hung: Vec<u32>,
-    /// Their GPU does not answer: no rank of the world gets on.
+    /// Their GPU does not respond, so no rank of the world makes progress.
     pub stuck: bool,
     /// When they are ready to offer checkpoints.
     pub ready_at: u64,
-    /// Their offers were made.
+    /// They have made their offers.
     pub offered: bool,
-    /// They were told what to restore; training since.
+    /// They have been ordered what to restore, and have trained since.
     pub training: bool,
-    /// Steps completed.
+    /// The number of completed steps.
     pub step: u64,
-    /// Step it was told to restore.
+    /// The step that they were ordered to restore.
     pub restored: u64,
-    /// Counts observations.
+    /// The counter of heartbeats that the agent observes.
     pub beats: u64,
-    /// Waits at this step for the next world.
+    /// The step at which they wait for the next world.
     pub hold_at: Option<u64>,
 }
 
 impl Crew {
-    /// Some process is left.
+    /// Returns true if any process is alive.
     #[must_use]
     pub fn alive(&self) -> bool {
         self.living.values().any(|a| *a)
     }
 
-    /// All processes run.
+    /// Returns true if all processes run and make progress.
     #[must_use]
     pub fn able_to_train(&self) -> bool {
         self.living.values().all(|a| *a) && self.hung.is_empty() && !self.stuck && !self.living.is_empty()
@@ -53,43 +52,43 @@ impl Crew {
 /// A slot in memory.
 #[derive(Clone, Debug)]
 pub struct Held {
-    /// What it holds.
+    /// The shard in the slot.
     pub of: Holding,
     /// It may not be overwritten.
     pub pinned: bool,
-    /// Its bytes are not what they were.
+    /// Its bytes have changed.
     pub rotten: bool,
 }
 
 /// A parity shard in memory.
 #[derive(Clone, Debug)]
 pub struct HeldParity {
-    /// What it is.
+    /// Its identity.
     pub of: Parity,
-    /// Its bytes are not what they were.
+    /// Its bytes have changed.
     pub rotten: bool,
 }
 
 /// One machine.
 #[derive(Debug)]
 pub struct Host {
-    /// The id its agent uses.
+    /// The id that its agent uses.
     pub node: NodeId,
     /// Powered on.
     pub up: bool,
-    /// Frozen: alive, but nothing runs.
+    /// Alive, but nothing runs.
     pub frozen: bool,
     /// The agent process.
     pub agent: Option<Agent>,
-    /// Rises with every start of the agent.
+    /// The number of the agent's life; it rises when the agent starts and when it is killed.
     pub life: u64,
-    /// Workers: normally none or one generation.
+    /// The workers, normally of at most one generation.
     pub crews: Vec<Crew>,
-    /// The agent died and its guard is ending the workers.
+    /// The agent has died and its guard is ending the workers.
     pub guard_ending: bool,
     /// The agent's end of its connection.
     pub session: Option<Session>,
-    /// Next port for a process-group store.
+    /// The next port for a process-group store.
     pub next_port: u16,
     /// Sealed steps by local rank.
     pub memory: BTreeMap<u32, Vec<Held>>,
@@ -97,30 +96,30 @@ pub struct Host {
     pub replicas: Vec<Held>,
     /// Parity of other nodes' steps.
     pub parity: Vec<HeldParity>,
-    /// Round of replication at hand, and the step that was taken for it.
+    /// The current replication round, and the step that was taken for it.
     pub taken: (Generation, u64, Option<Step>),
     /// Copies of older generations are refused.
     pub floor: Generation,
-    /// So many of the next copies arrive in part.
+    /// How many of the next transfers arrive incomplete.
     pub cut_next: u32,
-    /// It is lost when the last of them has.
+    /// The machine is lost after the last of those transfers.
     pub doomed: bool,
-    /// Starts that will crash at once.
+    /// How many of the next starts crash at once.
     pub crash_loop: u32,
-    /// A GPU has failed: this is how it shows.
+    /// How a broken GPU shows, if one has failed.
     pub gpu: Option<crate::ailing::Shows>,
-    /// Everything takes longer until then.
+    /// Everything takes longer until this time.
     pub slow_until: u64,
-    /// Exit of the agent, when it ended by itself.
+    /// The exit code and reason of an agent that has ended.
     pub exited: Option<(i32, String)>,
-    /// Whether a scheduler starts the agent again when it ends.
+    /// A scheduler starts the agent again when it ends.
     pub restart: bool,
-    /// When it wakes up by itself.
+    /// When the agent's timer wakes it.
     pub wake_at: Option<u64>,
 }
 
 impl Host {
-    /// A machine that is up and runs nothing.
+    /// Returns a machine that is up and runs nothing.
     #[must_use]
     pub fn new(node: NodeId) -> Self {
         Host {
@@ -149,25 +148,25 @@ impl Host {
         }
     }
 
-    /// Somebody will end the workers.
+    /// Returns true if an agent or a guard can end the workers.
     #[must_use]
     pub fn agent_or_guard_alive(&self) -> bool {
         self.up && (self.agent.is_some() || self.guard_ending)
     }
 
-    /// What is being sent arrives in part.
+    /// Counts down `cut_next`, and returns true if the data being sent arrives incomplete.
     pub fn cuts(&mut self) -> bool {
         let cut = self.cut_next > 0;
         self.cut_next = self.cut_next.saturating_sub(1);
         cut
     }
 
-    /// Everything that memory holds.
+    /// Returns all shards in memory.
     pub fn all(&self) -> impl Iterator<Item = &Held> {
         self.memory.values().flatten().chain(&self.replicas)
     }
 
-    /// What a rank could restore from its own slots or from durable storage.
+    /// Returns what a rank could restore from its own slots or from durable storage.
     #[must_use]
     pub fn offers(&self, local: u32, rank: (Rank, u32), shared: bool, durable: Option<u64>) -> Vec<Offer> {
         let fits = |m: &&Held| shared || (m.of.rank, m.of.world_size) == rank;
@@ -179,7 +178,7 @@ impl Host {
         offers
     }
 
-    /// A step is sealed in memory: the two newest and what is pinned stay.
+    /// Adds a sealed step; the two newest and all pinned ones stay.
     pub fn seal(&mut self, local: u32, of: Holding) {
         let held = self.memory.entry(local).or_default();
         held.retain(|m| m.of.step != of.step);
@@ -192,8 +191,8 @@ impl Host {
         });
     }
 
-    /// A shard is restored from elsewhere: into a free slot or the oldest, but not one of the same step, which is another
-    /// rank's by now.
+    /// Stores a shard that was restored from another machine, in a free slot or in place of the
+    /// oldest, but never in place of one of the same step, which by now belongs to another rank.
     pub fn fetched(&mut self, local: u32, of: Holding) {
         let held = self.memory.entry(local).or_default();
         held.retain(|m| m.of != of);
@@ -207,7 +206,8 @@ impl Host {
         held.push(Held { of, pinned: false, rotten: false });
     }
 
-    /// A copy arrives: one other of the rank stays, the step to go back to rather than the newest.
+    /// Stores a copy. One other copy of the rank's shard stays: that of the `base` step if present,
+    /// otherwise the newest.
     pub fn keep(&mut self, of: Holding, base: Option<Step>) {
         let same = |m: &Held| (m.of.rank, m.of.world_size) == (of.rank, of.world_size);
         self.replicas.retain(|m| m.of != of);
@@ -217,7 +217,7 @@ impl Host {
         self.replicas.push(Held { of, pinned: false, rotten: false });
     }
 
-    /// The same for parity.
+    /// Does the same for parity.
     pub fn keep_parity(&mut self, of: Parity, base: Option<Step>) {
         let name = |p: &Parity| (p.stripe, p.number, p.world_size);
         self.parity.retain(|p| p.of != of);
@@ -228,7 +228,7 @@ impl Host {
     }
 }
 
-/// Which of several versions is not overwritten.
+/// Returns the version to keep: that of the `base` step if present, otherwise the newest.
 fn stays(versions: impl Iterator<Item = (Generation, Step)> + Clone, base: Option<Step>) -> Option<(Generation, Step)> {
     versions.clone().filter(|v| Some(v.1) == base).max().or_else(|| versions.max())
 }

@@ -1,11 +1,10 @@
-//! everstep-sim runs the real coordinator and the real agents against a simulated network, store,
-//! cluster and workload. One seed decides everything; the oracle checks the named invariants after
-//! every event.
+//! Runs the real coordinator and the real agents against a simulated network, store, cluster and
+//! workload. One seed decides everything. The oracle checks the named invariants after every event.
 //!
 //! ```text
-//!  seed ─> world ─┬─ control   coordinators and the store      ─┐
-//!                 ├─ host      agents, workers, memory tiers    ├─> oracle (INV-01 … INV-11), trace
-//!                 ├─ network   sessions, delays, partitions    ─┘
+//!  seed ─> world ─┬─ control   coordinators and the store     ─┐
+//!                 ├─ host      agents, workers, memory tiers   ├─> oracle (INV-01 … INV-15), trace
+//!                 ├─ network   sessions, delays, partitions   ─┘
 //!                 └─ fault     what goes wrong
 //! ```
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! What happens on machines: agents, workers, and a second of training after the other.
+//! Events on machines: agents, workers, and training, one second at a time.
 
 use crate::host::Crew;
 use crate::oracle::Violation;
@@ -22,7 +22,7 @@ impl World {
             return;
         }
         if h.guard_ending || h.crews.iter().any(Crew::alive) {
-            // The node lock is still held by the guard of the previous life.
+            // The guard of the previous life still has the node lock.
             return self.at(200, Happening::StartAgent { host });
         }
         h.life += 1;
@@ -174,7 +174,7 @@ impl World {
         }
     }
 
-    /// The agent's end of a session closes because its process ended.
+    /// Closes the agent's end of a session because its process has ended.
     pub(crate) fn close_agent_end(&mut self, session: Session) {
         let Some(c) = self.network.connections.get_mut(&session) else { return };
         c.agent_end = false;
@@ -301,7 +301,7 @@ impl World {
             let arrives = holds.is_some_and(|at| at > crew.step);
             crew.step = holds.unwrap_or(crew.step + 5).max(crew.step);
             let step = crew.step;
-            // Not each second's: simulating a message costs more than sending it.
+            // Not every second, because simulating a message costs more than sending it.
             if arrives || (step / 5).is_multiple_of(3) {
                 self.seal(host, generation, step);
             }
@@ -320,7 +320,7 @@ impl World {
                 }
             }
         } else if broken.contains(&generation) && self.rng.percent(30) {
-            // A peer is gone: the collective fails here, too.
+            // A peer is gone, so the collective fails here too.
             let local = u32::from(self.rng.percent(50));
             return self.worker_errs(host, local, crate::ailing::CASCADE);
         }

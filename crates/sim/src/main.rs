@@ -1,4 +1,5 @@
-//! `make sim SEED=…`: replays one seed exactly and prints its trace. `tight` after it: with a budget of few restarts.
+//! `make sim SEED=…`: replays one seed exactly and prints its trace. The argument `tight` gives the
+//! job a small restart budget.
 
 use everstep_sim::{Options, run};
 

@@ -1,4 +1,4 @@
-//! What the machines' memory holds: their own steps, copies of others', and how copies get there and back.
+//! The machines' memory: their own steps, copies of others', and how copies get there and back.
 
 use crate::host::Held;
 use crate::oracle::Kept;
@@ -9,7 +9,7 @@ use everstep_core::invariant::InvariantId;
 use everstep_core::message::{Copies, Holding, Parity, Rebuild, Redundancy, Replication, Source, Stripe, Tier};
 use std::collections::BTreeSet;
 
-/// A step that all nodes have been told is held by all.
+/// A step that every node is known to hold.
 #[derive(Clone, Copy, Debug)]
 pub struct Committed {
     pub generation: Generation,
@@ -23,11 +23,11 @@ pub struct Sending {
     pub plan: Replication,
     pub base: Option<Step>,
     pub round: u64,
-    /// How long a machine that has not begun the round is waited for, in milliseconds.
+    /// How long to wait for a machine that has not begun the round, in milliseconds.
     pub patience: u64,
 }
 
-/// What became of a stripe.
+/// The result of computing a stripe.
 enum Computed {
     Done,
     /// A member has not begun the round.
@@ -36,12 +36,13 @@ enum Computed {
 }
 
 impl World {
-    /// Sharded and replicated state take turns: every rank its own, or all the same.
+    /// Whether all ranks hold the same state (even seeds) or each its own shard (odd seeds).
     pub(crate) fn shared(&self) -> bool {
         self.options.seed.is_multiple_of(2)
     }
 
-    /// Full copies and codes take turns.
+    /// The redundancy that the workers ask for: full copies or an erasure code, depending on the
+    /// seed.
     fn wish(&self) -> Redundancy {
         let (replicas, data) = match self.options.seed % 8 {
             1 | 5 => (1, 2),
@@ -51,8 +52,9 @@ impl World {
         Redundancy { replicas, data, shared: self.shared() }
     }
 
-    /// One worker of a host has sealed a step and another one has not, when one of the two is killed. The capture before may be many steps
-    /// older: not every step is captured, and one is left out where there is no slot.
+    /// Kills one of a host's two workers when only one of them has sealed a step. The previous
+    /// capture may be many steps older: not every step is captured, and a capture is skipped when
+    /// no slot is free.
     pub(crate) fn dies_between_seals(&mut self) {
         let shared = self.shared();
         let trains = |h: &crate::host::Host| {
@@ -70,11 +72,13 @@ impl World {
         self.worker_dies(host, dies);
     }
 
-    /// INV-15: a rank goes on from another's capture although all ranks, none of which was exchanged, have their own of one step.
+    /// Checks INV-15 when a rank restores another's capture: it is violated if no node was
+    /// exchanged and all ranks have their own capture of a common step.
     pub(crate) fn check_own(&mut self, generation: Generation, step: Step) {
         let Some(told) = self.oracle.worlds.get(&generation) else { return };
         let size = told.size;
-        // Where a node left or came, its captures went or are of another past: then the newest step counts.
+        // If a node left or joined, captures are gone or belong to another past; then the newest
+        // step counts.
         let stayed = self.processes.iter().filter_map(|p| p.core.jobs().get(&self.spec.job));
         if !stayed.filter(|job| job.record.generation == generation).all(|job| job.stayed) {
             return;
@@ -126,7 +130,8 @@ impl World {
         }
     }
 
-    /// The agent sends the first step from `from` on that all its workers have sealed, or computes parity. It takes a while.
+    /// Sends the first step from `from` on that all workers of the host have sealed, or computes
+    /// parity from it. Either takes a while.
     pub(crate) fn replicate(&mut self, host: usize, generation: Generation, from: Step, sending: Sending) {
         let h = &mut self.hosts[host];
         let workers = h.crews.last().map_or(0, |c| c.workers);
@@ -138,7 +143,7 @@ impl World {
         let step = common.first().copied();
         h.taken = (generation, sending.round, step);
         for held in h.memory.values_mut().flatten().filter(|m| m.of.generation == generation) {
-            // What an earlier round has pinned is let go.
+            // Pins of earlier rounds are released, except for the base step.
             held.pinned = Some(held.of.step) == step || (held.pinned && Some(held.of.step) == sending.base);
         }
         let (life, slow) = (h.life, if self.now < h.slow_until { 8 } else { 1 });
@@ -147,7 +152,7 @@ impl World {
         self.at(delay, Happening::Sent { host, life, generation, step, sending });
     }
 
-    /// Copies have arrived, or not.
+    /// The copies of one round have arrived, or failed to.
     pub(crate) fn sent(
         &mut self,
         host: usize,
@@ -192,7 +197,7 @@ impl World {
             }
         }
         let step = step.filter(|_| arrived);
-        // All ranks hold the same at one step of one history.
+        // All ranks hold the same state at one step of one history.
         let digest = |s: &Held| (s.of.rank.0, generation.0 << 32 | s.of.step.0);
         let first = shards.iter().map(|s| s.of.rank.0).min().unwrap_or(0);
         let digests = shards.iter().map(digest).map(|(rank, digest)| (rank - first, digest)).collect();
@@ -203,13 +208,14 @@ impl World {
         }
     }
 
-    /// A machine that answers on this address.
+    /// Returns the running machine that serves this address.
     fn serves(&self, address: &str) -> Option<&crate::host::Host> {
         let found = self.hosts.iter().enumerate().find(|(i, _)| address == format!("host{i}:{}", 1000 + i));
         found.map(|(_, h)| h).filter(|h| h.up && !h.frozen && h.agent.is_some())
     }
 
-    /// Reads every member's shard, as that member has taken it for this round; brings each keeper its parity.
+    /// Reads every member's shard, as that member took it for this round, and gives each keeper its
+    /// parity.
     fn compute(&mut self, host: usize, at: (Generation, Step), stripe: &Stripe, sending: &Sending) -> Computed {
         let (generation, step) = at;
         let world_size = self.oracle.worlds.get(&generation).map_or(0, |w| w.size);
@@ -254,7 +260,7 @@ impl World {
         Computed::Done
     }
 
-    /// All nodes hold a step: what is older may go.
+    /// All nodes hold a step, so older ones may be released.
     pub(crate) fn committed(
         &mut self,
         host: usize,
@@ -285,7 +291,7 @@ impl World {
         }
     }
 
-    /// Enough is left of each stripe to compute a shard.
+    /// Returns true if enough of each stripe is left to compute a shard.
     fn computable(&self, rebuild: &Rebuild) -> bool {
         let at = (rebuild.of.generation, rebuild.of.step);
         rebuild.stripes.iter().all(|stripe| {
@@ -308,7 +314,7 @@ impl World {
         })
     }
 
-    /// One rank reads what it was told to. False when that cannot be done.
+    /// Reads what one rank was ordered to restore. Returns false if that is impossible.
     pub(crate) fn read(&mut self, host: usize, local: u32, step: Step, source: &Source) -> bool {
         let good_copy = |world: &World, copies: &Copies| {
             copies
@@ -327,7 +333,7 @@ impl World {
             (Tier::Memory, copy) => {
                 let mut own = self.hosts[host].memory.get_mut(&local).into_iter().flatten();
                 let Some(held) = own.find(|m| m.of.step == step) else { return false };
-                // What has rotted is healed from a copy of the same.
+                // A rotten slot is healed from a copy of the same shard.
                 held.rotten &= copy.is_none_or(|of| of != held.of);
                 !held.rotten
             }
@@ -335,19 +341,22 @@ impl World {
         }
     }
 
-    /// INV-11: a world that restores less than what was held by all has lost every copy of some rank's shard.
+    /// Checks INV-11: a world may restore less than the committed step only if every copy of some
+    /// rank's shard is lost.
     pub(crate) fn check_committed(&mut self, index: usize, restored: Step) {
         let Some(c) = self.oracle.committed.filter(|c| restored < c.step) else { return };
         self.oracle.committed = None;
         let Some(job) = self.processes[index].core.jobs().get(&self.spec.job) else { return };
         let world = &job.record.world;
-        // Where all ranks hold the same any copy will do; but where none was exchanged, each goes on from its own capture (INV-15).
+        // If all ranks hold the same state, any copy will do. But if no node was exchanged, each
+        // rank continues from its own capture (INV-15).
         let shared = self.shared() && !job.stayed;
         let member = |index: usize| {
             let h = &self.hosts[index];
             h.agent.is_some() && h.session.is_some() && !h.frozen && world.slot(&h.node).is_some()
         };
-        // What was there then, on machines that take part, less what faults have taken: it must be there still.
+        // What existed at the commit on the machines that take part, minus what faults have
+        // removed, must still exist.
         let kept: Vec<&Kept> = self.oracle.kept.iter().filter(|(h, _)| member(*h)).map(|(_, kept)| kept).collect();
         let there = |rank: u32| kept.iter().filter_map(|k| k.shard()).any(|of| shared || of.rank.0 == rank);
         let held = |rank: u32| there(rank) || can_be_computed(Rank(rank), &kept, there);
@@ -360,7 +369,7 @@ impl World {
     }
 }
 
-/// Of each stripe that a rank brings a part to, enough is there.
+/// Returns true if enough remains of each stripe that contains a part of the rank's shard.
 fn can_be_computed(rank: Rank, kept: &[&Kept], there: impl Fn(u32) -> bool) -> bool {
     let of_rank: Vec<&Parity> =
         kept.iter().filter_map(|k| k.parity()).filter(|p| p.members.contains(&Some(rank))).collect();

@@ -1,31 +1,31 @@
-//! Sessions between agents and coordinators. A session is a byte stream: what it delivers is what
-//! was sent, late perhaps, or the session breaks. The simulation is harsher than TCP: it also
-//! delivers twice and out of order.
+//! Sessions between agents and coordinators. A session is a byte stream: it delivers what was sent,
+//! possibly late, or it breaks. The simulation is harsher than TCP: it also delivers messages twice
+//! and out of order.
 
 use everstep_core::id::Session;
 use std::collections::BTreeMap;
 
-/// State of the path between one host and the coordinator's machine.
+/// The path between one host and the coordinator's machine. Times are simulated milliseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Link {
-    /// Nothing from the host arrives until then.
+    /// No message from the host arrives before this time.
     pub to_blocked_until: u64,
-    /// Nothing from the coordinator arrives until then.
+    /// No message from the coordinator arrives before this time.
     pub from_blocked_until: u64,
-    /// Extra delay per message, in milliseconds, until the second value.
+    /// The extra delay per message, in milliseconds, and the time at which it ends.
     pub slow: (u64, u64),
     /// The next message is lost.
     pub drop_next: bool,
     /// The next message to the coordinator arrives twice.
     pub duplicate_next: bool,
-    /// What the coordinator sends arrives twice, up to the next start.
+    /// Messages from the coordinator arrive twice, up to and including the next start.
     pub duplicate_order: bool,
-    /// The next message is overtaken.
+    /// The next message is overtaken by later ones.
     pub reorder_next: bool,
 }
 
 impl Link {
-    /// True when a connection can be opened.
+    /// Returns true if a connection can be opened.
     #[must_use]
     pub fn open(&self, now: u64) -> bool {
         now >= self.to_blocked_until && now >= self.from_blocked_until
@@ -35,30 +35,30 @@ impl Link {
 /// One connection.
 #[derive(Clone, Debug)]
 pub struct Connection {
-    /// Host at one end.
+    /// The host at the agent's end.
     pub host: usize,
-    /// Life of the host's agent that opened it.
+    /// The life of the host's agent that opened the connection.
     pub life: u64,
-    /// Coordinator process at the other end.
+    /// The index of the coordinator process at the other end.
     pub coordinator: usize,
     /// The agent's end is open.
     pub agent_end: bool,
     /// The coordinator's end is open.
     pub coordinator_end: bool,
-    /// Earliest arrival of the next message in each direction (streams keep their order).
+    /// The earliest arrival of the next message in each direction, since streams keep their order.
     pub next_arrival: [u64; 2],
 }
 
 /// All connections ever opened.
 #[derive(Debug, Default)]
 pub struct Network {
-    /// By session number.
+    /// The connections by session number.
     pub connections: BTreeMap<Session, Connection>,
     next: u64,
 }
 
 impl Network {
-    /// Opens a connection.
+    /// Opens a connection and returns its session.
     pub fn open(&mut self, host: usize, life: u64, coordinator: usize) -> Session {
         self.next += 1;
         let session = Session(self.next);

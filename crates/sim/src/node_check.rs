@@ -1,4 +1,5 @@
-//! A host's part in a check of the nodes: it fails with a broken GPU, or with a partner that has one or is not there.
+//! A host's part in a check of the nodes. It fails with a broken GPU, or if its partner has one or
+//! cannot be reached.
 
 use crate::world::{Happening, World};
 use everstep_core::agent::event::Event as AgentEvent;
@@ -14,7 +15,7 @@ impl World {
         };
         let tested = |p: &Partner| (p.node.clone(), Some(p).filter(there).filter(|_| well).map(|_| 900));
         let pairs = partners.iter().map(tested).collect();
-        // A broken GPU need not show in its own work.
+        // A broken GPU may still compute at full speed.
         let speed = measure.then_some(Ok(Speed { compute: 1000, memory: 500 }));
         let answer = Checked { check: part.0, round: part.1, speed, pairs, cannot: None };
         let delay = self.rng.range(300, 3000);

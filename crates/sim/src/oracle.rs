@@ -1,4 +1,4 @@
-//! Knows what must never happen, and watches for it after every event.
+//! The oracle: it watches after every event for what must never happen.
 
 use crate::host::Host;
 use everstep_core::coordinator::command::Fact;
@@ -10,68 +10,68 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A broken invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Which.
     pub invariant: InvariantId,
-    /// When, in simulated milliseconds.
+    /// When it was detected, in simulated milliseconds.
     pub at: u64,
-    /// What was seen.
+    /// What was observed.
     pub what: String,
 }
 
-/// Something in a machine's memory when a step was held by all.
+/// Something in a machine's memory when all nodes held a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kept {
     /// A rank's own shard.
     Own(Holding),
-    /// A copy of one.
+    /// A copy of a shard.
     Copy(Holding),
-    /// Parity.
+    /// A parity shard.
     Parity(Parity),
 }
 
 impl Kept {
-    /// It was kept for other machines.
+    /// Returns true if it was kept for other machines.
     #[must_use]
     pub fn for_others(&self) -> bool {
         !matches!(self, Kept::Own(_))
     }
 
-    /// The shard, if it is one.
+    /// Returns the shard, unless this is parity.
     #[must_use]
     pub fn shard(&self) -> Option<Holding> {
         if let Kept::Own(of) | Kept::Copy(of) = self { Some(*of) } else { None }
     }
 
-    /// The parity, if it is that.
+    /// Returns the parity, unless this is a shard.
     #[must_use]
     pub fn parity(&self) -> Option<&Parity> {
         if let Kept::Parity(of) = self { Some(of) } else { None }
     }
 }
 
-/// What was done to which machine, and who was blamed.
+/// Which machines were given faults, and which were blamed.
 #[derive(Clone, Debug, Default)]
 pub struct Blames {
     causes: BTreeMap<Generation, BTreeSet<NodeId>>,
-    /// Generation and node of the latest incident; `None` for a failure that follows from others.
+    /// The generation of the latest incident and the blamed node, or `None` if the failure follows
+    /// from others.
     open: Option<(Generation, Option<NodeId>)>,
-    /// Nodes whose connection was interfered with.
+    /// Nodes whose connection had a fault.
     cut: BTreeSet<NodeId>,
-    /// Incidents that were blamed on a machine to which something had been done.
+    /// Incidents blamed on a machine that had a fault.
     pub right: u64,
-    /// Incidents that were blamed on a machine to which nothing had been done.
+    /// Incidents blamed on a machine that had none.
     pub wrong: u64,
-    /// Incidents of which only consequences were heard.
+    /// Incidents of which only consequences were reported.
     pub unknown: u64,
 }
 
 impl Blames {
-    /// Something is done to a machine that runs workers of `generation`.
+    /// Records a fault of a machine that runs workers of `generation`.
     pub fn cause(&mut self, generation: Generation, node: &NodeId) {
         self.causes.entry(generation).or_default().insert(node.clone());
     }
 
-    /// Something is done to a machine's connection.
+    /// Records a fault of a machine's connection.
     pub fn cut(&mut self, node: &NodeId) {
         self.cut.insert(node.clone());
     }
@@ -92,10 +92,11 @@ impl Blames {
         }
     }
 
-    /// The latest incident is as it will stay.
+    /// Counts the latest incident, which will not change any more.
     pub fn close(&mut self) {
         let Some((generation, blamed)) = self.open.take() else { return };
-        // Nothing was done to it but to the network: who is cut off is at fault then, and that is not kept account of.
+        // Only the network had a fault. A node that is cut off is then at fault, which is not
+        // counted.
         let Some(causes) = self.causes.get(&generation) else { return };
         match blamed {
             Some(node) if causes.contains(&node) || self.cut.contains(&node) => self.right += 1,
@@ -105,12 +106,12 @@ impl Blames {
     }
 }
 
-/// What agents were told of a world.
+/// What agents were told about a world.
 #[derive(Clone, Debug, Default)]
 pub struct Told {
-    /// Number of ranks.
+    /// The number of ranks.
     pub size: u32,
-    /// Number of nodes.
+    /// The number of nodes.
     pub nodes: u32,
     leader: (String, u16),
     world: World,
@@ -119,11 +120,11 @@ pub struct Told {
 /// What the oracle remembers.
 #[derive(Debug, Default)]
 pub struct Oracle {
-    /// Worlds by generation, as far as agents were told of them.
+    /// Worlds by generation, as far as agents were told about them.
     pub worlds: BTreeMap<Generation, Told>,
-    /// Worlds formed anew although nothing had failed.
+    /// Worlds formed anew without using up a restart of the budget.
     pub regrouped: u64,
-    /// Starts before this run of the job: who starts it again has a new budget.
+    /// Starts before this run of the job. Starting the job again gives it a new budget.
     pub of_earlier_runs: u64,
     growing: bool,
     /// Generations whose workers were started anywhere.
@@ -131,22 +132,23 @@ pub struct Oracle {
     newest_on_host: BTreeMap<usize, Generation>,
     offers: BTreeMap<(Generation, Rank), Vec<Offer>>,
     restored: BTreeMap<Generation, Option<Step>>,
-    /// Ranks that were told to restore, by tier.
+    /// The number of ranks that were ordered to restore, by tier.
     pub tiers: BTreeMap<Tier, u64>,
     newest_stored: Generation,
-    /// What all nodes hold, as far as any was told.
+    /// The newest step that all nodes hold, as far as any node was told.
     pub committed: Option<crate::memory::Committed>,
-    /// Where that was, less what faults have taken since: nothing else may.
+    /// What held that step and on which host, minus what faults have removed since. Nothing else
+    /// may remove it.
     pub kept: Vec<(usize, Kept)>,
     /// Nodes whose machine has failed at some time.
     pub ailed: BTreeSet<NodeId>,
-    /// Whether those who are blamed have done it.
+    /// Whether the blamed machines were at fault.
     pub blames: Blames,
-    /// Checks of the nodes that ended, and nodes that they named.
+    /// Completed checks of the nodes, and nodes that they found faulty.
     pub checks: (u64, u64),
-    /// Steps that somebody could not read.
+    /// Steps that a rank could not read.
     pub unreadable: BTreeSet<Step>,
-    /// Everything that was found.
+    /// All violations found.
     pub violations: Vec<Violation>,
 }
 
@@ -155,7 +157,7 @@ impl Oracle {
         self.violations.push(Violation { invariant, at, what });
     }
 
-    /// A coordinator wrote something down.
+    /// A coordinator has recorded a fact.
     pub fn recorded(&mut self, now: u64, fact: &Fact) {
         self.blames.recorded(fact);
         match fact {
@@ -192,7 +194,7 @@ impl Oracle {
         }
     }
 
-    /// The store took a record with this generation.
+    /// The store has accepted a record with this generation.
     pub fn stored(&mut self, now: u64, generation: Generation) {
         if generation < self.newest_stored {
             let what = format!("store went from {} to {generation}", self.newest_stored);
@@ -240,17 +242,17 @@ impl Oracle {
         }
     }
 
-    /// A fault takes something out of a machine's memory.
+    /// A fault removes something from a machine's memory.
     pub fn gone(&mut self, host: usize, what: impl Fn(&Kept) -> bool) {
         self.kept.retain(|(h, kept)| *h != host || !what(kept));
     }
 
-    /// A rank offered what it can restore.
+    /// A rank has offered what it can restore.
     pub fn offered(&mut self, generation: Generation, rank: Rank, offers: Vec<Offer>) {
         self.offers.insert((generation, rank), offers);
     }
 
-    /// A rank was told what to restore.
+    /// A rank has been ordered what to restore.
     pub fn restored(&mut self, now: u64, generation: Generation, rank: Rank, step: Option<Step>, tier: Option<Tier>) {
         let first = *self.restored.entry(generation).or_insert(step);
         tier.into_iter().for_each(|t| *self.tiers.entry(t).or_default() += 1);
@@ -262,18 +264,19 @@ impl Oracle {
         }
     }
 
-    /// What a generation captured of this step is of the past that a later one goes on from.
+    /// Returns true if a capture of this step by an earlier generation belongs to the past from
+    /// which generation `now` continues.
     pub fn is_of_this_past(&self, captured: Generation, step: Step, now: Generation) -> bool {
         let later = self.restored.iter().filter(|(g, _)| **g > captured && **g < now);
         later.map(|(_, restored)| restored.unwrap_or_default()).all(|restored| step <= restored)
     }
 
-    /// A machine took its id over from another one: its own history does not count any more.
+    /// A machine takes its id over from another one, so its own history no longer counts.
     pub fn new_machine(&mut self, host: usize) {
         self.newest_on_host.remove(&host);
     }
 
-    /// Looks at all hosts: who trains?
+    /// Checks on all hosts who owns the workers, and which generations can train.
     pub fn look(&mut self, now: u64, hosts: &[Host]) {
         let mut complete: BTreeMap<Generation, u32> = BTreeMap::new();
         for (index, host) in hosts.iter().enumerate() {

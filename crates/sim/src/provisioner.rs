@@ -1,4 +1,5 @@
-//! Whoever provides machines, as a job sees it: takes some requests, fails others, never knows of one that the store does not hold.
+//! A provider of machines, as a job sees it. It fulfils some requests, fails others, and never
+//! receives a request that is not in the store.
 
 use crate::world::{Happening, World};
 use everstep_core::coordinator::remedy::Request;

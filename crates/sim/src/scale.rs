@@ -1,4 +1,5 @@
-//! A very large world gathers: how long it takes on a network of a given speed, and what the decisions cost.
+//! How long a very large world takes to gather on a network of a given speed, and how much CPU time
+//! the decisions cost.
 
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::Command;
@@ -13,24 +14,24 @@ use std::time::Duration;
 /// The network and the store.
 #[derive(Clone, Copy, Debug)]
 pub struct Model {
-    /// From one end to the other and back.
+    /// The round-trip time.
     pub round_trip: Duration,
-    /// Of the coordinator's link, each way, in bits per second.
+    /// The bandwidth of the coordinator's link in each direction.
     pub bits_per_second: u64,
-    /// One durable write.
+    /// The time of one durable write.
     pub write: Duration,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Copy, Debug)]
 pub struct Gathered {
-    /// Simulated time from the first join to the last node having its place.
+    /// Simulated time from the first join until the last node has its place.
     pub simulated: Duration,
-    /// CPU time of the core for all of it.
+    /// CPU time that the core used.
     pub core: Duration,
-    /// Nodes that were told their place.
+    /// The number of nodes that received their place.
     pub placed: usize,
-    /// Bytes that the coordinator has sent.
+    /// Bytes that the coordinator sent.
     pub sent: u64,
 }
 
@@ -66,13 +67,13 @@ fn cpu() -> Duration {
     Duration::new(u64::try_from(t.tv_sec).unwrap_or(0), u32::try_from(t.tv_nsec).unwrap_or(0))
 }
 
-/// All `nodes` join at once.
+/// Simulates `nodes` nodes that join at once.
 #[must_use]
 pub fn gather(nodes: u32, model: Model) -> Gathered {
     let on_wire = |bytes: usize| Duration::from_nanos(bytes as u64 * 8 * 1_000_000_000 / model.bits_per_second);
     let mut core = Coordinator::new(Epoch(1), vec![], Time(0));
     let mut spent = Duration::ZERO;
-    // The link to the coordinator delivers one message after the other; so does the link back.
+    // In each direction, the coordinator's link delivers one message after the other.
     let (mut arrives, mut leaves, mut sent) = (model.round_trip / 2, Duration::ZERO, 0);
     let mut placed = BTreeSet::new();
     let mut last = Duration::ZERO;

@@ -17,26 +17,26 @@ use everstep_core::spec::{CheckWhen, JobSpec, Policy, RestartBudget};
 use everstep_rng::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One deadline of so many is noticed late, by so many milliseconds.
+/// One deadline in `LATE_ONE_OF` is noticed `LATE_MS` milliseconds late.
 const LATE_ONE_OF: u64 = 5;
 const LATE_MS: u64 = 30;
 
 /// What to simulate.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Decides everything else.
+    /// The seed, which decides everything else.
     pub seed: u64,
-    /// Simulated minutes.
+    /// The simulated time in minutes.
     pub minutes: u64,
-    /// Machines that run an agent.
+    /// The number of machines that run an agent.
     pub nodes: usize,
-    /// Faults to inject.
+    /// The number of faults to inject.
     pub faults: usize,
-    /// A budget of few restarts, which the faults will use up.
+    /// Gives the job a small restart budget, which the faults will use up.
     pub tight_budget: bool,
-    /// Times at which a rank dies between its own seal and its neighbour's.
+    /// How often a rank dies between its own seal and its neighbour's.
     pub between_seals: usize,
-    /// Keep the trace's lines.
+    /// Keeps the lines of the trace.
     pub keep_trace: bool,
     /// The bug to switch on.
     #[cfg(feature = "planted")]
@@ -44,7 +44,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The usual size: 16 nodes, 30 minutes, 24 faults.
+    /// Returns the usual options: 16 nodes, 32 minutes, 24 faults.
     #[must_use]
     pub fn usual(seed: u64) -> Self {
         Options {
@@ -61,30 +61,30 @@ impl Options {
     }
 }
 
-/// What came of it.
+/// The result of a simulation.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Broken invariants, in order.
+    /// Broken invariants, in the order of detection.
     pub violations: Vec<Violation>,
-    /// Faults injected by kind.
+    /// The number of injected faults by kind.
     pub faults: FaultCounts,
-    /// Hash of the whole trace.
+    /// The hash of the whole trace.
     pub hash: u64,
-    /// Events handled.
+    /// The number of events handled.
     pub events: u64,
-    /// Generations whose workers ran.
+    /// The number of generations whose workers ran.
     pub generations: usize,
-    /// Ranks that were told to restore, by tier.
+    /// The number of ranks that were ordered to restore, by tier.
     pub restores: BTreeMap<Tier, u64>,
-    /// Incidents that were blamed on who had done it, on somebody else, on nobody.
+    /// Incidents blamed on a machine at fault, on another machine, and on none.
     pub blames: (u64, u64, u64),
-    /// Checks of the nodes that ended, and nodes that they named.
+    /// Completed checks of the nodes, and nodes that they found faulty.
     pub checks: (u64, u64),
-    /// The trace, if kept.
+    /// The lines of the trace, if kept.
     pub trace: Vec<String>,
 }
 
-/// Something that will happen.
+/// A scheduled event.
 #[derive(Debug)]
 pub(crate) enum Happening {
     ToAgent { session: Session, epoch: Epoch, order: Order },
@@ -115,7 +115,7 @@ pub(crate) enum Happening {
     Inject(Fault),
 }
 
-/// A cluster in mid-simulation.
+/// A cluster during the simulation.
 pub(crate) struct World {
     pub now: u64,
     pub options: Options,
@@ -235,23 +235,24 @@ impl World {
             let at = self.rng.range(20_000, self.quiet_at);
             self.at(at, Happening::BetweenSeals);
         }
-        // The last one: a machine is lost for good, so that a spare has to take its place.
+        // The last fault: a machine is lost for good, so that a spare has to take its place.
         self.at(self.quiet_at - 1, Happening::Inject(Fault::NodeGone));
     }
 
-    /// A connection that says nothing is lost after so many milliseconds.
+    /// Returns the number of milliseconds after which a silent connection counts as lost.
     pub(crate) fn silence(&self) -> u64 {
         u64::try_from(self.spec.ladder().silence.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Schedules something `delay` milliseconds from now.
+    /// Schedules an event `delay` milliseconds from now.
     pub(crate) fn at(&mut self, delay: u64, happening: Happening) {
         self.order += 1;
         self.queue.insert((self.now + delay, self.order), happening);
     }
 
-    /// When a process that sleeps until `deadline` runs again. As a driver it knows of the deadline of its latest event
-    /// only; and a busy machine wakes some late, so that something else may come before the tick does.
+    /// Returns when a process that sleeps until `deadline` runs again. Like a real driver, it knows
+    /// only the deadline that followed from its latest event. A busy machine wakes some late, so
+    /// that another event may come before the tick.
     pub(crate) fn wakes(&self, deadline: u64) -> u64 {
         let late = if deadline.is_multiple_of(LATE_ONE_OF) { LATE_MS } else { 0 };
         (deadline + late).max(self.now + 1)
@@ -327,7 +328,8 @@ impl World {
             }
             let job = process.core.jobs().get(&self.spec.job);
             let mine = job.and_then(|j| j.nodes.get(&self.hosts[c.host].node));
-            // Joined on this very connection, and not lost since: it must still be a member.
+            // The node joined on this very connection and was not lost since, so it must still be a
+            // member.
             if mine.is_some_and(|n| n.session.is_none() && n.hello.incarnation.0 % 100 == c.host as u64 + 1)
                 && !self.lost_is_due(*session)
                 && self.joined_on(*session, c.coordinator)
@@ -351,23 +353,23 @@ impl World {
         self.network.connections.get(&session).is_none_or(|c| !c.coordinator_end)
     }
 
-    /// INV-06, at the end: faults stopped a while ago.
+    /// Checks INV-06 at the end, a while after the last fault.
     fn check_liveness(&mut self) {
         if !self.oracle.violations.is_empty() {
             return;
         }
         let Some(process) = self.processes.iter().rev().find(|p| p.alive) else { return };
         let Some(job) = process.core.jobs().get(&self.spec.job) else { return };
-        // A machine with a broken GPU is of no use, however long it is attached.
+        // A machine with a broken GPU is of no use, even if it is attached.
         let well = self.hosts.iter().filter(|h| h.agent.is_some() && h.session.is_some() && h.gpu.is_none());
-        // Of two machines that call themselves by one name, one is being refused.
+        // If two machines use the same name, one of them is being refused.
         let usable = well.map(|h| &h.node).collect::<BTreeSet<_>>().len();
         if usable < self.spec.nodes_min as usize {
-            // It waits for other machines.
+            // The job waits for other machines.
             return;
         }
         let full = u32::try_from(usable).unwrap_or(0).min(self.spec.nodes_max);
-        // A machine that comes back after the job has failed starts it anew and waits for the others.
+        // A machine that returns after the job has failed starts it anew and waits for the others.
         let failed = self.hosts.iter().any(|h| h.exited.as_ref().is_some_and(|(code, _)| *code == 1));
         let budget_used = u64::from(job.record.restarts) >= self.budget || (failed && self.options.tight_budget);
         let what = match &job.phase {

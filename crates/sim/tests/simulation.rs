@@ -1,10 +1,11 @@
-//! The control plane under faults: many seeds, no violation; the same seed twice, the same trace.
+//! The control plane under faults: many seeds give no violation, and the same seed gives the same
+//! trace.
 
 use everstep_sim::fault::{Fault, FaultCounts};
 use everstep_sim::{Options, run};
 use std::collections::BTreeMap;
 
-/// Seeds that once found a bug; they stay for ever.
+/// Seeds that once found a bug. They are never removed.
 const REGRESSIONS: &[u64] = &[169, 373, 375, 904, 1092, 1874, 3868];
 
 /// The same with a tight budget.

@@ -1,4 +1,4 @@
-//! Everything an agent may ask of its node: a closed list.
+//! Everything an agent may ask its driver to do: a closed list.
 
 use crate::id::{Generation, Rank, Step};
 use crate::message::{Partner, Place, Replication, Report, ShardFile, Source};
@@ -8,140 +8,142 @@ use std::time::Duration;
 /// An output of [`super::Agent::poll`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Say something to the coordinator; lost when there is no connection.
+    /// Send a report to the coordinator. It is lost if there is no connection.
     Send(Report),
     /// Start this node's workers.
     Spawn {
-        /// their generation
+        /// Generation of the workers.
         generation: Generation,
-        /// this node's part in the world
+        /// This node's place in the world.
         place: Place,
-        /// restarts used so far
+        /// Restarts used so far.
         restarts: u32,
-        /// restarts allowed
+        /// Restarts allowed.
         max_restarts: u32,
     },
-    /// End every process of this generation: TERM, after `grace` KILL, until none is left of
-    /// whatever the workers started; then [`super::event::Event::WorkersGone`].
+    /// End every process of this generation with TERM, then KILL after `grace`, until nothing that
+    /// the workers started is left. Answer with [`super::event::Event::WorkersGone`].
     Kill {
-        /// their generation
+        /// Generation of the workers.
         generation: Generation,
-        /// time between TERM and KILL
+        /// Time between TERM and KILL.
         grace: Duration,
     },
-    /// Ask the workers where they are, and tell the coordinator.
+    /// Collect the workers' stacks and send them to the coordinator.
     Stacks {
-        /// their generation
+        /// Generation of the workers.
         generation: Generation,
     },
-    /// Show that this machine works; then [`super::event::Event::Checked`].
+    /// Test this machine. Answer with [`super::event::Event::Checked`].
     Check {
-        /// which check
+        /// The check, named by the time at which it began.
         check: Time,
-        /// its round
+        /// Round of the check.
         round: u32,
-        /// measure the machine first
+        /// Measure the machine first.
         measure: bool,
-        /// then run a collective with each of these, at the same time
+        /// Then run a collective with each of these nodes, all at the same time.
         partners: Vec<Partner>,
     },
     /// Pass a signal to the workers.
     Forward {
-        /// its number
+        /// Number of the signal.
         signal: i32,
     },
-    /// The job is stopping: workers that ask may go on to the end of this step.
+    /// The job is stopping: workers that ask may continue to the end of this step.
     StopAt {
-        /// number of the signal behind it
+        /// Number of the signal that stops the job.
         signal: i32,
-        /// the step; `None`: stop at once
+        /// The step; `None`: stop at once.
         step: Option<Step>,
     },
-    /// Workers persist the snapshot of this step.
+    /// Tell the workers to persist the snapshot of this step.
     PersistAt {
-        /// the step
+        /// The step.
         step: Step,
     },
-    /// Workers capture multiples of `every` from this step on.
+    /// Tell the workers to capture the multiples of `every` from this step on.
     SnapshotEvery {
-        /// first step
+        /// First step.
         from: Step,
-        /// steps
+        /// Interval in steps.
         every: u64,
     },
-    /// Workers wait at the end of this step for the next world; `None`: they go on.
+    /// Tell the workers to wait at the end of this step for the next world; `None`: to continue.
     HoldAt {
-        /// the step
+        /// The step.
         step: Option<Step>,
     },
-    /// Show people a sentence.
+    /// Print a message for people.
     Say {
-        /// the sentence
+        /// A sentence.
         what: String,
     },
-    /// Have a process with torch imported ready for the next start.
+    /// Keep a process with torch imported ready for the next start.
     Warm,
     /// Tell the workers which step to restore.
     Restore {
-        /// their generation
+        /// Generation of the workers.
         generation: Generation,
-        /// the step
+        /// The step; `None`: a fresh start.
         step: Option<Step>,
-        /// where to read it, by local rank
+        /// Sources to read it from, by local rank.
         sources: Vec<Source>,
-        /// make it durable, too
+        /// Also make it durable.
         persist: bool,
     },
-    /// Bring the keepers the first step from `from` on that all workers have sealed, or compute its parity; answer with
-    /// `Replicated`. Other steps of this generation need not stay, but for `base`.
+    /// Send the first step from `from` on that all workers have sealed to the keepers, or compute
+    /// its parity. Answer with `Replicated`. Other steps of this generation may be dropped, except
+    /// `base`.
     Replicate {
-        /// generation that captured it
+        /// Generation that captured the step.
         generation: Generation,
-        /// the step
+        /// First step that qualifies.
         from: Step,
-        /// to whom, or of whose shards
+        /// Where to send replicas, or which stripes to compute.
         plan: Replication,
-        /// the step that everybody would go back to now: the newest that is held by all, or what was restored
+        /// The step to which all ranks would go back now: the newest committed one, or the restored
+        /// one.
         base: Option<Step>,
-        /// goes into the answer
+        /// Copied into the answer.
         round: u64,
     },
-    /// This step is held by all nodes with all its replicas: it stays, older ones need not.
+    /// All nodes hold this step with all its replicas: keep it; older ones may be dropped.
     Committed {
-        /// generation that captured it
+        /// Generation that captured the step.
         generation: Generation,
-        /// the step
+        /// The step.
         step: Step,
-        /// ranks whose replicas stay on this node
+        /// Ranks whose replicas this node keeps.
         keeps: Vec<Rank>,
-        /// stripes whose parity shards stay on this node
+        /// Stripes whose parity shards this node keeps.
         keeps_parity: Vec<u32>,
     },
-    /// Write a manifest and make a checkpoint visible; answer with `Published`.
+    /// Write a manifest and make a checkpoint visible. Answer with `Published`.
     Publish {
-        /// generation that wrote the shards
+        /// Generation that wrote the shards.
         generation: Generation,
-        /// the step
+        /// The step.
         step: Step,
-        /// the user's directory
+        /// The user's directory.
         directory: String,
-        /// one per rank
+        /// One file per rank.
         shards: Vec<ShardFile>,
     },
-    /// A checkpoint is durable: release its slots and whoever waits for it.
+    /// A checkpoint is durable: release its slots and those who wait for it.
     Durable {
-        /// generation that wrote it
+        /// Generation that wrote it.
         generation: Generation,
-        /// the step
+        /// The step.
         step: Step,
     },
     /// End this agent.
     Exit {
-        /// exit code
+        /// Exit code.
         code: i32,
-        /// what happened, for the user
+        /// What happened, for the user.
         why: String,
-        /// memory checkpoints of the job are of no use any more
+        /// The job's checkpoints in memory are no longer needed.
         discard_memory: bool,
     },
 }

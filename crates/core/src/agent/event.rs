@@ -4,20 +4,21 @@ use super::watch::Observation;
 use crate::id::{Epoch, Generation, Rank, Step};
 use crate::message::{Checked, Holding, Offers, Order, Outcome, Parity, Redundancy, ShardFile, Sign, Tier};
 
-/// What a process that has ended said of its end.
+/// What a process reported about its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Words {
-    /// Its exception or last line on stderr, shortened, for people.
+    /// The exception or the last line on stderr, shortened, for people.
     pub message: String,
-    /// All that is kept of what it said: its exception with the traceback, its last lines on stderr.
+    /// All that is kept of its output: the exception with the traceback, and the last lines on
+    /// stderr.
     pub text: String,
 }
 
-/// How the C++ runtime and Python begin what they print when a process crashes.
+/// Prefixes of what the C++ runtime and Python print when a process crashes.
 const OF_A_CRASH: [&str; 2] = ["terminate called", "Fatal Python error"];
 
 impl Words {
-    /// Without what a crash printed that is not the reason of the end.
+    /// Removes what a crash printed, for a process that ended for another reason.
     #[must_use]
     pub fn without_crash(self) -> Self {
         let kept = |text: &str| {
@@ -29,7 +30,7 @@ impl Words {
 }
 
 impl From<String> for Words {
-    /// A message that is all there is.
+    /// Uses the message as the full text, too.
     fn from(message: String) -> Self {
         Words { text: message.clone(), message }
     }
@@ -38,158 +39,160 @@ impl From<String> for Words {
 /// An input of [`super::Agent::handle`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A connection to a coordinator is open; the driver has sent [`super::Agent::hello`] on it.
+    /// A connection to a coordinator is open, and the driver has sent [`super::Agent::hello`] on
+    /// it.
     Connected,
-    /// The connection is gone; the driver keeps trying to open another one.
+    /// The connection was lost. The driver keeps trying to open another one.
     Disconnected,
-    /// The coordinator's process is on this machine and does not run (it is stopped or frozen): it decides nothing.
+    /// The coordinator's process exists on this machine but does not run (it is stopped or frozen),
+    /// so it decides nothing.
     CoordinatorStuck,
-    /// The coordinator says something.
+    /// An order from the coordinator arrived.
     Order {
-        /// life of the coordinator that says it
+        /// Life of the coordinator that sent it.
         epoch: Epoch,
-        /// what
+        /// The order.
         order: Order,
     },
-    /// A worker process ended. Fires exactly once per worker.
+    /// A worker process ended. Occurs exactly once per worker.
     WorkerExited {
-        /// its generation
+        /// Generation of the worker.
         generation: Generation,
-        /// its rank on this node
+        /// Its rank on this node.
         local_rank: u32,
-        /// its process id
+        /// Its process id.
         pid: u32,
-        /// how
+        /// How it ended.
         outcome: Outcome,
-        /// what it said of its end
+        /// What it reported about its end.
         words: Words,
     },
-    /// A worker has met an exception that nobody catches: it is taking itself down.
+    /// A worker raised an exception that is not caught: it is shutting itself down.
     WorkerRaised {
-        /// its generation
+        /// Generation of the worker.
         generation: Generation,
-        /// its rank on this node
+        /// Its rank on this node.
         local_rank: u32,
-        /// its process id
+        /// Its process id.
         pid: u32,
-        /// the exception
+        /// The exception.
         words: Words,
     },
-    /// The machine tells something of itself: a line in the kernel's log, an event of a device.
+    /// The machine shows a problem: a line in the kernel log, or an event of a device.
     Signed(Sign),
-    /// [`super::command::Command::Check`] is done.
+    /// [`super::command::Command::Check`] has completed.
     Checked(Checked),
     /// A worker process could not be started.
     SpawnFailed {
-        /// its generation
+        /// Generation of the worker.
         generation: Generation,
-        /// its rank on this node
+        /// Its rank on this node.
         local_rank: u32,
-        /// why
+        /// Why it could not be started.
         message: String,
     },
     /// No process of this generation is left on the node, nor any that such a process started.
     WorkersGone {
-        /// the generation
+        /// Generation of the workers.
         generation: Generation,
-        /// port of a fresh process-group store
+        /// Port of a fresh process-group store.
         store_port: u16,
     },
     /// What the step board and /proc show of a worker.
     Sample {
-        /// its generation
+        /// Generation of the worker.
         generation: Generation,
-        /// its rank on this node
+        /// Its rank on this node.
         local_rank: u32,
-        /// its process id
+        /// Its process id.
         pid: u32,
-        /// what was seen
+        /// The observation.
         seen: Observation,
     },
-    /// What this node's memory holds, at the start of a generation.
+    /// The contents of this node's memory at the start of a generation.
     Holds {
-        /// the generation
+        /// The generation.
         generation: Generation,
-        /// shards: its own ranks', copies of others'
+        /// Shards of its own ranks, and copies of others'.
         held: Vec<Holding>,
-        /// parity shards
+        /// Parity shards.
         parity: Vec<Parity>,
     },
-    /// A worker says what it could restore.
+    /// The shards that a worker could restore.
     Offers {
-        /// its generation
+        /// Generation of the worker.
         generation: Generation,
-        /// its rank
+        /// Its global rank.
         rank: Rank,
-        /// which
+        /// Its offers.
         offers: Offers,
     },
-    /// A rank could not read what it was told to restore.
+    /// A rank could not read the shard that it was told to restore.
     RestoreFailed {
-        /// its generation
+        /// Generation of the rank.
         generation: Generation,
-        /// its rank
+        /// The rank.
         rank: Rank,
-        /// the step
+        /// The step to restore.
         step: Step,
-        /// where it was to come from
+        /// The tier it was to be read from.
         tier: Tier,
     },
     /// A worker has sealed a step in memory.
     Sealed {
-        /// its generation
+        /// Generation of the worker.
         generation: Generation,
-        /// its rank on this node
+        /// Its rank on this node.
         local_rank: u32,
-        /// the step
+        /// The step.
         step: Step,
-        /// what is to be kept of it beside its own
+        /// The redundancy wanted in addition to the worker's own shard.
         wish: Redundancy,
     },
-    /// [`super::command::Command::Replicate`] has ended.
+    /// [`super::command::Command::Replicate`] has completed.
     Replicated {
-        /// its generation
+        /// Generation that captured the step.
         generation: Generation,
-        /// the step that has all its replicas now; `None`: it could not be done
+        /// The step that now has all its replicas; `None`: replication failed.
         step: Option<Step>,
-        /// by local rank what tells its state from another, where ranks hold the same
+        /// Digest of each rank's state by local rank, where all ranks should hold the same.
         digests: Vec<(u32, u64)>,
-        /// the command's
+        /// Round of the command.
         round: u64,
     },
     /// A worker's shard is on durable storage.
     ShardWritten {
-        /// its generation
+        /// Generation of the worker.
         generation: Generation,
-        /// the step
+        /// State after this many steps.
         step: Step,
-        /// the user's directory
+        /// The user's directory.
         directory: String,
-        /// the file
+        /// The shard's file.
         shard: ShardFile,
     },
     /// This node made a checkpoint visible.
     Published {
-        /// generation that wrote it
+        /// Generation that wrote it.
         generation: Generation,
-        /// its step
+        /// Step of the checkpoint.
         step: Step,
     },
-    /// A worker says that it is time for a durable checkpoint.
+    /// A worker reports that a durable checkpoint is due.
     PersistDue {
-        /// its generation
+        /// Generation of the worker.
         generation: Generation,
     },
-    /// A worker says how many steps snapshots should be apart.
+    /// A worker reports a new interval between snapshots.
     SnapshotEvery {
-        /// its generation
+        /// Generation of the worker.
         generation: Generation,
-        /// steps
+        /// The interval in steps.
         every: u64,
     },
     /// The agent process received a signal.
     Signal {
-        /// its number
+        /// Number of the signal.
         signal: i32,
     },
     /// The deadline passed.

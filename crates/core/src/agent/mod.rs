@@ -1,7 +1,8 @@
-//! The agent's state machine: one node, its workers, and what the coordinator wants of them.
+//! The agent's state machine: one node, its workers, and the coordinator's orders.
 //!
-//! Contract: as for the coordinator. Losing the coordinator changes nothing for the workers until
-//! the orphan time is over. A generation at or below [`Agent::seen`] is never started (again).
+//! The contract is the same as the coordinator's. Losing the coordinator changes nothing for the
+//! workers until the orphan time is over. A generation at or below [`Agent::seen`] is never started
+//! (again).
 
 pub mod command;
 pub mod event;
@@ -27,40 +28,40 @@ use watch::Watch;
 
 /// Exit code when no coordinator could be reached.
 pub const EXIT_NO_COORDINATOR: i32 = 69;
-/// Exit code that asks a scheduler to queue the job again.
+/// Exit code that asks the scheduler to requeue the job.
 pub const EXIT_REQUEUE: i32 = 75;
 
-/// What an agent is told when it starts.
+/// The configuration of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// This node.
+    /// Id of this node.
     pub node: NodeId,
-    /// This life.
+    /// This life of the agent.
     pub incarnation: Incarnation,
-    /// The job.
+    /// What the job needs.
     pub spec: JobSpec,
-    /// Host that other nodes reach this one by.
+    /// Host at which other nodes reach this one.
     pub host: String,
-    /// Workers on this node.
+    /// Number of workers on this node.
     pub workers: u32,
     /// Port of the first process-group store.
     pub store_port: u16,
-    /// Port that replicas are sent to and fetched from; 0 for none.
+    /// Port for sending and fetching replicas; 0 for none.
     pub replica_port: u16,
-    /// Failure domain, or empty.
+    /// Failure domain, or empty if unknown.
     pub domain: String,
-    /// Role of its workers.
+    /// Role of the workers.
     pub role: String,
-    /// Newest generation that this node's memory holds anything of: numbers up to it are used, whatever the store
-    /// says. Who says so has the node lock, so no worker of them is left here.
+    /// Newest generation found in this node's memory: numbers up to it are used, whatever the store
+    /// contains. The agent holds the node lock, so no worker of those generations is left here.
     pub held: Generation,
-    /// The job has a name under which it can be started again.
+    /// Whether the job has a name under which it can be started again.
     pub named: bool,
-    /// Time that workers get between TERM and KILL when the job stops (`--shutdown-timeout`).
+    /// Time between the stop signal and KILL when the job stops (`--shutdown-timeout`).
     pub shutdown_grace: Duration,
-    /// Signals that stop the job although they would else be passed on to the workers (`--signals-to-handle`).
+    /// Signals that stop the job instead of being passed on to the workers (`--signals-to-handle`).
     pub stop_signals: Vec<i32>,
-    /// What failures are (`--failure-table`).
+    /// The failure table (`--failure-table`).
     pub table: Arc<Table>,
 }
 
@@ -71,60 +72,60 @@ struct Crew {
     slot: Slot,
     /// Workers that have not exited, by local rank.
     alive: BTreeMap<u32, Watch>,
-    /// Steps of workers that have exited.
+    /// Steps completed by workers that have exited, by local rank.
     exited_at: BTreeMap<u32, Option<u64>>,
     failure: Option<Failure>,
     killing: bool,
     finished: bool,
     /// A worker that has exited had completed a new step.
     progressed: bool,
-    /// Workers whose script is over, by local rank.
+    /// Workers whose scripts are over, by local rank.
     ended: BTreeMap<u32, Ended>,
-    /// Local ranks whose failure was told.
+    /// Local ranks whose failure was reported.
     told: BTreeSet<u32>,
-    /// Local ranks that take themselves down after an exception; true: one that only follows from a failure elsewhere.
+    /// Local ranks shutting down after an exception; true: it follows from a failure elsewhere.
     raised: BTreeMap<u32, bool>,
-    /// The crew is to be ended; those that take themselves down have until then.
+    /// The crew is to be ended; workers that are shutting themselves down have until then.
     end_by: Option<Time>,
-    /// The job is stopping: exits are no failures.
+    /// The job is stopping: exits are not failures.
     stopping: Option<Stopping>,
     first_step_sent: bool,
-    /// What was told of where they go on from.
+    /// The step that was reported as the one the workers continue from.
     from: Option<Step>,
     replicas: replicas::Replicas,
     /// Reports that must reach the coordinator even if the connection breaks.
     unacknowledged: Vec<Report>,
 }
 
-/// Workers are left to end by themselves, for a while.
+/// Workers may end on their own until a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stopping {
     until: Time,
-    /// Between TERM and KILL, for those that have not.
+    /// Time between TERM and KILL for those that did not.
     grace: Duration,
 }
 
-/// Decides for one node.
+/// The state machine of one node.
 #[derive(Clone, Debug)]
 pub struct Agent {
     config: Config,
     epoch: Epoch,
     seen: Generation,
     crew: Option<Crew>,
-    /// A start that waits for older workers to be gone.
+    /// A start that waits until older workers have ended.
     queued: Option<(Generation, Place, u32, u32)>,
     connected: bool,
-    /// Since when there is no coordinator.
+    /// Since when there has been no coordinator.
     alone_since: Time,
     ever_welcome: bool,
     /// Workers were asked to hold at a step.
     holding: bool,
-    /// A warm process was asked for.
+    /// A warm process was requested.
     warmed: bool,
     refused_since: Option<Time>,
     last_reached: Option<Step>,
     signs: signs::Signs,
-    /// The latest part in a check of the nodes, and how it went.
+    /// The latest part in a check of the nodes, and its result.
     checked: Option<((Time, u32), Option<Checked>)>,
     book: Book,
     /// Time of the latest event, and of the latest tick.
@@ -134,13 +135,13 @@ pub struct Agent {
     over: Option<(i32, String)>,
     exited: bool,
     out: VecDeque<Command>,
-    /// The bug to exhibit, if any.
+    /// The planted bug to exhibit, if any.
     #[cfg(feature = "planted")]
     pub planted: Option<crate::planted::Bug>,
 }
 
 impl Agent {
-    /// An agent that has just started.
+    /// Creates an agent that has just started.
     #[must_use]
     pub fn new(config: Config, now: Time) -> Self {
         let config_held = config.held;
@@ -172,7 +173,7 @@ impl Agent {
         }
     }
 
-    /// What to say first on a new connection.
+    /// Returns the first message for a new connection.
     #[must_use]
     pub fn hello(&self) -> Hello {
         Hello {
@@ -196,13 +197,13 @@ impl Agent {
         }
     }
 
-    /// Highest generation started or fenced.
+    /// Returns the highest generation started or fenced.
     #[must_use]
     pub fn seen(&self) -> Generation {
         self.seen
     }
 
-    /// Takes one event. Never blocks, never panics on any input.
+    /// Handles one event. Never blocks, and never panics on any input.
     pub fn handle(&mut self, now: Time, event: Event) {
         if self.exited {
             return;
@@ -213,12 +214,12 @@ impl Agent {
             Event::Disconnected => {
                 if self.connected {
                     self.alone_since = now;
-                    // Whoever asked to hold is gone; the next coordinator asks again.
+                    // The coordinator that asked to hold is gone; the next one asks again.
                     self.hold(None);
                 }
                 self.connected = false;
             }
-            // What does not run cannot have formed a world without this node.
+            // A coordinator that does not run cannot have formed a world without this node.
             Event::CoordinatorStuck if !self.connected => self.alone_since = now,
             Event::CoordinatorStuck => {}
             Event::Order { epoch, order } => self.order(now, epoch, order),
@@ -230,24 +231,24 @@ impl Agent {
         }
     }
 
-    /// Where the time of this node's places went: the latest generations, the one at hand last.
+    /// Returns the accounts of this node's places: the latest generations, the current one last.
     #[must_use]
     pub fn accounts(&self, now: Time) -> Vec<Account> {
         self.book.accounts(now.micros())
     }
 
-    /// Nothing of that time is missing or counted twice.
+    /// Returns whether no part of that time is missing or counted twice.
     #[must_use]
     pub fn accounts_are_whole(&self, now: Time) -> bool {
         self.book.is_whole(now.micros())
     }
 
-    /// The next command, until `None`.
+    /// Returns the next command, or `None` if there is none.
     pub fn poll(&mut self) -> Option<Command> {
         self.out.pop_front()
     }
 
-    /// When to call [`Agent::handle`] with [`Event::Tick`]; in the past when another event came just after that moment.
+    /// Returns when to call [`Agent::handle`] with [`Event::Tick`]; this may already be past.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
         let alone = [self.alone_since.after(self.config.spec.ladder().orphan), self.gives_up_at()];
@@ -261,7 +262,7 @@ impl Agent {
         self.out.push_back(Command::Send(report));
     }
 
-    /// Sends now and again after every reconnection, until the coordinator's answer shows that it arrived.
+    /// Sends a report now and after every reconnection, until it is acknowledged.
     fn send_surely(&mut self, report: Report) {
         if let Some(crew) = &mut self.crew {
             crew.unacknowledged.push(report.clone());
@@ -283,7 +284,7 @@ impl Agent {
                 self.take_part_again();
             }
             Order::Refused { why, code } => {
-                // An earlier life of this node may only just have died: insist until its silence is noticed.
+                // An earlier life of this node may have just died: insist until that is detected.
                 let since = *self.refused_since.get_or_insert(now);
                 if now.since(since) >= self.config.spec.ladder().silence * 3 || code == 2 {
                     self.end(now, code, why);
@@ -366,7 +367,7 @@ impl Agent {
         }
     }
 
-    /// Once: later restarts find the process there.
+    /// Requests a warm process, once: later restarts find it ready.
     fn warm(&mut self) {
         if !std::mem::replace(&mut self.warmed, true) {
             self.out.push_back(Command::Warm);
@@ -433,13 +434,13 @@ impl Agent {
         }
     }
 
-    /// When an agent without a coordinator stops waiting for one.
+    /// Returns when an agent without a coordinator stops waiting for one.
     fn gives_up_at(&self) -> Time {
         let orphan = self.alone_since.after(self.config.spec.ladder().orphan);
         orphan.after(Duration::from_millis(self.config.spec.join_timeout_ms))
     }
 
-    /// A coordinator may have formed a world without this node by now: its workers must not go on, but the job may.
+    /// Ends the workers, as others may have replaced them; a new coordinator may resume the job.
     fn orphaned(&mut self, now: Time) {
         let ladder = self.config.spec.ladder();
         let waited = ladder.orphan.as_secs();
@@ -473,7 +474,7 @@ impl Agent {
         self.over.get_or_insert((code, why));
         let ladder = self.config.spec.ladder();
         match &mut self.crew {
-            // What one rank failed of, others may be failing of in this very moment: their tracebacks and error files matter as much.
+            // Other ranks may be failing right now: their tracebacks and error files matter, too.
             Some(crew) if code == EXIT_FAILED && crew.stopping.is_none() && !crew.killing && !crew.alive.is_empty() => {
                 crew.stopping = Some(Stopping { until: now.after(ladder.last_words), grace: ladder.fence_grace });
             }
@@ -489,7 +490,7 @@ impl Agent {
     fn exit(&mut self) {
         if let Some((code, why)) = self.over.clone() {
             self.exited = true;
-            // Done is done, and nobody finds a job without a name again; else the newest state is worth keeping.
+            // Nobody returns to a finished or nameless job; else the newest state is worth keeping.
             let discard_memory = code == 0 || !self.config.named;
             self.out.push_back(Command::Exit { code, why, discard_memory });
         }

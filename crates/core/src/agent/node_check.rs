@@ -1,4 +1,5 @@
-//! This node's part in a check of the nodes: done once, answered as often as it is asked for.
+//! This node's part in a check of the nodes: carried out once, answered as often as the coordinator
+//! asks.
 
 use super::Agent;
 use super::command::Command;

@@ -1,4 +1,5 @@
-//! What the machine tells of itself: passed on once, and remembered for a while, so that a silence can be explained.
+//! Signs of the machine: passed on once, and remembered for a while, so that they can explain a
+//! silence.
 
 use super::Agent;
 use crate::failure::{SIGN_BEFORE, SIGNS_KEPT};
@@ -7,15 +8,16 @@ use crate::time::Time;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The same class on the same device is not told again within this.
+/// The same class on the same device is not reported again within this time.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// What was told lately.
+/// Recent signs, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Signs(VecDeque<(Time, Sign)>);
 
 impl Signs {
-    /// The latest failure of the machine itself, not much before `progress`.
+    /// Returns the latest failure of the machine itself, if it came after `progress` or shortly
+    /// before.
     pub(super) fn grave_since(&self, progress: Time) -> Option<&Sign> {
         self.0
             .iter()
@@ -26,7 +28,8 @@ impl Signs {
 }
 
 impl Agent {
-    /// A line of the kernel, an event of a device. A burst is told once.
+    /// Passes on a sign: a line of the kernel log, or an event of a device. A burst is passed on
+    /// once.
     pub(super) fn signed(&mut self, now: Time, sign: Sign) {
         let same = |s: &Sign| {
             s.verdict.class == sign.verdict.class

@@ -1,4 +1,5 @@
-//! Is this worker making progress? Learned from its own steps; silence is a hang only with evidence.
+//! Judges whether a worker makes progress, from its own earlier steps. Silence is a hang only with
+//! evidence.
 
 use crate::ledger::Reading;
 use crate::message::{HangEvidence, Outcome};
@@ -7,28 +8,29 @@ use crate::time::Time;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Step durations kept for the median.
+/// Number of step durations kept for the median.
 const WINDOW: usize = 31;
 /// A worker that uses at least this share of a CPU while silent is computing, not waiting.
 const BUSY_PERCENT: u128 = 50;
-/// So is a worker that competes with others for the processors: its main thread was runnable at this share of the looks, and it has used
-/// as much processor time as makes a worker on an idle machine busy.
+/// Also computing is a worker that competes for the CPUs: its main thread was runnable in this
+/// share of the samples, and it has used as much CPU time as makes a worker on an idle machine
+/// busy.
 const RUNNABLE_PERCENT: u64 = 90;
-/// Fewer looks are no evidence.
+/// Fewer samples are not evidence.
 const LOOKS: u32 = 10;
-/// Python's exit code when its standard streams could not be flushed at the end.
+/// Python's exit code if its standard streams could not be flushed at the end.
 const NOT_FLUSHED: i32 = 120;
-/// An evaluation that nobody announces may take thirty steps' time; so much is far beyond one.
+/// An unannounced evaluation may take as long as thirty steps; this many are far beyond one.
 const EVALUATION: u32 = 60;
 /// A worker that uses less than this share of a CPU while silent is waiting.
 const IDLE_PERCENT: u128 = 2;
 
-/// One look at a worker's step board and at /proc.
+/// A sample of a worker's step board and of /proc.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
-    /// Steps completed; `None` when the worker does not report steps (yet).
+    /// Steps completed; `None` if the worker does not report steps (yet).
     pub step: Option<u64>,
-    /// Step that the worker goes on from; 0 for a fresh start.
+    /// Step that the worker continued from; 0 for a fresh start.
     pub restored: u64,
     /// Both are the training's own numbers; false: steps are counted since the process started.
     pub numbered: bool,
@@ -36,56 +38,56 @@ pub struct Observation {
     pub beats: u64,
     /// Inside a section (checkpoint, evaluation, restore, …).
     pub in_section: bool,
-    /// Timeout the script gave for the section, in milliseconds; 0 for none.
+    /// Timeout that the script set for the section, in milliseconds; 0 for none.
     pub section_timeout_ms: u64,
     /// The process is stopped (state T in /proc).
     pub stopped: bool,
-    /// The main thread runs, or waits for a processor (state R in /proc).
+    /// The main thread runs, or waits for a CPU (state R in /proc).
     pub runnable: bool,
     /// CPU time used by the process so far, in milliseconds.
     pub cpu_ms: u64,
-    /// Rises while the interpreter lock can be had.
+    /// Rises while the interpreter lock can be acquired.
     pub interpreter_ticks: u64,
     /// Rises when the main thread is seen on another line of Python.
     pub stack_changes: u64,
-    /// Rises while the interpreter lock can be had at once: the main thread waits or computes outside of Python.
+    /// Rises while the interpreter lock can be acquired at once: the main thread is outside Python.
     pub free_ticks: u64,
-    /// TERM only sets a flag in this process: it gains nothing from time between TERM and KILL.
+    /// TERM only sets a flag in this process, so time between TERM and KILL gains nothing.
     pub flags_stop: bool,
-    /// Steps are seen from outside: the script tells nothing of its evaluations and saves.
+    /// Steps are observed from outside: the script does not announce evaluations and saves.
     pub from_outside: bool,
-    /// The worker waits until its newest step is held by other nodes, too.
+    /// The worker waits until other nodes hold its newest step, too.
     pub awaits_copies: bool,
-    /// It waits for its data loader.
+    /// The worker waits for its data loader.
     pub waits_for_data: bool,
-    /// Where its time went so far.
+    /// How the worker has spent its time so far.
     pub reading: Reading,
-    /// Its machine has told of a failure since its last progress, or a little before.
+    /// The machine has reported a failure since the last progress, or shortly before.
     pub machine_failed: bool,
-    /// Its script is over and its interpreter is shutting down.
+    /// The script is over and the interpreter is shutting down.
     pub shutting_down: bool,
-    /// It called `os._exit` while shutting down.
+    /// The worker called `os._exit` while shutting down.
     pub left_at_once: bool,
-    /// Its script has failed with this exit code, and its interpreter is shutting down.
+    /// The script failed with this exit code, and the interpreter is shutting down.
     pub failed_with: Option<i32>,
 }
 
 impl Observation {
-    /// Steps completed beyond the one that it went on from.
+    /// Returns the steps completed beyond the one that the worker continued from.
     fn new_steps(&self) -> u64 {
         self.step.unwrap_or(0).saturating_sub(self.restored)
     }
 }
 
-/// What has been learned of one worker.
+/// What has been observed of one worker over time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Watch {
     last: Option<Observation>,
     progress_at: Time,
     cpu_at_progress: u64,
-    /// Looks since the last progress.
+    /// Samples since the last progress.
     looks: u32,
-    /// Those of them at which the main thread could run.
+    /// Those in which the main thread was runnable.
     runnable: u32,
     tick_at: Time,
     stack_at: Time,
@@ -96,35 +98,35 @@ pub struct Watch {
     /// Longest silence that ended well.
     longest: Duration,
     reported: bool,
-    /// New steps completed when people were told of the present silence.
+    /// New steps at the time when people were notified of the present silence.
     silence_told: Option<u64>,
 }
 
-/// What people are told of a worker that makes no step and is not known to hang.
+/// News for people about a worker that makes no step and is not known to hang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Silence {
-    /// It has lasted this long and is not over.
+    /// The silence has lasted this long and is not over.
     Lasts(Duration),
     /// The same, while the worker waits for its data loader.
     WithoutData(Duration),
-    /// Steps have resumed; it lasted this long.
+    /// Steps have resumed; the silence lasted this long.
     Over(Duration),
 }
 
 impl Watch {
-    /// Steps the worker has completed.
+    /// Returns the steps that the worker has completed.
     #[must_use]
     pub fn step(&self) -> Option<u64> {
         self.last.and_then(|o| o.step)
     }
 
-    /// The step that the worker goes on from, where that can be known and a step has been completed since.
+    /// Returns the step that the worker continued from, if known and a step was completed since.
     #[must_use]
     pub fn from(&self) -> Option<u64> {
         self.last.filter(|o| o.numbered && o.new_steps() > 0).map(|o| o.restored)
     }
 
-    /// Median step time in milliseconds, once a step was timed.
+    /// Returns the median step duration in milliseconds, once a step was timed.
     #[must_use]
     pub fn median_step_ms(&self) -> Option<u64> {
         let mut sorted: Vec<u64> = self.durations.iter().copied().collect();
@@ -132,34 +134,35 @@ impl Watch {
         sorted.get(sorted.len() / 2).copied()
     }
 
-    /// When it was last seen to make progress.
+    /// Returns when the worker last made progress.
     #[must_use]
     pub fn progress_at(&self) -> Time {
         self.progress_at
     }
 
-    /// True when TERM only sets a flag in the worker.
+    /// Returns whether TERM only sets a flag in the worker.
     #[must_use]
     pub fn flags_stop(&self) -> bool {
         self.last.is_some_and(|o| o.flags_stop)
     }
 
-    /// True when its script is over and its interpreter is shutting down.
+    /// Returns whether the script is over and the interpreter is shutting down.
     #[must_use]
     pub fn is_shutting_down(&self) -> bool {
         self.last.is_some_and(|o| o.shutting_down)
     }
 
-    /// True when the worker ended like this after its script was over. An exit code is the script's own word (`sys.exit(3)`), unless
-    /// the interpreter chose it, or somebody who left without waiting for the interpreter.
+    /// Returns whether a worker with this outcome had finished its script before. An exit code is
+    /// the script's own (`sys.exit(3)`), unless the interpreter chose it or `os._exit` set it
+    /// during shutdown.
     #[must_use]
     pub fn was_over(&self, outcome: Outcome) -> bool {
         let forced = self.last.is_some_and(|o| o.left_at_once);
         self.is_shutting_down() && (forced || matches!(outcome, Outcome::Signal(_) | Outcome::Code(NOT_FLUSHED)))
     }
 
-    /// How the script of a worker ended whose process ended like this: one that has failed may be killed by a crash while its
-    /// interpreter shuts down, which says nothing about the failure.
+    /// Returns how a worker's script ended, given how its process ended. A crash may kill the
+    /// interpreter of a failed script during shutdown, which is no evidence about the failure.
     #[must_use]
     pub fn of_script(&self, outcome: Outcome) -> Outcome {
         match (outcome, self.last.and_then(|o| o.failed_with)) {
@@ -168,20 +171,20 @@ impl Watch {
         }
     }
 
-    /// True when the worker has completed a step that it did not restore.
+    /// Returns whether the worker has completed a step that it did not restore.
     #[must_use]
     pub fn has_new_step(&self) -> bool {
         self.last.is_some_and(|o| o.new_steps() > 0)
     }
 
-    /// How far a worker is that is being ended: nothing else of it counts any more.
+    /// Updates only the step counts, for a worker that is being ended.
     pub fn step_seen(&mut self, seen: Observation) {
         if let Some(last) = &mut self.last {
             (last.step, last.restored, last.numbered) = (seen.step, seen.restored, seen.numbered);
         }
     }
 
-    /// Takes one observation; returns the evidence and the silence when the worker is hung (once).
+    /// Records one sample. Returns the evidence and the silence, once, if the worker hangs.
     pub fn observe(&mut self, now: Time, seen: Observation, ladder: &Ladder) -> Option<(HangEvidence, Duration)> {
         let Some(last) = self.last else {
             self.last = Some(seen);
@@ -191,7 +194,8 @@ impl Watch {
             return None;
         };
         if seen.step != last.step && last.step.is_some() {
-            // Not the difference of the numbers: what a step's number is may become known after the first ones.
+            // Not the difference of the numbers: a step's number may become known after the first
+            // ones.
             let steps = seen.new_steps().saturating_sub(last.new_steps()).max(1);
             if let Some(at) = self.step_at {
                 let each = u64::try_from(now.since(at).as_millis()).unwrap_or(u64::MAX) / steps;
@@ -230,8 +234,8 @@ impl Watch {
         verdict
     }
 
-    /// News of a silence that is not known to be a hang and is longer than any before; once when it has lasted, once when there are
-    /// steps again.
+    /// Returns news of a silence that is not known to be a hang and is longer than any before: once
+    /// while it lasts, and once when steps resume.
     pub fn silence(&mut self, now: Time, ladder: &Ladder) -> Option<Silence> {
         let seen = self.last?;
         let lasted = now.since(self.progress_at);
@@ -267,7 +271,8 @@ impl Watch {
         if seen.machine_failed && silence >= told {
             return Some((HangEvidence::MachineSign, silence));
         }
-        // Before the first timed step there is nothing to compare with: set-up, compilation, warm-up.
+        // Before the first timed step there is nothing to compare with: setup, compilation,
+        // warm-up.
         if self.durations.is_empty() || silence < threshold {
             return None;
         }
@@ -278,8 +283,8 @@ impl Watch {
             cpu >= BUSY_PERCENT * silence.as_millis() || (wants_cpu && cpu >= BUSY_PERCENT * at_least.as_millis())
         };
         let evaluation = (ladder.step_silence * 15).max(median * EVALUATION);
-        // A script that is only seen from outside does not say that it evaluates or saves, and both can
-        // take long in one call: only a much longer silence than any before speaks against it.
+        // A script that is observed from outside does not announce evaluations and saves, and both
+        // can take long in one call: only a silence much longer than any before counts against it.
         let (stuck, idle_for) = if seen.from_outside {
             (evaluation.max(self.longest * 2), (ladder.step_silence * 150).max(self.longest * 3))
         } else {
@@ -288,13 +293,13 @@ impl Watch {
         if computes_for(stuck) && seen.interpreter_ticks > 0 && now.since(self.tick_at) >= stuck {
             return Some((HangEvidence::InterpreterHeld, silence));
         }
-        // One long call of a library that computes looks the same, but for the interpreter, which it does not need.
+        // One long call of a library looks the same, except that it does not need the interpreter.
         let computes = self.free_at > self.progress_at;
         let stuck = if computes { stuck.max(evaluation) } else { stuck };
         if computes_for(stuck) && seen.stack_changes > 0 && now.since(self.stack_at) >= stuck {
             return Some((HangEvidence::Spinning, silence));
         }
-        // Storage may take its time; a loader that is stuck does not come back.
+        // Storage may be slow; only a much longer wait means that the loader is stuck.
         let idle_for = if seen.waits_for_data { idle_for.max(ladder.step_silence * 150) } else { idle_for };
         let idle = cpu <= IDLE_PERCENT * silence.as_millis();
         (idle && silence >= idle_for).then_some((HangEvidence::NoCpu, silence))
@@ -309,7 +314,7 @@ mod tests {
         Ladder::from_detect_timeout(Duration::from_secs(2))
     }
 
-    /// Runs a worker for 5 s with 100 ms steps, then `after` observations every 100 ms.
+    /// Runs a worker for 5 s with 100 ms steps, then `after` every 100 ms for `seconds`.
     fn run(seconds: u64, mut after: impl FnMut(u64, Observation) -> Observation) -> Option<(HangEvidence, Duration)> {
         let mut watch = Watch::default();
         let mut seen = Observation { step: Some(0), ..Observation::default() };
@@ -367,7 +372,7 @@ mod tests {
         };
         let (evidence, silence) = run(10, spin(true)).unwrap();
         assert_eq!(evidence, HangEvidence::Spinning);
-        // A quarter of a processor: as much computing as alone takes longer.
+        // A quarter of a CPU: the same amount of computing takes longer.
         assert!(silence >= Duration::from_secs(4) && silence < Duration::from_secs(5), "{silence:?}");
         assert_eq!(run(10, spin(false)), None, "it waits for something else than a processor");
     }
@@ -435,7 +440,7 @@ mod tests {
         let mut seen = Observation { interpreter_ticks: 1, stack_changes: 1, ..Observation::default() };
         let mut told = Vec::new();
         for i in 0..2000 {
-            // Steps of 100 ms, none for a minute, and again; the processor is used a little.
+            // Steps of 100 ms, none for a minute, then steps again, with a little CPU use.
             let step = if i < 50 { i } else { 50 + u64::saturating_sub(i, 650) };
             seen = Observation {
                 step: Some(step),

@@ -12,31 +12,35 @@ use crate::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A worker that takes itself down after an exception (its loggers finish, its buffers are written) is left to it for so long.
+/// Time given to a worker that shuts itself down after an exception (its loggers finish, its
+/// buffers are flushed).
 const TAKE_DOWN: Duration = Duration::from_secs(3);
-/// The same for one that has only lost its connection to another rank: the cause lies there, and is known.
+/// The same for a worker that only lost its connection to another rank: the cause lies there, and
+/// is known.
 const TAKE_DOWN_FOLLOWER: Duration = Duration::from_millis(500);
-/// SIGUSR1, SIGUSR2, SIGCONT: not ours, unless the user says so.
+/// SIGUSR1, SIGUSR2 and SIGCONT: left to the workers, unless the user lists them in
+/// `--signals-to-handle`.
 const PASSED_ON: [i32; 3] = [10, 12, 18];
-/// Workers that are asked where they are have so long to write it down.
+/// Time that workers get to write down their stacks.
 const STACKS: Duration = Duration::from_millis(150);
-/// Word from one rank to all others takes at most this long.
+/// Time within which a message from one rank reaches all others.
 const NEWS: Duration = Duration::from_secs(1);
 
 impl Crew {
-    /// Some worker has completed a step that it did not restore.
+    /// Returns whether some worker has completed a step that it did not restore.
     pub(super) fn progressed(&self) -> bool {
         self.progressed || self.alive.values().any(Watch::has_new_step)
     }
 
-    /// Steps that every worker has completed; `None` when some worker does not report steps.
+    /// Returns the steps that every worker has completed; `None` if some worker does not report
+    /// steps.
     pub(super) fn reached(&self) -> Option<Step> {
         let alive = self.alive.values().map(Watch::step);
         let steps: Option<Vec<u64>> = alive.chain(self.exited_at.values().copied()).collect();
         steps.and_then(|s| s.into_iter().min()).map(Step)
     }
 
-    /// The step that all of them go on from, where that can be known.
+    /// Returns the step that all workers continued from, if it is known and the same for all.
     fn from(&self) -> Option<Step> {
         let mut each = self.alive.values().map(Watch::from);
         let first = each.next()??;
@@ -107,7 +111,7 @@ impl Agent {
         }
     }
 
-    /// Ends a crew whose generation is over; those that take themselves down may finish that.
+    /// Ends a crew whose generation is over. Workers that are shutting themselves down may finish.
     fn end_crew(&mut self, generation: Generation, stacks: bool) {
         let now = self.now;
         match self.crew.as_mut().filter(|c| c.generation == generation && !c.killing && c.end_by.is_none()) {
@@ -143,13 +147,14 @@ impl Agent {
         }
     }
 
-    /// This signal stops the job; others are passed on to the workers.
+    /// Returns whether this signal stops the job; other signals are passed on to the workers.
     #[must_use]
     pub fn stops_on(&self, signal: i32) -> bool {
         !PASSED_ON.contains(&signal) || self.config.stop_signals.contains(&signal)
     }
 
-    /// The job is stopping: pass the signal on, and end what is left after the shutdown grace.
+    /// Stops the job: passes the signal on, and ends the remaining workers after the shutdown
+    /// grace.
     pub(super) fn stop_workers(&mut self, now: Time, generation: Generation, signal: i32, at: Option<Step>) {
         let grace = self.config.shutdown_grace;
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else {
@@ -168,8 +173,8 @@ impl Agent {
         }
     }
 
-    /// A step that no rank will have passed when every rank has heard of it: ranks are at most one
-    /// step apart, and word reaches all within [`NEWS`].
+    /// Returns a step that no rank will have passed by the time all ranks know of it: ranks are at
+    /// most one step apart, and a message reaches all within [`NEWS`].
     pub(super) fn step_ahead(&self) -> Option<Step> {
         let crew = self.crew.as_ref()?;
         let step = crew.alive.values().filter_map(Watch::step).max()?;
@@ -187,7 +192,7 @@ impl Agent {
                     |c: &&mut Crew| c.generation == generation && c.alive.contains_key(&local_rank) && !c.killing;
                 let Some(crew) = self.crew.as_mut().filter(alive) else { return };
                 let step = crew.alive.get(&local_rank).and_then(Watch::step);
-                // Python's exit code for it.
+                // Python's exit code for an uncaught exception.
                 let cause = Cause::Exited(Outcome::Code(1));
                 crew.raised.insert(local_rank, self.config.table.judge(&cause, &words.text).follows);
                 self.failed(generation, local_rank, pid, cause, words, step);
@@ -201,7 +206,8 @@ impl Agent {
             Event::WorkersGone { generation, store_port } => self.workers_gone(generation, store_port),
             Event::Sample { generation, local_rank, pid, seen } => self.sample(now, generation, local_rank, pid, seen),
             Event::Holds { generation, held, parity } if self.runs(generation) => {
-                // The latest counts: which run they are of becomes known when the first worker says so.
+                // Only the latest report counts: which run the shards belong to becomes known when
+                // the first worker reports it.
                 self.acknowledge(generation, |r| matches!(r, Report::Holds { .. }));
                 let held = if crate::is_planted!(self, CopiesUnsaid) { Vec::new() } else { held };
                 self.send_surely(Report::Holds { generation, held, parity });
@@ -259,7 +265,8 @@ impl Agent {
         crew.raised.remove(&local_rank);
         let may_end = crew.end_by.is_some() && crew.raised.is_empty() && !crew.killing;
         if crew.killing {
-            // It may have been failing by itself when others did: what it says of that counts, not how it was ended.
+            // The worker may have failed on its own when others did: what it reported counts, not
+            // how it was ended.
             if matches!(outcome, Outcome::Code(code) if code != 0) {
                 self.failed(generation, local_rank, pid, Cause::Exited(outcome), words, step);
             }
@@ -281,7 +288,8 @@ impl Agent {
         }
     }
 
-    /// The script of a worker is over. What its process still does cannot undo that.
+    /// Records that the script of a worker is over. Nothing that its process still does can undo
+    /// that.
     fn ended(&mut self, generation: Generation, local_rank: u32, step: Option<u64>, how: HowEnded) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
         let ended = Ended { rank: Rank(crew.slot.first_rank.0 + local_rank), step: step.map(Step), how };
@@ -295,7 +303,7 @@ impl Agent {
         }
     }
 
-    /// A worker crashed or hung while its interpreter was shutting down.
+    /// Reports a crash or hang of a worker whose interpreter was shutting down.
     fn crashed_at_exit(
         &mut self,
         generation: Generation,
@@ -343,7 +351,7 @@ impl Agent {
         }
         let sign = self.signs.grave_since(watch.progress_at()).map(|s| s.verdict.line.clone());
         let verdict = watch.observe(now, Observation { machine_failed: sign.is_some(), ..seen }, &ladder);
-        // Where one waits, all do: rank 0 speaks for them.
+        // Where one rank waits, all do, so only rank 0 reports it.
         let speaks =
             crew.slot.first_rank.0 + local_rank == 0 && crew.failure.is_none() && verdict.is_none() && !stopping;
         let news = if speaks { watch.silence(now, &ladder) } else { None };
@@ -407,7 +415,7 @@ impl Agent {
     }
 }
 
-/// What people read when rank 0 makes no step.
+/// Formats the message for people when rank 0 makes no step.
 fn told(news: Silence) -> String {
     let waits = |time: Duration, where_: &str| {
         format!(

@@ -1,85 +1,91 @@
-//! Follows what checkpoints cost, in both directions: a neighbour that uses the disk makes them rarer, and when it is gone they
-//! come as often as before (CheckFreq §4.3).
+//! Adapts to the cost of checkpoints, in both directions: a neighbour that uses the disk makes them
+//! rarer, and when it is gone they become as frequent as before (CheckFreq §4.3).
 
 use super::{Bound, PROFILED, interval, steps, young_daly};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// What one more measurement counts for.
+/// Weight of a new measurement.
 const NEW: f64 = 0.3;
-/// The interval changes when the new one differs by more than this part.
+/// The interval changes only if the new one differs by more than this fraction.
 const DEAD_BAND: f64 = 0.05;
-/// After so many intervals without one undisturbed step, a checkpoint is left out, to see what a step costs without.
+/// After this many intervals without an undisturbed step, one checkpoint is skipped, to measure the
+/// duration of a step without one.
 const BLIND: u32 = 4;
-/// One interval differs from the usual one by at most this factor.
+/// A single interval differs from the usual one by at most this factor.
 const STRETCH: u64 = 4;
-/// Undisturbed steps that say what a step takes: the latest of an interval.
+/// Number of the latest undisturbed steps of an interval that determine the duration of a step.
 const RECENT: usize = 200;
 
-/// What a [`Rate`] has measured, in seconds.
+/// The measurements of a [`Rate`], in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Measured {
     /// Ti: an undisturbed step.
     pub iteration: Option<f64>,
-    /// o: what a checkpoint costs the loop.
+    /// o: time that a checkpoint costs the training loop.
     pub cost: Option<f64>,
-    /// From a checkpoint's step to where it is written.
+    /// Time from a checkpoint's step until it is written.
     pub occupied: Option<f64>,
-    /// Between failures.
+    /// Mean time between failures.
     pub mtbf: Option<f64>,
 }
 
-/// Follows what checkpoints cost and says how often to make them.
+/// Measures the cost of checkpoints and decides how often to make them.
 ///
 /// ```text
-///  │ checkpoint          checkpoint          │ what the steps beside a checkpoint took longer than the undisturbed ones of
-///  ▼                     ▼                   ▼ the same interval is what it costs
-///  ■■■■──────────────────■■■■────────────────■■■■      ■ steps beside a checkpoint   ─ undisturbed steps
+///  checkpoint            checkpoint          checkpoint
+///  ▼                     ▼                   ▼
+///  ■■■■──────────────────■■■■────────────────■■■■   ■ overlaps a checkpoint   ─ undisturbed
 /// ```
+///
+/// A checkpoint costs what the steps that overlap it take longer than the undisturbed steps of the
+/// same interval.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Rate {
     budget: f64,
-    /// Part of the time in which storage may be ours.
+    /// Fraction of the time for which checkpoints may use storage.
     share: f64,
     mtbf: Option<f64>,
     /// Ti.
     iteration: Option<f64>,
-    /// o with everything that slows the loop down while a checkpoint is written.
+    /// o, including everything that slows the loop down while a checkpoint is written.
     cost: Option<f64>,
-    /// From the step to where it is written.
+    /// Time from a checkpoint's step until it is written.
     occupied: Option<f64>,
     every: u64,
     bound: Bound,
-    /// Both are of this life's first checkpoint, for which memory had to be found: what comes next replaces them.
+    /// Both come from this life's first checkpoint, which had to allocate memory: the next
+    /// measurement replaces them.
     #[serde(skip)]
     provisional: bool,
-    /// Checkpoints of this life that were measured.
+    /// Number of checkpoints measured in this life.
     #[serde(skip)]
     seen: u32,
     #[serde(skip)]
     now: Interval,
     #[serde(skip)]
     blind: u32,
-    /// Seconds of earlier checkpoints that their own intervals, which are not stretched without limit, have not paid for.
+    /// Seconds of earlier checkpoints that were not paid for by their own intervals, whose length
+    /// is limited.
     #[serde(skip)]
     owed: f64,
 }
 
-/// The interval that is under way.
+/// The current interval.
 #[derive(Clone, Debug, Default)]
 struct Interval {
     steps: u64,
-    /// Steps beside a checkpoint, and their seconds.
+    /// Number of steps that overlap a checkpoint, and their total seconds.
     beside: (u64, f64),
     quiet: VecDeque<f64>,
-    /// Of the checkpoint that began it.
+    /// Of the checkpoint that began the interval.
     occupied: Option<f64>,
-    /// Something else has disturbed it: it says nothing about costs.
+    /// Something else disturbed the interval, so it is not used for costs.
     disturbed: bool,
 }
 
 impl Interval {
-    /// What its checkpoint has cost.
+    /// Returns the cost of the interval's checkpoint.
     fn extra(&self, iteration: f64) -> f64 {
         let (steps, seconds) = self.beside;
         (seconds - steps as f64 * iteration).max(0.0)
@@ -87,8 +93,9 @@ impl Interval {
 }
 
 impl Rate {
-    /// Nothing is known yet: no checkpoint is due before the profile is there. `budget` is the part of the loop's time that
-    /// checkpoints may cost, `share` the part of the time in which they may use storage.
+    /// Creates a rate without measurements: no checkpoint is due before the profile exists.
+    /// `budget` is the fraction of the loop's time that checkpoints may cost, `share` the fraction
+    /// of the time for which they may use storage.
     #[must_use]
     pub fn new(budget: f64, share: f64) -> Self {
         Rate {
@@ -108,7 +115,7 @@ impl Rate {
         }
     }
 
-    /// The same measurements under another budget.
+    /// Applies another budget to the same measurements.
     #[must_use]
     pub fn under(mut self, budget: f64, share: f64) -> Self {
         (self.budget, self.share) = (budget, share);
@@ -116,35 +123,35 @@ impl Rate {
         self
     }
 
-    /// Iterations that make the profile, for an epoch of so many.
+    /// Returns the number of iterations in a profile, for an epoch of `epoch` iterations.
     #[must_use]
     pub fn profiled(epoch: Option<u64>) -> u64 {
         epoch.map_or(PROFILED, |n| n / 100).clamp(1, PROFILED)
     }
 
-    /// The profile: undisturbed steps.
+    /// Sets the profile from undisturbed steps.
     pub fn profile(&mut self, steps: &[f64]) {
         self.iteration = median(steps.to_vec());
     }
 
-    /// The failure rate of this job's machines changed.
+    /// Records a change in the failure rate of this job's machines.
     pub fn failures(&mut self, mtbf: Option<f64>) {
         self.mtbf = mtbf.filter(|t| *t > 0.0);
     }
 
-    /// A checkpoint every so many steps. Without a profile: none yet.
+    /// Returns the interval in steps, and what bounds it; `None` before there is a profile.
     #[must_use]
     pub fn every(&self) -> Option<(u64, Bound)> {
         self.iteration.map(|_| (self.every, self.bound))
     }
 
-    /// What is known.
+    /// Returns the current measurements.
     #[must_use]
     pub fn measured(&self) -> Measured {
         Measured { iteration: self.iteration, cost: self.cost, occupied: self.occupied, mtbf: self.mtbf }
     }
 
-    /// A step took so long. `quiet`: no part of a checkpoint was made meanwhile.
+    /// Records a step of this duration. `quiet`: no part of a checkpoint was made during it.
     pub fn step(&mut self, seconds: f64, quiet: bool) {
         self.now.steps += 1;
         if quiet {
@@ -157,16 +164,17 @@ impl Rate {
         }
     }
 
-    /// A step whose time says nothing: something else was done meanwhile.
+    /// Records a step whose duration is meaningless, because something else was done during it.
     pub fn passed(&mut self) {
         self.now.steps += 1;
     }
 
-    /// The checkpoint that began this interval is written, `occupied` seconds after its step.
+    /// Records that the checkpoint that began this interval is written, `occupied` seconds after
+    /// its step.
     pub fn written(&mut self, occupied: f64) {
         self.now.occupied = Some(occupied);
         if let (None, Some(iteration)) = (self.cost, self.iteration) {
-            // The first one: the interval after it has to be chosen now.
+            // The first checkpoint: the interval after it has to be chosen now.
             self.cost = Some(self.now.extra(iteration));
             self.occupied = Some(occupied);
             self.provisional = true;
@@ -174,13 +182,13 @@ impl Rate {
         }
     }
 
-    /// Something that is no checkpoint of this kind has held the loop up.
+    /// Records that something other than such a checkpoint held up the loop.
     pub fn disturbed(&mut self) {
         self.now.disturbed = true;
     }
 
-    /// Steps until the next checkpoint is due; 0: now. When all steps of late were beside a checkpoint, one is left out.
-    /// `None` as long as there is no profile.
+    /// Returns the steps until the next checkpoint is due; 0: now. If all recent steps overlapped a
+    /// checkpoint, one checkpoint is skipped. `None` before there is a profile.
     #[must_use]
     pub fn left(&self) -> Option<u64> {
         let iteration = self.iteration?;
@@ -188,32 +196,34 @@ impl Rate {
         Some(every.saturating_sub(self.now.steps))
     }
 
-    /// Length of the interval under way. Once its checkpoint is written, what that one has cost is known: the interval pays for
-    /// it, so that the budget holds whatever the next one will cost.
+    /// Returns the length of the current interval. Once the interval's checkpoint is written, its
+    /// cost is known and the interval pays for it, so that the budget holds whatever the next one
+    /// costs.
     fn steps_now(&self, iteration: f64) -> u64 {
         let Some(occupied) = self.now.occupied.filter(|_| !self.now.disturbed) else { return self.every };
         let (own, _) = self.choose(iteration, self.now.extra(iteration) + self.owed, occupied);
         own.clamp(self.every.div_ceil(STRETCH), self.longest())
     }
 
-    /// The longest interval as things are.
+    /// Returns the longest interval allowed at present.
     fn longest(&self) -> u64 {
         self.every.saturating_mul(STRETCH)
     }
 
-    /// A checkpoint begins.
+    /// Records the start of a checkpoint.
     pub fn begins(&mut self) {
         let now = std::mem::take(&mut self.now);
         self.blind = if now.quiet.is_empty() { self.blind + 1 } else { 0 };
         let (extra, occupied) = (|iteration| now.extra(iteration), now.occupied);
         if let Some(seen) = median(now.quiet.iter().copied().collect()).filter(|_| !now.disturbed) {
-            // Undisturbed steps are what they are: a loop that became slower or faster is believed at once.
+            // Undisturbed steps need no averaging: a loop that became slower or faster is trusted
+            // at once.
             self.iteration = Some(seen);
         }
         let (Some(iteration), Some(occupied), false) = (self.iteration, occupied, now.disturbed) else { return };
         self.seen += 1;
         if self.seen == 1 {
-            // Taken already, or known better from an earlier life.
+            // Already taken into account by `written`, or better known from an earlier life.
             return;
         }
         let paid = self.budget * iteration * self.longest() as f64;
@@ -265,8 +275,8 @@ mod tests {
         assert!((190..=210).contains(&rate.every().unwrap().0), "{:?}", rate.every());
     }
 
-    /// Trains through `checkpoints` of them. `world(checkpoint)` is (undisturbed step, cost of a checkpoint, its time on
-    /// storage). Returns the overhead of the last interval.
+    /// Trains through this many checkpoints. `world(checkpoint)` is (undisturbed step, cost of a
+    /// checkpoint, its time on storage). Returns the overhead of the last interval.
     fn run(rate: &mut Rate, checkpoints: u64, world: impl Fn(u64) -> (f64, f64, f64)) -> f64 {
         let mut overhead = 0.0;
         for n in 0..checkpoints {
@@ -289,7 +299,8 @@ mod tests {
 
     #[test]
     fn a_neighbour_on_the_disk_is_answered_and_forgotten() {
-        // CheckFreq's Table 5: k = 14 at 5 %; a neighbour makes a checkpoint seven times as expensive.
+        // CheckFreq's Table 5: k = 14 at 5 %; a neighbour makes a checkpoint seven times as
+        // expensive.
         let mut rate = Rate::new(0.05, 1.0);
         rate.profile(&[1.0; 20]);
         assert!((run(&mut rate, 10, |_| (1.0, 0.7, 0.5)) - 0.05).abs() < 0.005);
@@ -320,7 +331,7 @@ mod tests {
         rate.step(3.0, false);
         rate.written(2.0);
         assert_eq!((rate.every(), rate.left()), (Some((40, Bound::Budget)), Some(39)));
-        // For the first one memory had to be found: the second one's cost replaces it.
+        // The first checkpoint had to allocate memory: the second one's cost replaces it.
         rate.begins();
         rate.step(2.0, false);
         rate.step(1.0, true);
@@ -334,7 +345,7 @@ mod tests {
     fn each_interval_pays_for_its_own_checkpoint() {
         let mut rate = Rate::new(0.05, 1.0);
         rate.profile(&[1.0; 20]);
-        // From one checkpoint to the next what they cost triples and falls again: no average foretells it.
+        // The cost triples and falls again from one checkpoint to the next: no average predicts it.
         let cost = |n: u64| [0.5, 1.5, 1.0][n as usize % 3];
         run(&mut rate, 20, |n| (1.0, cost(n), 0.5));
         for n in 20..40 {
@@ -348,7 +359,8 @@ mod tests {
         let mut rate = Rate::new(0.05, 1.0);
         rate.profile(&[1.0; 20]);
         run(&mut rate, 20, |_| (1.0, 1.0, 0.5));
-        // Twelve times the usual: its own interval is stretched four times and no more.
+        // Twelve times the usual cost: the checkpoint's own interval is stretched by four and no
+        // more.
         let (mut spent, mut ideal) = (0.0, 0.0);
         for n in 0..10 {
             let cost = if n == 0 { 12.0 } else { 1.0 };
@@ -380,7 +392,8 @@ mod tests {
     fn without_one_undisturbed_step_a_checkpoint_is_left_out() {
         let mut rate = Rate::new(0.5, 1.0);
         rate.profile(&[1.0; 20]);
-        // Each step is beside a checkpoint, and steps have become four times as long on their own.
+        // Every step overlaps a checkpoint, and steps have become four times as long for another
+        // reason.
         for _ in 0..BLIND {
             rate.begins();
             rate.step(4.0, false);

@@ -1,4 +1,4 @@
-//! From facts to incidents.
+//! Reconstructs incidents from recorded facts.
 
 use super::{Entry, Progress, What};
 use crate::coordinator::blame::HEARING;
@@ -14,30 +14,30 @@ use crate::stacks::Stack;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Stacks that come within this of an incident are of it, in microseconds.
+/// Stacks recorded within this time after an incident was declared belong to it, in microseconds.
 const HEARD: u64 = HEARING.as_micros() as u64;
 
 /// How an incident ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Outcome {
-    /// It is not over.
+    /// The incident is not over.
     Open,
-    /// The job steps again, but does steps once more that it had done before.
+    /// The job steps again, but repeats steps that it had completed before.
     Repeating,
-    /// The job is where it had been before.
+    /// The job is where it was before the failure.
     Recovered,
-    /// The job steps again. Whether it does again what it had done, nobody can know.
+    /// The job steps again; whether it repeats steps is unknown.
     GoesOn,
-    /// Another failure came before the job was where it had been.
+    /// Another failure came before the job had caught up.
     Overtaken {
-        /// its number
+        /// The number of that incident.
         by: u64,
     },
     /// The job ended.
     Ended {
-        /// exit code
+        /// Exit code.
         code: i32,
-        /// the cause
+        /// The cause.
         why: String,
     },
 }
@@ -47,101 +47,103 @@ pub enum Outcome {
 pub struct Restore {
     /// The step; `None` for a fresh start.
     pub step: Option<Step>,
-    /// Where from, by rank.
+    /// Tier of each rank's shard, by rank.
     pub tiers: Vec<Tier>,
     /// Completed steps that had to be computed again.
     pub steps_lost: u64,
-    /// Nodes that restored it; 0: not known.
+    /// Number of nodes that restored it; 0: not known.
     pub nodes: u32,
 }
 
-/// Where the ranks went on.
+/// Where the ranks continued from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Began {
-    /// The generation.
+    /// Their generation.
     pub generation: u64,
-    /// The step that they went on from; `None`: nothing says which.
+    /// The step that they continued from; `None`: not known.
     pub from: Option<u64>,
     /// The highest step that the job had completed before; `None`: not known.
     pub had: Option<u64>,
 }
 
 impl Began {
-    /// Steps that had been done before and are done again; `None`: not known.
+    /// Returns the number of completed steps that are repeated; `None`: not known.
     #[must_use]
     pub fn again(&self) -> Option<u64> {
         Some(self.had?.saturating_sub(self.from?))
     }
 }
 
-/// One failure from its first sign to where the job is again where it had been. Times in microseconds since 1970.
+/// One failure, from its first sign until the job is where it was before. Times are in microseconds
+/// since 1970.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Incident {
     /// Number within the run of the job, from 1.
     pub number: u64,
-    /// Generation that failed.
+    /// The generation that failed.
     pub generation: u64,
-    /// Node at fault.
+    /// The node that reported the failure or was lost; see [`Incident::at_fault`].
     pub node: NodeId,
     /// The worker's failure; `None`: the whole node was lost.
     pub failure: Option<Failure>,
-    /// What was done.
+    /// The action taken.
     pub action: Action,
-    /// Ranks before and after.
+    /// Number of ranks before and after.
     pub world: (u32, Option<u32>),
-    /// Declared.
+    /// When the failure was declared.
     pub opened: u64,
-    /// The next generation's processes are being started.
+    /// When the workers of the next generation were started.
     pub regrouped: Option<u64>,
-    /// All were told what to restore.
+    /// When all ranks had been told what to restore.
     pub told: Option<u64>,
-    /// The first new step was complete.
+    /// When the first new step was complete, and which step that was.
     pub stepped: Option<(u64, Step)>,
-    /// The job was where it had been.
+    /// When the job was where it had been before.
     pub caught_up: Option<u64>,
     /// What was restored.
     pub restored: Option<Restore>,
-    /// Where the ranks went on, once they step.
+    /// Where the ranks continued, once they step.
     pub began: Option<Began>,
-    /// Median step time before and after, in microseconds.
+    /// Median step duration before and after, in microseconds.
     pub step_us: (Option<u64>, Option<u64>),
-    /// Whose failure it was, when all was heard: known a moment later.
+    /// The first cause, known a moment later, when all failures have been heard.
     pub blamed: Option<Blamed>,
-    /// Where the main thread of each rank was, of a hang.
+    /// For a hang: the stack of each rank's main thread.
     pub stacks: BTreeMap<u32, Stack>,
-    /// The node is left out from then on.
+    /// The node that is excluded from then on.
     pub excluded: Option<NodeId>,
     /// What a check of the nodes found.
     pub checked: Option<Found>,
-    /// The plan was there before, and how many nodes each job is to have by it.
+    /// The plan for this incident: whether it existed in advance, and the number of nodes for each
+    /// job.
     pub planned: Option<(bool, BTreeMap<String, u32>)>,
-    /// What was asked for of machines because of it.
+    /// Requests about machines that the incident led to.
     pub requests: Vec<Request>,
-    /// What a detector has found, if it was one that said so.
+    /// The finding, if a detector opened the incident.
     pub finding: Option<Finding>,
-    /// Whether a person says that it was named rightly, and in which words.
+    /// A person's verdict on whether the finding was right, with a note.
     pub noted: Option<(bool, String)>,
     /// How it ended.
     pub outcome: Outcome,
-    /// The job ended, for another reason, before it was where it had been.
+    /// The job ended for another reason before it had caught up.
     pub cut_off: bool,
 }
 
 /// The first cause of an incident.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Blamed {
-    /// Where.
+    /// The node at fault.
     pub node: NodeId,
-    /// The worker's failure; `None`: the machine itself.
+    /// The worker's failure; `None`: the machine itself failed.
     pub failure: Option<Failure>,
-    /// What it is held to be.
+    /// The class of the failure, with its severity, scope and advice.
     pub verdict: Verdict,
-    /// Classes of what followed, and how many of each.
+    /// Number of failures that followed from it, by class.
     pub others: BTreeMap<String, u32>,
 }
 
 impl Incident {
-    /// Nothing more is to come of it.
+    /// Returns whether no further facts are expected.
     fn is_over(&self) -> bool {
         match self.outcome {
             Outcome::Open | Outcome::Repeating => self.cut_off,
@@ -149,22 +151,23 @@ impl Incident {
         }
     }
 
-    /// The next generation steps, and nothing has come of it yet but that.
+    /// Returns whether the next generation steps and the outcome is still a recovery, complete or
+    /// not.
     fn steps_again(&self) -> bool {
         matches!(self.outcome, Outcome::Repeating | Outcome::Recovered | Outcome::GoesOn)
     }
 
-    /// The ranks have completed their first step after it, or it has become known from where they went on.
+    /// Records where the ranks continued, at their first step or once it becomes known.
     fn began(&mut self, began: Began) {
         self.began = Some(began);
         if let (Some((at, _)), Some(from)) = (self.stepped, began.from) {
-            // The one step that was lost may be the first one: then nothing is caught up with after it.
+            // If only the first step was lost, that step alone catches up.
             self.stepped_to(at, from + 1);
         }
         self.settle();
     }
 
-    /// All ranks have completed this step: the job may be where it had been.
+    /// Records that all ranks have completed `step`, which may mean that the job has caught up.
     fn stepped_to(&mut self, at: u64, step: u64) {
         let known = self.began.filter(|b| b.from.is_some()).and_then(|b| b.had);
         if self.caught_up.is_none() && known.is_some_and(|had| had <= step) {
@@ -184,7 +187,8 @@ impl Incident {
         }
     }
 
-    /// One that has just begun: at `when`, in a world of so many ranks, whose steps took so long.
+    /// Creates an incident that was just declared: at `when`, in a world of `world` ranks with a
+    /// median step of `step_us`.
     fn opened(
         number: u64,
         (generation, node): (Generation, NodeId),
@@ -220,26 +224,26 @@ impl Incident {
         }
     }
 
-    /// The node at fault, as far as it is known.
+    /// Returns the node at fault, as far as it is known.
     #[must_use]
     pub fn at_fault(&self) -> &NodeId {
         self.blamed.as_ref().map_or(&self.node, |b| &b.node)
     }
 
-    /// What it is held to be; `None`: the node was lost.
+    /// Returns the verdict; `None`: the node was lost.
     #[must_use]
     pub fn verdict(&self) -> Option<&Verdict> {
         self.blamed.as_ref().map(|b| &b.verdict).or(self.failure.as_ref().map(|f| &f.verdict))
     }
 
-    /// Its class: of a node that was lost, too.
+    /// Returns the class; that of a lost node is `node-lost`.
     #[must_use]
     pub fn class(&self) -> &str {
         self.verdict().map_or("node-lost", |v| v.class.as_str())
     }
 
-    /// Its stages that are over: begin and end in microseconds since 1970. One whose beginning was not noted begins with the end of the one
-    /// before it.
+    /// Returns the stages that are over, with begin and end in microseconds since 1970. A stage
+    /// whose beginning was not recorded begins where the previous one ends.
     #[must_use]
     pub fn spans(&self) -> Vec<(&'static str, u64, u64)> {
         let silence = self.silence().map(|silence| ("detect", self.opened.saturating_sub(silence), self.opened));
@@ -255,13 +259,13 @@ impl Incident {
         spans
     }
 
-    /// How long they took, in microseconds.
+    /// Returns the duration of each stage that is over, in microseconds.
     #[must_use]
     pub fn stages(&self) -> Vec<(&'static str, u64)> {
         self.spans().into_iter().map(|(name, begin, end)| (name, end - begin)).collect()
     }
 
-    /// What failed, in a line.
+    /// Describes what failed, in one line.
     #[must_use]
     pub fn what(&self) -> String {
         match &self.blamed {
@@ -270,7 +274,8 @@ impl Incident {
         }
     }
 
-    /// Silence before it was declared, in microseconds, where silence was the sign.
+    /// Returns the silence before the failure was declared, in microseconds, if silence was the
+    /// sign.
     #[must_use]
     pub fn silence(&self) -> Option<u64> {
         match self.failure.as_ref()?.cause {
@@ -279,26 +284,28 @@ impl Incident {
         }
     }
 
-    /// From the first sign to where the job was again where it had been (or, as far as is known, stepped), in microseconds.
+    /// Returns the time from the first sign until the job had caught up (or until its first new
+    /// step, if nothing later is known), in microseconds.
     #[must_use]
     pub fn lasted(&self) -> Option<u64> {
         let end = self.caught_up.or(self.stepped.map(|(at, _)| at))?;
         Some(end.saturating_sub(self.opened) + self.silence().unwrap_or(0))
     }
 
-    /// Rank-seconds in which nothing new was computed.
+    /// Returns the rank-seconds in which nothing new was computed.
     #[must_use]
     pub fn rank_seconds(&self) -> Option<f64> {
         Some(self.lasted()? as f64 / 1e6 * f64::from(self.world.1.unwrap_or(self.world.0)))
     }
 }
 
-/// The open incident that this generation is to end; what was noticed in the generation itself is none.
+/// Returns the open incident that the start of this generation ends. An incident in the generation
+/// itself does not qualify.
 fn ended_by(found: &mut [Incident], generation: Generation) -> Option<&mut Incident> {
     found.iter_mut().rfind(|i| i.generation < generation.0).filter(|i| i.outcome == Outcome::Open)
 }
 
-/// The incidents of a job's latest run, in order.
+/// Returns the incidents of a job's latest run, in order.
 #[must_use]
 pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
     let mut found: Vec<Incident> = Vec::new();
@@ -307,7 +314,7 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
         match what {
             What::Fact(Fact::GenerationStarted { generation, world_size, restarts }) => {
                 if *restarts == 0 && over {
-                    // The job was run anew.
+                    // A new run of the job.
                     (found, step_us, over) = (Vec::new(), None, false);
                 } else if let Some(i) = ended_by(&mut found, *generation) {
                     i.regrouped = Some(*at);
@@ -350,12 +357,13 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                 }
             }
             What::Fact(Fact::FirstStep { generation, step, from, had, .. }) => {
-                // Its own number is not said by a coordinator that began in between.
+                // A coordinator that started in between does not record the incident's number.
                 if let Some(i) = ended_by(&mut found, *generation) {
                     i.stepped = Some((*at, *step));
                     let generation = generation.0;
                     let (from, had) = (from.map(|s| s.0), had.map(|s| s.0));
-                    // An earlier version said only how much was lost of what was restored.
+                    // Earlier versions recorded only the number of steps lost relative to the
+                    // restored one.
                     let restored = i.restored.as_ref().map(|r| (r.step.map_or(0, |s| s.0), r.steps_lost, r.nodes));
                     let earlier = restored.filter(|(.., nodes)| *nodes == 0).map(|(step, lost, _)| step + lost);
                     let from = from.or(restored.map(|(step, ..)| step));
@@ -383,7 +391,7 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
             }
             What::Fact(Fact::Requested { incident, request }) => {
                 let known = |i: &&mut Incident| i.requests.iter().any(|r| r.id == request.id);
-                // What becomes of a request may be told after a later incident.
+                // The fate of a request may be recorded after a later incident.
                 let of = match found.iter_mut().rfind(known) {
                     Some(of) => Some(of),
                     None => found.iter_mut().rfind(|i| i.number == *incident),
@@ -414,7 +422,7 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                 for i in &mut found {
                     match i.outcome {
                         Outcome::Open => i.outcome = Outcome::Ended { code: *code, why: why.clone() },
-                        // Who is done has done again what was lost.
+                        // A job that finishes has repeated what was lost.
                         Outcome::Repeating if *code == 0 => {
                             i.caught_up = Some(*at);
                             i.outcome = Outcome::Recovered;
@@ -425,7 +433,7 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                 }
             }
             What::Stacks { generation, stacks } => {
-                // Those that were asked for in between belong to nobody's failure.
+                // Stacks requested by a person in the meantime belong to no failure.
                 if let Some(i) = found.last_mut().filter(|i| i.generation == *generation && *at < i.opened + HEARD) {
                     i.stacks.extend(stacks.clone());
                 }
@@ -434,7 +442,8 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
             What::Progress(Progress { step, step_us: us, .. }) => {
                 if let Some(i) = found.iter_mut().rfind(|i| i.steps_again()) {
                     i.step_us.1.get_or_insert(*us);
-                    // A coordinator that began in between does not know how far the job had been, and does not say so.
+                    // A coordinator that started in between does not know how far the job had been,
+                    // so it records no `CaughtUp`.
                     i.stepped_to(*at, *step);
                 }
                 step_us = Some(*us);

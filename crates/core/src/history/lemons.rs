@@ -1,4 +1,5 @@
-//! Which nodes fail again and again: counted over all runs of a job, because one failure says little and the third of the same card says enough.
+//! Nodes that fail repeatedly, counted over all runs of a job: one failure proves little, but the
+//! third of the same card proves enough.
 
 use super::{Entry, Incident, What, incidents};
 use crate::coordinator::command::Fact;
@@ -7,22 +8,23 @@ use crate::severity::{Scope, Table};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What is held against a node.
+/// A node's record of failures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Lemon {
-    /// Which.
+    /// The node.
     pub node: NodeId,
-    /// Failures that it is blamed for, but for those of the script.
+    /// Failures blamed on the node, except the script's own and those that follow from another
+    /// failure.
     pub failures: u32,
-    /// Those of the machine itself.
+    /// Those that are failures of the machine itself.
     pub of_machine: u32,
-    /// By class.
+    /// Failures by class.
     pub classes: BTreeMap<String, u32>,
-    /// By device, where the kernel's line names one (its PCI address).
+    /// Failures by device, where the kernel's line names one (its PCI address).
     pub devices: BTreeMap<String, u32>,
-    /// Rank-seconds in which nothing new was computed because of them.
+    /// Rank-seconds during these failures in which nothing new was computed.
     pub rank_seconds: f64,
-    /// The latest one, in microseconds since 1970.
+    /// When the latest one was declared, in microseconds since 1970.
     pub latest: u64,
 }
 
@@ -33,7 +35,7 @@ impl Lemon {
     }
 }
 
-/// Nodes by what is held against them, the worst first.
+/// Returns the nodes that were blamed for failures, worst first.
 #[must_use]
 pub fn lemons(entries: &[Entry]) -> Vec<Lemon> {
     let mut found: BTreeMap<NodeId, Lemon> = BTreeMap::new();
@@ -58,7 +60,7 @@ pub fn lemons(entries: &[Entry]) -> Vec<Lemon> {
     all
 }
 
-/// The runs of a job, in order.
+/// Splits the entries of a job into its runs, in order.
 fn runs(entries: &[Entry]) -> Vec<&[Entry]> {
     let mut found = Vec::new();
     let (mut from, mut over) = (0, false);
@@ -76,7 +78,7 @@ fn runs(entries: &[Entry]) -> Vec<&[Entry]> {
     found
 }
 
-/// The device that the kernel's line names.
+/// Returns the device named in the kernel's line.
 fn device(of: &Incident) -> Option<String> {
     Some(Table::built_in().sign(&of.verdict()?.line)?.device).filter(|d| !d.is_empty())
 }

@@ -1,10 +1,11 @@
-//! What happened, told from the facts that were written down: an incident from its first sign to where all that it cost is made good.
+//! What happened, reconstructed from recorded facts: an incident from its first sign until all that
+//! it cost is made good.
 //!
 //! ```text
-//!  last progress    declared     world formed    all told what      first new step   where the job had been
-//!       │ detect       │ regroup       │ start           │ load and a step │ recompute       │
-//!       ▼              ▼               ▼                 ▼                 ▼                 ▼
-//!  ─────●──────────────●───────────────●─────────────────●─────────────────●─────────────────●────
+//!  last progress    declared    world formed    restore decided    first new step    caught up
+//!       │ detect       │ regroup     │ start           │ load and a step  │ recompute      │
+//!       ▼              ▼             ▼                 ▼                  ▼                ▼
+//!  ─────●──────────────●─────────────●─────────────────●──────────────────●────────────────●────
 //! ```
 
 mod incident;
@@ -24,59 +25,59 @@ use crate::stacks::Stack;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How far all ranks were, as the coordinator's driver notes it now and then.
+/// The progress of all ranks, which the coordinator's driver records from time to time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     /// Their generation.
     pub generation: u64,
     /// Steps that all ranks had completed.
     pub step: u64,
-    /// Median time of a step, in microseconds.
+    /// Median duration of a step, in microseconds.
     pub step_us: u64,
 }
 
-/// One line of what was written down about a job.
+/// One recorded line about a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// When, in microseconds since 1970.
+    /// Time in microseconds since 1970.
     pub at: u64,
-    /// What.
+    /// What was recorded.
     pub what: What,
 }
 
-/// A fact, or how far the job was.
+/// The content of an [`Entry`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum What {
-    /// Something happened.
+    /// A fact recorded by the coordinator.
     Fact(Fact),
-    /// How far all ranks were.
+    /// The progress of all ranks.
     Progress(Progress),
-    /// Where the time of a node's places went.
+    /// Where the time of a node went.
     Spent {
-        /// the node
+        /// The node.
         node: NodeId,
-        /// life of its agent
+        /// Life of its agent.
         incarnation: Incarnation,
-        /// one generation's
+        /// The account of one generation.
         account: Account,
     },
     /// Where the workers of a node are.
     Stacks {
-        /// their generation
+        /// Their generation.
         generation: u64,
-        /// by rank
+        /// Stacks by rank.
         stacks: BTreeMap<u32, Stack>,
     },
 }
 
-/// A [`What::Stacks`] as it is written.
+/// A [`What::Stacks`] as it is serialized.
 #[derive(Deserialize)]
 struct Stacks {
     generation: u64,
     stacks: BTreeMap<u32, Stack>,
 }
 
-/// A [`What::Spent`] as it is written.
+/// A [`What::Spent`] as it is serialized.
 #[derive(Deserialize)]
 struct Spent {
     node: NodeId,
@@ -85,7 +86,8 @@ struct Spent {
 }
 
 impl Entry {
-    /// Reads a line: its time in seconds, and its fact as JSON. `None` for what this version does not know.
+    /// Parses a line from its time in seconds and its fact as JSON. Returns `None` if this version
+    /// does not know the fact.
     #[must_use]
     pub fn read(seconds: f64, fact: &serde_json::Value) -> Option<Entry> {
         let at = (seconds * 1e6).round() as u64;

@@ -1,4 +1,5 @@
-//! A failure as it is kept for later questions ("what would it have cost with …"): one line each, of real runs and of simulated ones alike.
+//! Failures in a format for later questions ("what would it have cost with …"): one line each, the
+//! same for real and for simulated runs.
 
 use super::{Entry, What, incidents};
 use crate::coordinator::command::Fact;
@@ -6,68 +7,69 @@ use crate::ledger::{Category, sums};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One failure, in seconds.
+/// One failure. All times are in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// From the beginning of the history.
+    /// Time from the beginning of the history.
     pub t_s: f64,
-    /// Where.
+    /// The node at fault.
     pub node: String,
-    /// `sev1`: the node, `sev2`: a process, `sev3`: what goes away by itself (Unicron, table 1).
+    /// `sev1`: the node failed; `sev2`: a process failed; `sev3`: a problem that may pass without
+    /// action (Unicron, table 1).
     pub kind: String,
-    /// Its class, as everstep says it.
+    /// Class of the failure.
     #[serde(default)]
     pub cause: String,
-    /// Until the node was back; `None`: it was not, or nothing was wrong with it.
+    /// Time until the node was back; `None`: it did not come back, or nothing was wrong with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair_s: Option<f64>,
-    /// Until it was known.
+    /// Time until the failure was detected.
     #[serde(default)]
     pub detect_s: f64,
-    /// From then on until a new step was complete; `None`: the job did not go on.
+    /// Time from detection until a new step was complete; `None`: the job did not continue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart_s: Option<f64>,
-    /// Work that was done again.
+    /// Time spent on repeating work.
     #[serde(default)]
     pub lost_s: f64,
-    /// Ranks (of a simulation: nodes) that trained before and after.
+    /// Ranks that trained before and after (in a simulation: nodes).
     #[serde(default)]
     pub world: (u32, u32),
 }
 
-/// What they are records of.
+/// The cluster and the period that a set of records covers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Span {
     /// Always `cluster`.
     pub kind: String,
-    /// Nodes there are.
+    /// Number of nodes.
     pub nodes: u32,
-    /// How long, in seconds.
+    /// Length of the period, in seconds.
     pub length_s: f64,
-    /// Share of the time that trained in which checkpoints stopped it.
+    /// Share of the training time for which checkpoints stalled it.
     #[serde(default)]
     pub checkpoint_share: f64,
-    /// Spares at the beginning, where that is known.
+    /// Spares at the beginning, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spares: Option<u32>,
 }
 
 impl Span {
-    /// So many nodes for so long.
+    /// Creates a span of `length_s` seconds with `nodes` nodes.
     #[must_use]
     pub fn new(nodes: u32, length_s: f64) -> Span {
         Span { kind: "cluster".into(), nodes, length_s, checkpoint_share: 0.0, spares: None }
     }
 }
 
-/// A line each, as JSON: the span first.
+/// Formats the span and then the records as JSON, one per line.
 pub fn lines<'a>(span: &Span, records: impl IntoIterator<Item = &'a Record>) -> String {
     let line = |value: serde_json::Result<String>| value.unwrap_or_default() + "\n";
     let first = line(serde_json::to_string(span));
     records.into_iter().fold(first, |text, record| text + &line(serde_json::to_string(record)))
 }
 
-/// The records of a job's facts.
+/// Extracts the records of failures from a job's history.
 #[must_use]
 pub fn records(entries: &[Entry]) -> (Span, Vec<Record>) {
     let (first, last) = (entries.first().map_or(0, |e| e.at), entries.last().map_or(0, |e| e.at));

@@ -1,4 +1,5 @@
-//! An incident in a dozen lines: what happened, why, what was lost, what was done, whether it worked, what to do next.
+//! An incident in a dozen lines: what happened, why, what was lost, what was done, whether it
+//! worked, and what to do next.
 
 use super::incident::{Began, Incident, Outcome, Restore};
 use crate::coordinator::command::Action;
@@ -6,13 +7,14 @@ use crate::message::Tier;
 use crate::severity::Verdict;
 use crate::stacks::group;
 
-/// Groups of stacks that are told; the rest say no more than these.
+/// Maximum number of groups of stacks to print; further groups add little.
 const STACKS: usize = 3;
 
-/// Why nobody can know how many steps were lost.
+/// The reason why the number of lost steps is unknown.
 const UNREADABLE: &str = "the script tells no step number, and neither its optimizer nor a scheduler carries one";
 
-/// The lines, the first one with the job's name and `when` (the time of day for people) it was declared.
+/// Formats an incident as lines of text. The first line contains the job's name and `when` it was
+/// declared (the time of day, formatted for people).
 #[must_use]
 pub fn tell(of: &Incident, job: &str, when: &str) -> Vec<String> {
     let next = of.regrouped.map_or(String::new(), |_| " → the next".into());
@@ -40,7 +42,7 @@ pub fn tell(of: &Incident, job: &str, when: &str) -> Vec<String> {
     lines
 }
 
-/// Microseconds as people say them.
+/// Formats microseconds for people.
 fn span(micros: u64) -> String {
     let seconds = micros as f64 / 1e6;
     if seconds < 1.0 {
@@ -76,7 +78,7 @@ fn why(of: &Incident) -> (String, Option<String>) {
     (why, Some(line.clone()).filter(|l| !l.is_empty() && !of.what().contains(l.as_str())))
 }
 
-/// What others failed of because of it.
+/// Describes the failures that followed from this one.
 fn followed(of: &Incident) -> Option<String> {
     let others = &of.blamed.as_ref().filter(|b| !b.others.is_empty())?.others;
     let each: Vec<String> = others.iter().map(|(class, n)| format!("{n} × {class}")).collect();
@@ -87,7 +89,7 @@ fn steps(n: u64) -> String {
     if n == 1 { "1 step".into() } else { format!("{n} steps") }
 }
 
-/// Steps that were done before: by how many the job fell back, as far as anybody can know.
+/// Describes the steps by which the job fell back, as far as they are known.
 fn steps_lost(of: &Incident) -> String {
     if of.action == Action::Tell {
         return "no step: training goes on".into();
@@ -129,7 +131,7 @@ fn lost(of: &Incident) -> String {
     let steps = steps_lost(of);
     let Some(seconds) = of.rank_seconds() else { return steps };
     let name = |stage: &'static str| if stage == "restore" { "load and first step" } else { stage };
-    // The silence is told however short it was.
+    // The silence is printed even if it was zero.
     let lasted = of.stages().into_iter().filter(|(stage, micros)| *micros > 0 || *stage == "detect");
     let stages: Vec<String> = lasted.map(|(stage, micros)| format!("{} {}", name(stage), span(micros))).collect();
     format!("{steps}; {seconds:.1} rank-seconds ({})", stages.join(", "))

@@ -1,4 +1,4 @@
-//! The time of all places of one node, over the generations that it takes part in.
+//! The time of all places of one node, over the generations that the node takes part in.
 
 use super::meter::{Before, Usual};
 use super::{Category, Meter, Reading, Spent};
@@ -6,42 +6,43 @@ use crate::id::Generation;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Closed accounts that are told again.
+/// Number of closed accounts that are reported again.
 const CLOSED: usize = 4;
 
-/// What a node's places have spent on one generation: from the start of its workers to that of the next ones.
+/// What a node's places spent on one generation, from the start of its workers to the start of the
+/// next ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Account {
-    /// The generation; of a node that waits, the one that it waits for the end of.
+    /// The generation; for a waiting node, the last one it took part in.
     pub generation: Generation,
-    /// Places for ranks.
+    /// Number of places for ranks.
     pub places: u32,
     /// Microseconds, summed over the places.
     pub spent: Spent,
-    /// Microseconds of steps that are not complete, which a step or a failure will explain.
+    /// Microseconds of incomplete steps, which a completed step or a failure will explain.
     pub pending: u64,
-    /// Which steps its workers have done; `None`: none.
+    /// The steps that its workers completed; `None`: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<Steps>,
 }
 
-/// Steps of one generation.
+/// The steps of one generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Steps {
-    /// The step that it went on from; `None` where nothing says which.
+    /// The step that it continued from; `None`: not known.
     pub from: Option<u64>,
-    /// How many it has completed beyond that.
+    /// Number of steps completed beyond that.
     pub done: u64,
 }
 
 impl Steps {
-    /// What a worker's board says of them.
+    /// Derives the steps from a worker's board.
     fn of(seen: &Reading) -> Option<Steps> {
         let done = seen.new_steps();
         (done > 0).then_some(Steps { from: seen.numbered.then_some(seen.restored), done })
     }
 
-    /// What is true of both: all places have done so many.
+    /// Combines two places: the steps that both have completed.
     fn and(self, other: Steps) -> Steps {
         Steps { from: self.from.filter(|from| other.from == Some(*from)), done: self.done.min(other.done) }
     }
@@ -50,26 +51,26 @@ impl Steps {
 /// How a worker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It has finished.
+    /// It finished.
     Well,
-    /// It failed: what it had begun came to nothing.
+    /// It failed, so its incomplete step is lost.
     Failed,
-    /// It was asked to.
+    /// It was asked to stop.
     Stopped,
 }
 
-/// Why a node's places have no worker.
+/// Why a node's places have no workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Idle {
     /// The job has not started.
     Schedule,
-    /// Something failed, or the world changes.
+    /// Something failed, or the world is changing.
     Decide,
-    /// It waits for a place in the world.
+    /// The node waits for a place in the world.
     Spare,
-    /// It is left out.
+    /// The node is excluded.
     Excluded,
-    /// The job ends.
+    /// The job is ending.
     Suspended,
 }
 
@@ -85,33 +86,33 @@ impl Idle {
     }
 }
 
-/// One node's book. Totals of a generation only grow; their sum is places × time, exactly.
+/// The book of one node. The totals of a generation only grow; their sum is exactly places × time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Book {
     places: u32,
     generation: Generation,
-    /// Of the generation, without its workers that run.
+    /// Time of the current generation, without its running workers.
     spent: Spent,
     idle: Idle,
-    /// Since when the places without a worker are as they are.
+    /// Since when the places without a worker are in this state.
     since: u64,
     meters: BTreeMap<u32, Meter>,
     usual: Usual,
-    /// The latest accounts that are closed, oldest first.
+    /// The latest closed accounts, oldest first.
     closed: VecDeque<Account>,
-    /// Microseconds of all accounts that are closed.
+    /// Microseconds of all closed accounts.
     past: u64,
     /// When the node began to take part.
     began: u64,
     /// What any worker here, or the job, had completed in earlier generations.
     before: Before,
     reached: u64,
-    /// Steps of the generation, by local rank.
+    /// Steps of the current generation, by local rank.
     steps: BTreeMap<u32, Steps>,
 }
 
 impl Book {
-    /// A node that takes part from `at` on (microseconds on its clock).
+    /// Opens the book of a node that takes part from `at` on (microseconds on its clock).
     #[must_use]
     pub fn new(places: u32, at: u64) -> Self {
         Book {
@@ -138,10 +139,10 @@ impl Book {
         self.since = self.since.max(at);
     }
 
-    /// Workers of a new generation start.
+    /// Records the start of the workers of a new generation.
     pub fn start(&mut self, at: u64, generation: Generation) {
         self.fenced(at);
-        // The first generation's account is the one that it waited in.
+        // The first generation continues the account in which the node waited for it.
         if self.generation != Generation(0) {
             let account = self.account(at);
             self.past += account.spent.total() + account.pending;
@@ -158,34 +159,34 @@ impl Book {
         self.idle = Idle::Decide;
     }
 
-    /// A worker's board says so.
+    /// Records a sample of a worker's board.
     pub fn look(&mut self, at: u64, local: u32, seen: Reading) {
         if let Some(meter) = self.meters.get_mut(&local) {
             meter.look(at, seen, self.before, &mut self.usual);
         }
-        // Of one that is being ended, too.
+        // This includes a worker that is being ended.
         self.reached = self.reached.max(seen.step.unwrap_or(0));
         if let Some(steps) = Steps::of(&seen) {
             self.steps.insert(local, steps);
         }
     }
 
-    /// The job had completed this step before.
+    /// Records that the job had completed this step before.
     pub fn best(&mut self, step: u64) {
         self.before.best = self.before.best.max(step);
         self.before.some |= step > 0;
     }
 
-    /// The job had completed some steps before: nobody knows here how many.
+    /// Records that the job had completed some steps before; how many is not known here.
     pub fn goes_on(&mut self) {
         self.before.some = true;
     }
 
-    /// One worker is over.
+    /// Records the end of one worker.
     pub fn ended(&mut self, at: u64, local: u32, how: End) {
         self.settle(at);
         let category = match how {
-            // Taking itself down is the other half of setting itself up.
+            // Shutdown is the counterpart of setup.
             End::Well => Category::Init,
             End::Failed => Category::Detect,
             End::Stopped => Category::Suspended,
@@ -198,7 +199,8 @@ impl Book {
         }
     }
 
-    /// A failure was declared, or the world changes: no step of this generation will be complete any more.
+    /// Records that a failure was declared or the world changes: no further step of this generation
+    /// will be completed.
     pub fn fenced(&mut self, at: u64) {
         self.settle(at);
         let meters = std::mem::take(&mut self.meters);
@@ -210,20 +212,22 @@ impl Book {
         }
     }
 
-    /// There is no place in the world for this node.
+    /// Records that the world has no place for this node.
     pub fn waits(&mut self, at: u64, excluded: bool) {
         self.settle(at);
         self.idle = if excluded { Idle::Excluded } else { Idle::Spare };
     }
 
-    /// Every microsecond of every place has a category: the sum is places × time, exactly.
+    /// Returns whether every microsecond of every place has a category: the sum is exactly places ×
+    /// time.
     #[must_use]
     pub fn is_whole(&self, at: u64) -> bool {
         let now = self.account(at);
         self.past + now.spent.total() + now.pending == u64::from(self.places) * at.saturating_sub(self.began)
     }
 
-    /// The latest accounts, the one at hand last. Whoever has missed one finds it here for a while.
+    /// Returns the latest accounts, the current one last. A reader that missed one finds it here
+    /// for a while.
     #[must_use]
     pub fn accounts(&self, at: u64) -> Vec<Account> {
         self.closed.iter().cloned().chain([self.account(at)]).collect()

@@ -1,61 +1,62 @@
-//! The time of one worker, from its start to its end, read off its step board.
+//! The time of one worker, from its start to its end, read from its step board.
 
 use super::{Category, Spent};
 use std::collections::VecDeque;
 
-/// Steps that say what a step usually takes.
+/// Number of steps from which the usual duration is computed.
 const WINDOW: usize = 1000;
 
-/// What a worker has counted since it started: microseconds, growing.
+/// A worker's counters since its start. Times are in microseconds and only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// Steps completed; `None` while it tells of none.
+    /// Steps completed; `None` while the worker reports none.
     pub step: Option<u64>,
-    /// Step that it goes on from.
+    /// Step that the worker continues from.
     pub restored: u64,
     /// Both are the training's own numbers; false: steps are counted since the process started.
     pub numbered: bool,
-    /// Since the last one was complete.
+    /// Time since the last step was complete.
     pub since_step: u64,
-    /// Waiting for data.
+    /// Time spent waiting for data.
     pub data: u64,
-    /// In sections of the script: evaluation, anything with a name.
+    /// Time in sections of the script: evaluation, or anything with a name.
     pub eval: u64,
-    /// In checkpoints: captures, and waiting for room.
+    /// Time in checkpoints: captures, and waiting for slots.
     pub stall: u64,
-    /// Reading a checkpoint.
+    /// Time spent reading a checkpoint.
     pub restore: u64,
 }
 
 impl Reading {
-    /// Steps completed beyond the one that it goes on from.
+    /// Returns the steps completed beyond the one that the worker continues from.
     #[must_use]
     pub fn new_steps(&self) -> u64 {
         self.step.unwrap_or(0).saturating_sub(self.restored)
     }
 }
 
-/// What the job had done before a worker started.
+/// What the job had completed before a worker started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Before {
-    /// The highest step that it had completed.
+    /// The highest completed step.
     pub best: u64,
-    /// It had completed some: a worker whose steps have no numbers may do them again.
+    /// Whether any step was completed: a worker whose steps have no numbers may repeat it.
     pub some: bool,
 }
 
-/// One worker's time. What is spent on a step that is not complete is pending: a step decides what it was.
+/// One worker's time. Time spent on an incomplete step is pending: its completion decides the
+/// category.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Meter {
     at: u64,
     last: Reading,
     spent: Spent,
     pending: u64,
-    /// The first step of this start is complete.
+    /// The first step since this start is complete.
     warm: bool,
 }
 
-/// What steps usually take here, over several starts.
+/// The usual duration of steps on this node, over several starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usual {
     times: VecDeque<u64>,
@@ -64,13 +65,13 @@ pub struct Usual {
 }
 
 impl Usual {
-    /// Median of the latest steps, in microseconds; 0 while none is known.
+    /// Returns the median duration of the latest steps, in microseconds; 0 while none is known.
     pub fn median(&self) -> u64 {
         self.median
     }
 
     fn saw(&mut self, each: u64, steps: u64) {
-        // Steps that were completed between two looks count as one look's worth of equal ones.
+        // Steps completed between two looks count as that many equal steps, up to 16.
         for _ in 0..steps.min(16) {
             self.times.push_back(each);
             self.since += 1;
@@ -88,13 +89,13 @@ impl Usual {
 }
 
 impl Meter {
-    /// A worker that starts at `at` (microseconds on the agent's clock).
+    /// Creates the meter of a worker that starts at `at` (microseconds on the agent's clock).
     #[must_use]
     pub fn new(at: u64) -> Self {
         Meter { at, ..Meter::default() }
     }
 
-    /// The worker's board says so, now.
+    /// Records a sample of the worker's board, taken at `at`.
     pub fn look(&mut self, at: u64, seen: Reading, of: Before, usual: &mut Usual) {
         let mut left = at.saturating_sub(self.at);
         self.at = self.at.max(at);
@@ -109,7 +110,8 @@ impl Meter {
             let within = more.min(left);
             self.spent.put(category, within);
             left -= within;
-            // What was counted at its end began before the last look: it was taken for a part of a step.
+            // A section counted only at its end began before the last look, when it was taken for a
+            // part of a step.
             let earlier = (more - within).min(self.pending);
             self.pending -= earlier;
             self.spent.put(category, earlier);
@@ -118,7 +120,7 @@ impl Meter {
         match (known(&self.last), known(&seen)) {
             (_, None) => self.spent.put(Category::Init, left),
             (None, Some(step)) => {
-                // It began to tell: until here it set itself up, or this was its first step already.
+                // The worker's first report: the time so far was setup, or already its first step.
                 if step > seen.restored {
                     self.pending += left;
                     self.stepped((seen.restored, step), seen.numbered, of, usual);
@@ -127,11 +129,11 @@ impl Meter {
                 }
             }
             (Some(_), Some(step)) => {
-                // What the number of a step is may become known after the first ones.
+                // The number of a step may become known after the first ones.
                 let before = seen.restored + self.last.new_steps();
                 self.pending += left;
                 if step > before {
-                    // What came after the last one's end is of the next.
+                    // Time after the end of the last step belongs to the next one.
                     let next = seen.since_step.min(self.pending);
                     self.pending -= next;
                     self.stepped((before, step), seen.numbered, of, usual);
@@ -142,13 +144,13 @@ impl Meter {
         self.last = seen;
     }
 
-    /// Steps `before + 1` to `step` are complete.
+    /// Records that steps `before + 1` to `step` are complete.
     fn stepped(&mut self, (before, step): (u64, u64), numbered: bool, of: Before, usual: &mut Usual) {
         let steps = step - before;
         let mut time = std::mem::take(&mut self.pending);
         let d = usual.median();
         if !std::mem::replace(&mut self.warm, true) {
-            // The first one compiles, allocates, connects.
+            // The first step compiles, allocates and connects.
             let first = (time - time / steps * (steps - 1)).saturating_sub(d);
             self.spent.put(Category::Warmup, first);
             time -= first;
@@ -156,7 +158,7 @@ impl Meter {
             usual.saw(time / steps, steps);
         }
         if of.some && !numbered {
-            // New ones, or the same again.
+            // These steps may be new, or repeated.
             return self.spent.put(Category::Unknown, time);
         }
         let again = of.best.min(step).saturating_sub(before);
@@ -168,7 +170,7 @@ impl Meter {
         self.spent.put(Category::Degraded, time.saturating_sub(expected));
     }
 
-    /// It is over: what was pending went into `category`.
+    /// Ends the meter: pending time goes into `category`.
     #[must_use]
     pub fn close(mut self, at: u64, category: Category) -> Spent {
         self.pending += at.saturating_sub(self.at);
@@ -176,7 +178,7 @@ impl Meter {
         self.spent
     }
 
-    /// All but what is pending, and that.
+    /// Returns the time spent by category, and the pending time.
     #[must_use]
     pub fn spent(&self, at: u64) -> (Spent, u64) {
         (self.spent, self.pending + at.saturating_sub(self.at))

@@ -1,12 +1,14 @@
-//! Where the time of every rank went: each microsecond from the moment a job holds a place for a rank to the moment it gives it back has
-//! exactly one of sixteen categories.
+//! Where the time of every rank went: each microsecond from the moment a job reserves a place for a
+//! rank until it releases it has exactly one of sixteen categories.
 //!
 //! ```text
-//!  worker: step board ──> agent: Meter per worker ──> Book of the node ──> coordinator writes it down ──> everstep goodput
+//!  worker: step board ──> agent: one Meter per worker ──> Book of the node
+//!                                ──> coordinator: record of the job ──> everstep goodput
 //! ```
 //!
-//! An agent keeps the book of its own node, in totals that only grow: what the coordinator misses while it is restarted is in the next report.
-//! `goodput = productive / all` (Google's runtime goodput, DLRover's and Meta's effective time count `degraded`, too).
+//! An agent keeps the book of its own node, in totals that only grow: what the coordinator misses
+//! while it restarts is in the next report. `goodput = productive / all` (Google's runtime goodput;
+//! the effective time of DLRover and Meta also counts `degraded`).
 
 mod book;
 mod meter;
@@ -21,15 +23,15 @@ use std::ops::{Add, AddAssign};
 
 macro_rules! categories {
     ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
-        /// What the time of a rank is spent on.
+        /// What a rank's time is spent on.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub enum Category { $($(#[$doc])* #[serde(rename = $text)] $name),* }
 
         impl Category {
-            /// All of them, in the order in which they are printed.
+            /// All categories, in the order in which they are printed.
             pub const ALL: [Category; 16] = [$(Category::$name),*];
 
-            /// Its name, as in `checkpoint_stall`.
+            /// Returns the category's name, as in `checkpoint_stall`.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self { $(Category::$name => $text),* }
@@ -39,37 +41,37 @@ macro_rules! categories {
 }
 
 categories! {
-    /// A new step, up to what a step usually takes.
+    /// A new step, up to its usual duration.
     Productive = "productive",
-    /// What a new step takes beyond that.
+    /// Time of a new step beyond that.
     Degraded = "degraded",
     /// Steps that had been completed before.
     Recompute = "recompute",
-    /// The loop waits for checkpoints.
+    /// The training loop waits for checkpoints.
     CheckpointStall = "checkpoint_stall",
-    /// The loop waits for data.
+    /// The training loop waits for data.
     DataStall = "data_stall",
     /// Evaluation and other sections of the script.
     Eval = "eval",
-    /// From the start of the processes to where they can restore or step.
+    /// From the start of the processes until they can restore or step.
     Init = "init",
-    /// What the first step of a start takes beyond what a step usually takes.
+    /// Time of the first step after a start beyond the usual duration of a step.
     Warmup = "warmup",
     /// Reading a checkpoint.
     Restore = "restore",
-    /// From the last step that was completed to where a failure was declared.
+    /// From the last completed step until a failure is declared.
     Detect = "detect",
-    /// From there to where it is known who trains next.
+    /// From then until it is known which nodes train next.
     Decide = "decide",
     /// A place that waits for others before the job's first start.
     Schedule = "schedule",
     /// A spare.
     SpareIdle = "spare_idle",
-    /// A machine that is left out.
+    /// An excluded machine.
     ExcludedIdle = "excluded_idle",
     /// The job was asked to stop.
     Suspended = "suspended",
-    /// Nobody knows.
+    /// Time without an explanation.
     Unknown = "unknown",
 }
 
@@ -78,39 +80,39 @@ categories! {
 pub struct Spent([u64; 16]);
 
 impl Spent {
-    /// Microseconds of one category.
+    /// Returns the microseconds of one category.
     #[must_use]
     pub fn of(&self, category: Category) -> u64 {
         self.0.get(category as usize).copied().unwrap_or(0)
     }
 
-    /// More of one category.
+    /// Adds microseconds to one category.
     pub fn put(&mut self, category: Category, micros: u64) {
         if let Some(total) = self.0.get_mut(category as usize) {
             *total += micros;
         }
     }
 
-    /// Without what had been spent earlier.
+    /// Subtracts what had been spent earlier, category by category.
     #[must_use]
     pub fn less(mut self, earlier: &Spent) -> Spent {
         self.0.iter_mut().zip(earlier.0).for_each(|(now, before)| *now = now.saturating_sub(before));
         self
     }
 
-    /// All of it.
+    /// Returns the sum of all categories.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 
-    /// Share of the time that went into new steps, 0 to 1.
+    /// Returns the share of the time that went into new steps, from 0 to 1.
     #[must_use]
     pub fn goodput(&self) -> f64 {
         if self.total() == 0 { 0.0 } else { self.of(Category::Productive) as f64 / self.total() as f64 }
     }
 
-    /// Categories that have something, in order.
+    /// Iterates over the categories with any time, in order.
     pub fn iter(&self) -> impl Iterator<Item = (Category, u64)> + '_ {
         Category::ALL.into_iter().map(|c| (c, self.of(c))).filter(|(_, micros)| *micros > 0)
     }

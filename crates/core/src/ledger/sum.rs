@@ -1,4 +1,4 @@
-//! From what was written down about a job to where its time went.
+//! Sums up where the time of a job went, from recorded accounts and facts.
 
 use super::{Account, Category, Spent};
 use crate::coordinator::command::Fact;
@@ -9,24 +9,24 @@ use std::collections::BTreeMap;
 /// Where the time of a job's latest run went.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sums {
-    /// By node.
+    /// Time by node.
     pub nodes: BTreeMap<NodeId, Spent>,
-    /// By incident: what would not have been spent without it.
+    /// Time by incident: what would not have been spent without it.
     pub incidents: BTreeMap<u64, Spent>,
-    /// Microseconds for which ranks that the job asked for were not there yet.
+    /// Rank-microseconds before the start for which ranks that the job asked for had not joined.
     pub queued: u64,
-    /// New steps; `None`: nobody knows how many of those that were done were done before.
+    /// New steps; `None`: unknown, because a script without step numbers was restarted.
     pub new_steps: Option<u64>,
-    /// Steps that were computed again; `None` likewise.
+    /// Repeated steps; `None` likewise.
     pub repeated_steps: Option<u64>,
-    /// Both.
+    /// All steps, new and repeated.
     pub steps: u64,
-    /// Generations.
+    /// Number of generations.
     pub generations: u32,
 }
 
 impl Sums {
-    /// All nodes.
+    /// Returns the sum over all nodes.
     #[must_use]
     pub fn total(&self) -> Spent {
         self.nodes.values().fold(Spent::default(), |sum, of| sum + *of)
@@ -35,21 +35,21 @@ impl Sums {
 
 type Owner = (NodeId, Incarnation);
 
-/// What is known of the steps of this generation.
+/// Returns the steps recorded for this generation.
 fn of(all: &mut [(Generation, Trained)], generation: Generation) -> Option<&mut Trained> {
     all.iter_mut().rfind(|(g, _)| *g == generation).map(|(_, of)| of)
 }
 
-/// What was written down of the steps of one generation.
+/// What was recorded about the steps of one generation.
 #[derive(Default)]
 struct Trained {
-    /// Where it went on from.
+    /// The step it continued from.
     from: Option<u64>,
-    /// How many steps it has done beyond that, by what its nodes say.
+    /// Steps completed beyond that, as reported by its nodes.
     done: u64,
-    /// The highest number that was seen, which counts from `from`, or from its start.
+    /// The highest step number seen, which counts from `from`, or from its start.
     to: u64,
-    /// The step that the latest generation before it had completed, as the coordinator knew it.
+    /// The step completed by the latest generation before it, as known to the coordinator.
     before: u64,
 }
 
@@ -59,7 +59,7 @@ impl Trained {
     }
 }
 
-/// New and repeated steps of all generations, and their sum.
+/// Returns the new and repeated steps of all generations, and their sum.
 fn count(generations: &mut [(Generation, Trained)]) -> (Option<u64>, Option<u64>, u64) {
     for i in 0..generations.len() {
         let (earlier, later) = generations.split_at_mut(i);
@@ -77,7 +77,8 @@ fn count(generations: &mut [(Generation, Trained)]) -> (Option<u64>, Option<u64>
     for of in trained().skip(1) {
         let Some(from) = of.from else { return (None, None, steps) };
         let to = from + of.done();
-        // Beyond what was heard of the generation before: it had been there, and its machine took the news along.
+        // Steps beyond what is recorded of the generation before: it had completed them, but their
+        // record was lost with its machine.
         new += to.saturating_sub(reached);
         repeated += to.min(reached).saturating_sub(from);
         reached = reached.max(to);
@@ -85,7 +86,7 @@ fn count(generations: &mut [(Generation, Trained)]) -> (Option<u64>, Option<u64>
     (Some(new), Some(repeated), steps.max(new + repeated))
 }
 
-/// Adds up the latest run; with `since` (microseconds since 1970), only what came after it.
+/// Sums up the latest run; with `since` (microseconds since 1970), only the time after it.
 #[must_use]
 pub fn sums(entries: &[Entry], since: Option<u64>) -> Sums {
     let mut accounts: BTreeMap<Owner, BTreeMap<Generation, Account>> = BTreeMap::new();
@@ -101,7 +102,8 @@ pub fn sums(entries: &[Entry], since: Option<u64>) -> Sums {
                     before.insert((owner.clone(), account.generation), account.spent);
                 }
                 let of = accounts.entry(owner).or_default();
-                // What a node waited for before its first generation has become a part of that one's account.
+                // Time that a node waited before its first generation is now part of that
+                // generation's account.
                 if account.generation > Generation(0) {
                     of.remove(&Generation(0));
                 }
@@ -156,13 +158,13 @@ pub fn sums(entries: &[Entry], since: Option<u64>) -> Sums {
     let (new_steps, repeated_steps, done) = count(&mut steps);
     let generations = u32::try_from(steps.len()).unwrap_or(u32::MAX);
     let mut found = Sums { generations, new_steps, repeated_steps, steps: done, ..Sums::default() };
-    // The incident that a generation was started for: the latest one of an earlier generation.
+    // The incident that led to a generation: the latest one of an earlier generation.
     let cause = |generation: Generation| opened.range(..generation).next_back().map(|(_, incident)| *incident);
     for (owner, of) in &accounts {
         let newest = of.keys().next_back().copied();
         for (generation, account) in of {
             let mut spent = account.spent;
-            // A step that was never completed, of a node that says nothing more; or one under way.
+            // A step never completed, on a node that reports nothing more; or one in progress.
             let ended = over || Some(*generation) != newest;
             spent.put(if ended { Category::Detect } else { Category::Unknown }, account.pending);
             if let Some(earlier) = before.get(&(owner.clone(), *generation)) {
@@ -229,7 +231,8 @@ mod tests {
         assert_eq!((later.of(Productive), later.of(Schedule), later.of(Detect)), (40, 0, 20));
     }
 
-    /// New, repeated and all steps of generations that went on from there and have done so many.
+    /// Returns the new, repeated and total steps of generations, given by where each continued and
+    /// how many steps it completed.
     fn counted(generations: &[(Option<u64>, u64)]) -> (Option<u64>, Option<u64>, u64) {
         let mut entries = Vec::new();
         for (g, (from, done)) in (1..).zip(generations) {
@@ -247,9 +250,9 @@ mod tests {
         assert_eq!(counted(&[(Some(0), 80), (Some(75), 125)]), (Some(200), Some(5), 205));
         assert_eq!(counted(&[(Some(0), 60), (Some(0), 60)]), (Some(60), Some(60), 120));
         assert_eq!(counted(&[(Some(40), 60), (Some(90), 30)]), (Some(80), Some(10), 90));
-        // What the first generation had done before the second one went on there.
+        // Steps that the first generation had completed before the second one continued there.
         assert_eq!(counted(&[(Some(0), 150), (Some(180), 20)]), (Some(200), Some(0), 200));
-        // Overtaken while it repeated.
+        // Interrupted while it repeated steps.
         assert_eq!(counted(&[(Some(0), 80), (Some(50), 10), (Some(60), 40)]), (Some(100), Some(30), 130));
         assert_eq!(counted(&[(None, 60)]), (Some(60), Some(0), 60));
         assert_eq!(counted(&[(None, 60), (None, 90)]), (None, None, 150));

@@ -1,14 +1,14 @@
-//! Numbers in a table: `8, 11, 39-41`.
+//! Sets of numbers in a table: `8, 11, 39-41`.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::ops::RangeInclusive;
 
-/// A set of numbers, written as single ones and ranges.
+/// A set of numbers, written as single numbers and ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Codes(Vec<RangeInclusive<u32>>);
 
 impl Codes {
-    /// From its written form; `None` when it is not one.
+    /// Parses the written form; returns `None` if it is invalid.
     #[must_use]
     pub fn new(written: &str) -> Option<Codes> {
         let one = |part: &str| {
@@ -19,7 +19,7 @@ impl Codes {
         written.split(',').map(one).collect::<Option<Vec<_>>>().map(Codes)
     }
 
-    /// Whether a number is one of them.
+    /// Returns whether `code` is in the set.
     #[must_use]
     pub fn has(&self, code: u32) -> bool {
         self.0.iter().any(|r| r.contains(&code))

@@ -1,26 +1,28 @@
-//! What the kernel's log says of devices: numbered errors of NVIDIA's drivers, and which device they are about.
+//! Messages about devices in the kernel log: numbered errors of NVIDIA's drivers, and the devices
+//! they concern.
 
 use super::table::{Class, Scope, Table, Xid};
 use super::verdict::Verdict;
 use crate::failure::Sign;
 
-/// Class of a number that no row has.
+/// Class of a number without a row in the table.
 const NOTICE: &str = "gpu-notice";
 
 /// A numbered error of a GPU's driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Numbered<'s> {
-    /// `Xid`'s number; of a switch's `SXid` when `switch`.
+    /// The number of an `Xid`, or of a switch's `SXid` if `switch` is set.
     pub code: u32,
     /// PCI address, as in `0000:3b:00`.
     pub device: &'s str,
-    /// An NVSwitch says so, not a GPU.
+    /// Whether an NVSwitch reported the error, not a GPU.
     pub switch: bool,
-    /// Of a switch: it says itself that this is fatal.
+    /// Whether a switch reported the error as fatal.
     pub fatal: bool,
 }
 
-/// Reads `NVRM: Xid (PCI:0000:3b:00): 79, pid=…` and `nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, …`.
+/// Parses `NVRM: Xid (PCI:0000:3b:00): 79, pid=…` and
+/// `nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, …`.
 #[must_use]
 pub fn numbered(line: &str) -> Option<Numbered<'_>> {
     let (before, rest) = line.split_once("Xid (")?;
@@ -33,7 +35,8 @@ pub fn numbered(line: &str) -> Option<Numbered<'_>> {
     Some(Numbered { code, device: device.trim_start_matches("PCI:"), switch, fatal })
 }
 
-/// The process that a line is about: `Killed process 1234 (python)`, `pid=1234`, `python[1234]: segfault at …`.
+/// Extracts the process that a line is about: `Killed process 1234 (python)`, `pid=1234`,
+/// `python[1234]: segfault at …`.
 fn process(line: &str) -> Option<u32> {
     let after = |sign: &str| line.split_once(sign).map(|(_, rest)| rest.trim_start());
     let within = || Some(line.split_once("]: segfault")?.0.rsplit_once('[')?.1);
@@ -43,7 +46,8 @@ fn process(line: &str) -> Option<u32> {
 }
 
 impl Table {
-    /// What a line of the kernel says of the machine, or of a process on it; `None` for what is nobody's failure.
+    /// Returns the sign in a line of the kernel log about the machine or a process on it, or `None`
+    /// if the line shows no failure.
     #[must_use]
     pub fn sign(&self, line: &str) -> Option<Sign> {
         let seen = numbered(line);
@@ -61,7 +65,7 @@ impl Table {
         Some(Sign { verdict: Verdict::of(class, line), pid, device })
     }
 
-    /// The class of a numbered error, and what the vendor recommends.
+    /// Returns the class of a numbered error, and the action that the vendor recommends.
     #[must_use]
     pub fn of_number(&self, seen: &Numbered<'_>) -> Option<(&Class, &str)> {
         if seen.switch {
@@ -121,7 +125,7 @@ mod tests {
         let class = |code| {
             table.of_number(&Numbered { code, device: "", switch: false, fatal: false }).unwrap().0.name.as_str()
         };
-        // A contained error ends a program, an uncontained one takes the machine out.
+        // A contained error ends a program; an uncontained one disables the machine.
         assert_eq!(
             (class(94), class(95), class(79), class(48), class(13)),
             ("gpu-program", "gpu-memory", "gpu-lost", "gpu-memory", "gpu-program")

@@ -1,5 +1,6 @@
-//! One table (SPEC U4): a sign → its class → how severe it is → what is done. The table is data (`table.toml`, replaceable
-//! row by row with `--failure-table`); here it is read and asked.
+//! One table (SPEC U4) that maps a sign to its class, its severity and the action taken. The table
+//! is data (`table.toml`; `--failure-table` replaces single rows); this module reads and queries
+//! it.
 
 mod codes;
 pub mod kernel;

@@ -1,5 +1,6 @@
-//! What a rule looks for: pieces of one line, in order, `*` between them, case ignored. It begins at the beginning of a word
-//! (`rdma` is not in `cardmap`), unless it begins with `*`.
+//! The patterns of rules: pieces of one line, in order, with `*` between them, ignoring case. A
+//! match starts at the beginning of a word (`rdma` does not match `cardmap`), unless the pattern
+//! starts with `*`.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -7,13 +8,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
     pieces: Vec<String>,
-    /// The first one may stand in the middle of a word.
+    /// Whether the first piece may start in the middle of a word.
     anywhere: bool,
 }
 
 impl Pattern {
-    /// From its written form: `*` stands for any characters of the same line, case does not matter. `None` when nothing
-    /// is left to look for.
+    /// Parses the written form: `*` stands for any characters of the same line; case is ignored.
+    /// Returns `None` if the pattern is empty.
     #[must_use]
     pub fn new(written: &str) -> Option<Pattern> {
         let pieces: Vec<String> = written.split('*').filter(|p| !p.is_empty()).map(str::to_lowercase).collect();
@@ -21,7 +22,7 @@ impl Pattern {
         (!pieces.iter().all(|p| p.trim().is_empty())).then_some(Pattern { pieces, anywhere })
     }
 
-    /// Whether a line, already in lower case, has all pieces in order.
+    /// Returns whether a line, already in lower case, contains all pieces in order.
     #[must_use]
     pub fn is_in(&self, lower: &str) -> bool {
         let Some((first, others)) = self.pieces.split_first() else { return false };
@@ -30,7 +31,7 @@ impl Pattern {
             let word = first.starts_with(char::is_alphanumeric) && before.is_some_and(char::is_alphanumeric);
             self.anywhere || !word
         };
-        // If the rest does not follow the first one that begins well, it does not follow a later one either.
+        // If the rest does not follow the first valid start, it does not follow a later one either.
         let Some((at, _)) = lower.match_indices(first.as_str()).find(|(at, _)| begins(*at)) else { return false };
         let mut rest = lower.get(at + first.len()..).unwrap_or_default();
         others.iter().all(|piece| match rest.split_once(piece.as_str()) {

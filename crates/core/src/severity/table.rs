@@ -1,4 +1,4 @@
-//! The table: classes, and the signs that they are known by.
+//! The failure table: classes, and the signs that identify them.
 
 use super::codes::Codes;
 use super::pattern::Pattern;
@@ -10,34 +10,34 @@ use std::sync::{Arc, LazyLock};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Leave the node out and form the world anew.
+    /// Exclude the node and form a new world.
     Sev1,
     /// Restart the processes where they are.
     Sev2,
-    /// Wait for a step: it may pass.
+    /// Wait for a step: the problem may pass.
     Sev3,
 }
 
-/// Who or what is at fault.
+/// What is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
-    /// The script, its data or how it was started.
+    /// The script, its data, or how it was started.
     User,
-    /// One process, for no reason that is known.
+    /// One process, for no known reason.
     Process,
     /// The machine or a device in it.
     Node,
-    /// What connects machines.
+    /// The network between machines.
     Fabric,
-    /// What state and data are read from and written to.
+    /// The storage for state and data.
     Storage,
-    /// Nothing says.
+    /// There is no evidence.
     Unknown,
 }
 
 impl Scope {
-    /// Whose the failure is, for people.
+    /// Returns a phrase for people that names what is at fault.
     #[must_use]
     pub fn whose(self) -> &'static str {
         match self {
@@ -55,9 +55,9 @@ impl Scope {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Class {
-    /// Its name, as in `cuda-out-of-memory`.
+    /// Name of the class, as in `cuda-out-of-memory`.
     pub name: String,
-    /// Who is at fault.
+    /// What is at fault.
     pub scope: Scope,
     /// What is tried first.
     pub severity: Severity,
@@ -65,7 +65,8 @@ pub struct Class {
     pub what: String,
     /// What a person can do about it: a sentence.
     pub advice: String,
-    /// Mostly follows from a failure somewhere else: never blamed while another one explains it.
+    /// Whether it mostly follows from a failure elsewhere; it is not blamed if another failure
+    /// explains it.
     #[serde(default)]
     pub follows: bool,
 }
@@ -76,80 +77,82 @@ pub struct Class {
 pub struct Rule {
     /// The class.
     pub class: String,
-    /// One of these is in a line.
+    /// Patterns of which a line must match at least one.
     pub line: Vec<Pattern>,
-    /// And none of these is in the same line.
+    /// Patterns of which the same line must match none.
     #[serde(default)]
     pub unless: Vec<Pattern>,
     /// Where such lines come from.
     pub source: String,
 }
 
-/// What the numbers of a GPU's driver mean.
+/// The meaning of a GPU driver's error numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Xid {
-    /// Its numbers.
+    /// The error numbers.
     pub codes: Codes,
     /// The class.
     pub class: String,
-    /// What the vendor recommends.
+    /// The action that the vendor recommends.
     pub action: String,
 }
 
-/// All classes, and rules in the order in which they are asked: the first one that fits a text decides.
+/// All classes, and the rules in the order in which they are tried: the first one that matches a
+/// text decides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
-    /// Every class that can be said.
+    /// All classes.
     #[serde(rename = "class", default)]
     pub classes: Vec<Class>,
-    /// Signs in texts.
+    /// Rules for texts.
     #[serde(rename = "rule", default)]
     pub rules: Vec<Rule>,
-    /// Numbers of NVIDIA's driver.
+    /// Error numbers of NVIDIA's driver.
     #[serde(rename = "xid", default)]
     pub xids: Vec<Xid>,
 }
 
-/// Why a table cannot be used.
+/// Why a table is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
-    /// It is not what such a file looks like.
+    /// The text does not have the format of a failure table.
     #[error("not a table of failures: {0}")]
     Malformed(String),
-    /// A row names a class that is nowhere.
+    /// A row names a class that is not defined.
     #[error("{row} names class {class:?}, which is neither in this table nor built in")]
     NoSuchClass {
-        /// which row, from 1
+        /// The row, numbered from 1.
         row: String,
-        /// the class
+        /// The class.
         class: String,
     },
-    /// A rule would never be met.
+    /// A rule would never match.
     #[error("rule {0} looks for nothing: give at least one line")]
     Empty(usize),
 }
 
 impl Table {
-    /// The built-in table, as it is written.
+    /// The text of the built-in table.
     pub const BUILT_IN: &str = include_str!("table.toml");
 
-    /// The built-in table.
+    /// Returns the built-in table.
     #[must_use]
     pub fn built_in() -> &'static Arc<Table> {
         static TABLE: LazyLock<Arc<Table>> = LazyLock::new(|| {
-            // It is part of the program: a test reads it, so this cannot fail for a user.
+            // The text is part of the program and a test reads it, so this cannot fail for a user.
             let nothing = Table { classes: Vec::new(), rules: Vec::new(), xids: Vec::new() };
             Arc::new(Table::read(Table::BUILT_IN).unwrap_or(nothing))
         });
         &TABLE
     }
 
-    /// The built-in table with a user's rows before it: a class of the same name is replaced, rules are asked first.
+    /// Returns this table with a user's rows before its own: a class with the same name is
+    /// replaced, and the user's rules are tried first.
     ///
     /// # Errors
-    /// A [`TableError`] that names the row.
+    /// Returns a [`TableError`], which names the row unless the syntax is wrong.
     pub fn with(&self, written: &str) -> Result<Table, TableError> {
         let own: Table = toml::from_str(written).map_err(|e| TableError::Malformed(e.message().to_owned()))?;
         let replaced: BTreeSet<&str> = own.classes.iter().map(|c| c.name.as_str()).collect();
@@ -160,10 +163,10 @@ impl Table {
         Table { classes, rules, xids }.checked()
     }
 
-    /// Reads a whole table.
+    /// Parses a whole table.
     ///
     /// # Errors
-    /// A [`TableError`] that names the row.
+    /// Returns a [`TableError`], which names the row unless the syntax is wrong.
     pub fn read(written: &str) -> Result<Table, TableError> {
         let table: Table = toml::from_str(written).map_err(|e| TableError::Malformed(e.message().to_owned()))?;
         table.checked()
@@ -183,7 +186,7 @@ impl Table {
         Ok(self)
     }
 
-    /// The class of this name.
+    /// Returns the class with this name.
     #[must_use]
     pub fn class(&self, name: &str) -> Option<&Class> {
         self.classes.iter().find(|c| c.name == name)

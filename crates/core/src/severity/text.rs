@@ -1,33 +1,35 @@
-//! What a text says: an exception with its traceback, the last lines of a worker, a line of the kernel.
+//! Classification of texts: an exception with its traceback, the last lines of a worker, or a line
+//! of the kernel log.
 
 use super::kernel;
 use super::table::{Class, Rule, Severity, Table};
 
-/// A class, and what shows it.
+/// A class, and the evidence for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found<'t, 's> {
-    /// The class.
+    /// The class found.
     pub class: &'t Class,
-    /// The line of the text that says so, trimmed.
+    /// The matching line of the text, trimmed.
     pub line: &'s str,
     /// Where such lines come from.
     pub source: &'t str,
 }
 
-/// A line, and the same in lower case.
+/// A line, and the same line in lower case.
 type Line<'s> = (&'s str, String);
 
 impl Table {
-    /// The class that a text shows, by the first rule that any of its lines fits: a cause is found above what it has brought
-    /// about, wherever in the text it stands. Of several lines that fit, the last one is shown. Warnings, and lines of the program in a
-    /// traceback, are asked only when nothing else says anything. `None`: the text says nothing.
+    /// Finds the class of a text by the first rule that matches any of its lines: rules for causes
+    /// precede rules for their consequences, wherever they are in the text. If several lines match,
+    /// the last one is returned. Warnings, and source lines in a traceback, are considered only if
+    /// nothing else matches. Returns `None` if nothing matches.
     #[must_use]
     pub fn classify<'s>(&self, text: &'s str) -> Option<Found<'_, 's>> {
         let (mut told, mut remarks) = (Vec::new(), Vec::new());
         let mut of_program = false;
         for line in text.lines().map(str::trim).filter(|l| !l.is_empty()) {
             let lower = line.to_lowercase();
-            // A traceback's line of the program may speak of anything.
+            // A source line in a traceback may contain any words.
             let frame = is_frame(&lower);
             let remark = frame || of_program || is_remark(&lower);
             of_program = frame;
@@ -36,7 +38,8 @@ impl Table {
         self.of_numbers(&told).or_else(|| self.of_rules(&told)).or_else(|| self.of_rules(&remarks))
     }
 
-    /// The gravest of the driver's numbers; one that needs no action, or follows from another, says nothing.
+    /// Finds the most severe of the driver's error numbers. Numbers that need no action, or follow
+    /// from others, are ignored.
     fn of_numbers<'s>(&self, lines: &[Line<'s>]) -> Option<Found<'_, 's>> {
         let seen = lines.iter().filter_map(|(line, _)| Some((*line, self.of_number(&kernel::numbered(line)?)?.0)));
         let (line, class) =
@@ -52,12 +55,12 @@ impl Table {
     }
 }
 
-/// `File "train.py", line 3, in main`: where an exception was; its next line is a line of the program.
+/// Matches `File "train.py", line 3, in main`: the location in a traceback. A source line follows.
 fn is_frame(lower: &str) -> bool {
     lower.contains("file \"") && lower.contains("\", line ")
 }
 
-/// Something that did not end the program: `UserWarning: …`, `[rank0]:[W1122 …`, `… | INFO | …`.
+/// Matches lines that did not end the program: `UserWarning: …`, `[rank0]:[W1122 …`, `[I1122 …`.
 fn is_remark(lower: &str) -> bool {
     let bare =
         lower.strip_prefix("[rank").and_then(|l| l.split_once("]:")).map_or(lower, |(_, rest)| rest).trim_start();

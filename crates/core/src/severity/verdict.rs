@@ -1,25 +1,26 @@
-//! From what is known of one failure to its class.
+//! The step from the evidence of one failure to its class.
 
 use super::table::{Class, Scope, Severity, Table};
 use crate::message::{Cause, Outcome};
 use serde::{Deserialize, Serialize};
 
-/// What a failure is held to be. Says all that people are told, so that nobody needs the table that it was read from.
+/// The class of one failure, with all that people are told about it, so that nobody needs the table
+/// it came from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Name of the class.
     pub class: String,
-    /// Who is at fault.
+    /// What is at fault.
     pub scope: Scope,
     /// What is tried first.
     pub severity: Severity,
-    /// Mostly follows from a failure somewhere else.
+    /// Whether it mostly follows from a failure somewhere else.
     pub follows: bool,
-    /// What happened: half a sentence.
+    /// What happened, as half a sentence.
     pub what: String,
-    /// What a person can do: a sentence.
+    /// What a person can do, as a sentence.
     pub advice: String,
-    /// The line that shows it; empty when it is not known from a text.
+    /// The line that shows it; empty if the class does not come from a text.
     pub line: String,
 }
 
@@ -38,29 +39,30 @@ impl Verdict {
 }
 
 impl Verdict {
-    /// The machine itself has failed.
+    /// Returns whether the machine itself failed.
     #[must_use]
     pub fn is_of_machine(&self) -> bool {
         self.severity == Severity::Sev1 && self.scope == Scope::Node
     }
 
-    /// It says why a process ended, not only how.
+    /// Returns whether the verdict explains why a process ended, not only how.
     #[must_use]
     pub fn says_why(&self) -> bool {
         !SILENT.contains(&self.class.as_str())
     }
 }
 
-/// Classes of processes that ended without a word of why.
+/// Classes of processes that ended without an explanation.
 const SILENT: &[&str] = &[UNKNOWN, "exception", "killed", "crashed", "hung", "interrupted", "not-started"];
-/// Characters of a line that are kept.
+/// Maximum number of characters kept of a line.
 const LINE_MAX: usize = 300;
-/// Class of what nothing is known of.
+/// Class of failures without any evidence.
 const UNKNOWN: &str = "unknown";
 
 impl Table {
-    /// What a worker's failure is: how it ended, and the text it left (its exception, the last lines that it wrote to stderr). Nothing
-    /// is said of the end of one that was killed from what it wrote before.
+    /// Classifies a worker's failure by how it ended and by the text it left (its exception, and
+    /// the last lines it wrote to stderr). For a worker that was killed, the text is ignored: it
+    /// was written before and does not explain the end.
     #[must_use]
     pub fn judge(&self, cause: &Cause, text: &str) -> Verdict {
         let killed = matches!(cause, Cause::Exited(Outcome::Signal(9 | 15)));
@@ -78,7 +80,8 @@ impl Table {
         self.named(name)
     }
 
-    /// The verdict of this name; of one that the table does not have, nothing is known.
+    /// Returns the verdict of the class `name`, or of the unknown class if the table does not have
+    /// it.
     #[must_use]
     pub fn named(&self, name: &str) -> Verdict {
         self.class(name).or_else(|| self.class(UNKNOWN)).map_or_else(nothing, |class| Verdict::of(class, ""))

@@ -1,4 +1,4 @@
-//! A coordinator, its store (which always succeeds), and a clock.
+//! A coordinator with a store that always succeeds, and a clock.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use everstep_core::coordinator::Coordinator;
@@ -12,16 +12,16 @@ use everstep_core::severity::Table;
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
 
-/// A job on some nodes; node `n` speaks on session `n + 1`.
+/// A job on some nodes; node `n` uses session `n + 1`.
 pub struct Scene {
     pub core: Coordinator,
     pub now: u64,
     pub version: u64,
     pub sent: Vec<Order>,
-    /// Parts of checks, and which node was asked.
+    /// Orders to check, with the node that received each.
     pub asked: Vec<(u64, Order)>,
     pub facts: Vec<Fact>,
-    /// What was to be done about machines.
+    /// Requests about machines.
     pub provisions: Vec<Request>,
 }
 
@@ -54,7 +54,7 @@ impl Scene {
         }
     }
 
-    /// Lets time pass.
+    /// Advances the clock in ticks of at most 100 ms.
     pub fn passes(&mut self, milliseconds: u64) {
         let until = self.now + milliseconds;
         while self.now < until {
@@ -99,7 +99,7 @@ impl Scene {
         self.event(Event::Report { session: Session(node + 1), report });
     }
 
-    /// All of these nodes say that their workers are gone.
+    /// Lets each of these nodes report that its workers have ended.
     pub fn stopped(&mut self, nodes: impl IntoIterator<Item = u64>) {
         let generation = self.job().record.generation;
         for node in nodes {
@@ -130,7 +130,7 @@ impl Scene {
     }
 }
 
-/// A rank ended with an error after so many steps, as its agent says it.
+/// Returns the failure of a rank that ended after `step` steps, as its agent reports it.
 pub fn failure(rank: u32, outcome: Outcome, text: &str, step: u64) -> Failure {
     let cause = Cause::Exited(outcome);
     let verdict = Table::built_in().judge(&cause, text);

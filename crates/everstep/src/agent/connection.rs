@@ -1,8 +1,9 @@
-//! Keeps a connection to the coordinator open, and starts a coordinator where that is this node's job.
+//! Keeps a connection to the coordinator open, and starts a coordinator if this node may.
 //!
-//! Before the first connection, what is wrong ends the agent with a sentence. After it, nothing does: whatever answers
-//! or does not (a coordinator that is stopped, another program on its port, a connection that is reset), the workers
-//! train, and this goes on trying. When that has lasted too long is the core's decision.
+//! Until the first connection, an error ends the agent with a message. After it, no error does:
+//! whatever happens to the coordinator (it is stopped, another program takes its port, the
+//! connection is reset), the workers keep training and this module keeps trying. The core decides
+//! when that has lasted too long.
 
 mod stuck;
 
@@ -20,50 +21,52 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Shortest and longest pause between two tries.
+/// Shortest and longest pause between two attempts.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// A connection that is lost for longer than this is worth a line.
+/// A connection lost for longer than this is reported.
 const WORTH_A_LINE: Duration = Duration::from_secs(2);
-/// A first connection that takes longer than this is worth a line.
+/// A first connection that takes longer than this is reported.
 const WORTH_A_FIRST_LINE: Duration = Duration::from_secs(5);
-/// A coordinator that failed this often, for this long, without being reached will not do better the next time.
+/// A coordinator that has failed this often, over at least this time, without being reached is not
+/// started again.
 const MOST_FAILURES: (u32, Duration) = (10, Duration::from_secs(10));
-/// A coordinator that was started gets this long to listen before another start is tried.
+/// How long a coordinator may take to listen before another start is tried.
 const START: Duration = Duration::from_millis(1500);
-/// Something else on the coordinator's port is given this long to turn into one.
+/// How long another program may occupy the coordinator's port before the agent gives up.
 const STRANGER: Duration = Duration::from_secs(3);
-/// The same for what accepts connections but does not answer: a coordinator on a busy machine looks like that.
+/// The same for a program that accepts connections but does not answer, as a coordinator on a busy
+/// machine does.
 const SILENT_STRANGER: Duration = Duration::from_secs(15);
 
 /// How to reach the coordinator.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// `HOST:PORT`; port 0 means: look into the store's directory.
+    /// `HOST:PORT`. If the port is 0, the endpoint is read from the store's directory.
     pub endpoint: String,
     /// The store's directory.
     pub store: PathBuf,
-    /// Where the token is, if not in the store's directory.
+    /// The token file, if it is not in the store's directory.
     pub token_file: Option<PathBuf>,
-    /// Where notices go, for a coordinator that is started here.
+    /// Destinations of notifications, for a coordinator started here.
     pub notify: Option<PathBuf>,
-    /// Program that provides machines, for a coordinator that is started here.
+    /// The program that provides machines, for a coordinator started here.
     pub provisioner: Option<PathBuf>,
-    /// Which machine behaves unlike its peers: settings, for a coordinator that is started here.
+    /// Settings of the detector, for a coordinator started here.
     pub detector: Option<PathBuf>,
-    /// What is known of nodes and jobs: the coordinator plans for several.
+    /// The descriptions of the cluster and of its jobs, if the coordinator plans for several jobs.
     pub known: Option<(PathBuf, PathBuf)>,
-    /// Other machines may reach it without encryption.
+    /// Other machines may reach the coordinator without encryption.
     pub insecure: bool,
     /// This node may start the coordinator.
     pub may_host: bool,
-    /// Silence after which the connection is given up.
+    /// The connection is given up after this much silence.
     pub silence: Duration,
-    /// How long the first connection is waited for.
+    /// How long to wait for the first connection.
     pub patience: Duration,
 }
 
 impl Target {
-    /// Where the coordinator listens, as far as is known.
+    /// Returns the address where the coordinator listens, if it is known.
     pub fn endpoint_now(&self) -> Option<String> {
         if !self.endpoint.ends_with(":0") {
             return Some(self.endpoint.clone());
@@ -73,10 +76,10 @@ impl Target {
         about["endpoint"].as_str().map(str::to_owned)
     }
 
-    /// The job's secret.
+    /// Returns the job's secret.
     ///
     /// # Errors
-    /// Those of reading its file.
+    /// Fails if the token file cannot be read.
     pub fn token(&self) -> std::io::Result<Token> {
         match &self.token_file {
             Some(path) => Token::read(path),
@@ -86,17 +89,17 @@ impl Target {
     }
 }
 
-/// How the tries go.
+/// The state of the attempts to connect.
 struct Tries {
-    /// How long the first connection is waited for.
+    /// How long to wait for the first connection.
     patience: Duration,
     /// There was a connection before.
     attached: bool,
-    /// Since when there is none.
+    /// When the connection was lost, or first failed.
     since: Option<Instant>,
-    /// Why, as people were told.
+    /// The cause, once it has been reported.
     told: Option<String>,
-    /// Since when something else answers.
+    /// Since when another program answers in the coordinator's place.
     stranger: Option<Instant>,
 }
 
@@ -109,7 +112,7 @@ impl Tries {
         self.since.map_or(Duration::ZERO, |at| at.elapsed())
     }
 
-    /// Longer and longer, so that a port that refuses is not hammered for hours.
+    /// Waits longer and longer, so that a port that refuses connections is not hammered for hours.
     async fn pause(&self) {
         tokio::time::sleep((self.lost_for() / 20).clamp(RETRY.0, RETRY.1)).await;
     }
@@ -122,7 +125,7 @@ impl Tries {
         *self = Tries { attached: true, ..Tries::new(self.patience) };
     }
 
-    /// One line when there has been no connection for a while.
+    /// Reports a failed attempt, once there has been no connection for a while.
     fn failed(&mut self, why: impl std::fmt::Display) {
         self.since.get_or_insert_with(Instant::now);
         if self.told.is_some() || self.lost_for() < if self.attached { WORTH_A_LINE } else { WORTH_A_FIRST_LINE } {
@@ -138,10 +141,10 @@ impl Tries {
     }
 }
 
-/// Passes on what the coordinator says until the connection ends.
+/// Forwards the coordinator's messages until the connection ends.
 async fn follow(mut orders: mpsc::UnboundedReceiver<ToAgent>, silence: Duration, inbox: &mpsc::UnboundedSender<Input>) {
     while let Ok(Some(line)) = tokio::time::timeout(silence, orders.recv()).await {
-        // A refused connection is of no use; the next one may be accepted.
+        // A refused connection is useless; the next one may be accepted.
         let refused = matches!(&line, ToAgent::Order { order: Order::Refused { .. }, .. });
         let _ = inbox.send(Input::Line(line));
         if refused {
@@ -150,7 +153,7 @@ async fn follow(mut orders: mpsc::UnboundedReceiver<ToAgent>, silence: Duration,
     }
 }
 
-/// Runs for the life of the agent.
+/// Connects again and again, for the life of the agent.
 pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
     let mut host = Host::default();
     let mut stuck = stuck::Stuck::default();
@@ -159,9 +162,9 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
     loop {
         match target.token() {
             Ok(found) => token = Some(found),
-            // The directory may be back later; the token is the same.
+            // The directory may come back; the token does not change.
             Err(_) if tries.attached => {}
-            // The node that makes it may be a moment later than this one.
+            // The node that creates the token may start a moment later than this one.
             Err(e) if target.token_file.is_none() && e.kind() == std::io::ErrorKind::NotFound => {}
             Err(e) => {
                 let why = format!("no token for the coordinator: {e}; copy its token file here and give --token-file");
@@ -228,24 +231,25 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
     }
 }
 
-/// The coordinator that this node starts where none answers.
+/// The coordinator that this node starts when none answers.
 #[derive(Default)]
 struct Host {
     process: Option<(Child, Instant)>,
-    /// How long the log was when it started.
+    /// Length of the log when the coordinator was started.
     log_from: u64,
-    /// How many have failed since one was last reached, and since when.
+    /// Number of failures since a coordinator was last reached, and when they began.
     failures: Option<(u32, Instant)>,
-    /// Where the first one listened: others know it by that address.
+    /// Where the coordinator was last reached: other nodes know it by that address.
     last_endpoint: Option<String>,
 }
 
 impl Host {
-    /// Starts a coordinator, unless one is starting. `other`: something else answers where it last listened.
+    /// Starts a coordinator, unless one is already starting. `other` is true if another program
+    /// answers at its endpoint.
     fn ensure(&mut self, target: &Target, other: bool) -> Result<(), String> {
         if let Some((child, started)) = &mut self.process {
             match child.try_wait() {
-                // Another one has the store: it is waited for.
+                // Another coordinator owns the store: wait for it.
                 Ok(Some(status)) if status.success() => self.process = None,
                 Ok(Some(status)) => {
                     self.process = None;
@@ -267,7 +271,7 @@ impl Host {
                 _ => return Ok(()),
             }
         }
-        // Where any port will do, another one than that of the stranger will.
+        // If any port will do, avoid the one that the other program occupies.
         let bind = self.last_endpoint.clone().filter(|_| !(other && target.endpoint.ends_with(":0")));
         let bind = bind.unwrap_or_else(|| target.endpoint.clone());
         self.log_from = std::fs::metadata(log_of(&target.store)).map_or(0, |m| m.len());
@@ -282,7 +286,7 @@ fn log_of(store: &Path) -> PathBuf {
     store.join("coordinator.log")
 }
 
-/// The last line of the log behind its first bytes.
+/// Returns the last line of the log after its first `from` bytes.
 fn last_words(store: &Path, from: u64) -> Option<String> {
     let log = std::fs::read_to_string(log_of(store)).ok()?;
     let line = log.get(usize::try_from(from).ok()?..)?.lines().next_back()?;
@@ -313,7 +317,8 @@ fn start(bind: &str, target: &Target) -> std::io::Result<Child> {
         command.arg("--cluster").arg(cluster).arg("--jobs").arg(jobs);
     }
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-    // SAFETY: setsid is async-signal-safe. A session of its own: it outlives the agent and its terminal.
+    // SAFETY: setsid is async-signal-safe. In its own session, the coordinator outlives the agent
+    // and its terminal.
     unsafe {
         command.pre_exec(|| rustix::process::setsid().map(|_| ()).map_err(Into::into));
     }

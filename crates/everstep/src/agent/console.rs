@@ -1,4 +1,4 @@
-//! Lines on this node's console at the moments that people wait for.
+//! Console messages at the moments that people wait for.
 
 use super::Driver;
 use super::launch::Start;
@@ -8,7 +8,7 @@ use everstep_core::id::NodeId;
 use everstep_core::message::Report;
 
 impl Driver {
-    /// Workers start, for the first time or again.
+    /// Announces that workers start, for the first time or again.
     pub(super) fn announce_start(&mut self, start: &Start<'_>) {
         self.restarts = start.restarts;
         let (place, job) = (start.place, &self.template.job);
@@ -23,16 +23,16 @@ impl Driver {
         }
     }
 
-    /// One line on the console for what people want to know at once.
+    /// Announces a failed worker.
     pub(super) fn announce(&self, report: &Report) {
         if let Report::WorkerFailed { failure, .. } = report {
             crate::say!("{}", describe(&NodeId(self.template.node.clone()), Some(failure)));
         }
     }
 
-    /// The job is done.
+    /// Announces that the job is done.
     pub(super) fn announce_end(&self) {
-        // After a restart, a number that only counts since then says nothing of the whole.
+        // After a restart, a count that began at the restart does not cover the whole job.
         let of_all = self.progress.values().filter(|p| self.restarts == 0 || !p.counted);
         let steps = of_all.filter_map(|p| p.step).max();
         let steps = steps.map_or_else(String::new, |n| format!(" {n} steps"));

@@ -1,4 +1,5 @@
-//! Shards of this node on their way to durable storage: what is written, what is published, and who waits for it.
+//! This node's shards on their way to durable storage: which are being written, which steps are
+//! being published, and who is waiting for them.
 
 use super::Input;
 use super::storage::{self, Destination};
@@ -15,10 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc as std_mpsc};
 use tokio::sync::{mpsc, oneshot};
 
-/// Steps that failed and can still be asked for.
+/// Number of failed steps that are remembered.
 const FAILED_MAX: usize = 16;
 
-/// One line where a step did not get the name that people look for.
+/// Reports a step that could not be published as `step-N`.
 pub fn say_where(to: &Path, step: Step) {
     if let Some(name) = to.file_name().filter(|n| **n != *format!("step-{step}")) {
         crate::say!(
@@ -28,7 +29,8 @@ pub fn say_where(to: &Path, step: Step) {
     }
 }
 
-/// Work that is done one after the other, in the order in which it was given; what was given is done even when the line is dropped.
+/// A queue whose work runs in order, one item at a time. Queued work is done even after the queue
+/// is dropped.
 struct Line(std_mpsc::Sender<Box<dyn FnOnce() + Send>>);
 
 impl Line {
@@ -39,32 +41,37 @@ impl Line {
     }
 
     fn give(&self, work: impl FnOnce() + Send + 'static) {
-        // The other side ends only when this one is dropped.
+        // The thread at the other end runs until this sender is dropped.
         let _ = self.0.send(Box::new(work));
     }
 }
 
-/// One generation's.
+/// The durable checkpoints of one generation.
 #[derive(Default)]
 pub struct Durable {
-    /// (local rank, step) of shards that are being written, or are and not known to be published. While a step is being published nobody
-    /// may write into it: the same step again (the user saves what was saved for recovery) waits here, in its slot.
+    /// Shards (local rank, step) that are being written, or that are written but not known to be
+    /// published. Nothing may be written into a step while it is being published. If the same step
+    /// comes again (the user saves a step that was already saved for recovery), it waits in its
+    /// slot.
     under_way: BTreeSet<(u32, u64)>,
     /// Steps that could not be written or published, and why.
     failed: BTreeMap<u64, String>,
     awaiting: Vec<(Step, oneshot::Sender<Reply>)>,
-    /// The generation is over: what waits to be written is not, and pins belong to the next one.
+    /// Set when the generation is over: queued writes are skipped, and the pins belong to the next
+    /// generation.
     over: Arc<AtomicBool>,
-    /// It is to be as if storage were full (`everstep inject`).
+    /// Writes fail as if storage were full (`everstep inject`).
     pub full: Arc<AtomicBool>,
-    /// By local rank, in order of steps: a step is complete before later ones, unless it is saved once more.
+    /// One queue per local rank, in the order of steps: a step is complete before later ones,
+    /// unless it is saved again.
     writes: BTreeMap<u32, Line>,
-    /// In order of steps, too: who waits for one takes what is before it for durable.
+    /// Also in the order of steps: a worker that waits for one step takes the earlier ones to be
+    /// durable.
     publications: Option<Line>,
 }
 
 impl Durable {
-    /// Writes a pinned slot, unless the same step of the same rank is under way.
+    /// Writes a pinned slot, unless the same step of the same rank is already under way.
     pub fn write(
         &mut self,
         (generation, mark): (Generation, Mark),
@@ -95,7 +102,7 @@ impl Durable {
         });
     }
 
-    /// Makes a step visible whose shards are all there, and deletes what `keep` does not name.
+    /// Makes a completely written step visible, and deletes checkpoints that `keep` does not cover.
     pub fn publish(
         &mut self,
         (generation, step, mark): (Generation, Step, Mark),
@@ -110,7 +117,7 @@ impl Durable {
             let result = persist::publish(&path, &mark, step.0, &shards, target)
                 .map(|to| say_where(&to, step))
                 .map_err(|e| format!("checkpoint of step {step} could not be published in {}: {e}", path.display()));
-            // What is published is durable, whatever becomes of older ones.
+            // A published step is durable, even if older ones cannot be deleted.
             if let Err(e) = result.as_ref().map_or(Ok(()), |()| persist::prune(&path, keep, &mark).map(drop)) {
                 crate::say!("older checkpoints in {} could not be deleted: {e}", path.display());
             }
@@ -118,8 +125,9 @@ impl Durable {
         });
     }
 
-    /// Answers when the step is durable or has failed; at once when that is known. `pinned`: steps in slots that are still to be
-    /// written; one may be there that was made durable before (the user saves what was saved for recovery).
+    /// Answers when the step is durable or has failed, at once if that is already known. `pinned`
+    /// lists the steps in slots that are still to be written. It may contain a step that was
+    /// already durable (the user saves a step that was saved for recovery).
     pub fn tell(&mut self, step: Step, known: bool, pinned: &BTreeSet<u64>, answer: oneshot::Sender<Reply>) {
         if known && !self.is_to_come(step, pinned) {
             let _ = answer.send(Reply::Done);
@@ -134,7 +142,7 @@ impl Durable {
         pinned.contains(&step.0) || self.under_way.iter().any(|(_, s)| *s == step.0)
     }
 
-    /// The step was published.
+    /// Records that the step was published.
     pub fn durable(&mut self, step: Step, pinned: &BTreeSet<u64>) {
         self.under_way.retain(|(_, s)| *s != step.0);
         self.failed.retain(|s, _| *s > step.0);
@@ -147,8 +155,8 @@ impl Durable {
         }
     }
 
-    /// A shard could not be written, or (`None`) the step not be published: nobody waits for it any longer, and it may be tried
-    /// again.
+    /// Records that a shard could not be written or, without a `local_rank`, that the step could
+    /// not be published. Waiting workers are refused; the step may be tried again.
     pub fn fail(&mut self, local_rank: Option<u32>, step: Step, why: &str) {
         crate::say!("{why}");
         self.under_way.retain(|(local, s)| *s != step.0 || local_rank.is_some_and(|l| l != *local));
@@ -161,7 +169,7 @@ impl Durable {
         }
     }
 
-    /// The workers are gone: nobody waits.
+    /// Forgets everything, once the workers are gone.
     pub fn clear(&mut self) {
         std::mem::take(&mut self.over).store(true, Ordering::Release);
         self.under_way.clear();

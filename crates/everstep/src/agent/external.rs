@@ -1,9 +1,10 @@
-//! An agent whose workers are somebody else's: torchrun's own agent runs them, and only its rendezvous
-//! is ours (entry point `torchrun.handlers`, `python/everstep/torchrun.py`).
+//! An agent for workers that torchrun's own agent runs: only the rendezvous is ours (entry point
+//! `torchrun.handlers`, `python/everstep/torchrun.py`).
 //!
-//! Lines on standard input: `next` (whatever ran before is gone; wanted: a place in a world), `done`,
-//! `failed`. JSON lines on standard output: a place, `{"waiting": true}` when the world is to form anew,
-//! or `{"end": code, "why": …}`. The same state machine decides as in every agent.
+//! Lines on standard input: `next` (the previous workers are gone and a place in a world is
+//! wanted), `done`, `failed`. JSON lines on standard output: a place, `{"waiting": true}` when the
+//! world is about to be formed anew, or `{"end": code, "why": …}`. Decisions are made by the same
+//! state machine as in every agent.
 
 use super::Input;
 use super::connection::{self, Target};
@@ -28,17 +29,17 @@ struct External {
     store: PgStore,
     /// The generation whose workers torchrun's agent runs.
     running: Option<Generation>,
-    /// They are to be ended before anything else happens.
+    /// The generation whose workers must end before anything else happens.
     to_end: Option<Generation>,
-    /// torchrun's agent has ended them: it wants the next place, or none any more.
+    /// torchrun's agent has ended its workers: it wants the next place, or none.
     stopped: bool,
     end: Option<i32>,
 }
 
-/// Takes part until the job is over or torchrun's agent has gone.
+/// Takes part until the job is over or torchrun's agent is gone.
 ///
 /// # Errors
-/// When the process group's store cannot listen.
+/// Fails if the process-group store cannot listen.
 pub async fn run(mut config: Config, place: Place, target: Target) -> std::io::Result<i32> {
     let (inbox, mut inputs) = mpsc::unbounded_channel();
     let store = PgStore::start(&place, 0, None).await?;
@@ -64,7 +65,7 @@ pub async fn run(mut config: Config, place: Place, target: Target) -> std::io::R
             input = inputs.recv() => external.input(input).await,
             line = lines.next_line() => match line? {
                 Some(line) => external.line(&line).await,
-                // torchrun's agent has gone without a word: its node is lost.
+                // torchrun's agent ended without a message: this node is lost.
                 None => return Ok(1),
             },
             () = tokio::time::sleep(deadline) => external.event(Event::Tick).await,
@@ -118,7 +119,7 @@ impl External {
             }
             _ => {
                 self.stopped = true;
-                // Asked for a new world while the old one runs: its workers have failed here.
+                // It asks for a new world while the old one runs, so its workers have failed here.
                 if self.running.is_some() && self.to_end.is_none() {
                     self.exited(Outcome::Code(1)).await;
                 }
@@ -133,7 +134,8 @@ impl External {
         self.event(Event::WorkerExited { generation, local_rank: 0, pid: 0, outcome, words: message.into() }).await;
     }
 
-    /// What was to be ended is gone: torchrun's agent asks for the next world only then.
+    /// Reports that the workers to be ended are gone: only then does torchrun's agent ask for a
+    /// world.
     async fn gone(&mut self) {
         let Some(generation) = self.to_end.take() else { return };
         self.running = None;

@@ -1,6 +1,7 @@
-//! The server of torch's timers (`torch.distributed.elastic.timer.FileTimerServer`), which runs where the user sets
-//! `TORCHELASTIC_ENABLE_FILE_TIMER=1`. A worker announces through a named pipe until when a block of code must have ended; when it
-//! has not, its process is sent the signal that it named.
+//! The server of torch's timers (`torch.distributed.elastic.timer.FileTimerServer`). It runs if the
+//! user sets `TORCHELASTIC_ENABLE_FILE_TIMER=1`. Through a named pipe, a worker announces the
+//! deadline of a block of code. If the block has not ended by then, the server sends the process
+//! the signal that the worker named.
 
 use rustix::fs::{CWD, FileType, Mode, mkfifoat};
 use rustix::process::{Pid, Signal, getuid, kill_process};
@@ -14,14 +15,14 @@ use tokio::net::unix::pipe;
 
 /// How often expired timers are looked for, as in torch.
 const LOOK: Duration = Duration::from_millis(100);
-/// Longest request: what a pipe takes in one piece.
+/// Longest request: what a pipe accepts in one piece (`PIPE_BUF`).
 const REQUEST_BYTES_MAX: usize = 4096;
-/// Timers at a time.
+/// Largest number of timers at a time.
 const TIMERS_MAX: usize = 65_536;
 
-/// Switches the server on, in the environment of the launcher.
+/// Enables the server, in the environment of the launcher.
 pub const ENABLED: &str = "TORCHELASTIC_ENABLE_FILE_TIMER";
-/// Names the pipe, to the server and to the workers.
+/// Names the pipe, for the server and the workers.
 pub const FILE: &str = "TORCHELASTIC_TIMER_FILE";
 
 /// A request of `FileTimerClient`. A negative time releases the timer.
@@ -33,7 +34,7 @@ struct Request {
     signal: i32,
 }
 
-/// Timers that run, by process and scope.
+/// Running timers, by process and scope.
 #[derive(Default)]
 struct Timers(BTreeMap<(i32, String), (f64, i32)>);
 
@@ -47,8 +48,8 @@ impl Timers {
         }
     }
 
-    /// Processes with an expired timer, with the scope and the signal of the first one that has a signal. All timers of such a process
-    /// are forgotten.
+    /// Returns the processes with an expired timer, each with the scope and signal of the first
+    /// expired timer that has a signal. Forgets all timers of a process with an expired one.
     fn expired(&mut self, now: f64) -> Vec<(i32, String, i32)> {
         let mut due: Vec<_> =
             self.0.iter().filter(|(_, (at, _))| *at <= now).map(|(k, v)| (v.0, k.clone(), v.1)).collect();
@@ -64,7 +65,7 @@ impl Timers {
     }
 }
 
-/// Where the pipe is, if the user has switched timers on; `own` unless the user names another place.
+/// Returns the path of the pipe if timers are enabled: `own`, unless the user names another.
 pub fn wanted(own: &Path) -> Option<PathBuf> {
     let enabled = std::env::var_os(ENABLED).is_some_and(|v| v == "1");
     enabled.then(|| std::env::var_os(FILE).map_or_else(|| own.to_path_buf(), PathBuf::from))
@@ -73,7 +74,8 @@ pub fn wanted(own: &Path) -> Option<PathBuf> {
 /// Serves timers of processes below `guard` until the runtime ends.
 ///
 /// # Errors
-/// When the pipe cannot be made; what is there and is not a pipe of this user's is left alone.
+/// Fails if the pipe cannot be created. A file at `path` is left alone unless it is a pipe of this
+/// user.
 pub fn serve(path: &Path, guard: u32) -> std::io::Result<()> {
     if let Ok(there) = std::fs::symlink_metadata(path) {
         if !there.file_type().is_fifo() || there.uid() != getuid().as_raw() {
@@ -83,7 +85,7 @@ pub fn serve(path: &Path, guard: u32) -> std::io::Result<()> {
         std::fs::remove_file(path)?;
     }
     mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR)?;
-    // Open for writing, too: it never reads as ended while no worker has it open.
+    // Also open for writing, so that the pipe never reads as ended while no worker has it open.
     let pipe = pipe::OpenOptions::new().read_write(true).open_receiver(path)?;
     debug_assert!(FileType::from_raw_mode(std::fs::symlink_metadata(path)?.mode()) == FileType::Fifo);
     tokio::spawn(run(pipe, guard));
@@ -132,7 +134,8 @@ fn end(pid: i32, scope: &str, signal: i32, guard: u32) {
     let _ = kill_process(process, named);
 }
 
-/// The process is one of the workers' or was started by one: the guard adopts whatever loses its parent.
+/// Returns whether the process is a worker or was started by one. The guard adopts orphans, so
+/// every such process has the guard as an ancestor.
 fn is_below(pid: i32, guard: u32) -> bool {
     let mut pid = i64::from(pid);
     for _ in 0..64 {

@@ -1,4 +1,4 @@
-//! The guard's process, and what is written to it.
+//! The guard's process and the stream to it.
 
 use super::{Driver, Input};
 use crate::guard::protocol::Event as GuardEvent;
@@ -12,20 +12,21 @@ use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::mpsc;
 
-/// Starts the guard, whose events come to `inbox`; it alone inherits the node lock, which is free when the last worker is gone.
+/// Starts the guard, which sends its events to `inbox`. It alone inherits the node lock, which
+/// becomes free when the last worker is gone.
 ///
 /// # Errors
-/// When it cannot be started.
+/// Fails if the guard cannot be started.
 pub fn start_guard(inbox: &mpsc::UnboundedSender<Input>, lock: &File) -> std::io::Result<(OwnedWriteHalf, Child)> {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
     let mut command = Process::new(std::env::current_exe()?);
     let inherited = lock.try_clone()?;
-    // The workers' standard input is ours, as under torchrun.
+    // The workers inherit our standard input, as under torchrun.
     let input = std::io::stdin().as_fd().try_clone_to_owned()?;
     command.arg("guard").arg(inherited.as_raw_fd().to_string()).arg(input.as_raw_fd().to_string());
     command.args(crate::descriptors::users().map(|n| n.to_string()));
     command.stdin(Stdio::from(OwnedFd::from(theirs)));
-    // SAFETY: one system call between fork and exec; the descriptor is open in the child, too.
+    // SAFETY: only system calls between fork and exec; both descriptors are open in the child, too.
     unsafe {
         command.pre_exec(move || {
             rustix::io::fcntl_setfd(&input, rustix::io::FdFlags::empty())?;
@@ -52,7 +53,7 @@ pub fn start_guard(inbox: &mpsc::UnboundedSender<Input>, lock: &File) -> std::io
 }
 
 impl Driver {
-    /// Writes what has been collected for the guard.
+    /// Writes the requests collected for the guard.
     pub(super) async fn flush_guard(&mut self) {
         let bytes = std::mem::take(&mut self.guard_outbox);
         if !bytes.is_empty() {

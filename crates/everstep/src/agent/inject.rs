@@ -1,5 +1,5 @@
-//! Breaks something on this node because a person has asked for it (`everstep inject`): the real thing where the agent can do that, what the
-//! machine would show of it where it cannot.
+//! Injects a fault on this node at a person's request (`everstep inject`): the real fault where the
+//! agent can cause it, otherwise what the machine would show of it.
 
 use super::{Driver, Input};
 use everstep_core::agent::event::Event;
@@ -10,14 +10,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// One turn of a process that runs a part of the time.
+/// Period of a process that is made to run only part of the time.
 const TURN: Duration = Duration::from_millis(20);
 
-/// Nothing is heard from or said to the coordinator: the line is held, so that it falls silent instead of ending.
+/// The stream to the coordinator during an injected network split. Nothing is sent or read, but the
+/// stream stays open: it falls silent instead of ending.
 pub type Silenced = Option<mpsc::UnboundedSender<ToCoordinator>>;
 
 impl Driver {
-    /// The process of a rank on this node.
+    /// Returns the process id of a rank on this node.
     fn pid_of(&self, rank: u32) -> Option<u32> {
         let crew = self.crew.as_ref()?;
         let local = rank.checked_sub(crew.slot.first_rank.0)?;
@@ -70,14 +71,14 @@ impl Driver {
         }
     }
 
-    /// As if it stood in the kernel's log.
+    /// Handles `line` as if it came from the kernel's log.
     async fn kernel_says(&mut self, line: &str) {
         if let Some(sign) = self.table.sign(line) {
             self.event(Event::Signed(sign)).await;
         }
     }
 
-    /// Flips a byte in the middle of the newest copy of another node's shard.
+    /// Flips a bit in the middle of the newest copy of another node's shard.
     fn corrupt(&self) {
         let held = self.replicas.holder.held();
         let Some(newest) = held.iter().filter(|h| h.replica).max_by_key(|h| (h.label.generation, h.label.step)) else {
@@ -96,12 +97,12 @@ impl Driver {
     }
 }
 
-/// One that has just ended needs no signal.
+/// Sends a signal. A process that has just ended needs none.
 fn send(process: Pid, signal: Signal) {
     let _ = kill_process(process, signal);
 }
 
-/// Stops and continues a process in turns.
+/// Alternately stops and continues a process.
 fn slow(process: Pid, percent: u8, lasts: Duration) {
     let runs = TURN * u32::from(percent.clamp(1, 99)) / 100;
     let until = Instant::now() + lasts;

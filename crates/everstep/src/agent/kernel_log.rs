@@ -1,4 +1,5 @@
-//! The kernel's log: errors of GPUs, processes killed for memory, machine checks, links. Read where the kernel writes it, or from a file.
+//! The kernel's log: GPU errors, out-of-memory kills, machine checks, links. Read from the kernel's
+//! device or from a file.
 
 use super::Input;
 use everstep_core::agent::event::Event;
@@ -11,22 +12,24 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Where the kernel writes.
+/// The kernel's log device.
 pub const DEVICE: &str = "/dev/kmsg";
 /// Longest record of the device (CONSOLE_EXT_LOG_MAX).
 const RECORD: usize = 8192;
-/// How often a file is looked at.
+/// How often a file is checked for new lines.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Reads a record of the device: `6,1234,5678901,-;NVRM: Xid …`, continuation lines after it. `None` for what did not come from the kernel:
-/// anyone may write there.
+/// Returns the text of a device record such as `6,1234,5678901,-;NVRM: Xid …`, without its
+/// continuation lines. Returns `None` if the kernel did not write it: any process may write to the
+/// device.
 fn record(record: &str) -> Option<&str> {
     let (head, text) = record.split_once(';')?;
     let priority: u32 = head.split(',').next()?.parse().ok()?;
     (priority >> 3 == 0).then(|| text.lines().next().unwrap_or_default())
 }
 
-/// A line of a file: as the device gives it, as `dmesg` prints it, or bare.
+/// Returns the text of a line of a file, which may look like the device's records, like `dmesg`'s
+/// output, or be bare.
 fn line(text: &str) -> &str {
     if let Some((head, rest)) = text.split_once(';')
         && head.split(',').next().is_some_and(|p| p.parse::<u32>().is_ok())
@@ -40,7 +43,7 @@ fn line(text: &str) -> &str {
     }
 }
 
-/// Follows the log at `path` for the life of the agent; silently ends where there is none to read.
+/// Follows the log at `path` for the life of the agent. Ends silently if it cannot be read.
 pub fn follow(path: PathBuf, table: Arc<Table>, inbox: mpsc::UnboundedSender<Input>) {
     let say = move |text: &str| match table.sign(text) {
         Some(sign) => inbox.send(Input::Core(Event::Signed(sign))).is_ok(),
@@ -66,14 +69,14 @@ fn of_device(path: &Path, say: impl Fn(&str) -> bool) {
                     return;
                 }
             }
-            // Records that were overwritten before they were read.
+            // EPIPE: records were overwritten before they were read.
             Err(e) if e.raw_os_error() == Some(32) || e.kind() == ErrorKind::Interrupted => {}
             Err(_) => return,
         }
     }
 }
 
-/// From its end on; from its beginning if it comes later.
+/// Follows a file from its end, or from its beginning if it is created later.
 fn of_file(path: &Path, say: impl Fn(&str) -> bool) {
     let mut fresh = false;
     let file = loop {

@@ -1,8 +1,9 @@
-//! What an agent does last when its job ends without being done: the newest step that all nodes hold goes to durable
-//! storage. The next attempt may run on other machines, which know nothing of this memory.
+//! What an agent does last when its job ends before it is done: it persists the newest step that
+//! all nodes hold in memory. The next attempt may run on other machines, which have no access to
+//! this memory.
 //!
-//! There is no coordinator to ask any more: each agent writes its shards and a note of each, and the one that finds the notes
-//! of all ranks publishes.
+//! There is no coordinator to ask any more. Each agent writes its shards, with a note for each; the
+//! agent that finds the notes of all ranks publishes the checkpoint.
 
 use super::Input;
 use super::replicas::Own;
@@ -16,14 +17,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 
-/// What is known of the latest crew.
+/// The state of the latest crew.
 #[derive(Debug, Default)]
 pub struct Last {
     world_size: u32,
     restarts: u32,
     /// Where its workers' shards belong, by local rank.
     destinations: BTreeMap<u32, Destination>,
-    /// A crew that has not said yet where its shards belong: its world size and restarts.
+    /// World size and restarts of a crew that has not named its destinations yet.
     begun: Option<(u32, u32)>,
     /// The newest step that all nodes hold, its generation, and the world size.
     held: Option<(Generation, Step, u32)>,
@@ -32,12 +33,13 @@ pub struct Last {
 }
 
 impl Last {
-    /// A crew starts. Until it says where its shards belong, the crew before it is the last one.
+    /// Records that a crew starts. Until it names its destinations, the crew before it counts as
+    /// the last.
     pub fn begin(&mut self, crew: &Crew) {
         self.begun = Some((crew.world_size, crew.restarts));
     }
 
-    /// A worker has said where its shards belong.
+    /// Records where a worker's shards belong.
     pub fn belongs(&mut self, local_rank: u32, to: Destination) {
         if let Some(begun) = self.begun.take() {
             (self.world_size, self.restarts) = begun;
@@ -46,18 +48,19 @@ impl Last {
         self.destinations.insert(local_rank, to);
     }
 
-    /// All nodes hold a step.
+    /// Records that all nodes hold a step.
     pub fn holds(&mut self, generation: Generation, step: Step, world_size: u32) {
         self.held = Some((generation, step, world_size));
     }
 
-    /// All go on from a step, or from the beginning: what is newer is of a past that did not happen.
+    /// Records that all ranks resume from a step, or from the beginning. Anything newer is
+    /// obsolete.
     pub fn goes_on_from(&mut self, generation: Generation, step: Option<Step>, world_size: u32) {
         self.held = step.map(|step| (generation, step, world_size));
     }
 
-    /// Makes the last step durable, as far as this node can, and says what came of it. Who asks for the end once more does
-    /// not wait for it.
+    /// Makes the last step durable, as far as this node can, and reports the result. A further stop
+    /// signal ends the wait.
     pub async fn persist(self, (own, run): (Own, u64), asked_again: bool, inputs: &mut mpsc::UnboundedReceiver<Input>) {
         let Some((generation, step, size)) = self.held.filter(|(_, s, _)| self.durable.is_none_or(|d| *s > d)) else {
             return;
@@ -69,7 +72,7 @@ impl Last {
             return not_waiting();
         }
         let (done, mut written) = oneshot::channel();
-        // A thread of its own: the runtime would wait for one of its own threads at the end.
+        // Not a thread of the runtime, which would wait for it at the end.
         let write = move || drop(done.send(self.write((&own, run), generation, step)));
         if let Err(e) = std::thread::Builder::new().name("everstep-last".into()).spawn(write) {
             return crate::say!("step {step} stays in memory only, as no thread could be started: {e}");
@@ -91,13 +94,14 @@ impl Last {
         }
     }
 
-    /// Whether this agent was the one to publish.
+    /// Writes this node's shards. Returns whether this agent published the checkpoint.
     fn write(&self, (own, run): (&Own, u64), generation: Generation, step: Step) -> Result<bool, String> {
         let Some(to) = self.destinations.values().next() else { return Ok(false) };
         let mark = to.mark(generation, self.restarts);
         for (local, to) in &self.destinations {
             let slots = own.slots(*local);
-            // A step that was restored has the generation that made it; of two with its number the earlier did not happen.
+            // A restored step keeps the generation that captured it. Of two slots with the same
+            // step, the one with the earlier generation was abandoned.
             let is = |l: &Label| l.run == run && l.step == step.0 && l.generation <= generation.0;
             let of = |s: &&Arc<Slot>| s.label().filter(is).map(|l| l.generation);
             let found = slots.iter().filter(|s| of(s).is_some()).max_by_key(of).filter(|s| s.pin(Pin::Persist));
@@ -117,7 +121,7 @@ impl Last {
             .map(|to| super::durable::say_where(&to, step))
             .and_then(|()| persist::prune(&to.directory, to.keep, &mark).map(drop));
         match published {
-            // Another agent has found all notes at the same time.
+            // Another agent found all notes at the same time and published first.
             Err(_) if persist::path_of(&to.directory, step.0).is_ok_and(|p| p.is_some()) => Ok(false),
             other => other.map(|()| true).map_err(|e| format!("step {step} could not be published: {e}")),
         }

@@ -1,4 +1,5 @@
-//! From a place in a world to command lines and environments: everything torchrun exports, and ours.
+//! Turns a place in a world into command lines and environments: everything torchrun exports, and
+//! our own variables.
 
 use super::macros::substitute_raw;
 use super::streams::{Streams, Who};
@@ -10,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-/// Variables that no program of the user's is given.
+/// Variables that are withheld from the user's programs.
 pub const TOKENS: [&str; 2] = ["EVERSTEP_TOKEN_FILE", "EVERSTEP_TOKEN"];
 
 /// A Python entry point.
@@ -25,13 +26,14 @@ pub enum Entry {
 /// What all workers of a node have in common.
 #[derive(Clone, Debug)]
 pub struct Template {
-    /// Program and arguments; `${local_rank}` in an argument is replaced.
+    /// Program and arguments; `${local_rank}` is replaced in the arguments.
     pub argv: Vec<OsString>,
-    /// The interpreter that scripts run in.
+    /// The Python interpreter.
     pub python: OsString,
-    /// How a process with torch imported can run the same; `None`: it must not.
+    /// How a warm process can run the same program, or `None` if it must not.
     pub warm: Option<Entry>,
-    /// Directory that is put on Python's path, so that scripts that do not import everstep are watched, too.
+    /// Directory to put on Python's path, so that scripts are watched even if they do not import
+    /// everstep.
     pub preload: Option<PathBuf>,
     /// `--rdzv-id`, exported as `TORCHELASTIC_RUN_ID`.
     pub run_id: String,
@@ -47,7 +49,8 @@ pub struct Template {
     pub socket: PathBuf,
     /// Directory of boards and arenas.
     pub memory: PathBuf,
-    /// `--max-restarts` was given: `TORCHELASTIC_MAX_RESTARTS` says it; else 0, torchrun's default.
+    /// `--max-restarts` was given, and `TORCHELASTIC_MAX_RESTARTS` reports it. Otherwise the
+    /// variable is 0, torchrun's default.
     pub max_restarts_given: bool,
     /// `--signals-to-handle`.
     pub signals_to_handle: String,
@@ -55,9 +58,9 @@ pub struct Template {
     pub virtual_local_rank: bool,
     /// `--numa-binding`.
     pub numa_binding: Option<String>,
-    /// The pipe of torch's timers, where the user has switched them on.
+    /// The pipe of torch's timers, if the user has enabled them.
     pub timer_file: Option<PathBuf>,
-    /// Where the kernel writes its log.
+    /// Where to read the kernel's log.
     pub kernel_log: Option<PathBuf>,
     /// NVIDIA's management library.
     pub nvml: Option<PathBuf>,
@@ -66,26 +69,25 @@ pub struct Template {
 /// Variables by name, as bytes: they need not be text.
 pub type Environment = BTreeMap<OsString, OsString>;
 
-/// For the guard.
+/// Converts an environment for the guard.
 pub fn raw(env: Environment) -> Vec<(Raw, Raw)> {
     env.into_iter().map(|(name, value)| (Raw(name), Raw(value))).collect()
 }
 
-/// The step board of a worker.
+/// Returns the path of a worker's step board.
 pub fn board_path(memory: &Path, local_rank: u32) -> PathBuf {
     memory.join(format!("local-{local_rank}-board"))
 }
 
-/// What is known of the collectives of a worker, for the next one in its place.
+/// Returns the path of the profile of a worker's collectives, which its successor reads.
 pub fn profile_path(memory: &Path, local_rank: u32) -> PathBuf {
     memory.join(format!("local-{local_rank}-profile"))
 }
 
 /// One start of a node's workers.
 pub struct Start<'a> {
-    /// The generation.
     pub generation: Generation,
-    /// This node's part.
+    /// This node's place in the world.
     pub place: &'a Place,
     /// Restarts used so far.
     pub restarts: u32,
@@ -94,10 +96,10 @@ pub struct Start<'a> {
 }
 
 impl Template {
-    /// The launch of one worker.
+    /// Returns the launch of one worker.
     ///
     /// # Errors
-    /// A sentence: this worker cannot be given what the options ask for.
+    /// A sentence for the user if this worker cannot have what the options ask for.
     pub fn launch(&self, start: &Start<'_>, local: u32) -> Result<Launch, String> {
         let rank = start.place.slot.first_rank.0 + local;
         let local_text = local.to_string();
@@ -126,7 +128,7 @@ impl Template {
         })
     }
 
-    /// The environment that all workers share, and a process that waits to become one.
+    /// Returns the environment that all workers share with a warm process.
     pub fn common_environment(&self) -> Environment {
         let mut env: Environment = std::env::vars_os().collect();
         for name in TOKENS {
@@ -135,8 +137,8 @@ impl Template {
         env
     }
 
-    /// By local rank, the variables that these launches have and this process has not, or not with this value. Only text: what is not
-    /// is read by no import.
+    /// Returns, by local rank, the variables of these launches that this process lacks or has with
+    /// another value. Variables that are not text are omitted: no import reads them.
     pub fn own_variables(&self, launches: &[Launch]) -> BTreeMap<u32, BTreeMap<String, String>> {
         let common = self.common_environment();
         let own = |launch: &Launch| {
@@ -191,7 +193,7 @@ impl Template {
         Ok(env)
     }
 
-    /// What torchrun sets unless the user has.
+    /// Sets the variables that torchrun sets unless the user has.
     pub fn set_defaults(&self, env: &mut Environment, workers: u32) {
         env.entry("TORCH_NCCL_ASYNC_ERROR_HANDLING".into()).or_insert_with(|| "1".into());
         if workers > 1 {
@@ -200,7 +202,8 @@ impl Template {
     }
 }
 
-/// Puts the preload first on Python's path; it takes itself off again (see `preload/sitecustomize.py`).
+/// Puts the preload first on Python's path. It removes itself again (see
+/// `preload/sitecustomize.py`).
 fn put_on_path(env: &mut Environment, preload: &Path) {
     let mut path = preload.as_os_str().to_owned();
     if let Some(users) = env.get(OsStr::new("PYTHONPATH")).filter(|users| !users.is_empty()) {
@@ -211,7 +214,8 @@ fn put_on_path(env: &mut Environment, preload: &Path) {
     env.insert("EVERSTEP_PRELOAD".into(), preload.into());
 }
 
-/// `--virtual-local-rank`: the worker sees its own device only (`local_elastic_agent._set_local_rank_env`).
+/// `--virtual-local-rank`: the worker sees only its own device
+/// (`local_elastic_agent._set_local_rank_env`).
 fn virtual_device(env: &mut Environment, local: u32) -> Result<(), String> {
     let text = |name: &str| env.get(OsStr::new(name)).map(|v| v.to_string_lossy().into_owned());
     let given = |name: &str| text(name).filter(|v| !v.is_empty());

@@ -1,4 +1,5 @@
-//! What the job before has left in memory, when it ended with its launcher and no later start can have its name.
+//! Takes over what the previous job left in memory. This is for jobs that end with their launcher:
+//! no later start can have the same name.
 
 use super::storage;
 use crate::{lock, places};
@@ -8,26 +9,27 @@ use everstep_wire::private::{Directory, Root};
 use std::path::Path;
 use std::time::Duration;
 
-/// A job of one node that has just claimed the directory `run` from `predecessor`, which has ended.
+/// A single-node job that has just claimed the directory `run` from `predecessor`, which has ended.
 pub struct Heir<'a> {
     /// Name of the job that owned the directory before.
     pub predecessor: &'a str,
-    /// This job.
+    /// Name of this job.
     pub job: &'a str,
-    /// This node's id; jobs of one node all have the same.
+    /// This node's id, which is the same in all single-node jobs.
     pub node: &'a str,
     /// Identity of the directory.
     pub run: RunId,
-    /// Ranks of the job; what another number of them has left is not used.
+    /// Number of ranks of this job. Slots of a job with another number are not used.
     pub world_size: u64,
 }
 
 impl Heir<'_> {
-    /// Takes over the slots of all ranks. They count as captured before this job's first generation. Returns whether there were any.
+    /// Takes over the slots of all ranks and labels them as captured before this job's first
+    /// generation. Returns whether there were any.
     ///
-    /// Nothing is taken when the job before still has its node, or when this job has slots of its own.
+    /// Takes nothing if the previous job still has its node, or if this job has slots of its own.
     pub fn adopt(&self) -> bool {
-        // The name was read from the checkpoint directory, where anybody may have put it.
+        // The name comes from the checkpoint directory, where anybody may have put it.
         if self.predecessor == self.job || places::check_name("job", self.predecessor).is_err() {
             return false;
         }
@@ -46,7 +48,8 @@ impl Heir<'_> {
         moved.contains(&true)
     }
 
-    /// Moves the slots that are of this directory and of a job of as many ranks. Returns whether there were any.
+    /// Moves the slots that belong to this directory and to a job with the same number of ranks.
+    /// Returns whether there were any.
     fn take(&self, from: &Path, to: &Path) -> bool {
         let names = Directory::existing(from, Root::Named).and_then(|d| d.names()).unwrap_or_default();
         let mut any = false;

@@ -1,4 +1,4 @@
-//! Who speaks to an agent from its own machine: workers, whoever sends signals, the kernel, the GPUs' driver.
+//! The agent's inputs from its own machine: workers, signals, the kernel, and the GPU driver.
 
 use super::launch::Template;
 use super::{Input, kernel_log, metric};
@@ -16,7 +16,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-/// What the machine tells of itself.
+/// Starts to follow the machine's samples, its kernel log and its GPUs.
 pub(super) fn to_machine(
     template: &Template,
     table: &Arc<Table>,
@@ -32,7 +32,7 @@ pub(super) fn to_machine(
     }
 }
 
-/// Workers ask through a socket of their own.
+/// Opens the socket through which workers send requests.
 pub(super) fn to_workers(template: &Template, inbox: &mpsc::UnboundedSender<Input>) -> std::io::Result<()> {
     let (parent, name) = template.socket.parent().zip(template.socket.file_name()).ok_or(ErrorKind::InvalidInput)?;
     let memory = Directory::root(parent, Root::Named)?;
@@ -85,7 +85,7 @@ async fn talk(mut stream: UnixStream, inbox: mpsc::UnboundedSender<Input>) {
                 }
                 continue;
             }
-            // What follows cannot be told apart any more.
+            // After this, frames cannot be told apart any more.
             Err(e) => return refuse(&mut stream, &format!("not a request: {e}")).await,
         };
         let reply = match request.check() {
@@ -104,7 +104,7 @@ async fn talk(mut stream: UnixStream, inbox: mpsc::UnboundedSender<Input>) {
     }
 }
 
-/// Says why, and closes the connection.
+/// Answers with the reason and closes the connection.
 async fn refuse(stream: &mut UnixStream, why: &str) {
     if let Ok(bytes) = frame::encode(&Reply::Refused { why: why.to_owned() }) {
         let _ = stream.try_write(&bytes);
@@ -112,7 +112,7 @@ async fn refuse(stream: &mut UnixStream, why: &str) {
     let _ = stream.shutdown().await;
 }
 
-/// Signals to the agent.
+/// Forwards the agent's signals.
 pub(super) fn to_signals(inbox: &mpsc::UnboundedSender<Input>) -> std::io::Result<()> {
     for number in [1, 2, 3, 10, 12, 15, 18] {
         let mut stream = signal(SignalKind::from_raw(number))?;

@@ -1,20 +1,20 @@
-//! `$name` and `${name}` in arguments and prefixes, as Python's `string.Template.safe_substitute`:
-//! `$$` is a dollar sign, an unknown name stays as it is.
+//! Replaces `$name` and `${name}` in arguments and prefixes, like Python's
+//! `string.Template.safe_substitute`: `$$` is a dollar sign, and an unknown name stays as it is.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// The same in an argument, which need not be text.
+/// Like [`substitute`], for an argument that need not be text.
 pub fn substitute_raw(argument: &OsStr, values: &[(&str, &str)]) -> OsString {
     if let Some(text) = argument.to_str() {
         return substitute(text, values).into();
     }
-    // Names and values are ASCII: each byte may stand for a character.
+    // Names and values are ASCII, so each byte may stand for a character.
     let text: String = argument.as_bytes().iter().map(|b| char::from(*b)).collect();
     OsString::from_vec(substitute(&text, values).chars().map(|c| c as u8).collect())
 }
 
-/// Replaces what is in `values`.
+/// Replaces the names in `values`.
 pub fn substitute(text: &str, values: &[(&str, &str)]) -> String {
     let mut result = String::with_capacity(text.len());
     let mut rest = text;

@@ -1,20 +1,23 @@
-//! The node's directory in shared memory may be removed while its job runs: systemd-logind does that when its user logs out
-//! (RemoveIPC), people do it by hand. Workers keep what they have mapped, which nobody else can open any more.
+//! Restores the node's directory in shared memory if it is removed while the job runs.
+//! systemd-logind removes it when its user logs out (RemoveIPC), and people remove it by hand.
+//! Workers keep what they have mapped, but no other process can open it any more.
 //!
-//! The agent creates the directory and its socket again. Workers find their slots gone at the next step, reserve new ones
-//! and capture at once (`tiers.py`). Boards stay what they are: both sides have them mapped, and the next generation gets new ones.
+//! The agent creates the directory and its socket again. At the next step, workers find their slots
+//! gone, reserve new ones and capture at once (`tiers.py`). Boards are unaffected: both sides have
+//! them mapped, and the next generation gets new ones.
 
 use super::{Driver, listen};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// What the directory was when it was last known to be good.
+/// The directory's identity when it was last intact.
 #[derive(Default)]
 pub(super) struct MemoryWatch {
     identity: Option<(u64, u64)>,
-    /// It was found missing at the last look: whoever removes it may not be done.
+    /// The directory was missing at the previous look. Whoever removes it may not be done yet, so
+    /// it is restored at the next one.
     missed: bool,
-    /// Why it could not be created again, so that it is said once.
+    /// Why the directory could not be created again, so that it is reported only once.
     trouble: Option<String>,
 }
 
@@ -29,7 +32,7 @@ impl MemoryWatch {
 }
 
 impl Driver {
-    /// Two system calls, ten times a second.
+    /// Checks the directory. Called ten times a second, it costs two system calls.
     pub(super) fn watch_memory(&mut self) {
         let found = identity(&self.template.memory);
         if found.is_some() && found == self.memory.identity && self.template.socket.exists() {

@@ -1,4 +1,5 @@
-//! The agent's driver: receive, handle, execute. No policy lives here.
+//! The agent's driver: it receives events, hands them to the core, and executes the core's
+//! commands. No policy lives here.
 
 pub mod connection;
 mod console;
@@ -57,56 +58,56 @@ use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::{mpsc, oneshot};
 use workers::Crew;
 
-/// The guard gets this long to end itself.
+/// How long the guard gets to exit.
 const GUARD_END: Duration = Duration::from_secs(3);
-/// The coordinator is told this often where the time of this node went.
+/// How often the coordinator receives this node's time account.
 const ACCOUNT: Duration = Duration::from_secs(2);
 
 /// Everything that reaches the driver.
 pub enum Input {
     /// The stream to the coordinator is open.
     Connected(mpsc::UnboundedSender<ToCoordinator>),
-    /// A line from the coordinator.
+    /// A message from the coordinator.
     Line(ToAgent),
-    /// The stream ended.
+    /// The stream to the coordinator ended.
     Disconnected,
-    /// Nothing can be done; end with this code.
+    /// An error without a remedy: the agent exits.
     Fatal {
-        /// exit code
+        /// Exit code.
         code: i32,
-        /// a sentence for the user
+        /// A sentence for the user.
         why: String,
     },
-    /// The guard speaks; `None`: it is gone.
+    /// An event from the guard, or `None` if the guard is gone.
     Guard(Option<GuardEvent>),
-    /// A worker asks.
+    /// A request from a worker.
     Worker(Request, oneshot::Sender<Reply>),
-    /// A shard was written, or not.
+    /// The result of writing a shard.
     Shard {
-        /// whose
+        /// Worker whose shard this is.
         local_rank: u32,
-        /// generation that captured it
+        /// Generation that captured it.
         generation: Generation,
-        /// its step
+        /// Step of the shard.
         step: Step,
-        /// the user's directory
+        /// Checkpoint directory, as the user gave it.
         directory: String,
-        /// the file, or a sentence for the user
+        /// The file, or a sentence for the user.
         result: Result<everstep_core::message::ShardFile, String>,
     },
-    /// A manifest was written, or not.
+    /// The result of publishing a checkpoint.
     Published(Generation, Step, Result<(), String>),
-    /// A worker's directory was claimed, or not.
+    /// The result of claiming a worker's directory.
     Owned(Box<ownership::Owned>),
-    /// A signal came.
+    /// A signal arrived.
     Signal(i32),
-    /// A line that an injection had silenced may be used again.
+    /// An injected network split is over.
     Heard,
-    /// Workers have said where they are.
+    /// The stacks of the workers, by rank.
     Stacks(Generation, BTreeMap<u32, Stack>),
-    /// What a second of this machine was like, and when that was.
+    /// One second's samples of this machine: time in milliseconds, kind of machine, values.
     Sampled(u64, Arc<str>, metric::samples::Samples),
-    /// Something that only the core needs to hear.
+    /// An event for the core alone.
     Core(Event),
 }
 
@@ -115,7 +116,8 @@ pub struct End {
     /// Exit code of `everstep run`.
     pub code: i32,
     pub why: String,
-    /// Error file of the worker that failed first on this node, and how that worker ended (a signal is negative).
+    /// Error file of the worker that failed first on this node, and that worker's exit code;
+    /// negative for a signal.
     pub first_error: Option<(std::path::PathBuf, i32)>,
 }
 
@@ -137,41 +139,42 @@ struct Driver {
     claims: ownership::Claims,
     last: Last,
     end: Option<End>,
-    /// What memory holds is of no use to a next attempt.
+    /// The state in memory is of no use to the next attempt.
     discard: bool,
-    /// What each worker did last, also those that have exited.
+    /// The latest progress of each worker, including workers that have exited.
     progress: BTreeMap<u32, Progress>,
-    /// Workers that this node runs.
+    /// Number of workers on this node.
     workers: u32,
-    /// Restarts of the job so far.
+    /// Number of restarts of the job so far.
     restarts: u32,
-    /// It has started some.
+    /// This agent has started workers at least once.
     started: bool,
     first_error: Option<(std::path::PathBuf, i32)>,
     /// A process with torch imported is ready.
     warm: bool,
-    /// By local rank, the variables of the latest crew that are not this process's.
+    /// By local rank, the variables of the latest crew that differ from this process's environment.
     own_variables: BTreeMap<u32, BTreeMap<String, String>>,
     table: Arc<Table>,
     silenced: inject::Silenced,
     ring: metric::samples::Ring,
-    /// Does this node's part in checks of the nodes, once there was one.
+    /// Performs this node's part in node checks. Created by the first check.
     checker: Option<mpsc::UnboundedSender<node_check::Part>>,
-    /// When the coordinator was last told where the time went.
+    /// When the coordinator last received the time account.
     accounted: Instant,
-    /// What this coordinator was told that the machine does.
+    /// Checksum of the machine's role, as last sent to this coordinator.
     role: u32,
     /// The job is over.
     over: bool,
-    /// Somebody has asked for its end.
+    /// A stop signal has arrived.
     stopping: bool,
-    /// Somebody has asked for its end since.
+    /// A signal arrived after the end of the job.
     impatient: bool,
 }
 
 /// Runs an agent until its job is over.
+///
 /// # Errors
-/// When the guard or the sockets cannot be set up.
+/// Fails if the guard or the sockets cannot be set up.
 pub async fn run(
     mut config: Config,
     (template, place): (Template, Place),
@@ -331,7 +334,7 @@ impl Driver {
                 {
                     crate::say!("stopping: the newest step is kept, the same signal again stops at once");
                 }
-                // Who asks for an end that has come already does not want to wait for the disk.
+                // Whoever signals a job that is over does not want to wait for the disk.
                 self.impatient |= self.over;
                 self.event(Event::Signal { signal }).await;
             }
@@ -342,7 +345,7 @@ impl Driver {
     }
 
     async fn fatal(&mut self, code: i32, why: String) {
-        // With workers running, a coordinator that cannot be had is only a reason to keep trying.
+        // While workers run, an unreachable coordinator is only a reason to keep trying.
         if self.crew.is_none() {
             self.end = Some(End { code, why, first_error: None });
         } else {
@@ -355,7 +358,7 @@ impl Driver {
             let warm = self.warm;
             let progress = self.progress.values().map(|p| Progress { warm, ..p.clone() });
             let _ = link.send(ToCoordinator::Ping(progress.collect()));
-            // Totals: what is not said now is in the next ones.
+            // Accounts are totals: the next one includes what is not sent now.
             if now || self.accounted.elapsed() >= ACCOUNT {
                 self.accounted = Instant::now();
                 let _ = link.send(ToCoordinator::Spent(self.core.accounts(self.now())));
@@ -363,7 +366,7 @@ impl Driver {
         }
     }
 
-    /// Hands one event to the core and carries out what it asks for, until it asks for nothing more.
+    /// Hands an event to the core and executes its commands until there are no more.
     async fn event(&mut self, event: Event) {
         let mut events = vec![event];
         while let Some(event) = events.pop() {

@@ -1,5 +1,5 @@
-//! This node's part in a check of the nodes, done by a process of Python that lives as long as the check: torch is imported once, and
-//! whatever a bad device does to that process does not reach the agent.
+//! This node's part in a node check. A Python process does the work and lives as long as the check,
+//! so that torch is imported only once and a bad device harms that process instead of the agent.
 
 use super::launch::Environment;
 use super::{Driver, Input};
@@ -16,12 +16,13 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
 
-/// How long a node waits for its partner: in the first round torch is imported there.
+/// How long a node waits for its partner, in the first round and later. In the first round, the
+/// partner imports torch.
 const WAIT: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(15));
-/// A part that has not ended by then never will.
+/// How long a part may take: after this, it never ends.
 const PART: Duration = Duration::from_secs(140);
 
-/// What is to be done.
+/// One node's part in one round.
 pub struct Part {
     pub check: Time,
     pub round: u32,
@@ -29,7 +30,7 @@ pub struct Part {
     pub partners: Vec<Partner>,
 }
 
-/// What the process answers (see `python/everstep/check.py`).
+/// The process's answer (see `python/everstep/check.py`).
 #[derive(Deserialize)]
 struct Answer {
     speed: Option<Measured>,
@@ -44,7 +45,7 @@ enum Measured {
     Failed { error: String },
 }
 
-/// The process.
+/// The Python process that does the work.
 struct Helper {
     _child: Child,
     to: ChildStdin,
@@ -68,7 +69,7 @@ impl Helper {
     }
 }
 
-/// Starts whoever does the parts that are sent to it, one after the other.
+/// Starts a task that does the parts sent to it, one after another.
 fn start(
     node: String,
     python: OsString,
@@ -97,7 +98,7 @@ fn start(
 
 impl Driver {
     pub(super) fn check(&mut self, part: Part) {
-        // Both of a pair meet in the store of one of them.
+        // Both nodes of a pair meet in the store of one of them.
         self.store.open();
         let template = &self.template;
         let checker = self.checker.get_or_insert_with(|| {
@@ -118,7 +119,7 @@ fn request(node: &str, part: &Part) -> String {
     format!("{}\n", json!({"measure": part.measure, "wait": wait.as_secs(), "tests": tests}))
 }
 
-/// `answer`: `None` when the process could not be started, `Some(None)` when it did not answer.
+/// Converts the process's answer: `None` if it did not start, `Some(None)` if it did not answer.
 fn checked(part: Part, answer: Option<Option<Answer>>, python: &str) -> Checked {
     let Part { check, round, measure, partners } = part;
     let base = Checked { check, round, ..Checked::default() };

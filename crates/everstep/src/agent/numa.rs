@@ -1,9 +1,9 @@
-//! `--numa-binding`: which processors are near a worker's accelerator (`torch/numa/binding.py`).
+//! `--numa-binding`: finds the processors near a worker's accelerator (`torch/numa/binding.py`).
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Parses a list as in sysfs: `0-3,8`.
+/// Parses a list in sysfs format: `0-3,8`.
 fn list(text: &str) -> BTreeSet<u32> {
     let range = |part: &str| {
         let (a, b) = part.split_once('-').unwrap_or((part, part));
@@ -16,7 +16,7 @@ fn read(path: PathBuf) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|t| t.trim().to_owned())
 }
 
-/// NUMA nodes of the accelerators, in the order of their bus addresses.
+/// Returns the NUMA nodes of the accelerators, in the order of their bus addresses.
 fn devices(root: &Path) -> Vec<u32> {
     let mut addresses: Vec<String> = std::fs::read_dir(root.join("proc/driver/nvidia/gpus"))
         .into_iter()
@@ -26,7 +26,7 @@ fn devices(root: &Path) -> Vec<u32> {
         .collect();
     addresses.sort();
     let node = |a: &String| read(root.join("sys/bus/pci/devices").join(a).join("numa_node"))?.parse::<i64>().ok();
-    // -1 means that the machine does not say: one node.
+    // -1 means that the machine does not report the node: assume that it has one.
     addresses.iter().map(|a| u32::try_from(node(a).unwrap_or(0)).unwrap_or(0)).collect()
 }
 
@@ -42,7 +42,7 @@ fn package(root: &Path, cpu: u32) -> Option<String> {
     cpu_file(root, cpu, "topology/physical_package_id")
 }
 
-/// Groups of processors that share `key`, ordered by their lowest number.
+/// Groups processors that share `key`, ordered by their lowest number.
 fn groups(cpus: &BTreeSet<u32>, key: impl Fn(u32) -> Option<String>) -> Vec<BTreeSet<u32>> {
     let mut found: Vec<(Option<String>, BTreeSet<u32>)> = Vec::new();
     for cpu in cpus {
@@ -55,10 +55,10 @@ fn groups(cpus: &BTreeSet<u32>, key: impl Fn(u32) -> Option<String>) -> Vec<BTre
     found.into_iter().map(|(_, g)| g).collect()
 }
 
-/// Processors that worker `local` may use.
+/// Returns the processors that worker `local` may use.
 ///
 /// # Errors
-/// A sentence for the user: there is no accelerator with this index, or nothing to bind to.
+/// A sentence for the user if there is no accelerator with this index, or nothing to bind to.
 pub fn cpus(root: &Path, mode: &str, local: u32) -> Result<Vec<u32>, String> {
     let devices = devices(root);
     let Some(node) = devices.get(local as usize).copied() else {
@@ -93,7 +93,7 @@ pub fn cpus(root: &Path, mode: &str, local: u32) -> Result<Vec<u32>, String> {
         }
         _ => {
             let mut complexes = groups(&near, |c| cpu_file(root, c, "cache/index3/shared_cpu_list"));
-            // The largest first, so that a complex with switched-off cores comes last.
+            // Largest first, so that a complex with disabled cores comes last.
             complexes.sort_by_key(|g| (std::cmp::Reverse(g.len()), g.first().copied()));
             let n = complexes.len().max(1);
             complexes.into_iter().nth(index % n).unwrap_or_default()

@@ -1,5 +1,5 @@
-//! Directories of checkpoints that belong to this job: claimed when its first worker names one, renewed by the agent that publishes, and
-//! let go when the job ends here.
+//! Ownership of checkpoint directories. A directory is claimed when the job's first worker names
+//! it, renewed by the agent that publishes, and released when the job ends here.
 
 use super::leftovers::Heir;
 use super::storage::Destination;
@@ -18,16 +18,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// How long the end of a job waits for storage to take note of it.
+/// How long the end of a job waits for storage to record the release.
 const RELEASE: Duration = Duration::from_secs(10);
 
-/// The claims of one agent, by directory; whether it renews them.
+/// The claims of one agent, by directory, each with whether this agent renews it.
 #[derive(Clone, Default)]
 pub struct Claims(Arc<Mutex<BTreeMap<PathBuf, (bool, Claim)>>>);
 
 impl Claims {
-    /// The epoch in which the directory is this job's. Where it has just been taken over from a job that ended without letting go of it,
-    /// `inherit` gets that job's name first.
+    /// Returns the epoch in which this job owns the directory. If the directory was just taken over
+    /// from a job that ended without releasing it, `inherit` is called with that job's name first.
     fn epoch(&self, directory: &Path, who: &Claimant, inherit: impl FnOnce(&str)) -> Result<u64, ClaimError> {
         let mut claims = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((leads, claim)) = claims.remove(directory) {
@@ -36,7 +36,7 @@ impl Claims {
                 claims.insert(directory.to_owned(), (leads, claim));
                 return Ok(epoch);
             }
-            // Another agent of this job publishes now, or this one does.
+            // Publishing has moved to another agent of this job, or to this one.
             claim.hand_over();
         }
         let claim = Claim::take(directory, who, |line| crate::say!("{line}"))?;
@@ -48,19 +48,19 @@ impl Claims {
         Ok(epoch)
     }
 
-    /// The job is over here: whoever comes next need not wait.
+    /// Releases all claims at the end of the job, so that the next owner need not wait.
     pub async fn release(&self) {
-        // A claim that is being waited for holds nothing yet.
+        // While the lock is taken, a claim is waiting and owns nothing yet.
         let claims = self.0.try_lock().map(|mut claims| std::mem::take(&mut *claims)).unwrap_or_default();
         if !claims.is_empty() {
-            // Where they are not released in time, the next owner waits for their silence.
+            // If they are not released in time, the next owner waits until the claims time out.
             let released = tokio::task::spawn_blocking(|| claims.into_values().for_each(|(_, claim)| claim.release()));
             let _ = tokio::time::timeout(RELEASE, released).await;
         }
     }
 }
 
-/// A worker's directory was claimed, or belongs to somebody else.
+/// The result of claiming a worker's directory.
 pub struct Owned {
     who: (Generation, u32),
     to: Destination,
@@ -69,7 +69,7 @@ pub struct Owned {
 }
 
 impl Driver {
-    /// A worker says where its checkpoints go.
+    /// Handles a worker's request to write its checkpoints to a directory.
     pub(super) fn persist_to(&mut self, asked: Request, answer: oneshot::Sender<Reply>) {
         let Request::Persist {
             generation,
@@ -94,7 +94,8 @@ impl Driver {
         self.claim((generation, local_rank), to, answer);
     }
 
-    /// Claims the directory that a worker has named, in a thread of its own: the owner before may have to be waited for.
+    /// Claims the directory that a worker has named. This may have to wait for the previous owner,
+    /// so it runs in a thread of its own.
     fn claim(&mut self, who: (Generation, u32), to: Destination, answer: oneshot::Sender<Reply>) {
         let Some(crew) = &self.crew else { return };
         let (job, nodes, leads) = (self.template.job.clone(), crew.nodes, crew.slot.first_rank.0 == 0);
@@ -103,7 +104,7 @@ impl Driver {
         let (node, world_size) = (self.template.node.clone(), u64::from(crew.world_size));
         tokio::task::spawn_blocking(move || {
             let inherit = |predecessor: &str| {
-                // Only a job of one node is certain to have had its memory here.
+                // Only a single-node job is certain to have had its memory here.
                 let heir = Heir { predecessor, job: &claimant.job, node: &node, run: to.run, world_size };
                 if claimant.nodes == 1 && heir.adopt() {
                     crate::say!("job {predecessor} ended with its launcher; what it left in memory is used");
@@ -114,18 +115,19 @@ impl Driver {
         });
     }
 
-    /// What all agents of this job have in common and no other job has, also when its coordinator is started again: its secret and its
-    /// name, and the machine where it runs on one only.
+    /// Returns an identity that all agents of this job share and no other job has, even after the
+    /// coordinator restarts: it is made of the secret, the name and, for a job confined to one
+    /// machine, the machine.
     fn life(&self) -> String {
         let secret = self.target.token().map(|t| t.reveal().to_owned()).unwrap_or_default();
         let alone = self.target.endpoint.ends_with(":0") && self.crew.as_ref().is_some_and(|c| c.nodes == 1);
         let host =
             if alone { rustix::system::uname().nodename().to_string_lossy().into_owned() } else { String::new() };
-        // Not the secret itself: the record can be read by whoever reads the checkpoints.
+        // Not the secret itself: anyone who can read the checkpoints can read the record.
         format!("{:016x}", run_label(&format!("{secret} {} {host}", self.template.job)))
     }
 
-    /// What came of [`Driver::claim`].
+    /// Handles the result of [`Driver::claim`].
     pub(super) fn owned(&mut self, owned: Owned) {
         let Owned { who: (generation, local_rank), to, result, answer } = owned;
         match result {

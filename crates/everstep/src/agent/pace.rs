@@ -1,5 +1,6 @@
-//! When copies of checkpoints may use the network: in the idle spans that the workers' collectives leave (Gemini §5.2). The
-//! workers say when a span begins and how long it is expected to last; this gate lets only so much go as arrives before.
+//! Decides when copies of checkpoints may use the network: in the idle spans between the workers'
+//! collectives (Gemini §5.2). The workers report when a span begins and how long it is expected to
+//! last. This gate admits only what arrives before the span ends.
 
 use everstep_checkpoint::board::{Board, Network, Word, monotonic};
 use everstep_checkpoint::format::digest::CHUNK_BYTES;
@@ -12,29 +13,29 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for a span before looking again.
 const LOOK: Duration = Duration::from_millis(20);
-/// Extents are this long: what is under way when a collective begins delays it.
+/// Length of an extent. What is under way when a collective begins delays it.
 const EXTENT: usize = 128 << 10;
-/// What goes first in a span.
+/// Length of the first part sent in a span, the probe.
 const PROBE: usize = 16 << 10;
-/// After this, it does not arrive any more.
+/// A probe that takes longer than this is lost.
 const PROBE_LOST: Duration = Duration::from_secs(1);
-/// How long to wait before looking again whether it has arrived.
+/// How long to wait before checking again whether the probe has arrived.
 const PROBING: Duration = Duration::from_micros(200);
-/// Bytes under way, as time on the network.
+/// Limit on the bytes under way, in seconds on the network.
 const UNDER_WAY: f64 = 0.002;
-/// Spans shorter than this say nothing about the network's speed.
+/// Shorter spans do not show the network's speed.
 const MEASURED: Duration = Duration::from_millis(5);
-/// Where nobody sees the collectives, a copy is spread over this part of an iteration.
+/// If collectives are not observed, a copy is spread over this part of an iteration.
 const SPREAD: f64 = 0.7;
-/// Without a collective for so many iterations, the loop does something else.
+/// After this many iterations without a collective, the loop is doing something else.
 const SILENT: u64 = 2;
 
-/// Speed of the network to the peers in bytes per second, as the copies have seen it; 0: not yet.
+/// Speed of the network to the peers in bytes per second, as measured by copies; 0 if unknown.
 #[derive(Debug, Default)]
 pub struct Speed(AtomicU64);
 
 impl Speed {
-    /// Bytes per second, once they are known.
+    /// Returns the speed in bytes per second, once it is known.
     pub fn get(&self) -> Option<f64> {
         Some(self.0.load(Ordering::Relaxed)).filter(|n| *n > 0).map(|n| n as f64)
     }
@@ -42,13 +43,13 @@ impl Speed {
     fn saw(&self, bytes: u64, time: Duration) {
         if time >= MEASURED {
             let now = bytes as f64 / time.as_secs_f64();
-            // What slows a span down is seldom the network: the best counts, and is forgotten slowly.
+            // A span is rarely slowed down by the network: take the best value, and let it decay.
             let best = self.get().map_or(now, |was| (was * 0.98).max(now));
             self.0.store(best as u64, Ordering::Relaxed);
         }
     }
 
-    /// What may be under way to one peer over so many streams.
+    /// Returns what may be under way to one peer over `streams` streams.
     fn window(&self, streams: usize) -> Window {
         let bytes = self.get().map_or(4.0 * EXTENT as f64, |speed| speed * UNDER_WAY);
         let extent = if bytes > 64.0 * EXTENT as f64 { 16 * EXTENT } else { EXTENT };
@@ -57,12 +58,12 @@ impl Speed {
     }
 }
 
-/// An idle span and what has gone in it.
+/// An idle span and what was sent in it.
 #[derive(Debug)]
 struct Span {
     number: u64,
-    /// The first part of it is on its way, alone: what a collective has left in this machine's buffers goes before it, and
-    /// when it arrives, the network is idle.
+    /// The probe is under way, alone. It follows whatever a collective has left in this machine's
+    /// buffers, so when it arrives, the network is idle.
     probing: bool,
     since: Instant,
     bytes: u64,
@@ -70,14 +71,15 @@ struct Span {
 }
 
 impl Span {
-    /// Whoever sent the first part may have lost its connection: nobody waits for that for ever.
+    /// Returns whether to wait for the probe. Its sender may have lost its connection, so the wait
+    /// is limited.
     fn awaits_probe(&self) -> bool {
         self.probing && self.since.elapsed() < PROBE_LOST
     }
 }
 
-/// What the profile in `path` means for copies of `bytes` per step at this speed, for people: how often, and how much of the
-/// idle time they take.
+/// Describes for people what the profile in `path` means for copies of `bytes` per step at this
+/// speed: how often they go out, and how they fit into the idle time.
 pub fn outlook(path: &Path, bytes: u64, speed: f64) -> Option<String> {
     let kept: Kept = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
     let (length, idle) = (kept.iteration.length.as_secs_f64(), kept.iteration.idle);
@@ -102,7 +104,7 @@ pub fn outlook(path: &Path, bytes: u64, speed: f64) -> Option<String> {
 struct Progress {
     passed: u64,
     span: Span,
-    /// When the next bytes may go where they are spread.
+    /// When the next bytes may go, if they are spread.
     next: Instant,
 }
 
@@ -110,7 +112,7 @@ struct Progress {
 #[derive(Debug)]
 pub struct Paced {
     boards: Vec<Board>,
-    /// The workers are being ended: nothing goes any more.
+    /// The workers are being ended: nothing passes any more.
     over: Arc<AtomicBool>,
     speed: Arc<Speed>,
     bytes: u64,
@@ -120,7 +122,7 @@ pub struct Paced {
 }
 
 impl Paced {
-    /// A gate for one step's copies.
+    /// Returns a gate for one step's copies.
     pub fn new(boards: Vec<Board>, over: Arc<AtomicBool>, speed: Arc<Speed>) -> Self {
         let began = Instant::now();
         let span = Span { number: 0, probing: false, since: began, bytes: 0, latest: began };
@@ -128,18 +130,19 @@ impl Paced {
         Paced { boards, over, speed, bytes: 0, under_way: 0, began, progress }
     }
 
-    /// `bytes` will go in all, of which `under_way` may be on the network at a time, those that pass just now among them.
+    /// Announces that `bytes` will be sent in all, at most `under_way` of them at a time, including
+    /// those that are just passing.
     pub fn expect(&mut self, bytes: u64, under_way: u64) {
         (self.bytes, self.under_way, self.began) = (bytes, under_way, Instant::now());
     }
 
-    /// What copies mean beside the training's own traffic, once both are known.
+    /// Describes how copies fit beside the training's own traffic, once both are known.
     pub fn outlook(&self, profile: &Path) -> Option<String> {
         let known = self.boards.iter().any(|b| b.network() == Network::Known);
         self.speed.get().filter(|_| known).and_then(|speed| outlook(profile, self.bytes, speed))
     }
 
-    /// What may be under way to one peer over so many streams.
+    /// Returns what may be under way to one peer over `streams` streams.
     pub fn window(&self, streams: usize) -> Window {
         let is = |network| self.boards.iter().any(|b| b.network() == network);
         match () {
@@ -156,13 +159,14 @@ impl Paced {
         self.boards.iter().map(|b| b.get(Word::StepNanos)).max().unwrap_or(0)
     }
 
-    /// An idle span is there, and `bytes` arrive before it ends.
+    /// Returns whether there is an idle span and `bytes` arrive before it ends.
     fn idle(&self, board: &Board, bytes: usize, iteration: u64) -> bool {
         if board.get(Word::CommBusy) != 0 {
             return false;
         }
         if board.network() == Network::Learning {
-            // Nobody knows how long the span is, and a step without copies may be lost: little by little (ADR 0007).
+            // The length of the span is unknown, but a step without copies may be lost: send little
+            // by little (ADR 0007).
             return true;
         }
         let (until, now) = (board.get(Word::IdleUntil), monotonic());
@@ -171,7 +175,7 @@ impl Paced {
         now.saturating_add(needed as u64) <= until || (iteration > 0 && now > silent)
     }
 
-    /// Less has gone than a copy that takes as many iterations as it may.
+    /// Returns whether the copy lags behind even a schedule of [`INTERVAL_MAX`] iterations.
     fn late(&self, passed: u64, iteration: u64) -> bool {
         let iteration = iteration as f64 / 1e9;
         let due = (self.began.elapsed().as_secs_f64() - iteration) / (INTERVAL_MAX as f64 * iteration);
@@ -186,7 +190,7 @@ impl Paced {
         let alone = spans && span.number != number;
         let bytes = if alone { bytes.min(PROBE) } else { bytes };
         if alone {
-            // What went before the last one has left, but for what was under way.
+            // What passed before the last bytes has left, except for what was under way.
             if let Some(left) = span.bytes.checked_sub(self.under_way) {
                 self.speed.saw(left, span.latest - span.since);
             }
@@ -198,7 +202,7 @@ impl Paced {
         Pass { bytes, alone }
     }
 
-    /// Bytes are spread evenly over a part of the iteration: time to wait, if any.
+    /// Spreads bytes evenly over a part of the iteration. Returns the time to wait, if any.
     fn spread(&self, progress: &mut Progress, bytes: usize, iteration: u64) -> Option<Duration> {
         let now = Instant::now();
         if progress.next > now {
@@ -249,7 +253,7 @@ impl Gate for Paced {
             let (now, span) = (Instant::now(), &mut progress.span);
             (span.probing, span.since, span.latest) = (false, now, now);
             if !idle {
-                // The span begins later at the other end.
+                // At the other end, the span begins later: probe again.
                 span.number = u64::MAX;
             }
         }

@@ -1,4 +1,4 @@
-//! The driver's part in a code over several nodes: the stripes that this node computes.
+//! The driver's part in an erasure code over several nodes: it computes this node's stripes.
 
 use super::pace::Paced;
 use super::replicas::STREAMS;
@@ -11,21 +11,21 @@ use everstep_core::message::{Member, Stripe};
 use std::io;
 use std::sync::Arc;
 
-/// Which step of which history, in which round.
+/// A step of a history, and the round of its replication.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
     pub generation: Generation,
     pub step: Step,
     pub world_size: u32,
     pub round: u64,
-    /// The step that everybody would go back to now.
+    /// The step that all ranks would go back to now.
     pub base: Option<Step>,
 }
 
-/// Computes stripes; `like` is another agent of this job, whatever its address.
+/// Computes stripes. `like` is another agent of this job, at any address.
 ///
 /// # Errors
-/// As [`encode`].
+/// Those of [`encode`].
 pub fn compute(
     stripes: &[Stripe],
     at: &Moment,
@@ -34,7 +34,8 @@ pub fn compute(
     gate: &mut Paced,
 ) -> io::Result<()> {
     let window = gate.window(STREAMS);
-    // Other nodes' shards are as long as this one's, more or less: as much comes in, and of the parity all but the first go out.
+    // Other nodes' shards are about as long as this one's: as much comes in, and all of the parity
+    // but the first part goes out.
     let shards: u64 = own.iter().map(|s| s.region_bytes()).sum();
     let (data, out) = stripes.first().map_or((1, 0), |s| (s.members.len() as u64, s.keepers.len() as u64));
     let under_way = window.extent * window.buffers * window.streams * data as usize;

@@ -1,4 +1,4 @@
-//! What the step board and /proc show of a worker.
+//! What the step board and /proc show about a worker.
 
 use super::{Driver, metric};
 use crate::detect::packing;
@@ -7,7 +7,7 @@ use everstep_core::agent::watch::Observation;
 use everstep_core::ledger::Reading;
 use everstep_wire::envelope::{Progress, ToCoordinator};
 
-/// State letter and CPU time in milliseconds from `/proc/PID/stat`.
+/// Returns the state letter and the CPU time in milliseconds from `/proc/PID/stat`.
 fn process_state(pid: u32) -> Option<(char, u64)> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(") ")?;
@@ -18,11 +18,11 @@ fn process_state(pid: u32) -> Option<(char, u64)> {
     Some((state, ticks * 1000 / per_second))
 }
 
-/// One look at a worker.
+/// Takes one look at a worker.
 pub fn observe(pid: u32, board: &Board) -> Observation {
     let (state, cpu_ms) = process_state(pid).unwrap_or(('?', 0));
     let micros = |section| board.time_in(section) / 1000;
-    // The worker writes it last: what was read after it is what it says.
+    // The worker writes this word last, so the numbers read after it are those it describes.
     let numbered = board.get(Word::Numbered) == 1;
     let shutdown = board.get(Word::ShuttingDown);
     Observation {
@@ -57,7 +57,7 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
     }
 }
 
-/// The same for status.
+/// Converts an observation for `everstep status`.
 pub fn progress(rank: u32, pid: u32, board: &Board, seen: &Observation) -> Progress {
     let doing = match () {
         () if seen.stopped => "stopped".to_owned(),
@@ -83,7 +83,7 @@ pub fn progress(rank: u32, pid: u32, board: &Board, seen: &Observation) -> Progr
 }
 
 impl Driver {
-    /// Sends what a second was like, with what the workers' step boards say.
+    /// Sends the samples of one second, completed with values from the workers' step boards.
     pub(super) fn sampled(&mut self, at: u64, kind: &str, mut samples: metric::samples::Samples) {
         let Some((link, crew)) = self.link.as_ref().zip(self.crew.as_ref()) else { return };
         let most = |of: &dyn Fn(&Progress) -> Option<f32>| self.progress.values().filter_map(of).reduce(f32::max);

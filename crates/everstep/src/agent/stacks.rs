@@ -1,5 +1,6 @@
-//! Asks the workers of this node where they are: `worker.py` registers Python's `faulthandler` for a signal, whose answer needs neither the
-//! interpreter's lock nor the interpreter. A process that is stopped does not answer.
+//! Asks this node's workers for their stacks. `worker.py` registers Python's `faulthandler` for a
+//! signal; its answer needs neither the interpreter nor its lock. A stopped process does not
+//! answer.
 
 use super::{Driver, Input};
 use everstep_checkpoint::board::Word;
@@ -11,12 +12,12 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// `SIGRTMIN` + 6 of glibc.
+/// `SIGRTMIN` + 6 in glibc.
 const SIGNAL: i32 = 40;
-/// Answers are written within this.
+/// How long the workers get to write their answers.
 const ANSWER: Duration = Duration::from_millis(100);
 
-/// What was written behind `from`.
+/// Returns what was written after the first `from` bytes.
 fn written(path: &Path, from: u64) -> Option<String> {
     let mut file = File::open(path).ok()?;
     file.seek(SeekFrom::Start(from)).ok()?;
@@ -26,7 +27,7 @@ fn written(path: &Path, from: u64) -> Option<String> {
 }
 
 impl Driver {
-    /// Asks all workers; what they say goes to the coordinator a moment later.
+    /// Asks all workers. Their answers go to the coordinator a moment later.
     pub(super) fn ask_for_stacks(&self) {
         let Some(crew) = &self.crew else { return };
         let generation = crew.generation;

@@ -1,4 +1,5 @@
-//! The agent's side of checkpoints: room for slots, shards to durable storage, manifests, clean-up.
+//! The agent's side of checkpoints: reserves slots, writes shards to durable storage, and cleans
+//! up.
 
 use crate::places;
 use everstep_checkpoint::arena::{Pin, Slot, slot_paths};
@@ -14,30 +15,30 @@ use everstep_wire::worker::Reply;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Memory is left to others at least this much.
+/// Memory that is always left to others.
 const HEADROOM_BYTES: u64 = 16 << 20;
 
-/// Where a worker's sealed slots are persisted to.
+/// Where a worker's sealed slots are persisted.
 #[derive(Clone, Debug)]
 pub struct Destination {
     /// Global rank.
     pub rank: Rank,
     /// The user's directory.
     pub directory: PathBuf,
-    /// Its identity.
+    /// Identity of the directory.
     pub run: RunId,
-    /// Which ownership of it this job has.
+    /// The epoch in which this job owns the directory.
     pub epoch: u64,
-    /// Published checkpoints to keep.
+    /// Which published checkpoints to keep.
     pub keep: Policy,
-    /// Bytes per second, at most; 0 is no limit.
+    /// Limit in bytes per second; 0 for none.
     pub bandwidth: u64,
-    /// How they are published.
+    /// How checkpoints are published.
     pub target: Target,
 }
 
 impl Destination {
-    /// The mark on what a generation writes there.
+    /// Returns the mark for what a generation writes there.
     pub fn mark(&self, generation: Generation, restarts: u32) -> Mark {
         Mark { run: self.run, epoch: self.epoch, generation: generation.0, attempt: restarts.into() }
     }
@@ -61,7 +62,8 @@ fn reserve_in(directory: &Path, local_rank: u32, bytes: u64, slots: u32) -> std:
     Ok(paths)
 }
 
-/// Makes room for a worker's slots: in shared memory, else in a directory on disk (said in the reply).
+/// Reserves a worker's slots: in shared memory if possible, otherwise in a directory on disk, with
+/// a warning in the reply.
 pub fn reserve(job: &str, node: &str, local_rank: u32, bytes: u64, slots: u32) -> Reply {
     let memory = places::node_memory(job, node);
     let texts = |paths: Vec<PathBuf>| paths.into_iter().map(|p| to_text(&p)).collect();
@@ -94,18 +96,19 @@ pub fn reserve(job: &str, node: &str, local_rank: u32, bytes: u64, slots: u32) -
     }
 }
 
-/// A slot of a worker that may be overwritten, of at least `need` bytes: an empty one, else the oldest. One that holds `step`, which
-/// is being restored, is another rank's by now, which fetches it from here.
+/// Returns a slot of a worker that may be overwritten, of at least `need` bytes: an empty one if
+/// possible, otherwise the oldest. A slot with `step`, which is being restored, is not free: it
+/// belongs to another rank now, which fetches it from here.
 ///
 /// # Errors
-/// `ResourceBusy` when all are needed; those of making room.
+/// `ResourceBusy` if all slots are needed, and those of making room.
 pub fn free_slot(
     directories: &[PathBuf],
     local_rank: u32,
     need: u64,
     (slots, step): (u32, u64),
 ) -> std::io::Result<(PathBuf, Slot)> {
-    // Where the worker's slots are, if it has any: memory before disk.
+    // Where the worker's slots are, if it has any; otherwise the first directory, which is memory.
     let has_any = |d: &&PathBuf| slot_paths(d, local_rank, slots).iter().any(|p| p.exists());
     let directory = directories.iter().find(has_any).or(directories.first()).ok_or(std::io::ErrorKind::NotFound)?;
     let mut free: Vec<_> = slot_paths(directory, local_rank, slots)
@@ -131,14 +134,14 @@ pub fn free_slot(
     Ok((path, slot))
 }
 
-/// What was pinned to be written out is written, or will not be.
+/// Releases a slot that was pinned for durable storage, once it is written or never will be.
 pub fn release(path: &Path) {
     if let Ok(slot) = Slot::open(path) {
         slot.release(Pin::Persist);
     }
 }
 
-/// Writes one slot out.
+/// Writes one slot to durable storage.
 ///
 /// # Errors
 /// A sentence for the user.
@@ -157,12 +160,12 @@ fn unwritten(to: &Destination, step: u64, why: &impl std::fmt::Display) -> Strin
     )
 }
 
-/// As [`write_shard`], of one that is not written because of `why`.
+/// Like [`write_shard`], for a shard that is not written because of `why`.
 pub fn refuse_shard(to: &Destination, step: u64, why: &std::io::Error) -> Result<ShardFile, String> {
     Err(unwritten(to, step, why))
 }
 
-/// True when a worker of this node has left slots behind.
+/// Returns whether workers of this node have left slots behind.
 pub fn holds_slots(job: &str, node: &str) -> bool {
     let directories = [places::node_memory(job, node), places::node_spill(job, node)];
     let directories = directories.iter().filter_map(|d| Directory::existing(d, Root::Named).ok());
@@ -174,7 +177,7 @@ pub fn holds_slots(job: &str, node: &str) -> bool {
 pub fn discard(job: &str, node: &str) {
     if let Ok(memory) = Directory::existing(&places::memory(), Root::Named) {
         let _ = memory.below(job).and_then(|d| d.remove_tree(node));
-        // Only goes when this was the last node of the job on this machine.
+        // Removed only if this was the job's last node on this machine.
         memory.remove_if_empty(job);
     }
     if let Ok(job) = Directory::existing(&places::job(job), Root::Named) {

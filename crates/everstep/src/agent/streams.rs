@@ -1,4 +1,4 @@
-//! Where the output of workers goes: log files and the console, as torchrun's options say it.
+//! Where the output of workers goes: log files and the console, according to torchrun's options.
 
 use super::macros::substitute;
 use crate::guard::protocol::Output;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Name of the file with the stacks of a hung worker.
 pub const STACKS_FILE: &str = "stacks.txt";
 
-/// A stream choice per local rank, as `-r` and `-t` say it: 0 none, 1 out, 2 err, 3 both.
+/// A choice of streams per local rank, as in `-r` and `-t`: 0 none, 1 out, 2 err, 3 both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Std {
     all: u8,
@@ -43,7 +43,7 @@ impl Std {
 /// What reaches the console.
 #[derive(Clone, Debug, Default)]
 pub struct Console {
-    /// Only these local ranks; empty: all.
+    /// Only these local ranks; all if empty.
     pub ranks: Vec<u32>,
     /// `--log-line-prefix-template`.
     pub prefix: Option<String>,
@@ -52,11 +52,11 @@ pub struct Console {
 /// All streams of a node's workers.
 #[derive(Clone, Debug, Default)]
 pub struct Streams {
-    /// Directory with `attempt_K/LOCAL_RANK/` for what was asked for, and the error files.
+    /// Directory with `attempt_K/LOCAL_RANK/` for requested streams and error files.
     pub logs: PathBuf,
-    /// The same for streams that nobody asked for: `everstep logs` shows them.
+    /// The same for streams that nobody requested; `everstep logs` shows them.
     pub kept: PathBuf,
-    /// `--log-dir /dev/null`: everything to the console, no error files.
+    /// `--log-dir /dev/null`: everything goes to the console, and there are no error files.
     pub no_logs: bool,
     /// `-r`.
     pub redirects: Std,
@@ -70,12 +70,12 @@ pub struct Streams {
     pub stderr_filters: Vec<String>,
 }
 
-/// Directory of one attempt's logs.
+/// Returns the directory of one attempt's logs.
 pub fn attempt(logs: &Path, restarts: u32) -> PathBuf {
     logs.join(format!("attempt_{restarts}"))
 }
 
-/// Who a worker is, for the prefix of its lines.
+/// A worker's identity, for the prefix of its lines.
 pub struct Who<'a> {
     /// `--role`.
     pub role: &'a str,
@@ -86,7 +86,7 @@ pub struct Who<'a> {
 }
 
 impl Streams {
-    /// The error file of a worker; empty when there is to be none.
+    /// Returns the path of a worker's error file, or an empty path if it should have none.
     pub fn error_file(&self, restarts: u32, local_rank: u32) -> PathBuf {
         if self.no_logs {
             return PathBuf::new();
@@ -94,12 +94,12 @@ impl Streams {
         attempt(&self.logs, restarts).join(local_rank.to_string()).join("error.json")
     }
 
-    /// Where a worker writes the stacks of its threads when it is asked to.
+    /// Returns the file to which a worker writes the stacks of its threads on request.
     pub fn stacks(&self, restarts: u32, local_rank: u32) -> PathBuf {
         attempt(&self.kept, restarts).join(local_rank.to_string()).join(STACKS_FILE)
     }
 
-    /// Prefix of a worker's teed lines.
+    /// Returns the prefix of a worker's teed lines.
     pub fn prefix(&self, who: &Who<'_>) -> String {
         let template = self.console.prefix.as_deref().unwrap_or("[${role_name}${local_rank}]:");
         let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -114,7 +114,7 @@ impl Streams {
         )
     }
 
-    /// Standard output (`is_stderr` false) or standard error of a worker.
+    /// Returns where a worker's standard output (`is_stderr` false) or standard error goes.
     pub fn output(&self, restarts: u32, local_rank: u32, is_stderr: bool) -> Output {
         let (bit, name, needles) =
             if is_stderr { (2, "stderr.log", &self.stderr_filters) } else { (1, "stdout.log", &self.stdout_filters) };
@@ -134,7 +134,7 @@ impl Streams {
         }
     }
 
-    /// Makes the directories of an attempt, empty.
+    /// Creates the directories of an attempt, empty.
     ///
     /// # Errors
     /// Those of the file system.

@@ -1,4 +1,4 @@
-//! Has the process made from which workers are forked when the job restarts.
+//! Requests the warm process, from which workers are forked when the job restarts.
 
 use super::Driver;
 use super::launch::raw;
@@ -8,7 +8,7 @@ use everstep_wire::raw::Raw;
 use std::collections::BTreeMap;
 
 impl Driver {
-    /// Has a process with torch imported made ready, unless it would not do what a new one does.
+    /// Requests a warm process, unless its workers would behave differently from new processes.
     pub(super) fn warm_up(&mut self) {
         let Some((_, preload)) = self.template.warm.zip(self.template.preload.as_ref()) else { return };
         let changed = self.crew.iter().flat_map(|c| c.workers.values()).any(|w| w.board.get(Word::WarmUnsafe) != 0);
@@ -22,7 +22,7 @@ impl Driver {
         let program = crate::preload::template(preload);
         let mut env = self.template.common_environment();
         self.template.set_defaults(&mut env, self.workers);
-        // What carries the job's name is the job's, also to those who look from outside.
+        // A process that carries the job's name belongs to the job, even to outside observers.
         env.insert("EVERSTEP_JOB".into(), self.template.job.clone().into());
         env.insert("EVERSTEP_NODE".into(), self.template.node.clone().into());
         match self.changed_at_import() {
@@ -33,7 +33,8 @@ impl Driver {
                 );
             }
         };
-        // What the script has imported by its first step, and what differs from worker to worker (see preload/frameworks.py).
+        // What the script had imported by its first step, and what differs from worker to worker
+        // (see preload/frameworks.py).
         let (modules, ranks) =
             (self.template.memory.join("local-0-modules"), self.template.memory.join("own-variables"));
         let own = serde_json::json!(self.own_variables).to_string();
@@ -47,7 +48,8 @@ impl Driver {
         }
     }
 
-    /// What the script changes before it imports torch, as the workers have written it down, if they all change the same.
+    /// Returns what the script changes before it imports torch, as recorded by the workers. Returns
+    /// `None` unless all of them change the same.
     fn changed_at_import(&self) -> Option<String> {
         let note = |local: u32| std::fs::read_to_string(self.template.memory.join(format!("local-{local}-at-import")));
         let mut notes = (0..self.workers).map(|local| note(local).unwrap_or_else(|_| "{}".into()));

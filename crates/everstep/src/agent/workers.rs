@@ -1,4 +1,4 @@
-//! Workers as the driver sees them: launched through the guard, sampled, answered.
+//! Workers as the driver sees them: launched through the guard, sampled, and answered.
 
 use super::launch::{Start, board_path};
 use super::replicas::watch;
@@ -19,14 +19,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Until a port for the process group's store is tried again.
+/// Pause before another attempt to get a port for the process-group store.
 const RENEW: Duration = Duration::from_millis(200);
 
 /// Workers of one generation.
 pub struct Crew {
     /// Local ranks whose sealed steps are watched.
     pub watched: BTreeSet<u32>,
-    /// The step that all went on from, once it is known.
+    /// The step from which all ranks resumed, once it is known.
     pub restored: Option<Step>,
     /// Ranks that have asked which step to restore.
     pub asked: BTreeSet<Rank>,
@@ -36,7 +36,7 @@ pub struct Crew {
     pub workers: BTreeMap<u32, Worker>,
     pub world_size: u32,
     pub nodes: u32,
-    /// Set when the crew is gone: watchers end.
+    /// Set when the crew is gone, so that watchers end.
     pub over: Arc<AtomicBool>,
 }
 
@@ -50,18 +50,17 @@ const RESTORED_TWICE: &str = "restore() for the second time in this process: und
     and restores once per start; pass all objects to one manager, and to go back to an earlier step end this process with an error and call \
     restore(step=…) in the next start";
 
-/// One worker.
 pub struct Worker {
     pub pid: u32,
     pub board: Board,
     pub destination: Option<Destination>,
     pub error: Option<String>,
-    /// It told of an exception that nobody caught.
+    /// The worker has reported an uncaught exception.
     pub raised: bool,
 }
 
 impl Crew {
-    /// Workers that ask `should_stop` learn it from their board.
+    /// Passes a stop signal to the workers' boards, where `should_stop` finds it.
     pub fn request_stop(&self, signal: i32, at: Option<Step>) {
         for worker in self.workers.values() {
             worker.board.set(Word::StopAt, at.map_or(0, |s| s.0 + 1));
@@ -69,21 +68,22 @@ impl Crew {
         }
     }
 
-    /// Workers mark their snapshot of this step for durable storage.
+    /// Asks workers to mark their snapshot of this step for durable storage.
     pub fn persist_at(&self, step: Step) {
         for worker in self.workers.values() {
             worker.board.set(Word::PersistAt, step.0 + 1);
         }
     }
 
-    /// Workers capture multiples of `every` from this step on.
+    /// Asks workers to capture multiples of `every` from this step on.
     pub fn snapshot_every(&self, from: Step, every: u64) {
         for worker in self.workers.values() {
             worker.board.set(Word::SnapshotEvery, from.0 << EVERY_BITS | every.min((1 << EVERY_BITS) - 1));
         }
     }
 
-    /// Workers persist the snapshot of this step, and wait there for the next world; `None`: they go on.
+    /// Asks workers to persist the snapshot of this step and to wait there for the next world, or
+    /// to continue if there is no step.
     pub fn hold_at(&self, step: Option<Step>) {
         for worker in self.workers.values() {
             if let Some(step) = step {
@@ -93,16 +93,16 @@ impl Crew {
         }
     }
 
-    /// Tells workers what is on durable storage.
+    /// Notifies workers of a step on durable storage.
     pub fn durable(&self, step: Step) {
         for worker in self.workers.values() {
-            // An older one may be published later.
+            // An older step may be published later.
             let newest = worker.board.get(Word::Durable).max(step.0 + 1);
             worker.board.set(Word::Durable, newest);
         }
     }
 
-    /// Tells workers of a checkpoint that could not be made durable: its own worker, or (`None`) all of them.
+    /// Notifies the worker whose checkpoint could not be made durable, or else all workers.
     pub fn not_durable(&self, local_rank: Option<u32>, step: Step, why: &str) {
         for (local, worker) in &self.workers {
             if local_rank.is_none_or(|l| l == *local) {
@@ -111,7 +111,7 @@ impl Crew {
         }
     }
 
-    /// Tells workers what all nodes hold with its copies.
+    /// Notifies workers of the newest step that all nodes have, with its copies.
     pub fn replicated(&self, step: Step) {
         for worker in self.workers.values() {
             worker.board.set(Word::Replicated, step.0 + 1);
@@ -119,7 +119,7 @@ impl Crew {
     }
 }
 
-/// The line begins with the name of an exception, as the last line of a Python traceback does.
+/// Returns whether the line begins with an exception's name, like a Python traceback's last line.
 fn names_exception(line: &str) -> bool {
     let line = line.strip_prefix("[rank").and_then(|l| l.split_once("]: ")).map_or(line, |(_, rest)| rest);
     let name = line.split(':').next().unwrap_or_default();
@@ -128,8 +128,8 @@ fn names_exception(line: &str) -> bool {
         || (path && ["Error", "Exception", "Interrupt", "Exit"].iter().any(|end| name.ends_with(end)))
 }
 
-/// What a worker said of its end: its error file (torch's format), else the exception on stderr, else its last line
-/// there. Who is killed by others says nothing.
+/// Returns how a worker explained its end: its error file (torch's format), else the exception on
+/// stderr, else its last line there. A worker killed from outside explains nothing.
 fn last_words(error_file: &Path, last_lines: &str, own: Option<&str>, outcome: Outcome) -> Words {
     let from_file = || {
         let json: serde_json::Value = serde_json::from_slice(&std::fs::read(error_file).ok()?).ok()?;
@@ -216,7 +216,7 @@ impl Driver {
                 self.event(Event::SpawnFailed { generation, local_rank, message: why }).await;
             }
             Some(GuardEvent::Exited { generation, local_rank, pid, outcome, last_lines }) => {
-                // Its last steps must be known before its end is.
+                // Its last steps must be known before its end is reported.
                 self.look_at(local_rank).await;
                 self.ping(false);
                 let crew = self.crew.as_mut().filter(|c| c.generation.0 == generation);
@@ -226,12 +226,13 @@ impl Driver {
                         worker.pid = 0;
                         let file = self.template.streams.error_file(restarts, local_rank);
                         let code = match outcome {
-                            // However long taking itself down was allowed to last.
+                            // An uncaught exception is exit code 1, even if the shutdown had to be
+                            // cut short.
                             _ if worker.raised => 1,
                             Outcome::Code(code) => code,
                             Outcome::Signal(signal) => -signal,
                         };
-                        // The latest attempt counts; in it, who failed first.
+                        // The latest attempt counts, and within it the first failure.
                         if self
                             .first_error
                             .as_ref()
@@ -262,7 +263,8 @@ impl Driver {
                 self.event(Event::WorkersGone { generation: Generation(generation), store_port }).await;
             }
             None => {
-                // Without its guard this agent cannot keep its promises: end, and let the next one begin clean.
+                // Without its guard, this agent cannot keep its promises. End, so that the next one
+                // begins clean.
                 let why = "the guard process of this node was killed; start this node again".to_owned();
                 self.end = Some(End { code: 75, why, first_error: None });
             }
@@ -305,15 +307,16 @@ impl Driver {
         }
     }
 
-    /// This crew's, or of the past that it went on from: what an earlier one captured after that did not happen.
+    /// Returns whether this crew captured the slot, or it belongs to the past from which the crew
+    /// resumed. What an earlier crew captured after that was abandoned.
     pub(super) fn is_to_be_written(&self, label: &Label, target: Target) -> bool {
         let Some(crew) = &self.crew else { return false };
-        // Whoever saves by itself is asked for no step to go on from.
+        // A script that saves on its own does not ask for a step to resume from.
         let past = target == Target::Exactly || crew.restored.is_some_and(|r| label.step <= r.0);
         label.generation == crew.generation.0 || (label.run == self.replicas.holder.run() && past)
     }
 
-    /// Steps in slots of this node that are still to be written.
+    /// Returns the steps in this node's slots that are still to be written.
     pub(super) fn pinned_steps(&self) -> BTreeSet<u64> {
         let Some(crew) = &self.crew else { return BTreeSet::new() };
         let mut steps = BTreeSet::new();
@@ -344,14 +347,15 @@ impl Driver {
         self.durable.publish((generation, step, mark), directory, shards, (to.target, to.keep), &self.inbox);
     }
 
-    /// Has something done by the guard, with the next flush.
+    /// Queues a request to the guard, sent with the next flush.
     pub(super) fn ask_guard(&mut self, request: &GuardRequest) -> Result<(), String> {
         let bytes = everstep_wire::frame::encode_within(request, everstep_wire::limits::LAUNCH_FRAME_BYTES_MAX);
         self.guard_outbox.extend(bytes.map_err(|e| format!("the guard cannot be asked: {e}"))?);
         Ok(())
     }
 
-    /// Without a port for the next world's store there is no next world; a shortage of descriptors or memory passes.
+    /// Tries again later: the next world needs a port, and a shortage of descriptors or memory
+    /// passes.
     fn renew_later(&mut self, generation: u64, why: &std::io::Error) {
         if !std::mem::replace(&mut self.store.short, true) {
             crate::say!("no port for the process group's store: {why}; trying again until there is one");
@@ -363,7 +367,7 @@ impl Driver {
         });
     }
 
-    /// A request in the name of a rank that does not run here.
+    /// Returns why to refuse a request made for a rank that does not run here.
     fn stranger(&self, request: &Request) -> Option<String> {
         let slot = self.crew.as_ref().map(|c| &c.slot)?;
         let ranks = slot.first_rank.0..slot.first_rank.0.saturating_add(slot.workers);
@@ -416,7 +420,8 @@ impl Driver {
                 });
             }
             Request::Restore { generation, rank, offers } => {
-                // All ranks go on from one step, chosen once: a second answer would be that step again, whatever is asked for.
+                // All ranks resume from one step, chosen once. A second answer would be the same
+                // step.
                 if !self.crew.as_mut().is_some_and(|c| c.asked.insert(rank)) {
                     let _ = answer.send(Reply::Refused { why: RESTORED_TWICE.into() });
                     return;
@@ -464,7 +469,7 @@ impl Driver {
                 if let Some(text) = uncaught {
                     worker.raised = true;
                     let pid = worker.pid;
-                    // Its last steps must be known before its end is.
+                    // Its last steps must be known before its end is reported.
                     self.look_at(local_rank).await;
                     self.ping(false);
                     let words = Words { message, text };

@@ -1,4 +1,4 @@
-//! `everstep approve`: yes to what a job asks for about machines (`--policy advise`).
+//! `everstep approve`: approves a job's request about a machine (`--policy advise`).
 
 use super::{Failure, runtime, status};
 use clap::Args;
@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Number of the request; without it, those that wait are listed
+    /// Number of the request; without it, the requests are listed
     request: Option<u64>,
-    /// Of which job; not needed when only one runs here
+    /// Job; optional if only one runs here
     #[arg(long)]
     job: Option<String>,
 }
 
-/// Says yes, or lists what waits for it.
+/// Approves a request, or lists the requests.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     let runtime = runtime()?;
     let job = status::one(&runtime, o.job.as_deref())?;

@@ -1,4 +1,5 @@
-//! `everstep classify`: what a text of an error says; the same table that decides on a running job.
+//! `everstep classify`: classifies an error message, by the same table that decides on a running
+//! job.
 
 use super::Failure;
 use clap::Args;
@@ -10,20 +11,20 @@ use std::sync::Arc;
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// The text; without it, standard input
+    /// File with the error message [default: standard input]
     file: Option<PathBuf>,
-    /// Rows of your own, asked before the built-in ones
+    /// Your own error classes and patterns, checked before the built-in ones (TOML)
     #[arg(long, env = "EVERSTEP_FAILURE_TABLE", value_name = "FILE")]
     failure_table: Option<PathBuf>,
-    /// Print the built-in table, the pattern for one of your own
+    /// Print the built-in table, a template for your own
     #[arg(long, conflicts_with = "file")]
     table: bool,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// The built-in table, with the rows of a file before it.
+/// Returns the built-in table, preceded by the rows of a file.
 pub fn table(own: Option<&Path>) -> Result<Arc<Table>, Failure> {
     let built_in = Table::built_in();
     let Some(path) = own else { return Ok(built_in.clone()) };
@@ -46,7 +47,7 @@ fn read(file: Option<&Path>) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// What the severity asks for, in words.
+/// Describes the action that a severity asks for.
 fn action(severity: Severity) -> &'static str {
     match severity {
         Severity::Sev1 => "leave the machine out and go on without it",

@@ -12,7 +12,7 @@ pub fn print(shell: &str) -> Result<i32, Failure> {
         "zsh" => Shell::Zsh,
         "fish" => Shell::Fish,
         _ => {
-            // tcsh has one line per command: the options of `run`.
+            // tcsh has one line per command: here, the options of `run`.
             let run = command.find_subcommand("run").into_iter().flat_map(clap::Command::get_arguments);
             let names: Vec<&str> = run.filter_map(clap::Arg::get_long).collect();
             println!(

@@ -1,4 +1,4 @@
-//! `everstep detect`: which machine is it, on samples from a file or a Prometheus server.
+//! `everstep detect`: finds the deviating machine in samples from a file or a Prometheus server.
 
 use super::{Failure, runtime, text, write};
 use crate::detect::judge::{Score, faults};
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The exit code when somebody was named.
+/// The exit code if a machine was reported.
 const EXIT_FOUND: i32 = 1;
 
 #[derive(Args, Clone, Debug)]
@@ -28,117 +28,121 @@ pub struct Options {
 
 #[derive(Subcommand, Clone, Debug)]
 enum Command {
-    /// Who behaves unlike its peers; exit code 1 if anybody does
+    /// Report machines that behave unlike their peers; exit with 1 if there are any
     Run {
         #[command(flatten)]
         from: From,
         #[command(flatten)]
         with: With,
-        /// Draw the machine that was named first against the fleet (SVG)
+        /// Draw the first reported machine against its peers (SVG)
         #[arg(long, value_name = "FILE")]
         picture: Option<PathBuf>,
-        /// For programs
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// How good that is, where faults are known: precision, recall, delay, and a picture
+    /// Score the detector against known faults: precision, recall, and delay
     Eval {
         #[command(flatten)]
         from: From,
         #[command(flatten)]
         with: With,
-        /// What is known: machine,start,end[,episode] (CSV)
+        /// Known faults: machine,start,end[,episode] (CSV)
         #[arg(long, value_name = "FILE")]
         faults: PathBuf,
-        /// Draw the machine that was named first against the fleet (SVG)
+        /// Draw the first reported machine against its peers (SVG)
         #[arg(long, value_name = "FILE")]
         picture: Option<PathBuf>,
-        /// For programs
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Teach models (LSTM-VAE) what is normal; with --models, teach those more of a job's own history
+    /// Train LSTM-VAE models on normal data; with --models, continue training on a job's own
+    /// history
     Train {
         #[command(flatten)]
         from: From,
-        /// Begin with these models
+        /// Models to start from
         #[arg(long, value_name = "FILE")]
         models: Option<PathBuf>,
-        /// What was wrong in it, to put metrics in order; else all of it is taken as normal: machine,start,end[,episode] (CSV)
+        /// Known faults, which are left out of training and rank the metrics:
+        /// machine,start,end[,episode] (CSV); without them, all data counts as normal
         #[arg(long, value_name = "FILE")]
         faults: Option<PathBuf>,
-        /// Times that each window is seen
+        /// Number of times that each window is seen
         #[arg(long, default_value_t = Training::default().epochs)]
         epochs: usize,
-        /// The same seed, the same file, bit for bit
+        /// Random seed; the same seed gives the same file, bit for bit
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Where to
+        /// Output file
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
     },
-    /// Settings of the robust detector with a stated rate of false alarms, from data in which nothing was wrong
+    /// Calibrate the robust detector to a given rate of false alarms, on data without faults
     Calibrate {
         #[command(flatten)]
         from: From,
         #[command(flatten)]
         with: With,
-        /// At most so many per 1,000 machine-days
+        /// Maximum number of false alarms per 1,000 machine-days
         #[arg(long, value_name = "RATE")]
         false_alarms: f64,
-        /// Where to; then --detector FILE
+        /// Output file, for use with --detector
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
     },
 }
 
-/// Where samples come from.
+/// The source of the samples.
 #[derive(Args, Clone, Debug)]
 #[group(skip)]
 struct From {
-    /// A table: time,machine[,role][,domain][,episode] and metrics, or metric,value (docs/guide/detector.md)
+    /// Table with the columns time,machine[,role][,domain][,episode] and metrics, or metric,value
+    /// (docs/guide/detector.md)
     #[arg(long, value_name = "FILE")]
     csv: Vec<PathBuf>,
-    /// The same as Parquet
+    /// The same table as Parquet
     #[arg(long, value_name = "FILE")]
     parquet: Vec<PathBuf>,
-    /// A Prometheus server with node_exporter, DCGM-exporter or both
+    /// Prometheus server with data of node_exporter, DCGM-exporter or both
     #[arg(long, value_name = "URL")]
     prometheus: Option<String>,
-    /// Of the server: how far back, in minutes
+    /// With --prometheus: minutes to look back
     #[arg(long, default_value_t = 15, value_name = "MINUTES")]
     since: u32,
-    /// Of the server: until this time (RFC 3339 or seconds since 1970), instead of now
+    /// With --prometheus: end of the samples, RFC 3339 or seconds since 1970 [default: now]
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// Of the server: seconds between points
+    /// With --prometheus: seconds between points
     #[arg(long, default_value_t = 5, value_name = "SECONDS")]
     step: u32,
-    /// Of the server: span of rates, at least twice its scrape interval
+    /// With --prometheus: range of rates, at least twice the scrape interval
     #[arg(long, default_value = "1m")]
     window: String,
-    /// Of the server: only series with these labels, as job="training"
+    /// With --prometheus: label matchers to select series, such as job="training"
     #[arg(long, value_name = "MATCHERS", default_value = "")]
     only: String,
-    /// Of the server: the label that names the machine
+    /// With --prometheus: label that names the machine
     #[arg(long, value_name = "LABEL", default_value = "instance")]
     machine_label: String,
-    /// Of the server: a metric and its query, as rdma-sent='rate(my_counter[1m])'
+    /// With --prometheus: a metric and its query, such as rdma-sent='rate(my_counter[1m])'
     #[arg(long, value_name = "METRIC=QUERY")]
     query: Vec<String>,
-    /// What metrics are about: [[metric]] with name, family (host, gpu, link, net, step), worse (less, more, either), floor (TOML)
+    /// Descriptions of metrics: [[metric]] with name, family (host, gpu, link, net, step), worse
+    /// (less, more, either) and floor (TOML)
     #[arg(long, value_name = "FILE")]
     metrics: Option<PathBuf>,
 }
 
-/// Which detector.
+/// The detector, and its models.
 #[derive(Args, Clone, Debug)]
 #[group(skip)]
 struct With {
-    /// robust, lstm-vae, or a file of settings (TOML)
+    /// Detector: robust, lstm-vae, or a file of settings (TOML)
     #[arg(long, default_value = "robust", value_name = "WHICH")]
     detector: String,
-    /// Of lstm-vae: a file of everstep detect train; without it, what ships with the program
+    /// Models for lstm-vae, from everstep detect train [default: those that ship with everstep]
     #[arg(long, value_name = "FILE")]
     models: Option<PathBuf>,
 }
@@ -174,7 +178,7 @@ impl From {
         let mut take = |path: &Path, found: Result<Read, String>| -> Result<(), Failure> {
             let mut found = found.map_err(|e| Failure::usage(format!("{}: {e}", path.display())))?;
             for episode in found.episodes.iter_mut().filter(|e| many && e.name.is_empty()) {
-                // Of several files each is an episode.
+                // With several files, each is an episode.
                 episode.name = path.file_stem().map_or(String::new(), |n| n.to_string_lossy().into_owned());
             }
             read.episodes.append(&mut found.episodes);
@@ -226,7 +230,7 @@ impl From {
     }
 }
 
-/// What an alarm says, for programs.
+/// Returns an alarm as JSON.
 fn to_json(of: &Episode, alarm: &Alarm) -> Value {
     let v = &alarm.verdict;
     let names: Vec<&String> = v.machines.iter().filter_map(|m| of.machines.get(*m)).collect();
@@ -236,7 +240,7 @@ fn to_json(of: &Episode, alarm: &Alarm) -> Value {
         "metrics": metrics, "score": score, "group": v.group})
 }
 
-/// The same for people.
+/// Returns an alarm as a line of text.
 fn told(of: &Episode, alarm: &Alarm) -> String {
     let v = &alarm.verdict;
     let names: Vec<&str> = v.machines.iter().filter_map(|m| of.machines.get(*m).map(String::as_str)).collect();
@@ -270,7 +274,7 @@ fn looked<'e>(read: &'e Read, with: &With) -> Result<Vec<(&'e Episode, Vec<Alarm
     Ok(read.episodes.iter().map(|of| (of, ready.alarms(&of.series))).collect())
 }
 
-/// The detector of a file of settings; without one, the usual one.
+/// Returns the detector that a file of settings describes, or the default one without a file.
 pub fn ready(path: Option<&Path>) -> Result<Ready, Failure> {
     let file = path.map_or(Ok(File::default()), File::read);
     file.and_then(|file| file.ready()).map_err(|e| Failure::usage(format!("--detector: {e}")))
@@ -404,7 +408,7 @@ fn from_history(from: &From, faults: Option<&Path>, begin: Option<&Models>, how:
         here.map(|f| ((f.span.0 - of.first as f64).max(0.0) as usize, (f.span.1 - of.first as f64).max(0.0) as usize))
             .collect()
     };
-    // What was wrong is not taught.
+    // Known faults are not learned as normal.
     let normal: Vec<Series> = read
         .episodes
         .iter()

@@ -1,4 +1,4 @@
-//! `everstep doctor`: is this machine fit, and what did dead jobs leave behind?
+//! `everstep doctor`: checks this machine, and finds what dead jobs left behind.
 
 use super::Failure;
 use crate::{lock, places};
@@ -15,7 +15,7 @@ pub struct Options {
     /// Remove what dead jobs left in shared memory
     #[arg(long)]
     clean: bool,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -27,7 +27,7 @@ struct Leftover {
     bytes: u64,
 }
 
-/// Directories in `of`; links are not among them.
+/// Returns the directories in `of`, without symbolic links.
 fn directories(of: &Directory) -> Vec<(OsString, Directory)> {
     let names = of.names().unwrap_or_default().into_iter().filter(|(_, kind)| *kind == FileType::Directory);
     names.filter_map(|(name, _)| Some((name.clone(), of.below(&name).ok()?))).collect()
@@ -47,7 +47,7 @@ fn leftovers(memory: &Directory) -> Vec<Leftover> {
     found
 }
 
-/// Sockets that nobody listens on any more.
+/// Removes sockets that no process listens on.
 fn remove_dead_sockets(memory: &Directory) {
     for (name, _) in memory.names().unwrap_or_default().into_iter().filter(|(_, kind)| *kind == FileType::Socket) {
         let dead = |path: PathBuf| std::os::unix::net::UnixStream::connect(path).is_err();
@@ -57,7 +57,7 @@ fn remove_dead_sockets(memory: &Directory) {
     }
 }
 
-/// Prints the findings; exit code 1 when something needs attention.
+/// Prints the findings. The exit code is 1 if something needs attention.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     let memory = places::memory();
     let root = memory.parent().unwrap_or(Path::new("/dev/shm")).to_owned();

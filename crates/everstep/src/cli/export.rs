@@ -1,4 +1,5 @@
-//! `everstep incidents export`: all that is known of one incident in one file, for a ticket or for whoever mends the machine.
+//! `everstep incidents export`: everything known about one incident in one file, for a ticket or
+//! for the repair of the machine.
 
 use super::{Failure, facts, logs};
 use everstep_core::history::Incident;
@@ -9,13 +10,14 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// What was written down from so long before it, and after it, in seconds.
+/// Seconds before and after the incident from which facts are included.
 const AROUND: (f64, f64) = (600.0, 60.0);
-/// The end of each log goes along.
+/// Bytes from the end of each log that are included.
 const LOG_BYTES: usize = 256 << 10;
 
-/// Writes `about` (JSON), `told` (as `everstep explain` prints it), the facts around it and the ends of the logs that are on this machine.
-/// Readable by its owner only: logs say more than one thinks.
+/// Writes an archive of `about` (as JSON), `explained` (as `everstep explain` prints it), the facts
+/// around the incident, and the ends of the logs on this machine. Only its owner can read it,
+/// because logs may contain private data.
 pub fn write(to: &Path, told: &facts::Told, of: &Incident, about: &Value, explained: &[String]) -> Result<(), Failure> {
     let failed = |e: std::io::Error| Failure::config(format!("cannot write {}: {e}; give another -o", to.display()));
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to).map_err(failed)?;

@@ -1,4 +1,4 @@
-//! What coordinators wrote down about jobs, on this machine.
+//! What coordinators recorded about jobs, on this machine.
 
 use super::Failure;
 use crate::{coordinator, places};
@@ -10,50 +10,49 @@ use std::path::{Path, PathBuf};
 
 /// One job's facts, in order.
 pub struct Told {
-    /// Its name.
     pub job: String,
-    /// Lines as they were written: `ts` (seconds since 1970), `fact`.
+    /// The lines as written: `ts` (seconds since 1970), `fact`.
     pub lines: Vec<Value>,
 }
 
 impl Told {
-    /// The lines that this version knows.
+    /// Returns the lines that this version understands.
     pub fn entries(&self) -> Vec<Entry> {
         let read = |l: &Value| Entry::read(l["ts"].as_f64()?, &l["fact"]);
         self.lines.iter().filter_map(read).collect()
     }
 
-    /// When the latest one was written, in seconds since 1970.
+    /// Returns when the latest line was written, in seconds since 1970.
     pub fn latest(&self) -> f64 {
         self.lines.last().and_then(|l| l["ts"].as_f64()).unwrap_or(0.0)
     }
 }
 
-/// Facts of one job, or of all, from the stores that jobs of this user have written to.
+/// Returns the facts of one job, or of all, from the stores that this user's jobs have written to.
 pub fn told(job: Option<&str>) -> Vec<Told> {
     let all = stores(job).into_iter().flat_map(|s| of_store(&s));
     all.filter(|t| job.is_none_or(|j| j == t.job)).collect()
 }
 
-/// Writes down what a person says of a job, beside what its coordinator does.
+/// Records a user's statement about a job, in the file of its coordinator.
 pub fn write(of: &Told, fact: &Value) -> Result<(), Failure> {
     let here = stores(Some(&of.job)).into_iter().find(|s| of_store(s).iter().any(|t| t.job == of.job));
     let path = here.map(|s| coordinator::events_file(&s)).ok_or_else(|| none_of(Some(&of.job)))?;
     let now = places::unix_millis() as f64 / 1000.0;
     let line = json!({"ts": now.max(of.latest()), "job": of.job, "fact": fact});
-    // At once: a coordinator may be writing, too.
+    // In a single write, because a coordinator may be writing, too.
     let written =
         OpenOptions::new().append(true).open(&path).and_then(|mut f| f.write_all(format!("{line}\n").as_bytes()));
     written.map_err(|e| Failure::config(format!("cannot write {}: {e}", path.display())))
 }
 
-/// Nothing was written down about a job here, or about any.
+/// Returns the error for missing records: of a job, or of any job.
 pub fn none_of(job: Option<&str>) -> Failure {
     let what = job.map_or("any job".to_owned(), |j| format!("job {j}"));
     Failure { code: 1, why: format!("no records of {what} on this machine; they are where its coordinator ran") }
 }
 
-/// Directories of stores that jobs of this user have written to on this machine.
+/// Returns the directories of the stores that this user's jobs have written to on this machine.
 pub fn stores(job: Option<&str>) -> Vec<PathBuf> {
     let entries = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten().map(|e| e.path());
     let jobs = places::state().join("jobs");

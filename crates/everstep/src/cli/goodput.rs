@@ -6,43 +6,43 @@ use everstep_core::ledger::{Category, Spent, Sums, sums};
 use serde_json::{Value, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What the time is broken down by.
+/// How to break the time down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum By {
-    /// What it was spent on
+    /// By what the time was spent on
     Category,
-    /// Where
+    /// By the node where it was spent
     Node,
-    /// What would not have been spent without it
+    /// By the incident that caused it
     Incident,
 }
 
-/// What the share is of.
+/// What goodput is a share of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Base {
-    /// The time for which places for ranks were held
+    /// Time for which places for ranks were held
     Held,
-    /// The same, and the time for which ranks that were asked for were not there yet
+    /// Held time, plus the time spent waiting for ranks that were requested
     Wallclock,
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// The job; without it all jobs whose records are on this machine
+    /// Job [default: all jobs with records on this machine]
     job: Option<String>,
-    /// Only the latest 90m, 12h, 7d
+    /// Only the most recent period, such as 90m, 12h or 7d
     #[arg(long, value_parser = span, value_name = "TIME")]
     since: Option<Duration>,
-    /// Break it down
+    /// Break the time down
     #[arg(long, value_enum)]
     by: Option<By>,
-    /// What the share is of
+    /// What goodput is a share of
     #[arg(long, value_enum, default_value = "held")]
     base: Base,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Say how it is computed
+    /// Explain how goodput is computed
     #[arg(long)]
     explain: bool,
 }
@@ -64,7 +64,7 @@ A new step is one beyond the highest that the job had completed. Where neither t
 number, the steps after a restart may be new ones or the same again: their time is unknown, and so are the numbers of both.
 The parts sum to the whole.";
 
-/// `90m`, `12h`, `7d`.
+/// Parses `90m`, `12h`, `7d`, or what `run::duration` accepts.
 fn span(text: &str) -> Result<Duration, String> {
     if let Some(days) = text.strip_suffix('d').and_then(|d| d.parse::<f64>().ok()).filter(|d| *d > 0.0 && *d < 1e5) {
         return Ok(Duration::from_secs_f64(days * 86_400.0));
@@ -77,7 +77,7 @@ fn span(text: &str) -> Result<Duration, String> {
     super::run::duration(text)
 }
 
-/// One job's, over the whole that is asked for.
+/// One job's sums, over the whole period.
 struct Of {
     job: String,
     sums: Sums,

@@ -1,4 +1,5 @@
-//! `everstep explain` and `everstep incidents`: what happened, why, what was lost, what was done, whether it worked, what next.
+//! `everstep explain` and `everstep incidents`: what happened and why, what was lost, what was
+//! done, whether it worked, and what to do next.
 
 use super::{Failure, facts};
 use crate::notify::when;
@@ -11,12 +12,12 @@ use std::path::{Path, PathBuf};
 
 #[derive(Args, Clone, Debug)]
 pub struct Explain {
-    /// Which one (inc-3, or 3); without it, the latest
+    /// Incident, inc-3 or 3 [default: the latest]
     incident: Option<String>,
-    /// Of this job; without it, of the job that wrote last
+    /// Job of the incident [default: the latest job that had one]
     #[arg(long)]
     job: Option<String>,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -29,40 +30,40 @@ pub struct Options {
 
 #[derive(Subcommand, Clone, Debug)]
 enum Command {
-    /// All incidents of a job's latest run, a line each
+    /// List the incidents of a job's latest run, one per line
     Ls {
-        /// The job; without it, all jobs whose records are on this machine
+        /// Job [default: all jobs with records on this machine]
         job: Option<String>,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// One of them: the same as everstep explain
+    /// Show one incident, like everstep explain
     Show(Explain),
-    /// Everything that is known of one in one file: facts, explanation, ends of logs
+    /// Write everything known about an incident to one file: facts, explanation, ends of logs
     Export {
         #[command(flatten)]
         which: Explain,
-        /// Where to; JOB-inc-N.tar.gz if not given
+        /// Output file [default: JOB-inc-N.tar.gz]
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
     },
-    /// Say whether an incident was named rightly: kept, and counted as the detector's precision
+    /// Record whether a finding was right; ls counts the verdicts as the detector's precision
     Note {
         #[command(flatten)]
         which: Explain,
-        /// right, or wrong
+        /// Whether the finding was right or wrong
         #[arg(long, value_parser = ["right", "wrong"])]
         verdict: String,
-        /// In words
+        /// Comment to record
         #[arg(long, default_value = "")]
         text: String,
     },
-    /// Which nodes fail again and again, over all runs
+    /// List the nodes that failed, the worst first, over all runs
     Nodes {
-        /// The job; without it, all jobs whose records are on this machine
+        /// Job [default: all jobs with records on this machine]
         job: Option<String>,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -87,11 +88,11 @@ fn as_json(job: &str, of: &Incident) -> serde_json::Value {
     json!({"job": job, "incident": of, "opened": when(of.opened), "lasted_us": of.lasted(), "rank_seconds": of.rank_seconds()})
 }
 
-/// What was told of a job, and the incident that is meant; `None` when the job has had none.
+/// Returns a job's facts and the chosen incident; `None` if the job has had none.
 fn one(o: &Explain) -> Result<(facts::Told, Option<Incident>), Failure> {
     let mut of = all(o.job.as_deref())?;
     of.sort_by(|a, b| a.told.latest().total_cmp(&b.told.latest()));
-    // Of the job that wrote last, of those that have had one.
+    // The latest job that has had an incident, else the latest of all.
     let chosen = of.iter().rposition(|of| !of.incidents.is_empty()).unwrap_or(of.len() - 1);
     let Of { told, mut incidents } = of.swap_remove(chosen);
     let Some(name) = &o.incident else { return Ok((told, incidents.pop())) };
@@ -136,7 +137,7 @@ fn note(which: &Explain, right: bool, text: &str) -> Result<i32, Failure> {
     Ok(0)
 }
 
-/// Of what a detector has named: how much of it people call right.
+/// Summarizes how many of the detector's findings users call right.
 fn precision(of: &[Incident]) -> Option<String> {
     let named: Vec<&Incident> = of.iter().filter(|i| i.finding.is_some()).collect();
     let noted = |right: bool| named.iter().filter(|i| i.noted.as_ref().is_some_and(|n| n.0 == right)).count();

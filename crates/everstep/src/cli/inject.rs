@@ -1,4 +1,4 @@
-//! `everstep inject`: break something on a running job, to see that it recovers and says what happened.
+//! `everstep inject`: injects a fault into a running job, to test its recovery and what it reports.
 
 use super::{Failure, runtime, status};
 use clap::{Args, ValueEnum};
@@ -6,47 +6,47 @@ use everstep_wire::envelope::{Injected, Injection};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// What can be broken.
+/// The faults that can be injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
-    /// Kill a worker
+    /// Kill a worker (SIGKILL)
     Kill,
     /// Stop a worker (SIGSTOP)
     Hang,
-    /// Let a worker run a part of the time only
+    /// Let a worker run only part of the time
     Slow,
-    /// Kill a worker as the kernel does when memory is used up
+    /// Kill a worker like the kernel's out-of-memory killer
     Oom,
-    /// Tell of an error of a GPU, as in the kernel's log
+    /// Report a GPU error, as if from the kernel log
     Xid,
     /// Cut a node off from the coordinator
     Netsplit,
-    /// Let durable storage of a node be full
+    /// Make a node's durable storage appear full
     DiskFull,
-    /// Change a byte of a copy that a node keeps for another one
+    /// Flip a bit in a copy that a node keeps for another
     CorruptReplica,
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// What to break
+    /// Fault to inject
     kind: Kind,
-    /// In which job; not needed when only one runs here
+    /// Job; optional if only one runs here
     #[arg(long)]
     job: Option<String>,
-    /// At which rank; faults of a machine happen on the one that it is on
+    /// Rank to affect; faults of a machine affect the node of this rank
     #[arg(long, default_value_t = 0)]
     rank: u32,
-    /// For how long, where it does not last by itself (slow, netsplit, disk-full)
+    /// Duration of the fault, such as 10s or 500ms (slow, netsplit, disk-full)
     #[arg(long = "for", default_value = "10s", value_parser = super::run::duration, value_name = "TIME")]
     lasts: Duration,
-    /// Part of the time that a slow worker runs, in percent
+    /// Percent of the time that a slow worker runs
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u8).range(1..=99))]
     percent: u8,
-    /// Number of the GPU's error (xid)
+    /// Number of the GPU error (Xid)
     #[arg(long, default_value_t = 79)]
     code: u32,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -68,7 +68,7 @@ impl Options {
     }
 }
 
-/// Asks the job's coordinator for it.
+/// Sends the fault to the job's coordinator.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     let runtime = runtime()?;
     let job = status::one(&runtime, o.job.as_deref())?;

@@ -1,18 +1,18 @@
-//! Which Python runs what this binary starts.
+//! The Python interpreter for whatever this binary starts.
 
 use std::env::{current_exe, var_os};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The interpreter: `PYTHON_EXEC`, else the one this binary was installed with, else that of the
-/// active environment, else the path's.
+/// Returns the interpreter: `PYTHON_EXEC`, else the one this binary was installed with, else that
+/// of the active environment, else the one in `PATH`.
 pub fn python() -> OsString {
     let here = || Some(current_exe().ok()?.parent()?.to_path_buf());
     let beside = || here().map(|h| h.join("python"));
     let active = || var_os("VIRTUAL_ENV").map(|v| Path::new(&v).join("bin/python"));
     let found = |p: &PathBuf| p.is_file();
-    // The very name by which torchrun, installed beside us, calls it.
+    // The exact path by which torchrun, if installed beside this binary, calls it.
     let torchruns = || {
         let script = std::fs::read(here()?.join("torchrun")).ok()?;
         let first = script.split(|b| *b == b'\n').next()?.strip_prefix(b"#!")?;

@@ -12,12 +12,12 @@ use std::time::SystemTime;
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// The job; without it the latest one
+    /// Job [default: the latest]
     job: Option<String>,
-    /// Only this rank on its node
+    /// Print only the worker with this local rank
     #[arg(long)]
     rank: Option<u32>,
-    /// What failed first, and the end of what that worker wrote
+    /// Print what failed first, and the end of that worker's output
     #[arg(long)]
     first_cause: bool,
 }
@@ -37,25 +37,26 @@ fn latest_job() -> Option<String> {
     jobs.into_iter().max_by_key(|p| modified(p)).and_then(|p| p.file_name()?.to_str().map(str::to_owned))
 }
 
-/// What the agents of a job on this machine wrote down about it.
+/// Returns what the agents of a job on this machine recorded about themselves.
 fn agents(job: &str) -> Vec<serde_json::Value> {
     let files = entries(&places::job(job)).into_iter().filter(|p| p.extension().is_some_and(|e| e == "json"));
     files.filter_map(|p| serde_json::from_slice(&std::fs::read(p).ok()?).ok()).collect()
 }
 
-/// Where the logs of a node's workers are: what the user asked for, and what is kept anyway.
+/// Returns where the logs of a node's workers are: the user's directory, and the copy that is
+/// always kept.
 fn roots(agent: &serde_json::Value) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = ["logs", "kept"].iter().filter_map(|k| crate::places::path_in(&agent[*k])).collect();
     found.dedup();
     found
 }
 
-/// Logs of all workers of a job that are on this machine: a name to tell them by, and where they are.
+/// Returns the logs of all workers of a job on this machine: a distinct name and the path of each.
 pub fn files(job: &str) -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
     for agent in agents(job) {
         let node = agent["node"].as_str().unwrap_or("unknown").to_owned();
-        // What is kept anyway has all of it.
+        // The copy that is always kept is complete.
         if let Some(root) = roots(&agent).last() {
             for file in entries(root).iter().flat_map(|a| entries(a)).flat_map(|w| entries(&w)).filter(|f| f.is_file())
             {
@@ -85,7 +86,7 @@ fn first_cause(job: &str, agents: &[serde_json::Value]) -> Option<()> {
     });
     let worker = format!("attempt_{}/{}", restarts.unwrap_or(0), failure.local_rank);
     let found = |name: &str| roots.iter().map(|r| r.join(&worker).join(name)).find(|p| p.is_file());
-    // A hang is explained by where it hangs, everything else by what was said last.
+    // The stacks explain a hang. Its last output explains any other failure.
     let hung = matches!(failure.cause, Cause::Hung { .. });
     let stacks = found(STACKS_FILE).filter(|p| hung && std::fs::metadata(p).is_ok_and(|m| m.len() > 0));
     let (path, first, count) = match &stacks {

@@ -1,4 +1,5 @@
-//! `everstep memory`: what a job will need per node, before it starts, and what its copies are worth.
+//! `everstep memory`: how much memory a job will need per node, and which failures its copies
+//! survive.
 
 use super::Failure;
 use super::ckpt::size;
@@ -11,49 +12,51 @@ use everstep_core::survival::{survival, survival_of_code, wasted_seconds};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// Slots per worker: one being written, two complete (see `tiers.py`); one more where a persist may hold one for long.
+/// Slots per worker: one being written and two complete (`SLOTS` in `agent/replicas.rs`). A persist
+/// may occupy one more for long.
 const OWN_SLOTS: u64 = 3;
-/// Slots per replica kept for another node: one complete, one on its way.
+/// Slots per replica kept for another node: one complete, one in transfer.
 const PEER_SLOTS: u64 = 2;
-/// Room in a slot beyond its tensors (see `tiers.py`), and per tensor.
+/// Slack in a slot for its tensors, and for its index (see `slots.py`).
 const SLACK: u64 = 256 << 10;
 const INDEX_SLACK: u64 = 64 << 10;
-/// Largest state of one rank that is computed with, in bytes.
+/// Largest accepted state of one rank, in bytes.
 const STATE_BYTES_MAX: u64 = 1 << 50;
-/// Agent and guard, resident, the pages of their program once.
+/// Resident memory of agent and guard; they share the pages of the program.
 const AGENT: u64 = 10 << 20;
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// A directory of checkpoints: sizes and ranks are read from the newest
+    /// Directory of checkpoints; the size of the state is read from the newest
     directory: Option<PathBuf>,
-    /// State of one rank: parameters and optimizer, as 14G, 800M or bytes
+    /// State of one rank (parameters and optimizer), such as 14G, 800M or a number of bytes
     #[arg(long, value_parser = bytes, conflicts_with = "directory")]
     state: Option<u64>,
-    /// Workers per node
+    /// Number of workers per node
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=4096))]
     workers: u64,
-    /// Nodes
+    /// Number of nodes
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     nodes: u64,
-    /// What other nodes keep of each step (replicas= of the CheckpointManager): so many copies, or a code as 4+2
+    /// What other nodes keep of each step: a number of copies, or a code such as 4+2 (replicas= of
+    /// CheckpointManager)
     #[arg(long, default_value = "1", value_parser = redundancy)]
     replicas: Redundancy,
-    /// All ranks hold the same (DDP): nothing is sent
+    /// All ranks hold the same state (DDP), so no copies are sent
     #[arg(long)]
     replicated: bool,
-    /// Nothing goes to durable storage (persist=0)
+    /// Nothing is written to durable storage (persist=0)
     #[arg(long)]
     no_persist: bool,
-    /// Seconds per step, for the time that a failure wastes
+    /// Seconds per step, to estimate the time that a failure wastes
     #[arg(long)]
     step_time: Option<f64>,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// What is kept of a shard on other nodes.
+/// What other nodes keep of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Redundancy {
     Copies(u64),
@@ -73,11 +76,12 @@ fn redundancy(text: &str) -> Result<Redundancy, String> {
     found.ok_or_else(|| "give a number of copies, or a code as 4+2 (any two of six nodes may be lost)".into())
 }
 
-/// Bytes that a node keeps for others per slot, how that came about, and the probabilities to survive losses.
+/// Returns the bytes that a node keeps for others per slot, their composition, and the
+/// probabilities of surviving 1, 2, … lost nodes.
 fn kept(o: &Options, slot: u64) -> (u64, String, Vec<(u64, f64)>) {
     let odds = |p: &dyn Fn(u64) -> f64| (1..=6.min(o.nodes)).map(|f| (f, p(f))).collect();
     match o.replicas {
-        // Ranks that hold the same are as many copies as there are nodes.
+        // Identical ranks amount to as many copies as there are nodes.
         _ if o.replicated => (0, "0 copies".into(), odds(&|f| survival(o.nodes, o.nodes, f, Scheme::Mixed))),
         Redundancy::Copies(n) => {
             let copies = n.min(o.nodes - 1);
@@ -114,7 +118,7 @@ fn bytes(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
-/// Largest shard and number of ranks of the newest checkpoint.
+/// Returns the largest shard and the number of ranks of the newest checkpoint.
 fn measured(directory: &Path) -> Result<(u64, u64), Failure> {
     let newest = persist::list(directory).ok().and_then(|all| all.into_iter().find_map(|(_, _, m)| m.ok()));
     let newest = newest.ok_or_else(|| {
@@ -124,7 +128,7 @@ fn measured(directory: &Path) -> Result<(u64, u64), Failure> {
     Ok((largest, u64::from(newest.world_size)))
 }
 
-/// Prints what is needed; exit code 1 when it does not fit.
+/// Prints what is needed. The exit code is 1 if it does not fit.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     let state = match (&o.directory, o.state) {
         (Some(directory), _) => measured(directory)?.0,

@@ -1,23 +1,23 @@
-//! `everstep metrics`: what Prometheus reads of a job's coordinator, and how to tell it to.
+//! `everstep metrics`: what Prometheus reads from a job's coordinator, and how to configure it.
 
 use super::{Failure, runtime, status};
 use clap::Args;
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// The job; not needed when only one runs here
+    /// Job; optional if only one runs here
     job: Option<String>,
-    /// Print what to put under scrape_configs of Prometheus instead
+    /// Print a scrape configuration instead (for scrape_configs of Prometheus)
     #[arg(long)]
     config: bool,
-    /// Print alerting rules for it instead (rule_files of Prometheus)
+    /// Print alerting rules instead (for rule_files of Prometheus)
     #[arg(long, conflicts_with_all = ["config", "job"])]
     alerts: bool,
 }
 
 const ALERTS: &str = include_str!("alerts.yml");
 
-/// Prints the page, or the configuration.
+/// Prints the metrics, or a configuration.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     if o.alerts {
         print!("{ALERTS}");

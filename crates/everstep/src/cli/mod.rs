@@ -1,4 +1,5 @@
-//! The command line: parsing and dispatch. Data goes to standard output, talk to standard error.
+//! The command line: parsing and dispatch. Data goes to standard output, messages to standard
+//! error.
 
 mod approve;
 mod ckpt;
@@ -33,10 +34,10 @@ use everstep_planner::Problem;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Exit code for a wrong command line.
+/// Exit code for a usage error.
 pub const USAGE: i32 = 2;
 
-/// A failure as the command line ends with it: a code and a sentence that says what to do.
+/// An error that ends a command: its exit code, and a sentence that names the remedy.
 pub struct Failure {
     pub code: i32,
     pub why: String,
@@ -57,12 +58,12 @@ impl Failure {
     }
 }
 
-/// A file that the user has named.
+/// Reads a file that the user named.
 fn text(path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|e| Failure::usage(format!("cannot read {}: {e}", path.display())))
 }
 
-/// A file that the user wants written.
+/// Writes a file that the user asked for.
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
     std::fs::write(path, text).map_err(|e| Failure::config(format!("cannot write {}: {e}", path.display())))
 }
@@ -76,98 +77,100 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a training script on this node; takes torchrun's options.
+    /// Run a training script on this node, with torchrun's options
     Run(Box<run::Options>),
-    /// Which of these nodes are bad or slow; takes the options of run that say where the nodes meet, on each of them.
+    /// Find bad or slow nodes; run this on every node, with the same rendezvous options as for run
     Check(Box<run::Options>),
-    /// What all jobs of this user are doing.
+    /// Show the state of this user's running jobs
     Status(status::Options),
-    /// What the workers wrote.
+    /// Print the output of a job's workers
     Logs(logs::Options),
-    /// Which share of the held time went into new steps.
+    /// Show how much of the held time went into new training steps
     Goodput(goodput::Options),
-    /// What happened, why, what was lost, what was done, whether it worked, what next.
+    /// Explain an incident: its cause, what was lost, the response, the outcome, and what to do
+    /// next
     Explain(incidents::Explain),
-    /// Incidents of a job: list, show.
+    /// List, show, export and rate the incidents of a job
     Incidents(incidents::Options),
-    /// Where the ranks of a running job are, grouped, the odd one on top.
+    /// Print the stacks of a running job's ranks, grouped, with the outlier first
     Stacks(stacks::Options),
-    /// Say yes to what a job asks for about machines (--policy advise).
+    /// Approve a job's request about a machine (--policy advise)
     Approve(approve::Options),
-    /// What Prometheus reads of a running job.
+    /// Print a running job's metrics for Prometheus
     Metrics(metrics::Options),
-    /// Break something on a running job, to see what happens.
+    /// Inject a fault into a running job
     Inject(inject::Options),
-    /// Checkpoints in memory and on durable storage: list, look into, verify, prune, export, import.
+    /// List, inspect, verify, prune, export and import checkpoints
     Ckpt(ckpt::Options),
-    /// What a job needs per node, before it starts, and what its copies are worth.
+    /// Estimate the memory that a job needs per node, and the failures that its copies survive
     Memory(memory::Options),
-    /// How the nodes of a cluster should be split over its jobs, and why.
+    /// Plan how to divide the nodes of a cluster among its jobs
     Plan(Box<plan::Options>),
-    /// What the same failures would have cost under several policies, down to where every node's time went.
+    /// Simulate the same failures under several policies and compare where every node's time went
     Simulate(simulate::Options),
-    /// Spares, copies, checkpoints and detection that reach a goal, and which of them pays most.
+    /// Find the spares, copies, checkpoint interval and detection time that reach a goal
     Size(size::Options),
-    /// Which machine behaves unlike its peers, on samples from a file or a Prometheus server.
+    /// Find machines that behave unlike their peers, in samples from files or Prometheus
     Detect(Box<detect::Options>),
-    /// What a trace of failures is like; generated ones.
+    /// Describe a trace of failures, or generate one
     Trace(trace::Options),
-    /// What a text of an error says: its class, whose fault it is, what is done.
+    /// Classify an error message: its class, what is at fault, and the response
     Classify(classify::Options),
-    /// Send a message to each place of a file for --notify, to see that it arrives.
+    /// Send a test message to every route in a file for --notify
     Notify(notify::Options),
-    /// Check this machine: shared memory, limits, leftovers; print the timeouts.
+    /// Check this machine's shared memory, limits and leftovers, and print the timeouts
     Doctor(doctor::Options),
-    /// Run a coordinator (agents start one where none answers).
+    /// Run a coordinator (agents start one when none answers)
     #[command(hide = true)]
     Coordinator {
-        /// where to listen
+        /// Address to listen on, HOST:PORT
         #[arg(long)]
         bind: String,
-        /// other machines may reach it without encryption
+        /// Allow other machines to connect without encryption
         #[arg(long, requires = "token_file")]
         insecure: bool,
-        /// directory of the store
+        /// Directory of the store
         #[arg(long)]
         store: PathBuf,
-        /// the token, if not the store's own
+        /// File with the token, if not the store's own
         #[arg(long)]
         token_file: Option<PathBuf>,
-        /// where notices go
+        /// File of the routes for notices (TOML)
         #[arg(long)]
         notify: Option<PathBuf>,
-        /// who provides machines
+        /// Program that provides machines
         #[arg(long)]
         provisioner: Option<PathBuf>,
-        /// which machine behaves unlike its peers: settings
+        /// File of the detector's settings (TOML)
         #[arg(long)]
         detector: Option<PathBuf>,
-        /// what is known of nodes and jobs, to plan for several
+        /// File of the cluster, for planning across jobs (TOML)
         #[arg(long, requires = "jobs")]
         cluster: Option<PathBuf>,
-        /// see cluster
+        /// File of the jobs, for --cluster (TOML)
         #[arg(long)]
         jobs: Option<PathBuf>,
     },
-    /// Takes part in a rendezvous for torchrun (--rdzv-backend everstep); started by its plug-in only.
+    /// Take part in a rendezvous for torchrun (--rdzv-backend everstep); started only by its
+    /// plug-in
     #[command(hide = true)]
     Rendezvous(Box<run::Options>),
-    /// The process between an agent and its workers; started by agents only.
+    /// Run the process between an agent and its workers; started only by agents
     #[command(hide = true)]
     Guard {
-        /// descriptor of the node lock
+        /// Descriptor of the node lock
         lock: i32,
-        /// descriptor of the workers' standard input
+        /// Descriptor of the workers' standard input
         input: i32,
-        /// how many files the workers may open
+        /// Number of files that a worker may open
         files: Option<u64>,
     },
 }
 
-/// A thread that was had is kept: the next one may be refused.
+/// Threads are never given up, because the system may refuse the next one.
 const KEEP_THREADS: std::time::Duration = std::time::Duration::from_secs(365 * 24 * 3600);
 
-/// Runs the command line; returns the exit code.
+/// Runs the command line and returns the exit code.
 pub fn main() -> i32 {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     let command = arguments.get(1).map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
@@ -179,7 +182,7 @@ pub fn main() -> i32 {
             Ok(rest) => {
                 arguments.extend(rest);
                 if command == "check" {
-                    // No script is what is asked for here.
+                    // `check` has no script, but the parser requires one.
                     arguments.extend(["--".into(), OsString::new()]);
                 }
             }
@@ -244,7 +247,8 @@ pub fn main() -> i32 {
     done.unwrap_or_else(Failure::end)
 }
 
-/// Commands that keep something on this machine, or look at what is kept, do so only where no other user can interfere.
+/// Refuses to run where another user could interfere with this user's files. This concerns the
+/// commands that write or read everstep's records on this machine.
 fn usable(command: &str) -> Result<(), Failure> {
     const LOOKING: [&str; 11] = [
         "status",
@@ -285,19 +289,21 @@ fn coordinator(
     done.map(|()| 0).map_err(|e| Failure { code: e.code, why: e.why })
 }
 
-/// One thread, and another one for what blocks: agents and coordinators wait, they do not compute.
+/// Builds a runtime of one thread, plus one for blocking calls: agents and coordinators wait rather
+/// than compute.
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     let failed = |e: std::io::Error| Failure { code: 1, why: format!("cannot start: {e}") };
     let built = tokio::runtime::Builder::new_current_thread().enable_all().thread_keep_alive(KEEP_THREADS).build();
     let runtime = built.map_err(failed)?;
-    // While one thread is there, work for which the system gives no other waits for it; without any, tokio panics. Whether
-    // there will be one cannot be asked: a thread started on trial still counts for a while after its end.
+    // Once one blocking thread exists, work for which the system refuses another waits for it. With
+    // none, tokio panics. Whether a thread will be available cannot be tested in advance: a trial
+    // thread still counts for a while after it ends.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let first = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runtime.spawn_blocking(|| {})));
     std::panic::set_hook(hook);
     if first.is_err() {
-        // Ending it in good order takes a thread, too.
+        // An orderly shutdown needs a thread, too.
         std::mem::forget(runtime);
         return Err(Failure {
             code: 78,

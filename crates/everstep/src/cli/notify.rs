@@ -1,4 +1,4 @@
-//! `everstep notify`: does what is in a file for `--notify` arrive?
+//! `everstep notify`: tests whether notices reach the routes of a file for `--notify`.
 
 use super::{Failure, runtime};
 use crate::notify::{Sender, routes, test_notice};
@@ -8,11 +8,11 @@ use std::path::PathBuf;
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// The file for everstep run --notify
+    /// File of routes, as for everstep run --notify (TOML)
     file: PathBuf,
 }
 
-/// Sends a message to each route, and takes it back.
+/// Sends a test message to each route, and then resolves it.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     let routes = routes::read(&o.file).map_err(Failure::config)?;
     let failed = runtime()?.block_on(async {

@@ -1,4 +1,4 @@
-//! Pictures: SVG, and pages with nothing from elsewhere.
+//! Charts as SVG, and self-contained HTML pages.
 
 use super::simulate::{by_it, shares};
 use everstep_planner::throughput::Best;
@@ -6,7 +6,7 @@ use everstep_replay::Compared;
 use plotters::prelude::*;
 
 const SIZE: (u32, u32) = (900, 420);
-/// One for each account: what trains is green, what is lost red, what waits of other colours.
+/// One colour per account: green for training, red for lost work, other colours for waiting.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(46, 125, 50),
     RGBColor(198, 40, 40),
@@ -24,13 +24,15 @@ fn svg(draw: impl FnOnce(&DrawingArea<SVGBackend, plotters::coord::Shift>) -> Dr
     let mut text = String::new();
     {
         let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
-        // Into a string nothing can fail but the picture itself; half of one is better than none.
+        // Writing to a string cannot fail, only the drawing itself. A partial picture is better
+        // than none.
         let _ = area.fill(&WHITE).map_err(Into::into).and_then(|()| draw(&area)).and_then(|()| Ok(area.present()?));
     }
     text
 }
 
-/// What a model achieves per GPU, by the number of GPUs: measured points are filled.
+/// Draws what a model achieves per GPU, by the number of GPUs. Measured points have a colour of
+/// their own.
 pub fn dips(of: &[(u64, Option<Best>)], caption: &str) -> String {
     let per_gpu = |b: &Best| b.achieved / b.gpus as f64 / 1e12;
     let most = of.iter().filter_map(|(_, b)| b.as_ref().map(per_gpu)).fold(1.0, f64::max) * 1.1;
@@ -56,10 +58,10 @@ pub fn dips(of: &[(u64, Option<Best>)], caption: &str) -> String {
     })
 }
 
-/// Where the nodes' time went, a bar for each policy.
+/// Draws where the nodes' time went, one bar per policy.
 fn bars(found: &[Compared]) -> String {
     svg(|area| {
-        // The first one on top.
+        // The first policy is on top.
         let names: Vec<String> = found.iter().rev().map(|f| f.policy.clone()).collect();
         let mut chart = ChartBuilder::on(area)
             .margin(12)
@@ -99,7 +101,7 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// A page: table and picture.
+/// Returns a page with a table and a chart.
 pub fn comparison(found: &[Compared], caption: &str) -> String {
     let row = |of: &Compared| {
         format!(

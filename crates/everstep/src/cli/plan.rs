@@ -1,4 +1,4 @@
-//! `everstep plan`: how the nodes of a cluster should be split over its jobs, and why.
+//! `everstep plan`: how to divide the nodes of a cluster among its jobs, and why.
 
 use super::{Failure, text, throughput};
 use clap::{Args, Subcommand};
@@ -12,30 +12,33 @@ use std::path::{Path, PathBuf};
 pub struct Options {
     #[command(subcommand)]
     what: Option<What>,
-    /// The cluster: nodes, GPUs per node, their peak, how often nodes fail (TOML; the guide has an example)
+    /// The cluster: nodes, GPUs per node, their peak, and how often nodes fail (TOML; example in
+    /// docs/guide/planning.md)
     #[arg(long, value_name = "FILE", required = true)]
     cluster: Option<PathBuf>,
-    /// Its jobs: minimum, weight, nodes that they have, what they achieve on some numbers of nodes (TOML)
+    /// The jobs: minimum, weight, current nodes, and what each achieves on different numbers of
+    /// nodes (TOML)
     #[arg(long, value_name = "FILE", required = true)]
     jobs: Option<PathBuf>,
-    /// What has happened: lose:NODE, join:COUNT, finish:JOB or launch:FILE; may be given several times
+    /// Event to plan for: lose:NODE, join:COUNT, finish:JOB or launch:FILE; may be repeated
     #[arg(long, value_name = "EVENT")]
     event: Vec<String>,
-    /// What is best: floor (jobs that run keep their minimum), paper (Unicron as published), fair (more for small jobs)
+    /// Objective: floor (running jobs keep their minimum), paper (Unicron as published) or fair
+    /// (more for small jobs)
     #[arg(long, default_value = "floor", value_parser = ["floor", "paper", "fair"])]
     mode: String,
-    /// For programs
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Subcommand, Clone, Debug)]
 enum What {
-    /// What a model achieves on so many GPUs, and how it should lie on them
+    /// Estimate what a model achieves on a number of GPUs, and the best layout
     Throughput(throughput::Options),
 }
 
-/// Plans, and prints the plan.
+/// Computes a plan and prints it.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     if let Some(What::Throughput(options)) = &o.what {
         return throughput::run(options);
@@ -64,14 +67,15 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     Ok(0)
 }
 
-/// What a coordinator of several jobs is to know of them; `None` without the two files.
+/// Returns what a coordinator of several jobs needs to know about them; `None` without the two
+/// files.
 pub fn known(cluster: Option<&Path>, jobs: Option<&Path>) -> Result<Option<Problem>, Failure> {
     let Some((cluster, jobs)) = cluster.zip(jobs) else { return Ok(None) };
     let found = read(&text(cluster)?, &text(jobs)?, Mode::Floor).map_err(Failure::usage)?;
     Ok(Some(found.problem))
 }
 
-/// Other ways to split the same nodes, and what they are worth.
+/// Returns other ways to divide the same nodes.
 fn others(now: &Situation) -> Vec<(&'static str, Plan)> {
     let problem = &now.problem;
     let current = problem.jobs.iter().map(|j| (j.id.clone(), j.current)).collect();
@@ -84,12 +88,12 @@ fn others(now: &Situation) -> Vec<(&'static str, Plan)> {
     if problem.jobs.iter().all(|j| size(j) > 0) {
         all.push(("by size", problem.shared(size)));
     }
-    // As it is, it may need more nodes than are left.
+    // The current division may need more nodes than are left.
     all.retain(|(_, plan)| plan.used() <= problem.units);
     all
 }
 
-/// Node-peak-hours.
+/// Converts millionths to node-peak-hours.
 fn hours(micro: i64) -> f64 {
     micro as f64 / 1e6
 }

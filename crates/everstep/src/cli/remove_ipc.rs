@@ -2,14 +2,15 @@
 
 use std::path::Path;
 
-/// Where logind's settings are, the later ones counting.
+/// logind's settings, later files overriding earlier ones.
 const FILES: [&str; 3] = ["usr/lib/systemd/logind.conf", "run/systemd/logind.conf", "etc/systemd/logind.conf"];
 const DIRECTORIES: [&str; 3] =
     ["usr/lib/systemd/logind.conf.d", "run/systemd/logind.conf.d", "etc/systemd/logind.conf.d"];
-/// Below it are system users, whose shared memory stays.
+/// Lower numbers are system users, whose shared memory is kept.
 const FIRST_USER: u32 = 1000;
 
-/// A sentence when it may happen to `memory` of this user. `root`: of the file system that is looked at.
+/// Returns a warning if logind may remove `memory` of this user. `root` is the root of the file
+/// system to inspect.
 pub fn warning(root: &Path, uid: u32, user: &str, memory: &Path) -> Option<String> {
     let runs = root.join("run/systemd/seats").exists() || root.join("run/systemd/users").exists();
     let lingers = root.join("var/lib/systemd/linger").join(user).exists();
@@ -23,7 +24,7 @@ pub fn warning(root: &Path, uid: u32, user: &str, memory: &Path) -> Option<Strin
     ))
 }
 
-/// It is on by default.
+/// Returns whether removal is on, which is the default.
 fn removes(root: &Path) -> bool {
     let mut files: Vec<_> = FILES.iter().map(|f| root.join(f)).collect();
     for directory in DIRECTORIES {

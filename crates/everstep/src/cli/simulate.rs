@@ -12,37 +12,42 @@ use std::path::{Path, PathBuf};
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// A file (JSON lines, or a list of fault_start and fault_end), or gen:trace-a, gen:trace-b, gen:poisson,nodes=512,days=90,mtbf=260d,repair=4h..20h, gen:weibull,…, gen:bootstrap,file=…
+    /// Failures: a file (JSON lines, or a list of fault_start and fault_end), gen:trace-a,
+    /// gen:trace-b, gen:poisson,nodes=512,days=90,mtbf=260d,repair=4h..20h, gen:weibull,… or
+    /// gen:bootstrap,file=…
     #[arg(long, value_name = "FILE|gen:…", required_unless_present = "from_incidents")]
     trace: Option<String>,
-    /// Instead of a trace: records of incidents, of --export; without a file those of jobs on this machine. Compared with what was done then
+    /// Incident records to use instead of a trace, as written by --export, and compared with what
+    /// was done then; without FILE, those of the job with the most incidents on this machine
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "", conflicts_with = "trace")]
     from_incidents: Option<String>,
-    /// Write the history of the first seed under the first policy as records of incidents
+    /// Write the history of the first seed under the first policy as incident records
     #[arg(long, value_name = "FILE")]
     export: Option<PathBuf>,
-    /// Several, divided by commas; the others are compared with the first: everstep, unicron, wait, elastic, spares:N, gemini, oobleck, varuna, bamboo, or files that end in .toml
+    /// Policies, separated by commas; the first is the baseline: everstep, unicron, wait, elastic,
+    /// spares:N, gemini, oobleck, varuna, bamboo, or .toml files
     #[arg(long, default_value = "everstep,wait,elastic,spares:1")]
     policies: String,
-    /// How many lists of failures
+    /// Number of seeds, each with its own list of failures
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     seeds: u64,
-    /// The first of them
+    /// First seed
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(..1 << 48))]
     seed: u64,
-    /// Nodes of the cluster, where the trace's file does not say it
+    /// Number of nodes in the cluster, if the trace's file does not state it
     #[arg(long)]
     nodes: Option<u32>,
-    /// Who shares the cluster: files as for everstep plan; without them one job on all nodes (on trace-a and trace-b: Unicron's case 5)
+    /// The cluster that the jobs share, as for everstep plan; without it, one job on all nodes
+    /// (trace-a and trace-b: Unicron's case 5)
     #[arg(long, value_name = "FILE", requires = "jobs")]
     cluster: Option<PathBuf>,
-    /// See --cluster
+    /// The jobs, as for everstep plan
     #[arg(long, value_name = "FILE", requires = "cluster")]
     jobs: Option<PathBuf>,
-    /// Write a page with pictures
+    /// Write an HTML page with charts
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// For programs
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -54,12 +59,12 @@ fn policy(name: &str) -> Result<Policy, Failure> {
     Policy::read(&text(Path::new(name))?).map_err(|e| Failure::usage(format!("{name}: {e}")))
 }
 
-/// Those of a list divided by commas.
+/// Parses a list of policies, separated by commas.
 pub fn policies(list: &str) -> Result<Vec<Policy>, Failure> {
     list.split(',').map(str::trim).map(policy).collect()
 }
 
-/// What was done on this machine, as records: of the job that has most of them.
+/// Returns the incident records of the job on this machine that has the most.
 fn own_records() -> Result<String, Failure> {
     let read = |t: facts::Told| records(&t.entries());
     let (span, found) =
@@ -70,7 +75,8 @@ fn own_records() -> Result<String, Failure> {
     Ok(lines(&span, &found))
 }
 
-/// Failures, and the policies to try; of records, first what was done then.
+/// Returns the failures, and the policies to try. For incident records, the first policy repeats
+/// what was done then.
 fn asked(o: &Options) -> Result<(Vec<Failures>, Vec<Policy>), Failure> {
     let policies = policies(&o.policies)?;
     let Some(from) = &o.from_incidents else {
@@ -103,7 +109,7 @@ fn workload(o: &Options, nodes: u32) -> Result<Workload, Failure> {
     Ok(Workload { jobs: found.problem.jobs.into_iter().map(job).collect() })
 }
 
-/// Simulates, and prints who did how well.
+/// Runs the simulations and prints the comparison.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     if !(1..=100_000).contains(&o.seeds) {
         return Err(Failure::usage(format!("--seeds {}: give 1 to 100000", o.seeds)));
@@ -130,12 +136,12 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     Ok(0)
 }
 
-/// As many as there are processors.
+/// Returns the number of processors.
 pub fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Mean share of all nodes' time, by account.
+/// Returns the mean share of all nodes' time, by account.
 pub fn shares(of: &Compared) -> Vec<(&'static str, f64)> {
     let sum: u128 = of.outcomes.iter().map(|o| u128::from(o.books.sum())).sum();
     let share = |value: &dyn Fn(&everstep_replay::Books) -> u64| {
@@ -147,7 +153,7 @@ pub fn shares(of: &Compared) -> Vec<(&'static str, f64)> {
     found
 }
 
-/// What the first policy achieved by this one, for people.
+/// Formats what the first policy achieved, divided by what this one did.
 pub fn by_it(of: &Compared) -> String {
     of.ratio.map_or_else(|| "it achieves nothing".into(), |r| r.to_string())
 }

@@ -7,24 +7,25 @@ use serde_json::{Value, json};
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// goodput=0.95 (productive share of all nodes' time, spares among them), or available=0.99 (share of the time in which no more nodes are down than there are spares)
+    /// Goal: goodput=0.95 (productive share of all nodes' time, spares included) or available=0.99
+    /// (share of time in which no more nodes are down than there are spares)
     #[arg(long, value_name = "GOAL")]
     slo: String,
-    /// As for everstep simulate
+    /// Failures, as for everstep simulate
     #[arg(long, value_name = "FILE|gen:…")]
     trace: String,
-    /// Nodes of the cluster, where the trace's file does not say it
+    /// Number of nodes in the cluster, if the trace's file does not state it
     #[arg(long)]
     nodes: Option<u32>,
-    /// How many lists of failures
+    /// Number of seeds, each with its own list of failures
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     seeds: u64,
-    /// For programs
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Sizes.
+/// Runs the command.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     let goal =
         o.slo.split_once('=').and_then(|(k, v)| Some((k, v.parse::<f64>().ok().filter(|v| *v > 0.0 && *v < 1.0)?)));

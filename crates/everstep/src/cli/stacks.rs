@@ -1,4 +1,4 @@
-//! `everstep stacks`: where the ranks of a running job are, grouped, the odd one on top.
+//! `everstep stacks`: the stacks of a running job's ranks, grouped, the outlier first.
 
 use super::{Failure, facts, runtime, status};
 use clap::Args;
@@ -8,14 +8,14 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// All nodes answer within this, or are taken for silent.
+/// Nodes that do not answer within this time count as silent.
 const ANSWER: Duration = Duration::from_secs(3);
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// The job; not needed when only one runs here
+    /// Job; optional if only one runs here
     job: Option<String>,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -33,7 +33,7 @@ fn answers(job: &str, after: f64) -> BTreeMap<u32, Stack> {
     stacks
 }
 
-/// Asks, waits for the answers, prints them.
+/// Requests stacks, waits for the answers, and prints them.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     let runtime = runtime()?;
     let running = status::one(&runtime, o.job.as_deref())?;

@@ -1,4 +1,4 @@
-//! `everstep status`: what all jobs of this user are doing.
+//! `everstep status`: the state of all jobs of this user.
 
 use super::{Failure, facts, runtime};
 use clap::Args;
@@ -9,12 +9,12 @@ use std::time::Duration;
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Only this job
+    /// Show only this job
     job: Option<String>,
-    /// Again every second, until interrupted
+    /// Repeat every second until interrupted
     #[arg(long)]
     watch: bool,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -29,7 +29,7 @@ async fn coordinator_status(store: &Path) -> Option<serde_json::Value> {
     Some(status)
 }
 
-/// Jobs of all coordinators that answer.
+/// Returns the jobs of all coordinators that answer.
 pub async fn jobs(only: Option<&str>) -> Vec<serde_json::Value> {
     let mut all = Vec::new();
     for store in facts::stores(None) {
@@ -48,7 +48,7 @@ pub async fn jobs(only: Option<&str>) -> Vec<serde_json::Value> {
     all
 }
 
-/// The job of this name, or the only one that runs here.
+/// Returns the job with this name, or the only one that runs here.
 pub fn one(runtime: &tokio::runtime::Runtime, only: Option<&str>) -> Result<serde_json::Value, Failure> {
     let mut jobs = runtime.block_on(jobs(only));
     match jobs.len() {
@@ -64,7 +64,8 @@ pub fn one(runtime: &tokio::runtime::Runtime, only: Option<&str>) -> Result<serd
     }
 }
 
-/// Asks the coordinator of a job that [`one`] has found: GET, or POST where there is something to say.
+/// Sends a request to the coordinator of a job returned by [`one`]: POST if there is a body, else
+/// GET.
 pub fn ask_coordinator(
     runtime: &tokio::runtime::Runtime,
     job: &serde_json::Value,
@@ -128,7 +129,7 @@ fn show(job: &serde_json::Value) {
             "  rank {:<4} pid {:<8} step {:<8} {:>6} ms  in memory {:<8} {}{}",
             number(&w["rank"]),
             number(&w["pid"]),
-            // After a restart, a number that only counts since then is not the training's.
+            // After a restart, a step that is only counted since then is not the training's step.
             if restarted && w["counted"] == true { format!("+{}", number(&w["step"])) } else { number(&w["step"]) },
             number(&w["step_ms"]),
             number(&w["sealed"]),
@@ -138,7 +139,7 @@ fn show(job: &serde_json::Value) {
     }
 }
 
-/// Prints the status once or for ever.
+/// Prints the status, once or repeatedly.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     let runtime = runtime()?;
     loop {

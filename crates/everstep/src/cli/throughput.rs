@@ -1,4 +1,4 @@
-//! `everstep plan throughput`: what a model achieves on so many GPUs, and how it should lie on them.
+//! `everstep plan throughput`: what a model achieves on a number of GPUs, and its best layout.
 
 use super::{Failure, picture, text, write};
 use clap::Args;
@@ -8,30 +8,30 @@ use std::path::{Path, PathBuf};
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// gpt3-125m to gpt3-175b, llama3-8b, llama3-70b, llama3-405b; or a file that ends in .toml
+    /// gpt3-125m to gpt3-175b, llama3-8b, llama3-70b, llama3-405b, or a .toml file
     #[arg(long)]
     model: String,
-    /// Numbers of GPUs: one, or FIRST:LAST:STEP
+    /// Number of GPUs, or a range FIRST:LAST:STEP
     #[arg(long)]
     gpus: String,
-    /// a100-80, a100-40, a800, h100, h800; or a file that ends in .toml
+    /// a100-80, a100-40, a800, h100, h800, or a .toml file
     #[arg(long)]
     hardware: String,
-    /// Samples per step, instead of the model's own
+    /// Samples per step [default: the model's]
     #[arg(long)]
     batch: Option<u64>,
-    /// What was measured (CSV): it overrides what is computed, and scales the rest
+    /// Measured points, which override the computed ones and scale the rest (CSV)
     #[arg(long, value_name = "FILE")]
     points: Option<PathBuf>,
-    /// Write a picture
+    /// Write a chart (SVG)
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// For programs
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// `8:128:8`
+/// Parses a number or a range such as `8:128:8`.
 fn numbers(of: &str) -> Result<Vec<u64>, Failure> {
     let parts: Option<Vec<u64>> = of.split(':').map(|p| p.parse().ok().filter(|n| (1..=200_000).contains(n))).collect();
     let wrong = || Failure::usage(format!("--gpus {of}: give a number of GPUs, or FIRST:LAST:STEP, as in 8:128:8"));

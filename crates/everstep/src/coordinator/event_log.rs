@@ -1,4 +1,5 @@
-//! The file of what has happened. What cannot be written (a full disk) is kept for when it can, and people are told.
+//! The event log. Lines that cannot be written, as on a full disk, are kept in memory until they
+//! can, and users are notified.
 
 use super::Driver;
 use super::records::open_events;
@@ -11,16 +12,16 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Lines, in order, each written whole.
+/// A file of lines, in order, each written whole.
 pub struct EventLog {
     file: File,
     path: PathBuf,
     /// Lines that could not be written yet.
     waiting: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Lines that there was no room for.
+    /// Number of lines dropped for lack of room in memory.
     dropped: u64,
-    /// A sentence for people, once.
+    /// A notice for users, until it is taken.
     news: Option<String>,
 }
 
@@ -34,7 +35,7 @@ impl EventLog {
         Ok(EventLog { file, path: path.into(), waiting: VecDeque::new(), bytes: 0, dropped: 0, news: None })
     }
 
-    /// Writes a line at once, or keeps it.
+    /// Writes a line at once if possible, and otherwise keeps it for later.
     pub fn write(&mut self, line: String) {
         let line = (line + "\n").into_bytes();
         if self.bytes + line.len() > EVENTS_KEPT_BYTES_MAX {
@@ -46,7 +47,7 @@ impl EventLog {
         self.flush();
     }
 
-    /// Writes what waits, as far as possible.
+    /// Writes as many of the waiting lines as possible.
     pub fn flush(&mut self) {
         let was_late = self.waiting.len() > 1 || self.dropped > 0;
         while let Some(line) = self.waiting.front_mut() {
@@ -80,14 +81,14 @@ impl EventLog {
         }
     }
 
-    /// A sentence for people, when something has changed.
+    /// Returns a notice for users, once after each change.
     pub fn news(&mut self) -> Option<String> {
         self.news.take()
     }
 }
 
 impl Driver {
-    /// Writes events that wait for room, and says what has become of them: to agents, which people see.
+    /// Writes waiting events, and notifies users through the agents of what became of them.
     pub(super) fn keep_events(&mut self) {
         self.events.flush();
         if let Some(what) = self.events.news() {
@@ -95,7 +96,7 @@ impl Driver {
         }
     }
 
-    /// Lines about a job that are no facts of the core's.
+    /// Writes facts about a job that do not come from the core.
     pub(super) fn write_all(&mut self, job: &str, lines: Vec<serde_json::Value>) {
         lines.iter().for_each(|fact| self.write(job, fact));
     }
@@ -103,17 +104,17 @@ impl Driver {
     /// Writes a line about a job.
     pub(super) fn write(&mut self, job: &str, fact: &serde_json::Value) {
         let line = json!({"ts": self.seconds(), "job": job, "fact": fact});
-        // At once: whoever reads along sees whole lines.
+        // Written at once, so that a concurrent reader sees whole lines.
         self.events.write(line.to_string());
         self.desk.heard(&line);
     }
 
-    /// Time of a line, in seconds since 1970: never earlier than the one before it.
+    /// Returns the time of a line, in seconds since 1970. It never goes backwards.
     pub(super) fn seconds(&self) -> f64 {
         self.now().0 as f64 / 1000.0
     }
 
-    /// A sentence for people: through the agents, whose lines they see.
+    /// Notifies users: on standard error, and through the agents, whose output they see.
     pub(super) fn tell(&mut self, what: &str) {
         crate::say!("{what}");
         let all: Vec<Session> = self.peers.keys().copied().collect();
@@ -143,7 +144,7 @@ mod tests {
         log.flush();
         assert!(log.news().unwrap().contains("nothing was lost"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n2\n3\n");
-        // A reader that takes nothing: only so much is kept.
+        // A reader that takes nothing: memory stays bounded.
         let fifo = dir.path().join("fifo");
         rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
         let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;

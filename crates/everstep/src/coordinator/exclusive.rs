@@ -1,4 +1,4 @@
-//! One coordinator per store.
+//! Ensures that each store has only one coordinator.
 
 use crate::{lock, places};
 use everstep_wire::limits::{CONNECT_TIMEOUT, NOTE_BYTES_MAX};
@@ -7,14 +7,14 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A store's lock that is held without a coordinator that answers is waited for so long.
-/// Shorter than an agent waits for a coordinator that it has started.
+/// How long to wait for a store's lock if its holder is not a coordinator that answers. Shorter
+/// than an agent waits for a coordinator that it has started.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
-/// How often it is tried.
+/// How often to retry.
 const DRAW: Duration = Duration::from_millis(50);
 
-/// The lock of a store, for the life of a coordinator; `None` when another one serves already. A lock that something else holds
-/// is waited for with a limit.
+/// Takes the lock of a store for the life of a coordinator. Returns `None` if another coordinator
+/// serves already. Any other holder is waited for, up to a limit.
 pub(super) async fn alone(directory: &Path) -> Result<Option<File>, String> {
     let store =
         places::open_store(directory).map_err(|e| format!("cannot use the store {}: {e}", directory.display()))?;
@@ -25,7 +25,7 @@ pub(super) async fn alone(directory: &Path) -> Result<Option<File>, String> {
             Ok(lock) => return Ok(Some(lock)),
             Err(by) => by,
         };
-        // A coordinator that starts or ends holds the lock for a moment without an address.
+        // A coordinator that is starting or ending holds the lock for a moment without an endpoint.
         if by.is("everstep") || answers(&store).await {
             return Ok(None);
         }

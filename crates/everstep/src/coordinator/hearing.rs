@@ -1,4 +1,4 @@
-//! When agents were last heard from: late lines are a sign of a network that loses packets.
+//! When each agent was last heard. Late lines are a sign of a network that loses packets.
 
 use super::{Driver, PULSE};
 use everstep_core::coordinator::event::Event;
@@ -6,11 +6,11 @@ use everstep_core::id::Session;
 use std::time::Instant;
 
 impl Driver {
-    /// An agent has sent a line.
+    /// Records that an agent has sent a line.
     pub(super) fn listened(&mut self, session: Session) {
         let Some(peer) = self.peers.get_mut(&session) else { return };
         let now = Instant::now();
-        // Time in which this process did not run is not the network's.
+        // The network is not to blame for time in which this process was suspended.
         let own = now.duration_since(self.pulsed).saturating_sub(PULSE * 2);
         let gap = now.duration_since(peer.heard).saturating_sub(own);
         peer.heard = now;

@@ -1,4 +1,5 @@
-//! What people ask of a coordinator: how its jobs are, where their workers are, to break something.
+//! Users' requests to a coordinator: the state of its jobs, stacks, approvals, and faults to
+//! inject.
 
 use super::{Driver, Input};
 use crate::metrics::Live;
@@ -9,20 +10,22 @@ use everstep_core::id::{JobId, NodeId, Rank, Step};
 use everstep_wire::envelope::{Injection, Progress, ToAgent};
 use serde_json::json;
 
-/// The step that all nodes hold with its copies; one node has none elsewhere.
+/// Returns the newest step that all nodes have in memory, with its copies. A single node has no
+/// copies elsewhere.
 fn replicated(job: &Job) -> Option<Step> {
     job.replication.committed.filter(|_| job.record.world.slots.len() > 1)
 }
 
 impl Driver {
-    /// Asks all nodes of a job where their workers are; false where there is no such job. The answers are written down.
+    /// Requests the stacks of a job's workers from all its nodes. The answers are recorded later.
+    /// Returns false if no node of such a job is attached.
     pub(super) fn ask_for_stacks(&self, job: &str) -> bool {
         let of_job: Vec<_> = self.peers.values().filter(|p| p.job.as_deref() == Some(job)).collect();
         of_job.iter().for_each(|p| drop(p.orders.send(ToAgent::Stacks)));
         !of_job.is_empty()
     }
 
-    /// Has a request about machines carried out, beside everything else.
+    /// Carries out a request about a machine, in the background.
     pub(super) fn provision(&self, job: JobId, request: Request) {
         let (program, inbox) = (self.provisioner.clone(), self.inbox.clone());
         tokio::spawn(async move {
@@ -31,7 +34,7 @@ impl Driver {
         });
     }
 
-    /// A person says yes to a request; what it was.
+    /// Approves a request, and returns its description.
     pub(super) fn approve(&mut self, job: JobId, id: u64) -> Result<String, String> {
         let known = self.core.jobs().get(&job).ok_or_else(|| format!("no job {job} here"))?;
         let what = known.may_approve(id)?;
@@ -39,7 +42,7 @@ impl Driver {
         Ok(what)
     }
 
-    /// Has something broken on the node that a rank is on; which one that is.
+    /// Injects a fault into the node of a rank, and returns the node.
     pub(super) fn inject(&mut self, id: &JobId, injection: Injection) -> Result<String, String> {
         let job = self.core.jobs().get(id).ok_or_else(|| format!("no job {id} here"))?;
         let training = matches!(job.phase, Phase::Training { .. });
@@ -53,7 +56,7 @@ impl Driver {
         Ok(node.0)
     }
 
-    /// What the metrics say of now.
+    /// Returns the current values for the metrics.
     pub(super) fn live(&self) -> Vec<Live> {
         self.core.jobs().iter().map(|(id, job)| self.live_job(id, job)).collect()
     }
@@ -86,7 +89,7 @@ impl Driver {
         }
     }
 
-    /// As `everstep status --json` prints it.
+    /// Returns the status that `everstep status --json` prints.
     pub(super) fn status(&self) -> serde_json::Value {
         let jobs: Vec<_> = self
             .core
@@ -103,7 +106,7 @@ impl Driver {
                 workers.sort_by_key(|w| w.rank);
                 let left_out = |n: &Node| {
                     let of = job.record.exclusion(&n.hello.node, n.hello.incarnation);
-                    // Used all the same, for lack of others, it is not left out.
+                    // A node that is used for lack of others is not excluded.
                     of.filter(|_| job.record.world.slot(&n.hello.node).is_none()).map(|e| e.class.clone())
                 };
                 let role = |n: &Node| n.session.and_then(|s| self.peers.get(&s)).map(|p| p.role).filter(|r| *r != 0);

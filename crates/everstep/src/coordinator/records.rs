@@ -1,4 +1,5 @@
-//! What a coordinator finds when it starts: its life, the jobs of earlier ones, the file of what has happened.
+//! What a coordinator reads when it starts: its epoch, the jobs of earlier coordinators, and the
+//! event log.
 
 use crate::store::{Store, redb::RedbStore};
 use everstep_core::coordinator::command::Precondition;
@@ -10,7 +11,8 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-/// For lines at its end. One that a coordinator could not finish does not spoil the next one.
+/// Opens the event log for appending. Ends a line that an earlier coordinator left unfinished, so
+/// that it does not spoil the next one.
 pub fn open_events(path: &Path) -> std::io::Result<File> {
     let mut file = everstep_wire::private::open(path, OFlags::RDWR | OFlags::CREATE | OFlags::APPEND)?;
     let mut last = [b'\n'];
@@ -23,10 +25,10 @@ pub fn open_events(path: &Path) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// A later life than all before it.
+/// Issues an epoch later than all before it.
 ///
 /// # Errors
-/// A sentence.
+/// Fails if the store cannot be read or written.
 pub fn take_epoch(store: &RedbStore) -> Result<Epoch, String> {
     let version = store.get("epoch").map_err(|e| format!("cannot read the store: {e:?}"))?.map(|(_, v)| v);
     let precondition = version.map_or(Precondition::Absent, Precondition::Version);
@@ -36,10 +38,11 @@ pub fn take_epoch(store: &RedbStore) -> Result<Epoch, String> {
         .map_err(|e| format!("cannot write the store: {e:?}; check that there is room and that you may write there"))
 }
 
-/// The jobs that the store knows.
+/// Returns the jobs in the store.
 ///
 /// # Errors
-/// A sentence: a job that cannot be read is not forgotten, its numbers of generations are in use.
+/// Fails if the store or a job's record cannot be read. Such a job must not be forgotten, because
+/// its generation numbers are in use.
 pub fn load(store: &RedbStore) -> Result<Vec<(JobRecord, Version)>, String> {
     let found = store.list("job/").map_err(|e| format!("cannot read the store: {e:?}"))?;
     let record = |(key, value, v): (String, Vec<u8>, Version)| {

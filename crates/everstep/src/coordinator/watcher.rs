@@ -1,5 +1,5 @@
-//! The detector beside the coordinator: a thread of its own, which samples go to and findings come from. Nothing waits for it: when it cannot keep
-//! up, samples are dropped, and a sample that is missing is missing.
+//! Runs the detector beside the coordinator, in a thread that receives samples and returns
+//! findings. Nothing waits for it: if it cannot keep up, samples are dropped and count as missing.
 
 use super::{Driver, Input};
 use crate::detect::settings::Ready;
@@ -20,18 +20,18 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Samples that may wait: some seconds of a thousand machines.
+/// Samples that may wait: a few seconds' worth of a thousand machines.
 const WAITING: usize = 8192;
-/// How often time goes on where nobody tells anything.
+/// How often the detector advances if no samples arrive.
 const PULSE: Duration = Duration::from_millis(250);
-/// A job of which nothing was heard for so long is over.
+/// A job without samples for this long is over.
 const OVER: Duration = Duration::from_secs(120);
 
 /// One second of one machine.
 struct Heard {
     job: JobId,
     generation: Generation,
-    /// All nodes of the world, with their failure domains; the first time and after changes.
+    /// All nodes of the world, with their failure domains; only the first time and after changes.
     world: Option<Vec<(NodeId, String)>>,
     node: NodeId,
     role: u32,
@@ -40,17 +40,15 @@ struct Heard {
     samples: Vec<(u8, f32)>,
 }
 
-/// What the coordinator keeps of it.
+/// The coordinator's side of the detector.
 pub(super) struct Watcher {
     to: Option<SyncSender<Heard>>,
-    /// Worlds that it knows.
+    /// The worlds that were already sent to the thread.
     told: BTreeMap<JobId, Generation>,
 }
 
 impl Watcher {
-    /// Starts it.
-    ///
-    /// Pictures go into `pictures`.
+    /// Starts the detector's thread, which writes pictures into `pictures`.
     pub(super) fn start(detector: Ready, pictures: PathBuf, inbox: mpsc::UnboundedSender<Input>) -> Watcher {
         let which = match detector {
             Ready::Off => None,
@@ -101,7 +99,7 @@ fn watch(which: &Which, pictures: &Path, from: &Receiver<Heard>, inbox: &mpsc::U
 fn take(jobs: &mut BTreeMap<JobId, Watched>, which: &Which, heard: Heard) {
     if let Some(world) = heard.world {
         let domains = numbered(world.iter().map(|(_, domain)| domain));
-        // One domain for all is none.
+        // If no node names a domain, there are none.
         let domains = if world.iter().all(|(_, d)| d.is_empty()) { Vec::new() } else { domains };
         let nodes: Vec<NodeId> = world.into_iter().map(|(node, _)| node).collect();
         let watch = Watch::new(nodes.len(), &domains, which);
@@ -129,7 +127,7 @@ fn found(of: &Watched, verdict: &Verdict) -> Finding {
     }
 }
 
-/// Draws the machine that was named first against the others; where the picture is.
+/// Draws the first reported machine against the others, and returns the picture's path.
 fn drawn(pictures: &Path, job: &JobId, of: &Watched, verdict: Verdict) -> Option<String> {
     let series = of.watch.series();
     let name = of.nodes.get(*verdict.machines.first()?)?;
@@ -142,7 +140,7 @@ fn drawn(pictures: &Path, job: &JobId, of: &Watched, verdict: Verdict) -> Option
 }
 
 impl Driver {
-    /// A machine has told what a second was like.
+    /// Passes one second of a machine's samples to the detector.
     pub(super) fn sampled(&mut self, session: Session, said_ms: u64, role: u32, packed: &str) {
         let Some(peer) = self.peers.get_mut(&session) else { return };
         peer.role = if role == 0 { peer.role } else { role };
@@ -151,7 +149,7 @@ impl Driver {
         let Some((job, node, _)) = peer.owner.clone() else { return };
         let id = JobId(job);
         let Some(job) = self.core.jobs().get(&id) else { return };
-        // Who has no part in the world does nothing that could be compared.
+        // A node outside the world does nothing that could be compared.
         if !matches!(job.phase, Phase::Training { .. }) || job.record.world.slot(&node).is_none() {
             return;
         }
@@ -174,13 +172,13 @@ impl Driver {
         }
     }
 
-    /// The detector has found something.
+    /// Handles a finding of the detector.
     pub(super) fn unlike(&mut self, job: JobId, generation: Generation, finding: Finding) {
         if self.core.jobs().get(&job).is_none_or(|j| j.record.generation != generation) {
             return;
         }
         if finding.group || finding.nodes.len() > 1 {
-            // Who was first shows at shorter times only.
+            // Which machine was first shows only at a higher sampling rate.
             let of_job = self.peers.values().filter(|p| p.job.as_deref() == Some(job.0.as_str()));
             of_job.for_each(|p| drop(p.orders.send(ToAgent::Burst)));
         }

@@ -1,10 +1,10 @@
-//! Comma-separated tables. Wide: `time,machine[,role][,domain][,episode],METRIC,…`; long: `time,machine,…,metric,value`. Times are seconds since
-//! 1970 (or since whenever) or RFC 3339.
+//! Comma-separated tables. Wide: `time,machine[,role][,domain][,episode],METRIC,…`; long:
+//! `time,machine,…,metric,value`. Times are RFC 3339, or seconds since 1970 or any other origin.
 
 use super::table::Row;
 use std::io::Read;
 
-/// A time, in seconds.
+/// Parses a time, and returns seconds.
 pub fn time(text: &str) -> Option<f64> {
     let text = text.trim();
     if let Ok(seconds) = text.parse::<f64>() {
@@ -14,14 +14,14 @@ pub fn time(text: &str) -> Option<f64> {
     Some(at.timestamp_millis() as f64 / 1000.0)
 }
 
-/// Which column is what.
+/// The columns of a table.
 struct Columns {
     time: usize,
     machine: usize,
     role: Option<usize>,
     domain: Option<usize>,
     episode: Option<usize>,
-    /// Long: metric and value.
+    /// In a long table: metric and value.
     long: Option<(usize, usize)>,
     metrics: Vec<(usize, String)>,
 }
@@ -57,7 +57,7 @@ impl Columns {
         let value = |n: usize, name: &str| -> Result<f32, String> {
             let said = field(n);
             match said.to_ascii_lowercase().as_str() {
-                // However a program writes that there is none.
+                // The various spellings of a missing value.
                 "" | "nan" | "null" | "none" | "na" | "n/a" | "-" => Ok(f32::NAN),
                 _ => said.parse().map_err(|_| format!("line {line}: {said:?} of {name} is no number")),
             }
@@ -86,10 +86,10 @@ impl Columns {
     }
 }
 
-/// All rows of a table.
+/// Returns all rows of a table.
 ///
 /// # Errors
-/// A sentence, when its first line does not name what is needed.
+/// Fails if the first line does not name the required columns.
 pub fn rows(from: impl Read + 'static) -> Result<impl Iterator<Item = Result<Row, String>>, String> {
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(from);
     let header = reader.headers().map_err(|e| format!("it cannot be read as a table: {e}"))?;
@@ -101,10 +101,10 @@ pub fn rows(from: impl Read + 'static) -> Result<impl Iterator<Item = Result<Row
     }))
 }
 
-/// The same of columns and fields that come from elsewhere.
+/// Returns the rows of a table that another format was read into.
 ///
 /// # Errors
-/// As [`rows`].
+/// Those of [`rows`].
 pub fn of_fields(
     header: Vec<String>,
     records: impl Iterator<Item = Result<Vec<String>, String>>,

@@ -1,24 +1,25 @@
-//! Alarms against faults that people know of. Nothing is adjusted: an alarm is right if its machine was bad when it was said.
+//! Scores alarms against known faults, without any adjustment: an alarm is right if its machine was
+//! faulty at the time.
 
 use super::table::Episode;
 use everstep_detector::alarms::Alarm;
 use std::io::Read;
 
-/// A fault.
+/// A known fault.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// In which run.
+    /// The run that it belongs to.
     pub episode: String,
-    /// Whose.
+    /// The faulty machine.
     pub machine: String,
-    /// From when until when, as the samples' times.
+    /// Start and end, in the samples' time.
     pub span: (f64, f64),
 }
 
 /// Reads `machine,start,end[,episode]`.
 ///
 /// # Errors
-/// A sentence with the line.
+/// Fails if a column is missing or a line is invalid; the message names the line.
 pub fn faults(from: impl Read) -> Result<Vec<Fault>, String> {
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(from);
     let header = reader.headers().map_err(|e| format!("it cannot be read as a table: {e}"))?.clone();
@@ -48,18 +49,18 @@ pub fn faults(from: impl Read) -> Result<Vec<Fault>, String> {
 /// How good alarms were.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Score {
-    /// Machines that were named and were bad, with the seconds from the beginning of their fault on.
+    /// For each reported fault, the seconds from its start to the first alarm.
     pub right: Vec<f64>,
-    /// Machines that were named and were not.
+    /// Number of reported machines that were not faulty.
     pub wrong: usize,
-    /// Faults that nobody named.
+    /// Number of faults that were not reported.
     pub missed: usize,
-    /// Machine-days that were looked at.
+    /// Machine-days examined.
     pub days: f64,
 }
 
 impl Score {
-    /// One more run.
+    /// Adds one more run.
     pub fn add(&mut self, of: &Episode, alarms: &[Alarm], faults: &[Fault]) {
         let here: Vec<&Fault> = faults.iter().filter(|f| f.episode == of.name).collect();
         let mut found = vec![false; here.len()];
@@ -72,7 +73,7 @@ impl Score {
                         found[fault] = true;
                         self.right.push(at - here[fault].span.0);
                     }
-                    // Said again of the same fault.
+                    // A repeated alarm for the same fault.
                     Some(_) => {}
                     None => self.wrong += 1,
                 }
@@ -82,21 +83,21 @@ impl Score {
         self.days += (of.series.machines() * of.series.seconds()) as f64 / 86_400.0;
     }
 
-    /// Share of named machines that were bad; `None` where nobody was named.
+    /// Returns the share of reported machines that were faulty; `None` if none was reported.
     #[must_use]
     pub fn precision(&self) -> Option<f64> {
         let named = self.right.len() + self.wrong;
         (named > 0).then(|| self.right.len() as f64 / named as f64)
     }
 
-    /// Share of faults that were found; `None` where there were none.
+    /// Returns the share of faults that were reported; `None` if there were none.
     #[must_use]
     pub fn recall(&self) -> Option<f64> {
         let all = self.right.len() + self.missed;
         (all > 0).then(|| self.right.len() as f64 / all as f64)
     }
 
-    /// Median seconds from the beginning of a fault to its alarm.
+    /// Returns the median seconds from the start of a fault to its alarm.
     #[must_use]
     pub fn delay(&self) -> Option<f64> {
         let mut all = self.right.clone();

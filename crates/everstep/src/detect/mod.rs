@@ -1,5 +1,5 @@
-//! Samples from elsewhere, for `everstep detect`: tables (CSV, Parquet) and Prometheus become series; faults that people know of become what
-//! alarms are judged by.
+//! Samples from elsewhere, for `everstep detect`. Tables (CSV, Parquet) and Prometheus' answers
+//! become series, and alarms are scored against known faults.
 //!
 //! ```text
 //!  csv ─┐

@@ -1,4 +1,5 @@
-//! Samples on their way: a number of the catalogue and four bytes each, as base64 in a line of JSON; about ten bytes a sample.
+//! Samples in transit: a number from the catalogue and four bytes each, as base64 in a line of
+//! JSON, about ten bytes per sample.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -6,14 +7,14 @@ use base64::engine::general_purpose::STANDARD_NO_PAD;
 /// Bytes of a sample.
 const WIDTH: usize = 5;
 
-/// As a line holds them.
+/// Encodes samples for a line.
 pub fn packed(samples: &[(u8, f32)]) -> String {
     let bytes: Vec<u8> =
         samples.iter().flat_map(|(metric, value)| std::iter::once(*metric).chain(value.to_le_bytes())).collect();
     STANDARD_NO_PAD.encode(bytes)
 }
 
-/// What a line holds; nothing of one that is not whole.
+/// Decodes the samples of a line. A truncated line yields none.
 pub fn unpacked(text: &str) -> Vec<(u8, f32)> {
     let Some(bytes) = STANDARD_NO_PAD.decode(text).ok().filter(|b| b.len().is_multiple_of(WIDTH)) else {
         return Vec::new();
@@ -33,7 +34,7 @@ mod tests {
         assert_eq!(unpacked(&text), samples);
         assert_eq!(unpacked(&text[..text.len() - 2]), []);
         assert_eq!(unpacked("not base64!"), []);
-        // With the name of the line and the time, below twenty bytes a sample.
+        // With the rest of the line, including the time, less than twenty bytes per sample.
         let twelve = packed(&[(1, 1.0); 12]);
         assert!((twelve.len() + r#"{"Samples":{"at":1700000000000,"packed":""}}"#.len() + 1) / 12 < 20);
     }

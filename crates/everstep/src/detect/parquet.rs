@@ -16,10 +16,10 @@ fn text(of: &Field) -> String {
     }
 }
 
-/// All rows of a file.
+/// Returns all rows of a file.
 ///
 /// # Errors
-/// A sentence, when it is no such file, or lacks a column.
+/// Fails if it is not a Parquet file, or lacks a column.
 pub fn rows(file: File) -> Result<impl Iterator<Item = Result<Row, String>>, String> {
     let reader = SerializedFileReader::new(file).map_err(|e| format!("it cannot be read as Parquet: {e}"))?;
     let schema = reader.metadata().file_metadata().schema_descr();

@@ -1,5 +1,5 @@
-//! A machine that was named, against the others: for each metric that gave it away the middle eight tenths of its peers, their median, and its own
-//! curve, with the moment in which it was certain.
+//! Draws a reported machine against the others. For each metric that gave it away: the middle 80 %
+//! of its peers, their median, its own curve, and the moment of the verdict.
 
 use everstep_detector::Series;
 use everstep_detector::alarms::Alarm;
@@ -8,9 +8,9 @@ use plotters::prelude::*;
 
 const WIDTH: u32 = 900;
 const HEIGHT: u32 = 220;
-/// Metrics that are drawn; the rest say no more than these.
+/// Metrics to draw; the others would add nothing.
 const CHARTS: usize = 4;
-/// Seconds before and after the moment.
+/// Seconds before the verdict; a third of that after it.
 const AROUND: usize = 450;
 /// Points of a curve.
 const POINTS: usize = 300;
@@ -19,7 +19,7 @@ const PEERS: RGBColor = RGBColor(176, 190, 197);
 const MIDDLE: RGBColor = RGBColor(69, 90, 100);
 const NAMED: RGBColor = RGBColor(198, 40, 40);
 
-/// The same quantile of what is a number.
+/// Returns a quantile of sorted numbers, or NaN if there are none.
 fn quantile(sorted: &[f32], share: f64) -> f32 {
     let at = ((sorted.len() as f64 * share) as usize).min(sorted.len().saturating_sub(1));
     sorted.get(at).copied().unwrap_or(f32::NAN)
@@ -59,7 +59,7 @@ fn chart(
         || all.iter().flat_map(|p| p.peers.into_iter().chain([p.own])).filter(|v| v.is_finite()).map(f64::from);
     let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max));
     if !(low.is_finite() && high.is_finite()) {
-        // Nobody told anything of it.
+        // There are no samples of it.
         return Ok(());
     }
     let (low, high) = if low < high { (low, high) } else { (low - 1.0, high + 1.0) };
@@ -83,7 +83,7 @@ fn chart(
     let down = all.iter().rev().filter(there).map(|p| (p.second, f64::from(p.peers[0])));
     chart.draw_series(std::iter::once(Polygon::new(up.chain(down).collect::<Vec<_>>(), PEERS.mix(0.6))))?;
     let line = |of: fn(&Point) -> f32| -> Vec<Vec<(f64, f64)>> {
-        // A gap is a gap.
+        // Gaps are not bridged.
         let parts = all.split(|p| !of(p).is_finite());
         parts.map(|part| part.iter().map(|p| (p.second, f64::from(of(p)))).collect()).collect()
     };
@@ -97,12 +97,12 @@ fn chart(
     Ok(())
 }
 
-/// The first machine of an alarm, as an SVG. `name` is what people call it.
+/// Returns a picture (SVG) of the first machine of an alarm. `name` is its name in the captions.
 #[must_use]
 pub fn named(series: &Series, alarm: &Alarm, name: &str) -> String {
     let verdict = &alarm.verdict;
     let Some(machine) = verdict.machines.first().copied() else { return String::new() };
-    // Who has ceased to tell anything is drawn with what it told.
+    // A machine that has stopped reporting is drawn with what it reported before.
     let metrics: Vec<usize> =
         if verdict.metrics.is_empty() { (0..series.metrics.len()).collect() } else { verdict.metrics.clone() };
     let metrics = &metrics[..metrics.len().min(CHARTS)];
@@ -111,7 +111,8 @@ pub fn named(series: &Series, alarm: &Alarm, name: &str) -> String {
     {
         let area =
             SVGBackend::with_string(&mut text, (WIDTH, HEIGHT * metrics.len().max(1) as u32)).into_drawing_area();
-        // Into a string nothing can fail but the picture itself; half of one is better than none.
+        // Writing to a string cannot fail, only the drawing itself. A partial picture is better
+        // than none.
         let _ = area.fill(&WHITE);
         for (part, metric) in area.split_evenly((metrics.len().max(1), 1)).iter().zip(metrics) {
             let called = series.metrics.get(*metric).map_or("", |m| m.name.as_str());

@@ -1,4 +1,5 @@
-//! Samples from a Prometheus server: its HTTP API (`/api/v1/query_range`), for every known metric that it has.
+//! Samples from a Prometheus server, for every known metric that it has, through its HTTP API
+//! (`/api/v1/query_range`).
 
 use super::table::Row;
 use everstep_detector::catalogue::KNOWN;
@@ -6,25 +7,25 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A server that takes longer to answer is down.
+/// A server that takes longer to answer counts as down.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Points of one answer that a server gives (its own limit is 11,000).
+/// Points requested at once (the server's own limit is 11,000).
 const POINTS: i64 = 10_000;
 
-/// What is asked for.
+/// What to request.
 #[derive(Clone, Debug)]
 pub struct Asked {
-    /// The server.
+    /// Address of the server.
     pub url: String,
-    /// From when until when, in seconds since 1970.
+    /// Start and end, in seconds since 1970.
     pub span: (i64, i64),
     /// Seconds between points.
     pub step: i64,
-    /// Span of rates, as Prometheus writes it.
+    /// Range of rates, in Prometheus' notation.
     pub window: String,
     /// Label that names the machine.
     pub machine: String,
-    /// More matchers: `job="training"`.
+    /// More matchers, such as `job="training"`.
     pub matchers: String,
     /// The user's own queries, by metric.
     pub own: BTreeMap<String, String>,
@@ -49,7 +50,7 @@ struct Found {
     values: Vec<(f64, String)>,
 }
 
-/// `10.0.0.7:9100` is the machine `10.0.0.7`, whichever exporter told it.
+/// Returns the machine `10.0.0.7` for `10.0.0.7:9100`, so that exporters on different ports agree.
 fn machine(label: &str) -> String {
     match label.rsplit_once(':') {
         Some((host, port)) if port.chars().all(|c| c.is_ascii_digit()) && !host.is_empty() => host.to_owned(),
@@ -58,7 +59,7 @@ fn machine(label: &str) -> String {
 }
 
 impl Asked {
-    /// Queries by metric.
+    /// Returns the queries by metric.
     fn queries(&self) -> Vec<(String, String)> {
         let fill = |query: &str| {
             query.replace("{window}", &self.window).replace("{host}", &self.machine).replace("{jobs}", &self.matchers)
@@ -102,7 +103,7 @@ async fn ask(
     }
 }
 
-/// As forms want it.
+/// Percent-encodes a value for a form.
 fn encoded(text: &str) -> String {
     let of = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => char::from(byte).to_string(),
@@ -111,10 +112,10 @@ fn encoded(text: &str) -> String {
     text.bytes().map(of).collect()
 }
 
-/// Everything that a server has told in a span.
+/// Returns everything that a server has for a period.
 ///
 /// # Errors
-/// A sentence: no server there, a refused query, nothing that is known.
+/// Fails if there is no such server, if it refuses a query, or if it has no known metric.
 pub async fn rows(of: &Asked) -> Result<Vec<Row>, String> {
     let client = reqwest::Client::builder().timeout(PATIENCE).no_proxy().build().map_err(|e| e.to_string())?;
     let mut all: BTreeMap<(String, i64), Vec<(String, f32)>> = BTreeMap::new();
@@ -127,7 +128,7 @@ pub async fn rows(of: &Asked) -> Result<Vec<Row>, String> {
                 for (at, value) in found.values {
                     let value = value.parse().unwrap_or(f32::NAN);
                     let of_machine = all.entry((machine(label), at.floor() as i64)).or_default();
-                    // Two exporters of one machine tell the same.
+                    // Two exporters on one machine may have the same metric.
                     if of_machine.iter().all(|(n, _)| *n != name) {
                         of_machine.push((name.clone(), value));
                     }

@@ -1,4 +1,4 @@
-//! Which detector, and what it goes by, as a file (`--detector FILE`): TOML.
+//! The choice of a detector and its settings, as a file (`--detector FILE`, TOML).
 
 use everstep_detector::Series;
 use everstep_detector::alarms::{Alarm, minder, robust};
@@ -7,60 +7,60 @@ use everstep_detector::robust::Settings;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// What ships with the program: trained on generated fleets (`shipped_models`, an example of `everstep-fleet`), for metrics of any machines.
+/// The models that ship with the program: trained on generated fleets (`shipped_models`, an example
+/// of `everstep-fleet`), for the metrics of any machine.
 const DEFAULT: &str = include_str!("models.json");
 
-/// Which.
+/// The kinds of detector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// Medians of a role.
+    /// Compares with the medians of a role.
     #[default]
     Robust,
-    /// Minder's.
+    /// Minder's models.
     LstmVae,
-    /// Nobody looks.
+    /// No detector.
     Off,
 }
 
-/// The file.
+/// The file of settings.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct File {
-    /// Which.
     pub detector: Kind,
-    /// Of lstm-vae; without it, what ships with the program.
+    /// Models for lstm-vae; by default, those that ship with the program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub models: Option<PathBuf>,
-    /// Of robust.
+    /// Settings of robust.
     pub robust: Settings,
 }
 
-/// A detector that is ready.
+/// A detector that is ready to run.
 #[derive(Clone, Debug)]
 pub enum Ready {
-    /// See [`Kind`].
+    /// See [`Kind::Robust`].
     Robust(Settings),
-    /// See [`Kind`].
+    /// See [`Kind::LstmVae`].
     LstmVae(Box<Models>),
-    /// See [`Kind`].
+    /// See [`Kind::Off`].
     Off,
 }
 
 impl File {
-    /// Reads it.
+    /// Reads the file.
     ///
     /// # Errors
-    /// A sentence.
+    /// Fails if the file cannot be read or has invalid settings.
     pub fn read(path: &Path) -> Result<File, String> {
         let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
         toml::from_str(&text).map_err(|e| format!("{}: {}", path.display(), e.message()))
     }
 
-    /// Makes it ready.
+    /// Checks the settings and loads the models.
     ///
     /// # Errors
-    /// A sentence: no such models, or times and shares that no detector can go by.
+    /// Fails if the models cannot be read, or if a time or share is out of range.
     pub fn ready(&self) -> Result<Ready, String> {
         let s = &self.robust;
         let shares = [s.share, s.group, s.accomplice, s.dead, s.effect];
@@ -85,10 +85,10 @@ impl File {
     }
 }
 
-/// Models of a file, or those that ship with the program.
+/// Returns the models in a file, or those that ship with the program.
 ///
 /// # Errors
-/// A sentence.
+/// Fails if the file cannot be read.
 pub fn models(path: Option<&Path>) -> Result<Models, String> {
     match path {
         None => Models::read(DEFAULT),
@@ -100,7 +100,7 @@ pub fn models(path: Option<&Path>) -> Result<Models, String> {
 }
 
 impl Ready {
-    /// All alarms of a series.
+    /// Returns all alarms of a series.
     #[must_use]
     pub fn alarms(&self, series: &Series) -> Vec<Alarm> {
         match self {

@@ -1,42 +1,42 @@
-//! Rows of samples, in any order, become series of one sample a second.
+//! Converts rows of samples, in any order, to series of one sample per second.
 
 use everstep_detector::catalogue::by_name;
 use everstep_detector::{Metric, Series, numbered};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// More samples than this are not held in memory: 4 GiB of them.
+/// Most samples held in memory: 4 GiB of them.
 const MOST: usize = 1 << 30;
-/// A sample stands for the time until the next one, where samples come less often than every second; but not for longer than this.
+/// Longest time in seconds that a sample stands for. If samples are further than a second apart,
+/// each stands for the time until the next one.
 const HOLDS: i64 = 60;
-/// Seconds between samples from which on continuity is coarse.
+/// Seconds between samples beyond which verdicts are noticeably delayed.
 const COARSE: i64 = 5;
 
 /// One sample, or several of one machine at one time.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
-    /// Which run of the job, where a file has several.
+    /// The run of the job, if a file contains several.
     pub episode: String,
-    /// Seconds since 1970, or since whenever.
+    /// Seconds since 1970, or since any other origin.
     pub time: f64,
     /// Name of the machine.
     pub machine: String,
-    /// What it does; machines of one role are compared.
+    /// Its role: machines with the same role are compared.
     pub role: Option<String>,
-    /// What fails together with it.
+    /// Its failure domain.
     pub domain: Option<String>,
-    /// By metric.
+    /// Values by metric.
     pub values: Vec<(String, f32)>,
-    /// For people: where it stands.
+    /// Line in the file, for messages.
     pub line: u64,
 }
 
 /// Samples of one run.
 #[derive(Clone, Debug)]
 pub struct Episode {
-    /// Its name; empty where there is one only.
+    /// Its name; empty if there is only one.
     pub name: String,
-    /// The samples.
     pub series: Series,
     /// Names of the machines.
     pub machines: Vec<String>,
@@ -44,21 +44,20 @@ pub struct Episode {
     pub first: i64,
 }
 
-/// What people say of metrics, over what is known of their names.
+/// The user's descriptions of metrics, which override what their names imply.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Described {
-    /// Each.
     #[serde(default)]
     pub metric: Vec<Metric>,
 }
 
-/// What was read, and what is to be said of it.
+/// What was read, with warnings.
 #[derive(Clone, Debug, Default)]
 pub struct Read {
-    /// By name of the episode.
+    /// Episodes in the order of their names.
     pub episodes: Vec<Episode>,
-    /// For people.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
 }
 
@@ -69,10 +68,11 @@ struct Building {
     times: BTreeMap<String, BTreeSet<i64>>,
 }
 
-/// Series of rows.
+/// Converts rows to series.
 ///
 /// # Errors
-/// A sentence: no rows, a machine twice at one time, more than memory holds.
+/// Fails if there are no rows, if a machine has two values at one time, or if there is too much for
+/// memory.
 pub fn series(rows: impl Iterator<Item = Result<Row, String>>, described: &Described) -> Result<Read, String> {
     let mut metrics: Vec<String> = Vec::new();
     let mut numbers: HashMap<String, usize> = HashMap::new();
@@ -153,7 +153,7 @@ fn described_as(names: &[String], described: &Described, warnings: &mut Vec<Stri
     metrics
 }
 
-/// The usual time between a machine's samples, in seconds.
+/// Returns the usual time between a machine's samples, in seconds.
 fn interval(times: &BTreeMap<String, BTreeSet<i64>>) -> i64 {
     let mut apart: Vec<i64> = times.values().flat_map(|t| t.iter().zip(t.iter().skip(1)).map(|(a, b)| b - a)).collect();
     apart.sort_unstable();
@@ -192,7 +192,7 @@ fn episode(name: String, of: Building, metrics: &[Metric], warnings: &mut Vec<St
     let holds = if apart > 1 { (apart + apart / 2).min(HOLDS) } else { 1 };
     let numbers: HashMap<&String, usize> = machines.iter().zip(0..).collect();
     let mut sorted: Vec<((String, i64, usize), f32)> = of.samples.into_iter().collect();
-    // Later ones over what earlier ones are held for.
+    // Later samples override earlier ones that are still held.
     sorted.sort_by_key(|((_, second, _), _)| *second);
     for ((machine, second, metric), value) in sorted {
         let Some(machine) = numbers.get(&machine) else { continue };

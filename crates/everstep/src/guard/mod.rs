@@ -1,11 +1,11 @@
-//! The guard: a small process of one thread of control between an agent and its workers.
+//! The guard: a small process with one thread of control, between an agent and its workers.
 //!
-//! Why a process of its own: when an agent is killed, somebody must end the workers and everything
-//! they have started, data-loader processes and daemons in sessions of their own included. A
-//! parent-death signal covers no grandchild and is bound to the thread that spawned. The guard is
-//! the sub-reaper of all of them: whatever loses its parent becomes the guard's child and is found.
-//! When the socket to the agent closes, the guard ends them all and exits; until then it holds the
-//! node lock that it inherited, so the next agent on this node waits for exactly that.
+//! Why a separate process? When an agent is killed, something must end the workers and everything
+//! they have started, including data-loader processes and daemons in their own sessions. A
+//! parent-death signal does not cover grandchildren, and it is bound to the thread that spawned the
+//! child. The guard is the sub-reaper of all these processes: any orphan becomes its child and can
+//! be found. When the socket to the agent closes, the guard ends them all and exits. Until then, it
+//! holds the node lock that it inherited, so the next agent on this node waits for exactly that.
 
 pub mod output;
 pub mod protocol;
@@ -29,9 +29,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use warm::Warmed;
 
-/// How long what dead workers have written is waited for before the guard ends.
+/// How long the guard waits for the output of dead workers before it exits.
 const DRAIN: Duration = Duration::from_secs(1);
-/// How long the last lines of a worker are waited for after its exit.
+/// How long the guard waits for a worker's last lines after its exit.
 const LAST_WORDS: Duration = Duration::from_millis(60);
 
 struct Worker {
@@ -50,7 +50,7 @@ struct Guard {
     agent: UnixStream,
     inbox: Vec<u8>,
     workers: BTreeMap<u32, Worker>,
-    /// Streams of workers that have ended.
+    /// Streams of workers that have exited.
     draining: Vec<Pump>,
     ending: Option<Ending>,
     agent_gone: bool,
@@ -60,12 +60,12 @@ struct Guard {
     input: OwnedFd,
 }
 
-/// Runs the guard on its standard input, a socket to the agent, holding the node `lock`; workers get
-/// `input` as their standard input. Returns when the agent is gone or says so.
+/// Runs the guard with its standard input as the socket to the agent. It holds the node `lock`, and
+/// workers get `input` as their standard input. Returns when the agent and all workers are gone.
 pub fn run(lock: i32, input: i32) -> i32 {
     // SAFETY: the agent passed this descriptor on; it stays open for the life of this process.
     let lock = unsafe { std::os::fd::BorrowedFd::borrow_raw(lock) };
-    // Workers must not inherit the node lock: what they leave behind would hold it.
+    // Workers must not inherit the node lock: processes that they leave behind would hold it.
     let _ = rustix::io::fcntl_setfd(lock, rustix::io::FdFlags::CLOEXEC);
     // SAFETY: as above.
     let input = unsafe { std::os::fd::BorrowedFd::borrow_raw(input) };
@@ -99,7 +99,7 @@ pub fn run(lock: i32, input: i32) -> i32 {
 }
 
 impl Guard {
-    /// Sleeps until the agent speaks, a worker ends, or a deadline passes.
+    /// Sleeps until the agent sends something, a worker exits, or a deadline passes.
     fn wait(&self) {
         let mut fds: Vec<PollFd<'_>> = Vec::new();
         if !self.agent_gone {
@@ -135,7 +135,7 @@ impl Guard {
                 Ok(Some(request)) => request,
                 Ok(None) => return,
                 Err(e) => {
-                    // Nothing after it can be understood: end the workers, as when the agent is gone.
+                    // Nothing after it can be decoded: end the workers, as if the agent were gone.
                     crate::say!("the guard cannot read what its agent asks for: {e}");
                     self.agent_gone = true;
                     return;
@@ -177,7 +177,7 @@ impl Guard {
         }
     }
 
-    /// The template has spoken for the first time, or has gone.
+    /// Handles the template's first message, or its end.
     fn hear_template(&mut self) {
         let Some(warmed) = self.warmed.as_mut().filter(|w| !w.ready) else { return };
         let mut fds = [PollFd::from_borrowed_fd(warmed.socket(), PollFlags::IN)];
@@ -192,7 +192,7 @@ impl Guard {
         self.say(&Event::Warmed { why_not });
     }
 
-    /// Forks from the process that has torch imported, if there is one and the launch allows it.
+    /// Forks from the warm process, if there is one and the launch allows it.
     fn launch_warm(&mut self, launch: &Launch) -> Option<Started> {
         let warmed = self.warmed.as_mut().filter(|w| w.ready && launch.warm.is_some())?;
         let start = || -> std::io::Result<_> { Ok((std::io::pipe()?, std::io::pipe()?)) };
@@ -200,7 +200,7 @@ impl Guard {
         match warmed.fork(launch, [self.input.as_fd(), out_end.as_fd(), err_end.as_fd()]) {
             Ok(pid) => watch(pid, Box::new(out), Box::new(err), launch).ok(),
             Err(why) => {
-                // Whatever it has forked meanwhile is no worker of ours.
+                // If it has forked a process meanwhile, that is not one of our workers.
                 self.warmed = None;
                 self.say(&Event::Warmed { why_not: Some(why) });
                 None
@@ -220,7 +220,7 @@ impl Guard {
         }
     }
 
-    /// Collects every child that has ended: workers, and orphans of workers that came to us.
+    /// Collects all children that have exited: workers, and orphans that the guard has adopted.
     fn reap(&mut self) {
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             let Some(worker) = self.workers.remove(&(pid.as_raw_nonzero().get() as u32)) else { continue };
@@ -247,7 +247,7 @@ impl Guard {
         }
     }
 
-    /// Nothing that a worker wrote is lost with the guard.
+    /// Waits for the remaining output of workers, so that none is lost when the guard exits.
     fn drain(&mut self) {
         let pumps = self.workers.values().flat_map(|w| &w.pumps).chain(&self.draining);
         let deadline = Instant::now() + DRAIN;
@@ -272,7 +272,7 @@ impl Guard {
             self.ending = None;
             self.say(&Event::Gone { generation });
         } else if Instant::now() >= ending.kill_at || self.workers.is_empty() {
-            // Workers gone but something they started is not: no reason to wait for it.
+            // Once the workers are gone, there is no reason to wait for what they started.
             tree::kill_all(spared);
         }
     }
@@ -280,7 +280,7 @@ impl Guard {
 
 type Started = (u32, OwnedFd, Vec<Pump>);
 
-/// Between fork and exec: this process ends when the guard does.
+/// Runs between fork and exec: makes this process end when the guard does.
 fn die_with(guard: u32) -> std::io::Result<()> {
     rustix::process::setsid()?;
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -295,7 +295,7 @@ fn cannot_run(program: &Raw, e: &std::io::Error) -> String {
     format!("cannot run {}: {e}{}", program.0.display(), advice(e))
 }
 
-/// What can be done about a process that the kernel refuses to start.
+/// Returns advice for when the kernel refuses to start a process.
 pub fn advice(e: &std::io::Error) -> &'static str {
     match e.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
         Some(rustix::io::Errno::TOOBIG) => {
@@ -309,7 +309,7 @@ pub fn advice(e: &std::io::Error) -> &'static str {
     }
 }
 
-/// Starts a worker as a new process, in a session of its own (as torchrun does).
+/// Starts a worker as a new process in its own session, as torchrun does.
 fn spawn(launch: &Launch, input: BorrowedFd<'_>) -> Result<Started, String> {
     let program = launch.argv.first().ok_or("nothing to run")?;
     let mut command = Command::new(program);
@@ -334,18 +334,18 @@ fn spawn(launch: &Launch, input: BorrowedFd<'_>) -> Result<Started, String> {
     let mut child = command.spawn().map_err(|e| cannot_run(program, &e))?;
     let (out, err) = (child.stdout.take().ok_or("no pipe")?, child.stderr.take().ok_or("no pipe")?);
     let started = watch(child.id(), Box::new(out), Box::new(err), launch);
-    // Reaped by `reap`, with all other children.
+    // `reap` collects it, like all other children.
     std::mem::forget(child);
     started
 }
 
-/// Watches a worker's end, and moves what it writes.
+/// Watches for a worker's exit, and moves its output.
 fn watch(pid: u32, out: Box<dyn Read + Send>, err: Box<dyn Read + Send>, launch: &Launch) -> Result<Started, String> {
     let target = Pid::from_raw(pid as i32).ok_or("no process id")?;
     let pidfd = pidfd_open(target, PidfdFlags::empty()).map_err(|e| {
         format!("cannot watch a worker: {e}; pidfd_open takes Linux 5.3, and a container that allows it")
     })?;
-    // Without somebody who reads its output a worker would stop at the first full pipe.
+    // If nothing read its output, a worker would stop at the first full pipe.
     let start = |pipe, sink| {
         Pump::start(pipe, sink).map_err(|e| {
             let _ = rustix::process::kill_process_group(target, Signal::KILL);

@@ -10,36 +10,37 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A log file that nobody asked for starts again at this length.
+/// A log file that nobody requested starts again at this length.
 const FILE_BYTES_MAX: u64 = 64 << 20;
-/// Bytes kept for [`Pump::last_lines`].
+/// Number of bytes kept for [`Pump::last_lines`].
 const TAIL_BYTES: usize = 8 << 10;
-/// A teed line is kept until its end has come, to be shown in one piece; a longer one is shown as it comes.
+/// Teed lines up to this length are shown whole, once complete. Longer ones are shown as they
+/// arrive.
 const LINE_BYTES_MAX: usize = 1 << 20;
 
-/// Where the bytes go.
+/// The destinations of a stream.
 pub struct Sink {
     file: Option<File>,
     bytes: u64,
     output: Output,
     prefix: String,
     is_stderr: bool,
-    /// The beginning of a line whose end has not come.
+    /// The beginning of an incomplete line.
     line: Vec<u8>,
-    /// Where the rest of a line goes whose beginning was too long to be kept.
+    /// Where the rest of a line goes that was too long to keep.
     overlong: Option<Overlong>,
     filtered: Option<File>,
 }
 
-/// A line that is shown as it comes.
+/// A line that is shown as it arrives.
 #[derive(Clone, Copy)]
 struct Overlong {
-    /// It also goes to the filtered file: its beginning has one of the needles.
+    /// The line also goes to the filtered file, because its beginning contains one of the needles.
     filtered: bool,
 }
 
 impl Sink {
-    /// Opens the log file; without it the console alone is served.
+    /// Opens the log file. If that fails, only the console is served.
     pub fn new(output: &Output, prefix: &str, is_stderr: bool) -> Self {
         if let Some(parent) = Path::new(&output.file.0).parent() {
             let _ = private::make_directories(parent);
@@ -69,7 +70,8 @@ impl Sink {
         };
     }
 
-    /// A line from its beginning, in one piece: ranks share the console and the filtered file.
+    /// Shows a line from its beginning, in one piece: ranks share the console and the filtered
+    /// file.
     fn show(&mut self, line: &[u8]) -> Overlong {
         let whole = [self.prefix.as_bytes(), line].concat();
         self.console(&whole);
@@ -84,7 +86,7 @@ impl Sink {
         Overlong { filtered }
     }
 
-    /// More of a line whose beginning was shown.
+    /// Shows more of a line whose beginning was shown.
     fn show_more(&mut self, part: &[u8], of: Overlong) {
         self.console(part);
         if let Some(file) = self.filtered.as_mut().filter(|_| of.filtered) {
@@ -92,7 +94,7 @@ impl Sink {
         }
     }
 
-    /// A part of a line: its end, if it `ends` with a newline.
+    /// Handles a part of a line; `ends` if it is the last one, which includes the newline.
     fn part(&mut self, part: &[u8], ends: bool) {
         if let Some(of) = self.overlong {
             self.show_more(part, of);
@@ -146,7 +148,7 @@ impl Pump {
     /// Starts to move `pipe` into `sink`.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// Fails if the thread cannot be started.
     pub fn start(mut pipe: Box<dyn Read + Send>, mut sink: Sink) -> std::io::Result<Self> {
         let pump = Pump { finished: Arc::default(), tail: Arc::default() };
         let (finished, tail) = (pump.finished.clone(), pump.tail.clone());
@@ -170,12 +172,12 @@ impl Pump {
         Ok(pump)
     }
 
-    /// The stream has ended.
+    /// Returns whether the stream has ended.
     pub fn finished(&self) -> bool {
         self.finished.load(Ordering::Acquire)
     }
 
-    /// The end of what came through.
+    /// Returns the last bytes of the stream, as text.
     pub fn last_lines(&self) -> String {
         self.tail.lock().map(|t| String::from_utf8_lossy(&t).into_owned()).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! What an agent and its guard say to each other, as frames on a socket pair.
+//! Messages between an agent and its guard, as frames on a socket pair.
 
 use everstep_core::message::Outcome;
 use everstep_wire::raw::Raw;
@@ -7,17 +7,17 @@ use serde::{Deserialize, Serialize};
 /// One worker to start.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Launch {
-    /// Its generation.
+    /// Generation of the worker.
     pub generation: u64,
-    /// Its rank on this node.
+    /// Rank of the worker on this node.
     pub local_rank: u32,
     /// Program and arguments.
     pub argv: Vec<Raw>,
-    /// How a process that has torch imported runs the same; `None`: only a new process can.
+    /// How a warm process can run the same, or `None` if only a new process can.
     pub warm: Option<Warm>,
-    /// The whole environment.
+    /// The complete environment.
     pub env: Vec<(Raw, Raw)>,
-    /// Processors that it may use; empty: all.
+    /// Processors that the worker may use; all if empty.
     pub cpus: Vec<u32>,
     /// Where standard output goes.
     pub stdout: Output,
@@ -30,7 +30,7 @@ pub struct Launch {
 /// A Python entry point.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Warm {
-    /// A module, as in `python -m`; else a file.
+    /// A module, as in `python -m`, rather than a file.
     pub module: bool,
     /// The file or module, and its arguments.
     pub argv: Vec<Raw>,
@@ -41,92 +41,92 @@ pub struct Warm {
 pub struct Template {
     /// The interpreter and the program.
     pub argv: Vec<Raw>,
-    /// Its environment.
+    /// The complete environment.
     pub env: Vec<(Raw, Raw)>,
 }
 
 /// Where one stream of a worker goes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Output {
-    /// Log file; always written.
+    /// Log file, which is always written.
     pub file: Raw,
-    /// The user asked for the file: it is never cut.
+    /// The user requested the file, so it is never truncated.
     pub asked: bool,
-    /// Also to the console.
+    /// The stream also goes to the console.
     pub console: bool,
-    /// Whole lines with the prefix on the console, instead of the bytes as they come.
+    /// The console shows whole lines with the prefix, instead of the bytes as they come.
     pub prefixed: bool,
-    /// Lines with one of `needles` also go there, with the prefix.
+    /// Where lines that contain one of `needles` also go, with the prefix.
     pub filtered: Option<Raw>,
-    /// What makes a line interesting.
+    /// Texts that select a line.
     pub needles: Vec<String>,
 }
 
-/// From the agent.
+/// A request from the agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
     /// Start a worker.
     Launch(Box<Launch>),
-    /// Have a process with torch imported ready.
+    /// Have a warm process ready.
     Warm(Template),
-    /// The one there is, if any, must not be used: why.
+    /// End the warm process, if there is one: it must not be used.
     Cool,
     /// Pass a signal to every worker's process group.
     Signal {
-        /// its number
+        /// Signal number.
         signal: i32,
     },
-    /// TERM now, KILL after the grace, until nothing is left.
+    /// Send TERM now and KILL after the grace period, until nothing is left.
     End {
-        /// named in the answer
+        /// Returned in the answer.
         generation: u64,
-        /// 0: KILL at once
+        /// Grace period in milliseconds; 0 for KILL at once.
         grace_ms: u64,
     },
 }
 
-/// From the guard.
+/// An event from the guard.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
-    /// A worker runs.
+    /// A worker was started.
     Launched {
-        /// its generation
+        /// Generation of the worker.
         generation: u64,
-        /// its rank on this node
+        /// Rank of the worker on this node.
         local_rank: u32,
-        /// its process id
+        /// Process id.
         pid: u32,
     },
     /// A worker could not be started.
     NotLaunched {
-        /// its generation
+        /// Generation of the worker.
         generation: u64,
-        /// its rank on this node
+        /// Rank of the worker on this node.
         local_rank: u32,
-        /// why
+        /// A sentence for the user.
         why: String,
     },
-    /// A worker ended.
+    /// A worker exited.
     Exited {
-        /// its generation
+        /// Generation of the worker.
         generation: u64,
-        /// its rank on this node
+        /// Rank of the worker on this node.
         local_rank: u32,
-        /// its process id
+        /// Process id.
         pid: u32,
-        /// how
+        /// Exit code or signal.
         outcome: Outcome,
-        /// end of its standard error
+        /// End of its standard error.
         last_lines: String,
     },
-    /// A process with torch imported is ready, or cannot be had: why.
+    /// A warm process is ready, or cannot be had.
     Warmed {
-        /// `None`: ready
+        /// Why not; `None` if it is ready.
         why_not: Option<String>,
     },
-    /// Nothing is left of what was to be ended.
+    /// Everything that was to be ended is gone.
     Gone {
-        /// as in the request
+        /// As in the request.
         generation: u64,
     },
 }

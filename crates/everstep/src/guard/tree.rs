@@ -1,16 +1,17 @@
-//! Everything that descends from this process, found in /proc: parents, and for orphans the
-//! sub-reaper, lead here.
+//! Finds all descendants of this process in /proc. Parents lead here, and the sub-reaper is the
+//! parent of orphans.
 
 use rustix::process::{Pid, Signal};
 use std::collections::BTreeMap;
 
-/// Process ids of all living descendants (zombies do not count), except the process `spared` and what descends from it.
+/// Returns the process ids of all living descendants (without zombies), except the process `spared`
+/// and its descendants.
 pub fn descendants(spared: Option<u32>) -> Vec<i32> {
     let mut children: BTreeMap<i32, Vec<(i32, bool)>> = BTreeMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else { continue };
         let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
-        // The command's name is in brackets and may contain anything: count from the last bracket.
+        // The command's name is in parentheses and may contain more: parse from the last one.
         let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
         let mut fields = rest.split(' ');
         let zombie = fields.next() == Some("Z");
@@ -22,7 +23,8 @@ pub fn descendants(spared: Option<u32>) -> Vec<i32> {
     let mut open = vec![std::process::id() as i32];
     while let Some(pid) = open.pop() {
         for (child, zombie) in children.remove(&pid).unwrap_or_default() {
-            // What the spared one has forked for itself is spared with it; a worker that it forks is the guard's child when it begins.
+            // What the spared process forks for itself is spared, too. A worker that it forks is
+            // the guard's child before it begins.
             if spared.is_some_and(|s| s as i32 == child) {
                 continue;
             }
@@ -35,7 +37,7 @@ pub fn descendants(spared: Option<u32>) -> Vec<i32> {
     found
 }
 
-/// Sends KILL to all descendants, except the process `spared` and what descends from it.
+/// Sends KILL to all descendants, except the process `spared` and its descendants.
 pub fn kill_all(spared: Option<u32>) {
     for pid in descendants(spared) {
         if let Some(pid) = Pid::from_raw(pid) {

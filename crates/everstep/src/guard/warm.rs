@@ -1,7 +1,7 @@
 //! A process with torch imported, from which workers are forked when a job restarts.
 //!
-//! It is a child of the guard and no worker: it survives the generations and dies with the guard.
-//! When it does not answer in time it is killed, and workers are started as new processes.
+//! It is a child of the guard, but not a worker: it survives generations and dies with the guard.
+//! If it does not answer in time, it is killed, and workers are started as new processes.
 
 use super::protocol::{Launch, Template};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -13,16 +13,16 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// A fork takes milliseconds; a template that has not answered by then is not used again.
+/// A fork takes milliseconds. A template that has not answered by then is not used again.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest answer.
 const ANSWER_BYTES_MAX: usize = 4096;
 
-/// The process.
+/// The warm process.
 pub struct Warmed {
     child: Child,
     socket: UnixStream,
-    /// It has said that it is ready.
+    /// The process has reported that it is ready.
     pub ready: bool,
 }
 
@@ -33,7 +33,7 @@ impl Drop for Warmed {
 }
 
 impl Warmed {
-    /// Starts to warm a process up.
+    /// Starts the process and its imports.
     pub fn start(template: &Template) -> Result<Self, String> {
         let (ours, theirs) = UnixStream::pair().map_err(|e| e.to_string())?;
         let program = template.argv.first().ok_or("nothing to run")?;
@@ -50,12 +50,12 @@ impl Warmed {
         Ok(Warmed { child, socket: ours, ready: false })
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// To be waited on until it is ready.
+    /// Returns the socket to wait on until the process is ready.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -72,7 +72,10 @@ impl Warmed {
         serde_json::from_slice(&body).map_err(|e| e.to_string())
     }
 
-    /// Reads its first word. `Err`: it cannot be used, and why.
+    /// Reads the first message.
+    ///
+    /// # Errors
+    /// Returns why the process cannot be used.
     pub fn hear(&mut self) -> Result<(), String> {
         let word = self.answer().map_err(|_| "torch cannot be imported by the interpreter that runs the workers")?;
         match word["why_not"].as_str() {
@@ -84,7 +87,7 @@ impl Warmed {
         }
     }
 
-    /// Forks a worker with these standard streams; returns its process id.
+    /// Forks a worker with these standard streams. Returns its process id.
     pub fn fork(&mut self, launch: &Launch, streams: [BorrowedFd<'_>; 3]) -> Result<u32, String> {
         let warm = launch.warm.as_ref().ok_or("not this one")?;
         let request =

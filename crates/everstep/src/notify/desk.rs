@@ -1,4 +1,5 @@
-//! Between what the coordinator writes down and the routes: which jobs there are, what was said already.
+//! Connects the coordinator's records with the routes: keeps track of the jobs, and of the notices
+//! already sent.
 
 use super::{routes::Route, start};
 use chrono::DateTime;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::mpsc;
 
-/// All jobs of a coordinator.
+/// The notices of all jobs of a coordinator.
 #[derive(Default)]
 pub struct Desk {
     jobs: BTreeMap<String, Notifier>,
@@ -19,14 +20,14 @@ pub struct Desk {
     under_way: Arc<AtomicUsize>,
 }
 
-/// Time of day, UTC.
+/// Formats a time, UTC.
 pub fn when(micros: u64) -> String {
     let at = i64::try_from(micros).ok().and_then(DateTime::from_timestamp_micros);
     at.map_or("?".into(), |at| at.format("%Y-%m-%d %H:%M:%SZ").to_string())
 }
 
 impl Desk {
-    /// Goes on where an earlier life of the coordinator has ended, by its records.
+    /// Continues where an earlier life of the coordinator ended, from its records.
     pub fn open(routes: Vec<Route>, records: &Path) -> Self {
         let under_way = Arc::<AtomicUsize>::default();
         let mut desk = Desk { jobs: BTreeMap::new(), routes: start(routes, &under_way), under_way };
@@ -37,12 +38,12 @@ impl Desk {
         desk
     }
 
-    /// Something has not arrived yet.
+    /// Returns true if a notice has not arrived yet.
     pub fn busy(&self) -> bool {
         self.under_way.load(Ordering::Relaxed) > 0
     }
 
-    /// A line was written down.
+    /// Takes in a recorded line.
     pub fn heard(&mut self, line: &Value) {
         let (Some(job), Some(ts)) = (line["job"].as_str(), line["ts"].as_f64()) else { return };
         if self.routes.is_empty() {
@@ -59,7 +60,7 @@ impl Desk {
         }
     }
 
-    /// Sends what is to be said now; returns job and fact of each, to be written down.
+    /// Sends the notices that are due at `now`. Returns the job and the fact to record for each.
     pub fn say(&mut self, now: u64) -> Vec<(String, Value)> {
         let notices: Vec<Notice> = self.jobs.values_mut().flat_map(|n| n.due(now, when)).collect();
         let mut said = Vec::new();

@@ -1,4 +1,4 @@
-//! Tells people of incidents: what to say is decided in the core (`notify`), here it is sent, until it has arrived.
+//! Sends notices of incidents until they arrive. What they say is decided in the core (`notify`).
 
 mod desk;
 mod payload;
@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 
-/// One request may take this long.
+/// Time limit for one request.
 const REQUEST: Duration = Duration::from_secs(10);
-/// First and longest pause between two tries, and how long one message is tried.
+/// First and longest pause between attempts. Attempts for one notice end after `PATIENCE`.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 const PATIENCE: Duration = Duration::from_secs(3600);
 const SLACK: &str = "https://slack.com/api";
@@ -27,13 +27,14 @@ const PAGERDUTY: &str = "https://events.pagerduty.com/v2/enqueue";
 pub struct Sender {
     route: Route,
     client: reqwest::Client,
-    /// Slack's name of the message about an incident: channel and time stamp.
+    /// Slack's identification of the message about an incident: channel and time stamp.
     messages: BTreeMap<String, (String, String)>,
-    /// Incidents that PagerDuty was told of.
+    /// Incidents that were reported to PagerDuty.
     paged: Vec<String>,
 }
 
-/// Starts a sender per route; what is sent into the channels reaches them. `under_way` counts what has not arrived.
+/// Starts a sender per route, and returns the channels to them. `under_way` counts the notices that
+/// have not arrived yet.
 fn start(routes: Vec<Route>, under_way: &Arc<AtomicUsize>) -> Vec<mpsc::UnboundedSender<Notice>> {
     let each = |route: Route| {
         let (notices, mut inbox) = mpsc::unbounded_channel::<Notice>();
@@ -43,7 +44,7 @@ fn start(routes: Vec<Route>, under_way: &Arc<AtomicUsize>) -> Vec<mpsc::Unbounde
             while let Some(notice) = inbox.recv().await {
                 let mut waiting = vec![notice];
                 while let Ok(next) = inbox.try_recv() {
-                    // What has become of it meanwhile is all that is worth a message.
+                    // Only the latest notice about an incident is worth sending.
                     let before = waiting.len();
                     waiting.retain(|n| n.key != next.key);
                     under_way.fetch_sub(before - waiting.len(), Ordering::Relaxed);
@@ -81,7 +82,7 @@ impl Sender {
     /// Sends one notice.
     ///
     /// # Errors
-    /// A sentence: what the service said, or why it was not reached.
+    /// Reports the answer of the service, or why it was not reached.
     pub async fn send(&mut self, notice: &Notice) -> Result<(), String> {
         match self.route.clone() {
             Route::Webhook { url, secret } => {
@@ -143,7 +144,7 @@ impl Sender {
         self.client.post(url).header("content-type", "application/json").body(body.to_string())
     }
 
-    /// A message that is written once and updated in place.
+    /// Posts a message once, and updates it in place afterwards.
     async fn slack(&mut self, url: &str, token: &str, channel: &str, notice: &Notice) -> Result<(), String> {
         let mut body = payload::slack(notice);
         let known = self.messages.get(&notice.key).cloned();
@@ -187,7 +188,7 @@ fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()
 }
 
-/// DingTalk's signature: base64 of HMAC-SHA256 over time stamp and secret, in the address.
+/// Adds DingTalk's signature to the address: base64 of HMAC-SHA256 over time stamp and secret.
 fn signed(url: &str, secret: &str, millis: u128) -> String {
     use base64::Engine;
     let sign = hmac::sign(&key(secret), format!("{millis}\n{secret}").as_bytes());
@@ -205,7 +206,7 @@ fn signed(url: &str, secret: &str, millis: u128) -> String {
     format!("{url}{joint}timestamp={millis}&sign={escaped}")
 }
 
-/// A notice that says that notices arrive.
+/// Returns a notice for testing whether notices arrive.
 #[must_use]
 pub fn test_notice(status: Status) -> Notice {
     let at = u64::try_from(now()).unwrap_or(0) * 1000;
@@ -232,7 +233,7 @@ mod tests {
 
     #[test]
     fn dingtalk_wants_its_own_kind_of_signature() {
-        // The same as Python's hmac, base64 and urllib.parse.quote_plus give.
+        // Identical to the results of Python's hmac, base64 and urllib.parse.quote_plus.
         let url = signed("https://oapi.dingtalk.com/robot/send?access_token=x", "SECabc", 1_700_000_000_000);
         assert!(
             url.starts_with("https://oapi.dingtalk.com/robot/send?access_token=x&timestamp=1700000000000&sign="),

@@ -1,10 +1,10 @@
-//! The shapes that services want a notice in.
+//! Notices in the formats of each service.
 
 use chrono::{DateTime, SecondsFormat};
 use everstep_core::notify::{Notice, Status};
 use serde_json::{Value, json};
 
-/// RFC 3339.
+/// Formats a time as in RFC 3339.
 fn time(micros: u64) -> String {
     let at = i64::try_from(micros).ok().and_then(DateTime::from_timestamp_micros).unwrap_or_default();
     at.to_rfc3339_opts(SecondsFormat::Millis, true)
@@ -12,14 +12,15 @@ fn time(micros: u64) -> String {
 
 fn labels(of: &Notice) -> Value {
     let severity = if of.status == Status::Person { "critical" } else { "warning" };
-    // Without the severity an alert would be another one when a person is needed: it is an annotation, and a label of one name only.
+    // The severity changes when a person is needed. Labels identify an alert in Alertmanager, so
+    // [`alert`] sets a constant one and puts the need into an annotation.
     json!({"alertname": "EverstepIncident", "job": of.job, "incident": format!("inc-{}", of.incident), "key": of.key, "class": of.class, "node": of.node, "severity": severity})
 }
 
-/// What an alert is known by, and what it says.
+/// Returns an alert: the labels that identify it, and its annotations.
 fn alert(of: &Notice) -> Value {
     let mut labels = labels(of);
-    // What names an alert must stay the same until it is resolved.
+    // Identifying labels must stay the same until the alert is resolved.
     labels["severity"] = "warning".into();
     json!({
         "labels": labels,
@@ -28,10 +29,12 @@ fn alert(of: &Notice) -> Value {
     })
 }
 
-/// Alertmanager waits before it tells of a new group (`group_wait`, 30 s unless set), and never tells of an alert that is over by then.
+/// Alertmanager waits before it reports a new group (`group_wait`, 30 s by default), and never
+/// reports an alert that has ended by then. In microseconds.
 const SHOWN_FOR: u64 = 40_000_000;
 
-/// As Alertmanager's API takes it (`POST /api/v2/alerts`). What is over ends a little later there, so that it is heard of at all.
+/// Returns the alert for Alertmanager's API (`POST /api/v2/alerts`). There, a resolved alert ends a
+/// little later than in fact, so that it is reported at all.
 pub fn alertmanager(of: &Notice, now: u64) -> Value {
     let mut alert = alert(of);
     if of.status == Status::Resolved {
@@ -40,7 +43,7 @@ pub fn alertmanager(of: &Notice, now: u64) -> Value {
     json!([alert])
 }
 
-/// What Alertmanager sends to webhooks (version 4).
+/// Returns what Alertmanager sends to webhooks (version 4).
 pub fn webhook(of: &Notice) -> Value {
     let status = if of.status == Status::Resolved { "resolved" } else { "firing" };
     let ended = of.ended.filter(|_| of.status == Status::Resolved).map_or("0001-01-01T00:00:00Z".into(), time);
@@ -55,7 +58,7 @@ pub fn webhook(of: &Notice) -> Value {
     })
 }
 
-/// Slack's blocks, with a text for where they are not shown.
+/// Returns Slack's blocks, with a text for clients that do not show them.
 pub fn slack(of: &Notice) -> Value {
     let sign = match of.status {
         Status::Firing => ":large_yellow_circle:",
@@ -73,7 +76,7 @@ pub fn slack(of: &Notice) -> Value {
     })
 }
 
-/// PagerDuty's Events API v2; `None` for what it need not hear.
+/// Returns an event for PagerDuty's Events API v2.
 pub fn pagerduty(of: &Notice, routing_key: &str) -> Value {
     let key: String = of.key.chars().take(255).collect();
     if of.status == Status::Resolved {
@@ -90,14 +93,15 @@ pub fn pagerduty(of: &Notice, routing_key: &str) -> Value {
     })
 }
 
-/// A robot's markdown message.
+/// Returns a Markdown message for DingTalk's robots.
 pub fn dingtalk(of: &Notice) -> Value {
     let text = format!("#### {}\n\n{}", of.title, of.lines.iter().map(|l| format!("> {l}\n\n")).collect::<String>());
     json!({"msgtype": "markdown", "markdown": {"title": of.title, "text": text}})
 }
 
-/// OpenTelemetry's protocol in JSON (OTLP 1.x, `ExportTraceServiceRequest`): the incident, and each of its stages within it. Ids come from
-/// the incident's key, so what is sent twice is the same trace.
+/// Returns a trace in OpenTelemetry's JSON protocol (OTLP 1.x, `ExportTraceServiceRequest`): the
+/// incident, and each of its stages within it. Ids are derived from the incident's key, so sending
+/// it twice yields the same trace.
 pub fn trace(of: &Notice) -> Value {
     let id = |part: &str, bytes: usize| {
         let hash = ring::digest::digest(&ring::digest::SHA256, format!("{}/{part}", of.key).as_bytes());
@@ -115,7 +119,7 @@ pub fn trace(of: &Notice) -> Value {
         said("everstep.class", &of.class),
         said("everstep.explain", &of.lines.join("\n")),
     ];
-    // 2 is an error: the job did not get over it.
+    // 2 is an error: the job did not recover.
     let status = if of.status == Status::Resolved { 1 } else { 2 };
     let mut spans = vec![json!({
         "traceId": trace, "spanId": root, "name": format!("incident {}", of.class), "kind": 1,

@@ -1,56 +1,57 @@
-//! Where notices go, as a user writes it down (`--notify FILE`, TOML).
+//! The routes of notices, as a user writes them (`--notify FILE`, TOML).
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// One place that notices go to.
+/// One destination of notices.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Route {
-    /// Anything that takes Alertmanager's webhook payload (version 4).
+    /// Anything that accepts Alertmanager's webhook payload (version 4).
     Webhook {
-        /// where
+        /// Address of the receiver.
         url: String,
-        /// signs the body: `X-Everstep-Signature: sha256=…`
+        /// Key to sign the body with: `X-Everstep-Signature: sha256=…`.
         secret: Option<String>,
     },
     /// Alertmanager itself (`/api/v2/alerts`).
     Alertmanager {
-        /// its address, as in `http://127.0.0.1:9093`
+        /// Its address, such as `http://127.0.0.1:9093`.
         url: String,
     },
-    /// Slack: an incoming webhook, or a bot's token and a channel, whose message is updated in place.
+    /// Slack: an incoming webhook, or a bot's token and a channel. The bot updates its message in
+    /// place.
     Slack {
-        /// of the incoming webhook; with a token, of the API if it is not Slack's own
+        /// Address of the incoming webhook; with a token, of the API if it is not Slack's own.
         url: Option<String>,
-        /// of a bot that may write to the channel
+        /// Token of a bot that may write to the channel.
         token: Option<String>,
-        /// its id
+        /// Id of the channel.
         channel: Option<String>,
     },
     /// PagerDuty, Events API v2: only what needs a person, unless `all`.
     Pagerduty {
-        /// the integration's key
+        /// The integration's key.
         routing_key: String,
-        /// if it is not PagerDuty's own
+        /// Address of the API, if it is not PagerDuty's own.
         url: Option<String>,
-        /// also what recovers by itself
+        /// Also report incidents that the job recovers from.
         #[serde(default)]
         all: bool,
     },
     /// DingTalk: a group's robot.
     Dingtalk {
-        /// with its access token
+        /// Address of the robot, including its access token.
         url: String,
-        /// if the robot wants signatures
+        /// Secret, if the robot requires signatures.
         secret: Option<String>,
     },
-    /// OpenTelemetry: a trace of each incident that is over, over HTTP (`/v1/traces`).
+    /// OpenTelemetry: a trace of each finished incident, over HTTP (`/v1/traces`).
     Otlp {
-        /// of the collector, as in `http://127.0.0.1:4318`
+        /// Address of the collector, such as `http://127.0.0.1:4318`.
         url: String,
-        /// what the collector wants beside, such as its token
+        /// More headers that the collector requires, such as a token.
         #[serde(default)]
         headers: BTreeMap<String, String>,
     },
@@ -64,7 +65,7 @@ struct Routes {
 }
 
 impl Route {
-    /// For logs: its kind, without what is secret.
+    /// Returns the kind of route for logs, without secrets.
     pub fn name(&self) -> &'static str {
         match self {
             Route::Webhook { .. } => "webhook",
@@ -80,7 +81,7 @@ impl Route {
 /// Reads a user's file.
 ///
 /// # Errors
-/// A sentence that says what is wrong with it.
+/// Explains what is wrong with the file.
 pub fn read(path: &Path) -> Result<Vec<Route>, String> {
     let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read --notify {}: {e}", path.display()))?;
     let of = |why: String| format!("--notify {}: {why}", path.display());

@@ -15,12 +15,12 @@ const MAGIC: u32 = 0x3C85_F7CE;
 const STOP_WAITING: u8 = 0;
 const WAIT_CANCELED: u8 = 1;
 
-/// Serves one client until it goes.
+/// Serves one client until it disconnects.
 pub(super) async fn serve(stream: TcpStream, shared: Arc<Shared>, pass: Pass) {
     let _ = stream.set_nodelay(true);
     let (reader, writer) = stream.into_split();
     let client = Client { reader: BufReader::new(reader), writer, shared };
-    // An error ends this one connection: the client has gone or does not speak the protocol.
+    // An error ends only this connection: the client is gone or does not speak the protocol.
     if let Err(e) = client.run(pass).await
         && e.kind() == io::ErrorKind::StorageFull
     {
@@ -45,7 +45,7 @@ impl Client {
             return Err(malformed("too long"));
         }
         let _room = self.shared.reserve(length)?;
-        // Memory is taken as the bytes come, not as the length claims.
+        // Memory grows with the bytes received, not with the announced length.
         let mut bytes = Vec::new();
         (&mut self.reader).take(length).read_to_end(&mut bytes).await?;
         if bytes.len() as u64 == length { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
@@ -185,7 +185,7 @@ impl Client {
         Ok(())
     }
 
-    /// Answers when all keys are there, or when the client cancels.
+    /// Answers when all keys exist, or when the client cancels.
     async fn wait(&mut self) -> io::Result<()> {
         let keys = self.keys().await?;
         let shared = self.shared.clone();

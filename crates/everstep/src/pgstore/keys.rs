@@ -1,4 +1,4 @@
-//! What a process-group store holds, and who waits for what. Everything it keeps is counted.
+//! The contents of a process-group store, and the clients waiting for keys. All memory is counted.
 
 use everstep_wire::limits::STORE_BYTES_MAX;
 use std::collections::{BTreeMap, VecDeque};
@@ -6,12 +6,12 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// Memory that an entry takes beside its bytes.
+/// Memory that an entry needs besides its bytes.
 const ENTRY: u64 = 96;
 
 /// One client that waits for keys.
 struct Waiter {
-    /// Keys that it has not seen yet.
+    /// Number of keys that do not exist yet.
     missing: usize,
     keys: Vec<Vec<u8>>,
     wake: Arc<Notify>,
@@ -22,7 +22,7 @@ struct Keys {
     values: BTreeMap<Vec<u8>, Vec<u8>>,
     queues: BTreeMap<Vec<u8>, VecDeque<Vec<u8>>>,
     waiters: BTreeMap<u64, Waiter>,
-    /// Waiters by key: who sets one wakes those only.
+    /// Waiters by key: setting a key wakes only these.
     awaited: BTreeMap<Vec<u8>, Vec<u64>>,
     next: u64,
     bytes: u64,
@@ -34,7 +34,7 @@ pub(super) struct Shared {
     keys: Mutex<Keys>,
 }
 
-/// Room for bytes that are on their way.
+/// Room reserved for bytes being received.
 pub(super) struct Reserved<'a> {
     shared: &'a Shared,
     bytes: u64,
@@ -46,7 +46,7 @@ impl Drop for Reserved<'_> {
     }
 }
 
-/// A wait that is under way; dropping it cancels it.
+/// A wait in progress. Dropping it cancels the wait.
 pub(super) struct Wait<'a> {
     shared: &'a Shared,
     id: u64,
@@ -139,7 +139,8 @@ impl Shared {
         self.lock().set(key, value)
     }
 
-    /// As TCPStore: sets when the value is the expected one, or when the key is new and nothing is expected.
+    /// Like TCPStore: sets the key if its value is the expected one, or if it is new and nothing is
+    /// expected.
     pub(super) fn compare_set(&self, key: Vec<u8>, expected: Vec<u8>, desired: Vec<u8>) -> io::Result<Vec<u8>> {
         let mut held = self.lock();
         match held.values.get(&key) {
@@ -151,7 +152,7 @@ impl Shared {
         Ok(desired)
     }
 
-    /// As TCPStore: numbers are kept as decimal text.
+    /// Like TCPStore: numbers are stored as decimal text.
     pub(super) fn add(&self, key: Vec<u8>, amount: i64) -> io::Result<i64> {
         let mut held = self.lock();
         let text = held.values.get(&key).and_then(|v| std::str::from_utf8(v).ok());
@@ -207,7 +208,7 @@ impl Shared {
         self.lock().queues.get(key).map_or(0, VecDeque::len)
     }
 
-    /// Waits for keys; `None` when all are there.
+    /// Waits for keys. Returns `None` if all exist already.
     pub(super) fn wait(&self, mut keys: Vec<Vec<u8>>) -> io::Result<Option<Wait<'_>>> {
         let mut held = self.lock();
         keys.sort_unstable();

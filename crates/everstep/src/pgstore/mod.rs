@@ -1,9 +1,11 @@
 //! The process-group store, served outside the ranks: torch's TCPStore protocol.
 //!
-//! Each generation has a store of its own, so a restart never sees a key of an
-//! earlier one, and no rank hosts a store whose death would end the job.
-//! Protocol as spoken by the client in torch 2.6 to 2.15 (`torch/csrc/distributed/c10d/TCPStore.cpp`):
-//! one byte of query type, then strings as 64-bit length and bytes, integers as 64 bits, all little endian.
+//! Each generation has its own store. A restart therefore never sees a key of an earlier one, and
+//! no rank hosts a store whose death would end the job.
+//!
+//! The protocol is that of the client in torch 2.6 to 2.15
+//! (`torch/csrc/distributed/c10d/TCPStore.cpp`): one byte of query type, then strings as 64-bit
+//! length and bytes, integers as 64 bits, all little endian.
 
 mod client;
 mod keys;
@@ -20,26 +22,27 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-/// How often a store that is to end looks whether it may.
+/// How often a store that is about to end checks whether it may.
 const DRAIN_LOOK: Duration = Duration::from_millis(5);
 
-/// What a listener does with those who come.
+/// State shared between the store and its listener.
 #[derive(Default)]
 struct Gate {
-    /// The keys of the running generation; `None` between two: whoever comes is sent away and tries again.
+    /// The keys of the running generation. Between two generations, it is `None`: clients are
+    /// turned away and try again.
     keys: Option<Arc<Shared>>,
     clients: Vec<JoinHandle<()>>,
-    /// How many of `clients` it takes until those that have ended are removed.
+    /// When `clients` reaches this length, finished ones are removed.
     sweep_at: usize,
-    /// Connections between other nodes and the coordinator.
+    /// Number of connections between other nodes and the coordinator.
     through: usize,
 }
 
 /// The process-group store of this node. Dropping it closes the port and every connection.
 ///
-/// With a port of the system's choice, every generation has a port of its own. With a port that the
-/// user has fixed (`--master-port`) the listener stays, the keys change, and whoever speaks HTTP/2
-/// there is let through to the coordinator: nodes need to know one port only.
+/// If the system chooses the port, every generation has its own. If the user fixes it
+/// (`--master-port`), the listener stays and the keys change. HTTP/2 connections to a fixed port
+/// are forwarded to the coordinator, so that nodes need to know only one port.
 pub struct PgStore {
     place: Place,
     port: u16,
@@ -62,10 +65,11 @@ fn locked(gate: &Mutex<Gate>) -> std::sync::MutexGuard<'_, Gate> {
 }
 
 impl PgStore {
-    /// Listens at `place`, at a free port or at `port`; then also for the coordinator that `control` leads to.
+    /// Listens at `place`, on `port` or, if it is 0, on a free port. Connections for the
+    /// coordinator are forwarded to `control`, if given.
     ///
     /// # Errors
-    /// Those of binding.
+    /// Fails if the port cannot be bound.
     pub async fn start(place: &Place, port: u16, control: Option<Target>) -> io::Result<Self> {
         let listener = place.bind(port).await?;
         let bound = listener.local_addr().map(|a: SocketAddr| a.port())?;
@@ -74,10 +78,10 @@ impl PgStore {
         Ok(PgStore { place: place.clone(), port: bound, fixed: port > 0, short: false, gate, server })
     }
 
-    /// A generation is over: its keys and connections go, and the next one finds nothing of it.
+    /// Ends a generation: drops its keys and connections, so that the next one finds nothing of it.
     ///
     /// # Errors
-    /// Those of binding.
+    /// Fails if a new port cannot be bound.
     pub async fn renew(&mut self) -> io::Result<()> {
         self.close();
         if !self.fixed {
@@ -86,7 +90,7 @@ impl PgStore {
         Ok(())
     }
 
-    /// A generation begins: its ranks are served.
+    /// Begins a generation: its ranks are served from now on.
     pub fn open(&self) {
         let mut gate = locked(&self.gate);
         gate.keys.get_or_insert_default();
@@ -98,21 +102,22 @@ impl PgStore {
         gate.clients.drain(..).for_each(|c| c.abort());
     }
 
-    /// Waits until no other node needs the way to the coordinator that leads through here.
+    /// Waits until no other node is connected to the coordinator through this store.
     pub async fn drained(&self) {
         while locked(&self.gate).through > 0 {
             tokio::time::sleep(DRAIN_LOOK).await;
         }
     }
 
-    /// Its port.
+    /// Returns the port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 }
 
-/// Accepts for ever. The protocol has no secret: another user of this machine is turned away at once.
+/// Accepts connections for ever. The protocol has no secret, so other users of this machine are
+/// turned away at once.
 async fn accept(listener: TcpListener, gate: Arc<Mutex<Gate>>, control: Option<Target>) {
     let (door, mut trouble) = (Door::default(), Trouble::default());
     loop {
@@ -160,7 +165,7 @@ async fn accept(listener: TcpListener, gate: Arc<Mutex<Gate>>, control: Option<T
     }
 }
 
-/// The first byte of an HTTP/2 connection is a `P`; that of a TCPStore client is 0.
+/// Returns whether this is an HTTP/2 connection: it begins with `P`, a TCPStore client with 0.
 async fn is_http(stream: &TcpStream) -> bool {
     let mut first = [0u8; 1];
     matches!(stream.peek(&mut first).await, Ok(1)) && first[0] == b'P'
@@ -171,7 +176,7 @@ async fn let_through(mut stream: TcpStream, control: &Target) {
     if let Ok(mut coordinator) = TcpStream::connect(endpoint).await {
         let _ = stream.set_nodelay(true);
         let _ = coordinator.set_nodelay(true);
-        // Ends with either side; both then open a new connection.
+        // Ends when either side does; both then open a new connection.
         let _ = tokio::io::copy_bidirectional(&mut stream, &mut coordinator).await;
     }
 }

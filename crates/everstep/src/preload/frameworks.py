@@ -1,13 +1,15 @@
-"""What the first generation's workers had imported, imported ahead of the next one.
+"""Imports ahead of a restart what the first generation's workers had imported.
 
-The template has torch only. A process forked from it, the base, imports the rest, and workers are then forked from the base::
+The template has only torch. A process forked from it, the base, imports the rest, and workers are
+then forked from the base::
 
-    template ── base ── trial    imports everything once, reports what must not be imported ahead, ends
-                    └── rank r   what reads variables that differ from worker to worker, imported with r's own
+    template ── base ── trial    imports everything once, reports what is unsafe, exits
+                    └── rank r   imports what reads a worker's own variables, with those of r
 
-A package is left out when importing it starts threads that survive a fork, touches a GPU, changes the working directory or a signal's
-handler. A package that reads RANK, LOCAL_RANK or another variable of a worker's own is imported once for each local rank, and used only
-while those variables have the same values. Without a base, or until it is ready, workers are forked from the template.
+A package is left out if importing it starts threads that survive a fork, touches a GPU, or changes
+the working directory or a signal handler. A package that reads RANK, LOCAL_RANK or another of a
+worker's own variables is imported once per local rank, and used only while those variables have the
+same values. Without a base, or until it is ready, workers are forked from the template.
 """
 
 import array
@@ -23,18 +25,18 @@ import struct
 import sys
 
 _PR_SET_PDEATHSIG = 1
-#: Trials until nothing is left that must not be imported ahead.
+#: Limit on the trials that find out what must not be imported ahead.
 _TRIALS = 5
 
 
 def send(sock, body, fds=()):
-    """One message and its descriptors."""
+    """Sends a message and its descriptors."""
     sock.sendmsg([struct.pack("<I", len(body))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else [])
     sock.sendall(body)
 
 
 def receive(sock):
-    """One message and its descriptors; None when the other side is gone."""
+    """Receives a message and its descriptors. Returns None if the other side is gone."""
     head, ancillary, _, _ = sock.recvmsg(4, socket.CMSG_SPACE(struct.calcsize("3i")))
     if len(head) < 4:
         return None
@@ -63,7 +65,7 @@ def _apply(changes):
 
 @contextlib.contextmanager
 def changed_by_script():
-    """The variables that the script changes before it imports torch, for as long as torch is imported here."""
+    """Applies the script's changes to variables while torch is imported, and then undoes them."""
     kept = dict(os.environ)
     _apply(json.loads(os.environ.pop("EVERSTEP_WARM_AT_IMPORT", "{}")))
     yield
@@ -71,26 +73,27 @@ def changed_by_script():
     os.environ.update(kept)
 
 
-#: Variables that importing ahead has set or (None) removed; a worker's import would have done the same.
+#: Variables that importing ahead has set or, if None, removed. A worker's own import would have
+#: done the same.
 _changes = {}
 
 
 def repeat_changes():
-    """In a worker, after it was given its environment."""
+    """Repeats the changes in a worker, once it has its environment."""
     _apply(_changes)
 
 
 def die_with_parent(parent):
-    """This process ends when its parent does."""
+    """Makes this process end when its parent does."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def threads(known=1):
-    """Threads of this process that a fork does not end; ``known``: those of before."""
+    """Counts the threads that a fork does not end; ``known`` is an earlier count."""
     if len(os.listdir("/proc/self/task")) > known:
-        # Libraries that know of forks (OpenBLAS) end their threads before one.
+        # Libraries that handle forks (OpenBLAS) end their threads before one.
         trial = os.fork()
         if not trial:
             os._exit(0)
@@ -99,7 +102,7 @@ def threads(known=1):
 
 
 def wanted():
-    """Names of the modules that a worker had at its first step, and what is a worker's own in each local rank's environment."""
+    """Returns a worker's modules at its first step, and each local rank's own variables."""
     try:
         with open(os.environ["EVERSTEP_WARM_MODULES"]) as file:
             names = [str(n) for n in json.load(file)]
@@ -119,7 +122,7 @@ def _state(known=1):
 def _import(name):
     try:
         importlib.import_module(name)
-    except BaseException as error:  # a module may exit, or not import on its own: the worker imports what it needs
+    except BaseException as error:  # it may exit, or fail alone: the worker imports it
         return not isinstance(error, (SystemExit, KeyboardInterrupt))
     return True
 
@@ -149,8 +152,11 @@ class _Reads:
 
 
 def _try(names, keys):
-    """Imports all in a process that ends: packages that must not be imported ahead, and those that read a worker's own variables.
-    None: the process crashed."""
+    """Imports everything in a process that then exits.
+
+    Returns the packages that must not be imported ahead, and those that read a worker's own
+    variables; None if the process crashed.
+    """
     ours, theirs = os.pipe()
     trial = os.fork()
     if not trial:
@@ -178,7 +184,11 @@ def _try(names, keys):
 
 
 def _settle(names, ranks):
-    """(what the base imports, what each rank imports, the variables that those read); None when there is nothing safe."""
+    """Finds out what is safe to import ahead.
+
+    Returns what the base imports, what each rank imports, and the variables that the latter read;
+    None if nothing is safe.
+    """
     keys = {key for env in ranks.values() for key in env}
     own = {}
     for _ in range(_TRIALS):
@@ -195,7 +205,11 @@ def _settle(names, ranks):
 
 
 def _import_all(names):
-    """Imports them here. Returns the variables that this has changed, as they were before: what a worker must start with, too."""
+    """Imports modules in this process.
+
+    Returns the variables that this has changed, with their former values: a worker must start with
+    the same ones.
+    """
     before, environment = _state(), dict(os.environ)
     for name in names:
         if not _import(name):
@@ -212,7 +226,7 @@ def _import_all(names):
 
 
 class Fork:
-    """A process that forks workers, and the socket it is asked through."""
+    """A process that forks workers, and the socket for requests to it."""
 
     def __init__(self, sock):
         self.sock, self.needs, self.ready = sock, {}, False
@@ -221,7 +235,10 @@ class Fork:
         return self.ready and all(env.get(k) == v for k, v in self.needs.items())
 
     def hear(self):
-        """Its first word, the variables that a worker must have with their values; False when it is gone."""
+        """Reads the first message: the variables that a worker must have, with their values.
+
+        Returns False if the process is gone.
+        """
         received = receive(self.sock)
         if received is not None:
             self.needs, self.ready = json.loads(received[0]), True
@@ -236,8 +253,11 @@ class Fork:
 
 
 def start(work):
-    """Forks the base, which serves requests by ``work``. Returns ``(Fork, None)`` in the template, ``(None, None)`` there when nothing is to
-    be imported ahead, and ``(None, request)`` in a worker."""
+    """Forks the base, which serves requests by ``work``.
+
+    Returns ``(Fork, None)`` in the template, ``(None, None)`` there if nothing is to be imported
+    ahead, and ``(None, request)`` in a worker.
+    """
     names, ranks = wanted()
     if not names:
         return None, None

@@ -1,18 +1,18 @@
-"""Put on a worker's path by ``everstep run``, so that scripts that never import everstep are watched.
+"""``everstep run`` puts this on workers' path to watch scripts that never import everstep.
 
-Takes itself off the path again, lets another sitecustomize run, and waits for torch: when the
-optimizers are there, every ``optimizer.step()`` is seen. Nothing in the script changes.
+It takes itself off the path, lets another sitecustomize run, and waits for torch. Once the
+optimizers are imported, every ``optimizer.step()`` is observed. Nothing in the script changes.
 """
 
 import os
 import sys
 
-# Read when a library is loaded: a process that has loaded torch already cannot honour a later change.
+# Read when a library is loaded: once a process has loaded torch, later changes have no effect.
 _READ_AT_IMPORT = ("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "LD_", "TORCH", "PYTORCH_", "ATEN_")
 
 
 def _at_import():
-    """What torch would see if it were loaded now."""
+    """Returns the variables and processors that torch would see if it were loaded now."""
     names = [n for n in os.environ if n.startswith(_READ_AT_IMPORT) and not n.startswith("TORCHELASTIC_")]
     return {n: os.environ[n] for n in names}, os.sched_getaffinity(0)
 
@@ -29,7 +29,7 @@ def _leave_path():
 
 
 class _WhenTorchComes:
-    """Stands first among the finders until the optimizers are imported."""
+    """The first of the finders, until the optimizers are imported."""
 
     def __init__(self):
         self.before, self.processors = _at_import()
@@ -62,13 +62,13 @@ class _WhenTorchComes:
         try:
             from everstep import zero
         except ImportError:
-            return  # this interpreter has no everstep: the script runs unwatched, as under torchrun
+            return  # no everstep in this interpreter: the script runs unwatched, as under torchrun
         zero.install(warm_safe=not self.moved, changed=self.changed)
 
 
 if "EVERSTEP_PRELOAD" in os.environ:
     _leave_path()
-    # Another sitecustomize, the one that would have been found without us.
+    # Another sitecustomize: the one that would have been found without this file.
     _own = sys.modules.pop("sitecustomize")
     try:
         import sitecustomize  # noqa: F401

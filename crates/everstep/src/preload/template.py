@@ -1,8 +1,8 @@
-"""A process that has torch imported and becomes a worker by forking: a restart does not pay for imports.
+"""A process with torch imported that forks workers, so that a restart need not import anything.
 
-Started by the guard with a socket as standard input. Forks only while it has one thread and has
-not touched a GPU. Each request is JSON with three descriptors: the worker's standard streams.
-What else the script imports is imported ahead, too, where that is safe (see frameworks.py).
+The guard starts it with a socket as standard input. It forks only while it has one thread and has
+not touched a GPU. Each request is JSON with three descriptors: the worker's standard streams. The
+script's other imports are made ahead, too, where that is safe (see frameworks.py).
 """
 
 import atexit
@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _import_torch():
-    """torch, and what a first step would import on the way."""
+    """Imports torch and what a first step needs. Returns why forking would be unsafe, or None."""
     import importlib
 
     import torch
@@ -44,7 +44,7 @@ def _import_torch():
         pass
     if torch.cuda.is_initialized():
         return "importing torch has initialised the GPU"
-    # What is left after a fork is not safe.
+    # Threads that survive a fork (see frameworks.threads) make forking unsafe.
     threads = frameworks.threads()
     if threads != 1:
         return f"importing torch has started {threads - 1} threads"
@@ -57,15 +57,15 @@ def _say(sock, **what):
 
 
 def _bytes(given):
-    """What the system was given: text, or a list of bytes that are not."""
+    """Converts text, or a list of bytes that are not text, to what the system was given."""
     return given.encode() if isinstance(given, str) else bytes(given)
 
 
 def _become(sock, guard, request, fds):
-    """The rest of a worker's start, in the worker."""
+    """Completes a worker's start, in the worker."""
     os.setsid()
     libc = ctypes.CDLL(None, use_errno=True)
-    # Our parent ends at once; then the guard is the parent of this process, and its end must be ours.
+    # Our parent exits at once. Then the guard is our parent, and we must end when it does.
     while os.getppid() != guard:
         if os.getppid() == 1:
             os._exit(1)
@@ -93,9 +93,9 @@ def _become(sock, guard, request, fds):
         else:
             os.environ.pop("PYTHONPATH", None)
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # as a new process would: not the state of the template
+        sys.modules["numpy.random"].seed()  # as in a new process, not with the template's state
     gc.enable()
-    # Frozen objects are not collected when the interpreter ends, and libraries complain of leaks.
+    # Frozen objects are not collected when the interpreter exits, and libraries report leaks.
     atexit.register(gc.unfreeze)
     if own is not None and "everstep.zero" in sys.modules:
         sys.modules["everstep.zero"].install(warm_safe=True)
@@ -109,7 +109,7 @@ def _main_module(path):
 
 
 def _run(request):
-    """As the interpreter runs a file or a module."""
+    """Runs a file or a module like the interpreter does."""
     sys.argv = [os.fsdecode(_bytes(argument)) for argument in request["argv"]]
     if request["module"]:
         import runpy
@@ -149,7 +149,7 @@ def _serve():
         return None
 
     def work(requests, children):
-        """Serves requests for workers that come through this socket."""
+        """Serves requests for workers that arrive on this socket."""
         return _work(requests, children, sock, guard)
 
     base, request = frameworks.start(work)
@@ -159,7 +159,10 @@ def _serve():
 
 
 def _work(requests, children, sock, guard):
-    """Forks workers from this process or has a child fork them. Returns the request in a worker, None when nobody asks any more."""
+    """Forks workers from this process, or has a child fork them.
+
+    Returns the request in a worker, and None once the other side is gone.
+    """
     while True:
         waiting = [c for c in children.values() if not c.ready]
         readable, _, _ = select.select([requests, *(c.sock for c in waiting)], [], [])
@@ -199,12 +202,13 @@ def _start():
     except SystemExit:
         raise
     except BaseException as error:
-        # Without the frames of this file: people look for their own. A module has runpy's two first.
+        # Hide this file's frames: people look for their own. Two of runpy stay, as with `python
+        # -m`.
         trace = error.__traceback__.tb_next
         for _ in range(1):
             trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace
         error.__traceback__ = trace
-        sys.last_type = type(error)  # as the interpreter does: the script has not ended by itself
+        sys.last_type = type(error)  # as the interpreter does: the script has failed
         sys.excepthook(type(error), error, trace)
         if isinstance(error, KeyboardInterrupt):
             signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-//! Where the coordinator's records live.
+//! The store of the coordinator's records.
 
 pub mod redb;
 pub mod writer;
@@ -6,28 +6,29 @@ pub mod writer;
 use everstep_core::coordinator::command::Precondition;
 use everstep_core::coordinator::event::{StoreFailure, Version};
 
-/// The seam: versioned values with compare-and-swap per key.
+/// Versioned values with compare-and-swap per key.
 ///
-/// Contract: `put` is durable when it returns `Ok`; versions of a key start at 1 and rise by one per
-/// write; a failed precondition is `Conflict` and changes nothing; `Unavailable` means that nothing
-/// is known to be written. The embedded store is exclusive to one process; a store shared by several
-/// coordinators must also report a newer epoch (watch), which reaches the core as `Superseded`.
+/// Contract: `put` is durable when it returns `Ok`. Versions of a key start at 1 and rise by one
+/// per write. A failed precondition is `Conflict` and changes nothing. `Unavailable` means that
+/// nothing is known to be written. The embedded store is exclusive to one process; a store shared
+/// by several coordinators must also report a newer epoch (watch), which reaches the core as
+/// `Superseded`.
 pub trait Store: Send {
-    /// Value and version of a key.
+    /// Returns the value and version of a key.
     ///
     /// # Errors
-    /// When the store cannot be read.
+    /// Fails if the store cannot be read.
     fn get(&self, key: &str) -> Result<Option<(Vec<u8>, Version)>, StoreFailure>;
 
-    /// Writes if the precondition holds; returns the new version.
+    /// Writes if the precondition holds, and returns the new version.
     ///
     /// # Errors
     /// [`StoreFailure`].
     fn put(&self, key: &str, value: &[u8], when: Precondition) -> Result<Version, StoreFailure>;
 
-    /// All keys with this prefix, in order.
+    /// Returns all keys with this prefix, in order.
     ///
     /// # Errors
-    /// When the store cannot be read.
+    /// Fails if the store cannot be read.
     fn list(&self, prefix: &str) -> Result<Vec<(String, Vec<u8>, Version)>, StoreFailure>;
 }

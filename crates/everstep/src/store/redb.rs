@@ -1,4 +1,4 @@
-//! The embedded store: one redb file; every write is one transaction, synced before it returns.
+//! The embedded store: one redb file. Every write is one transaction, synced before it returns.
 
 use super::Store;
 use everstep_core::coordinator::command::Precondition;
@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 const TABLE: TableDefinition<'_, &str, (Version, &[u8])> = TableDefinition::new("everstep");
 
-/// See the module.
+/// A [`Store`] in one redb file.
 pub struct RedbStore {
     db: Database,
     /// Why the last write failed.
@@ -22,7 +22,7 @@ impl RedbStore {
     /// Opens or creates the file.
     ///
     /// # Errors
-    /// A sentence with the path.
+    /// Fails if the file cannot be used; the message names its path.
     pub fn open(path: &Path) -> Result<Self, String> {
         let say = |e: &dyn std::fmt::Display| {
             format!("cannot open the store {}: {}", path.display(), advised(&e.to_string(), path))
@@ -40,13 +40,13 @@ impl RedbStore {
         StoreFailure::Unavailable
     }
 
-    /// Why the last write failed. The store has to be opened again after that.
+    /// Returns why the last write failed. The store must be reopened after a failure.
     pub fn why(&self) -> String {
         self.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// `why` with what to do. Of errors of the system redb passes on no more than the text.
+/// Adds the remedy to `why`. redb passes on only the text of system errors.
 fn advised(why: &str, path: &Path) -> String {
     let of = |e: rustix::io::Errno| why.contains(&std::io::Error::from(e).to_string());
     if of(rustix::io::Errno::FBIG) {

@@ -1,4 +1,5 @@
-//! A store that is opened again after a failed write: a full disk has room again, a lost mount comes back.
+//! A store that is reopened after a failed write: a full disk may have room again, a lost mount may
+//! come back.
 
 use super::Store;
 use super::redb::RedbStore;
@@ -6,9 +7,9 @@ use everstep_core::coordinator::command::Precondition;
 use everstep_core::coordinator::event::{StoreFailure, Version};
 use std::path::PathBuf;
 
-/// See the module.
+/// Writes to a [`RedbStore`], and reopens it after failures.
 pub struct Writer {
-    /// None after a failure.
+    /// `None` after a failure.
     store: Option<RedbStore>,
     path: PathBuf,
     failing: bool,
@@ -16,12 +17,12 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// One that writes through `store`, which was opened at this path.
+    /// Returns a writer to `store`, which was opened at `path`.
     pub fn new(store: RedbStore, path: PathBuf) -> Self {
         Writer { store: Some(store), path, failing: false, news: None }
     }
 
-    /// As [`Store::put`].
+    /// Writes like [`Store::put`].
     ///
     /// # Errors
     /// [`StoreFailure`].
@@ -51,7 +52,7 @@ impl Writer {
         result
     }
 
-    /// A sentence for people, when something has changed.
+    /// Returns a notice for users, once after each change.
     pub fn news(&mut self) -> Option<String> {
         self.news.take()
     }

@@ -1,12 +1,13 @@
-//! Jobs of less than a node share nodes: packed before anything is planned, so that a plan still gives whole nodes (one node that fails
-//! faults all jobs on it, and no job of several nodes).
+//! Jobs smaller than a node share nodes. They are packed before planning, so that a plan still
+//! assigns whole nodes (a failing node affects all small jobs on it, but no job that spans nodes).
 
 use super::{Written, speed};
 use std::collections::BTreeMap;
 
-/// So many GPUs each, into nodes: the largest first, each into the first node with room. Indices by node.
+/// Packs jobs with these numbers of GPUs into nodes: largest first, each into the first node with
+/// room. Returns the indices of the jobs by node.
 ///
-/// With powers of two into a power of two no node but the last has room left over.
+/// If all numbers are powers of two, no node but the last has room left over.
 fn pack(gpus: &[u32], node: u32) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..gpus.len()).collect();
     order.sort_by_key(|at| u32::MAX - gpus.get(*at).copied().unwrap_or(0));
@@ -24,7 +25,7 @@ fn pack(gpus: &[u32], node: u32) -> Vec<Vec<usize>> {
     nodes.into_iter().map(|(_, jobs)| jobs).collect()
 }
 
-/// What a small job asks for: GPUs, and FLOP/s on them.
+/// Returns what a small job asks for: GPUs, and FLOP/s on them.
 fn asked(job: &Written, node: u64) -> Result<(u32, f64), String> {
     let gpus = job.gpus.unwrap_or(0);
     if !gpus.is_power_of_two() || u64::from(gpus) >= node {
@@ -40,7 +41,8 @@ fn asked(job: &Written, node: u64) -> Result<(u32, f64), String> {
     Ok((gpus, speed(&format!("job {}: speed", job.id), text)?))
 }
 
-/// The jobs, with one in place of all small ones on a node, called by their names with `+` between; and who is in which.
+/// Replaces the small jobs on each node by one job, whose id joins theirs with `+`. Also returns
+/// the new id for each small job.
 pub(super) fn packed(all: Vec<Written>, node: u64) -> Result<(Vec<Written>, BTreeMap<String, String>), String> {
     let (small, mut rest): (Vec<Written>, Vec<Written>) = all.into_iter().partition(|j| j.gpus.is_some());
     let asked = small.iter().map(|j| asked(j, node)).collect::<Result<Vec<_>, String>>()?;

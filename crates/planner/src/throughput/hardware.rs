@@ -1,32 +1,32 @@
-//! A kind of machine: what its makers say, and what was fitted.
+//! A kind of machine: the manufacturer's numbers, and fitted ones.
 
 use serde::Deserialize;
 
-/// What a program gets of what a machine could do; fitted to measured points.
+/// How much of a machine's performance a program reaches, fitted to measured points.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fitted {
-    /// Share of the peak that an endlessly large matrix product reaches.
+    /// Share of the peak that an infinitely large matrix product reaches.
     pub product: f64,
-    /// Rows (tokens) at which a product reaches half of that,
+    /// Number of rows (tokens) at which a product reaches half of that.
     pub rows: f64,
-    /// and columns, and inner width.
+    /// Number of columns, and inner width, at which a product reaches half of that.
     pub columns: f64,
-    /// Share of that where a width does not divide by 64.
+    /// Share of that reached by a width that is not a multiple of 64.
     pub odd: f64,
     /// Share of the peak that the products within attention reach.
     pub attention: f64,
-    /// How often what lies between products passes through memory, in passes over the activations,
+    /// Memory traffic between products, in passes over the activations.
     pub passes: f64,
-    /// and over the scores of attention (0 where attention is fused).
+    /// Memory traffic of attention scores, in passes over the scores; 0 if attention is fused.
     pub score_passes: f64,
-    /// Share of the link between GPUs of a node that a collective gets,
+    /// Share of the link between GPUs of a node that a collective reaches.
     pub link: f64,
-    /// and of the network.
+    /// Share of the network that a collective reaches.
     pub network: f64,
-    /// Share of the exchange between copies that is hidden behind computing.
+    /// Share of the exchange between copies that is hidden behind computation.
     pub hidden: f64,
-    /// What each layer takes beside all that, each way, in microseconds.
+    /// Additional time per layer and direction, in microseconds.
     pub layer_us: f64,
 }
 
@@ -34,29 +34,30 @@ pub struct Fitted {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
-    /// As people call it.
+    /// Name of the hardware.
     pub name: String,
-    /// Where its numbers come from.
+    /// Source of the numbers.
     pub source: String,
-    /// GPUs of a node.
+    /// Number of GPUs per node.
     pub gpus_per_node: u64,
-    /// Dense TFLOP/s of one GPU, in 16 bits.
+    /// Dense 16-bit TFLOP/s of one GPU.
     pub peak_tflops: f64,
-    /// Memory of one GPU, in GiB,
+    /// Memory of one GPU, in GiB.
     pub memory_gib: f64,
-    /// its rate, in GB/s.
+    /// Memory bandwidth of one GPU, in GB/s.
     pub memory_gb_s: f64,
-    /// Link between the GPUs of a node, per GPU and way, in GB/s.
+    /// Link between the GPUs of a node, per GPU and direction, in GB/s.
     pub link_gb_s: f64,
-    /// Network, per GPU and way, in GB/s.
+    /// Network, per GPU and direction, in GB/s.
     pub network_gb_s: f64,
-    /// What a process holds beside the model, in GB: the driver's, buffers of collectives, what is cut up.
+    /// Memory that a process holds in addition to the model, in GB: the driver's, buffers of
+    /// collectives, fragmentation.
     pub held_gb: f64,
-    /// What is fitted.
+    /// The fitted numbers.
     pub fitted: Fitted,
 }
 
-/// Those that come along.
+/// The built-in hardware.
 const KNOWN: [(&str, &str); 5] = [
     ("a100-80", include_str!("hardware/a100-80.toml")),
     ("a100-40", include_str!("hardware/a100-40.toml")),
@@ -66,10 +67,10 @@ const KNOWN: [(&str, &str); 5] = [
 ];
 
 impl Hardware {
-    /// One that comes along.
+    /// Returns built-in hardware by name.
     ///
     /// # Errors
-    /// A sentence with the names there are.
+    /// Returns a sentence that lists the known names.
     pub fn named(name: &str) -> Result<Hardware, String> {
         let Some((_, text)) = KNOWN.iter().find(|(known, _)| *known == name) else {
             let names: Vec<&str> = KNOWN.iter().map(|(known, _)| *known).collect();
@@ -78,10 +79,10 @@ impl Hardware {
         Hardware::read(text)
     }
 
-    /// From a file.
+    /// Parses a hardware file (TOML).
     ///
     /// # Errors
-    /// A sentence that says what is wrong.
+    /// Returns a sentence that says what is wrong.
     pub fn read(text: &str) -> Result<Hardware, String> {
         let found: Hardware = toml::from_str(text).map_err(|e| format!("the hardware's file: {}", e.message()))?;
         let amounts = [
@@ -100,13 +101,13 @@ impl Hardware {
         }
     }
 
-    /// FLOP/s of one GPU at its peak.
+    /// Returns the peak FLOP/s of one GPU.
     #[must_use]
     pub fn peak(&self) -> f64 {
         self.peak_tflops * 1e12
     }
 
-    /// Attention is one kernel that keeps no scores.
+    /// Returns whether attention is one kernel that stores no scores.
     #[must_use]
     pub fn fused_attention(&self) -> bool {
         self.fitted.score_passes <= 0.0

@@ -1,34 +1,36 @@
-//! How much memory of a GPU a layout needs, and whether it fits.
+//! The memory that a layout needs on a GPU, and whether it fits.
 
 use super::{Hardware, Layout, Recompute, Transformer};
 
-/// Of the GPU that needs most, in bytes.
+/// Memory of the GPU that needs the most, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Memory {
-    /// Weights, gradients, optimizer.
+    /// Weights, gradients and optimizer state.
     pub state: f64,
-    /// What is kept for the way back.
+    /// Activations kept for the backward pass.
     pub activations: f64,
-    /// All, with what the process holds beside it.
+    /// Total, including what the process holds in addition to the model.
     pub total: f64,
-    /// It fits: some of the memory is always cut up.
+    /// Whether the total fits; some memory is always lost to fragmentation.
     pub fits: bool,
 }
 
-/// Share of the memory that can be used.
+/// Usable share of the memory.
 const USABLE: f64 = 0.96;
 
-/// As Megatron-LM's `theoretical_memory_usage.py` and Korthikanti et al. (section 4) count it.
+/// Estimates the memory as in Megatron-LM's `theoretical_memory_usage.py` and Korthikanti et al.
+/// (section 4).
 #[must_use]
 pub fn memory(model: &Transformer, of: &Layout, on: &Hardware) -> Memory {
     let (s, h, t) = (model.sequence as f64, model.hidden as f64, of.tensor as f64);
     let layers = of.stage_layers(model) as f64;
     let embedding = model.vocabulary as f64 * h * if model.untied && of.pipeline == 1 { 2.0 } else { 1.0 };
     let weights = (layers * model.layer() as f64 + embedding) / t;
-    // Weights and gradients in 16 and 32 bits; the optimizer's two moments and its own weights in 32.
+    // Weights in 16 bits and gradients in 32; the optimizer's two moments and its own weights in
+    // 32.
     let state = weights * if of.divided_optimizer { 6.0 + 12.0 / of.data as f64 } else { 18.0 };
     let sample = s * of.micro_batch as f64 * h;
-    // Micro-batches whose activations the first stage keeps at once.
+    // Micro-batches whose activations the first stage keeps at the same time.
     let (p, v) = (of.pipeline as f64, of.interleaved as f64);
     let ahead = (p * (1.0 + if v > 1.0 { (p - 1.0) / (p * v) } else { 0.0 })).min(of.micro_batches(model) as f64);
     let scores = if on.fused_attention() { 0.0 } else { 5.0 * model.heads as f64 * s / h };
@@ -38,7 +40,7 @@ pub fn memory(model: &Transformer, of: &Layout, on: &Hardware) -> Memory {
     let activations = match of.recompute {
         Recompute::Nothing => kept(true) * layers * ahead,
         Recompute::Attention => kept(false) * layers * ahead,
-        // Inputs of all layers, and one layer while it is computed again.
+        // The inputs of all layers, and the activations of the one layer being recomputed.
         Recompute::All => input * layers * ahead + kept(true),
     };
     let logits = if of.pipeline == 1 { 6.0 * s * of.micro_batch as f64 * model.vocabulary as f64 / t } else { 0.0 };

@@ -1,13 +1,16 @@
-//! What a model achieves on so many GPUs, before anybody has measured it (Megatron's arithmetic, analytically).
+//! The throughput of a model on a number of GPUs, computed before anybody has measured it
+//! (Megatron's arithmetic, analytically).
 //!
 //! ```text
-//!  Transformer + Layout + Hardware ──> iteration() ──> seconds, where they go ──┐
-//!                                  └─> memory()    ──> bytes, does it fit ──────┴─> best() ──> the best layout for each number of GPUs
-//!  Points (measured) ──> Calibration: what was measured overrides and scales what was computed
+//!  Transformer + Layout + Hardware ──> iteration() ──> seconds, by purpose ─────┐
+//!                                  └─> memory()    ──> bytes, whether it fits ──┴─> best()
+//!  best(): the best layout for a number of GPUs
+//!  Points (measured) ──> Calibration: measurements override and scale computed values
 //! ```
 //!
-//! Fractions here, and whole numbers again where a plan begins: only `+ - * /` are used, which give the same bits everywhere. Where a
-//! hardware's numbers come from is said in its file; the fitted ones are fitted by `examples/fit_throughput.rs`.
+//! This module computes with fractions; a plan uses integers again. It uses only `+ - * /`, which
+//! give the same bits everywhere. Each hardware file states the source of its numbers; the fitted
+//! ones come from `examples/fit_throughput.rs`.
 
 mod hardware;
 mod layout;

@@ -1,38 +1,39 @@
-//! Measured points, as a table with a source for each (CSV), and what they say about computed ones.
+//! Measured points, as a table with a source for each (CSV), and the calibration derived from them.
 
 use super::{Hardware, Layout, Recompute, Transformer};
 
-/// What a point is for.
+/// The use of a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
     /// Constants may be fitted to it.
     Fit,
-    /// Never: it is what they are checked with.
+    /// Constants are never fitted to it, only checked against it.
     HeldOut,
-    /// It is printed only.
+    /// It is only printed.
     Shown,
 }
 
 /// One measured layout.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
-    /// Where it was published.
+    /// The publication that reports it.
     pub source: String,
     /// Name of the hardware.
     pub hardware: String,
-    /// Model.
+    /// The model.
     pub model: Transformer,
-    /// Layout.
+    /// The layout.
     pub layout: Layout,
-    /// TFLOP/s per GPU, with what is computed again where `counts_again`.
+    /// Measured TFLOP/s per GPU, including recomputation if `counts_again` is set.
     pub tflops: f64,
-    /// Hardware FLOP/s, as SC'21 and BigScience count them; else model FLOP/s.
+    /// Whether `tflops` are hardware FLOP/s, as in SC'21 and BigScience; otherwise, they are model
+    /// FLOP/s.
     pub counts_again: bool,
-    /// What it is for.
+    /// Its use.
     pub split: Split,
 }
 
-/// The table's first line.
+/// The header of the table.
 const COLUMNS: &str = "source,hardware,model,hidden,layers,heads,vocabulary,sequence,batch,gpus,tensor,pipeline,interleaved,micro_batch,recompute,sequence_parallel,divided_optimizer,counts,tflops_per_gpu,split";
 
 fn point(line: &str) -> Result<Point, String> {
@@ -101,16 +102,16 @@ fn point(line: &str) -> Result<Point, String> {
 }
 
 impl Point {
-    /// The published ones that come along.
+    /// Returns the built-in published points.
     #[must_use]
     pub fn published() -> Vec<Point> {
         Point::read(include_str!("points.csv")).unwrap_or_default()
     }
 
-    /// From a table: comma-separated, `#` begins a remark.
+    /// Parses a comma-separated table, in which `#` begins a comment line.
     ///
     /// # Errors
-    /// A sentence with the line.
+    /// Returns a sentence with the line number.
     pub fn read(text: &str) -> Result<Vec<Point>, String> {
         let mut lines = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty() && !l.starts_with('#'));
         match lines.next() {
@@ -120,7 +121,7 @@ impl Point {
         lines.map(|(at, l)| point(l).map_err(|e| format!("line {} of the points: {e}", at + 1))).collect()
     }
 
-    /// Model FLOP/s of all GPUs together.
+    /// Returns the model FLOP/s of all GPUs together.
     #[must_use]
     pub fn achieved(&self) -> f64 {
         let counted = if self.counts_again { self.layout.recompute } else { Recompute::Nothing };
@@ -129,14 +130,14 @@ impl Point {
     }
 }
 
-/// What was measured on one's own cluster.
+/// Points measured on the user's own cluster.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Calibration {
     points: Vec<Point>,
 }
 
 impl Calibration {
-    /// From measured points.
+    /// Creates a calibration from measured points.
     #[must_use]
     pub fn of(points: Vec<Point>) -> Self {
         Calibration { points }
@@ -147,19 +148,20 @@ impl Calibration {
         self.points.iter().filter(|p| p.hardware == on.name).filter(same)
     }
 
-    /// Layouts of this model on so many GPUs that were measured.
+    /// Returns the measured layouts of this model on `gpus` GPUs.
     pub(super) fn layouts(&self, model: &Transformer, gpus: u64, on: &Hardware) -> Vec<Layout> {
         self.of_model(model, on).map(|p| p.layout.clone()).filter(|l| l.gpus() == gpus).collect()
     }
 
-    /// What was measured for exactly this, in model FLOP/s of all GPUs.
+    /// Returns the measured model FLOP/s of all GPUs for exactly this layout, if any.
     #[must_use]
     pub fn measured(&self, model: &Transformer, layout: &Layout, on: &Hardware) -> Option<f64> {
         self.of_model(model, on).find(|p| p.layout == *layout).map(Point::achieved)
     }
 
-    /// What computed speeds of this model are to be multiplied with: the mean of what its points (else all points of this hardware) achieved
-    /// by what is computed for them; 1 without any.
+    /// Returns the factor by which to multiply computed speeds of this model: the mean ratio of
+    /// measured to computed speed over its points, or over all points of this hardware if it has
+    /// none; 1 without any.
     #[must_use]
     pub fn scale(&self, model: &Transformer, on: &Hardware) -> f64 {
         let here: Vec<&Point> = self.points.iter().filter(|p| p.hardware == on.name).collect();

@@ -1,27 +1,27 @@
-//! The best layout for a number of GPUs.
+//! The search for the best layout on a number of GPUs.
 
 use super::{Calibration, Hardware, Layout, Memory, Recompute, Seconds, Transformer, iteration, memory};
 
-/// The best that was found for a number of GPUs.
+/// The best layout found for a number of GPUs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Best {
     /// GPUs.
     pub gpus: u64,
     /// How.
     pub layout: Layout,
-    /// Where a step's time goes, as computed.
+    /// Computed duration of a step, by purpose.
     pub seconds: Seconds,
-    /// What it needs.
+    /// Memory that it needs.
     pub memory: Memory,
-    /// Model FLOP/s, all GPUs together: computed and calibrated, or measured.
+    /// Model FLOP/s of all GPUs together: measured, or computed and calibrated.
     pub achieved: f64,
-    /// It was measured.
+    /// Whether `achieved` was measured.
     pub measured: bool,
 }
 
 const MICRO_BATCHES: [u64; 5] = [1, 2, 4, 8, 16];
 
-/// Layouts on exactly so many GPUs.
+/// Returns the layouts on exactly `gpus` GPUs.
 fn layouts(model: &Transformer, gpus: u64, on: &Hardware) -> Vec<Layout> {
     let mut found = Vec::new();
     let tensors = (1..=on.gpus_per_node)
@@ -31,7 +31,7 @@ fn layouts(model: &Transformer, gpus: u64, on: &Hardware) -> Vec<Layout> {
         for pipeline in (1..=stages.min(model.layers)).filter(|p| stages.is_multiple_of(*p)) {
             let data = stages / pipeline;
             let per_stage = model.layers / pipeline;
-            // Interleaved as in Megatron: layers divide evenly, and there are more stages than one.
+            // As in Megatron, interleaving needs evenly divided layers and more than one stage.
             let even = model.layers.is_multiple_of(pipeline) && pipeline > 1;
             let turns = (1..=per_stage.min(4)).filter(|v| *v == 1 || (even && per_stage.is_multiple_of(*v)));
             for interleaved in turns {
@@ -56,7 +56,8 @@ fn layouts(model: &Transformer, gpus: u64, on: &Hardware) -> Vec<Layout> {
     found
 }
 
-/// All layouts that fit, the best first; measured ones by what was measured.
+/// Returns all layouts that fit, best first. Measured layouts always qualify, and rank by their
+/// measurements.
 #[must_use]
 pub fn ranked(model: &Transformer, gpus: u64, on: &Hardware, known: &Calibration) -> Vec<Best> {
     let (operations, scale) = (model.operations(Recompute::Nothing), known.scale(model, on));
@@ -71,7 +72,7 @@ pub fn ranked(model: &Transformer, gpus: u64, on: &Hardware, known: &Calibration
         let achieved = seen.unwrap_or(computed);
         Some(Best { gpus, layout, seconds, memory: needs, achieved, measured: seen.is_some() })
     };
-    // Measured ones are candidates however they are made.
+    // Measured layouts are candidates whatever their form.
     let mut tried = known.layouts(model, gpus, on);
     tried.extend(layouts(model, gpus, on));
     tried.sort();
@@ -81,7 +82,8 @@ pub fn ranked(model: &Transformer, gpus: u64, on: &Hardware, known: &Calibration
     all
 }
 
-/// The best layout on so many GPUs, if any fits. `None` is a dip to nothing: no layout divides so many.
+/// Returns the best layout on exactly `gpus` GPUs. `None` means that no layout divides them and
+/// fits.
 #[must_use]
 pub fn best(model: &Transformer, gpus: u64, on: &Hardware, known: &Calibration) -> Option<Best> {
     ranked(model, gpus, on, known).into_iter().next()

@@ -1,31 +1,31 @@
-//! How long a step takes, and where the time goes.
+//! The duration of a step, and what it consists of.
 
 use super::{Hardware, Layout, Recompute, Transformer};
 
-/// One step.
+/// The duration of one step, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Seconds {
-    /// Computing, of the largest stage.
+    /// Computation in the largest stage.
     pub compute: f64,
-    /// Between GPUs that share matrices.
+    /// Communication between GPUs that share matrices.
     pub tensor: f64,
-    /// Between stages.
+    /// Communication between stages.
     pub stages: f64,
     /// Waiting for the pipeline to fill and drain.
     pub bubble: f64,
-    /// Between copies, as far as it shows, and the optimizer.
+    /// Communication between copies, as far as it is not hidden, and the optimizer.
     pub data: f64,
 }
 
 impl Seconds {
-    /// All of it.
+    /// Returns the duration of the whole step.
     #[must_use]
     pub fn total(&self) -> f64 {
         self.compute + self.tensor + self.stages + self.bubble + self.data
     }
 }
 
-/// A product of `rows` by `inner` with `inner` by `columns`, in seconds.
+/// Returns the duration of a matrix product of `rows` × `inner` by `inner` × `columns`, in seconds.
 fn product(on: &Hardware, rows: f64, columns: f64, inner: f64) -> f64 {
     let of = &on.fitted;
     let odd = |width: f64| if (width / 64.0).fract() > 0.0 { of.odd } else { 1.0 };
@@ -34,7 +34,7 @@ fn product(on: &Hardware, rows: f64, columns: f64, inner: f64) -> f64 {
     2.0 * rows * columns * inner / (on.peak() * share)
 }
 
-/// Once through one layer, forward: products, attention, what lies between them.
+/// Returns the forward durations of one layer: products, attention, and what lies between them.
 fn layer(model: &Transformer, of: &Layout, on: &Hardware) -> (f64, f64, f64) {
     let (b, s, h) = (of.micro_batch as f64, model.sequence as f64, model.hidden as f64);
     let (t, keys, inner) = (of.tensor as f64, model.key_width() as f64, model.inner() as f64);
@@ -54,12 +54,12 @@ fn layer(model: &Transformer, of: &Layout, on: &Hardware) -> (f64, f64, f64) {
     (products, attention, between)
 }
 
-/// A sum over `many` GPUs, each with so many bytes, in seconds.
+/// Returns the duration of an all-reduce of `bytes` bytes over `many` GPUs, in seconds.
 fn all_reduce(bytes: f64, many: f64, bytes_per_second: f64) -> f64 {
     2.0 * (many - 1.0) / many * bytes / bytes_per_second
 }
 
-/// One step of this model, laid out like this, on this hardware.
+/// Computes the duration of one step of this model, with this layout, on this hardware.
 #[must_use]
 pub fn iteration(model: &Transformer, of: &Layout, on: &Hardware) -> Seconds {
     let (b, s, h) = (of.micro_batch as f64, model.sequence as f64, model.hidden as f64);
@@ -76,7 +76,8 @@ pub fn iteration(model: &Transformer, of: &Layout, on: &Hardware) -> Seconds {
         Recompute::All => forward,
     };
     let logits = 3.0 * product(on, b * s, model.vocabulary as f64 / t, h);
-    // The stage with the logits has no more layers than the others: the last one is the slowest.
+    // The stage with the logits is assumed to have as many layers as the largest one, so it is the
+    // slowest.
     let compute = layers * (3.0 * forward + again) + logits;
     let within = if t > node { network } else { link };
     let times = if of.recompute == Recompute::All { 6.0 } else { 4.0 };
@@ -86,9 +87,9 @@ pub fn iteration(model: &Transformer, of: &Layout, on: &Hardware) -> Seconds {
     let stages = crossings * 2.0 * b * s * h / t / between_stages;
     let m = of.micro_batches(model) as f64;
     let one = compute + tensor + stages;
-    // Weights of the first stage, which has the embedding.
+    // Weights of the first stage, which includes the embedding.
     let weights = (layers * model.layer() as f64 + model.vocabulary as f64 * h) / t;
-    // Rings of the GPUs of one node share its network: each has that of those that it stays within the node for.
+    // The rings of a node's GPUs share its network: each gets the share of its GPUs in the node.
     let copies = if t * d <= node { link } else { link.min(network * (node / t).max(1.0)) };
     let exchanged = all_reduce(2.0 * weights, d, copies) * (1.0 - on.fitted.hidden);
     let share = if of.divided_optimizer { d } else { 1.0 };

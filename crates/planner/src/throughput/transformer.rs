@@ -1,43 +1,45 @@
-//! A model as the arithmetic sees it: the sizes of its matrices.
+//! A model as the throughput model sees it: the sizes of its matrices.
 
 use serde::Deserialize;
 
-/// A decoder: the shape of GPT-3, or of Llama (`gated`, fewer heads for keys).
+/// A decoder with the shape of GPT-3, or of Llama (`gated`, fewer heads for keys).
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Transformer {
-    /// As people call it.
+    /// Name of the model.
     pub name: String,
-    /// Width.
+    /// Hidden width.
     pub hidden: u64,
-    /// Layers.
+    /// Number of layers.
     pub layers: u64,
-    /// Attention heads.
+    /// Number of attention heads.
     pub heads: u64,
-    /// Heads for keys and values; 0: as many as `heads`.
+    /// Number of heads for keys and values; 0: as many as `heads`.
     #[serde(default)]
     pub key_heads: u64,
     /// Inner width of the feed-forward part; 0: four times `hidden`.
     #[serde(default)]
     pub inner: u64,
-    /// The feed-forward part has a gate (a third matrix).
+    /// Whether the feed-forward part has a gate (a third matrix).
     #[serde(default)]
     pub gated: bool,
-    /// Embedding and output are two matrices.
+    /// Whether embedding and output are separate matrices.
     #[serde(default)]
     pub untied: bool,
-    /// Tokens that there are.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: u64,
     /// Tokens per sample.
     pub sequence: u64,
-    /// Samples per step, of all ranks together.
+    /// Samples per step, over all ranks.
     pub batch: u64,
 }
 
-/// Name, hidden, layers, heads, key heads, inner width (0: four times hidden), vocabulary, sequence, samples per step.
+/// The built-in models: name, hidden, layers, heads, key heads, inner width (0: four times hidden),
+/// vocabulary, sequence, samples per step.
 ///
-/// GPT-3: table 2.1 of its paper, widths rounded to what divides by 128 as Megatron does; steps as in Unicron's setting, where the paper has
-/// none (reference: 512 to 1536). Llama: the papers' tables.
+/// GPT-3: table 2.1 of its paper, with widths rounded to multiples of 128 as in Megatron; samples
+/// per step as in Unicron's setting where the paper has none (reference: 512 to 1536). Llama: the
+/// papers' tables.
 const KNOWN: [(&str, [u64; 8]); 10] = [
     ("gpt3-125m", [768, 12, 12, 0, 0, 51_200, 2048, 256]),
     ("gpt3-1.3b", [2048, 24, 16, 0, 0, 51_200, 2048, 512]),
@@ -52,10 +54,10 @@ const KNOWN: [(&str, [u64; 8]); 10] = [
 ];
 
 impl Transformer {
-    /// A model that everybody knows.
+    /// Returns a built-in model by name.
     ///
     /// # Errors
-    /// A sentence with the names there are.
+    /// Returns a sentence that lists the known names.
     pub fn named(name: &str) -> Result<Transformer, String> {
         let Some((_, of)) = KNOWN.iter().find(|(known, _)| *known == name) else {
             let names: Vec<&str> = KNOWN.iter().map(|(known, _)| *known).collect();
@@ -79,10 +81,10 @@ impl Transformer {
         })
     }
 
-    /// From a file.
+    /// Parses a model file (TOML).
     ///
     /// # Errors
-    /// A sentence that says what is wrong.
+    /// Returns a sentence that says what is wrong.
     pub fn read(text: &str) -> Result<Transformer, String> {
         let model: Transformer = toml::from_str(text).map_err(|e| format!("the model's file: {}", e.message()))?;
         model.checked()
@@ -106,35 +108,37 @@ impl Transformer {
         Ok(self)
     }
 
-    /// Inner width of the feed-forward part.
+    /// Returns the inner width of the feed-forward part.
     #[must_use]
     pub fn inner(&self) -> u64 {
         if self.inner > 0 { self.inner } else { 4 * self.hidden }
     }
 
-    /// Width of keys (and of values).
+    /// Returns the width of the keys (and of the values).
     #[must_use]
     pub fn key_width(&self) -> u64 {
         let heads = if self.key_heads > 0 { self.key_heads } else { self.heads };
         self.hidden / self.heads * heads
     }
 
-    /// Weights of one layer.
+    /// Returns the number of weights in one layer.
     #[must_use]
     pub fn layer(&self) -> u64 {
         let forward = if self.gated { 3 } else { 2 };
         self.hidden * (2 * self.hidden + 2 * self.key_width() + forward * self.inner())
     }
 
-    /// Weights.
+    /// Returns the number of weights in the model.
     #[must_use]
     pub fn parameters(&self) -> u64 {
         self.layers * self.layer() + self.vocabulary * self.hidden * if self.untied { 2 } else { 1 }
     }
 
-    /// Floating-point operations of one step: forward, and twice that backward. `hardware`: with those that are done again.
+    /// Returns the floating-point operations of one step: forward, twice as many backward, and
+    /// those recomputed according to `again`.
     ///
-    /// For GPT this is 72·B·s·L·h²·(1 + s/6h + V/12Lh), and with all recomputed 96·B·s·L·h²·(1 + s/6h + V/16Lh) (SC'21, section 5.1).
+    /// For GPT this is 72·B·s·L·h²·(1 + s/6h + V/12Lh), and with full recomputation 96·B·s·L·h²·(1
+    /// + s/6h + V/16Lh) (SC'21, section 5.1).
     #[must_use]
     pub fn operations(&self, again: super::Recompute) -> f64 {
         let tokens = self.batch as f64 * self.sequence as f64;

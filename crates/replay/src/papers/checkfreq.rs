@@ -1,13 +1,14 @@
-//! CheckFreq's interval and what a failure may cost, as far as its text has numbers (its formula of the bound is a picture).
+//! CheckFreq's interval and the cost of a failure, as far as its text gives numbers (the formula of
+//! its bound is an image).
 
 use super::Row;
 use everstep_core::frequency::{Costs, choose};
 
-/// Most work that a failure takes, in iterations: every moment of some cycles is tried. A checkpoint begins every `every` iterations and is
-/// written (and may be used) `written` iterations later.
+/// Returns the most work that a failure loses, in iterations, over every moment of several cycles.
+/// A checkpoint begins every `every` iterations and is usable `written` iterations later.
 fn worst(every: u64, written: f64) -> f64 {
     let cycle = every as f64;
-    // In thousandths of an iteration, from when the first checkpoint is there.
+    // In thousandths of an iteration, from the time at which the first checkpoint is usable.
     let moments = (0..every * 4000).map(|m| written + m as f64 / 1000.0);
     let lost = |at: f64| {
         let begun = ((at - written) / cycle).floor();
@@ -16,13 +17,13 @@ fn worst(every: u64, written: f64) -> f64 {
     moments.map(lost).fold(0.0, f64::max)
 }
 
-/// All numbers of the text.
+/// Returns all numbers of the text.
 #[must_use]
 pub fn rows() -> Vec<Row> {
-    // A stall of one iteration, and 5 % of the time for it.
+    // A stall of one iteration, with a budget of 5 % of the time.
     let costs = Costs { iteration: 1.0, update: 0.0, host_copy: 1.0, write: 0.0, device_copy: None };
     let every = choose(&costs, 0.05).every;
-    // Writing takes as long as it may: all of an interval.
+    // Writing takes as long as it may: a whole interval.
     let slow = Costs { host_copy: 0.0, write: 20.0, ..costs };
     let bounded = choose(&slow, 0.05).every;
     let within = "at most one checkpoint behind the last one that was begun";

@@ -1,19 +1,21 @@
-//! The share of time that trains: closed forms, and the simulator beside them.
+//! The share of time that trains: closed forms next to the simulator.
 
 use super::Row;
 use crate::{DAY, Failures, OnLoss, Policy, Recipe, Renewal, Repair, SECOND, Workload, compare, generate};
 
-/// Exact for exponential failures: e^(−l·u)·l·Δ·q/(1−q) with q = e^(−l(Δ+w)); `rate` per second of the whole job, times in seconds.
+/// Returns the exact share for exponential failures: e^(−l·u)·l·Δ·q/(1−q) with q = e^(−l(Δ+w)).
+/// `rate` is per second of the whole job; times are in seconds.
 #[must_use]
 pub fn closed(rate: f64, restart: f64, interval: f64, write: f64) -> f64 {
     let q = libm::exp(-rate * (interval + write));
     libm::exp(-rate * restart) * rate * interval * q / (1.0 - q)
 }
 
-/// Closed form and simulation, for several intervals, restarts and stalls: 2,048 nodes with 6.5 failures per 1,000 node-days.
+/// Compares the closed form with the simulation for several intervals, restart times and stalls, on
+/// 2,048 nodes with 6.5 failures per 1,000 node-days.
 ///
 /// # Errors
-/// As the simulator's.
+/// Those of the simulator.
 pub fn rows(seeds: u64, threads: usize) -> Result<Vec<Row>, String> {
     let (nodes, mtbf) = (2048u32, (DAY as f64 / 6.5e-3) as u64);
     let renewal = Renewal {
@@ -28,7 +30,7 @@ pub fn rows(seeds: u64, threads: usize) -> Result<Vec<Row>, String> {
         lemons: (0.0, 1.0),
     };
     let mut all: Vec<Failures> = (0..seeds).map(|seed| generate(&Recipe::Renewal(renewal.clone()), seed)).collect();
-    // Every failure is one of a process: nothing waits for a repair.
+    // Every failure is one of a process, so that nothing waits for a repair.
     all.iter_mut().flat_map(|f| &mut f.list).for_each(|f| (f.kind, f.repair) = (crate::Kind::Process, 0));
     let work = Workload::alone(nodes);
     let mut rows = Vec::new();

@@ -1,20 +1,20 @@
-//! Gemini's figures 9 to 15, as far as their numbers are in its text.
+//! Gemini's figures 9 to 15, as far as its text gives their numbers.
 
 use super::Row;
 use everstep_core::placement::Scheme;
 use everstep_core::survival::{survival, wasted_seconds};
 
-/// GPT-2 100B on 16 p4d machines (section 7.1): seconds.
+/// GPT-2 100B on 16 p4d machines (section 7.1), in seconds.
 struct Setting {
-    /// All of the checkpoint to storage, at 20 Gb/s.
+    /// The whole checkpoint to storage at 20 Gb/s.
     storage: f64,
-    /// To another machine, at 400 Gb/s.
+    /// To another machine at 400 Gb/s.
     peer: f64,
     /// One iteration.
     step: f64,
     /// `torch.save`, which stops the job.
     save: f64,
-    /// Noticing a failure, serialising, warming up; another machine without standby.
+    /// Detecting a failure, serialising, warming up, and getting another machine without standby.
     detect: f64,
     serialise: f64,
     warm: f64,
@@ -34,19 +34,20 @@ const GPT2: Setting = Setting {
 const MINUTE: f64 = 60.0;
 const DAY: f64 = 86_400.0;
 
-/// Share of a day that trains: 1 − stall − failures a day · (wasted + recovery).
+/// Returns the share of a day that trains: 1 − stall − failures per day · (wasted + recovery).
 fn effective(stall: f64, failures: f64, wasted: f64, recovery: f64) -> f64 {
     1.0 - stall - failures * (wasted + recovery) / DAY
 }
 
-/// All numbers of the text.
+/// Returns all numbers of the text.
 #[must_use]
 pub fn rows() -> Vec<Row> {
     let s = &GPT2;
     let recovered = s.detect + s.serialise + s.warm;
     let gemini = wasted_seconds(s.step, s.step, s.step, 0.0);
     let strawman = wasted_seconds(s.storage, 3.0 * 3600.0, s.step, s.storage);
-    // As often as storage can take it: 8 iterations cover the 481 s; with the 81 s of torch.save before them it is every 9th that it comes to.
+    // As often as storage allows: 8 iterations cover the 481 s. With the 81 s of torch.save before
+    // them, it is every 9th iteration.
     let often = wasted_seconds(s.storage, (s.storage / s.step).ceil() * s.step, s.step, s.storage);
     let every = ((s.storage + s.save) / s.step).round();
     let stall = s.save / (every * s.step);

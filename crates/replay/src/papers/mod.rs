@@ -1,31 +1,31 @@
-//! What the papers print, and what comes out here: `make papers` writes the tables of docs/benchmarks.
+//! Numbers printed in papers, next to our own. `make papers` writes the tables of docs/benchmarks.
 
 pub mod checkfreq;
 pub mod ettr;
 pub mod gemini;
 pub mod unicron;
 
-/// How a number came about.
+/// How a number was obtained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Something was chosen so that it fits.
+    /// A parameter was chosen so that the number fits.
     Fitted,
-    /// Nothing was.
+    /// No parameter was fitted.
     Predicted,
 }
 
 /// One number of a paper.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Which.
+    /// What the number is.
     pub what: String,
-    /// As the paper has it.
+    /// The paper's value.
     pub paper: f64,
-    /// As it comes out here.
+    /// Our value.
     pub ours: f64,
     /// See [`Origin`].
     pub origin: Origin,
-    /// What is assumed.
+    /// The assumptions.
     pub assumed: String,
 }
 
@@ -34,7 +34,7 @@ impl Row {
         Row { what: what.into(), paper, ours, origin: Origin::Predicted, assumed: assumed.into() }
     }
 
-    /// Of the paper's number.
+    /// Returns the deviation as a share of the paper's value.
     #[must_use]
     pub fn off(&self) -> f64 {
         self.ours / self.paper - 1.0

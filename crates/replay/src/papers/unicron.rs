@@ -1,4 +1,5 @@
-//! Unicron's table 3 with figure 10c, figure 9's order, and figure 11 with the ablation that the paper lacks.
+//! Unicron's table 3 with figure 10c, the order of figure 9, and figure 11 with the ablation that
+//! the paper lacks.
 
 use super::{Origin, Row};
 use crate::{Compared, Interval, Job, OnLoss, Policy, Recipe, Workload, compare, generate};
@@ -18,7 +19,8 @@ const CASES: [([&str; 6], [u32; 6]); 5] = [
     (["1.3b", "1.3b", "1.3b", "7b", "7b", "13b"], [2000, 1700, 1400, 1100, 800, 500]),
 ];
 
-/// What a model achieves on 0 to 16 nodes, in millionths of a node's peak: no measured numbers are published, so the throughput model's.
+/// Returns what a model achieves on 0 to 16 nodes, in millionths of a node's peak. The paper
+/// publishes no measurements, so the numbers come from the throughput model.
 fn achieved(model: &str) -> Result<Arc<[i64]>, String> {
     let (model, on) = (Transformer::named(&format!("gpt3-{model}"))?, Hardware::named("a800")?);
     let node = on.peak() * on.gpus_per_node as f64;
@@ -29,10 +31,10 @@ fn achieved(model: &str) -> Result<Arc<[i64]>, String> {
     Ok((0..=u64::from(NODES)).map(at).collect())
 }
 
-/// One of table 3's cases, from 1.
+/// Returns one of the cases of table 3, numbered from 1.
 ///
 /// # Errors
-/// A sentence, where there is no such case.
+/// If there is no such case.
 pub fn case(number: usize) -> Result<Workload, String> {
     let (sizes, weights) =
         number.checked_sub(1).and_then(|n| CASES.get(n)).ok_or("Unicron's table 3 has the cases 1 to 5")?;
@@ -53,16 +55,16 @@ pub fn case(number: usize) -> Result<Workload, String> {
 pub struct Way {
     /// Ours, or one of the paper's three.
     pub name: &'static str,
-    /// Nodes by task.
+    /// The number of nodes by task.
     pub nodes: Vec<u32>,
-    /// Weighted achieved aggregate FLOP/s, in PFLOP/s.
+    /// The weighted achieved aggregate FLOP/s, in PFLOP/s.
     pub waf: f64,
 }
 
-/// A case of table 3 in this mode: ours first.
+/// Returns the ways to split the nodes in a case of table 3 in this mode, ours first.
 ///
 /// # Errors
-/// As [`case`].
+/// Those of [`case`].
 pub fn ways(number: usize, mode: Mode) -> Result<Vec<Way>, String> {
     let work = case(number)?;
     let jobs = work.jobs.iter().map(|j| j.to_plan(Move::default())).collect();
@@ -87,7 +89,8 @@ pub fn ways(number: usize, mode: Mode) -> Result<Vec<Way>, String> {
     ])
 }
 
-/// Megatron, Bamboo, Oobleck, Varuna: what the paper has Unicron achieve by each, on trace-a and on trace-b.
+/// The policy, the system, and by what factor Unicron outperforms it on trace-a and trace-b
+/// according to the paper.
 const FIGURE_11: [(&str, &str, f64, f64); 4] = [
     ("wait", "Megatron", 1.2, 1.9),
     ("bamboo", "Bamboo", 4.6, 4.8),
@@ -99,7 +102,7 @@ fn ratio(of: &Compared) -> Result<Interval, String> {
     of.ratio.ok_or_else(|| format!("{} achieves nothing on some trace", of.policy))
 }
 
-/// What a system achieves of the planner's speeds, by name.
+/// By name, the share of the planner's speeds that a system achieves.
 pub type Fitted = Vec<(String, f64)>;
 
 fn on_trace(recipe: &Recipe, seeds: u64, policies: &[Policy], threads: usize) -> Result<Vec<Compared>, String> {
@@ -107,11 +110,11 @@ fn on_trace(recipe: &Recipe, seeds: u64, policies: &[Policy], threads: usize) ->
     compare(&all, &case(5)?, policies, threads)
 }
 
-/// The eight ratios of figure 11. What an old code base achieves is fitted so that trace-a comes out, and trace-b predicted with it; Megatron is
-/// predicted on both. Beside them, what was fitted.
+/// Returns the eight ratios of figure 11 and the fitted efficiencies. The efficiency of each older
+/// code base is fitted to trace-a, and trace-b is predicted with it. Megatron is predicted on both.
 ///
 /// # Errors
-/// As the simulator's.
+/// Those of the simulator.
 pub fn figure_11(seeds: u64, threads: usize) -> Result<(Vec<Row>, Fitted), String> {
     let mut policies = vec![Policy::named("unicron")?];
     for (name, ..) in FIGURE_11 {
@@ -140,11 +143,11 @@ pub fn figure_11(seeds: u64, threads: usize) -> Result<(Vec<Row>, Fitted), Strin
     Ok((rows, fitted))
 }
 
-/// What each part of it brings, from waiting to planning, on both traces; and two more that one would compare with: spares, and elastic training
-/// as it is usual.
+/// Returns what each part of Unicron contributes, from waiting to planning, on both traces. Spares
+/// and ordinary elastic training are added for comparison.
 ///
 /// # Errors
-/// As the simulator's.
+/// Those of the simulator.
 pub fn ablation(seeds: u64, threads: usize) -> Result<Vec<(&'static str, [f64; 2])>, String> {
     let (wait, elastic, unicron) = (Policy::named("wait")?, Policy::named("elastic")?, Policy::named("unicron")?);
     let shrink = Policy { on_loss: OnLoss::Shrink, ..wait.clone() };
@@ -173,15 +176,16 @@ pub fn ablation(seeds: u64, threads: usize) -> Result<Vec<(&'static str, [f64; 2
     names.into_iter().zip(a.iter().zip(&b)).map(|(name, (a, b))| Ok((name, [ratio(a)?.mean, ratio(b)?.mean]))).collect()
 }
 
-/// Figure 9's order: seconds from a node's failure to work that is new, by policy (its bars are not published as numbers).
+/// Returns the seconds from a node's failure to new work by policy, for the order of figure 9 (its
+/// bars are published without numbers).
 ///
 /// # Errors
-/// A sentence, where a policy is missing.
+/// If a policy is missing.
 pub fn figure_9() -> Result<Vec<(String, f64)>, String> {
     let mut found = Vec::new();
     for name in ["everstep", "unicron", "bamboo", "oobleck", "wait", "varuna"] {
         let policy = Policy::named(name)?;
-        // Half an interval is lost on average: of copies where there are such.
+        // On average, half an interval is lost: that of copies if there are any.
         let interval = if policy.copies > 0 { policy.copy_interval } else { policy.interval };
         found.push((name.to_owned(), (policy.detect[0] + policy.restart[0] + interval / 2) as f64 / 1e6));
     }

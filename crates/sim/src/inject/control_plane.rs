@@ -4,24 +4,22 @@ use crate::world::{Happening, World};
 use everstep_core::coordinator::command::Precondition;
 
 impl World {
-    /// The coordinator is killed.
     pub(super) fn coordinator_crash(&mut self) -> Option<()> {
         let index = self.leader()?;
         self.kill_coordinator(index);
         Some(())
     }
 
-    /// The coordinator dies just before, or just after, its next write reaches the store.
+    /// Kills the coordinator just before or just after its next write reaches the store.
     pub(super) fn coordinator_crash_at_persist(&mut self, before: bool) -> Option<()> {
         let index = self.leader()?;
         self.processes[index].crash_at_persist = Some(before);
-        // Something must be written for it to strike.
+        // The fault strikes at a write, so something must be written.
         let host = self.running()?;
         self.worker_dies(host, 0);
         Some(())
     }
 
-    /// A second coordinator starts beside the first.
     pub(super) fn two_coordinators(&mut self) -> Option<()> {
         self.start_coordinator(true);
         // Half of the agents find the new one.
@@ -34,7 +32,6 @@ impl World {
         Some(())
     }
 
-    /// Someone else writes the job's key.
     pub(super) fn store_conflict(&mut self) -> Option<()> {
         let (key, (value, version)) = self.store.entries.iter().find(|(k, _)| k.starts_with("job/"))?;
         let (key, value, version) = (key.clone(), value.clone(), *version);
@@ -44,7 +41,6 @@ impl World {
         Some(())
     }
 
-    /// The store does not answer for a while.
     pub(super) fn store_unavailable(&mut self, until: u64) -> Option<()> {
         self.store.unavailable_until = until;
         if let Some(host) = self.running() {
@@ -53,12 +49,11 @@ impl World {
         Some(())
     }
 
-    /// The coordinator's clock jumps.
     pub(super) fn clock_jump(&mut self) -> Option<()> {
         let index = self.leader()?;
         let jump = i64::try_from(self.rng.range(0, 7_200_000)).ok()? - 3_600_000;
         self.processes[index].clock_offset += jump;
-        // A sleeping timer is re-armed by the next event at the latest.
+        // Wakes the core at the new time, as the next event would at the latest.
         self.processes[index].wake_at = Some(self.now + 1);
         self.at(1, Happening::CoordinatorTick { index });
         Some(())

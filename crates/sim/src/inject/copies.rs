@@ -4,7 +4,7 @@ use crate::oracle::Kept;
 use crate::world::{Happening, World};
 
 impl World {
-    /// A machine forgets everything that it keeps for others.
+    /// Discards everything that a machine keeps for others.
     pub(super) fn replicas_lost(&mut self) -> Option<()> {
         let host = self.any_host(|h| !h.replicas.is_empty() || !h.parity.is_empty())?;
         self.hosts[host].replicas.clear();
@@ -13,7 +13,7 @@ impl World {
         Some(())
     }
 
-    /// A machine forgets the newest of what it keeps for others.
+    /// Discards the newest of what a machine keeps for others.
     pub(super) fn replicas_stale(&mut self) -> Option<()> {
         let host = self.any_host(|h| !h.replicas.is_empty() || !h.parity.is_empty())?;
         let h = &mut self.hosts[host];
@@ -25,20 +25,21 @@ impl World {
         Some(())
     }
 
-    /// The next copies arrive in part.
+    /// Makes the next copies arrive incomplete.
     pub(super) fn replicas_partial(&mut self) -> Option<()> {
         let host = self.running()?;
         if self.rng.percent(50) {
             self.hosts[host].cut_next = 1;
             self.worker_dies_soon(host);
         } else {
-            // Two steps in a row; then the machine is lost, so that what those before them have left counts.
+            // Two consecutive steps; then the machine is lost, so that recovery depends on what
+            // remains of earlier steps.
             (self.hosts[host].cut_next, self.hosts[host].doomed) = (2, true);
         }
         Some(())
     }
 
-    /// What a slot holds changes by itself.
+    /// Corrupts the contents of a slot.
     pub(super) fn slot_rots(&mut self) -> Option<()> {
         let host = self.any_host(|h| h.all().next().is_some())?;
         let shards = self.hosts[host].all().count();
@@ -60,7 +61,7 @@ impl World {
         Some(())
     }
 
-    /// Something must be restored for the fault to show, after a while.
+    /// Kills a worker after a while: the fault shows only when something is restored.
     fn worker_dies_soon(&mut self, host: usize) {
         let delay = self.rng.range(500, 5000);
         self.at(delay, Happening::WorkerDies { host });

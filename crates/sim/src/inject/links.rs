@@ -3,7 +3,7 @@
 use crate::world::{Happening, World};
 
 impl World {
-    /// A message is lost.
+    /// Loses the next message.
     pub(super) fn drop_message(&mut self) -> Option<()> {
         let host = self.running()?;
         self.oracle.blames.cut(&self.hosts[host].node);
@@ -12,7 +12,6 @@ impl World {
         Some(())
     }
 
-    /// Messages take long.
     pub(super) fn delay_messages(&mut self, until: u64) -> Option<()> {
         let host = self.attached()?;
         self.oracle.blames.cut(&self.hosts[host].node);
@@ -20,7 +19,7 @@ impl World {
         Some(())
     }
 
-    /// A message arrives twice.
+    /// Duplicates the next message, and orders up to the next start.
     pub(super) fn duplicate_message(&mut self) -> Option<()> {
         let host = self.running()?;
         self.links[host].duplicate_next = true;
@@ -31,7 +30,6 @@ impl World {
         Some(())
     }
 
-    /// A message is overtaken by later ones.
     pub(super) fn reorder_messages(&mut self) -> Option<()> {
         let host = self.running()?;
         self.links[host].reorder_next = true;
@@ -39,7 +37,7 @@ impl World {
         Some(())
     }
 
-    /// A connection is reset while both ends live on.
+    /// Resets a connection while both ends stay alive.
     pub(super) fn reset_connection(&mut self) -> Option<()> {
         let host = self.attached()?;
         let session = self.hosts[host].session?;
@@ -47,7 +45,7 @@ impl World {
         Some(())
     }
 
-    /// Nothing passes to or from a machine until then.
+    /// Blocks messages to the coordinator, from it, or both, until the given time.
     pub(super) fn partition(&mut self, until: u64, to: bool, from: bool) -> Option<()> {
         let host = self.attached()?;
         self.oracle.blames.cut(&self.hosts[host].node);

@@ -4,14 +4,14 @@ use crate::world::{Happening, World};
 use std::collections::BTreeSet;
 
 impl World {
-    /// A machine notes the same line again and again.
+    /// Makes a machine's kernel report the same line `times` times.
     pub(super) fn notes(&mut self, line: &'static str, times: u32) -> Option<()> {
         let host = self.attached()?;
         self.at(1, Happening::Signs { host, line, times });
         Some(())
     }
 
-    /// The agent is killed and started again.
+    /// Kills an agent, which is started again.
     pub(super) fn agent_crash(&mut self) -> Option<()> {
         let host = self.attached()?;
         self.crash_agent(host);
@@ -20,14 +20,12 @@ impl World {
         Some(())
     }
 
-    /// A machine is lost with its memory, and comes back.
     pub(super) fn node_crash(&mut self) -> Option<()> {
         let host = self.attached()?;
         self.lose_node(host);
         Some(())
     }
 
-    /// Two machines are lost with their memory, and come back.
     pub(super) fn two_nodes_crash(&mut self) -> Option<()> {
         let first = self.attached()?;
         let second = self.any_host(|h| h.up && !h.frozen && h.agent.is_some() && h.session.is_some())?;
@@ -37,7 +35,7 @@ impl World {
         Some(())
     }
 
-    /// A machine is lost for good; the job must be able to train without it.
+    /// Loses a machine for good, provided that the job can train without it.
     pub(super) fn node_gone(&mut self) -> Option<()> {
         let gone = self.hosts.iter().filter(|h| !h.up && h.life > 0).count();
         if gone + self.spec.nodes_max as usize >= self.options.nodes {
@@ -48,7 +46,7 @@ impl World {
         Some(())
     }
 
-    /// A machine is lost for good; another one takes its id.
+    /// Loses a machine for good; another one takes its id.
     pub(super) fn node_replaced(&mut self) -> Option<()> {
         let spare = self.any_host(|h| !h.up && h.life == 0)?;
         let host = self.attached()?;
@@ -57,7 +55,7 @@ impl World {
         Some(())
     }
 
-    /// A frozen machine comes back after another one took its id.
+    /// Freezes a machine, which comes back after another one has taken its id.
     pub(super) fn old_incarnation_returns(&mut self) -> Option<()> {
         let spare = self.any_host(|h| !h.up && h.life == 0)?;
         let host = self.attached()?;
@@ -76,7 +74,7 @@ impl World {
         Some(())
     }
 
-    /// A second agent claims the id of a living one.
+    /// Starts a second agent with the id of a living one.
     pub(super) fn duplicate_node_id(&mut self) -> Option<()> {
         let host = self.attached()?;
         let spare = self.any_host(|h| !h.up && h.life == 0)?;
@@ -87,7 +85,7 @@ impl World {
         Some(())
     }
 
-    /// Everything that a machine does takes longer.
+    /// Slows down a machine and its link.
     pub(super) fn slow_node(&mut self, until: u64) -> Option<()> {
         let host = self.attached()?;
         self.oracle.blames.cut(&self.hosts[host].node);
@@ -119,7 +117,7 @@ impl World {
         }
     }
 
-    /// A machine is lost with its memory, and comes back empty after a while.
+    /// Loses a machine with its memory; it comes back empty after a while.
     pub(crate) fn lose_node(&mut self, host: usize) {
         self.crash_node(host);
         let delay = self.rng.range(2000, 60_000);

@@ -1,4 +1,4 @@
-//! Carries out one fault: on what, and how.
+//! Carries out one fault: chooses a target and makes it fail.
 
 mod control_plane;
 mod copies;
@@ -11,7 +11,8 @@ use crate::host::Host;
 use crate::world::World;
 
 impl World {
-    /// Injects `fault` on something suitable; when there is nothing, another kind instead. Counts what took effect.
+    /// Injects `fault` into a suitable target, or another kind of fault if there is none. Counts
+    /// the kind that took effect.
     pub(crate) fn inject(&mut self, fault: Fault) {
         let mut next = fault;
         for _ in 0..8 {

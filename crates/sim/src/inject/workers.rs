@@ -3,7 +3,6 @@
 use crate::world::World;
 
 impl World {
-    /// A worker is killed.
     pub(super) fn worker_crash(&mut self) -> Option<()> {
         let host = self.running()?;
         let local = u32::from(self.rng.percent(50));
@@ -11,7 +10,7 @@ impl World {
         Some(())
     }
 
-    /// A worker is killed, and again after each of its next two starts.
+    /// Kills a worker, and kills it again after each of its next two starts.
     pub(super) fn crash_loop(&mut self) -> Option<()> {
         let host = self.running()?;
         self.hosts[host].crash_loop = 2;
@@ -19,7 +18,7 @@ impl World {
         Some(())
     }
 
-    /// One worker ends with an error, or two on machines of their own.
+    /// Makes one worker exit with an error, or two, usually on different machines.
     pub(super) fn worker_errors(&mut self, two: bool) -> Option<()> {
         let host = self.running()?;
         self.worker_errs_soon(host, 1);
@@ -30,7 +29,7 @@ impl World {
         Some(())
     }
 
-    /// A worker ends with an error, and another one while the job recovers.
+    /// Makes a worker exit with an error, and another one while the job recovers.
     pub(super) fn recovery_fails(&mut self) -> Option<()> {
         let host = self.running()?;
         self.worker_errs_soon(host, 1);
@@ -39,7 +38,6 @@ impl World {
         Some(())
     }
 
-    /// A worker stops making progress.
     pub(super) fn worker_hang(&mut self) -> Option<()> {
         let host = self.running()?;
         let h = &mut self.hosts[host];

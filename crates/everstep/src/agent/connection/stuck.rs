@@ -1,5 +1,5 @@
-//! Whether the coordinator on this machine runs. One that does wakes up tens of times a second; one that was stopped, is
-//! frozen with its control group, or hangs in the kernel does not.
+//! Detects a stuck coordinator on this machine. A healthy one wakes up tens of times per second.
+//! One that is stopped, frozen with its control group, or hung in the kernel does not.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 /// A coordinator that has not run for this long is stuck.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What was seen last.
+/// What the previous looks found.
 #[derive(Default)]
 pub struct Stuck {
     seen: Option<(u32, u64, Instant)>,
 }
 
 impl Stuck {
-    /// Whether the process that `endpoint_file` names has not run since a look some time ago.
+    /// Returns whether the process named in `endpoint_file` has not run since an earlier look, at
+    /// least a second ago.
     pub fn look(&mut self, endpoint_file: &Path) -> bool {
         let Some((pid, switches)) = wakeups(endpoint_file) else {
             self.seen = None;
@@ -30,12 +31,12 @@ impl Stuck {
     }
 }
 
-/// Process id of the coordinator, and how often it was given a processor.
+/// Returns the process id of the coordinator and its number of context switches.
 fn wakeups(endpoint_file: &Path) -> Option<(u32, u64)> {
     let about: serde_json::Value = serde_json::from_slice(&std::fs::read(endpoint_file).ok()?).ok()?;
     let pid = u32::try_from(about["pid"].as_u64()?).ok()?;
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    // The number may be another process's by now.
+    // Another process may have this id by now.
     line.split(|b| *b == 0).nth(1).filter(|word| *word == b"coordinator")?;
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let count = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)?.trim().parse::<u64>().ok());

@@ -1,24 +1,26 @@
-//! What looking may cost: how often is said by what it costs on this machine, so that it takes no more than a share of one core anywhere.
+//! The budget for sampling. Its cost on this machine determines its frequency, so that it takes no
+//! more than a fixed share of one core on any machine.
 
 use std::time::Duration;
 
-/// Of a core, for everything that is looked at.
+/// Share of one core for all sampling.
 pub const ALL: f64 = 0.0045;
-/// Between looks of the ring, where the machine is fast enough.
+/// Time between looks for the ring, if the machine is fast enough.
 const LOOK: Duration = Duration::from_millis(10);
-/// However slow the machine is.
+/// Longest time between looks, however slow the machine is.
 const SLOWEST: Duration = Duration::from_millis(100);
 
-/// How often the ring is looked at.
+/// How often the network is sampled for the ring.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
-    /// Seconds of CPU, of a look and of a second's other samples; what comes seldom counts in part.
+    /// CPU seconds of one look and of a second's other samples: moving averages, so that rare work
+    /// counts in part.
     look: Option<f64>,
     other: f64,
 }
 
 impl Pace {
-    /// A second is over: what so many looks and everything else have cost.
+    /// Learns from a second in which `looks` looks and everything else took this much CPU time.
     pub fn learn(&mut self, looks: u32, of_looks: Duration, other: Duration) {
         if looks == 0 {
             return;
@@ -28,7 +30,7 @@ impl Pace {
         self.look = Some(self.look.map_or(look, |was| was + 0.1 * (look - was)));
     }
 
-    /// From one look to the next.
+    /// Returns the time from one look to the next.
     #[must_use]
     pub fn between(&self) -> Duration {
         let Some(look) = self.look else { return LOOK };
@@ -38,7 +40,7 @@ impl Pace {
     }
 }
 
-/// CPU time of this thread so far.
+/// Returns the CPU time of this thread so far.
 #[must_use]
 pub fn spent() -> Duration {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);

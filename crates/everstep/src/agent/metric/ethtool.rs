@@ -1,7 +1,9 @@
-//! What a network card counts beyond bytes: pauses that it has sent (PFC), congestion marks (ECN), errors that its optics put right, as `ethtool -S`
-//! shows them. Names are the drivers' own (mlx5, bnxt, ice, ENA).
+//! What a network card counts besides bytes, as `ethtool -S` shows it: pauses sent (PFC),
+//! congestion marks (ECN), and errors corrected by its optics. Names are the drivers' own (mlx5,
+//! bnxt, ice, ENA).
 //!
-//! Source: Linux, include/uapi/linux/ethtool.h (ETHTOOL_GSSET_INFO, ETHTOOL_GSTRINGS, ETHTOOL_GSTATS), SIOCETHTOOL.
+//! Source: Linux, include/uapi/linux/ethtool.h (ETHTOOL_GSSET_INFO, ETHTOOL_GSTRINGS,
+//! ETHTOOL_GSTATS), SIOCETHTOOL.
 
 use super::answer::long;
 use rustix::fd::{AsFd, OwnedFd};
@@ -13,12 +15,12 @@ const GET_STRINGS: u32 = 0x1b;
 const GET_STATS: u32 = 0x1d;
 const SET_INFO: u32 = 0x37;
 const STATS: u32 = 1;
-/// Bytes of a name of a counter.
+/// Length of a counter's name in bytes.
 const NAME: usize = 32;
-/// Cards count hundreds of things; more than this is no answer.
+/// Most counters believed: cards have hundreds.
 const MOST: usize = 16_384;
 
-/// `struct ifreq`: name, and where the request lies.
+/// `struct ifreq`: the interface's name and the address of the request.
 #[repr(C)]
 struct Request {
     name: [u8; 16],
@@ -33,12 +35,12 @@ pub struct Card {
     names: Vec<String>,
 }
 
-/// Sums of what matters.
+/// Sums of the counters that matter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
     /// Pauses sent.
     pub pauses: u64,
-    /// Packets that were marked for congestion.
+    /// Packets marked for congestion.
     pub marked: u64,
     /// Errors of the physical layer.
     pub physical: u64,
@@ -48,13 +50,13 @@ fn ask(socket: &OwnedFd, interface: &str, request: &mut [u8]) -> Option<()> {
     let mut name = [0u8; 16];
     name.get_mut(..interface.len().min(15))?.copy_from_slice(interface.as_bytes().get(..interface.len().min(15))?);
     let mut of = Request { name, data: request.as_mut_ptr(), rest: [0; 16] };
-    // SAFETY: SIOCETHTOOL takes an ifreq whose data points at a request that the kernel reads and fills; `request` is as long as its own header
-    // says (see the callers) and outlives the call.
+    // SAFETY: SIOCETHTOOL takes an ifreq whose data points at a request that the kernel reads and
+    // fills; `request` is as long as its own header says (see the callers) and outlives the call.
     unsafe { ioctl(socket.as_fd(), Updater::<SIOCETHTOOL, Request>::new(&mut of)).ok() }
 }
 
 impl Card {
-    /// This interface; `None` where it counts nothing.
+    /// Opens this interface. Returns `None` if it has no counters.
     #[must_use]
     pub fn open(interface: &str) -> Option<Card> {
         let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
@@ -81,7 +83,7 @@ impl Card {
         Some(Card { socket, interface: interface.to_owned(), names })
     }
 
-    /// All counters of now, in the order of their names.
+    /// Returns the current values of all counters, in the order of their names.
     fn values(&self) -> Option<Vec<u64>> {
         // cmd, length, values.
         let mut stats = vec![0u8; 8 + self.names.len() * 8];
@@ -92,7 +94,7 @@ impl Card {
         stats.get(8..)?.chunks(8).map(value).collect()
     }
 
-    /// What matters of them.
+    /// Returns the sums of the counters that matter.
     #[must_use]
     pub fn counted(&self) -> Option<Counted> {
         Some(counted(&self.names, &self.values()?))
@@ -103,7 +105,8 @@ fn counted(names: &[String], values: &[u64]) -> Counted {
     let mut all = Counted::default();
     for (name, value) in names.iter().zip(values) {
         let has = |words: &[&str]| words.iter().all(|w| name.contains(w));
-        // Sent to others, counted by priority: tx_prio3_pause, tx_pfc_frames_priority3, priority_3_xoff_tx; durations are no counts.
+        // Pauses sent to others, counted by priority: tx_prio3_pause, tx_pfc_frames_priority3,
+        // priority_3_xoff_tx. Durations are not counts.
         let sent = name.starts_with("tx_") || name.ends_with("_tx");
         let pause = has(&["pause"]) || has(&["pfc"]) || has(&["xoff"]);
         if sent && pause && !has(&["duration"]) && !has(&["transition"]) {

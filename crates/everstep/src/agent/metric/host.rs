@@ -1,4 +1,5 @@
-//! CPU, memory and disk: of the agent's control group where it has one of its own (a container, a job of a scheduler), of the machine otherwise.
+//! CPU, memory and disk usage: of the agent's own control group if it has one (in a container, or
+//! in a scheduler's job), otherwise of the machine.
 //!
 //! Source: Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/, proc(5).
 
@@ -7,18 +8,18 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where numbers are read.
+/// Where a number is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
     /// Version 2: one directory.
     Unified(PathBuf),
     /// Version 1: a directory for each controller.
     Each(PathBuf),
-    /// No group but the root.
+    /// No control group but the root.
     Machine,
 }
 
-/// Counters as they are now, by the number of their metric.
+/// Where to read the CPU, memory and disk usage.
 #[derive(Clone, Debug)]
 pub struct Host {
     cpu: Place,
@@ -26,7 +27,7 @@ pub struct Host {
     disk: Place,
 }
 
-/// Directories of this process's groups: by controller, and the unified one as "".
+/// Returns the directories of this process's groups by controller; the unified one is named "".
 fn groups(text: &str) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     for line in text.lines() {
@@ -40,11 +41,12 @@ fn groups(text: &str) -> BTreeMap<String, String> {
 }
 
 impl Host {
-    /// Of this process.
+    /// Finds the control groups of this process.
     #[must_use]
     pub fn open() -> Host {
         let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        // Who has a /sys of its own (ip netns exec mounts one) does not see the groups that it is in; whoever started it may.
+        // A process with its own /sys (`ip netns exec` mounts one) cannot see its own groups there,
+        // but one of its ancestors may.
         let above = ancestors().map(|pid| PathBuf::from(format!("/proc/{pid}/root/sys/fs/cgroup")));
         let roots = std::iter::once(PathBuf::from("/sys/fs/cgroup")).chain(above);
         let grouped = roots.map(|root| Host::at(&root, &text)).find(|h| h.cpu != Place::Machine);
@@ -70,7 +72,7 @@ impl Host {
         }
     }
 
-    /// Microseconds of CPU time so far.
+    /// Returns the CPU time so far, in microseconds.
     pub fn cpu_us(&self) -> Option<u64> {
         match &self.cpu {
             Place::Unified(at) => field(&read(at.join("cpu.stat"))?, "usage_usec"),
@@ -79,14 +81,15 @@ impl Host {
                 let text = read(Path::new("/proc/stat"))?;
                 let numbers: Vec<u64> =
                     text.lines().next()?.split_whitespace().skip(1).map_while(|n| n.parse().ok()).collect();
-                // user nice system idle iowait irq softirq steal; what guests have is in user.
+                // user nice system idle iowait irq softirq steal; `user` includes the time of
+                // guests.
                 let busy: u64 = [0, 1, 2, 5, 6].into_iter().filter_map(|n| numbers.get(n)).sum();
                 Some(busy * 1_000_000 / rustix::param::clock_ticks_per_second().max(1))
             }
         }
     }
 
-    /// Bytes in use, without what the kernel would give back.
+    /// Returns the bytes in use, without those that the kernel could reclaim.
     pub fn memory(&self) -> Option<u64> {
         match &self.memory {
             Place::Unified(at) => {
@@ -105,7 +108,7 @@ impl Host {
         }
     }
 
-    /// Bytes read and written so far.
+    /// Returns the bytes read and written so far.
     pub fn disk(&self) -> Option<u64> {
         match &self.disk {
             Place::Unified(at) => {
@@ -122,7 +125,8 @@ impl Host {
                     (kind == "Read" || kind == "Write").then(|| words.next()?.parse::<u64>().ok())?
                 };
                 let counted: u64 = text.lines().filter_map(of).sum();
-                // Not every kernel counts for groups of version 1: then what their processes say counts.
+                // Not every kernel counts for groups of version 1. Where it does not, count
+                // processes.
                 if counted > 0 { Some(counted) } else { of_processes(at) }
             }
             Place::Machine => {
@@ -130,7 +134,7 @@ impl Host {
                 let of = |line: &str| {
                     let words: Vec<&str> = line.split_whitespace().collect();
                     let name = words.get(2)?;
-                    // Whole disks; what passes through others of the kernel's own is there already.
+                    // Only whole disks: traffic of the kernel's virtual devices ends up there, too.
                     let whole = Path::new("/sys/block").join(name).join("device").exists();
                     let sectors = |n: usize| words.get(n)?.parse::<u64>().ok();
                     whole.then(|| Some((sectors(5)? + sectors(9)?) * 512))?
@@ -141,7 +145,8 @@ impl Host {
     }
 }
 
-/// Bytes that the processes of a group have read and written, with those of children that have ended.
+/// Returns the bytes that the processes of a group have read and written, including children that
+/// have exited.
 fn of_processes(group: &Path) -> Option<u64> {
     let pids = read(group.join("cgroup.procs"))?;
     let of = |pid: &str| {
@@ -151,7 +156,7 @@ fn of_processes(group: &Path) -> Option<u64> {
     Some(pids.lines().filter_map(of).sum())
 }
 
-/// Parents, and theirs.
+/// Returns the parent of this process, its parent, and so on.
 fn ancestors() -> impl Iterator<Item = u32> {
     let parent = |pid: &u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -160,7 +165,7 @@ fn ancestors() -> impl Iterator<Item = u32> {
     std::iter::successors(parent(&std::process::id()), parent)
 }
 
-/// `NAME VALUE` or `NAME: VALUE` of a table of those.
+/// Returns a value from a table of `NAME VALUE` or `NAME: VALUE` lines.
 fn field(text: &str, name: &str) -> Option<u64> {
     let value = |line: &str| {
         let mut words = line.split_whitespace();

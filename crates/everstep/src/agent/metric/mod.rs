@@ -1,5 +1,5 @@
-//! Counters of the machine's devices, read once a second for the life of the agent, by a thread of their own: a driver that hangs does not
-//! reach the agent.
+//! Counters of the machine's devices, read once a second for the life of the agent. They have a
+//! thread of their own, so that a hanging driver does not block the agent.
 
 mod answer;
 mod budget;
@@ -22,15 +22,16 @@ use tokio::sync::mpsc;
 /// How often counters are read.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Where counters come from.
+/// A source of counters and events.
 pub trait MetricSource {
-    /// Waits at most `time` for something that happens on a device, as (device, line of the kernel's kind).
+    /// Waits at most `time` for an event of a device. Returns the device and a line in the style of
+    /// the kernel's log.
     fn event(&mut self, time: Duration) -> Option<(String, String)>;
-    /// The values of now; empty where nothing can be read.
+    /// Returns the current values, or nothing if they cannot be read.
     fn sample(&mut self) -> Vec<Sample>;
 }
 
-/// Follows what `open` finds; silently ends where there is none.
+/// Follows the source that `open` finds. Ends silently if there is none.
 pub fn follow<S: MetricSource>(
     open: impl FnOnce() -> Option<S> + Send + 'static,
     table: Arc<Table>,
@@ -41,7 +42,7 @@ pub fn follow<S: MetricSource>(
         let mut health = Health::default();
         let mut next = Instant::now();
         while !inbox.is_closed() {
-            // Many events at once are no reason to read counters as often.
+            // A burst of events is no reason to read the counters more often.
             let mut lines = Vec::new();
             if next <= Instant::now() {
                 lines = health.take(&source.sample());

@@ -1,6 +1,8 @@
-//! The network as this machine (or its namespace) sees it: bytes, what waits to be sent, what was sent again; of RDMA the port counters.
+//! The network as this machine (or its namespace) sees it: bytes, send queues, retransmissions, and
+//! the port counters of RDMA.
 //!
-//! Source: proc(5) (net/dev, net/snmp), Linux Documentation/ABI/stable/sysfs-class-infiniband (port_*_data count four bytes each).
+//! Source: proc(5) (net/dev, net/snmp), Linux Documentation/ABI/stable/sysfs-class-infiniband
+//! (port_*_data count four bytes each).
 
 use super::qdisc::Queues;
 use super::table::read;
@@ -8,18 +10,18 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Counters and levels of now.
+/// Current counters and levels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Net {
-    /// Segments that were sent again, so far.
+    /// Segments retransmitted so far.
     pub retransmits: Option<u64>,
-    /// Bytes that wait at the interfaces to be sent, in the mean.
+    /// Bytes waiting to be sent at the interfaces, on average.
     pub queue: Option<u64>,
-    /// Bytes that RDMA ports have received, and sent, so far.
+    /// Bytes received and sent by RDMA ports so far.
     pub rdma: Option<(u64, u64)>,
 }
 
-/// Bytes received and sent, of a table of interfaces.
+/// Returns the bytes received and sent, from a table of interfaces without the loopback.
 pub fn bytes(table: &str) -> (u64, u64) {
     let mut all = (0u64, 0u64);
     for line in table.lines().skip(2) {
@@ -36,13 +38,13 @@ pub fn bytes(table: &str) -> (u64, u64) {
     all
 }
 
-/// Names, interfaces but the loopback.
+/// Returns the names of the interfaces, without the loopback.
 pub fn interfaces(table: &str) -> Vec<String> {
     let names = table.lines().skip(2).filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned()));
     names.filter(|name| name != "lo").collect()
 }
 
-/// Segments sent again, of `/proc/net/snmp`.
+/// Returns the number of retransmitted segments, from `/proc/net/snmp`.
 fn retransmits(table: &str) -> Option<u64> {
     let mut lines = table.lines().filter(|l| l.starts_with("Tcp:"));
     let (names, values) = (lines.next()?, lines.next()?);
@@ -67,25 +69,25 @@ fn rdma(root: &Path) -> Option<(u64, u64)> {
     all
 }
 
-/// Between looks at what waits: a queue is full and empty many times a second.
+/// Time between looks at the queues, which fill and empty many times a second.
 const QUEUED: Duration = Duration::from_millis(100);
 
-/// Where it is read.
+/// Reads the network's counters.
 #[derive(Debug)]
 pub struct Source {
     queues: Option<Queues>,
     due: Instant,
-    /// What has waited since it was told last: a sum, and of how many looks.
+    /// Bytes queued since the last report: their sum, and the number of looks.
     waited: (u64, u64),
 }
 
 impl Source {
-    /// Of this machine, or this namespace.
+    /// Opens the counters of this machine or namespace.
     pub fn open() -> Source {
         Source { queues: Queues::open(), due: Instant::now(), waited: (0, 0) }
     }
 
-    /// Looks at what waits, if that is due; to be called often.
+    /// Looks at the queues if that is due. To be called often.
     pub fn look(&mut self) {
         let now = Instant::now();
         if now >= self.due {
@@ -95,7 +97,7 @@ impl Source {
         }
     }
 
-    /// As it is now; of what waits the mean of the looks since this was asked last.
+    /// Returns the current values; for the queues, the mean of all looks since the last call.
     pub fn now(&mut self) -> Net {
         let (waited, looks) = std::mem::take(&mut self.waited);
         Net {

@@ -1,7 +1,9 @@
-//! NVIDIA's management library, loaded while running: memory errors, links, heat, and numbered errors (Xid) where the kernel's log cannot
-//! be read, as in most containers. Where there is no such library nothing is read.
+//! NVIDIA's management library, loaded at run time: memory errors, links, temperatures, and
+//! numbered errors (Xid) where the kernel's log cannot be read, as in most containers. Without the
+//! library, nothing is read.
 //!
-//! Source: NVML API reference (nvmlDeviceGetFieldValues, nvmlDeviceGetCurrentClocksThrottleReasons, nvmlEventSetWait).
+//! Source: NVML API reference (nvmlDeviceGetFieldValues, nvmlDeviceGetCurrentClocksThrottleReasons,
+//! nvmlEventSetWait).
 
 use super::MetricSource;
 use everstep_core::health::{Metric, Sample};
@@ -17,7 +19,7 @@ use nvml_wrapper::{Device, EventSet, Nvml};
 use std::path::Path;
 use std::time::Duration;
 
-/// The name that a machine without the development package has, too.
+/// This name exists even without the development package.
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
 /// More links than any GPU has.
 const LINKS: u32 = 32;
@@ -30,7 +32,7 @@ pub struct Gpus {
     events: Option<EventSet<'static>>,
 }
 
-/// `00000000:3B:00.0`, as the kernel writes it: `0000:3b:00`.
+/// Converts `00000000:3B:00.0` to the kernel's form, `0000:3b:00`.
 fn address(bus: &str) -> String {
     let lower = bus.to_ascii_lowercase();
     let (domain, rest) = lower.split_once(':').unwrap_or(("0000", &lower));
@@ -39,11 +41,11 @@ fn address(bus: &str) -> String {
 }
 
 impl Gpus {
-    /// Those that `library` knows; `None` without a library, a driver or a GPU.
+    /// Opens the GPUs that `library` finds. Returns `None` without a library, a driver or a GPU.
     #[must_use]
     pub fn open(library: &Path) -> Option<Gpus> {
         let loaded = Nvml::builder().lib_path(library.as_os_str()).init().ok()?;
-        // Once for the life of the agent; its event set borrows it.
+        // Leaked once, for the life of the agent: the event set borrows it.
         let library: &'static Nvml = Box::leak(Box::new(loaded));
         let count = library.device_count().ok().filter(|count| *count > 0)?;
         let of = |index| Some(address(&library.device_by_index(index).ok()?.pci_info().ok()?.bus_id));
@@ -63,7 +65,7 @@ impl Gpus {
     }
 }
 
-/// What one GPU says; an error for what it does not count.
+/// Returns the values of one GPU, with an error for each that it does not support.
 fn values(device: &Device<'_>) -> Vec<(Metric, Result<u64, NvmlError>)> {
     let mut all = vec![
         (Metric::Uncorrected, device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)),
@@ -96,14 +98,14 @@ fn whole(value: SampleValue) -> u64 {
     }
 }
 
-/// What the GPUs of this machine are doing, for the detector.
+/// The load of this machine's GPUs, for the detector.
 pub struct Load {
     library: Nvml,
     devices: u32,
 }
 
 impl Load {
-    /// Those that `library` knows; `None` without a library, a driver or a GPU.
+    /// Opens the GPUs that `library` finds. Returns `None` without a library, a driver or a GPU.
     #[must_use]
     pub fn open(library: &Path) -> Option<Load> {
         let library = Nvml::builder().lib_path(library.as_os_str()).init().ok()?;
@@ -111,13 +113,14 @@ impl Load {
         Some(Load { library, devices })
     }
 
-    /// What the first one is.
+    /// Returns the model of the first GPU.
     #[must_use]
     pub fn name(&self) -> Option<String> {
         self.library.device_by_index(0).ok()?.name().ok()
     }
 
-    /// By the names of the catalogue; of several GPUs the one that does least, or is hottest: one that lags stands for all.
+    /// Returns the values by their names in the catalogue. Of several GPUs, the least busy or
+    /// hottest counts, because one straggler delays them all; memory is summed.
     #[must_use]
     pub fn now(&self) -> Vec<(&'static str, f32)> {
         let all: Vec<Device<'_>> = (0..self.devices).filter_map(|at| self.library.device_by_index(at).ok()).collect();
@@ -153,7 +156,7 @@ impl MetricSource for Gpus {
                 Some((device, line))
             }
             Some(Err(NvmlError::Timeout)) => None,
-            // No events on this machine, or a device that is lost.
+            // This machine has no events, or a device is lost.
             Some(Err(_)) | None => {
                 std::thread::sleep(time);
                 None

@@ -1,7 +1,9 @@
-//! What waits at this machine's own interfaces to be sent. Send queues of connections would not tell whose link is slow: they hold what is sent and
-//! not confirmed, too, and confirmations of a machine whose link is slow come late to whoever sends to it.
+//! Bytes waiting to be sent at this machine's own interfaces. The send queues of connections would
+//! not show whose link is slow. They also contain what was sent and is not acknowledged yet, and a
+//! machine with a slow link delays its acknowledgements to everyone who sends to it.
 //!
-//! Source: rtnetlink(7) (`RTM_GETQDISC`), tc(8), `linux/rtnetlink.h` (`tcmsg`), `linux/gen_stats.h`, `linux/pkt_sched.h` (`tc_stats`).
+//! Source: rtnetlink(7) (`RTM_GETQDISC`), tc(8), `linux/rtnetlink.h` (`tcmsg`),
+//! `linux/gen_stats.h`, `linux/pkt_sched.h` (`tc_stats`).
 
 use super::answer::{long, short};
 use rustix::net::netlink::SocketAddrNetlink;
@@ -13,21 +15,21 @@ const NEW: u16 = 36;
 const GET: u16 = 38;
 const DONE: u16 = 3;
 const DUMP: u16 = 0x301;
-/// Bytes of `nlmsghdr`, and with `tcmsg`.
+/// Length in bytes of `nlmsghdr`, and of it with `tcmsg`.
 const HEADER: usize = 16;
 const LENGTH: usize = HEADER + 20;
-/// Where messages have the interface, and whose part a queue is; attributes follow.
+/// Offsets in a message of the interface and of the queue's parent. Attributes follow.
 const INTERFACE_AT: usize = HEADER + 4;
 const PARENT_AT: usize = HEADER + 12;
 /// The loopback interface of any namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK: u32 = 1;
-/// `TC_H_ROOT`: all that waits at an interface, the queues of its parts included.
+/// `TC_H_ROOT`: the parent of an interface's root queue, which includes all queues below it.
 const ROOT: u32 = u32::MAX;
-/// `TCA_STATS`, and where it has `backlog`.
+/// `TCA_STATS`, and the offset of its `backlog`.
 const STATS: u16 = 3;
 const BACKLOG_AT: usize = 4 + 32;
 
-/// Messages or attributes, one after another, whose first bytes have their length; the next one begins at a multiple of four.
+/// Iterates over messages or attributes, which begin with their length and are 4-byte aligned.
 fn each(bytes: &[u8], length: impl Fn(&[u8]) -> Option<usize>) -> impl Iterator<Item = &[u8]> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -37,12 +39,12 @@ fn each(bytes: &[u8], length: impl Fn(&[u8]) -> Option<usize>) -> impl Iterator<
     })
 }
 
-/// Bytes that wait, of one answer; and whether it was the last.
+/// Returns the bytes waiting according to an answer, and whether it was the last one.
 fn waiting(answer: &[u8]) -> (u64, bool) {
     let (mut all, mut last) = (0, false);
     for message in each(answer, |rest| Some(long(rest, 0)? as usize)) {
         let kind = short(message, 4);
-        // An error ends it, too.
+        // An error ends the answer, too.
         last |= kind.is_none_or(|kind| kind <= DONE);
         let is_root = long(message, PARENT_AT) == Some(ROOT) && long(message, INTERFACE_AT) != Some(LOOPBACK);
         if kind == Some(NEW) && is_root {
@@ -54,19 +56,19 @@ fn waiting(answer: &[u8]) -> (u64, bool) {
     (all, last)
 }
 
-/// Where it is asked.
+/// A socket for requests to the kernel.
 #[derive(Debug)]
 pub struct Queues(OwnedFd);
 
 impl Queues {
-    /// `None` where the kernel does not have it.
+    /// Opens the socket. Returns `None` if the kernel does not support it.
     pub fn open() -> Option<Queues> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // No protocol: that of routes and queues (`NETLINK_ROUTE`).
+        // Protocol 0 is that of routes and queues (`NETLINK_ROUTE`).
         socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, None).ok().map(Queues)
     }
 
-    /// Bytes that wait now at all interfaces but the loopback.
+    /// Returns the bytes waiting now at all interfaces but the loopback.
     pub fn now(&self) -> Option<u64> {
         let mut request = Vec::with_capacity(LENGTH);
         request.extend((LENGTH as u32).to_ne_bytes());
@@ -76,7 +78,8 @@ impl Queues {
         sendto(&self.0, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0)).ok()?;
         let mut all = 0;
         let mut answer = [0u8; 32 << 10];
-        // It is there already: the kernel answers while it is asked, and the next part while one is taken.
+        // No need to wait: the kernel answers during the request, and adds the next part whenever
+        // one is received.
         while let Ok((held, _)) = recv(&self.0, &mut answer, RecvFlags::empty()) {
             let (bytes, last) = waiting(answer.get(..held)?);
             all += bytes;
@@ -92,7 +95,7 @@ impl Queues {
 mod tests {
     use super::*;
 
-    /// A message of the kernel: a queue of this interface, part of another, in which so many bytes wait.
+    /// A message of the kernel: `backlog` bytes wait in a queue of `interface`, below `parent`.
     fn queue(interface: u32, parent: u32, backlog: u32) -> Vec<u8> {
         let kind = [10u16.to_ne_bytes(), 1u16.to_ne_bytes()].concat();
         let stats = [44u16.to_ne_bytes(), STATS.to_ne_bytes()].concat();
@@ -111,10 +114,10 @@ mod tests {
         assert_eq!(waiting(&all.concat()), (71_000, false));
         assert_eq!(waiting(&[queue(2, ROOT, 5), done].concat()), (5, true));
         assert_eq!(waiting(&[]), (0, false));
-        // Cut off anywhere, it is what came whole.
+        // A message cut off anywhere is not counted.
         let text = queue(2, ROOT, 1000);
         assert!((0..text.len()).all(|n| waiting(&text[..n]) == (0, false)));
-        // A length of nothing does not go on for ever.
+        // A length of zero must not loop for ever.
         assert_eq!(waiting(&[0; 64]), (0, false));
     }
 

@@ -1,5 +1,6 @@
-//! Samples for the detector, once a second for the life of the agent, by a thread of their own: host, network, cards, GPUs. Beside it a ring of the
-//! last minute at 100 Hz, kept here and sent only when it is asked for.
+//! Samples for the detector: host, network, cards and GPUs, once a second for the life of the
+//! agent, by a thread of their own. The thread also keeps a ring of the last minute at 100 Hz,
+//! which is sent only on request.
 
 use super::budget::{Pace, spent};
 use super::ethtool::{Card, Counted};
@@ -18,15 +19,15 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Between samples.
+/// Time between samples.
 const EVERY: Duration = Duration::from_secs(1);
-/// Looks that are kept: a minute, where the machine is fast enough ([`Pace`]).
+/// Capacity of the ring: a minute, if the machine is fast enough ([`Pace`]).
 const LOOKS: usize = 6000;
 
-/// What the network has carried in the last minute: milliseconds since 1970, bytes received and sent so far.
+/// The network traffic of the last minute: milliseconds since 1970, bytes received and sent so far.
 pub type Ring = Arc<Mutex<VecDeque<(u64, u64, u64)>>>;
 
-/// By metric, numbers of the catalogue.
+/// Values by metric, as numbered in the catalogue.
 pub type Samples = Vec<(u8, f32)>;
 
 #[derive(Default)]
@@ -41,7 +42,8 @@ impl Rates {
     }
 }
 
-/// What can be compared: machines with the same processor and the same GPU. How many there are does not count: a machine that lacks one is to be found.
+/// Returns the machine's kind. Machines with the same processor and the same GPU can be compared,
+/// regardless of how many they have: a machine that lacks one must be found.
 fn kind(cpuinfo: &str, gpu: Option<&str>) -> String {
     let model = cpuinfo.lines().find(|l| l.starts_with("model name") || l.starts_with("CPU part"));
     let model = model.and_then(|l| l.split_once(':')).map_or("", |(_, model)| model.trim());
@@ -102,13 +104,13 @@ impl Sources {
     }
 }
 
-/// Samples until nobody listens.
+/// Samples until the receiver is gone.
 pub fn follow(library: Option<PathBuf>, ring: Ring, inbox: mpsc::UnboundedSender<Input>) {
     let work = move || {
         let mut sources = Sources::open(library);
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let kind: Arc<str> = kind(&cpuinfo, sources.gpus.as_ref().and_then(Load::name).as_deref()).into();
-        // Kept open: it is read a hundred times a second.
+        // Kept open, because it is read a hundred times a second.
         let table = File::open("/proc/self/net/dev").ok();
         let mut text = vec![0u8; 16 << 10];
         let mut pace = Pace::default();
@@ -130,7 +132,7 @@ pub fn follow(library: Option<PathBuf>, ring: Ring, inbox: mpsc::UnboundedSender
                 let samples = sources.sample(at, received, sent);
                 let _ = inbox.send(Input::Sampled(at, Arc::clone(&kind), samples));
                 if Instant::now() > second {
-                    // The machine had other things to do.
+                    // The machine was busy; skip what was missed.
                     second = Instant::now() + EVERY;
                 }
                 let now = spent();

@@ -1,13 +1,14 @@
-//! Small files of the kernel, in as few reads as there are pages: each read of some of them walks everything that it tells of anew.
+//! Reads small files of the kernel in as few reads as possible, one per page. For some of them, the
+//! kernel recomputes the whole content at each read.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// The kernel fills a page as far as whole lines go (seq_file): what is shorter than this was the end.
+/// The kernel fills a page with as many whole lines as fit (seq_file): a shorter read is the last.
 const LAST: usize = 2048;
 
-/// Fills `bytes`, which grow where they must; how much it was.
+/// Reads the whole file into `bytes`, which grows as needed. Returns its length.
 fn fill(file: &File, bytes: &mut Vec<u8>) -> std::io::Result<usize> {
     let mut held = 0;
     loop {
@@ -22,7 +23,7 @@ fn fill(file: &File, bytes: &mut Vec<u8>) -> std::io::Result<usize> {
     }
 }
 
-/// What it says now.
+/// Returns the content of a file.
 pub fn read(path: impl AsRef<Path>) -> Option<String> {
     let mut bytes = vec![0; 16 << 10];
     let held = fill(&File::open(path).ok()?, &mut bytes).ok()?;
@@ -30,7 +31,8 @@ pub fn read(path: impl AsRef<Path>) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// What a file says now that is kept open, in bytes that are kept, too; nothing of what cannot be read.
+/// Returns the content of a file that is kept open, in a buffer that is kept, too. Returns an empty
+/// string if it cannot be read.
 pub fn again<'b>(file: &File, bytes: &'b mut Vec<u8>) -> &'b str {
     let held = fill(file, bytes).unwrap_or(0);
     std::str::from_utf8(bytes.get(..held).unwrap_or_default()).unwrap_or("")

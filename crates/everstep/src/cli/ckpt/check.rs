@@ -1,4 +1,4 @@
-//! Looking into checkpoints: what is in them.
+//! Shows the contents of checkpoints.
 
 use super::inventory::{Inventory, Row};
 use super::size;
@@ -9,19 +9,19 @@ use everstep_checkpoint::restore::Shard;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Said of a slot that a running job has written again.
+/// What is reported for a slot that a running job has overwritten.
 pub const OVERWRITTEN: &str = "overwritten meanwhile";
 
-/// One shard of a row: whose it is, and the shard or what is wrong.
+/// One shard of a row: its name, and the shard or what is wrong with it.
 pub type Found = (String, Result<Shard, String>);
 
-/// The shards of a row, opened.
+/// Opens the shards of a row.
 pub fn shards(row: &Row) -> Vec<Found> {
     if row.tier != "disk" {
         let open = |path: &Path| {
             let slot = Slot::open(path).map_err(|e| format!("{}: {e}", path.display()))?;
             let found = Shard::from_slot(Arc::new(slot)).map_err(|e| format!("{}: {e}", path.display()))?;
-            // A job that runs writes its slots again.
+            // A running job reuses its slots.
             if found.1.step == row.step { Ok(found.0) } else { Err(OVERWRITTEN.to_owned()) }
         };
         return row.paths.iter().map(|p| (p.display().to_string(), open(p))).collect();
@@ -37,7 +37,7 @@ pub fn shards(row: &Row) -> Vec<Found> {
     }
 }
 
-/// The shards of one step wherever they are.
+/// Prints the shards of one step, wherever they are.
 pub fn show(inventory: &Inventory, step: Option<u64>, tensors: bool) -> Result<i32, Failure> {
     let step = step.or(inventory.rows.first().map(|r| r.step));
     let rows: Vec<&Row> = inventory.rows.iter().filter(|r| Some(r.step) == step).collect();
@@ -80,8 +80,8 @@ pub fn show(inventory: &Inventory, step: Option<u64>, tensors: bool) -> Result<i
     Ok(0)
 }
 
-/// How often durable checkpoints are made in this directory, and why, where that is measured: `everstep-frequency.json` of
-/// `python/everstep/schedule.py`.
+/// Returns how often durable checkpoints are made in this directory, and why, if that is measured.
+/// `python/everstep/schedule.py` records it in `everstep-frequency.json`.
 fn frequency(directory: &Path) -> Option<String> {
     let kept: serde_json::Value =
         serde_json::from_slice(&persist::recall(directory, "everstep-frequency.json").ok()??).ok()?;

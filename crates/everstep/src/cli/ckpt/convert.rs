@@ -1,4 +1,5 @@
-//! Export and import: torch knows its formats, so Python does them (`python/everstep/convert.py`).
+//! Export and import. torch knows its own formats, so Python does the work
+//! (`python/everstep/convert.py`).
 
 use crate::cli::Failure;
 use crate::cli::interpreter::python;
@@ -7,14 +8,14 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// What other tools read and write.
+/// Formats of other tools.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Format {
-    /// torch.distributed.checkpoint: a directory
+    /// torch.distributed.checkpoint (a directory)
     Dcp,
-    /// torch.save: a file
+    /// torch.save (a file)
     Torch,
-    /// safetensors files as Hugging Face's loaders expect them: weights only
+    /// Hugging Face safetensors files (weights only)
     Hf,
 }
 
@@ -30,25 +31,25 @@ impl Format {
 
 #[derive(Args, Clone, Debug)]
 pub struct Export {
-    /// A directory of checkpoints, or one of them
+    /// Directory of checkpoints, or a single checkpoint
     source: PathBuf,
-    /// What to write; must not exist
+    /// Output path; must not exist
     out: PathBuf,
-    /// Which format
+    /// Format to write
     #[arg(long)]
     to: Format,
-    /// Which step; the newest when not given
+    /// Step to export [default: the newest]
     #[arg(long)]
     step: Option<u64>,
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct Import {
-    /// What the other tool wrote
+    /// Checkpoint of the other tool
     source: PathBuf,
-    /// A directory of checkpoints, in which the next one is made
+    /// Directory of checkpoints in which to create the next one
     directory: PathBuf,
-    /// Which format
+    /// Format to read
     #[arg(long)]
     from: Format,
 }
@@ -61,7 +62,7 @@ fn convert<'a>(arguments: impl IntoIterator<Item = &'a OsStr>) -> Result<i32, Fa
     Ok(status.code().unwrap_or(1))
 }
 
-/// Writes what other tools read.
+/// Converts a checkpoint to another tool's format.
 pub fn export(o: &Export) -> Result<i32, Failure> {
     let step = o.step.map(|s| s.to_string());
     let mut arguments = vec!["export".as_ref(), o.source.as_os_str(), o.out.as_os_str(), "--to".as_ref()];
@@ -72,7 +73,7 @@ pub fn export(o: &Export) -> Result<i32, Failure> {
     convert(arguments)
 }
 
-/// Reads what other tools wrote.
+/// Converts another tool's checkpoint to one of everstep's.
 pub fn import(o: &Import) -> Result<i32, Failure> {
     convert([
         "import".as_ref(),

@@ -1,4 +1,5 @@
-//! What there is: durable directories, slots of this machine, slots of a running job's other nodes.
+//! Finds checkpoints: in durable directories, in this machine's slots, and in the slots of a
+//! running job's other nodes.
 
 use crate::cli::{Failure, runtime, status};
 use crate::places;
@@ -13,33 +14,33 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// What the state of a checkpoint that cannot be read begins with.
+/// Prefix of the state of a checkpoint that cannot be read.
 pub const UNREADABLE: &str = "unreadable: ";
 
-/// One line of the list: a step as one holder has it.
+/// One line of the list: a step in one holder.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub step: u64,
     pub tier: &'static str,
-    /// Whose memory it is in; a directory may be several jobs'.
+    /// The job whose memory contains it. A durable directory may belong to several jobs.
     pub job: Option<String>,
     pub holder: String,
     pub ranks: String,
     pub bytes: u64,
     pub saved_at: u64,
     pub state: String,
-    /// Where it can be read on this machine: slot files, or the checkpoint's directory.
+    /// Where this machine can read it: slot files, or the checkpoint's directory.
     pub paths: Vec<PathBuf>,
 }
 
-/// An entry named as a checkpoint that everstep did not write, or that cannot be told.
+/// An entry that is named like a checkpoint, but that everstep did not write or cannot identify.
 #[derive(Clone, Debug, Serialize)]
 pub struct Foreign {
     pub path: PathBuf,
     pub why: String,
 }
 
-/// Newest step first.
+/// The checkpoints found, newest step first.
 #[derive(Debug, Default)]
 pub struct Inventory {
     pub rows: Vec<Row>,
@@ -48,10 +49,11 @@ pub struct Inventory {
 }
 
 impl Inventory {
-    /// Of a directory, of a job, or of all jobs that this machine has something of.
+    /// Finds the checkpoints of a directory, of a job, or of all jobs with anything on this
+    /// machine.
     ///
     /// # Errors
-    /// When it is neither.
+    /// Fails if `target` is neither a directory nor a job that ran here.
     pub fn of(target: Option<&str>) -> Result<Self, Failure> {
         let mut found = Inventory::default();
         match target {
@@ -73,7 +75,7 @@ impl Inventory {
         Ok(found)
     }
 
-    /// The directories of durable checkpoints among what was found.
+    /// Returns the directories of durable checkpoints among those found.
     pub fn directories(&self) -> impl Iterator<Item = &Path> {
         self.directories.iter().map(PathBuf::as_path)
     }
@@ -91,13 +93,13 @@ impl Inventory {
             let (about, node) = node;
             let (Some(name), Some(address)) = (node["node"].as_str(), node["replicas"].as_str()) else { continue };
             if !here.iter().any(|n| n == name) {
-                // A node that does not answer now holds nothing that could be listed.
+                // A node that does not answer has nothing to list at the moment.
                 let store = crate::places::path_in(&about["store"]).unwrap_or_default();
                 self.slots((job, name), ask(job, address, &store).unwrap_or_default(), false);
             }
         }
         match places::checkpoints(job) {
-            // Without the store, what is in memory can be shown all the same.
+            // If the object store is unreachable, the checkpoints in memory are still listed.
             Some(url) if is_url(&url) => {
                 if let Err(e) = self.directory(&url) {
                     eprintln!("everstep: {}", e.why);
@@ -110,7 +112,7 @@ impl Inventory {
     }
 
     fn directory(&mut self, directory: &Path) -> Result<(), Failure> {
-        // Several jobs may have saved into one.
+        // Several jobs may have saved into one directory.
         if !self.directories.insert(directory.canonicalize().unwrap_or_else(|_| directory.into())) {
             return Ok(());
         }
@@ -180,7 +182,7 @@ impl Inventory {
                 tier,
                 job: Some(job.to_owned()),
                 holder: format!("node {node}"),
-                // Of parity it is stripes that are counted, not ranks.
+                // Parity is counted in stripes, not ranks.
                 ranks: if tier == "parity" {
                     format!("{} stripes", group.len())
                 } else {
@@ -195,7 +197,7 @@ impl Inventory {
     }
 }
 
-/// Jobs that this machine has something of.
+/// Returns the names of the jobs with anything on this machine.
 fn names() -> Vec<String> {
     let below = |p: PathBuf| std::fs::read_dir(p).into_iter().flatten().flatten().filter(|e| e.path().is_dir());
     let all = below(places::state().join("jobs")).chain(below(places::memory()));
@@ -216,7 +218,7 @@ fn ask(job: &str, address: &str, store: &Path) -> Option<Vec<SlotRow>> {
     }
 }
 
-/// `0-3,6`
+/// Formats ranks as in `0-3,6`.
 fn runs(mut ranks: Vec<u64>) -> String {
     ranks.sort_unstable();
     ranks.dedup();

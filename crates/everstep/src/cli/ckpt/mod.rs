@@ -23,58 +23,59 @@ pub struct Options {
 
 #[derive(Subcommand, Clone, Debug)]
 enum Command {
-    /// All checkpoints: step, tier, holder, ranks, size, age, state
+    /// List all checkpoints: step, tier, holder, ranks, size, age and state
     Ls {
-        /// A directory of checkpoints or the name of a job; all jobs of this machine when not given
+        /// Directory of checkpoints, or name of a job [default: all jobs on this machine]
         target: Option<String>,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// The shards of one step, and their tensors
+    /// Show the shards of one step, and their tensors
     Show {
-        /// A directory of checkpoints or the name of a job
+        /// Directory of checkpoints, or name of a job
         target: String,
-        /// Which step; the newest when not given
+        /// Step to show [default: the newest]
         step: Option<u64>,
-        /// Names, types and shapes of all tensors
+        /// Also print the names, types and shapes of all tensors
         #[arg(long)]
         tensors: bool,
     },
-    /// Read everything as a restore would: every byte, and all values; exit code 1 when something is damaged
+    /// Read every byte and value as a restore would; exit with 1 if anything is damaged
     Verify {
-        /// A directory of checkpoints or the name of a job
+        /// Directory of checkpoints, or name of a job
         target: String,
-        /// Only this step
+        /// Verify only this step
         step: Option<u64>,
     },
-    /// Write a durable checkpoint as what other tools read
+    /// Convert a durable checkpoint to another tool's format
     Export(convert::Export),
-    /// Make a checkpoint, for everstep.dcp.Reader, of what other tools wrote
+    /// Convert another tool's checkpoint to one for everstep.dcp.Reader
     Import(convert::Import),
-    /// Remove durable checkpoints beyond what is to be kept. What users saved, and what everstep did not write, stays
+    /// Remove durable checkpoints, except those to keep, those that users saved, and those that
+    /// everstep did not write
     Prune {
-        /// A directory of checkpoints
+        /// Directory of checkpoints
         directory: std::path::PathBuf,
-        /// So many of the newest stay (at least 2)
+        /// Number of newest checkpoints to keep (at least 2)
         #[arg(long)]
         keep: usize,
-        /// The first one of every so many hours stays, too
+        /// Also keep the first checkpoint of every period of this length, in hours
         #[arg(long, value_name = "HOURS")]
         keep_every: Option<u64>,
-        /// Those of epoch boundaries need not stay
+        /// Do not keep the checkpoints of epoch boundaries
         #[arg(long)]
         no_epochs: bool,
-        /// Branches that were left by restoring an earlier step go, too
+        /// Also remove branches that were left by restoring an earlier step
         #[arg(long)]
         abandoned: bool,
-        /// Only say what would go, and what is left alone
+        /// Only print what would be removed, and what would be left alone
         #[arg(long)]
         dry_run: bool,
     },
 }
 
-/// Does what is asked.
+/// Runs the command.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     match &o.command {
         Command::Ls { target, json } => list(target.as_deref(), *json),
@@ -102,7 +103,7 @@ fn list(target: Option<&str>, as_json: bool) -> Result<i32, Failure> {
         eprintln!("no checkpoints{}", target.map_or(String::new(), |t| format!(" of {t}")));
         return Ok(0);
     }
-    // Which job is a question only where there are several.
+    // The job matters only if there can be several.
     let of = |job: &str| if target.is_none() { format!("{job:<20}  ") } else { String::new() };
     println!(
         "{}{:>10}  {:<5}  {:<28}  {:<12}  {:>9}  {:>6}  STATE",
@@ -139,7 +140,7 @@ fn prune(directory: &Path, policy: Policy, dry_run: bool) -> Result<i32, Failure
         eprintln!("nothing is beyond what is to be kept (the newest two of the running branch always stay)");
     }
     for (step, name) in &done.gone {
-        // A number says it all, where it is the name.
+        // If the name is derived from the step, the step is enough.
         if *name == format!("step-{step}") { println!("{step}") } else { println!("{name}") }
     }
     for name in &done.leftovers {
@@ -151,7 +152,7 @@ fn prune(directory: &Path, policy: Policy, dry_run: bool) -> Result<i32, Failure
     Ok(0)
 }
 
-/// For people: three digits and a unit.
+/// Formats a size for display: at most three digits before the point, and a unit.
 pub(super) fn size(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;

@@ -1,4 +1,5 @@
-//! Verifying: every byte is read here, and what a restore makes of them is asked of Python, which restores.
+//! Verification: every byte is read here. Python, which does the restoring, then decodes the
+//! values.
 
 use super::check::{OVERWRITTEN, shards};
 use super::inventory::{Inventory, Row, UNREADABLE};
@@ -13,28 +14,28 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Threads that read.
+/// Number of threads that read.
 const READERS: usize = 4;
 
-/// One shard.
+/// One shard, and what is wrong with it.
 struct Checked<'a> {
     row: &'a Row,
     name: String,
     wrong: Option<String>,
 }
 
-/// Shards whose bytes are good; their values come next.
+/// Shards whose bytes are good. Their values are checked next.
 struct Asked {
-    /// Which of all that were checked: those of one checkpoint, or one slot.
+    /// Indices among all checked shards: those of one checkpoint, or one slot.
     shards: Range<usize>,
     what: Value,
     slot: Option<PathBuf>,
 }
 
-/// (rank, or `None` for all shards; what is wrong)
+/// A rank (`None` for all shards) and what is wrong with it.
 type Wrong = (Option<usize>, String);
 
-/// Reads everything.
+/// Verifies all shards, and prints the damaged ones.
 pub fn verify(inventory: &Inventory, step: Option<u64>) -> Result<i32, Failure> {
     let (mut all, mut asked) = (Vec::new(), Vec::new());
     for row in inventory.rows.iter().filter(|r| step.is_none_or(|s| s == r.step)) {
@@ -42,7 +43,7 @@ pub fn verify(inventory: &Inventory, step: Option<u64>) -> Result<i32, Failure> 
         all.extend(bytes(row).into_iter().map(|(name, wrong)| Checked { row, name, wrong }));
         let good = |n: usize| all.get(n).is_some_and(|c: &Checked| c.wrong.is_none());
         match row.tier {
-            // It has no values.
+            // Parity has no values.
             "parity" => {}
             "disk" if (first..all.len()).all(good) => {
                 let path = row.paths.first().map(|p| p.as_os_str().as_bytes());
@@ -54,7 +55,7 @@ pub fn verify(inventory: &Inventory, step: Option<u64>) -> Result<i32, Failure> 
     }
     for (of, wrongs) in asked.iter().zip(values(&asked)?) {
         for (rank, why) in wrongs {
-            // What is wrong with all of it is said once, at the first.
+            // A problem with the whole checkpoint is reported once, at its first shard.
             let at = of.shards.start + rank.unwrap_or(0);
             if let Some(shard) = all.get_mut(at).filter(|_| of.shards.contains(&at)) {
                 let current = of.slot.as_deref().is_none_or(|path| is_of(path, shard.row.step));
@@ -74,7 +75,7 @@ pub fn verify(inventory: &Inventory, step: Option<u64>) -> Result<i32, Failure> 
     Ok(i32::from(!bad.is_empty()))
 }
 
-/// The shards of a row, and what is wrong with their bytes.
+/// Returns the shards of a row, and what is wrong with their bytes.
 fn bytes(row: &Row) -> Vec<(String, Option<String>)> {
     if let Some(why) = row.state.strip_prefix(UNREADABLE) {
         return row.paths.iter().map(|p| (p.display().to_string(), Some(why.to_owned()))).collect();
@@ -100,12 +101,12 @@ fn slot(number: usize, path: &Path) -> Option<Asked> {
     Some(Asked { shards: number..number + 1, what, slot: Some(path.into()) })
 }
 
-/// A job that runs writes its slots again.
+/// Returns true if the slot still contains this step: a running job reuses its slots.
 fn is_of(path: &Path, step: u64) -> bool {
     Slot::open(path).is_ok_and(|s| s.label().is_some_and(|l| l.step == step))
 }
 
-/// What is wrong with the values of each, as `python/everstep/verify.py` says.
+/// Returns what is wrong with the values of each item, as reported by `python/everstep/verify.py`.
 fn values(asked: &[Asked]) -> Result<Vec<Vec<Wrong>>, Failure> {
     if asked.is_empty() {
         return Ok(Vec::new());
@@ -121,7 +122,8 @@ fn values(asked: &[Asked]) -> Result<Vec<Vec<Wrong>>, Failure> {
     command.args(["-m", "everstep.verify"]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|e| failed(&e.to_string()))?;
     let question = serde_json::to_vec(&asked.iter().map(|a| &a.what).collect::<Vec<_>>()).unwrap_or_default();
-    // It reads all before it answers. One that has ended says more by its exit code than the broken pipe does.
+    // It reads everything before it answers. If it has ended already, its exit code explains more
+    // than the broken pipe.
     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(&question));
     let done = child.wait_with_output().map_err(|e| failed(&e.to_string()))?;
     let answers: Vec<Vec<Wrong>> =

@@ -1,4 +1,4 @@
-//! Which program the workers are: the interpreter, its options, and the user's own arguments.
+//! The workers' program: the interpreter, its options, and the user's own arguments.
 
 use super::{Failure, Options};
 use crate::agent::launch::Entry;
@@ -6,23 +6,24 @@ use crate::cli::interpreter::python;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Runs a script as `torch.distributed.run.run_script_path` does, with its exceptions in the error file.
+/// Runs a script like `torch.distributed.run.run_script_path`, which records exceptions in the
+/// error file.
 const RUN_PATH: &str = "import runpy, sys; from torch.distributed.elastic.multiprocessing.errors import record; \
 sys.argv = sys.argv[1:]; sys.path[0] = __import__('os').path.dirname(sys.executable); record(lambda: runpy.run_path(sys.argv[0], run_name='__main__'))()";
 
-/// What a worker runs.
+/// The program that a worker runs.
 #[derive(Default)]
 pub struct Program {
-    /// Program and arguments; macros are still in them.
+    /// Program and arguments, with macros not yet replaced.
     pub argv: Vec<OsString>,
-    /// How a process that has torch imported already can run the same; `None` when it cannot.
+    /// How a warm process can run the same program; `None` if it cannot.
     pub warm: Option<Entry>,
 }
 
-/// The program that the options ask for.
+/// Returns the program that the options ask for.
 ///
 /// # Errors
-/// A script that does not exist, or options that contradict each other.
+/// Fails if the script does not exist, or if options contradict each other.
 pub fn program(o: &Options) -> Result<Program, Failure> {
     let script = o.script.first().ok_or_else(|| Failure::usage("no script to run"))?;
     if o.module && o.no_python {
@@ -47,10 +48,10 @@ pub fn program(o: &Options) -> Result<Program, Failure> {
     Ok(Program { argv, warm })
 }
 
-/// The program that provides machines.
+/// Returns the absolute path of the program that provides machines.
 ///
 /// # Errors
-/// No such program, or none that can be started.
+/// Fails if the program does not exist or is not executable.
 pub fn provisioner(path: &Path) -> Result<PathBuf, Failure> {
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     if rustix::fs::access(&whole, rustix::fs::Access::EXEC_OK).is_err() || whole.is_dir() {
@@ -60,10 +61,11 @@ pub fn provisioner(path: &Path) -> Result<PathBuf, Failure> {
     Ok(whole)
 }
 
-/// Number of workers that `--nproc-per-node` asks for.
+/// Returns the number of workers that `--nproc-per-node` asks for.
 ///
 /// # Errors
-/// No number and none of the known words, or a device this machine does not have.
+/// Fails if the text is neither a number nor a known word, or names a device that this machine
+/// lacks.
 pub fn workers(text: &str) -> Result<u32, Failure> {
     let cpus = || rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
     let gpus = || {

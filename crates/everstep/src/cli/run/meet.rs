@@ -1,5 +1,5 @@
-//! Where the nodes of a job meet, in torchrun's two styles: `static` (an address and a port of the
-//! process group's store, node ranks given) and rendezvous (an endpoint of the coordinator).
+//! Where the nodes of a job meet, in torchrun's two styles: `static` (address and port of the
+//! process-group store, with given node ranks) and rendezvous (an endpoint of the coordinator).
 
 use super::{Failure, Options};
 use crate::listening::{Place, REMEDY, is_loopback};
@@ -17,34 +17,33 @@ const MASTER_PORT: u16 = 29500;
 /// How this node finds the others.
 #[derive(Debug)]
 pub struct Meet {
-    /// `HOST:PORT` of the coordinator; port 0: look into the store's directory.
+    /// `HOST:PORT` of the coordinator. Port 0 means that the store's directory names the port.
     pub endpoint: String,
-    /// What other nodes reach this one by.
+    /// Host or address at which other nodes reach this one.
     pub host: String,
     /// Where this node's own ports listen.
     pub place: Place,
-    /// This node starts the coordinator when none answers.
+    /// Whether this node starts the coordinator if none answers.
     pub may_host: bool,
-    /// Job name.
     pub job: String,
     /// Directory of the coordinator's store.
     pub store: PathBuf,
     /// `TORCHELASTIC_RUN_ID`.
     pub run_id: String,
-    /// Port of this node's process-group store that the user has fixed. The coordinator is then
-    /// reached through the same port.
+    /// The user's fixed port for this node's process-group store. The coordinator is then reached
+    /// through the same port.
     pub master_port: Option<u16>,
     /// Fixed node id (`--rdzv-backend static`).
     pub node: Option<String>,
 }
 
-/// True when `host` is an address of this machine: a socket can be bound to it.
+/// Returns true if `host` is an address of this machine, that is, if a socket can be bound to it.
 fn is_local(host: &str) -> bool {
     let addresses = (host, 0).to_socket_addrs().into_iter().flatten();
     addresses.into_iter().any(|a| std::net::UdpSocket::bind(a).is_ok())
 }
 
-/// The address that this machine uses to reach `host`.
+/// Returns the address from which this machine reaches `host`.
 fn own_address(host: &str, port: u16) -> Option<String> {
     let socket = std::net::UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect((host, port)).ok()?;
@@ -58,7 +57,7 @@ fn split(option: &str, endpoint: &str, default: u16) -> Result<(String, u16), Fa
     Ok((host.to_owned(), port.ok_or_else(bad)?))
 }
 
-/// Refuses what is unknown or not encrypted.
+/// Refuses unknown hosts, and hosts beyond loopback without `--insecure` and a token.
 fn check_reachable(o: &Options, option: &str, host: &str, port: u16) -> Result<(), Failure> {
     if !(host, port).to_socket_addrs().is_ok_and(|mut a| a.next().is_some()) {
         return Err(Failure {
@@ -86,7 +85,7 @@ fn own_host(o: &Options, host: &str, port: u16) -> Result<String, Failure> {
     })
 }
 
-/// Where a node listens that others reach by `host`.
+/// Returns where a node listens that others reach at `host`.
 fn place(o: &Options, host: &str) -> Result<Place, Failure> {
     if o.insecure && !is_loopback(host) && o.token_file.is_none() {
         return Err(Failure::config("--insecure needs --token-file, the same token in a 0600 file on all nodes"));
@@ -99,10 +98,10 @@ fn checked_job(name: String) -> Result<String, Failure> {
     Ok(name)
 }
 
-/// From the options to a meeting place.
+/// Returns the meeting place that the options describe.
 ///
 /// # Errors
-/// Options that contradict each other, or a place that cannot be used.
+/// Fails if options contradict each other, or if the place cannot be used.
 pub fn meet(o: &Options, nodes_max: u32) -> Result<Meet, Failure> {
     match o.rdzv_backend.as_deref() {
         None | Some("static" | "c10d" | "everstep") => {}
@@ -122,7 +121,7 @@ pub fn meet(o: &Options, nodes_max: u32) -> Result<Meet, Failure> {
         || (o.rdzv_backend.is_none()
             && o.rdzv_endpoint.is_empty()
             && (o.master_port.is_some() || (nodes_max > 1 && master_given)));
-    // As torchrun: one node for which no place was given meets itself.
+    // Like torchrun: a single node without an address meets only itself.
     let place_given = !o.rdzv_endpoint.is_empty() || o.master_port.is_some();
     if o.standalone || (nodes_max == 1 && !place_given) {
         if nodes_max > 1 {
@@ -165,7 +164,7 @@ pub fn meet(o: &Options, nodes_max: u32) -> Result<Meet, Failure> {
     })
 }
 
-/// One node that meets nobody.
+/// Returns the meeting place of a single node.
 fn alone(o: &Options, master: Option<(String, u16)>) -> Result<Meet, Failure> {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos());
     let job = o.job_name().unwrap_or_else(|| format!("job-{}-{}", std::process::id(), nanos % 1_000_000));
@@ -194,7 +193,8 @@ fn alone(o: &Options, master: Option<(String, u16)>) -> Result<Meet, Failure> {
     })
 }
 
-/// `--master-addr` and `--master-port`: node 0 serves its store there, and lets the others through to the coordinator.
+/// Handles `--master-addr` and `--master-port`: node 0 serves the process-group store there and
+/// forwards other nodes to the coordinator.
 fn fixed(o: &Options, nodes_max: u32) -> Result<Meet, Failure> {
     let (host, port) = if o.rdzv_endpoint.is_empty() {
         (o.master_addr.clone().unwrap_or_else(|| "127.0.0.1".into()), o.master_port.unwrap_or(MASTER_PORT))

@@ -23,30 +23,32 @@ use everstep_wire::raw::Raw;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How long a world that lacks nodes waits for them unless it is said.
+/// How long a world waits for missing nodes by default.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(600);
-/// The same where only the agent that has started the job knows its name: it may have been stopped for a while, and nobody else comes.
+/// The same for a job on one node whose generated name only its agent knows. No other node can
+/// join, but the agent may have been suspended for a while.
 const NAMELESS_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// `everstep check`: takes part in a check of the nodes that nothing is started after.
+/// `everstep check`: takes part in a check of the nodes and starts no workers.
 pub fn check(o: &Options) -> Result<i32, Failure> {
     start(&Options { only_check: true, ..o.clone() })
 }
 
-/// Runs an agent; the exit code is the job's.
+/// Runs an agent and returns the job's exit code.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     if let Some(shell) = &o.print_completion {
         return super::completion::print(shell);
     }
     let done = start(o);
     if o.exit_codes == "torchrun" {
-        // torchrun knows 0, 1, and 2 for a command line that it cannot read.
+        // torchrun ends with 0 or 1, or with 2 after a usage error.
         return done.map(|code| i32::from(code != 0)).map_err(|f| Failure { code: f.code.min(2), ..f });
     }
     done
 }
 
-/// What the nodes of a job must agree on; the job's name comes with the meeting place.
+/// Returns what the nodes of a job must agree on. The job's name is set later, with the meeting
+/// place.
 fn spec(o: &Options) -> Result<JobSpec, Failure> {
     let (nodes_min, nodes_max) = o.nodes()?;
     let restarts = o.max_restarts.map_or(RestartBudget::PerDayAfterFirstStep(RESTARTS_PER_DAY), RestartBudget::Exactly);
@@ -70,10 +72,11 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| u64::try_from(d.as_nanos()).unwrap_or(1))
 }
 
-/// How to reach the coordinator; the directory of its store is there when this node may start it.
+/// Returns how to reach the coordinator. If this node may start it, the store's directory is
+/// created.
 fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Failure> {
     let store = &meet.store;
-    // What is wrong with it is said here and now, not in a coordinator's log.
+    // Problems with these files are reported here and now, not in a coordinator's log.
     let notify = o.notify.as_ref().map(std::path::absolute).transpose();
     let notify = notify.map_err(|e| Failure::config(format!("cannot use --notify: {e}")))?;
     notify.as_deref().map(crate::notify::routes::read).transpose().map_err(Failure::config)?;
@@ -111,7 +114,7 @@ fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Fail
     })
 }
 
-/// Takes part in a rendezvous for an agent of torchrun, which runs the workers (`everstep.torchrun`).
+/// Takes part in a rendezvous for a torchrun agent, which runs the workers (`everstep.torchrun`).
 pub fn rendezvous(o: &Options) -> Result<i32, Failure> {
     let mut spec = spec(o)?;
     let meet = meet::meet(o, spec.nodes_max)?;
@@ -136,7 +139,7 @@ pub fn rendezvous(o: &Options) -> Result<i32, Failure> {
     };
     let runtime = runtime()?;
     let end = runtime.block_on(crate::agent::external::run(config, meet.place, target));
-    // A read of standard input may be waiting for ever.
+    // A read of standard input may block forever.
     runtime.shutdown_background();
     end.map_err(|e| Failure { code: 1, why: format!("cannot take part in the rendezvous: {e}") })
 }
@@ -146,7 +149,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
     let workers = command::workers(&o.nproc_per_node)?;
     let stop_signals = o.stop_signals()?;
     let streams = streams(o)?;
-    // torch names its own log handling so.
+    // "default" is torch's name for its own log handling.
     if let Some(plugin) = o.logs_specs.as_ref().filter(|plugin| *plugin != "default") {
         return Err(Failure::usage(format!(
             "--logs-specs {plugin} is a plug-in written in Python; run it with torchrun --rdzv-backend everstep --logs-specs {plugin}"
@@ -231,7 +234,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
         }
         crate::say!("{}", end.why);
         let (job, code, logs) = (&meet.job, end.code, logs.display());
-        // Whoever stopped a job knows why it ended.
+        // If a signal ended the job, the cause is known.
         match code {
             129..=192 => crate::say!("job {job} ended with exit code {code}; logs in {logs}"),
             _ => crate::say!(
@@ -242,7 +245,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
     Ok(end.code)
 }
 
-/// Where the workers' output goes, as far as the options say.
+/// Returns where the workers' output goes, as far as the options decide it.
 fn streams(o: &Options) -> Result<Streams, Failure> {
     let template = Some(o.log_line_prefix_template.clone()).filter(|t| !t.is_empty());
     let template = template.or_else(|| std::env::var("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE").ok());
@@ -256,7 +259,7 @@ fn streams(o: &Options) -> Result<Streams, Failure> {
     })
 }
 
-/// As torchrun: who started us finds the first worker's error in the file that it named
+/// Like torchrun: copies the first worker's error to the file that our parent process named
 /// (`ErrorHandler.dump_error_file`).
 fn copy_error(from: &Path, code: i32) {
     let Some(to) = std::env::var_os("TORCHELASTIC_ERROR_FILE").filter(|p| !p.is_empty()) else { return };

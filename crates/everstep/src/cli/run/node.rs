@@ -1,4 +1,4 @@
-//! Who this node is: its id, and the lock that keeps a second agent from being the same one.
+//! This node's identity: its id, and the lock that keeps a second agent from taking the same one.
 
 use super::meet::Meet;
 use super::{Failure, Options};
@@ -7,10 +7,10 @@ use crate::places;
 use std::fs::File;
 use std::time::Duration;
 
-/// An earlier agent's guard may hold the node for a moment.
+/// How long to wait for the lock: the guard of an earlier agent may keep it for a moment.
 const NODE_LOCK_WAIT: Duration = Duration::from_secs(5);
 
-/// Takes the lock of a node id; held by the agent and, after it, by its guard.
+/// Takes the lock of a node id. The agent holds it and, after the agent's end, its guard.
 fn lock_node(job: &str, node: &str, wait: Duration) -> Result<Result<File, Owner>, Failure> {
     let path = places::job(job);
     let unusable = |e: std::io::Error| {
@@ -23,10 +23,10 @@ fn lock_node(job: &str, node: &str, wait: Duration) -> Result<Result<File, Owner
     lock::take(&directory, &format!("node-{node}.lock"), wait).map_err(unusable)
 }
 
-/// The id of this node in `job`, and its lock.
+/// Returns the id of this node in `job`, and its lock.
 ///
 /// # Errors
-/// The id is taken on this machine.
+/// Fails if the id is in use on this machine.
 pub fn node_id(o: &Options, meet: &Meet, nodes_max: u32) -> Result<(String, File), Failure> {
     let job = meet.job.as_str();
     let given = meet

@@ -25,157 +25,173 @@ pub struct Options {
     /// Id of the job, the same on all nodes
     #[arg(long, env = "PET_RDZV_ID", default_value = "none")]
     pub rdzv_id: String,
-    /// More about the rendezvous, key=value,…: join_timeout and is_host are used, the rest follows --detect-timeout
+    /// Rendezvous settings, key=value,…: join_timeout (seconds) and is_host are used; other
+    /// timeouts follow --detect-timeout
     #[arg(long, env = "PET_RDZV_CONF", default_value = "")]
     pub rdzv_conf: String,
-    /// One node: meet on loopback
+    /// Run on one node, with a rendezvous on loopback
     #[arg(long, env = "PET_STANDALONE", value_parser = FalseyValueParser::new())]
     pub standalone: bool,
-    /// Restarts of the whole job; without it, 10 a day once a step was completed
+    /// Maximum number of restarts of the whole job [default: 10 per day, once a step has completed]
     #[arg(long, env = "PET_MAX_RESTARTS")]
     pub max_restarts: Option<u32>,
-    /// Taken as torchrun does and not needed: nothing is polled
+    /// Accepted for compatibility with torchrun and ignored: nothing is polled
     #[arg(long, env = "PET_MONITOR_INTERVAL", default_value_t = 0.1)]
     pub monitor_interval: f64,
-    /// Taken as torchrun does and not needed: workers are processes of their own
+    /// Accepted for compatibility with torchrun and ignored: workers are separate processes
     #[arg(long, env = "PET_START_METHOD", default_value = "spawn", value_parser = ["spawn", "fork", "forkserver"])]
     pub start_method: String,
-    /// Taken as torchrun does: events are in `everstep status` and events.jsonl
+    /// Accepted for compatibility with torchrun and ignored: see everstep status and events.jsonl
     #[arg(long, env = "PET_EVENT_LOG_HANDLER", default_value = "null")]
     pub event_log_handler: String,
-    /// Role of the workers, for logs
+    /// Role of the workers: the prefix of their log lines, and ROLE_NAME
     #[arg(long, env = "PET_ROLE", default_value = "default")]
     pub role: String,
     /// Run the script as a Python module
     #[arg(short = 'm', long, env = "PET_MODULE", value_parser = FalseyValueParser::new())]
     pub module: bool,
-    /// Run the script as a program of its own
+    /// Run the script as a program, without Python
     #[arg(long, env = "PET_NO_PYTHON", value_parser = FalseyValueParser::new())]
     pub no_python: bool,
-    /// Run the script with runpy.run_path, its exceptions recorded in the error file
+    /// Run the script with runpy.run_path and record its exceptions in the error file
     #[arg(long, env = "PET_RUN_PATH", value_parser = FalseyValueParser::new())]
     pub run_path: bool,
     /// Directory for logs
     #[arg(long, env = "PET_LOG_DIR")]
     pub log_dir: Option<PathBuf>,
-    /// Streams that go to files only: 0 none, 1 out, 2 err, 3 both, or per local rank 0:3,1:1
+    /// Streams to write to files only: 0 none, 1 stdout, 2 stderr, 3 both; or per local rank,
+    /// 0:3,1:1
     #[arg(short = 'r', long, env = "PET_REDIRECTS", default_value = "0")]
     pub redirects: String,
-    /// Streams that go to files and, with a prefix, to the console
+    /// Streams to write to files and, with a prefix, to the console: values as for --redirects
     #[arg(short = 't', long, env = "PET_TEE", default_value = "0")]
     pub tee: String,
     /// Prefix of teed lines; ${role_name}, ${rank}, ${local_rank} and ${hostname} are replaced
     #[arg(long, env = "PET_LOG_LINE_PREFIX_TEMPLATE", default_value = "")]
     pub log_line_prefix_template: String,
-    /// Only these local ranks reach the console, for example 0,1
+    /// Show only these local ranks on the console, for example 0,1
     #[arg(long, env = "PET_LOCAL_RANKS_FILTER", default_value = "")]
     pub local_ranks_filter: String,
-    /// Teed lines on stdout with one of these also go to filtered_stdout.log; ,, is a comma
+    /// Also write teed stdout lines that contain one of these strings to filtered_stdout.log (a,b;
+    /// write ,, for a comma)
     #[arg(long, env = "PET_DUPLICATE_STDOUT_FILTERS", default_value = "")]
     pub duplicate_stdout_filters: String,
-    /// The same for stderr and filtered_stderr.log
+    /// Also write teed stderr lines that contain one of these strings to filtered_stderr.log
     #[arg(long, env = "PET_DUPLICATE_STDERR_FILTERS", default_value = "")]
     pub duplicate_stderr_filters: String,
-    /// Id of this node (with --rdzv-backend static: its rank); without it a stable one is kept on disk
+    /// Id of this node; with --rdzv-backend static, its rank [default: SLURM_NODEID, else the host
+    /// name; 0 if static or a single node]
     #[arg(long, env = "PET_NODE_RANK")]
     pub node_rank: Option<String>,
-    /// Address of node 0, 127.0.0.1 if not given (--rdzv-backend static)
+    /// Address of node 0 (--rdzv-backend static) [default: 127.0.0.1]
     #[arg(long, env = "PET_MASTER_ADDR")]
     pub master_addr: Option<String>,
-    /// Port on node 0 of the process group's store (--rdzv-backend static); 29500 when it is needed and not given
+    /// Port of the process-group store on node 0 (--rdzv-backend static) [default: 29500; any free
+    /// port for a single node]
     #[arg(long, env = "PET_MASTER_PORT")]
     pub master_port: Option<u16>,
-    /// Host that other nodes reach this one by
+    /// Host or address at which other nodes reach this one
     #[arg(long, env = "PET_LOCAL_ADDR")]
     pub local_addr: Option<String>,
-    /// default, or a log plug-in of torchrun, which needs torchrun --rdzv-backend everstep
+    /// Log plug-in: only default works here; others need torchrun --rdzv-backend everstep
     #[arg(long)]
     pub logs_specs: Option<String>,
     /// Bind each worker to the processors near its accelerator
     #[arg(long, value_parser = ["node", "socket", "exclusive", "core-complex"])]
     pub numa_binding: Option<String>,
-    /// Signals that stop the whole job; USR1, USR2 and CONT are otherwise passed on to the workers
+    /// Signals that stop the whole job; SIGUSR1, SIGUSR2 and SIGCONT are passed on to the workers
+    /// unless listed
     #[arg(long, env = "PET_SIGNALS_TO_HANDLE", default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT")]
     pub signals_to_handle: String,
-    /// Seconds between TERM and KILL when the job stops; 30, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT
+    /// Seconds from SIGTERM to SIGKILL when the job stops [default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT,
+    /// else 30]
     #[arg(long, env = "PET_SHUTDOWN_TIMEOUT")]
     pub shutdown_timeout: Option<u64>,
-    /// Each worker sees its own accelerator as device 0, and LOCAL_RANK=0
+    /// Show each worker its own accelerator as device 0, with LOCAL_RANK=0
     #[arg(long, env = "PET_VIRTUAL_LOCAL_RANK", value_parser = FalseyValueParser::new())]
     pub virtual_local_rank: bool,
-    /// Print a completion script for this shell and end
+    /// Print a completion script for this shell and exit
     #[arg(long, value_parser = ["bash", "zsh", "fish", "tcsh"], exclusive = true)]
     pub print_completion: Option<String>,
 
-    /// Worlds have a multiple of this many nodes
+    /// Use only multiples of this number of nodes
     #[arg(long, env = "EVERSTEP_NODE_UNIT", default_value_t = 1)]
     pub node_unit: u32,
-    /// Nodes beyond MAX that are kept ready: torch imported, nothing more
+    /// Number of nodes beyond MAX to keep ready, with torch imported
     #[arg(long, env = "EVERSTEP_SPARES", default_value_t = 0)]
     pub spares: u32,
 
-    /// Nodes with the same name here may fail together (a rack, a switch): copies go to other ones
+    /// Failure domain of this node, such as its rack or switch; copies go to nodes in other domains
     #[arg(long, env = "EVERSTEP_FAILURE_DOMAIN", value_name = "NAME")]
     pub failure_domain: Option<String>,
-    /// Classes and lines of errors of your own, asked before the built-in ones (TOML; everstep classify --table shows those)
+    /// Your own error classes and patterns, checked before the built-in ones (TOML; see everstep
+    /// classify --table)
     #[arg(long, env = "EVERSTEP_FAILURE_TABLE", value_name = "FILE")]
     pub failure_table: Option<PathBuf>,
-    /// Where people are told of incidents: webhooks, Slack, PagerDuty, DingTalk (TOML; everstep notify FILE tries it)
+    /// Where to report incidents: webhooks, Slack, PagerDuty, DingTalk and others (TOML; test it
+    /// with everstep notify)
     #[arg(long, env = "EVERSTEP_NOTIFY", value_name = "FILE")]
     pub notify: Option<PathBuf>,
-    /// How everstep's own lines are written: for people, or a JSON object each
+    /// Format of everstep's own messages: text, or one JSON object per line
     #[arg(long, env = "EVERSTEP_LOG_FORMAT", default_value = "text", value_parser = ["text", "json"])]
     pub log_format: String,
-    /// Where the kernel writes its log: errors of GPUs, processes killed for memory; a file is followed, "off" reads none
+    /// Kernel log to watch for GPU errors and processes killed for lack of memory; a regular file
+    /// is followed, "off" disables it
     #[arg(long, env = "EVERSTEP_KERNEL_LOG", value_name = "FILE", default_value = crate::agent::kernel_log::DEVICE)]
     pub kernel_log: PathBuf,
-    /// NVIDIA's management library, where there is one: memory errors, links and heat of GPUs, and Xids; "off" loads none
+    /// NVIDIA management library to load, if present, for GPU memory errors, links, temperatures
+    /// and Xids; "off" disables it
     #[arg(long, env = "EVERSTEP_NVML", value_name = "FILE", default_value = crate::agent::metric::nvml::LIBRARY)]
     pub nvml: PathBuf,
-    /// Directory of the coordinator's store, on the node that --rdzv-endpoint names
+    /// Directory of the coordinator's store, on the node named by --rdzv-endpoint
     #[arg(long, env = "EVERSTEP_STORE")]
     pub store: Option<PathBuf>,
-    /// The one knob for all timeouts, for example 2s or 500ms
+    /// Time to detect a failure, from which all timeouts follow, for example 2s or 500ms
     #[arg(long, env = "EVERSTEP_DETECT_TIMEOUT", default_value = "2s", value_parser = duration)]
     pub detect_timeout: Duration,
-    /// How long a world that lacks nodes waits for them [default: 10m; 90s for a job on one node without a name, which nobody can join]
+    /// How long a world waits for missing nodes [default: 600s; 90s for an unnamed job on one node,
+    /// which no other node can join]
     #[arg(long, env = "EVERSTEP_JOIN_TIMEOUT", value_parser = duration)]
     pub join_timeout: Option<Duration>,
-    /// Allow addresses other than loopback without TLS; needs --token-file
+    /// Allow addresses other than loopback without TLS; requires --token-file
     #[arg(long, env = "EVERSTEP_INSECURE", value_parser = FalseyValueParser::new())]
     pub insecure: bool,
     /// File with the coordinator's token (mode 0600)
     #[arg(long, env = "EVERSTEP_TOKEN_FILE")]
     pub token_file: Option<PathBuf>,
-    /// Name of the job; a job started again under its name finds its memory checkpoints
+    /// Name of the job; a job started again under its name finds its checkpoints in memory
     #[arg(long, env = "EVERSTEP_NAME")]
     pub name: Option<String>,
-    /// What is done about machines beyond this job (mark a bad one, ask for another): say it, ask first, do it
+    /// What to do about machines outside this job (mark a bad one, request another): observe
+    /// reports it, advise asks first, act does it
     #[arg(long, env = "EVERSTEP_POLICY", default_value = "observe", value_parser = ["observe", "advise", "act"])]
     pub policy: String,
-    /// Program that does it, called with one request as JSON on its standard input; on the node that --rdzv-endpoint names
+    /// Program that carries out requests about machines, each one JSON on standard input; for the
+    /// node named by --rdzv-endpoint
     #[arg(long, env = "EVERSTEP_PROVISIONER", value_name = "PROGRAM")]
     pub provisioner: Option<PathBuf>,
-    /// Which machine behaves unlike its peers: settings of the detector, or which one (TOML; the guide has them); on the node that --rdzv-endpoint
-    /// names
+    /// Settings of the detector of machines that behave unlike their peers (TOML;
+    /// docs/guide/detector.md); for the node named by --rdzv-endpoint
     #[arg(long, env = "EVERSTEP_DETECTOR", value_name = "FILE")]
     pub detector: Option<PathBuf>,
-    /// The cluster's file, as for `everstep plan`: jobs of one --rdzv-endpoint share their nodes by it; on the node that this names
+    /// The cluster, as for everstep plan: jobs with the same --rdzv-endpoint share its nodes
+    /// (TOML); for the node named by --rdzv-endpoint
     #[arg(long, env = "EVERSTEP_CLUSTER", value_name = "FILE", requires = "jobs")]
     pub cluster: Option<PathBuf>,
-    /// The jobs' file to it: weights, and what each achieves on how many nodes; ids are the jobs' --name
+    /// The jobs for --cluster: their weights, and what each achieves on different numbers of nodes;
+    /// ids are the jobs' --name (TOML)
     #[arg(long, env = "EVERSTEP_JOBS", value_name = "FILE", requires = "cluster")]
     pub jobs: Option<PathBuf>,
-    /// Check the nodes before the first start: each by itself and in pairs; who is bad is left out
+    /// Check the nodes before the first start, one by one and in pairs, and exclude bad ones
     #[arg(long, env = "EVERSTEP_CHECK", value_parser = FalseyValueParser::new())]
     pub check: bool,
-    /// Never check the nodes, not even after failures that nothing explains
+    /// Never check the nodes, not even after unexplained failures
     #[arg(long, env = "EVERSTEP_NO_CHECK", value_parser = FalseyValueParser::new(), conflicts_with = "check")]
     pub no_check: bool,
-    /// Nothing else (`everstep check`).
+    /// Whether to check the nodes and start no workers (`everstep check`).
     #[arg(skip)]
     pub only_check: bool,
-    /// everstep's exit codes, or torchrun's plain 0 and 1
+    /// Exit codes: everstep's own, or torchrun's 0 and 1
     #[arg(long, env = "EVERSTEP_EXIT_CODES", default_value = "everstep", value_parser = ["everstep", "torchrun"])]
     pub exit_codes: String,
     /// Do not watch scripts that do not import everstep
@@ -184,7 +200,7 @@ pub struct Options {
     /// Do not keep a process with torch imported for restarts
     #[arg(long, env = "EVERSTEP_NO_WARM", value_parser = FalseyValueParser::new())]
     pub no_warm: bool,
-    /// The script and its arguments
+    /// Script to run, and its arguments
     #[arg(
         required_unless_present = "print_completion",
         trailing_var_arg = true,
@@ -195,7 +211,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// What is done about machines.
+    /// Returns how far everstep goes with remedies for machines.
     pub fn policy(&self) -> Policy {
         match self.policy.as_str() {
             "act" => Policy::Act,
@@ -204,7 +220,7 @@ impl Options {
         }
     }
 
-    /// When the nodes are checked.
+    /// Returns when the nodes are checked.
     pub fn check_when(&self) -> CheckWhen {
         match (self.only_check, self.check, self.no_check) {
             (true, ..) => CheckWhen::Only,
@@ -215,7 +231,7 @@ impl Options {
     }
 }
 
-/// `2s`, `500ms` or seconds.
+/// Parses `2s`, `500ms`, or a number of seconds.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let bad = || format!("{text:?} is no duration; write it like 2s or 500ms");
     let (number, scale) = if let Some(n) = text.strip_suffix("ms") {
@@ -230,7 +246,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 }
 
 impl Options {
-    /// `--nnodes` as (MIN, MAX).
+    /// Returns `--nnodes` as (MIN, MAX).
     pub fn nodes(&self) -> Result<(u32, u32), Failure> {
         let bad =
             || Failure::usage(format!("--nnodes {:?} is neither a number nor MIN:MAX, like 2 or 2:4", self.nnodes));
@@ -238,16 +254,16 @@ impl Options {
         Ok((min.parse().map_err(|_| bad())?, max.parse().map_err(|_| bad())?))
     }
 
-    /// The name under which the job can be found again, if it was given one.
+    /// Returns the name under which the job can be found again, if it has one.
     pub fn job_name(&self) -> Option<String> {
-        // An id may be any text; a job's name becomes part of paths.
+        // An id may be any text, but a job's name becomes part of paths.
         let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' };
         let given = !self.standalone && self.rdzv_id != "none" && !self.rdzv_id.is_empty();
         let id = || self.rdzv_id.chars().map(plain).take(63).collect::<String>().trim_start_matches('.').to_owned();
         self.name.clone().or_else(|| given.then(id))
     }
 
-    /// `--rdzv-conf` as pairs.
+    /// Returns `--rdzv-conf` as pairs.
     pub fn conf(&self) -> Result<Vec<(&str, &str)>, Failure> {
         let parts = self.rdzv_conf.split(',').map(str::trim).filter(|p| !p.is_empty());
         let pair = |p| {
@@ -260,7 +276,7 @@ impl Options {
         parts.map(pair).collect()
     }
 
-    /// How long a world that lacks nodes waits for them; `None`: it was not said.
+    /// Returns how long a world waits for missing nodes; `None` if the user did not set it.
     pub fn join_timeout(&self) -> Result<Option<Duration>, Failure> {
         let conf = self.conf()?;
         let Some((_, value)) = conf.iter().find(|(k, _)| *k == "join_timeout") else { return Ok(self.join_timeout) };
@@ -269,7 +285,7 @@ impl Options {
         Ok(Some(self.join_timeout.unwrap_or(Duration::from_secs_f64(seconds.ok_or_else(bad)?))))
     }
 
-    /// `--local-ranks-filter` as a list; empty: all.
+    /// Returns `--local-ranks-filter` as a list; an empty one means all ranks.
     pub fn console_ranks(&self) -> Result<Vec<u32>, Failure> {
         if self.local_ranks_filter.is_empty() {
             return Ok(Vec::new());
@@ -283,7 +299,7 @@ impl Options {
         self.local_ranks_filter.split(',').map(|r| r.trim().parse().map_err(bad)).collect()
     }
 
-    /// `--signals-to-handle` as numbers.
+    /// Returns `--signals-to-handle` as numbers.
     pub fn stop_signals(&self) -> Result<Vec<i32>, Failure> {
         let names = self.signals_to_handle.split(',').map(str::trim).filter(|s| !s.is_empty());
         let number = |name: &str| {
@@ -299,7 +315,7 @@ impl Options {
     }
 }
 
-/// A list with commas between its parts, where `,,` stands for a comma.
+/// Splits a list at commas, where `,,` stands for a literal comma.
 pub fn comma_list(text: &str) -> Vec<String> {
     let escaped = text.replace(",,", "\u{0}");
     let parts = escaped.split(',').map(|p| p.replace('\u{0}', ","));

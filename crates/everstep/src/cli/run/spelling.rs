@@ -1,5 +1,5 @@
-//! The command line as people write it, made uniform before it is parsed: `_` for `-`, shortened
-//! option names (argparse takes them, so torchrun does), and the script's own arguments left alone.
+//! Normalizes the command line before it is parsed: accepts `_` for `-` and shortened option names
+//! (as argparse does, and so torchrun), and leaves the script's own arguments alone.
 
 use super::{Failure, Options};
 use clap::{Args, Command};
@@ -8,7 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 
 /// The torch version whose torchrun options are known here.
 pub const TORCH: &str = "2.15";
-/// Options of `everstep run` that torchrun does not have: a shortened name never means one of these.
+/// Options of `everstep run` that torchrun does not have. A shortened name never stands for one of
+/// these.
 const OURS: &[&str] = &[
     "node-unit",
     "spares",
@@ -35,7 +36,7 @@ const OURS: &[&str] = &[
 ];
 
 struct Known {
-    /// Long name and whether a value follows.
+    /// Long names, each with whether a value follows.
     long: Vec<(String, bool)>,
     short: Vec<(char, bool)>,
 }
@@ -53,7 +54,8 @@ fn known() -> Known {
 }
 
 impl Known {
-    /// The option that `name` means: exactly, or as the beginning of only one of torchrun's names.
+    /// Returns the option that `name` stands for: an exact match, or a prefix of exactly one of
+    /// torchrun's names.
     fn resolve(&self, name: &str) -> Result<(String, bool), Failure> {
         let plain = name.replace('_', "-");
         if let Some(found) = self.long.iter().find(|(n, _)| *n == plain) {
@@ -65,7 +67,7 @@ impl Known {
             [one] => Ok(one.clone()),
             [] => {
                 let near = |(n, _): &&(String, bool)| (strsim::jaro_winkler(n, &plain) * 1000.0) as u32;
-                // A name that is far from all of ours is not a misspelling of one.
+                // A name far from all known ones is not a misspelling of one.
                 let nearest = self.long.iter().max_by_key(near).filter(|n| near(n) >= 880);
                 let guess = nearest.map_or_else(String::new, |(n, _)| format!("; did you mean --{n}?"));
                 Err(Failure::usage(format!(
@@ -80,16 +82,16 @@ impl Known {
     }
 }
 
-/// Arguments after `everstep run`, ready to be parsed.
+/// Returns the arguments after `everstep run`, ready to be parsed.
 ///
 /// # Errors
-/// An unknown option is named together with the nearest known one.
+/// Fails if an option is unknown, and suggests the nearest known one.
 pub fn uniform(arguments: &[OsString]) -> Result<Vec<OsString>, Failure> {
     let known = known();
     let mut result = Vec::new();
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
-        // The name of an option is text; its value, and a script, need not be.
+        // The name of an option is UTF-8; its value, or a script, may not be.
         let bytes = argument.as_bytes();
         let text = bytes.utf8_chunks().next().map_or("", |chunk| chunk.valid());
         let script: Option<&OsString> = if argument == "--" {
@@ -99,7 +101,7 @@ pub fn uniform(arguments: &[OsString]) -> Result<Vec<OsString>, Failure> {
             let given = bytes.get(2 + name.len() + 1..).map(OsStr::from_bytes);
             let (name, takes_value) = known.resolve(name)?;
             match given {
-                // `--flag=x` is refused by the parser, in its own words.
+                // The parser itself rejects `--flag=x`.
                 Some(value) => {
                     let mut whole = OsString::from(format!("--{name}="));
                     whole.push(value);
