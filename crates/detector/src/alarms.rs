@@ -1,34 +1,37 @@
-//! Over a long time: who was named, from when until when. A machine that stays bad is one alarm.
+//! Alarms over a long time: which machines were named, and for how long. A machine that stays bad
+//! is one alarm.
 
 use crate::models::Models;
 use crate::robust::{Robust, Settings};
 use crate::{Detector, Series, Verdict};
 
-/// A machine that has not been named for so many seconds is well again.
+/// Seconds without being named after which a machine counts as recovered.
 const WELL: usize = 60;
-/// A detector that looks back does so this often, at as much (Minder, section 5: every 8 minutes at 15).
+/// Seconds between looks of a detector that looks back, and the seconds it looks back (Minder,
+/// section 5: every 8 minutes at 15).
 const EVERY: usize = 480;
 const BACK: usize = 900;
 
 /// Machines that were named together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alarm {
-    /// As it was said first.
+    /// The first verdict that named them.
     pub verdict: Verdict,
-    /// The last second in which it was said of any of them.
+    /// Last second in which any of them was named.
     pub until: usize,
 }
 
-/// Who has been named, and not been well since.
+/// The machines that have been named and have not recovered since.
 #[derive(Clone, Debug, Default)]
 pub struct Named {
-    /// By machine: the number of its alarm, and when it was named last.
+    /// Machine, number of its alarm, and the second in which it was last named.
     open: Vec<(usize, usize, usize)>,
     alarms: usize,
 }
 
 impl Named {
-    /// What is new in a verdict of this second: those who were not named before. With the numbers of all alarms that it goes on with.
+    /// Returns the part of this second's verdict that is new (machines that were not named before),
+    /// and the numbers of the alarms that it continues.
     pub fn news(&mut self, second: usize, verdict: Option<Verdict>) -> (Option<Verdict>, Vec<usize>) {
         self.open.retain(|(_, _, last)| second.saturating_sub(*last) <= WELL);
         let Some(verdict) = verdict else { return (None, Vec::new()) };
@@ -67,7 +70,7 @@ fn gather(verdicts: impl Iterator<Item = (usize, Option<Verdict>)>) -> Vec<Alarm
     alarms
 }
 
-/// All alarms of the robust detector.
+/// Returns all alarms of the robust detector.
 #[must_use]
 pub fn robust(settings: &Settings, series: &Series) -> Vec<Alarm> {
     let mut robust = Robust::new(&series.metrics, &series.roles, &series.domains, *settings);
@@ -75,7 +78,7 @@ pub fn robust(settings: &Settings, series: &Series) -> Vec<Alarm> {
     gather((0..series.seconds()).map(|second| (second, robust.second(rows(second)))))
 }
 
-/// All alarms of models, looked at on Minder's schedule.
+/// Returns all alarms of trained models, run on Minder's schedule.
 #[must_use]
 pub fn minder(models: &Models, series: &Series) -> Vec<Alarm> {
     let looks = (0..=series.seconds().saturating_sub(BACK) / EVERY).map(|n| n * EVERY);

@@ -1,31 +1,35 @@
-//! A stated rate of false alarms: thresholds are made larger until, on normal data, no more machine-days than that have one (conformal risk control,
-//! Angelopoulos et al. 2022, section 2.1: with n days and losses of at most one, the mean with one more loss stays below the goal).
+//! Calibrates the thresholds to a given rate of false alarms: they grow until the bound on that
+//! rate, computed from normal data, meets the goal (conformal risk control, Angelopoulos et al.
+//! 2022, section 2.1: with n days and losses of at most one, the mean with one more loss stays
+//! below the goal).
 
 use crate::robust::Settings;
 use crate::{Detector, Series};
 
-/// Times the thresholds that are tried, the least first.
+/// Factors on the thresholds to try, in ascending order.
 const FACTORS: [f32; 12] = [1.0, 1.1, 1.2, 1.35, 1.5, 1.7, 2.0, 2.4, 3.0, 4.0, 5.5, 8.0];
 
-/// What was found.
+/// The result of a calibration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Calibrated {
-    /// For the robust detector.
+    /// Settings for the robust detector.
     pub settings: Settings,
-    /// Times its thresholds of before.
+    /// Factor on the previous thresholds.
     pub factor: f32,
-    /// Machine-days of normal data, and those that had an alarm.
+    /// Machine-days of normal data.
     pub days: f64,
-    /// See `days`.
+    /// Number of series with an alarm, at these settings.
     pub alarms: usize,
-    /// What is promised: alarms per 1,000 machine-days, at most.
+    /// Upper bound on alarms per 1,000 machine-days.
     pub per_1000: f64,
 }
 
-/// Settings with at most so many false alarms per 1,000 machine-days. `normal`: nothing was wrong in any of it.
+/// Returns settings with at most `per_1000` false alarms per 1,000 machine-days. Nothing may be
+/// wrong in any of the `normal` series.
 ///
 /// # Errors
-/// A sentence: too little data for such a goal, or alarms whatever the thresholds.
+/// A message if there is too little data for the goal, or if there are too many alarms at any
+/// threshold.
 pub fn calibrated(from: &Settings, normal: &[Series], per_1000: f64) -> Result<Calibrated, String> {
     let days: f64 = normal.iter().map(|s| (s.machines() * s.seconds()) as f64 / 86_400.0).sum();
     let bound = |alarms: usize| (alarms as f64 + 1.0) / (days + 1.0) * 1000.0;
@@ -53,7 +57,7 @@ mod tests {
     use super::*;
     use crate::catalogue::by_name;
 
-    /// Machine 2 does a little more for a while: enough for the usual thresholds.
+    /// Machine 2 does slightly more for a while: enough for the default thresholds.
     fn series(times: f32) -> Series {
         let mut series = Series::new(vec![by_name("cpu").0], vec![0; 8], 900);
         for second in 0..900 {

@@ -1,29 +1,30 @@
-//! Metrics that are known: their families, which way is worse, and what is no difference (`catalogue.toml`).
+//! The known metrics: their families, in which direction they get worse, and which differences are
+//! negligible (`catalogue.toml`).
 
 use crate::{Family, Metric, Worse};
 use serde::Deserialize;
 use std::sync::LazyLock;
 
-/// One of them.
+/// A known metric.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Known {
-    /// Its name here.
+    /// Name of the metric in everstep.
     pub name: String,
-    /// What it is about.
+    /// What the metric is about.
     pub family: Family,
-    /// When it is worse.
+    /// The direction in which it gets worse.
     pub worse: Worse,
-    /// For people.
+    /// The unit, for display.
     pub unit: String,
-    /// In that unit: what differs by less does not differ.
+    /// Differences below this are negligible, in `unit`.
     pub floor: f32,
-    /// How a Prometheus server is asked for it, where it has it.
+    /// The Prometheus query, if exporters provide this metric.
     pub prometheus: Option<String>,
 }
 
 impl Known {
-    /// As a series has it.
+    /// Returns the metric in the form that a [`Series`](crate::Series) uses.
     #[must_use]
     pub fn metric(&self) -> Metric {
         Metric { name: self.name.clone(), family: self.family, worse: self.worse, floor: self.floor }
@@ -35,25 +36,26 @@ struct Catalogue {
     metric: Vec<Known>,
 }
 
-/// All of them, in an order that stays: what is sent over the network is known by its number.
+/// All known metrics. Their order must not change: messages identify a metric by its index.
 pub static KNOWN: LazyLock<Vec<Known>> =
     LazyLock::new(|| match toml::from_str::<Catalogue>(include_str!("catalogue.toml")) {
         Ok(read) => read.metric,
         Err(e) => panic!("catalogue.toml is part of the program, and not as it should be: {e}"),
     });
 
-/// The number of a metric by its name here.
+/// Returns the index of the metric with this name.
 #[must_use]
 pub fn number(name: &str) -> Option<usize> {
     KNOWN.iter().position(|k| k.name == name)
 }
 
-/// A metric of this name. One that nobody knows is of its host, and worse either way.
+/// Returns a metric for this name, and whether the name was recognized: by the catalogue, or by a
+/// word in it. An unrecognized metric is assigned to the host, and both directions count as worse.
 #[must_use]
 pub fn by_name(name: &str) -> (Metric, bool) {
     let lower = name.to_ascii_lowercase().replace(['_', '.', ' '], "-");
     if let Some(known) = number(&lower).and_then(|at| KNOWN.get(at)) {
-        // A table may have its own units: only what it is about is taken over.
+        // A table may use other units, so the floor does not apply.
         return (Metric { name: name.into(), floor: 0.0, ..known.metric() }, true);
     }
     let has = |words: &[&str]| words.iter().any(|w| lower.contains(w));

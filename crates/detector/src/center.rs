@@ -1,6 +1,7 @@
-//! Middle and spread that up to half of the machines cannot move.
+//! Median and quartile: statistics of the center that outliers barely move.
 
-/// In the order of the numbers (IEEE 754 totalOrder): whole numbers are compared faster. Its own inverse.
+/// Maps a float's bits to an integer with the same order (IEEE 754 totalOrder), because integers
+/// compare faster. The map is its own inverse.
 fn key(bits: i32) -> i32 {
     bits ^ ((bits >> 31) as u32 >> 1) as i32
 }
@@ -9,9 +10,10 @@ fn number(key_of: i32) -> f32 {
     f32::from_bits(key(key_of) as u32)
 }
 
-/// Keys of what is a number.
+/// Collects the keys of all finite values.
 fn numbers_of(values: impl Iterator<Item = f32>, scratch: &mut Vec<i32>) {
-    // No number's key. Nearly always there is none of these, and to write all and look again is faster than to ask of each.
+    // Not the key of any finite value. Non-finite values are rare, so writing everything and
+    // searching once is faster than a branch per value.
     const NONE: i32 = i32::MAX;
     scratch.clear();
     scratch.extend(values.map(|v| if v.is_finite() { key(v.to_bits() as i32) } else { NONE }));
@@ -20,7 +22,8 @@ fn numbers_of(values: impl Iterator<Item = f32>, scratch: &mut Vec<i32>) {
     }
 }
 
-/// The median of what is a number, with `scratch` to work in. `None` of none.
+/// Returns the median of the finite values, or `None` if there are none. `scratch` is working
+/// memory.
 pub fn median_of(values: impl Iterator<Item = f32>, scratch: &mut Vec<i32>) -> Option<f32> {
     numbers_of(values, scratch);
     let (even, middle) = (scratch.len().is_multiple_of(2), scratch.len() / 2);
@@ -33,7 +36,8 @@ pub fn median_of(values: impl Iterator<Item = f32>, scratch: &mut Vec<i32>) -> O
     Some(if even { 0.5 * (before + at) } else { at })
 }
 
-/// What three quarters of the numbers do not exceed, with `scratch` to work in. `None` of none.
+/// Returns the upper quartile of the finite values, or `None` if there are none. `scratch` is
+/// working memory.
 pub fn upper_quartile_of(values: impl Iterator<Item = f32>, scratch: &mut Vec<i32>) -> Option<f32> {
     numbers_of(values, scratch);
     let at = scratch.len() * 3 / 4;

@@ -1,26 +1,29 @@
-//! Machines' clocks differ, by minutes even. What they say is put on the clock of whoever hears it: the least that a message has taken lately is
-//! the difference of the clocks, and next to nothing of the way.
+//! Maps timestamps of other machines to the receiver's clock; the clocks may differ by minutes. The
+//! smallest delay of the recent messages is the difference of the clocks plus a negligible time in
+//! transit.
 
 use std::collections::VecDeque;
 
-/// Messages that are remembered.
+/// Number of messages to remember.
 const KEPT: usize = 60;
-/// Milliseconds by which a clock must have been set for what is remembered to be forgotten.
+/// Milliseconds by which a clock must have been set back before the older delays are discarded.
 const SET: i64 = 2000;
 
-/// One machine's clock.
+/// A machine's clock, as seen by the receiver.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
-    /// Heard minus said, in milliseconds.
+    /// Receive time minus send time of recent messages, in milliseconds.
     late: VecDeque<i64>,
 }
 
 impl Clock {
-    /// When something was, by the hearer's clock: it was said to be at `said_ms`, and is heard at `heard_ms`. Never after it was heard.
+    /// Returns the receiver's time for `said_ms`, a timestamp by the sender's clock that arrived at
+    /// `heard_ms`. It is never later than `heard_ms`.
     pub fn place(&mut self, said_ms: u64, heard_ms: u64) -> u64 {
         let late = (i128::from(heard_ms) - i128::from(said_ms)).clamp(i64::MIN.into(), i64::MAX.into()) as i64;
         let least = self.late.iter().copied().min();
-        // Later than ever, all of a sudden, message after message: it was set back. One that is late alone is only late.
+        // If the delay jumps and the next message confirms it, the sender's clock was set back. A
+        // single late message is only late.
         if least.is_some_and(|least| late.saturating_sub(least) > SET)
             && self.late.back().is_some_and(|last| late.saturating_sub(*last) < SET / 2)
         {
@@ -46,14 +49,14 @@ mod tests {
         let mut clock = Clock::default();
         for second in 0..100u64 {
             let said = 1_000_000 + second * 1000;
-            // Five minutes ahead, with a way of 5 to 300 ms.
+            // Five minutes ahead, with 5 to 300 ms in transit.
             let heard = said - 300_000 + 5 + (second * 7919) % 295;
             let at = clock.place(said, heard);
             if second > 20 {
                 assert!(at.abs_diff(said - 300_000) < 60, "{at}");
             }
         }
-        // It is put right, and its samples are placed well at once again.
+        // The clock is corrected, and its samples are soon placed well again.
         let moved = |n: u64| clock_after(&mut clock.clone(), n);
         assert!(moved(3) < 400);
     }

@@ -1,19 +1,22 @@
-//! Counters become rates. A counter that goes down has wrapped around, or was set back: by a restart, a driver, a device that came anew.
+//! Converts counters to rates. A counter that decreases has either wrapped around or was reset: by
+//! a restart, a driver, or a device that reappeared.
 
-/// Of 32 bits, and nearly full before: it wrapped.
+/// Range of a 32-bit counter. A counter whose last value is below it is taken to have 32 bits.
 const NARROW: u64 = 1 << 32;
-/// In parts of its range: a counter that was above this and is below the rest of it has wrapped.
+/// A counter has wrapped if it was above this share of its range and is now below the complementary
+/// share. Otherwise it was reset.
 const FULL: f64 = 0.9;
 
 /// A counter of one machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counter {
-    /// When it was read, in milliseconds, and what it was.
+    /// Time of the last reading in milliseconds, and its value.
     last: Option<(u64, u64)>,
 }
 
 impl Counter {
-    /// Read at this time; per second since the last time. `None` the first time, after it was set back, and where no time has passed.
+    /// Returns the rate per second since the last reading. `None` for the first reading, after a
+    /// reset, and if no time has passed.
     pub fn read(&mut self, at_ms: u64, value: u64) -> Option<f32> {
         let before = self.last.replace((at_ms, value));
         let (then, was) = before.filter(|(then, _)| at_ms > *then)?;

@@ -1,4 +1,5 @@
-//! Which machine behaves unlike its peers: numbers in, scores out. Nothing here acts, and nothing here knows what was wrong.
+//! Finds machines that behave unlike their peers: numbers in, scores out. This crate takes no
+//! action and does not know what went wrong.
 //!
 //! ```text
 //!  Series (metrics × seconds × machines)

@@ -1,10 +1,12 @@
-//! Models as a file: one LSTM-VAE a metric, the limits that its values are put between, the order in which metrics are asked, and the settings of
-//! the test. A file that is not whole, or of another version, is refused.
+//! Trained models as a file: one LSTM-VAE per metric, the limits its values are scaled by, the
+//! order in which metrics are examined, and the settings of the test. A file that is incomplete or
+//! of another version is rejected.
 //!
 //! ```text
 //!  {"format": "everstep-models", "version": 1, "about": …, "models": [{metric, limits, parameters}], "order": […], "digest": "…"}
 //! ```
-//! Numbers are written as their bits: a file holds exactly what training has found. The digest is BLAKE3 of the file with an empty one.
+//! Floats are written as their bits, so a file contains exactly what training produced. The digest
+//! is the BLAKE3 hash of the contents with an empty digest.
 
 use crate::lstm_vae::{Model, Training, WINDOW};
 use crate::minder::{Continuity, Distance, Embedding, candidates};
@@ -12,39 +14,39 @@ use crate::prepare::{Limits, prepared};
 use crate::{Detector, Metric, Series, Verdict};
 use serde::{Deserialize, Serialize};
 
-/// Of the file.
+/// Name of the file format.
 const FORMAT: &str = "everstep-models";
-/// What this program reads and writes.
+/// Version of the format that this program reads and writes.
 const VERSION: u32 = 1;
-/// Seconds between windows of training: all are looked at, that many are enough.
+/// Seconds between training windows; more would add little.
 const APART: usize = 11;
 
-/// A metric's model.
+/// The model of one metric.
 #[derive(Clone, Debug)]
 pub struct OfMetric {
-    /// What it is of.
+    /// The metric it was trained on.
     pub metric: Metric,
-    /// Its values are put between these.
+    /// Limits by which its values are scaled.
     pub limits: Limits,
     /// The network.
     pub model: Model,
 }
 
-/// All of a detector.
+/// All models of a detector, and how to apply them.
 #[derive(Clone, Debug)]
 pub struct Models {
-    /// What they were trained on, for people.
+    /// What the models were trained on, for display.
     pub about: String,
-    /// By metric.
+    /// One model per metric.
     pub all: Vec<OfMetric>,
-    /// Metrics by number, the most telling one first.
+    /// Indices into `all`, the most informative metric first.
     pub order: Vec<usize>,
-    /// When a machine that is unlike the others is a verdict.
+    /// The test that turns an outlier into a verdict.
     pub when: Continuity,
-    /// Seconds between windows when it is used.
+    /// Seconds between windows when detecting.
     pub stride: usize,
-    /// For metrics of other machines, in other units: values are put between the limits of what is looked at, and a metric that has no model is
-    /// looked at with one of its family.
+    /// For metrics from other machines, in other units: values are scaled by the limits of the
+    /// series under examination, and a metric without a model uses one of its family.
     pub general: bool,
 }
 
@@ -52,7 +54,7 @@ pub struct Models {
 #[serde(deny_unknown_fields)]
 struct Written {
     metric: Metric,
-    /// Bits, as all numbers here.
+    /// The bits of the floats, as for all floats in the file.
     limits: [u32; 2],
     parameters: Vec<u32>,
 }
@@ -77,7 +79,7 @@ fn digest(of: &File) -> String {
     blake3::hash(text.as_bytes()).to_hex().to_string()
 }
 
-/// Windows of one metric in which nothing is missing.
+/// Returns the windows of one metric without missing samples.
 fn windows(series: &Series, metric: usize, limits: Limits) -> Vec<Vec<f32>> {
     let (ready, machines) = (prepared(series, metric, limits), series.machines());
     let starts = (0..(series.seconds() + 1).saturating_sub(WINDOW)).step_by(APART);
@@ -89,11 +91,11 @@ fn windows(series: &Series, metric: usize, limits: Limits) -> Vec<Vec<f32>> {
 }
 
 impl Models {
-    /// Trained on what is normal. Metrics that never told anything have no model. With `from`, what is known of a metric already is where training
-    /// begins: a job's own history needs few rounds then.
+    /// Trains models on normal data. Metrics without any samples get no model. With `from`,
+    /// training continues from the models it has: a job's own history then needs few epochs.
     ///
     /// # Errors
-    /// A sentence, when there is nothing to train on.
+    /// A message if there is nothing to train on.
     pub fn trained(normal: &[Series], how: &Training, from: Option<&Models>, about: &str) -> Result<Models, String> {
         let metrics = &normal.first().ok_or("there is nothing to train on")?.metrics;
         let mut all = Vec::new();
@@ -123,7 +125,7 @@ impl Models {
         Ok(Models { about: about.into(), all, order, when, stride: WINDOW, general: false })
     }
 
-    /// As a file.
+    /// Returns the models as the text of a file.
     #[must_use]
     pub fn written(&self) -> String {
         let bits = |all: &[f32]| all.iter().map(|x| x.to_bits()).collect();
@@ -148,10 +150,10 @@ impl Models {
         serde_json::to_string(&file).unwrap_or_default() + "\n"
     }
 
-    /// From a file.
+    /// Reads models from the text of a file.
     ///
     /// # Errors
-    /// A sentence: no such file, another version, not whole.
+    /// A message if the text is not such a file, has another version, or is damaged.
     pub fn read(text: &str) -> Result<Models, String> {
         #[derive(Deserialize)]
         struct Kind {
@@ -198,7 +200,7 @@ impl Models {
         })
     }
 
-    /// Which model looks at which metric of this series, in the order of priority.
+    /// Returns pairs of model and metric of the series to examine, in the order of priority.
     fn fitting(&self, series: &Series) -> Vec<(usize, usize)> {
         let mut all = Vec::new();
         for at in &self.order {
@@ -215,7 +217,8 @@ impl Models {
         all
     }
 
-    /// Largest deviations, by metric in this file's order and window: what the order of metrics is learned from.
+    /// Returns the largest deviation per metric (in the order of priority) and window. The order of
+    /// metrics is learned from these.
     #[must_use]
     pub fn deviations(&self, series: &Series) -> Vec<Vec<Option<crate::minder::Candidate>>> {
         let of = |(at, place): &(usize, usize)| {
@@ -232,7 +235,8 @@ impl Models {
 }
 
 impl Detector for Models {
-    /// Metrics one after the other, as Minder has it: the first that names a machine ends the search.
+    /// Examines each metric on its own, like Minder, and returns the earliest verdict. Ties go to
+    /// the metric with the higher priority.
     fn first(&self, series: &Series) -> Option<Verdict> {
         let by_metric = self.deviations(series);
         let places: Vec<usize> = self.fitting(series).into_iter().map(|(_, place)| place).collect();

@@ -1,8 +1,8 @@
-//! Small numbers for what only has to be told apart: roles, failure domains.
+//! Small numbers for values that only need to be told apart, such as roles and failure domains.
 
 use std::collections::BTreeMap;
 
-/// By value its number, in the order of first appearance.
+/// Numbers the values in the order of their first appearance; equal values get the same number.
 ///
 /// ```
 /// assert_eq!(everstep_detector::numbered(["b", "a", "b"]), [0, 1, 0]);

@@ -1,31 +1,33 @@
-//! Who was first: looks at 100 Hz of one quantity (bytes on the network) of all machines of a job, around the moment in which several became unlike
-//! the others. At one sample a second a slow machine has long slowed down all others; at a hundred, who was first still shows.
+//! Finds the machine that was slow first, from samples of one quantity (bytes on the network) at
+//! 100 Hz from all machines of a job, around the moment at which several began to deviate. At one
+//! sample per second, a slow machine has long slowed down all others; at a hundred, the first one
+//! is still visible.
 //!
-//! All do the same at the same time, so each is compared with what a good quarter of all does at that moment: not with the middle, which two of four
-//! would move.
+//! All machines do the same at the same time, so each is compared with the upper quartile at that
+//! moment. The median would not do: two slow machines of four would move it.
 
 use crate::center::median_of;
 
-/// Looks of a mean: a fifth of a second.
+/// Samples in the moving average: a fifth of a second.
 const MEAN: usize = 20;
-/// So many in a row make a beginning.
+/// Consecutive samples that make an onset.
 const ROW: usize = 20;
-/// Spreads, and share of the level, that a machine must lack.
+/// Spreads, and share of the level, by which a machine must fall short.
 const FAR: f32 = 6.0;
 const EFFECT: f32 = 0.12;
-/// Looks within which several begin together.
+/// Samples within which several onsets count as simultaneous.
 const TOGETHER: usize = 30;
 
-/// Where something began.
+/// Where a slowdown began.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// These machines,
+    /// The machines that were slow first.
     pub machines: Vec<usize>,
-    /// with this look.
+    /// Index of the sample at which the first of them began.
     pub at: usize,
 }
 
-/// Means of the last fifth of a second.
+/// Returns the moving average over the last fifth of a second.
 fn smooth(of: &[f32]) -> Vec<f32> {
     let (mut sum, mut many) = (0.0, 0usize);
     let mut out = Vec::with_capacity(of.len());
@@ -41,7 +43,8 @@ fn smooth(of: &[f32]) -> Vec<f32> {
     out
 }
 
-/// Who first did less than the others, by machine and look; nothing was wrong in the first third. `None`: nobody.
+/// Returns the machines that fell behind the others first. `values` has one list of samples per
+/// machine, and nothing may be wrong in the first third. Returns `None` if no machine fell behind.
 #[must_use]
 pub fn origin(values: &[Vec<f32>]) -> Option<Origin> {
     let looks = values.iter().map(Vec::len).min()?;
@@ -50,7 +53,7 @@ pub fn origin(values: &[Vec<f32>]) -> Option<Origin> {
         return None;
     }
     let mut scratch = Vec::new();
-    // As shares of what each does usually.
+    // As shares of each machine's usual level.
     let shares: Vec<Vec<f32>> = values
         .iter()
         .map(|of| {

@@ -1,20 +1,21 @@
-//! Samples made ready for models (Minder, section 4.1): gaps are filled with the nearest sample in time, values are put between 0 and 1 by the
-//! metric's limits.
+//! Prepares samples for the models (Minder, section 4.1): gaps are filled with the nearest sample
+//! in time, and values are scaled to 0 to 1 by the metric's limits.
 
 use crate::Series;
 use serde::{Deserialize, Serialize};
 
-/// Between these a metric usually is.
+/// The usual range of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Least.
+    /// Lower limit; maps to 0.
     pub low: f32,
-    /// Most.
+    /// Upper limit; maps to 1.
     pub high: f32,
 }
 
 impl Limits {
-    /// Of what was seen: one value in a thousand lies outside on either side, so that no glitch decides.
+    /// Returns the range of the finite values, without the extreme thousandth on either side, so
+    /// that a glitch does not determine it.
     #[must_use]
     pub fn of(values: impl Iterator<Item = f32>) -> Limits {
         let mut all: Vec<f32> = values.filter(|v| v.is_finite()).collect();
@@ -25,11 +26,11 @@ impl Limits {
         let most = all.len() - 1 - least;
         let low = *all.select_nth_unstable_by(least, f32::total_cmp).1;
         let high = *all.select_nth_unstable_by(most, f32::total_cmp).1;
-        // What never changes has no width of its own.
+        // A constant metric has no width of its own.
         Limits { low, high: if high > low { high } else { low + low.abs().max(1.0) } }
     }
 
-    /// Between 0 and 1; what is outside of the limits is at them.
+    /// Scales a value to 0 to 1; values outside the limits are clamped.
     #[inline(always)]
     #[must_use]
     pub fn normal(&self, value: f32) -> f32 {
@@ -37,8 +38,8 @@ impl Limits {
     }
 }
 
-/// One metric, normalised and without gaps, second by second with all machines beside each other. A machine that never told anything stays not a
-/// number.
+/// Returns one metric, normalized and without gaps: second by second, with all machines side by
+/// side. A machine without any samples stays NaN.
 #[must_use]
 pub fn prepared(series: &Series, metric: usize, limits: Limits) -> Vec<f32> {
     let machines = series.machines();

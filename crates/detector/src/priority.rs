@@ -1,5 +1,6 @@
-//! Which metrics are asked first (Minder, section 4.3): a decision tree learns from each window's largest deviations, one number a metric, whether
-//! something was wrong; metrics come in the order in which the tree asks for them, from its root on.
+//! The order in which metrics are examined (Minder, section 4.3). A decision tree learns from each
+//! window's largest deviations, one number per metric, whether something was wrong. Metrics are
+//! examined in the order in which the tree splits on them, from its root down.
 
 use crate::Series;
 use crate::models::Models;
@@ -7,11 +8,12 @@ use linfa::prelude::*;
 use linfa_trees::DecisionTree;
 use ndarray::{Array1, Array2};
 
-/// Deeper trees ask for what is chance.
+/// Deeper trees fit noise.
 const DEEPEST: usize = 7;
 
-/// Metrics by number, the most telling one first; those that the tree never asks for come last, as they were. `windows`: by window, the largest
-/// deviation of each metric, and whether something was wrong.
+/// Returns the metrics by number, the most informative first. Metrics that the tree never uses come
+/// last, in their original order. `windows` lists, per window, the largest deviation of each metric
+/// and whether something was wrong.
 #[must_use]
 pub fn order(windows: &[(Vec<f32>, bool)]) -> Vec<usize> {
     let metrics = windows.first().map_or(0, |(of, _)| of.len());
@@ -20,7 +22,8 @@ pub fn order(windows: &[(Vec<f32>, bool)]) -> Vec<usize> {
     order
 }
 
-/// Puts the metrics of models in the order in which they tell most, from episodes with their known faults: first and last second of each.
+/// Sorts the metrics of `models` by how informative they are, using episodes with known faults,
+/// each given by its first and last second.
 pub fn put_in_order(models: &mut Models, episodes: &[(&Series, Vec<(usize, usize)>)]) {
     let mut windows: Vec<(Vec<f32>, bool)> = Vec::new();
     for (series, faults) in episodes {
@@ -38,14 +41,14 @@ pub fn put_in_order(models: &mut Models, episodes: &[(&Series, Vec<(usize, usize
 }
 
 fn asked(windows: &[(Vec<f32>, bool)], metrics: usize) -> Option<Vec<usize>> {
-    // One kind of window teaches nothing.
+    // A single kind of window teaches nothing.
     if windows.iter().all(|(_, wrong)| *wrong) || !windows.iter().any(|(_, wrong)| *wrong) {
         return None;
     }
     let flat = windows.iter().flat_map(|(of, _)| of.iter().map(|z| f64::from(if z.is_finite() { *z } else { 0.0 })));
     let records = Array2::from_shape_vec((windows.len(), metrics), flat.collect()).ok()?;
     let targets: Array1<usize> = windows.iter().map(|(_, wrong)| usize::from(*wrong)).collect();
-    // So that no leaf has as much of both kinds: which one it is would be chance.
+    // Slightly unequal weights avoid ties between the classes, which would be broken arbitrarily.
     let weights: Array1<f32> = windows.iter().map(|(_, wrong)| if *wrong { 1.001 } else { 1.0 }).collect();
     let names: Vec<String> = (0..metrics).map(|m| m.to_string()).collect();
     let data = Dataset::new(records, targets).with_weights(weights).with_feature_names(names);
@@ -68,7 +71,7 @@ mod tests {
 
     #[test]
     fn the_metric_that_tells_comes_first() {
-        // Metric 2 tells nearly all, metric 0 some of the rest, metric 1 nothing.
+        // Metric 2 reveals most faults, metric 0 some of the rest, metric 1 none.
         let windows: Vec<(Vec<f32>, bool)> = (0..400u32)
             .map(|i| {
                 let chance = |k: u32| ((i * 7919 + k * 104_729) % 97) as f32 / 97.0;

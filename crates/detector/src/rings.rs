@@ -1,37 +1,39 @@
-//! The last quarter of an hour of a job's machines, bounded: seconds × metrics × machines. Late samples still find their second.
+//! The last quarter of an hour of samples from a job's machines, in bounded memory: seconds ×
+//! metrics × machines. Late samples are still stored at their second.
 
 use crate::{Metric, Series};
 
-/// Seconds that are kept.
+/// Seconds to keep.
 pub const KEPT: usize = 900;
 
-/// Rings of one set of machines; when it changes they are laid out anew.
+/// The ring buffers of one set of machines. A new set needs new ones.
 #[derive(Clone, Debug)]
 pub struct Rings {
     metrics: Vec<Metric>,
     roles: Vec<u32>,
     domains: Vec<u32>,
-    /// The newest second that anything was put at.
+    /// The newest second with a sample.
     newest: Option<u64>,
-    /// By second (modulo), metric, machine.
+    /// By second (modulo [`KEPT`]), metric, and machine.
     values: Vec<f32>,
 }
 
 impl Rings {
-    /// For machines of these roles (and, if known, failure domains).
+    /// Creates empty rings for machines with these roles and failure domains; `domains` is empty if
+    /// they are unknown.
     #[must_use]
     pub fn new(metrics: Vec<Metric>, roles: Vec<u32>, domains: Vec<u32>) -> Rings {
         let values = vec![f32::NAN; KEPT * metrics.len() * roles.len()];
         Rings { metrics, roles, domains, newest: None, values }
     }
 
-    /// Bytes of all samples.
+    /// Returns the size of all samples in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.values.len() * size_of::<f32>()
     }
 
-    /// What each machine does is known now, or is another.
+    /// Replaces the machines' roles. Ignored if the number of machines differs.
     pub fn set_roles(&mut self, roles: Vec<u32>) {
         if roles.len() == self.roles.len() {
             self.roles = roles;
@@ -46,7 +48,8 @@ impl Rings {
         (second % KEPT as u64) as usize * self.width()
     }
 
-    /// A machine's samples of a second, by metric. What is older than the rings, or no number, is dropped.
+    /// Stores a machine's samples of one second, by metric. Samples older than the rings and values
+    /// that are not finite are dropped.
     pub fn put(&mut self, machine: usize, second: u64, samples: impl Iterator<Item = (usize, f32)>) {
         if machine >= self.roles.len() {
             return;
@@ -56,7 +59,7 @@ impl Rings {
             return;
         }
         if second > newest || self.newest.is_none() {
-            // What was there is of a quarter of an hour ago.
+            // These slots still contain samples from a quarter of an hour ago.
             let from =
                 if self.newest.is_none() { second } else { (newest + 1).max(second.saturating_sub(KEPT as u64 - 1)) };
             for new in from..=second {
@@ -71,7 +74,8 @@ impl Rings {
         }
     }
 
-    /// All samples of one second: by metric, all machines. `None` for a second that is not kept (any more, or yet).
+    /// Returns one second: for each metric, the samples of all machines. `None` if the second is no
+    /// longer kept, or not yet.
     #[must_use]
     pub fn second(&self, second: u64) -> Option<impl Iterator<Item = &[f32]>> {
         let newest = self.newest?;
@@ -79,7 +83,7 @@ impl Rings {
             .then(|| self.values[self.start(second)..][..self.width()].chunks(self.roles.len().max(1)))
     }
 
-    /// The seconds up to and with `last`, as far as they are kept.
+    /// Returns up to `seconds` seconds ending with `last`; what is not kept is missing.
     #[must_use]
     pub fn series(&self, last: u64, seconds: usize) -> Series {
         let mut series = Series::new(self.metrics.clone(), self.roles.clone(), seconds.min(KEPT));

@@ -1,80 +1,83 @@
-//! What machines of one job have told of themselves, second by second.
+//! Samples from the machines of one job, second by second.
 
 use serde::{Deserialize, Serialize};
 
-/// What a metric is about. Metrics of one family fail together; two families that agree are two witnesses.
+/// What a metric is about. Metrics of one family fail together; two families that agree are
+/// independent evidence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Family {
     /// CPU, memory, disk.
     Host,
-    /// Utilisation, power, tensor activity, clocks, temperature.
+    /// Utilization, power, tensor activity, clocks, temperature.
     Gpu,
     /// NVLink, PCIe.
     Link,
     /// The network between machines.
     Net,
-    /// Step times of the job itself.
+    /// Step times of the job.
     Step,
 }
 
-/// In which direction a metric gets worse.
+/// The direction in which a metric gets worse.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Worse {
-    /// Throughput, utilisation.
+    /// Lower is worse: throughput, utilization.
     Less,
-    /// Pauses, temperature, time.
+    /// Higher is worse: pauses, temperature, time.
     More,
-    /// A CPU that idles, and one that spins.
+    /// Both are worse: a CPU may idle or spin.
     #[default]
     Either,
 }
 
-/// One metric.
+/// A metric and how to judge it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Metric {
-    /// As the source calls it.
+    /// The source's name for it.
     pub name: String,
     /// What it is about.
     pub family: Family,
-    /// When it is worse.
+    /// The direction in which it gets worse.
     #[serde(default)]
     pub worse: Worse,
-    /// In its unit: what differs by less does not differ. 0: only shares of the usual level count.
+    /// Differences below this are negligible, in the metric's unit. 0: only shares of the usual
+    /// level count.
     #[serde(default)]
     pub floor: f32,
 }
 
-/// Samples at 1 Hz. What is missing is not a number.
+/// Samples at 1 Hz. Missing samples are NaN.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
-    /// What is measured.
+    /// The metrics, in the order of their indices.
     pub metrics: Vec<Metric>,
-    /// By machine: machines of one role do the same (pipeline stage, kind of host), and are compared with each other only.
+    /// Role of each machine. Machines of one role (pipeline stage, kind of host) do the same work,
+    /// and are compared only with each other.
     pub roles: Vec<u32>,
-    /// By machine: what fails together (a switch, a rack). Empty where that is not known.
+    /// Failure domain of each machine (a switch, a rack). Empty if they are unknown.
     pub domains: Vec<u32>,
     seconds: usize,
-    /// By metric, then second, then machine: a second's peers lie beside each other.
+    /// By metric, second, and machine, so that the peers of one second are contiguous.
     values: Vec<f32>,
 }
 
 impl Series {
-    /// Of so many seconds, all missing.
+    /// Creates a series of `seconds` seconds in which all samples are missing.
     #[must_use]
     pub fn new(metrics: Vec<Metric>, roles: Vec<u32>, seconds: usize) -> Series {
         let values = vec![f32::NAN; metrics.len() * roles.len() * seconds];
         Series { metrics, roles, domains: Vec::new(), seconds, values }
     }
 
-    /// How many machines.
+    /// Returns the number of machines.
     #[must_use]
     pub fn machines(&self) -> usize {
         self.roles.len()
     }
 
-    /// How long.
+    /// Returns the length in seconds.
     #[must_use]
     pub fn seconds(&self) -> usize {
         self.seconds
@@ -84,33 +87,34 @@ impl Series {
         (metric * self.seconds + second) * self.machines()
     }
 
-    /// All machines in one second. Empty where there is no such metric or second.
+    /// Returns the samples of all machines in one second; empty if there is no such metric or
+    /// second.
     #[must_use]
     pub fn row(&self, metric: usize, second: usize) -> &[f32] {
         let at = self.start(metric, second);
         self.values.get(at..at + self.machines()).unwrap_or_default()
     }
 
-    /// See [`Series::row`].
+    /// The mutable version of [`Series::row`].
     pub fn row_mut(&mut self, metric: usize, second: usize) -> &mut [f32] {
         let (at, many) = (self.start(metric, second), self.machines());
         self.values.get_mut(at..at + many).unwrap_or_default()
     }
 
-    /// All seconds of one metric, one row after the other.
+    /// Returns all samples of one metric, second by second.
     #[must_use]
     pub fn metric(&self, metric: usize) -> &[f32] {
         let at = self.start(metric, 0);
         self.values.get(at..at + self.machines() * self.seconds).unwrap_or_default()
     }
 
-    /// One sample; not a number where it is missing.
+    /// Returns one sample, or NaN if it is missing.
     #[must_use]
     pub fn at(&self, metric: usize, second: usize, machine: usize) -> f32 {
         self.row(metric, second).get(machine).copied().unwrap_or(f32::NAN)
     }
 
-    /// Some seconds of it.
+    /// Returns a copy of up to `seconds` seconds, starting at `from`.
     #[must_use]
     pub fn part(&self, from: usize, seconds: usize) -> Series {
         let mut part =

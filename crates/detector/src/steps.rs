@@ -1,24 +1,25 @@
-//! Who computes longer than its peers, step by step. How long a step takes says nothing of that: all wait for the slowest. What a worker itself
-//! computes does, against others of its role (one pipeline stage is longer than another by design).
+//! Finds workers that compute longer than their peers, step by step. The length of a step does not
+//! reveal them, because all workers wait for the slowest. A worker's own computing time does,
+//! compared with others of its role (pipeline stages differ in length by design).
 
 use crate::center::median_of;
 use std::collections::BTreeMap;
 
-/// Standard deviations of the peers,
+/// Standard deviations by which a slow worker exceeds the median of its peers.
 const FAR: f32 = 6.0;
-/// and so many times their median: what is slower than that counts.
+/// Factor by which it exceeds that median; a slow worker exceeds both.
 const SLOWER: f32 = 1.1;
-/// Peers that are all alike still differ by so much.
+/// Lower bound on the spread, as a share of the median: even identical peers differ a little.
 const ALIKE: f32 = 0.01;
-/// Steps in a row: one long sequence is no slow machine.
+/// Consecutive slow steps: one long sequence does not make a slow machine.
 const STEPS: u32 = 2;
 
-/// A worker that is slow.
+/// A slow worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slow {
-    /// Which.
+    /// Index of the worker.
     pub worker: usize,
-    /// How many times as long as its peers' median.
+    /// Its computing time as a multiple of its peers' median.
     pub times: f32,
 }
 
@@ -26,13 +27,13 @@ pub struct Slow {
 #[derive(Clone, Debug)]
 pub struct Stragglers {
     roles: Vec<Vec<usize>>,
-    /// By worker: steps in a row in which it was slow.
+    /// By worker: the number of consecutive slow steps.
     row: Vec<u32>,
     scratch: Vec<i32>,
 }
 
 impl Stragglers {
-    /// Of workers with these roles.
+    /// Creates a detector for workers with these roles.
     #[must_use]
     pub fn new(roles: &[u32]) -> Stragglers {
         let mut by_role: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
@@ -40,13 +41,13 @@ impl Stragglers {
         Stragglers { roles: by_role.into_values().collect(), row: vec![0; roles.len()], scratch: Vec::new() }
     }
 
-    /// A step is complete: seconds that each worker has computed, without what it waited; not a number where that is not known. Those that are
-    /// slow, and were in the step before.
+    /// Adds a completed step and returns the workers that are slow and also were in the previous
+    /// step. `computed` contains each worker's seconds without waiting; NaN if unknown.
     pub fn step(&mut self, computed: &[f32]) -> Vec<Slow> {
         let mut slow = Vec::new();
         for workers in &self.roles {
             let of = |w: &usize| computed.get(*w).copied().unwrap_or(f32::NAN);
-            // Two peers do not say which of them is slow.
+            // With two peers, it cannot be decided which one is slow.
             let Some(middle) = median_of(workers.iter().map(of), &mut self.scratch).filter(|_| workers.len() > 2)
             else {
                 continue;
@@ -82,7 +83,7 @@ mod tests {
         let found = watch.step(&slow);
         assert_eq!(found.iter().map(|s| s.worker).collect::<Vec<_>>(), [1]);
         assert!((found[0].times - 1.6).abs() < 0.02);
-        // A longer stage is no slow stage, and who told nothing is not judged.
+        // A longer stage is not a slow one, and workers without a time are not judged.
         assert_eq!(watch.step(&[f32::NAN; 8]), []);
     }
 }

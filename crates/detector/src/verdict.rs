@@ -1,22 +1,23 @@
-//! What a detector says.
+//! The result of a detector.
 
 /// Machines that behave unlike their peers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// Which; more than one where they went bad together.
+    /// The machines; more than one if they went bad together.
     pub machines: Vec<usize>,
-    /// Second of the series in which it was certain.
+    /// Second of the series in which the verdict became certain.
     pub at: usize,
-    /// What gave it away, the clearest first: metrics by number. Empty where samples ceased to come.
+    /// Indices of the metrics that deviate, the clearest first. Empty if samples stopped arriving.
     pub metrics: Vec<usize>,
-    /// How far from the peers, in their spread.
+    /// Deviation from the peers, in units of their spread.
     pub score: f32,
-    /// So many of one role at once that it is not these machines by themselves: a switch, a rack, a stage.
+    /// So many machines of one role or failure domain deviate that the cause is shared: a switch, a
+    /// rack, a stage.
     pub group: bool,
 }
 
-/// Looks at the whole of a series as if it came second by second.
+/// A detector that processes a whole series as if it arrived second by second.
 pub trait Detector {
-    /// The first that is certain, if any.
+    /// Returns the first verdict, if any.
     fn first(&self, series: &crate::Series) -> Option<Verdict>;
 }

@@ -1,4 +1,5 @@
-//! A running job, watched: samples of its machines go in as they come, verdicts come out. What has not come two seconds late is missing.
+//! Watches a running job: samples of its machines go in as they arrive, verdicts come out. Samples
+//! that are more than two seconds late count as missing.
 
 use crate::alarms::Named;
 use crate::catalogue::KNOWN;
@@ -8,17 +9,17 @@ use crate::rings::{KEPT, Rings};
 use crate::robust::{Robust, Settings};
 use crate::{Detector, Family, Metric, Series, Verdict, numbered};
 
-/// Seconds that samples are waited for.
+/// Seconds to wait for late samples.
 const LATE: u64 = 2;
-/// Seconds between looks of a detector that looks back.
+/// Seconds between runs of a detector that looks back.
 const EVERY: u64 = 60;
 
-/// Which detector.
+/// The choice of a detector.
 #[derive(Clone, Debug)]
 pub enum Which {
-    /// Medians of a role.
+    /// Compares machines with the median of their role.
     Robust(Settings),
-    /// Minder's.
+    /// Minder's detector.
     LstmVae(Box<Models>),
 }
 
@@ -33,22 +34,23 @@ enum Looks {
 pub struct Watch {
     rings: Rings,
     clocks: Vec<Clock>,
-    /// What each does, as it was told; 0: not yet.
+    /// Reported role of each machine; 0 until it reports one.
     told: Vec<u32>,
-    /// The same, numbered.
+    /// The same, as small numbers.
     roles: Vec<u32>,
     domains: Vec<u32>,
     looks: Looks,
     named: Named,
-    /// The next second to be looked at.
+    /// The next second to examine.
     next: Option<u64>,
-    /// A second in which nobody told anything.
+    /// A row without samples, for seconds in which no machine reported any.
     nothing: Vec<f32>,
     families: Vec<Family>,
 }
 
 impl Watch {
-    /// Of so many machines, and their failure domains if they are known. Until told otherwise ([`Watch::does`]) all do the same.
+    /// Creates a watch for `machines` machines; `domains` is empty if their failure domains are
+    /// unknown. All machines have the same role until [`Watch::does`] is called.
     #[must_use]
     pub fn new(machines: usize, domains: &[u32], which: &Which) -> Watch {
         let roles = vec![0; machines];
@@ -72,8 +74,8 @@ impl Watch {
         }
     }
 
-    /// What a machine does, by any number that is the same for those that do the same; 0: it does not say. Where that divides the machines otherwise
-    /// than before, what is usual is learned anew.
+    /// Sets a machine's role: any number that is equal for machines that do the same; 0 is ignored.
+    /// If the machines group differently than before, the baselines are learned anew.
     pub fn does(&mut self, machine: usize, role: u32) {
         match self.told.get_mut(machine) {
             Some(told) if role != 0 && *told != role => *told = role,
@@ -89,7 +91,8 @@ impl Watch {
         }
     }
 
-    /// Samples of a machine, by their numbers in the catalogue; said to be of `said_ms` by its own clock, heard at `heard_ms`.
+    /// Adds samples of a machine, by their index in the catalogue, with the timestamp `said_ms` by
+    /// its own clock, received at `heard_ms`.
     pub fn put(&mut self, machine: usize, said_ms: u64, heard_ms: u64, samples: impl Iterator<Item = (usize, f32)>) {
         let Some(clock) = self.clocks.get_mut(machine) else { return };
         let at = clock.place(said_ms, heard_ms) / 1000;
@@ -97,11 +100,11 @@ impl Watch {
         self.rings.put(machine, at, samples);
     }
 
-    /// What is new by now.
+    /// Examines the seconds that are due, and returns the first new verdict.
     pub fn advance(&mut self, now_ms: u64) -> Option<Verdict> {
         let until = (now_ms / 1000).checked_sub(LATE)?;
         let mut next = self.next?;
-        // After a long pause only what is kept is looked at.
+        // After a long pause, only the seconds still kept are examined.
         next = next.max(until.saturating_sub(KEPT as u64 - 1));
         let mut new = None;
         while next <= until && new.is_none() {
@@ -121,13 +124,14 @@ impl Watch {
         new
     }
 
-    /// What is kept of the last quarter of an hour, up to what was looked at last.
+    /// Returns the samples kept from the last quarter of an hour, up to the last second examined.
     #[must_use]
     pub fn series(&self) -> Series {
         self.rings.series(self.next.unwrap_or(0).saturating_sub(1), KEPT)
     }
 
-    /// Whether a verdict has two witnesses: families that do not fail of the same cause, or samples that ceased to come.
+    /// Returns whether a verdict has independent evidence: two families of metrics, or samples that
+    /// stopped arriving.
     #[must_use]
     pub fn is_sure(&self, verdict: &Verdict) -> bool {
         let mut families = verdict.metrics.iter().filter_map(|m| self.families.get(*m));
@@ -175,7 +179,8 @@ mod tests {
         );
     }
 
-    /// Who is named of nine machines, of which the `last` ones are another pipeline stage, when `more` have more to do from the 100th second on.
+    /// Returns the machines named among nine, of which the `last` ones are another pipeline stage,
+    /// if those in `more` have more to do from the 100th second on.
     fn stages(last: usize, told: bool, more: std::ops::Range<usize>) -> Vec<Vec<usize>> {
         let settings = Settings { one_family_s: 40, two_families_s: 20, known_s: 30, ..Settings::default() };
         let mut watch = Watch::new(9, &[], &Which::Robust(settings));
@@ -200,7 +205,7 @@ mod tests {
 
     #[test]
     fn stages_are_compared_within_themselves() {
-        // Longer sequences: all of the last stage has more to do.
+        // Longer sequences: all machines of the last stage have more to do.
         assert_eq!(stages(3, true, 6..9), [[0; 0]; 0]);
         assert_eq!(stages(3, false, 6..9), [[6, 7, 8]]);
         assert_eq!(stages(3, true, 7..8), [[7]]);

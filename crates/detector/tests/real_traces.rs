@@ -1,5 +1,5 @@
-//! Real jobs (StragglerAnalysis, Apache-2.0): one with a slow worker, one whose workers differ and nobody is at fault. Skipped where the traces are
-//! not at hand.
+//! Traces of real jobs (StragglerAnalysis, Apache-2.0): one with a slow worker, and one whose
+//! workers differ without fault. Skipped if the traces are not available.
 #![allow(clippy::unwrap_used)]
 
 use everstep_detector::steps::Stragglers;
@@ -8,7 +8,8 @@ use parquet::record::RowAccessor;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// Seconds that each worker (data-parallel rank, stage) has computed, by step; and the workers' stages.
+/// Computing time in seconds of each worker (data-parallel rank, stage), by step; and the workers'
+/// stages.
 type Trace = (BTreeMap<i64, Vec<f32>>, Vec<u32>);
 
 fn read(name: &str) -> Option<Trace> {
@@ -35,7 +36,7 @@ fn read(name: &str) -> Option<Trace> {
     Some((steps.into_iter().map(|step| (step, of(step))).collect(), stages))
 }
 
-/// Who was named, and after how many steps for the first time.
+/// Returns the workers that were named, and the number of steps until the first was.
 fn named((steps, stages): &Trace) -> (BTreeSet<usize>, Option<usize>) {
     let mut watch = Stragglers::new(stages);
     let (mut all, mut first) = (BTreeSet::new(), None);
@@ -54,7 +55,7 @@ fn the_slow_worker_is_named_within_two_steps_and_nobody_else() {
     let Some(trace) = read("trace-AR.parquet") else { return };
     let (all, first) = named(&trace);
     assert_eq!((all.len(), first), (1, Some(2)));
-    // It is the one that computes longest of its stage, by far, whatever is thought of thresholds.
+    // It is by far the slowest of its stage, regardless of any thresholds.
     let worker = *all.first().unwrap();
     let sum = |w: usize| trace.0.values().map(|s| s[w]).sum::<f32>();
     let peers = (0..trace.1.len()).filter(|w| trace.1[*w] == trace.1[worker] && *w != worker);

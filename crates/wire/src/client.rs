@@ -1,4 +1,4 @@
-//! The agent's end of the held stream, and single requests for the command line.
+//! The agent's end of the long-lived stream, and single requests for the command line.
 
 use crate::envelope::{ToAgent, ToCoordinator, decode, encode};
 use crate::limits::{CONNECT_TIMEOUT, FRAME_BYTES_MAX};
@@ -11,35 +11,36 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
-/// Why there is no connection.
+/// Why no connection could be established.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody listens there (yet).
+    /// Nothing listens at the endpoint, or not yet.
     #[error("{endpoint} does not answer: {source}")]
     Unreachable {
-        /// where
+        /// The endpoint, as `HOST:PORT`.
         endpoint: String,
-        /// what the system said
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// Something else listens there.
+    /// Something else listens at the endpoint.
     #[error("{endpoint} answers, but it is not an everstep coordinator; give --rdzv-endpoint another port")]
     NotCoordinator {
-        /// where
+        /// The endpoint, as `HOST:PORT`.
         endpoint: String,
     },
-    /// Something listens there and did not answer in time: something else, or a coordinator on a machine that is busy.
+    /// The endpoint accepted the connection but did not answer in time: something else listens
+    /// there, or a coordinator on a busy machine.
     #[error(
         "{endpoint} accepts connections but does not answer; if that is not an everstep coordinator, give --rdzv-endpoint another port"
     )]
     Silent {
-        /// where
+        /// The endpoint, as `HOST:PORT`.
         endpoint: String,
     },
-    /// The token does not fit.
+    /// The coordinator rejected the token.
     #[error("{endpoint} refuses this token; use the token file of the coordinator that runs there")]
     Unauthorized {
-        /// where
+        /// The endpoint, as `HOST:PORT`.
         endpoint: String,
     },
 }
@@ -54,7 +55,7 @@ async fn request(endpoint: &str, request: Request<Body>) -> Result<Response<Inco
         .map_err(|_| timed_out())?
         .map_err(unreachable)?;
     let _ = stream.set_nodelay(true);
-    // The token goes to nobody else's port on this machine.
+    // Never send the token to a port of this machine on which another user listens.
     let listens = stream.peer_addr().and_then(crate::door::check_listener);
     listens.map_err(|_| ConnectError::NotCoordinator { endpoint: endpoint.into() })?;
     let not_ours = |_| ConnectError::NotCoordinator { endpoint: endpoint.into() };
@@ -68,7 +69,7 @@ async fn request(endpoint: &str, request: Request<Body>) -> Result<Response<Inco
     match response.status() {
         StatusCode::OK => Ok(response),
         StatusCode::UNAUTHORIZED => Err(ConnectError::Unauthorized { endpoint: endpoint.into() }),
-        // A coordinator that is shutting down.
+        // The coordinator is shutting down.
         StatusCode::SERVICE_UNAVAILABLE => Err(unreachable(std::io::ErrorKind::ConnectionAborted.into())),
         _ => Err(ConnectError::NotCoordinator { endpoint: endpoint.into() }),
     }
@@ -84,18 +85,18 @@ fn build(endpoint: &str, method: &str, path: &str, token: &Token, body: Body) ->
         .map_err(|_| ConnectError::NotCoordinator { endpoint: endpoint.into() })
 }
 
-/// Asks once and reads the whole answer.
+/// Sends a request without content and returns the whole answer.
 ///
 /// # Errors
-/// [`ConnectError`].
+/// See [`ConnectError`].
 pub async fn ask(endpoint: &str, method: &str, path: &str, token: &Token) -> Result<Vec<u8>, ConnectError> {
     tell(endpoint, method, path, token, &serde_json::Value::Null).await
 }
 
-/// The same with something to say, as JSON.
+/// Sends a request with JSON content and returns the whole answer.
 ///
 /// # Errors
-/// [`ConnectError`].
+/// See [`ConnectError`].
 pub async fn tell(
     endpoint: &str,
     method: &str,
@@ -109,11 +110,11 @@ pub async fn tell(
     bytes.map(|b| b.to_bytes().to_vec()).map_err(|_| ConnectError::NotCoordinator { endpoint: endpoint.into() })
 }
 
-/// Opens the held stream. Lines sent into the first channel reach the coordinator; the second
-/// yields its lines and ends when the connection does.
+/// Opens the long-lived stream. Messages sent into the first channel reach the coordinator. The
+/// second channel yields the coordinator's messages, and ends when the connection does.
 ///
 /// # Errors
-/// [`ConnectError`].
+/// See [`ConnectError`].
 pub async fn attach(
     endpoint: &str,
     token: &Token,
@@ -149,14 +150,14 @@ pub async fn attach(
     Ok((lines_in, orders))
 }
 
-/// Cuts a byte stream into lines, none longer than a frame.
+/// Splits a byte stream into lines.
 #[derive(Default)]
 pub struct LineSplitter {
     rest: Vec<u8>,
 }
 
 impl LineSplitter {
-    /// Takes bytes, gives the lines that are complete now.
+    /// Adds bytes and returns the lines that are now complete.
     pub fn push(&mut self, data: &[u8]) -> Vec<Vec<u8>> {
         self.rest.extend_from_slice(data);
         let mut lines = Vec::new();
@@ -168,7 +169,7 @@ impl LineSplitter {
         lines
     }
 
-    /// A line without an end is longer than allowed.
+    /// Returns whether an incomplete line is longer than [`FRAME_BYTES_MAX`].
     #[must_use]
     pub fn overflowed(&self) -> bool {
         self.rest.len() > FRAME_BYTES_MAX

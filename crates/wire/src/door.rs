@@ -1,8 +1,8 @@
-//! Who comes in, before anyone has said who they are: connections are counted by user and by machine,
-//! and what fails while accepting is waited out and reported once.
+//! Admission of connections before their callers have authenticated: connections are counted per
+//! user and per machine, and errors while accepting are reported once and retried after a pause.
 //!
-//! The kernel knows whose socket is at the other end of a connection within this machine
-//! (`sock_diag(7)`; `/proc/net/tcp` where that is missing).
+//! For a connection within this machine, the kernel reports whose socket is at the other end
+//! (`sock_diag(7)`, or `/proc/net/tcp` if that is unavailable).
 
 use crate::limits::{UNPROVEN_PER_MACHINE, UNPROVEN_PER_USER, UNPROVEN_TOTAL};
 use rustix::fd::OwnedFd;
@@ -15,28 +15,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Whose connection it is.
+/// Who opened a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Caller {
-    /// This user's, or root's, on this machine.
+    /// This user or root, on this machine.
     Own,
-    /// Another user's of this machine.
+    /// Another user of this machine.
     User(u32),
-    /// Another machine's.
+    /// Another machine.
     Machine(IpAddr),
-    /// On this machine, and closed already.
+    /// A process on this machine that has already closed the connection.
     Gone,
 }
 
-/// What is known of a socket of this machine.
+/// What the kernel reports about a socket of this machine.
 enum Found {
-    /// Its user, and whether a process has it.
+    /// Its user, and whether a process still has it open.
     Socket {
         uid: u32,
         open: bool,
     },
     Nothing,
-    /// The kernel does not tell.
+    /// The kernel gives no answer.
     Unknown,
 }
 
@@ -44,7 +44,7 @@ fn own(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
-/// Who is at the other end of a connection that was accepted at `local`.
+/// Returns who is at the other end of a connection accepted at `local`.
 #[must_use]
 pub fn caller(local: SocketAddr, peer: SocketAddr) -> Caller {
     let (local, peer) = (plain(local), plain(peer));
@@ -58,10 +58,10 @@ pub fn caller(local: SocketAddr, peer: SocketAddr) -> Caller {
     }
 }
 
-/// Refuses to talk to a port of this machine on which another user listens: it would be told a secret.
+/// Rejects a port of this machine on which another user listens, so that no secret is sent there.
 ///
 /// # Errors
-/// `PermissionDenied` when another user listens there.
+/// `PermissionDenied` if another user listens there.
 pub fn check_listener(at: SocketAddr) -> io::Result<()> {
     match socket(plain(at), None) {
         Found::Socket { uid, open: true } if !own(uid) => {
@@ -71,14 +71,14 @@ pub fn check_listener(at: SocketAddr) -> io::Result<()> {
     }
 }
 
-/// IPv4 as such, not mapped into IPv6.
+/// Converts IPv4-mapped IPv6 addresses to IPv4.
 fn plain(at: SocketAddr) -> SocketAddr {
     SocketAddr::new(at.ip().to_canonical(), at.port())
 }
 
-/// The socket of this machine at `at`, connected to `to`, or listening.
+/// Finds this machine's socket at `at`: connected to `to`, or listening if that is `None`.
 fn socket(at: SocketAddr, to: Option<SocketAddr>) -> Found {
-    /// The kernel has found a socket before: when it finds none, there is none.
+    /// Set once the kernel has found a socket. From then on, its finding none can be trusted.
     static TELLS: AtomicBool = AtomicBool::new(false);
     match ask(at, to) {
         Some(found @ Found::Socket { .. }) => {
@@ -97,7 +97,7 @@ const ERROR: u16 = 2;
 const TCP: u8 = 6;
 const NO_COOKIE: [u8; 8] = [0xff; 8];
 const LISTEN: u8 = 10;
-/// Where the answer keeps what is needed: `struct inet_diag_msg` after the header of the message.
+/// Offsets into the answer: `struct inet_diag_msg`, after the message header.
 const STATE_AT: usize = 17;
 const UID_AT: usize = 80;
 const INODE_AT: usize = 84;
@@ -113,7 +113,7 @@ fn address(at: IpAddr) -> [u8; 16] {
     }
 }
 
-/// `struct inet_diag_req_v2` (`linux/inet_diag.h`).
+/// Encodes a `struct inet_diag_req_v2` (`linux/inet_diag.h`), with its message header.
 fn request(at: SocketAddr, to: Option<SocketAddr>) -> Vec<u8> {
     let family: u8 = if at.is_ipv4() { 2 } else { 10 };
     let mut bytes = Vec::with_capacity(REQUEST_BYTES);
@@ -148,7 +148,7 @@ fn read(answer: &[u8], listens: bool) -> Option<Found> {
     }
     let word = |at: usize| Some(u32::from_ne_bytes(answer.get(at..at + 4)?.try_into().ok()?));
     let (uid, inode, state) = (word(UID_AT)?, word(INODE_AT)?, *answer.get(STATE_AT)?);
-    // A socket that is over belongs to nobody, which reads like root.
+    // A closed socket belongs to no user, which the kernel reports as root.
     let open = inode != 0 && (state == LISTEN) == listens;
     Some(Found::Socket { uid, open })
 }
@@ -168,7 +168,7 @@ fn table(at: SocketAddr, to: Option<SocketAddr>) -> Found {
     Found::Nothing
 }
 
-/// As `/proc/net/tcp` writes addresses: words in the machine's own order.
+/// Formats an address like `/proc/net/tcp`: words in the machine's byte order.
 fn in_table(at: SocketAddr) -> String {
     let bytes = address(at.ip());
     let words = bytes.chunks(4).take(if at.is_ipv4() { 1 } else { 4 });
@@ -177,13 +177,13 @@ fn in_table(at: SocketAddr) -> String {
     format!("{text}:{:04X}", at.port())
 }
 
-/// Connections of callers that have not proven anything yet.
+/// The connections whose callers have not authenticated yet.
 #[derive(Clone, Debug, Default)]
 pub struct Door {
     waiting: Arc<Mutex<BTreeMap<Caller, usize>>>,
 }
 
-/// Held until a connection has proven that it may be here, or ends.
+/// Counts a connection until it is dropped: when its caller authenticates, or the connection ends.
 #[derive(Debug)]
 pub struct Pass {
     door: Door,
@@ -207,7 +207,7 @@ impl Door {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a connection wait for its proof; `None`: its caller has too many that wait.
+    /// Admits a connection that has yet to authenticate, or returns `None` if too many are waiting.
     #[must_use]
     pub fn admit(&self, caller: Caller) -> Option<Pass> {
         let mut waiting = self.waiting();
@@ -227,7 +227,7 @@ impl Door {
     }
 }
 
-/// Failures while accepting connections: a pause after each, and one line for a burst of them.
+/// Errors while accepting connections: a pause after each, and one message per burst.
 #[derive(Debug, Default)]
 pub struct Trouble {
     pause: Duration,
@@ -236,15 +236,16 @@ pub struct Trouble {
 
 /// First and longest pause.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
-/// A burst is over after this.
+/// Time without errors after which a burst is over.
 const BURST: Duration = Duration::from_secs(60);
 
 impl Trouble {
-    /// Accepting at `what` has failed: how long to wait, and what to report if this begins a burst.
+    /// Records that accepting at `what` failed. Returns how long to pause, and a message if this
+    /// error begins a burst.
     pub fn failed(&mut self, what: &str, why: &io::Error) -> (Duration, Option<String>) {
         use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, WouldBlock};
         if matches!(why.kind(), ConnectionAborted | ConnectionReset | Interrupted | WouldBlock) {
-            // The one who came has gone.
+            // The caller has already gone.
             return (Duration::ZERO, None);
         }
         let new = self.last.is_none_or(|at| at.elapsed() > BURST);
@@ -253,7 +254,7 @@ impl Trouble {
         (self.pause, new.then(|| format!("cannot accept connections {what}: {why}; trying again until it works")))
     }
 
-    /// It works.
+    /// Resets the pause after a success.
     pub fn over(&mut self) {
         self.pause = Duration::ZERO;
     }

@@ -1,8 +1,9 @@
-//! Lines on the held stream between an agent and the coordinator: a checksum and one JSON object per line.
+//! Lines on the long-lived stream between an agent and the coordinator. Each line is a checksum and
+//! a JSON object.
 //!
-//! TCP's own checksum misses some flipped bits, and a digest that arrives changed would accuse a healthy rank of
-//! silent corruption. A line that does not fit its checksum ends the connection; what matters is said again on the
-//! next one.
+//! TCP's own checksum misses some flipped bits, and a digest that changed in transit would accuse a
+//! healthy rank of silent corruption. A line that does not match its checksum ends the connection;
+//! whatever matters is repeated on the next one.
 
 use everstep_core::id::{Epoch, Generation};
 use everstep_core::ledger::Account;
@@ -11,16 +12,16 @@ use everstep_core::stacks::Stack;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Version of everything in this file.
+/// Version of the messages in this module.
 pub const VERSION: u32 = 6;
 
-/// Hexadecimal digits of a line's checksum, and the space behind them.
+/// Length of a line's prefix: the checksum in hexadecimal digits, and a space.
 const SUM_BYTES: usize = 9;
 
-/// A message as a line, with its checksum in front.
+/// Encodes a message as a line, with its checksum in front.
 ///
 /// # Errors
-/// Those of the encoder.
+/// Errors of the JSON encoder.
 pub fn encode<T: Serialize>(message: &T) -> serde_json::Result<Vec<u8>> {
     let mut line = vec![b' '; SUM_BYTES];
     serde_json::to_writer(&mut line, message)?;
@@ -30,7 +31,7 @@ pub fn encode<T: Serialize>(message: &T) -> serde_json::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// The message of a line without its newline; `None`: the line is damaged, or from something else.
+/// Decodes a line without its newline. Returns `None` if it is damaged or not such a message.
 #[must_use]
 pub fn decode<T: serde::de::DeserializeOwned>(line: &[u8]) -> Option<T> {
     let (sum, body) = line.split_at_checked(SUM_BYTES)?;
@@ -41,8 +42,8 @@ pub fn decode<T: serde::de::DeserializeOwned>(line: &[u8]) -> Option<T> {
     serde_json::from_slice(body).ok()
 }
 
-/// The first line of an agent: one of an everstep whose lines had no checksums is understood as far as its version, to
-/// be refused in words.
+/// Decodes the first line of an agent. Older versions sent lines without checksums; their greeting
+/// is still understood, so that they can be refused with a message.
 #[must_use]
 pub fn decode_first(line: &[u8]) -> Option<ToCoordinator> {
     let old = || {
@@ -53,108 +54,111 @@ pub fn decode_first(line: &[u8]) -> Option<ToCoordinator> {
     decode(line).or_else(old)
 }
 
-/// What a worker is doing, for status; decisions do not rest on it.
+/// The progress of a worker, for display only; no decision depends on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     /// Global rank.
     pub rank: u32,
     /// Process id on its node.
     pub pid: u32,
-    /// Steps completed, if the worker reports them.
+    /// Completed steps, if the worker reports them.
     pub step: Option<u64>,
-    /// They are counted since the process started: where the script went on from is not known.
+    /// Steps are counted from the start of the process, because the step at which the script
+    /// resumed is unknown.
     #[serde(default)]
     pub counted: bool,
-    /// Median step time in milliseconds.
+    /// Length of the last step in milliseconds.
     pub step_ms: Option<u64>,
     /// Length of the last step in microseconds.
     #[serde(default)]
     pub step_us: Option<u64>,
-    /// The part of it that this rank did not spend waiting for others.
+    /// Part of the last step, in microseconds, that this rank did not spend waiting for others.
     #[serde(default)]
     pub own_us: Option<u64>,
-    /// A process with torch imported is ready to take its place.
+    /// A process with torch imported is ready to replace the worker.
     #[serde(default)]
     pub warm: bool,
     /// Newest step sealed in memory.
     pub sealed: Option<u64>,
-    /// What it is doing: `starting`, `step`, `section NAME`, `stopped`, `exited`.
+    /// Current activity: `starting`, `step`, `section NAME`, `waits for data`, or `stopped`.
     pub doing: String,
 }
 
-/// A fault that a person asks for, to see what happens.
+/// A fault that a person injects to observe its effects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Injected {
-    /// The worker is killed.
+    /// Kills the worker.
     Kill,
-    /// The worker is stopped (SIGSTOP).
+    /// Stops the worker (SIGSTOP).
     Hang,
-    /// The worker runs a part of the time only.
+    /// Slows the worker: it runs only part of the time.
     Slow {
-        /// of the time, 1 to 99
+        /// Percent of the time, 1 to 99.
         percent: u8,
     },
-    /// The worker is killed, and the kernel's log says that it was for memory.
+    /// Kills the worker, with a kernel log line that blames memory.
     Oom,
-    /// The kernel's log tells of an error of a GPU.
+    /// Simulates a GPU error in the kernel log.
     Xid {
-        /// its number
+        /// Xid error code.
         code: u32,
     },
-    /// Nothing passes between the agent and the coordinator.
+    /// Cuts the connection between the agent and the coordinator.
     Netsplit,
-    /// Durable storage is full.
+    /// Makes durable storage appear full.
     DiskFull,
-    /// A byte of a copy that the node keeps of another one's shard changes.
+    /// Changes a byte of a replica in the node's memory.
     CorruptReplica,
 }
 
-/// What is to be broken, where, for how long.
+/// An order to inject a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Injection {
-    /// What.
+    /// The fault.
     pub fault: Injected,
-    /// The rank; faults of a machine happen on the one that it is on.
+    /// The rank to hit. A fault of a machine hits the one that this rank runs on.
     pub rank: u32,
-    /// For how long, in milliseconds, where it does not last by itself.
+    /// Duration in milliseconds, for faults that last only for a time.
     pub milliseconds: u64,
 }
 
-/// From an agent.
+/// A message from an agent to the coordinator.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum ToCoordinator {
-    /// First line on a connection.
+    /// The first line of a connection.
     Hello {
         /// [`VERSION`] of the sender.
         version: u32,
-        /// Who it is.
+        /// The agent's introduction.
         hello: Box<Hello>,
     },
-    /// Something happened.
+    /// An event on the agent's node.
     Report(Report),
-    /// Where the workers of this node are.
+    /// Stacks of the node's workers.
     Stacks {
-        /// their generation
+        /// Generation of the workers.
         generation: Generation,
-        /// by rank
+        /// Stacks by rank.
         stacks: BTreeMap<u32, Stack>,
     },
-    /// Where the time of a node's places went: the latest generations, in totals.
+    /// Where the time of the node's places went: the totals of the latest generations.
     Spent(Vec<Account>),
-    /// What a second of this machine was like: metrics by their number in the catalogue, packed.
+    /// One second of samples from this machine: values by their metric's index in the catalogue.
     Samples {
-        /// When, by the sender's clock, in milliseconds since 1970.
+        /// Time by the sender's clock, in milliseconds since 1970.
         at: u64,
-        /// What the workers of this machine do: the same on machines that can be compared; 0: as before.
+        /// What the workers of this machine do: equal on machines that can be compared. 0:
+        /// unchanged.
         #[serde(default, skip_serializing_if = "is_zero")]
         role: u32,
-        /// Five bytes each (number, value), as base64.
+        /// The samples in base64, five bytes each: index and value.
         packed: String,
     },
-    /// What the network has carried lately, at 100 Hz: the answer to [`ToAgent::Burst`].
+    /// The answer to [`ToAgent::Burst`]: network traffic at 100 Hz, each sample being the time in
+    /// milliseconds since 1970 and the bytes received and sent so far.
     Burst(Vec<(u64, u64, u64)>),
-    /// Still here.
+    /// Keep-alive, with the progress of the workers.
     Ping(Vec<Progress>),
 }
 
@@ -162,23 +166,23 @@ fn is_zero(role: &u32) -> bool {
     *role == 0
 }
 
-/// From the coordinator.
+/// A message from the coordinator to an agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum ToAgent {
-    /// Something to do.
+    /// An order to carry out.
     Order {
-        /// Life of the coordinator.
+        /// The coordinator's epoch: one life of the coordinator.
         epoch: Epoch,
-        /// What.
+        /// The order.
         order: Order,
     },
-    /// Break something.
+    /// Injects a fault.
     Inject(Injection),
-    /// Say where the workers are.
+    /// Requests the stacks of the workers.
     Stacks,
-    /// Say what the network has carried in the last minute.
+    /// Requests the network traffic of the last minute.
     Burst,
-    /// Still here.
+    /// Keep-alive.
     Ping,
 }
 
@@ -194,7 +198,7 @@ mod tests {
         for bit in 0..line.len() * 8 {
             let mut damaged = line.to_vec();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            // The case of a checksum's own digits does not change it.
+            // The case of a checksum's own digits does not matter.
             let same = damaged.eq_ignore_ascii_case(line) && bit / 8 < SUM_BYTES;
             assert_eq!(decode::<ToCoordinator>(&damaged).is_some(), same, "bit {bit}");
         }

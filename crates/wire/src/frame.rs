@@ -1,4 +1,5 @@
-//! Frames on unix sockets: four bytes of length (little endian), then that many bytes of JSON.
+//! Frames on Unix sockets: a length of four bytes (little endian), followed by that many bytes of
+//! JSON.
 
 use crate::limits::FRAME_BYTES_MAX;
 use serde::Serialize;
@@ -8,15 +9,15 @@ use std::io::{self, Read, Write};
 /// Encodes one frame.
 ///
 /// # Errors
-/// `InvalidData` when the message is longer than [`FRAME_BYTES_MAX`].
+/// `InvalidData` if the message is longer than [`FRAME_BYTES_MAX`].
 pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     encode_within(message, FRAME_BYTES_MAX)
 }
 
-/// The same with another limit.
+/// Encodes one frame with another limit.
 ///
 /// # Errors
-/// `InvalidData` when the message is longer than `limit`.
+/// `InvalidData` if the message is longer than `limit`.
 pub fn encode_within<T: Serialize>(message: &T, limit: usize) -> io::Result<Vec<u8>> {
     let body = serde_json::to_vec(message).map_err(io::Error::other)?;
     let length = u32::try_from(body.len()).ok().filter(|n| *n as usize <= limit);
@@ -27,18 +28,18 @@ pub fn encode_within<T: Serialize>(message: &T, limit: usize) -> io::Result<Vec<
     Ok(frame)
 }
 
-/// Takes the first complete frame off `buffer`; `None` when more bytes are needed.
+/// Removes the first frame from `buffer` and decodes it. Returns `None` if it is still incomplete.
 ///
 /// # Errors
-/// `InvalidData` for a frame that is too long or is not the expected JSON.
+/// `InvalidData` if the frame is too long or does not contain the expected JSON.
 pub fn take<T: DeserializeOwned>(buffer: &mut Vec<u8>) -> io::Result<Option<T>> {
     take_within(buffer, FRAME_BYTES_MAX)
 }
 
-/// The same with another limit.
+/// Like [`take`], with another limit.
 ///
 /// # Errors
-/// As [`take`].
+/// See [`take`].
 pub fn take_within<T: DeserializeOwned>(buffer: &mut Vec<u8>, limit: usize) -> io::Result<Option<T>> {
     let Some(head) = buffer.first_chunk::<4>() else { return Ok(None) };
     let length = u32::from_le_bytes(*head) as usize;
@@ -54,7 +55,7 @@ pub fn take_within<T: DeserializeOwned>(buffer: &mut Vec<u8>, limit: usize) -> i
 /// Writes one frame to a blocking stream.
 ///
 /// # Errors
-/// As [`encode`], and those of the stream.
+/// Those of [`encode`] and of the stream.
 pub fn write<T: Serialize>(stream: &mut impl Write, message: &T) -> io::Result<()> {
     stream.write_all(&encode(message)?)
 }
@@ -62,15 +63,16 @@ pub fn write<T: Serialize>(stream: &mut impl Write, message: &T) -> io::Result<(
 /// Reads one frame from a blocking stream.
 ///
 /// # Errors
-/// As [`take`], and those of the stream; `UnexpectedEof` when it ends.
+/// Those of [`take`] and of the stream; `UnexpectedEof` if it ends early.
 pub fn read<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result<T> {
     read_within(stream, FRAME_BYTES_MAX)
 }
 
-/// The same with a frame of at most so many bytes. Memory is taken as the bytes come, not as the length claims.
+/// Reads a frame of at most `bytes_max` bytes. Memory is allocated as the bytes arrive, and not by
+/// the claimed length.
 ///
 /// # Errors
-/// As [`read`].
+/// See [`read`].
 pub fn read_within<T: DeserializeOwned>(stream: &mut impl Read, bytes_max: usize) -> io::Result<T> {
     let mut head = [0; 4];
     stream.read_exact(&mut head)?;
@@ -82,10 +84,10 @@ pub fn read_within<T: DeserializeOwned>(stream: &mut impl Read, bytes_max: usize
     serde_json::from_slice(&body).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 
-/// Reads so many bytes, taking memory as they come.
+/// Reads `length` bytes, allocating memory as they arrive.
 ///
 /// # Errors
-/// Those of the stream; `UnexpectedEof` when it ends.
+/// Those of the stream; `UnexpectedEof` if it ends early.
 pub fn read_bytes(stream: &mut impl Read, length: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     stream.take(length).read_to_end(&mut bytes)?;

@@ -1,4 +1,4 @@
-//! everstep-wire speaks: what goes over sockets, how it is framed, how large it may be, and who may say it.
+//! The messages that cross sockets: their framing, their size limits, and who may send them.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "net")]

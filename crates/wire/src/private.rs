@@ -1,10 +1,10 @@
-//! Files and directories that no other user of the machine can reach, plant or replace.
+//! Files and directories that no other user of the machine can reach, plant, or replace.
 //!
-//! Names like `/dev/shm/everstep-1000` are predictable, and anyone may create them first. So nothing
-//! is opened by its path alone. A path is walked from `/`, one handle at a time: what lies in a
-//! directory that everyone can write must belong to this user or to root, and so must every link on
-//! the way. Below a directory of ours ([`Directory`]) everything is reached through its handle,
-//! links are never followed, and what is not a regular file or a directory of this user is refused.
+//! Names like `/dev/shm/everstep-1000` are predictable, and anyone may create them first. So
+//! nothing is opened by its path alone. A path is walked from `/`, one handle at a time: entries of
+//! world-writable directories must belong to this user or to root, and so must every link on the
+//! way. Below a private directory ([`Directory`]), everything is reached through its handle, links
+//! are never followed, and anything but regular files and directories of this user is rejected.
 
 mod directory;
 
@@ -20,7 +20,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Component, Path, PathBuf};
 
-/// Links on one path, as in the kernel.
+/// Most links on one path, as in the kernel.
 const LINKS_MAX: usize = 40;
 const SHARED: u32 = 0o077;
 const ALL_WRITE: u32 = 0o002;
@@ -37,7 +37,8 @@ fn kind(about: &Stat) -> FileType {
     FileType::from_raw_mode(about.st_mode)
 }
 
-/// Root and this user; and whoever owns `/`, which in a user namespace is how root shows.
+/// Returns whether a user is trusted: root, this user, or the owner of `/`, which is how root
+/// appears in a user namespace.
 fn trusted(uid: u32) -> bool {
     uid == 0 || uid == own_uid() || fs::stat("/").is_ok_and(|root| root.st_uid == uid)
 }
@@ -46,7 +47,8 @@ fn belongs_to_another(path: &Path, uid: u32) -> io::Error {
     denied(format!("{} belongs to user {uid}, not to user {}", path.display(), own_uid()))
 }
 
-/// Walks to `path`, making directories that are missing if `make`. What others could have planted is refused.
+/// Walks to `path`, creating missing directories if `make` is set. Rejects anything that another
+/// user could have planted.
 fn walk(path: &Path, make: bool) -> io::Result<OwnedFd> {
     let path = std::path::absolute(path)?;
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -99,7 +101,7 @@ fn names(path: &Path) -> VecDeque<OsString> {
     path.components().filter_map(named).collect()
 }
 
-/// One name, not a path.
+/// Checks that `name` is a single name and not a path.
 fn plain(name: &OsStr) -> io::Result<()> {
     let mut parts = Path::new(name).components();
     match (parts.next(), parts.next()) {
@@ -108,7 +110,7 @@ fn plain(name: &OsStr) -> io::Result<()> {
     }
 }
 
-/// Opens a regular file of this user in `at`; never a link, and never waiting for a FIFO's other end.
+/// Opens a regular file of this user in `at`. Never follows a link, and never blocks on a FIFO.
 fn file_in(at: BorrowedFd<'_>, name: &OsStr, flags: OFlags, shown: &Path) -> io::Result<File> {
     let always = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let opened = fs::openat(at, name, flags | always, Mode::RUSR | Mode::WUSR);
@@ -130,10 +132,12 @@ fn file_in(at: BorrowedFd<'_>, name: &OsStr, flags: OFlags, shown: &Path) -> io:
     Ok(file)
 }
 
-/// Opens a regular file of this user that only it can read and write from now on; created as 0600 if `flags` say so.
+/// Opens a regular file of this user and makes it inaccessible to others. It is created with mode
+/// 0600 if `flags` include creation.
 ///
 /// # Errors
-/// Those of the file system; `PermissionDenied` for what is not this user's, not a regular file, or behind somebody else's link.
+/// File system errors; `PermissionDenied` if the file is not this user's, is not a regular file, or
+/// is behind another user's link.
 pub fn open(path: &Path, flags: OFlags) -> io::Result<File> {
     let (parent, name) = split(path)?;
     file_in(walk(&parent, false)?.as_fd(), &name, flags, path)
@@ -146,11 +150,11 @@ fn split(path: &Path) -> io::Result<(PathBuf, OsString)> {
     parts.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{} names no file", path.display())))
 }
 
-/// Opens a file that the user has named, for reading: a regular one, this user's or root's, whose mode is left as it is. Links
-/// are followed unless somebody else has made them.
+/// Opens a file that the user named, for reading. It must be a regular file of this user or of
+/// root; its mode stays unchanged. Links are followed unless another user made them.
 ///
 /// # Errors
-/// As [`open`].
+/// See [`open`].
 pub fn open_given(path: &Path) -> io::Result<File> {
     let found = walk(path, false)?;
     let about = fs::fstat(&found)?;
@@ -163,11 +167,11 @@ pub fn open_given(path: &Path) -> io::Result<File> {
     File::open(through(found.as_fd(), OsStr::new("")))
 }
 
-/// Removes a file, a socket or a link (never what it leads to), whose directory nobody else has planted. That it is missing is
-/// not an error.
+/// Removes a file, a socket, or a link (never its target), unless another user planted the
+/// directory. A missing file is not an error.
 ///
 /// # Errors
-/// Those of the file system.
+/// File system errors.
 pub fn remove(path: &Path) -> io::Result<()> {
     let (parent, name) = split(path)?;
     let parent = match walk(&parent, false) {
@@ -183,23 +187,23 @@ pub fn remove(path: &Path) -> io::Result<()> {
 /// Connects to a socket of this user or of root.
 ///
 /// # Errors
-/// Those of the system; `PermissionDenied` when somebody else listens there.
+/// Errors of the operating system; `PermissionDenied` if another user listens there.
 pub fn connect(path: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(path)?;
     let uid = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
     if uid == own_uid() || uid == 0 { Ok(stream) } else { Err(belongs_to_another(path, uid)) }
 }
 
-/// A path that leads through an open directory, for calls that take nothing else.
+/// Returns a path that leads through an open directory, for calls that accept only paths.
 fn through(at: BorrowedFd<'_>, name: &OsStr) -> PathBuf {
     let own = PathBuf::from(format!("/proc/self/fd/{}", at.as_raw_fd()));
     if name.is_empty() { own } else { own.join(name) }
 }
 
-/// Makes a directory and those above it (0700) where they are missing; nobody else's link is followed.
+/// Creates a directory and its missing parents with mode 0700. Never follows another user's link.
 ///
 /// # Errors
-/// Those of the file system; `PermissionDenied` for what somebody else has planted.
+/// File system errors; `PermissionDenied` if another user planted something on the way.
 pub fn make_directories(path: &Path) -> io::Result<()> {
     let at = walk(path, true)?;
     match kind(&fs::fstat(&at)?) {
@@ -225,11 +229,11 @@ mod tests {
         for (path, expected) in [("a", 0o700), ("a/b/c/d", 0o700), ("a/b/c/d/note", 0o600)] {
             assert_eq!(mode(&dir.path().join(path)), expected, "{path}");
         }
-        // Left by an earlier version.
+        // Left over from an earlier version.
         std::fs::set_permissions(dir.path().join("a/b"), std::fs::Permissions::from_mode(0o755)).unwrap();
         Directory::root(&dir.path().join("a/b"), Root::Named).unwrap();
         assert_eq!(mode(&dir.path().join("a/b")), 0o700);
-        // The user's own stays as it is, unless others can write there.
+        // The mode of the user's own directory stays, unless others can write to it.
         std::fs::set_permissions(dir.path().join("a/b"), std::fs::Permissions::from_mode(0o755)).unwrap();
         Directory::root(&dir.path().join("a/b"), Root::Chosen).unwrap();
         assert_eq!(mode(&dir.path().join("a/b")), 0o755);
@@ -264,7 +268,7 @@ mod tests {
         assert_eq!(std::fs::read(outside.join("keep")).unwrap(), b"mine");
     }
 
-    /// Needs root, to make what another user would.
+    /// Needs root, to act as another user.
     #[test]
     fn what_another_user_has_planted_is_refused() {
         let shared = tempfile::tempdir().unwrap();
@@ -276,7 +280,7 @@ mod tests {
         }
         let refused = Directory::root(&planted, Root::Named).unwrap_err().to_string();
         assert!(refused.contains("belongs to user 65534"), "{refused}");
-        // Neither what lies below it nor a link of theirs.
+        // Neither entries below it nor another user's link are accepted.
         std::fs::create_dir(planted.join("job")).unwrap();
         assert!(open(&planted.join("job/slot"), OFlags::RDWR | OFlags::CREATE).is_err());
         assert!(!planted.join("job/slot").exists());
@@ -286,7 +290,7 @@ mod tests {
         assert!(open(&link.join("slot"), OFlags::RDWR | OFlags::CREATE).is_err());
         assert!(Directory::root(&link, Root::Chosen).is_err() && make_directories(&link.join("x")).is_err());
         assert!(std::fs::read_dir(own.path()).unwrap().next().is_none());
-        // What is theirs stays where it is.
+        // Another user's directory stays in place.
         let root = Directory::root(&shared.path().join("ours"), Root::Named).unwrap();
         std::fs::create_dir(root.path().join("theirs")).unwrap();
         std::os::unix::fs::chown(root.path().join("theirs"), Some(65534), None).unwrap();

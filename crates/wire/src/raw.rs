@@ -1,5 +1,5 @@
-//! Paths, arguments and variables as the system has them: bytes that are text as a rule, and must arrive unchanged when
-//! they are not.
+//! Paths, arguments, and variables as the operating system represents them: bytes that are usually
+//! text, and must arrive unchanged when they are not.
 
 use serde::de::{Deserialize, Deserializer};
 use serde::{Serialize, Serializer};
@@ -8,10 +8,11 @@ use std::fmt::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// No path has this byte, so text that begins with it is a path in hexadecimal digits.
+/// Marks a path in hexadecimal digits. No path contains this byte.
 const NOT_TEXT: char = '\0';
 
-/// Serialized as text where it is UTF-8, else as a list of bytes.
+/// A string of the operating system, serialized as text if it is UTF-8 and as a list of bytes
+/// otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Raw(pub OsString);
 
@@ -57,7 +58,7 @@ impl<'de> Deserialize<'de> for Raw {
     }
 }
 
-/// A path in a message whose field is text: itself where it is UTF-8.
+/// Encodes a path for a text field: unchanged if it is UTF-8.
 #[must_use]
 pub fn to_text(path: &Path) -> String {
     if let Some(text) = path.to_str() {
@@ -70,7 +71,7 @@ pub fn to_text(path: &Path) -> String {
     })
 }
 
-/// The path that [`to_text`] was given.
+/// Decodes a path encoded by [`to_text`].
 #[must_use]
 pub fn from_text(text: &str) -> PathBuf {
     let bytes = || {

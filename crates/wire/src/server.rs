@@ -1,4 +1,4 @@
-//! The coordinator's end: held streams from agents, and questions from the command line.
+//! The coordinator's end: long-lived streams from agents, and requests from the command line.
 
 use crate::client::LineSplitter;
 use crate::door::{self, Door, Pass, Trouble};
@@ -20,49 +20,50 @@ use std::sync::Arc;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc, oneshot};
 
-/// What reaches the coordinator's driver.
+/// Input for the coordinator's driver.
 pub enum Inbound {
-    /// An agent opened a stream. Lines sent into `orders` reach it; dropping it closes the stream.
+    /// An agent opened a stream. Messages sent into `orders` reach it; dropping `orders` closes the
+    /// stream.
     Attached {
-        /// to the agent
+        /// Messages to the agent.
         orders: mpsc::UnboundedSender<ToAgent>,
-        /// from the agent; ends when the connection does
+        /// Messages from the agent; ends when the connection does.
         lines: mpsc::UnboundedReceiver<ToCoordinator>,
     },
-    /// Someone asks for the status of all jobs.
+    /// A request for the status of all jobs.
     Status(oneshot::Sender<serde_json::Value>),
-    /// Prometheus asks.
+    /// A request for Prometheus metrics.
     Metrics(oneshot::Sender<String>),
-    /// Someone asks for a job to stop.
+    /// A request to stop a job.
     Stop {
-        /// which
+        /// Name of the job.
         job: String,
-        /// answered with whether the job is known
+        /// Receives whether the job is known.
         done: oneshot::Sender<bool>,
     },
-    /// Someone asks where the workers of a job are.
+    /// A request for the stacks of a job's workers.
     Stacks {
-        /// which
+        /// Name of the job.
         job: String,
-        /// answered with whether the job is known
+        /// Receives whether the job is known.
         done: oneshot::Sender<bool>,
     },
-    /// A person says yes to a request about machines.
+    /// A person approves a request about machines.
     Approve {
-        /// of which job
+        /// Name of the job.
         job: String,
-        /// its number
+        /// Number of the request.
         request: u64,
-        /// answered with what it was, or why not
+        /// Receives what was approved, or the reason why it was not.
         done: oneshot::Sender<Result<String, String>>,
     },
-    /// Someone asks for something to be broken.
+    /// A request to inject a fault.
     Inject {
-        /// in which job
+        /// Name of the job.
         job: String,
-        /// what
+        /// The fault.
         injection: Injection,
-        /// answered with the node, or a sentence that says why not
+        /// Receives the node, or the reason why nothing was injected.
         done: oneshot::Sender<Result<String, String>>,
     },
 }
@@ -73,7 +74,7 @@ struct Shared {
     token: Token,
 }
 
-/// Serves until the process ends; `report` gets a line when accepting fails.
+/// Serves until the process ends. `report` receives a message when accepting fails.
 pub async fn serve(listener: TcpListener, token: Token, inbox: mpsc::UnboundedSender<Inbound>, report: fn(&str)) {
     let shared = Shared { inbox, token };
     let router = Router::new()
@@ -104,11 +105,12 @@ pub async fn serve(listener: TcpListener, token: Token, inbox: mpsc::UnboundedSe
     }
 }
 
-/// A request on this connection has shown the token.
+/// Notifies the connection that one of its requests has presented the token.
 #[derive(Clone, Default)]
 struct Proof(Arc<Notify>);
 
-/// One connection. Until it has shown the token it has little time, whatever it sends.
+/// Serves one connection. It is closed after [`PROOF_TIMEOUT`] unless a request has presented the
+/// token.
 async fn converse(stream: TcpStream, router: Router, pass: Pass) {
     let _ = stream.set_nodelay(true);
     let proof = Proof::default();
@@ -189,7 +191,7 @@ async fn status(State(shared): State<Shared>) -> Response {
     }
 }
 
-/// OpenMetrics text.
+/// Returns the metrics as OpenMetrics text.
 async fn metrics(State(shared): State<Shared>) -> Response {
     let (answer, page) = oneshot::channel();
     let _ = shared.inbox.send(Inbound::Metrics(answer));

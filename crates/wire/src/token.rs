@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// A secret. Does not show itself.
+/// A secret. Its debug output does not reveal it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
@@ -18,29 +18,29 @@ impl std::fmt::Debug for Token {
 }
 
 impl Token {
-    /// A token with this text.
+    /// Creates a token from text, without surrounding whitespace.
     #[must_use]
     pub fn from_text(text: &str) -> Self {
         Token(text.trim().to_owned())
     }
 
-    /// The text, for the header of a request.
+    /// Returns the text, for the header of a request.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// Compares in time that does not depend on where the difference lies.
+    /// Compares in time that does not depend on where the tokens differ.
     #[must_use]
     pub fn matches(&self, other: &str) -> bool {
         let (a, b) = (self.0.as_bytes(), other.as_bytes());
         a.len() == b.len() && a.iter().zip(b).fold(0, |d, (x, y)| d | (x ^ y)) == 0 && !a.is_empty()
     }
 
-    /// Reads the token in `path`, or makes a random one there if there is none yet.
+    /// Reads the token in `path`, or creates a random one if the file does not exist.
     ///
     /// # Errors
-    /// When the file cannot be read or written, or is readable by others.
+    /// If the file cannot be read or written, or is readable by others.
     pub fn at(path: &Path) -> io::Result<Self> {
         match private::open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL) {
             Ok(mut file) => {
@@ -59,7 +59,7 @@ impl Token {
     /// Reads the token in `path`.
     ///
     /// # Errors
-    /// When the file cannot be read, is empty, or is readable by others.
+    /// If the file cannot be read, is empty, or is readable by others.
     pub fn read(path: &Path) -> io::Result<Self> {
         let mode = private::open_given(path)?.metadata()?.mode();
         if mode & 0o077 != 0 {
@@ -73,7 +73,7 @@ impl Token {
             if !token.0.is_empty() {
                 return Ok(token);
             }
-            // Its writer has created the file and not yet filled it.
+            // The file has been created, but not written yet.
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         Err(io::Error::new(io::ErrorKind::InvalidData, format!("{} is empty; remove it and try again", path.display())))

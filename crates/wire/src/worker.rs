@@ -1,129 +1,129 @@
-//! What a worker and its agent say to each other on the agent's unix socket, as frames.
-//! The worker asks, the agent answers each request exactly once.
+//! Messages between a worker and its agent, as frames on the agent's Unix socket. The agent answers
+//! each of the worker's requests exactly once.
 
 use crate::limits::{OFFERS_MAX, REDUNDANCY_MAX, SLOT_BYTES_MAX, SLOTS_MAX, SNAPSHOT_EVERY_MAX, STEP_MAX};
 use everstep_core::id::{Generation, Rank, RunId, Step};
 use everstep_core::message::{Offers, Redundancy, Tier};
 use serde::{Deserialize, Serialize};
 
-/// From a worker.
+/// A request from a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// Make room in the arena: slots of this size, pre-faulted.
+    /// Reserve pre-faulted slots in the arena.
     Reserve {
-        /// who
+        /// Generation of the worker.
         generation: Generation,
-        /// rank on the node
+        /// Rank on the node.
         local_rank: u32,
-        /// bytes per slot, superblock included
+        /// Bytes per slot, superblock included.
         slot_bytes: u64,
-        /// number of slots
+        /// Number of slots.
         slots: u32,
     },
-    /// Which step do all ranks restore?
+    /// Decide which step all ranks restore.
     Restore {
-        /// who
+        /// Generation of the worker.
         generation: Generation,
-        /// global rank
+        /// Global rank.
         rank: Rank,
-        /// shards
+        /// Shards that this rank could restore.
         offers: Offers,
     },
-    /// These chunks of a slot are damaged: bring them back from a copy.
+    /// Repair damaged chunks of a slot from a copy.
     Heal {
-        /// who
+        /// Generation of the worker.
         generation: Generation,
-        /// global rank
+        /// Global rank.
         rank: Rank,
-        /// the slot's file
+        /// File of the slot.
         path: String,
-        /// numbers of the chunks
+        /// Indices of the damaged chunks.
         chunks: Vec<usize>,
     },
-    /// What was to be restored cannot be read.
+    /// Report that the step to restore could not be read.
     RestoreFailed {
-        /// who
+        /// Generation of the worker.
         generation: Generation,
-        /// global rank
+        /// Global rank.
         rank: Rank,
-        /// the step
+        /// The step.
         step: Step,
-        /// where it was to come from
+        /// The tier it was to be read from.
         tier: Tier,
     },
-    /// This worker seals steps in memory, of which other nodes are to keep copies.
+    /// Announce that this worker seals steps in memory, and that other nodes should keep copies.
     Replicas {
-        /// who
+        /// Generation of the worker.
         generation: Generation,
-        /// rank on the node
+        /// Rank on the node.
         local_rank: u32,
-        /// what the slots' labels are made of: the directory's identity, and the kind of state
+        /// What the slots' labels are derived from: the directory's identity and the kind of state.
         run: String,
-        /// what is to be kept of them
+        /// The redundancy to maintain.
         wish: Redundancy,
     },
-    /// Wait until this step is on durable storage.
+    /// Wait until a step is on durable storage.
     AwaitDurable {
-        /// who
+        /// Generation of the worker.
         generation: Generation,
-        /// the step
+        /// The step.
         step: Step,
     },
-    /// Where and how this rank's sealed slots are persisted.
+    /// Set where and how this rank's sealed slots are persisted.
     Persist {
-        /// who
+        /// Generation of the worker.
         generation: Generation,
-        /// rank on the node
+        /// Rank on the node.
         local_rank: u32,
-        /// global rank
+        /// Global rank.
         rank: Rank,
-        /// the user's directory
+        /// The user's checkpoint directory.
         directory: String,
-        /// its identity
+        /// Identity of the directory.
         run: RunId,
-        /// published checkpoints that are kept: so many of the newest
+        /// Number of newest published checkpoints to keep.
         keep: u32,
-        /// and the first of every so many seconds; 0 for none
+        /// Also keep the first checkpoint of every such span, in seconds; 0 for none.
         keep_every: u64,
-        /// and those of epoch boundaries
+        /// Also keep the checkpoints of epoch boundaries.
         keep_epochs: bool,
-        /// bytes per second at most; 0 is no limit
+        /// Most bytes per second; 0 for no limit.
         bandwidth: u64,
-        /// under the very names that the user gave, in no branch
+        /// Use exactly the names that the user gave, without a branch.
         #[serde(default)]
         exactly: bool,
     },
-    /// Time for a durable checkpoint.
+    /// Report that a durable checkpoint is due.
     PersistDue {
-        /// who
+        /// Generation of the worker.
         generation: Generation,
     },
-    /// Snapshots have come to cost more or less: so many steps from one to the next.
+    /// Change the snapshot interval, because the cost of snapshots has changed.
     SnapshotEvery {
-        /// who
+        /// Generation of the worker.
         generation: Generation,
-        /// steps
+        /// Steps from one snapshot to the next.
         every: u64,
     },
-    /// An exception left the training function.
+    /// Report an exception that left the training function.
     Error {
-        /// who
+        /// Generation of the worker.
         generation: Generation,
-        /// rank on the node
+        /// Rank on the node.
         local_rank: u32,
-        /// type and text, one line
+        /// Type and text of the exception, on one line.
         message: String,
-        /// with its traceback, if nobody catches it: the process takes itself down
+        /// The traceback, if the exception is uncaught and the process will end.
         #[serde(default)]
         uncaught: Option<String>,
     },
 }
 
 impl Request {
-    /// Every number is within its limit; before anything is done for it.
+    /// Checks that every number is within its limit, before the request is carried out.
     ///
     /// # Errors
-    /// A sentence.
+    /// A message that names the number and its limit.
     pub fn check(&self) -> Result<(), String> {
         let within = |what: &str, value: u64, most: u64| {
             if value <= most { Ok(()) } else { Err(format!("{what} {value} is over the limit of {most}")) }
@@ -153,30 +153,30 @@ impl Request {
     }
 }
 
-/// From the agent.
+/// A reply from the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// Done.
+    /// The request was carried out.
     Done,
-    /// Slot files, ready to be mapped.
+    /// The slots are reserved and ready to be mapped.
     Slots {
-        /// paths
+        /// Files of the slots.
         paths: Vec<String>,
-        /// set when memory was too small and a directory on disk is used instead
+        /// Set if memory was too small and a directory on disk is used instead.
         warning: Option<String>,
     },
-    /// The common step; `None` is a fresh start.
+    /// The step that all ranks restore.
     Restore {
-        /// the step
+        /// The step; `None` for a fresh start.
         step: Option<Step>,
-        /// where this rank reads it
+        /// The tier from which this rank reads it.
         tier: Option<Tier>,
-        /// the slot that the agent has fetched it into
+        /// The slot into which the agent has fetched it, if any.
         path: Option<String>,
     },
-    /// Not possible; the text says what to do.
+    /// The request is not possible.
     Refused {
-        /// a sentence for the user
+        /// The reason and the remedy, for the user.
         why: String,
     },
 }

@@ -1,41 +1,43 @@
-//! One LSTM layer (Hochreiter and Schmidhuber 1997; gates in the order of torch.nn.LSTM: in, forget, cell, out), a step forward and back.
+//! One LSTM layer (Hochreiter and Schmidhuber 1997), one step forward and backward. The gates are
+//! in the order of torch.nn.LSTM: in, forget, cell, out.
 
 use super::real::{Activation, LANES, Lanes, Real, add_times, dot};
 
-/// Numbers in its state.
+/// Size of the hidden state.
 pub const HIDDEN: usize = 4;
-/// Rows of its matrices.
+/// Rows of the weight matrices.
 pub const GATES: usize = 4 * HIDDEN;
 
-/// State after a step.
+/// The state after a step.
 #[derive(Clone, Copy)]
 pub struct State<T> {
-    /// What is given on.
+    /// Hidden state, the layer's output.
     pub h: [Lanes<T>; HIDDEN],
-    /// What is kept.
+    /// Cell state.
     pub c: [Lanes<T>; HIDDEN],
 }
 
 impl<T: Real> State<T> {
-    /// Nothing yet.
+    /// Returns the initial state.
     pub fn zero() -> State<T> {
         let zero = [[T::default(); LANES]; HIDDEN];
         State { h: zero, c: zero }
     }
 }
 
-/// What a step leaves for the way back.
+/// What a forward step records for the backward step.
 #[derive(Clone, Copy)]
 pub struct Step<T> {
     /// Activations of the gates.
     gates: [Lanes<T>; GATES],
-    /// The state before,
+    /// State before the step.
     before: State<T>,
-    /// and the tangent of what is kept after.
+    /// Hyperbolic tangent of the cell state after the step.
     tangent: [Lanes<T>; HIDDEN],
 }
 
-/// A step: `input` is what comes from outside, biases included; `recurrent` is `GATES` × `HIDDEN`.
+/// Computes one step. `input` is the contribution from outside, biases included; `recurrent` is
+/// `GATES` × `HIDDEN`.
 #[inline(always)]
 pub fn forward<T: Real, A: Activation>(
     mut input: [Lanes<T>; GATES],
@@ -67,8 +69,9 @@ pub fn forward<T: Real, A: Activation>(
     (after, Step { gates: input, before: *before, tangent })
 }
 
-/// Back through a step: `after` is what the loss changes by with the state after; becomes that of the state before. Returns that of the gates
-/// (before their activation), and adds to the recurrent weights' gradient.
+/// Propagates gradients back through one step. `after` is the gradient with respect to the state
+/// after the step, and is replaced by that of the state before. Returns the gradient of the gates
+/// before their activation, and adds to the gradient of the recurrent weights.
 // Indices name the same lane of several arrays.
 #[allow(clippy::needless_range_loop)]
 pub fn backward<T: Real>(

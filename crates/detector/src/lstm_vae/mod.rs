@@ -1,5 +1,6 @@
-//! One LSTM-VAE per metric, as in Minder (section 4.2): normal windows can be written again from eight numbers, others less well. By hand: 389
-//! parameters, and no library for networks is near what this costs in plain loops (docs/adr/0018).
+//! One LSTM-VAE per metric, as in Minder (section 4.2): normal windows can be reconstructed from
+//! eight numbers, others less well. It is written by hand because the network has only 389
+//! parameters, and no neural-network library comes near the cost of plain loops (docs/adr/0018).
 
 mod cell;
 mod model;

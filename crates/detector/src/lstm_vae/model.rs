@@ -13,14 +13,14 @@ pub struct Model {
 }
 
 impl Model {
-    /// With these parameters; `None` if they are not as many as it has.
+    /// Creates a model from its parameters, or returns `None` if their number is wrong.
     #[must_use]
     pub fn new(width: usize, parameters: Vec<f32>) -> Option<Model> {
         let layout = Layout::new(width);
         (parameters.len() == layout.parameters()).then_some(Model { layout, parameters })
     }
 
-    /// Trained on windows of `width` metrics.
+    /// Trains a model on windows of `width` metrics.
     #[must_use]
     pub fn trained(width: usize, windows: &[&[f32]], how: &Training) -> Model {
         let layout = Layout::new(width);
@@ -28,25 +28,26 @@ impl Model {
         Model { layout, parameters }
     }
 
-    /// Trained on with other windows of the same metric.
+    /// Returns the model after further training on other windows of the same metric.
     #[must_use]
     pub fn tuned(&self, windows: &[&[f32]], how: &Training) -> Model {
         let parameters = train_from(&self.layout, self.parameters.clone(), windows, how);
         Model { layout: Layout::new(self.layout.width), parameters }
     }
 
-    /// All numbers that training has found.
+    /// Returns the trained parameters.
     #[must_use]
     pub fn parameters(&self) -> &[f32] {
         &self.parameters
     }
 
-    /// Windows of all machines written again: by metric, by second, by machine; the result by second and metric, then by machine.
+    /// Reconstructs the windows of all machines. The input is by metric, second, and machine; the
+    /// result is by second and metric, then by machine.
     #[must_use]
     pub fn rewritten(&self, windows: &[Vec<Vec<f32>>]) -> Vec<Vec<f32>> {
         let width = self.layout.width;
         let machines = windows.first().and_then(|w| w.first()).map_or(0, Vec::len);
-        // As many as fill registers of any width.
+        // Pads the machines to fill registers of any width.
         let whole = machines.next_multiple_of(LANES);
         let by_second = (0..WINDOW).flat_map(|second| windows.iter().map(move |window| &window[second]));
         let padded: Vec<Vec<f32>> =

@@ -1,19 +1,20 @@
-//! The network: an LSTM reads a window, its last state gives a normal distribution of 8 numbers, and a second LSTM writes the window again from
-//! them (Minder, section 4.2: hidden size 4, latent size 8, one layer).
+//! The network. An LSTM reads a window, its last state determines a normal distribution of 8
+//! numbers, and a second LSTM reconstructs the window from them (Minder, section 4.2: hidden size
+//! 4, latent size 8, one layer).
 
 use super::cell::{GATES, HIDDEN, State, Step, backward, forward};
 use super::real::{Activation, LANES, Lanes, Real, add_times, dot};
 use std::ops::Range;
 
-/// Samples of a window.
+/// Samples in a window.
 pub const WINDOW: usize = 8;
-/// Numbers that a window is made into.
+/// Size of the latent representation of a window.
 pub const LATENT: usize = 8;
 
-/// Where the parameters of each part are, for windows of `width` metrics.
+/// Positions of each part's parameters in one flat array, for windows of `width` metrics.
 #[derive(Clone, Debug)]
 pub struct Layout {
-    /// Metrics of a window: 1, or all of them together.
+    /// Metrics per window: 1, or all of them together.
     pub width: usize,
     pub(super) read: [Range<usize>; 3],
     pub(super) mean: [Range<usize>; 2],
@@ -23,7 +24,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// For windows of `width` metrics.
+    /// Returns the layout for windows of `width` metrics.
     #[must_use]
     pub fn new(width: usize) -> Layout {
         let mut at = 0;
@@ -41,13 +42,13 @@ impl Layout {
         }
     }
 
-    /// How many there are: 389 for one metric.
+    /// Returns the number of parameters: 389 for one metric.
     #[must_use]
     pub fn parameters(&self) -> usize {
         self.out[1].end
     }
 
-    /// The parameters' parts by name, for files and for comparisons with torch.
+    /// Returns the parts by name, for files and for comparisons with torch.
     #[must_use]
     pub fn parts(&self) -> [(&'static str, Range<usize>); 12] {
         let ([a, b, c], [d, e], [f, g]) = (self.read.clone(), self.mean.clone(), self.spread.clone());
@@ -69,7 +70,7 @@ impl Layout {
     }
 }
 
-/// `weight * x + bias`, by rows.
+/// Computes `weight * x + bias`, row by row.
 #[inline(always)]
 fn linear<T: Real, const N: usize>(weight: &[T], bias: &[T], x: &[Lanes<T>]) -> [Lanes<T>; N] {
     let mut out = [[T::default(); LANES]; N];
@@ -82,7 +83,8 @@ fn linear<T: Real, const N: usize>(weight: &[T], bias: &[T], x: &[Lanes<T>]) -> 
     out
 }
 
-/// Back through [`linear`]: what the loss changes by with `x`; adds to the gradients.
+/// Propagates gradients back through [`linear`]. Returns the gradient with respect to `x`, and adds
+/// to the gradients of the parameters.
 fn linear_back<T: Real, const N: usize>(
     parameters: &[T],
     gradient: &mut [T],
@@ -109,14 +111,14 @@ fn x_len(weight: &Range<usize>, bias: &Range<usize>) -> usize {
     weight.len() / bias.len()
 }
 
-/// What went into a pass, what was drawn for it, and what came out.
+/// The input of a pass, the noise drawn for it, and its output.
 pub type Passed<'a, T> = (&'a [Lanes<T>], &'a [Lanes<T>; LATENT], &'a [Lanes<T>]);
 
-/// What a pass leaves for the way back.
+/// What a pass records for the backward pass.
 pub struct Tape<T> {
     read: Vec<Step<T>>,
     last: [Lanes<T>; HIDDEN],
-    /// Means and logarithms of the variances.
+    /// Means of the latent distribution; `spread` has the logarithms of its variances.
     pub mean: [Lanes<T>; LATENT],
     /// See `mean`.
     pub spread: [Lanes<T>; LATENT],
@@ -125,7 +127,7 @@ pub struct Tape<T> {
     written: Vec<[Lanes<T>; HIDDEN]>,
 }
 
-/// The means for sixteen windows: `window` is by second, then by metric.
+/// Reads sixteen windows and returns the last state. `window` is by second, then by metric.
 #[inline(always)]
 pub fn encode<T: Real, A: Activation>(
     of: &Layout,
@@ -143,7 +145,8 @@ pub fn encode<T: Real, A: Activation>(
     state
 }
 
-/// Sixteen windows written again from what they were made into; the mean of it, without chance. `out` as `window`.
+/// Reconstructs sixteen windows from the latent means, without noise. `out` has the layout of
+/// `window`.
 #[inline(always)]
 pub fn reconstruct<T: Real, A: Activation>(of: &Layout, p: &[T], window: &[Lanes<T>], out: &mut [Lanes<T>]) {
     let state = encode::<T, A>(of, p, window, |_| ());
@@ -176,7 +179,7 @@ fn decode<T: Real, A: Activation>(
     }
 }
 
-/// As [`reconstruct`], with `chance` (standard normal), and a tape of it.
+/// Like [`reconstruct`], but adds `chance` (standard normal noise), and records a tape.
 pub fn pass<T: Real, A: Activation>(
     of: &Layout,
     p: &[T],
@@ -202,8 +205,9 @@ pub fn pass<T: Real, A: Activation>(
     Tape { read, last, mean, spread, latent, write, written }
 }
 
-/// The loss of a pass: half of the squared error, and `beta` times the divergence from the standard normal distribution (Kingma and Welling
-/// 2013), summed over all. Adds its derivatives to `gradient`.
+/// Returns the loss of a pass: half the squared error, plus `beta` times the divergence from the
+/// standard normal distribution (Kingma and Welling 2013), summed over all windows. Adds its
+/// derivatives to `gradient`.
 pub fn back<T: Real>(
     of: &Layout,
     p: &[T],

@@ -1,8 +1,9 @@
-//! Numbers that a network is computed with: `f32` for use, `f64` where derivatives are checked. Only what gives the same bits everywhere.
+//! Number types for the network: `f32` for use, and `f64` to check derivatives. Only operations
+//! that give the same bits on every machine are used.
 
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
-/// A number.
+/// A floating-point type.
 pub trait Real:
     Copy
     + Default
@@ -14,14 +15,14 @@ pub trait Real:
     + Div<Output = Self>
     + Neg<Output = Self>
 {
-    /// The nearest.
+    /// Returns the nearest value of this type.
     fn of(value: f64) -> Self;
-    /// Exact to the last bits.
+    /// Hyperbolic tangent, accurate to the last bits.
     #[cfg(test)]
     fn tanh(self) -> Self;
-    /// Exact to the last bits.
+    /// Exponential, accurate to the last bits.
     fn exp(self) -> Self;
-    /// Between two others.
+    /// Clamps the value to the range from `low` to `high`.
     fn within(self, low: Self, high: Self) -> Self;
 }
 
@@ -58,13 +59,13 @@ impl Real for f64 {
     }
 }
 
-/// Sixteen windows side by side.
+/// Number of windows computed side by side.
 pub const LANES: usize = 16;
 
-/// One number of each.
+/// One number per window.
 pub type Lanes<T> = [T; LANES];
 
-/// How activations are computed.
+/// A way to compute activation functions.
 pub trait Activation {
     /// Hyperbolic tangent.
     fn tanh<T: Real>(x: T) -> T;
@@ -76,7 +77,7 @@ pub trait Activation {
     }
 }
 
-/// To the last bits: what the fast one is compared with.
+/// Accurate to the last bits: the reference for [`Fast`].
 #[cfg(test)]
 pub struct Exact;
 
@@ -88,7 +89,8 @@ impl Activation for Exact {
     }
 }
 
-/// Lambert's continued fraction, cut off after the seventh: at most 1e-4 off, a few multiplications and a division, in whole registers.
+/// Lambert's continued fraction, truncated after its seventh term: an error of at most 1e-4 for a
+/// few multiplications and one division, in whole registers.
 pub struct Fast;
 
 impl Activation for Fast {
@@ -102,7 +104,7 @@ impl Activation for Fast {
     }
 }
 
-/// `to += weight * x`, in each lane.
+/// Computes `to += weight * x` in each lane.
 #[inline(always)]
 pub fn add_times<T: Real>(to: &mut Lanes<T>, weight: T, x: &Lanes<T>) {
     for (to, x) in to.iter_mut().zip(x) {
@@ -110,7 +112,7 @@ pub fn add_times<T: Real>(to: &mut Lanes<T>, weight: T, x: &Lanes<T>) {
     }
 }
 
-/// The sum over all lanes of a product.
+/// Returns the sum of a product over all lanes.
 #[inline(always)]
 pub fn dot<T: Real>(a: &Lanes<T>, b: &Lanes<T>) -> T {
     let mut sum = T::default();

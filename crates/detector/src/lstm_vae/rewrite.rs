@@ -1,11 +1,12 @@
-//! The way forward alone, in whole registers: multiplications and additions at once, and one division where the plain way (`cell.rs`) has three or
-//! two. The same network; results differ in the last bits.
+//! The forward pass alone, in whole registers: fused multiplications and additions, and one
+//! division where the plain code (`cell.rs`) has three or two. It computes the same network, but
+//! results differ in the last bits.
 
 use super::cell::{GATES, HIDDEN};
 use super::network::{LATENT, Layout};
 use pulp::Simd;
 
-/// What registers hold before and after a step.
+/// Values in registers before and after a step.
 type Numbers<S, const N: usize> = [<S as Simd>::f32s; N];
 
 struct Net<'p, S: Simd> {
@@ -15,7 +16,8 @@ struct Net<'p, S: Simd> {
 }
 
 impl<S: Simd> Net<'_, S> {
-    /// Lambert's fraction for the tangent (`real.rs`), as what is above and below the line; scaled, for three of them are multiplied.
+    /// Lambert's fraction for the tangent (`real.rs`), as numerator and denominator. Both are
+    /// scaled, because three of them are multiplied.
     #[inline(always)]
     fn fraction(&self, x: S::f32s) -> (S::f32s, S::f32s) {
         const SCALE: f32 = 1e-5;
@@ -31,7 +33,7 @@ impl<S: Simd> Net<'_, S> {
         (above, s.mul_add_e_f32s(q, below, of(135_135.0)))
     }
 
-    /// The logistic function, likewise.
+    /// The logistic function, in the same form.
     #[inline(always)]
     fn logistic(&self, x: S::f32s) -> (S::f32s, S::f32s) {
         let s = self.simd;
@@ -39,7 +41,7 @@ impl<S: Simd> Net<'_, S> {
         (s.add_f32s(above, below), s.add_f32s(below, below))
     }
 
-    /// `to += weight · x`, by rows.
+    /// Computes `to += weight · x`, row by row.
     #[inline(always)]
     fn add_rows<const N: usize, const M: usize>(
         &self,
@@ -67,7 +69,8 @@ impl<S: Simd> Net<'_, S> {
         )
     }
 
-    /// A step of the cell, from what comes from outside: what is given on, and what is kept.
+    /// Computes a step of the cell from the contribution from outside, and updates the hidden state
+    /// `h` and the cell state `c`.
     #[inline(always)]
     fn step(
         &self,
@@ -92,7 +95,7 @@ impl<S: Simd> Net<'_, S> {
         }
     }
 
-    /// One register of machines.
+    /// Reconstructs one register of machines.
     #[inline(always)]
     fn rewrite(&self, window: impl Iterator<Item = S::f32s>, out: &mut [S::f32s]) {
         let (s, of, zero) = (self.simd, self.of, self.simd.splat_f32s(0.0));
@@ -129,15 +132,16 @@ impl<S: Simd> Net<'_, S> {
     }
 }
 
-/// Windows of all machines, written again: by second and metric, then by machine; as many machines as fill registers.
+/// Reconstructs the windows of all machines, by second and metric, then by machine. The number of
+/// machines must fill whole registers.
 pub struct Rewrite<'a> {
-    /// The network,
+    /// The network's layout.
     pub of: &'a Layout,
-    /// and its parameters.
+    /// The network's parameters.
     pub p: &'a [f32],
-    /// As the result.
+    /// The windows, in the layout of `out`.
     pub windows: &'a [&'a [f32]],
-    /// The result.
+    /// The reconstruction.
     pub out: &'a mut [Vec<f32>],
 }
 

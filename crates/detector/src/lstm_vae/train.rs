@@ -1,20 +1,22 @@
-//! Training: Adam (Kingma and Ba 2014) on the loss of `network.rs`, the same bits from the same seed on every machine.
+//! Training with Adam (Kingma and Ba 2014) on the loss of `network.rs`. A seed gives the same bits
+//! on every machine.
 
 use super::network::{LATENT, Layout, WINDOW, back, pass, reconstruct};
 use super::real::{Fast, LANES, Lanes};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// How it is trained.
+/// Hyperparameters of the training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Training {
-    /// Everything that is drawn comes from it.
+    /// Seed of everything that is drawn at random.
     pub seed: u64,
-    /// Times that each window is seen.
+    /// Number of passes over the windows.
     pub epochs: usize,
-    /// Windows of a step, rounded up to sixteen.
+    /// Windows per step, rounded up to a multiple of sixteen.
     pub batch: usize,
-    /// Largest change of a parameter in a step, at the beginning; falls to a hundredth of that.
+    /// Learning rate at the start: the largest change of a parameter in one step. It decays to a
+    /// hundredth.
     pub rate: f64,
     /// Weight of the divergence.
     pub beta: f64,
@@ -26,7 +28,7 @@ impl Default for Training {
     }
 }
 
-/// A number from 0 to 1, never 0.
+/// Returns a random number between 0 and 1, never 0, because its logarithm is taken.
 fn open(rng: &mut ChaCha8Rng) -> f64 {
     f64::from(rng.next_u32()) / 4_294_967_296.0 + 1e-10
 }
@@ -35,14 +37,15 @@ fn normal(rng: &mut ChaCha8Rng) -> f64 {
     libm::sqrt(-2.0 * libm::log(open(rng))) * libm::cos(2.0 * std::f64::consts::PI * open(rng))
 }
 
-/// A network that knows nothing, of this seed: uniform in ±1/√4, as torch begins.
+/// Returns the parameters of an untrained network for this seed: uniform in ±1/√4, like torch's
+/// initialization.
 #[must_use]
 pub fn fresh(layout: &Layout, seed: u64) -> Vec<f32> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     (0..layout.parameters()).map(|_| (open(&mut rng) - 0.5) as f32).collect()
 }
 
-/// Sixteen windows side by side; the last one again where there are fewer.
+/// Arranges up to sixteen windows side by side; the last one fills any empty lanes.
 pub(super) fn side_by_side(windows: &[&[f32]], lanes: &mut [Lanes<f32>]) {
     for (at, lanes) in lanes.iter_mut().enumerate() {
         for (lane, value) in lanes.iter_mut().enumerate() {
@@ -71,13 +74,14 @@ impl Adam {
     }
 }
 
-/// Parameters after training on `windows`, each `WINDOW` seconds of `layout.width` metrics, normalised.
+/// Returns the parameters after training on `windows`, each `WINDOW` seconds of `layout.width`
+/// normalized metrics.
 #[must_use]
 pub fn train(layout: &Layout, windows: &[&[f32]], how: &Training) -> Vec<f32> {
     train_from(layout, fresh(layout, how.seed), windows, how)
 }
 
-/// The same from these parameters on.
+/// The same, starting from `parameters`.
 #[must_use]
 pub fn train_from(layout: &Layout, mut parameters: Vec<f32>, windows: &[&[f32]], how: &Training) -> Vec<f32> {
     let mut rng = ChaCha8Rng::seed_from_u64(how.seed ^ 0x5eed);
@@ -89,7 +93,7 @@ pub fn train_from(layout: &Layout, mut parameters: Vec<f32>, windows: &[&[f32]],
         (vec![[0.0; LANES]; WINDOW * layout.width], vec![[0.0; LANES]; WINDOW * layout.width]);
     let mut done = 0;
     for _ in 0..how.epochs {
-        // Fisher and Yates.
+        // Fisher–Yates shuffle.
         for at in (1..order.len()).rev() {
             order.swap(at, (rng.next_u64() % (at as u64 + 1)) as usize);
         }
@@ -113,7 +117,7 @@ pub fn train_from(layout: &Layout, mut parameters: Vec<f32>, windows: &[&[f32]],
     parameters
 }
 
-/// Mean squared error of windows that are written again.
+/// Returns the mean squared error of the reconstructed windows.
 #[must_use]
 pub fn error(layout: &Layout, parameters: &[f32], windows: &[&[f32]]) -> f64 {
     let (mut input, mut output) =
@@ -177,7 +181,7 @@ mod tests {
         }
     }
 
-    /// Loss and its derivatives at once, in `f64`.
+    /// Returns the loss and adds its derivatives to `gradient`, in `f64`.
     fn loss(layout: &Layout, p: &[f64], gradient: &mut [f64]) -> f64 {
         let wave = |at: usize, lane: usize| 0.5 + 0.3 * libm::sin(at as f64 * 0.7 + lane as f64);
         let window: Vec<Lanes<f64>> =

@@ -1,19 +1,21 @@
-//! The same machine, window after window (Minder, section 4.4): a jitter does not last.
+//! Continuity: the same machine must stand out window after window (Minder, section 4.4), because
+//! jitter does not last.
 
 use super::similarity::Candidate;
 
-/// When a candidate is a verdict.
+/// The condition under which a candidate becomes a verdict.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Continuity {
-    /// It is this unlike the others,
+    /// Smallest `z` of a candidate (exclusive).
     pub threshold: f32,
-    /// for so many seconds without a break. 0: at once.
+    /// Seconds for which the same machine must exceed it without a break. 0: at once.
     pub seconds: usize,
 }
 
 impl Continuity {
-    /// The first that lasts: its machine, when it was certain, and how unlike it was then. `candidates` have a window every `stride` seconds; the
-    /// last second of the first is `first`.
+    /// Returns the first candidate that lasts: its machine, the second in which it became certain,
+    /// and its `z` then. `candidates` has one window every `stride` seconds; the first window ends
+    /// at second `first`.
     #[must_use]
     pub fn first(&self, candidates: &[Option<Candidate>], first: usize, stride: usize) -> Option<(usize, usize, f32)> {
         let mut since: Option<(u32, usize)> = None;

@@ -1,7 +1,8 @@
-//! Minder (Deng et al.): windows of one metric are made plain by a model, machines whose windows stay unlike all others' for minutes are bad.
+//! Minder (Deng et al.): a model smooths the windows of one metric, and a machine whose windows
+//! stay unlike all others' for minutes is bad.
 //!
 //! ```text
-//!  Series ─ prepare ─> windows ─ embedding (as they are, or written again by the LSTM-VAE) ─ similarity ─> candidates ─ continuity ─> verdict
+//!  Series ─ prepare ─> windows ─ embedding (as they are, or reconstructed by the LSTM-VAE) ─ similarity ─> candidates ─ continuity ─> verdict
 //! ```
 
 mod continuity;
@@ -15,22 +16,24 @@ use crate::lstm_vae::{Model, WINDOW};
 use crate::prepare::{Limits, prepared};
 use crate::{Series, Verdict};
 
-/// What stands for a machine's window.
+/// The representation of a machine's window.
 #[derive(Clone, Copy, Debug)]
 pub enum Embedding<'m> {
     /// The samples themselves (RAW).
     Raw,
-    /// Mean, variance, skewness and kurtosis of the samples, in the measure of their covariance (Mahalanobis).
+    /// Mean, variance, skewness, and kurtosis of the samples, scaled by their covariance
+    /// (Mahalanobis).
     Moments,
-    /// Each metric by a model of its own, metrics one by one (Minder).
+    /// Each metric on its own, reconstructed by its own model (Minder).
     Each(&'m [Model]),
-    /// The same, but all metrics' windows together are one point (CON).
+    /// The same, but the windows of all metrics together form one point (CON).
     Joined(&'m [Model]),
-    /// One model of all metrics (INT).
+    /// One model for all metrics (INT).
     Whole(&'m Model),
 }
 
-/// The least alike of each window, by metric (one list where metrics are looked at together).
+/// The machine least like the others in each window, by metric (a single list if all metrics are
+/// examined together).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidates {
     /// Seconds between windows.
@@ -39,12 +42,12 @@ pub struct Candidates {
     pub by_metric: Vec<Vec<Option<Candidate>>>,
 }
 
-/// Machines that told anything at all: the others have nothing that could be compared.
+/// Returns the machines that have samples; the others offer nothing to compare.
 fn present(rows: &[f32], machines: usize) -> Vec<usize> {
     (0..machines).filter(|m| rows.get(*m).is_some_and(|v| v.is_finite())).collect()
 }
 
-/// Looks at all windows. `limits` by metric.
+/// Examines all windows; `limits` has one entry per metric.
 #[must_use]
 pub fn candidates(
     series: &Series,
@@ -58,7 +61,7 @@ pub fn candidates(
     let machines = series.machines();
     let there = ready.first().map_or_else(Vec::new, |rows| present(rows, machines));
     let starts = || (0..(series.seconds() + 1).saturating_sub(WINDOW)).step_by(stride.max(1));
-    // By second of the window (or number of the embedding), then by machine.
+    // By second of the window (or index in the embedding), then by machine.
     let raw = |metric: usize, start: usize| -> Vec<Vec<f32>> {
         let row = |second: usize| there.iter().map(|m| ready[metric][second * machines + m]).collect();
         (start..start + WINDOW).map(row).collect()
@@ -94,7 +97,8 @@ pub fn candidates(
 }
 
 impl Candidates {
-    /// The first verdict; of several metrics at the same second the one that comes first in `order` (`priority.rs`).
+    /// Returns the earliest verdict. If several metrics reach one in the same second, the first in
+    /// `order` wins (`priority.rs`).
     #[must_use]
     pub fn first(&self, order: &[usize], when: &Continuity) -> Option<Verdict> {
         let of = |metric: &usize| {

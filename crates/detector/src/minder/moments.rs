@@ -1,9 +1,11 @@
-//! Windows as moments, in the measure of Mahalanobis (1936): a baseline of Minder's evaluation (section 6.1).
+//! Windows as moments, with the distance of Mahalanobis (1936): a baseline in Minder's evaluation
+//! (section 6.1).
 
-/// Moments of a window.
+/// Number of moments per window.
 const MOMENTS: usize = 4;
 
-/// By moment, then by machine: uncorrelated over the machines, each with variance 1, so that plain distances are Mahalanobis'.
+/// Returns the moments, by moment and then by machine. They are decorrelated over the machines and
+/// have variance 1, so plain distances are Mahalanobis distances.
 pub fn of(window: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let machines = window.first().map_or(0, Vec::len);
     let count = window.len() as f64;
@@ -21,7 +23,7 @@ pub fn of(window: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let mean: [f64; MOMENTS] = std::array::from_fn(|k| all.iter().map(|x| x[k]).sum::<f64>() / n);
     all.iter_mut().for_each(|x| x.iter_mut().zip(mean).for_each(|(x, mean)| *x -= mean));
     let lower = factor(&all, n);
-    // Solved for each machine: lower * y = x.
+    // Solves lower * y = x for each machine.
     let mut out = vec![vec![0.0f32; machines]; MOMENTS];
     for (m, x) in all.iter().enumerate() {
         let mut y = [0.0; MOMENTS];
@@ -34,7 +36,8 @@ pub fn of(window: &[Vec<f32>]) -> Vec<Vec<f32>> {
     out
 }
 
-/// Cholesky's factor of the covariance; what does not vary has a little all the same.
+/// Returns the Cholesky factor of the covariance. A little is added to each variance, because a
+/// moment may not vary at all.
 fn factor(all: &[[f64; MOMENTS]], n: f64) -> [[f64; MOMENTS]; MOMENTS] {
     let mut lower = [[0.0; MOMENTS]; MOMENTS];
     for i in 0..MOMENTS {

@@ -1,34 +1,37 @@
-//! Who is unlike the others in one window (Minder, section 4.4): each machine's distances to all others, summed; the largest sum, in standard
-//! deviations of all sums.
+//! The machine least like the others in one window (Minder, section 4.4). The distances of each
+//! machine to all others are summed; the score is the largest sum, in standard deviations of all
+//! sums.
 
 use pulp::Simd;
 
-/// How far two machines' windows are apart.
+/// A distance between the windows of two machines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Distance {
-    /// Root of the squares.
+    /// Root of the sum of squares.
     #[default]
     Euclid,
-    /// Sum of the differences.
+    /// Sum of absolute differences.
     Manhattan,
-    /// Largest difference.
+    /// Largest absolute difference.
     Chebyshev,
 }
 
 /// The machine that is least like the others, and by how much.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
-    /// Which.
+    /// Index of the machine.
     pub machine: u32,
-    /// Standard deviations of its sum from the mean of all. Of `n` machines it is √(n − 1) at most.
+    /// Standard deviations of its sum from the mean of all sums; with `n` machines, at most √(n −
+    /// 1).
     pub z: f32,
 }
 
-/// Machines side by side, and machines that they are compared with at once: what is loaded is used often.
+/// Machines side by side (`LANES`), and machines compared with them at once (`ROWS`), so that
+/// loaded values are used several times.
 const LANES: usize = 16;
 const ROWS: usize = 4;
 
-/// How far one machine is from sixteen others, number by number.
+/// Returns the distances of one machine to `L` others.
 #[inline(always)]
 fn apart<const N: usize, const L: usize>(of: Distance, own: &[f32; N], columns: &[&[f32]; N], from: usize) -> [f32; L] {
     let mut d = [0.0f32; L];
@@ -49,7 +52,7 @@ fn apart<const N: usize, const L: usize>(of: Distance, own: &[f32; N], columns: 
     d
 }
 
-/// All pairs once: each distance is added to the sums of both.
+/// Computes each pair once, and adds the distance to the sums of both.
 #[inline(always)]
 fn pairs<const N: usize>(of: Distance, columns: &[&[f32]; N], sums: &mut [f32], rows: std::ops::Range<usize>) {
     let machines = sums.len();
@@ -72,8 +75,8 @@ fn pairs<const N: usize>(of: Distance, columns: &[&[f32]; N], sums: &mut [f32], 
     }
 }
 
-/// The same for the Euclidean distance of many machines, in whole registers: from the middle of all, |a − b|² = |a|² + |b|² − 2ab loses no more
-/// digits than the sums can show.
+/// The same for the Euclidean distance of many machines, in whole registers. Relative to the mean
+/// of all machines, |a − b|² = |a|² + |b|² − 2ab loses no more digits than the sums can show.
 #[inline(always)]
 fn euclid<const N: usize, S: Simd>(simd: S, values: &[Vec<f32>], sums: &mut [f32]) {
     let machines = sums.len();
@@ -87,7 +90,8 @@ fn euclid<const N: usize, S: Simd>(simd: S, values: &[Vec<f32>], sums: &mut [f32
         norms.iter_mut().zip(*column).for_each(|(norm, v)| *norm += v * v);
     }
     let places: Vec<f32> = (0..machines).map(|m| m as f32).collect();
-    // Machines of a block are compared with each other in both directions, all in whole registers, and once with those behind it.
+    // Machines within a block are compared in both directions, all in whole registers; those after
+    // the block only once.
     let block = S::F32_LANES.max(ROWS);
     let whole = machines / block * block;
     let zero = simd.splat_f32s(0.0);
@@ -177,7 +181,7 @@ fn to_others_of_any_width(of: Distance, values: &[Vec<f32>], i: usize, sums: &mu
     }
 }
 
-/// What is compiled for each kind of register.
+/// The computation that is compiled for each kind of register.
 struct AllPairs<'a> {
     of: Distance,
     values: &'a [Vec<f32>],
@@ -210,7 +214,8 @@ impl pulp::WithSimd for AllPairs<'_> {
     }
 }
 
-/// Who is least like the others; `values` by number of the embedding, then by machine. `None` of fewer than three machines, or if all are alike.
+/// Returns the machine least like the others. `values` is by index in the embedding, then by
+/// machine. `None` with fewer than three machines, or if all are alike.
 #[must_use]
 pub fn candidate(of: Distance, values: &[Vec<f32>]) -> Option<Candidate> {
     let machines = values.first().map_or(0, Vec::len);
@@ -222,7 +227,7 @@ pub fn candidate(of: Distance, values: &[Vec<f32>]) -> Option<Candidate> {
     outlier(&sums)
 }
 
-/// The largest of some numbers, in standard deviations.
+/// Returns the largest of the numbers, in standard deviations from their mean.
 #[must_use]
 pub fn outlier(sums: &[f32]) -> Option<Candidate> {
     let n = sums.len() as f64;

@@ -1,50 +1,50 @@
-//! In how many of the last blocks a metric of each machine was far off. Counted as it comes: to be asked costs nothing, and who is not far off next to
-//! nothing.
+//! Counts in how many recent blocks each machine deviated. The counts are updated as blocks arrive:
+//! a query costs nothing, and a machine that does not deviate next to nothing.
 
 use super::Settings;
 
-/// Seconds of a block.
+/// Seconds per block.
 pub const BLOCK: usize = 5;
 
-/// How far off, and which way.
+/// Size and direction of a deviation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign {
-    /// A little: more, or less.
+    /// Slightly above the peers.
     FaintMore,
-    /// See above.
+    /// Slightly below.
     FaintLess,
-    /// Clearly.
+    /// Clearly above.
     ClearMore,
-    /// See above.
+    /// Clearly below.
     ClearLess,
     /// As good as dead.
     Dead,
 }
 
-/// All of them.
+/// All signs.
 pub const SIGNS: [Sign; 5] = [Sign::FaintMore, Sign::FaintLess, Sign::ClearMore, Sign::ClearLess, Sign::Dead];
 
-/// Blocks that are looked at, by sign; and how many of them must show it.
+/// Number of recent blocks examined for each sign, and how many of them must show it.
 #[derive(Clone, Copy, Debug)]
 pub struct Spans {
     blocks: [u8; 5],
-    /// See above.
+    /// Blocks that must show a sign.
     pub enough: [u8; 5],
-    /// The same for a machine beside one that is certain.
+    /// The same for a machine next to one that is certain.
     pub beside: [u8; 5],
-    /// And when a single metric tells of that one.
+    /// The same if a single metric made that one certain.
     pub beside_in_one: [u8; 5],
-    /// By sign, a byte each: what with enough blocks makes 128.
+    /// One byte per sign: what must be added to `enough` blocks to reach 128.
     lacking: u64,
 }
 
-/// Blocks in so many seconds.
+/// Returns the number of blocks in `seconds`.
 pub fn blocks(seconds: usize) -> u8 {
     seconds.div_ceil(BLOCK).clamp(1, 63) as u8
 }
 
 impl Spans {
-    /// As the settings have it.
+    /// Returns the spans for these settings.
     pub fn of(s: &Settings) -> Spans {
         let (long, short, dead) = (blocks(s.one_family_s), blocks(s.two_families_s), blocks(s.dead_s));
         let blocks = [long, long, short, short, dead];
@@ -57,10 +57,10 @@ impl Spans {
     }
 }
 
-/// Blocks that are remembered.
+/// Blocks to remember.
 const KEPT: usize = 64;
 
-/// Five flags as five bytes of a number, so that all counts are added to at once.
+/// Expands five flags to the five bytes of a number, so that all counts are updated at once.
 const BYTES: [u64; 32] = {
     let mut all = [0; 32];
     let mut flags = 0;
@@ -75,32 +75,32 @@ const BYTES: [u64; 32] = {
     all
 };
 
-/// Machines whose flags are looked at together: of most of them all are none.
+/// Machines whose flags are checked together; usually none of them is set.
 const TOGETHER: usize = 32;
 
-/// One metric of all machines.
+/// The signs of all machines in one metric.
 #[derive(Clone, Debug)]
 pub struct Evidence {
-    /// By block (a ring), then by machine: flags of the signs, the first the lowest.
+    /// By block (a ring), then by machine: one bit per sign, the first in the lowest bit.
     flags: Vec<u8>,
-    /// By machine; by sign, a byte each: blocks of its span that show it.
+    /// By machine, one byte per sign: the number of blocks in its span that show it.
     many: Vec<u64>,
-    /// Machines that show any sign for long enough: hardly ever one.
+    /// Machines that show any sign for long enough; rarely any.
     pub shown: Vec<u32>,
 }
 
 impl Evidence {
-    /// None yet.
+    /// Creates a record without any evidence.
     pub fn new(machines: usize) -> Evidence {
         Evidence { flags: vec![0; KEPT * machines], many: vec![0; machines], shown: Vec::new() }
     }
 
-    /// One more block, the one of this number; `flags` by machine.
+    /// Adds block `number`; `flags` has one entry per machine.
     pub fn push(&mut self, spans: &Spans, number: u32, flags: &[u8]) {
         let (machines, at) = (self.many.len(), number as usize % KEPT);
         let row = |at: usize| at * machines..(at + 1) * machines;
         let then = |sign: Sign| row((at + KEPT - usize::from(spans.blocks[sign as usize])) % KEPT);
-        // Of each span what leaves it.
+        // The blocks that leave each span.
         let (long, short, dead) = (then(Sign::FaintMore), then(Sign::ClearMore), then(Sign::Dead));
         let (long, short, dead) = (&self.flags[long], &self.flags[short], &self.flags[dead]);
         let left = |flags: u8, mask: u64| BYTES[usize::from(flags & 31)] & mask;
@@ -117,14 +117,14 @@ impl Evidence {
         }
         self.flags[row(at)].copy_from_slice(flags);
         self.shown.clear();
-        // All five are asked at once.
+        // Tests all five counts at once.
         let shows_any = |many: u64| (many + spans.lacking) & 0x80_8080_8080 != 0;
         self.shown.extend((0..).zip(&self.many).filter(|(_, many)| shows_any(**many)).map(|(m, _)| m));
     }
 
-    /// Forgets what a machine has shown.
+    /// Discards what a machine has shown.
     pub fn forget(&mut self, machine: usize) {
-        // What is not counted has left its span and does not leave it again.
+        // Without counts, all its flags have already left their spans.
         if self.many[machine] != 0 {
             let machines = self.many.len();
             self.flags.iter_mut().skip(machine).step_by(machines).for_each(|flags| *flags = 0);
@@ -133,12 +133,12 @@ impl Evidence {
         }
     }
 
-    /// Whether a machine shows this sign in so many blocks.
+    /// Returns whether a machine shows this sign in enough blocks, as given by `of`.
     pub fn shows(&self, machine: usize, sign: Sign, of: &[u8; 5]) -> bool {
         self.many(machine, sign) >= of[sign as usize]
     }
 
-    /// Blocks of its span that show this sign.
+    /// Returns the number of blocks in the sign's span that show it.
     fn many(&self, machine: usize, sign: Sign) -> u8 {
         (self.many[machine] >> (8 * sign as u64)) as u8
     }

@@ -1,13 +1,15 @@
-//! Machines against their peers, without a model: how far each is from the median of its role, in the spread that is usual there; and for how
-//! long, of how many independent families of metrics.
+//! Compares machines with their peers, without a model: how far each is from the median of its
+//! role, in units of the usual spread, for how long, and in how many independent families of
+//! metrics.
 //!
 //! ```text
 //!  seconds ─ blocks of five ─ off the role's median, less its own usual offset ─> faint / clear / dead, by sign ─> k of the last n ─> verdict
-//!                                                                                                  samples that cease ─┘
+//!                                                                                                     missing samples ─┘
 //! ```
 //!
-//! Minder's test has an upper bound of √(n − 1) standard deviations for one of n machines, and bad machines spread what they are measured in;
-//! median and MAD have neither. One jitter ends a strict run of windows; k of n forgives it.
+//! Minder's test is bounded by √(n − 1) standard deviations for one of n machines, and bad machines
+//! inflate the deviation it divides by; median and MAD avoid both. A single jitter ends a strict
+//! run of windows; k of n forgives it.
 
 mod evidence;
 mod settings;
@@ -21,19 +23,19 @@ use evidence::{BLOCK, Evidence, SIGNS, Sign, Spans, blocks};
 use std::collections::{BTreeMap, BTreeSet};
 use usual::{AS_EVER, LOOKS, Usual};
 
-/// The usual spread is that of so many machines, at most.
+/// Number of machines, at most, from which the usual spread is estimated.
 const SAMPLE: usize = 256;
-/// Less than this of the level, and the job stands still.
+/// Share of the level below which the job stands still.
 const STILL: f32 = 0.1;
-/// A level that has grown so much was that of a job that begins.
+/// If the level grows by this factor, it was that of a job starting up.
 const GROWN: f32 = 1.15;
-/// How fast it follows after that, in spreads a block.
+/// How fast a machine's own offset follows, in spreads per block.
 const FOLLOWS: f32 = 0.01;
-/// A machine is unlike its peers, but like itself, if so much of the difference is theirs.
+/// A deviation does not count if the role's own shift explains this share of it.
 const THEIRS: f32 = 0.7;
-/// The mean of a normal distribution's distances from its middle, in standard deviations.
+/// Mean distance of a normal distribution from its center, in standard deviations.
 const MEAN: f32 = 0.8;
-/// How fast the usual spread follows, and how fast a level is forgotten.
+/// How fast the usual spread follows, and by which factor the level decays, per block.
 const SLOWLY: f32 = 0.02;
 const FADES: f32 = 0.999;
 
@@ -43,31 +45,31 @@ struct Watched {
     family: Family,
     worse: Worse,
     floor: f32,
-    /// By machine: sums and numbers of the samples of this block.
+    /// By machine: sum and number of the samples in this block.
     sum: Vec<f32>,
     seen: Vec<f32>,
-    /// By machine: how far it is off usually.
+    /// By machine: its usual offset.
     own: Vec<f32>,
-    /// By machine: one over how far it usually is from that, in levels.
+    /// By machine: the reciprocal of its own spread around that offset, in levels.
     narrow: Vec<f32>,
-    /// The first blocks of a machine, to begin with.
+    /// By machine: the deviations in the first blocks.
     first: Vec<Vec<f32>>,
-    /// How many of those there are.
+    /// By machine: the length of `first`.
     learned: Vec<f32>,
     history: Evidence,
-    /// By machine: signs of this block.
+    /// By machine: signs in this block.
     flags: Vec<u8>,
-    /// By machine: how far off now, in spreads.
+    /// By machine: the current deviation, in spreads.
     off: Vec<f32>,
-    /// By role: its usual middle.
+    /// By role: its usual median.
     usual: Vec<Usual>,
-    /// Usual distance from the median and from one's own offset, in levels; and the level.
+    /// Usual distance from the median plus the machine's offset, in levels; and the level.
     spread: f32,
     level: f32,
-    /// The level when offsets were begun to be learned.
+    /// The level when the offsets began to be learned.
     began: f32,
     blocks: u32,
-    /// Blocks in which it did not stand still.
+    /// Number of blocks in which the job did not stand still.
     looked: u32,
 }
 
@@ -75,12 +77,13 @@ struct Watched {
 #[derive(Clone, Debug)]
 struct Peers {
     machines: Vec<usize>,
-    /// So many of them, the first ones, are compared with the middle of all.
+    /// The first `judged` machines are compared with the median of all.
     judged: usize,
 }
 
 impl Peers {
-    /// By role. Fewer than three have no middle: they are compared with each other across roles, or with all if they are too few even then.
+    /// Groups by role. Roles of fewer than three machines have no median; they are pooled, and
+    /// compared with all machines if even the pool is smaller than three.
     fn by(roles: &[u32]) -> Vec<Peers> {
         let (groups, few): (Vec<_>, Vec<_>) = by(roles).into_values().partition(|machines| machines.len() >= 3);
         let mut all: Vec<Peers> =
@@ -102,12 +105,12 @@ impl Peers {
     }
 }
 
-/// One of so many machines is looked at for the usual spread.
+/// Returns the stride at which machines are sampled for the usual spread.
 fn sampled(machines: usize) -> usize {
     machines / SAMPLE + 1
 }
 
-/// Machines by what they have in common.
+/// Groups the machines by a common value.
 fn by(of: &[u32]) -> BTreeMap<u32, Vec<usize>> {
     let mut all: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     of.iter().enumerate().for_each(|(machine, of)| all.entry(*of).or_default().push(machine));
@@ -121,17 +124,17 @@ pub struct Robust {
     settings: Settings,
     spans: Spans,
     roles: Vec<Peers>,
-    /// What fails together: its machines.
+    /// The machines of each failure domain.
     domains: Vec<Vec<usize>>,
     metrics: Vec<Watched>,
-    /// By machine: blocks without any sample, in a row; and whether it ever told anything.
+    /// By machine: consecutive blocks without samples, and whether it ever sent any.
     silent: Vec<(u32, bool)>,
     seconds: usize,
     scratch: Vec<i32>,
 }
 
 impl Robust {
-    /// For machines of these roles, and these failure domains if they are known.
+    /// Creates a detector for these roles and failure domains; `domains` is empty if unknown.
     #[must_use]
     pub fn new(metrics: &[Metric], roles: &[u32], domains: &[u32], settings: Settings) -> Robust {
         let many = roles.len();
@@ -168,13 +171,14 @@ impl Robust {
         }
     }
 
-    /// The same from the beginning, for machines of other roles.
+    /// Returns the same detector in its initial state, for other roles.
     #[must_use]
     pub fn anew(&self, roles: &[u32], domains: &[u32]) -> Robust {
         Robust::new(&self.of, roles, domains, self.settings)
     }
 
-    /// One second of all metrics: by metric, the samples of all machines. What is certain now, if anything.
+    /// Adds one second: for each metric, the samples of all machines. Returns the verdict at the
+    /// end of a block, if any.
     pub fn second<'r>(&mut self, rows: impl Iterator<Item = &'r [f32]>) -> Option<Verdict> {
         for (of, row) in self.metrics.iter_mut().zip(rows) {
             for ((sum, seen), value) in of.sum.iter_mut().zip(&mut of.seen).zip(row) {
@@ -195,7 +199,7 @@ impl Robust {
         for metric in &mut self.metrics {
             metric.block(&self.roles, &self.settings, &self.spans, &mut self.scratch);
         }
-        // Of two nobody can say which one is unlike the other.
+        // With two machines, it cannot be decided which one deviates.
         if self.silent.len() < 3 { None } else { self.verdict() }
     }
 
@@ -213,7 +217,7 @@ impl Robust {
             if !any[machine] {
                 continue;
             }
-            // By metric that tells: how far off it is, and whether that is certain without another family.
+            // By deviating metric: how far, its index, and if it needs no other family.
             let (mut told, mut against) = (Vec::new(), Vec::new());
             for (at, metric) in self.metrics.iter().enumerate() {
                 let of = &metric.history;
@@ -221,7 +225,7 @@ impl Robust {
                 let alone = shows(Sign::FaintMore) || shows(Sign::FaintLess) || shows(Sign::Dead);
                 let is_short = shows(Sign::ClearMore) && metric.worse != Worse::Less
                     || shows(Sign::ClearLess) && metric.worse != Worse::More;
-                // A machine that is held back does not do more of what its family does: something else is going on.
+                // A held-back machine does less in its whole family; if not, the cause is another.
                 if metric.worse == Worse::Less && of.shows(machine, Sign::ClearMore, &self.spans.beside) {
                     against.push(metric.family);
                 }
@@ -245,11 +249,11 @@ impl Robust {
         machines.sort_unstable();
         let of = |all: &[usize]| all.iter().filter(|m| machines.binary_search(m).is_ok()).count();
         let many = |all: &[usize]| of(all) >= 3 && of(all) as f32 > s.group * all.len() as f32;
-        // Three that are behind one switch, and hardly anybody else, are no chance.
+        // Three behind one switch, and hardly any other machine, are not a coincidence.
         let one = |all: &[usize]| of(all) >= 3 && of(all) * 3 >= machines.len() * 2;
         let mut domains = self.domains.iter().map(Vec::as_slice);
         let group = self.roles.iter().map(Peers::judged).chain(domains.clone()).any(many) || domains.clone().any(one);
-        // Most of what is behind it: then it is the switch, and with it all.
+        // If at least half of a switch's machines deviate, it is the switch, and affects all.
         if let Some(all) = domains.find(|all| one(all) && of(all) * 2 >= all.len()) {
             machines = machines.iter().chain(all).copied().collect::<BTreeSet<_>>().into_iter().collect();
         }
@@ -258,22 +262,22 @@ impl Robust {
 }
 
 impl Robust {
-    /// Of a machine that is not certain itself: whether it tells, less clearly, what one that is certain tells. Faults come together when they
-    /// have one cause.
+    /// Returns whether a machine that is not certain itself shows, less clearly, the same as one
+    /// that is: faults with one cause appear together.
     fn tells_the_same(&self, machine: usize, certain: &[(f32, usize, Vec<usize>)]) -> bool {
         certain.iter().any(|(score, who, told)| {
             if score.is_infinite() {
                 let dead = f32::from(blocks(self.settings.dead_s));
                 return self.silent[machine].0 as f32 >= self.settings.accomplice * dead;
             }
-            // One metric alone may jitter anywhere.
+            // A single metric may jitter anywhere.
             let beside = if told.len() == 1 { &self.spans.beside_in_one } else { &self.spans.beside };
             let same = |metric: &&usize| {
                 let of = &self.metrics[**metric].history;
                 let both = |sign: &Sign| of.shows(*who, *sign, beside) && of.shows(machine, *sign, beside);
                 SIGNS.iter().filter(|s| !matches!(s, Sign::FaintMore | Sign::FaintLess)).any(both)
             };
-            // All of it, if it is little; most of it, if it is much.
+            // At least two thirds of the metrics, so all of them if there are only two.
             !told.is_empty() && told.iter().filter(same).count() * 3 >= told.len() * 2
         })
     }
@@ -287,16 +291,16 @@ impl Watched {
         let middles: Vec<Option<f32>> =
             roles.iter().map(|of| median_of(of.machines.iter().map(|m| means[*m]), scratch)).collect();
         let now = median_of(middles.iter().flatten().map(|m| m.abs()), scratch);
-        // Nobody does anything: what single machines still do then says nothing of how they train.
-        // What is seldom anything at all (a disk) tells of a machine just then.
+        // If the job is idle, what single machines still do reveals nothing about training.
+        // But a metric that is usually near zero (a disk) is informative just then.
         let seldom = self.floor > 0.0 && self.worse == Worse::More;
         let stands_still = !seldom && now.is_none_or(|now| now < STILL * self.level);
         let known = s.known_s.div_ceil(BLOCK).max(2);
         if let Some(now) = now {
-            // The usual level, not that of a pause: what stands still has no noise either.
+            // Keeps the usual level during a pause: an idle job has no noise either.
             self.level = (self.level * FADES).max(now);
         }
-        // As a share of this the floor is what any difference must be.
+        // Raised so that `effect` of this level is at least the floor.
         let level = self.level.max(self.floor / s.effect).max(f32::MIN_POSITIVE);
         if level > GROWN * self.began {
             (self.began, self.blocks, self.spread) = (level, 1, 0.0);
@@ -322,10 +326,10 @@ impl Watched {
                 self.off[*m] = means[*m] - middle;
             }
         }
-        // Some are enough to tell how far most are off.
+        // A sample of the machines suffices to estimate the spread.
         let some = self.off.iter().zip(&self.own).step_by(sampled(self.off.len()));
         if let Some(now) = median_of(some.map(|(off, own)| (off - own).abs() / level), scratch) {
-            // A normal distribution's standard deviation.
+            // Scaled to the standard deviation of a normal distribution.
             let now = (1.4826 * now).max(0.2 * s.effect);
             let rate = SLOWLY.max(1.0 / self.blocks as f32);
             self.spread += rate * (now - self.spread);
@@ -336,8 +340,8 @@ impl Watched {
             return;
         }
         self.looked = self.looked.wrapping_add(1);
-        // What is usual is learned while the role does what is usual.
-        // Without branches (`&`, no `&&`) here and below: many machines at once.
+        // Offsets are learned only while the role does what is usual.
+        // Here and below, `&` instead of `&&` avoids branches, so that the loops vectorize.
         let as_ever = |off: f32, shift: f32| off.is_finite() & (shift.abs() < AS_EVER);
         self.learn(&shifts, as_ever, known, level, scratch);
         let (step, least) = (FOLLOWS * self.spread * level, known as f32);
@@ -348,7 +352,7 @@ impl Watched {
             let follows = as_ever(*off, *shift) & (*learned >= least * LOOKS as f32);
             *own += if follows { step * (*off - *own).signum() } else { 0.0 };
             let far = if off.is_finite() & (*learned > least) { (*off - *own) * levels } else { 0.0 };
-            // What the others have left, and it has not: an evaluation on one machine.
+            // The others left their usual level and this one did not: it evaluates alone.
             let theirs = (far + shift).abs() <= (1.0 - THEIRS) * far.abs();
             let z = far * spreads.min(*narrow);
             let counted = if (far.abs() >= s.effect) & !theirs { z } else { 0.0 };
@@ -363,7 +367,7 @@ impl Watched {
         self.history.push(spans, self.looked, &self.flags);
     }
 
-    /// The first blocks of each machine: its own offset is their median, looked at a few times.
+    /// Learns from a machine's first blocks: its offset is their median, estimated a few times.
     fn learn(
         &mut self,
         shifts: &[f32],
@@ -382,16 +386,16 @@ impl Watched {
             }
             first.push(self.off[m]);
             self.learned[m] = first.len() as f32;
-            // Before it is known it is for the usual spread only.
+            // Earlier, an offset is needed only to estimate the usual spread.
             let early = first.len() < known && m.is_multiple_of(sampled(self.off.len()));
             if early || first.len().is_multiple_of(known) {
                 let usual = median_of(first.iter().copied(), scratch).unwrap_or(0.0);
                 if (usual - self.own[m]).abs() > self.spread * level {
-                    // What was said of it was said of a wrong beginning.
+                    // The signs so far were relative to a wrong offset.
                     self.history.forget(m);
                 }
                 self.own[m] = usual;
-                // The mean, not a quantile: who is off for a part of the time only (by turns, in bursts) is to have a wide one.
+                // A mean and not a quantile, so that intermittent deviations give a wide spread.
                 let far = mean_distance(first, usual);
                 self.narrow[m] = MEAN * level / far;
             }
@@ -399,9 +403,9 @@ impl Watched {
     }
 }
 
-/// Of the numbers from this one.
+/// Returns the mean distance of the numbers from `from`.
 fn mean_distance(of: &[f32], from: f32) -> f32 {
-    // Eight sums: the processor adds them at once, and may not with one (the order of additions matters).
+    // Eight sums can be added in parallel; a single sum could not, as the order matters.
     let mut sums = [0.0; 8];
     let (chunks, rest) = of.as_chunks::<8>();
     for chunk in chunks {
@@ -423,7 +427,7 @@ impl Detector for Settings {
 mod tests {
     use super::*;
 
-    /// Who is named when machine 3 of eight is off from second 400 on, by metric (CPU, duty and power of its GPU) so many times.
+    /// Returns the verdict if machine 3 of eight changes by factors of `times` from second 400 on.
     fn named(times: [f32; 3], seconds: usize) -> Option<Verdict> {
         let of = [
             ("cpu", Family::Host, Worse::Either),
@@ -450,11 +454,11 @@ mod tests {
         assert!(held_back.machines == [3] && (480..=500).contains(&held_back.at), "{held_back:?}");
         assert_eq!(named([0.7, 0.7, 1.3], 120), None);
         assert_eq!(named([0.7, 1.0, 1.0], 120), None);
-        // Alone it is certain all the same, if it lasts.
+        // It is certain on its own if it lasts.
         assert_eq!(named([0.7, 0.7, 1.3], 300).map(|v| v.machines), Some(vec![3]));
     }
 
-    /// One metric of 24 machines, eight behind a switch; how many times as much it is, by second and machine.
+    /// One metric of 24 machines, eight per switch, multiplied by `times(second, machine)`.
     fn of_one(times: impl Fn(usize, usize) -> f32) -> Option<Verdict> {
         let metric = Metric { name: "power".into(), family: Family::Gpu, worse: Worse::Less, floor: 0.0 };
         let mut series = Series::new(vec![metric], vec![0; 24], 1000);
@@ -470,7 +474,7 @@ mod tests {
 
     #[test]
     fn who_swings_has_a_spread_of_its_own() {
-        // Every other block a tenth less than before, as of iterations that take two blocks, for some by another clock; and a long jitter.
+        // Every other block is a tenth lower (iterations of two blocks) on some; and a long jitter.
         let swings = |second: usize, machine: usize| {
             let jitters = machine == 3 && (700..880).contains(&second);
             let down = machine < 8 && (second / 5).is_multiple_of(2);

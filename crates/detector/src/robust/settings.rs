@@ -1,41 +1,47 @@
-//! What the robust detector goes by.
+//! Settings of the robust detector.
 
 use serde::{Deserialize, Serialize};
 
-/// Thresholds and times. The defaults are what was calibrated on the development seeds (docs/benchmarks/detector.md).
+/// Thresholds and times. The defaults were calibrated on the development seeds
+/// (docs/benchmarks/detector.md).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Deviation from the peers, in their usual spread, that counts for the long way,
+    /// Deviation from the peers, in their usual spread, that counts if one family shows it for
+    /// `one_family_s`.
     pub faint: f32,
-    /// and for the short one.
+    /// Deviation that counts if two families show it for `two_families_s`.
     pub clear: f32,
-    /// Share of the level that a metric must be off, however small the spread.
+    /// Smallest deviation that counts, as a share of the level, however small the spread.
     pub effect: f32,
-    /// Share of the level at which a metric is as good as dead.
+    /// Share of the level that a metric must have lost to count as dead.
     pub dead: f32,
-    /// Seconds that one family of metrics must tell.
+    /// Seconds for which one family of metrics must deviate.
     pub one_family_s: usize,
-    /// Seconds that two families must tell together, neither of which does more of anything.
+    /// Seconds for which two families must deviate together. A family does not count if one of its
+    /// metrics rises although only a drop is bad.
     pub two_families_s: usize,
-    /// By what share that is longer for each doubling of the machines beyond `few`: the longest jitter of many is longer than that of a few.
+    /// Relative increase of `two_families_s` for each doubling of the machines beyond `few`: the
+    /// longest jitter among many machines is longer than among a few.
     pub per_doubling: f32,
-    /// Up to so many machines the times are as they are written.
+    /// Number of machines up to which `two_families_s` applies unchanged.
     pub few: usize,
-    /// Seconds that a metric is dead, or that samples do not come.
+    /// Seconds for which a metric must be dead, or samples missing.
     pub dead_s: usize,
-    /// Share of those seconds in which it must.
+    /// Share of each of these spans in which a machine must show the deviation.
     pub share: f32,
-    /// Share of a role, or of what fails together, that is no machine's own fault any more.
+    /// Share of a role or failure domain beyond which the fault is shared, and not the machines'
+    /// own.
     pub group: f32,
-    /// Share of those seconds in which another machine must tell the same once one is certain; twice that if it is of one metric only.
+    /// Share of these spans in which another machine must show the same deviation as one that is
+    /// certain; twice that if a single metric made it certain.
     pub accomplice: f32,
-    /// Seconds after which a machine's own offset is known, for now.
+    /// Seconds after which the first estimate of a machine's own offset is used.
     pub known_s: usize,
 }
 
 impl Settings {
-    /// For a job of so many machines.
+    /// Returns the settings for a job of `machines` machines.
     #[must_use]
     pub fn of(self, machines: usize) -> Settings {
         let doublings = (machines as f32 / self.few as f32).log2().max(0.0);

@@ -1,34 +1,38 @@
-//! What a role usually does: the middle of its machines, of one metric. What machines are off it is learned while the role does that.
+//! The baseline of a role: the usual median of its machines, for one metric. The machines' offsets
+//! from it are learned while the role does what is usual.
 
 use crate::center::{median_of, upper_quartile_of};
 
-/// Offsets are looked at again each time that as many blocks have come as made them known, so many times.
+/// How often an offset is estimated before it follows slowly: each time another `known` blocks have
+/// come.
 pub const LOOKS: usize = 5;
-/// Farther from its usual middle, in levels, a role does something else.
+/// Distance from the usual median, in levels, beyond which a role is doing something else.
 pub const AS_EVER: f32 = 0.15;
-/// How fast the usual middle follows, in levels a block.
+/// How fast the usual median follows, in levels per block.
 const SHIFTS: f32 = 0.002;
 
-/// The usual middle of a role: of the first minutes at first, so that no checkpoint or beginning decides it, and a slow follower then.
+/// The usual median of a role. It is estimated from the first minutes, so that neither a checkpoint
+/// nor the start of the job determines it; then it follows slowly.
 #[derive(Clone, Debug, Default)]
 pub struct Usual {
     first: Vec<f32>,
-    /// In the metric's unit.
+    /// The usual median, in the metric's unit.
     pub now: f32,
-    /// What it was when offsets of its machines were begun to be learned.
+    /// Its value when the current offsets of the machines began to be learned.
     then: f32,
 }
 
 impl Usual {
-    /// One more block; `known`: blocks until a machine's own offset is known. Whether what was held to be usual was something else: an evaluation
-    /// right at the beginning.
+    /// Adds a block; `known` is the number of blocks until a machine's own offset is known. Returns
+    /// whether the baseline so far was something else, such as an evaluation right at the start.
     pub fn follow(&mut self, middle: f32, level: f32, known: usize, scratch: &mut Vec<i32>) -> bool {
         if self.first.len() >= known * LOOKS {
             self.now += SHIFTS * level * (middle - self.now).signum();
             return false;
         }
         self.first.push(middle);
-        // Whoever evaluates or waits does less than usual, perhaps for most of the time so far: the upper quartile is of what is usual.
+        // Machines that evaluate or wait do less than usual, perhaps for most of the time so far;
+        // so the upper quartile is taken as usual.
         let of = self.first.iter().copied();
         let most = upper_quartile_of(of.clone(), scratch).unwrap_or(middle);
         let usual = of.filter(|v| (v - most).abs() < AS_EVER * level);
@@ -45,7 +49,7 @@ impl Usual {
 mod tests {
     use super::*;
 
-    /// The blocks after which it was wrong, and what is usual in the end.
+    /// Returns the blocks at which the baseline was found wrong, and the baseline at the end.
     fn followed(blocks: &[(usize, f32)]) -> (Vec<usize>, f32) {
         let (mut usual, mut scratch) = (Usual::default(), Vec::new());
         let all = blocks.iter().flat_map(|(many, middle)| std::iter::repeat_n(*middle, *many));
@@ -55,7 +59,7 @@ mod tests {
 
     #[test]
     fn an_evaluation_right_at_the_beginning_is_not_what_is_usual() {
-        // Half a minute of training, two and a half of evaluation, and training again.
+        // Half a minute of training, two and a half minutes of evaluation, and training again.
         let (wrong, now) = followed(&[(6, 0.9), (30, 0.3), (60, 0.9)]);
         assert_eq!(now, 0.9);
         let [0, eval, back] = wrong[..] else { panic!("{wrong:?}") };

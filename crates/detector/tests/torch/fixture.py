@@ -1,4 +1,6 @@
-"""Writes fixture.json beside this file: the same network in torch, its reconstruction, loss and gradients. `python fixture.py`, once."""
+"""Writes fixture.json next to this file: the same network in torch, with its reconstruction, loss,
+and gradients. Run it once: `python fixture.py`.
+"""
 
 import json
 from pathlib import Path
@@ -18,7 +20,7 @@ class Network(nn.Module):
         self.mean, self.spread = nn.Linear(HIDDEN, LATENT), nn.Linear(HIDDEN, LATENT)
         self.write = nn.LSTM(LATENT, HIDDEN)
         self.out = nn.Linear(HIDDEN, 1)
-        # torch has two biases per gate; here they are one.
+        # torch has two biases per gate; the Rust network has one.
         nn.init.zeros_(self.read.bias_hh_l0)
         nn.init.zeros_(self.write.bias_hh_l0)
 

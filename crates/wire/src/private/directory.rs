@@ -1,4 +1,4 @@
-//! A directory of this user, and everything that is reached through its handle.
+//! A directory of this user, and operations through its handle.
 
 use super::{SHARED, belongs_to_another, denied, file_in, kind, own_uid, plain, split, through, walk};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,16 +10,16 @@ use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 
-/// Levels below a directory that is removed.
+/// Most levels below a directory that is removed.
 const DEPTH_MAX: usize = 64;
 const SHARED_WRITE: u32 = 0o022;
 
-/// Whether a directory is everstep's by its name, or the user's by choice.
+/// Who chose the name of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Root {
-    /// The name is everstep's own: the mode becomes 0700.
+    /// everstep: the mode is set to 0700.
     Named,
-    /// The user has named it: its mode stays, and others must not be able to write there.
+    /// The user: the mode stays, and others must not have write access.
     Chosen,
 }
 
@@ -31,10 +31,10 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Opens a directory of this user, or makes it.
+    /// Opens a directory of this user, creating it if necessary.
     ///
     /// # Errors
-    /// Those of the file system; `PermissionDenied` when it is not this user's alone.
+    /// File system errors; `PermissionDenied` if it is not exclusively this user's.
     pub fn root(path: &Path, root: Root) -> io::Result<Self> {
         if let Some(parent) = std::path::absolute(path)?.parent() {
             walk(parent, true)?;
@@ -50,21 +50,21 @@ impl Directory {
         }
     }
 
-    /// Makes a directory that nobody has made before.
+    /// Creates a directory that must not exist yet.
     ///
     /// # Errors
-    /// `AlreadyExists` when the name is taken, by whomever.
+    /// `AlreadyExists` if the name is taken, by any user; otherwise as for [`Directory::root`].
     pub fn fresh(path: &Path) -> io::Result<Self> {
         let (parent, name) = split(path)?;
         fs::mkdirat(walk(&parent, false)?, &name, Mode::RWXU)?;
         Self::existing(path, Root::Named)
     }
 
-    /// Opens a directory of this user. One that is named by everstep must not be a link; one that the user has chosen may be the
-    /// user's own link.
+    /// Opens a directory of this user. A directory named by everstep must not be a link; one chosen
+    /// by the user may be the user's own link.
     ///
     /// # Errors
-    /// As [`Directory::root`]; `NotFound` when there is none.
+    /// See [`Directory::root`]; `NotFound` if it does not exist.
     pub fn existing(path: &Path, root: Root) -> io::Result<Self> {
         if root == Root::Named
             && let Ok((parent, name)) = split(path)
@@ -96,24 +96,24 @@ impl Directory {
         Ok(Directory { at, path })
     }
 
-    /// Where it was found.
+    /// Returns the path by which the directory was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Opens a directory below this one; each part must be this user's.
+    /// Opens a directory below this one. Every component must belong to this user.
     ///
     /// # Errors
-    /// Those of the file system; `PermissionDenied` for links and for what is somebody else's.
+    /// File system errors; `PermissionDenied` for links and for other users' directories.
     pub fn below(&self, path: impl AsRef<Path>) -> io::Result<Self> {
         self.descend(path.as_ref(), false)
     }
 
-    /// The same, made where it is missing.
+    /// Like [`Directory::below`], but creates missing directories.
     ///
     /// # Errors
-    /// As [`Directory::below`].
+    /// See [`Directory::below`].
     pub fn make(&self, path: impl AsRef<Path>) -> io::Result<Self> {
         self.descend(path.as_ref(), true)
     }
@@ -135,20 +135,21 @@ impl Directory {
         Ok(now)
     }
 
-    /// Opens a regular file in this directory (not below), created as 0600 if `flags` say so.
+    /// Opens a regular file directly in this directory. It is created with mode 0600 if `flags`
+    /// include creation.
     ///
     /// # Errors
-    /// As [`open`].
+    /// See [`open`](super::open).
     pub fn file(&self, name: impl AsRef<OsStr>, flags: OFlags) -> io::Result<File> {
         let name = name.as_ref();
         plain(name)?;
         file_in(self.at.as_fd(), name, flags, &self.path.join(name))
     }
 
-    /// Reads a small file whole.
+    /// Reads a small file completely.
     ///
     /// # Errors
-    /// As [`open`]; `InvalidData` when it is longer than `bytes_max`.
+    /// See [`open`](super::open); `InvalidData` if the file is longer than `bytes_max`.
     pub fn read(&self, name: impl AsRef<OsStr>, bytes_max: u64) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.file(name, OFlags::RDONLY)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
@@ -158,10 +159,10 @@ impl Directory {
         Ok(bytes)
     }
 
-    /// Writes a small file so that readers see the old or the new one, never half of it.
+    /// Replaces a small file atomically: readers see either the old or the new content.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// File system errors.
     pub fn write_whole(&self, name: impl AsRef<OsStr>, bytes: &[u8]) -> io::Result<()> {
         let name = name.as_ref();
         plain(name)?;
@@ -173,10 +174,10 @@ impl Directory {
         Ok(())
     }
 
-    /// Names in this directory with their types, links as links; sorted.
+    /// Returns the names in this directory with their types, sorted. Links are not followed.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// File system errors.
     pub fn names(&self) -> io::Result<Vec<(OsString, FileType)>> {
         let mut found = Vec::new();
         for entry in Dir::read_from(&self.at)? {
@@ -185,7 +186,7 @@ impl Directory {
             if name == "." || name == ".." {
                 continue;
             }
-            // Another process may have removed it meanwhile.
+            // Another process may have removed it in the meantime.
             if let Ok(about) = fs::statat(&self.at, &name, AtFlags::SYMLINK_NOFOLLOW) {
                 found.push((name, kind(&about)));
             }
@@ -194,10 +195,10 @@ impl Directory {
         Ok(found)
     }
 
-    /// Removes one name: a file, a socket, or a link itself. That it is missing is not an error.
+    /// Removes a file, a socket, or a link (never its target). A missing name is not an error.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// File system errors.
     pub fn remove(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
         let name = name.as_ref();
         plain(name)?;
@@ -207,18 +208,18 @@ impl Directory {
         }
     }
 
-    /// Removes an empty directory; one that is not empty stays.
+    /// Removes a directory if it is empty.
     pub fn remove_if_empty(&self, name: impl AsRef<OsStr>) {
         if plain(name.as_ref()).is_ok() {
             let _ = fs::unlinkat(&self.at, name.as_ref(), AtFlags::REMOVEDIR);
         }
     }
 
-    /// Removes a name and all below it. Links are removed, never followed; another file system or somebody else's directory stays.
-    /// That the name is missing is not an error.
+    /// Removes a name and everything below it. Links are removed, never followed; another file
+    /// system or another user's directory stays. A missing name is not an error.
     ///
     /// # Errors
-    /// Those of the file system; `PermissionDenied` for what stays.
+    /// File system errors; `PermissionDenied` if something stays.
     pub fn remove_tree(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
         let name = name.as_ref();
         plain(name)?;
@@ -226,7 +227,7 @@ impl Directory {
         remove_below(self.at.as_fd(), name, &self.path.join(name), (device, DEPTH_MAX))
     }
 
-    /// Bytes in all files below, links not followed.
+    /// Returns the total size of all files below, in bytes. Links are not followed.
     #[must_use]
     pub fn bytes_below(&self) -> u64 {
         let of = |(name, kind): (OsString, FileType)| match kind {
@@ -237,17 +238,17 @@ impl Directory {
         self.names().unwrap_or_default().into_iter().map(of).sum()
     }
 
-    /// The handle.
+    /// Returns the open handle.
     #[must_use]
     pub fn handle(&self) -> BorrowedFd<'_> {
         self.at.as_fd()
     }
 
-    /// A path to a name in this directory that leads through the handle, for calls that take a path only (`bind`). Good while
-    /// this is open, in this process.
+    /// Returns a path to a name in this directory through its handle, for calls that accept only
+    /// paths (`bind`). It is valid in this process, as long as the directory is open.
     ///
     /// # Errors
-    /// When `name` is not a name.
+    /// `InvalidInput` if `name` is not a single name.
     pub fn through(&self, name: impl AsRef<OsStr>) -> io::Result<PathBuf> {
         plain(name.as_ref())?;
         Ok(through(self.at.as_fd(), name.as_ref()))
