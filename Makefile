@@ -47,7 +47,7 @@ check: $(VENV)/ready
 	$(VENV)/bin/typos
 	$(VENV)/bin/lychee -q --offline --include-fragments '*.md' 'docs/**/*.md'
 
-# With the same packages each time: cargo builds dependencies anew for other ones, which ask for other features.
+# Selecting the whole workspace keeps the features of dependencies the same, so cargo does not rebuild them.
 SIMULATED := -p everstep-sim -p everstep-replay -p everstep-fleet
 test: check
 	cargo test -q $(WORKSPACE) $(subst -p,--exclude,$(SIMULATED))

@@ -6,29 +6,15 @@ at 100 samples per second.
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Iterator
 
+from figures import example_runs
 from figures.bound import Bound
-from harness.cluster import ROOT
 
 
 def measure(soak: bool) -> Iterator[Bound]:
-    line = [
-        "cargo",
-        "run",
-        "-q",
-        "--release",
-        "-p",
-        "everstep-fleet",
-        "--example",
-        "detector_sets",
-        "--",
-        "500" if soak else "120",
-    ]
-    said = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    of = {found["of"]: found for found in map(json.loads, said.splitlines())}
+    found_by = example_runs.lines("everstep-fleet", "detector_sets", 500 if soak else 120)
+    of = {found["of"]: found for found in found_by}
     for name, what in (
         ("some", "2 to 5 machines of 16 to 1,024"),
         ("switch", "32 of 600 behind one switch"),

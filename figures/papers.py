@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from typing import Any
 
-from harness.cluster import ROOT
+from figures import example_runs
 
 
 def lines(of: str, seeds: int) -> list[dict[str, Any]]:
     """Returns all lines of the given kinds."""
-    line = ["cargo", "run", "-q", "--release", "-p", "everstep-replay", "--example", "papers", "--", "-", str(seeds)]
-    said = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return [found for found in map(json.loads, said.splitlines()) if found["of"] in of.split()]
+    found = example_runs.lines("everstep-replay", "papers", "-", seeds)
+    return [line for line in found if line["of"] in of.split()]

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import json
-import subprocess
 from collections.abc import Iterator
 from fractions import Fraction
 from math import comb
 
+from figures import example_runs
 from figures.bound import Bound
-from harness.cluster import ROOT
 
 
 def _program(*arguments: int) -> list[float]:
-    line = [
-        "cargo",
-        "run",
-        "-q",
-        "--release",
-        "-p",
-        "everstep-core",
-        "--example",
-        "survival",
-        "--",
-        *(str(a) for a in arguments),
-    ]
-    return json.loads(subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    (found,) = example_runs.lines("everstep-core", "survival", *arguments)
+    return found
 
 
 def _holders(n: int, k: int) -> list[set[int]]:

@@ -7,36 +7,19 @@ units for every job).
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+from figures import example_runs
 from figures.bound import Bound
-from harness.cluster import ROOT
 
 SEEDS = (1, 2, 3, 4, 5)
 
 
 def _runs(units: int, most: int) -> list[dict[str, Any]]:
-    line = [
-        "cargo",
-        "run",
-        "-q",
-        "--release",
-        "-p",
-        "everstep-planner",
-        "--example",
-        "plans",
-        "--",
-        "100",
-        str(units),
-        str(most),
-    ]
     return [
-        json.loads(subprocess.run([*line, str(seed)], cwd=ROOT, capture_output=True, text=True, check=True).stdout)
-        for seed in SEEDS
+        found for seed in SEEDS for found in example_runs.lines("everstep-planner", "plans", 100, units, most, seed)
     ]
 
 

@@ -53,6 +53,7 @@ def _text(node: Node | None) -> str:
     return node.text.decode() if node is not None and node.text is not None else ""
 
 
+@cache
 def rust_tree(path: Path) -> Node:
     """Returns the syntax tree of a Rust file."""
     return _parser().parse(path.read_bytes()).root_node

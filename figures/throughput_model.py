@@ -5,14 +5,12 @@ Also with one measured point per model, and which layouts it predicts to fit int
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+from figures import example_runs
 from figures.bound import Bound
-from harness.cluster import ROOT
 
 
 def _error(points: list[dict[str, Any]]) -> float:
@@ -20,9 +18,7 @@ def _error(points: list[dict[str, Any]]) -> float:
 
 
 def measure(soak: bool) -> Iterator[Bound]:
-    line = ["cargo", "run", "-q", "--release", "-p", "everstep-planner", "--example", "throughput_points"]
-    said = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    points = [json.loads(p) for p in said.splitlines()]
+    points = example_runs.lines("everstep-planner", "throughput_points")
     for p in points:
         print(
             f"{p['source']:8} {p['hardware']:8} {p['model']:6} {p['layout']:<45} "

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from figures.hostile.case import FAILED, PERSIST, SETUP, Case
+from figures.hostile.case import FAILED, PERSIST, Case
 from figures.hostile.job import Job
 from figures.hostile.means import CANNOT, KILLED, mounted, then_kill
 
@@ -54,7 +54,7 @@ CASES = [
             f"removed.{w}",
             options=("--log-dir", "logs"),
             during=_remove(w),
-            codes=frozenset({FAILED, SETUP}) if w == "state" else frozenset(),
+            codes=CANNOT if w == "state" else frozenset(),
         )
         for w in ("checkpoints", "state", "logs", "cwd", "memory")
     ),

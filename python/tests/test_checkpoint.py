@@ -288,7 +288,7 @@ def test_stop_makes_the_last_step_durable(env, script, tmp_path):
 
 
 def test_the_last_step_waits_for_slots_that_are_being_written_out(everstep, script, tmp_path):
-    """Each step is to be durable and takes half a second, so memory is full when the loop ends."""
+    """Makes every step durable, half a second each, so that memory is full when the loop ends."""
     path = script(
         """
 import torch, everstep as es

@@ -121,9 +121,9 @@ struct Driver {
     watcher: Watcher,
 }
 
-/// Runs a coordinator at this place and port, with its store in `directory`, until it is no longer
-/// needed. It plans for several jobs if they are `known`. With a `detector`, it looks for machines
-/// that behave unlike their peers.
+/// Runs a coordinator at this address and port, with its store in `directory`, until it is no
+/// longer needed. It plans for several jobs if they are `known`. With a `detector`, it looks for
+/// machines that behave unlike their peers.
 ///
 /// # Errors
 /// Returns a [`StartError`] if it cannot start.

@@ -44,7 +44,7 @@ fn own(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
-/// Returns who is at the other end of a connection accepted at `local`.
+/// Returns what kind of caller opened a connection accepted at `local`.
 #[must_use]
 pub fn caller(local: SocketAddr, peer: SocketAddr) -> Caller {
     let (local, peer) = (plain(local), plain(peer));

@@ -85,7 +85,7 @@ struct Crew {
     told: BTreeSet<u32>,
     /// Local ranks shutting down after an exception; true: it follows from a failure elsewhere.
     raised: BTreeMap<u32, bool>,
-    /// The crew is to be ended; workers that are shutting themselves down have until then.
+    /// If the crew must end: the deadline of workers that are shutting themselves down.
     end_by: Option<Time>,
     /// The job is stopping: exits are not failures.
     stopping: Option<Stopping>,

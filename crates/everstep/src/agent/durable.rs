@@ -1,5 +1,5 @@
 //! This node's shards on their way to durable storage: which are being written, which steps are
-//! being published, and who is waiting for them.
+//! being published, and which requests wait for them.
 
 use super::Input;
 use super::storage::{self, Destination};

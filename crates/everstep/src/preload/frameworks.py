@@ -255,8 +255,8 @@ class Fork:
 def start(work):
     """Forks the base, which serves requests by ``work``.
 
-    Returns ``(Fork, None)`` in the template, ``(None, None)`` there if nothing is to be imported
-    ahead, and ``(None, request)`` in a worker.
+    Returns ``(Fork, None)`` in the template, ``(None, None)`` there if there is nothing to import
+    ahead of time, and ``(None, request)`` in a worker.
     """
     names, ranks = wanted()
     if not names:

@@ -28,7 +28,7 @@ impl World {
 
     pub(super) fn two_nodes_crash(&mut self) -> Option<()> {
         let first = self.attached()?;
-        let second = self.any_host(|h| h.up && !h.frozen && h.agent.is_some() && h.session.is_some())?;
+        let second = self.attached()?;
         for host in BTreeSet::from([first, second]) {
             self.lose_node(host);
         }
