@@ -1,9 +1,11 @@
-//! Whose failure was it? What one process fails of, others notice: hundreds of "connection closed by peer" are one line. All that fails around
-//! an incident is heard for a moment, while the restart is under way, and the one that the others follow from is blamed.
+//! Finds the first cause of an incident. One failing process makes others fail, with hundreds of
+//! "connection closed by peer" errors. So all failures around an incident are collected for a
+//! moment, while the restart is under way, and the one that explains the others is blamed.
 //!
 //! ```text
 //!  first failure ──> restart (at once)
-//!        └─────────> inquiry ── other workers, lost nodes, signs of machines ──> the first cause: named, and its machine left out
+//!        └─────────> inquiry: other workers, lost nodes, signs of machines
+//!                       └──> the first cause: named, and its machine excluded
 //! ```
 
 use super::command::{Command, Fact};
@@ -18,68 +20,68 @@ use crate::time::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long others are heard after the first failure.
+/// How long further failures are collected after the first one.
 pub(crate) const HEARING: Duration = Duration::from_secs(2);
-/// A machine that two failures are blamed on within this is left out, if another one can take its place.
+/// A machine blamed for two failures within this time is excluded if another one can replace it.
 const AGAIN: Duration = Duration::from_secs(30 * 60);
-/// Failures of one incident that are kept.
+/// Maximum number of failures kept for one incident.
 const WITNESSES: usize = 16_384;
 /// First and longest wait between generations that fail before their first step.
 const BACK_OFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// A generation that has lasted this long is not one of those.
+/// A generation that lasted this long does not count as one of those.
 const LASTING: Duration = Duration::from_secs(60);
 
-/// Something that failed around an incident.
+/// A failure around an incident.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Witness {
-    /// Where.
+    /// The node that reported it or was lost.
     pub node: NodeId,
-    /// A worker; `None`: the node was lost.
+    /// The worker's failure; `None`: the node was lost.
     pub failure: Option<Failure>,
 }
 
-/// All that is heard of one incident.
+/// The failures collected for one incident.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inquiry {
-    /// Its number.
+    /// Number of the incident.
     pub incident: u64,
     /// The generation that failed.
     pub generation: Generation,
-    /// Its nodes, and their lives.
+    /// Nodes of that generation, and the lives of their agents.
     members: BTreeMap<NodeId, Incarnation>,
-    /// When it began.
+    /// When the inquiry began.
     opened: Time,
     /// When it ends.
     pub until: Time,
-    /// It was drawn out because nothing but consequences were heard.
+    /// Whether it was extended because all failures so far are consequences.
     drawn_out: bool,
-    /// In the order in which they were heard.
+    /// The failures, in the order in which they were reported.
     pub witnesses: Vec<Witness>,
 }
 
-/// Who is blamed.
+/// The first cause of an incident.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blame {
-    /// The node.
+    /// The node at fault.
     pub node: NodeId,
     /// What failed there; `None`: the machine itself.
     pub failure: Option<Failure>,
-    /// What it is held to be.
+    /// The class of the failure.
     pub verdict: Verdict,
-    /// The later, the less it explains.
+    /// How well it explains the other failures.
     rank: Rank,
 }
 
-/// What explains the others best, best first.
+/// How well a failure explains the others; the best comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
-    /// It says itself what it is.
+    /// It names its own cause.
     Cause,
-    /// A machine is gone, or tells of a failure without a process of it having said anything.
+    /// The machine was lost, or reported a failure of its own.
     Machine,
-    /// It ended and does not say why.
+    /// A process ended without an explanation.
     Silent,
-    /// It follows from something else.
+    /// It follows from another failure.
     Consequence,
 }
 
@@ -94,7 +96,8 @@ impl Rank {
 }
 
 impl Inquiry {
-    /// The first cause among all that was heard, and what machines told of themselves: `None` only for an inquiry without witnesses.
+    /// Returns the first cause, from the reported failures and the machines' `signs`; `None` only
+    /// if there are no failures.
     #[must_use]
     pub fn first_cause(&self, signs: &[&(Time, NodeId, Sign)]) -> Option<Blame> {
         let near = |at: &Time| at.after(SIGN_BEFORE) >= self.opened;
@@ -117,8 +120,8 @@ impl Inquiry {
     }
 }
 
-/// Whether what a machine told of itself is why a process of it failed: it names the process, or it is grave and the process does not
-/// know better.
+/// Returns whether a machine's sign explains the failure of a process on it: the sign names the
+/// process, or the machine itself failed and the process does not know better.
 fn explains(sign: &Sign, failure: &Failure) -> bool {
     let named = sign.pid.is_some_and(|pid| pid == failure.pid && pid != 0) && !sign.verdict.follows;
     let says = Rank::of(&failure.verdict) == Rank::Cause;
@@ -127,7 +130,7 @@ fn explains(sign: &Sign, failure: &Failure) -> bool {
 }
 
 impl Job {
-    /// Hears what else fails, from the first failure on.
+    /// Starts collecting failures, with the first one.
     pub(super) fn inquire(
         &mut self,
         now: Time,
@@ -149,7 +152,7 @@ impl Job {
         self.weigh(out);
     }
 
-    /// Something else of the generation that is inquired into has failed.
+    /// Records another failure of the generation under inquiry.
     pub(super) fn testify(
         &mut self,
         node: &NodeId,
@@ -163,7 +166,7 @@ impl Job {
         if inquiry.witnesses.len() < WITNESSES && !inquiry.witnesses.iter().any(again) {
             let echoes = inquiry.witnesses.iter().all(|w| w.failure.as_ref().is_some_and(|f| f.verdict.follows));
             inquiry.witnesses.push(Witness { node: node.clone(), failure: failure.clone() });
-            // What was noticed first only followed from it.
+            // The failures before it only followed from this one.
             if echoes && self.giving_up.is_none() {
                 self.giving_up = self.no_way_back(failure.as_ref());
             }
@@ -171,7 +174,7 @@ impl Job {
         }
     }
 
-    /// A machine tells something of itself.
+    /// Records a problem that a machine reports about itself.
     pub(super) fn signed(&mut self, now: Time, node: &NodeId, sign: Sign, out: &mut Vec<Command>) {
         let fact = Fact::Signed { node: node.clone(), sign: sign.clone() };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
@@ -184,7 +187,8 @@ impl Job {
         }
     }
 
-    /// A node has ended its workers on the word of an earlier coordinator: something else failed.
+    /// Returns the failure of a node that ended its workers on the orders of an earlier
+    /// coordinator: it follows from another failure.
     pub(super) fn fenced_before(&self, node: &NodeId) -> Option<Failure> {
         let verdict = Verdict { follows: true, ..Table::built_in().named("unknown") };
         Some(Failure {
@@ -203,10 +207,10 @@ impl Job {
         self.inquiry.as_ref()?.first_cause(&self.signs.iter().collect::<Vec<_>>())
     }
 
-    /// A machine that has failed itself is left out of the world that is being formed.
+    /// Excludes the blamed node from the world being formed, if its machine failed.
     fn weigh(&mut self, out: &mut Vec<Command>) {
         let Some(blame) = self.blame().filter(|b| b.verdict.is_of_machine()) else { return };
-        // One that is gone is not there to be left out; if it comes back it is another life of it.
+        // A lost node is not attached, so there is nothing to exclude.
         let lost = blame.failure.is_none() && blame.verdict.class == "node-lost";
         if !lost {
             self.exclude(&blame.node, blame.verdict, false, out);
@@ -227,7 +231,7 @@ impl Job {
         let only_consequences = self.blame().is_some_and(|b| b.rank == Rank::Consequence);
         let ladder = self.record.spec.ladder();
         if let Some(inquiry) = self.inquiry.as_mut().filter(|i| only_consequences && !i.drawn_out) {
-            // A machine that is gone is known to be after its silence only.
+            // A lost machine is detected only when its timeout expires.
             let longer = inquiry.opened.after(ladder.silence + ladder.reconnect + Duration::from_secs(2));
             inquiry.drawn_out = true;
             if longer > now {
@@ -238,7 +242,7 @@ impl Job {
         self.conclude(now, out);
     }
 
-    /// Says whose failure it was.
+    /// Settles which failure was the first cause.
     pub(super) fn conclude(&mut self, now: Time, out: &mut Vec<Command>) {
         let opened_by = self.inquiry.as_ref().and_then(|i| i.witnesses.first()).and_then(|w| w.failure.clone());
         let only_exception = self.no_way_back(opened_by.as_ref()).is_some() && self.unfinished().is_none();
@@ -272,7 +276,7 @@ impl Job {
         }
         let what = describe_as(&blame.node, blame.failure.as_ref(), &blame.verdict);
         if !same {
-            // Consoles have shown what was noticed first, which was only a consequence.
+            // Consoles have shown the first failure reported, which was only a consequence.
             self.to_all(&Order::Notice { what: format!("the cause: {what}") }, out);
         }
         if !same || !others.is_empty() {
@@ -288,10 +292,11 @@ impl Job {
         }
     }
 
-    /// A second failure of the same machine within a while, whatever shows it: another one takes its place, if there is one.
+    /// Excludes a machine that is blamed for the second time within [`AGAIN`], if another one can
+    /// replace it.
     fn blamed_again(&mut self, now: Time, blame: &Blame, out: &mut Vec<Command>) {
         let by_hand = ["killed", "interrupted"].contains(&blame.verdict.class.as_str());
-        // One that was lost has been replaced already.
+        // A lost node has already been replaced.
         let machine = matches!(blame.verdict.scope, Scope::Process | Scope::Node)
             && !blame.verdict.follows
             && blame.failure.is_some();
@@ -310,7 +315,8 @@ impl Job {
         self.record.blamed.drain(..surplus);
     }
 
-    /// Generations that fail before their first step come ever less often. Not where the user has said how often to restart.
+    /// Increases the wait between generations that fail before their first step. There is no wait
+    /// if the user has set the number of restarts.
     pub(super) fn back_off(&mut self, now: Time) {
         let counted = matches!(self.record.spec.restarts, RestartBudget::Exactly(_));
         let lasted = self.stepped || now.since(self.trained_since) >= LASTING;
@@ -320,7 +326,7 @@ impl Job {
         self.in_a_row = (times, until);
     }
 
-    /// Until when no world is formed.
+    /// Returns the time until which no world may form.
     pub(super) fn held_back(&self, now: Time) -> Option<Time> {
         Some(self.in_a_row.1).filter(|until| *until > now)
     }

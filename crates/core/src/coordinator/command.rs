@@ -1,4 +1,4 @@
-//! Everything the coordinator may ask of the world: a closed list.
+//! Everything the coordinator may ask its driver to do: a closed list.
 
 use crate::id::{Generation, JobId, NodeId, PersistId, Rank, Session, Step};
 use crate::message::{Failure, Order, Sign, Tier};
@@ -24,351 +24,353 @@ pub enum Precondition {
 /// An output of [`super::Coordinator::poll`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Say something to an agent. Leaves only when the write named in `after` has returned well;
-    /// is discarded when that write failed.
+    /// Send an order to an agent. It waits until the write in `after` has succeeded, and is
+    /// discarded if that write failed.
     Send {
-        /// the connection
+        /// Connection of the agent.
         session: Session,
-        /// what
+        /// The order.
         order: Order,
-        /// the write that this promise rests on
+        /// The write that this order depends on.
         after: Option<PersistId>,
     },
     /// Write to the store; the result comes back as an event.
     Persist {
-        /// names this write
+        /// Number of this write.
         id: PersistId,
-        /// the key
+        /// The key.
         key: String,
-        /// the value (JSON)
+        /// The value (JSON).
         value: Vec<u8>,
-        /// what must hold
+        /// What must hold for the write.
         precondition: Precondition,
     },
-    /// Write down a fact for people: the driver stamps the wall-clock time.
+    /// Record a fact for people. The driver adds the wall-clock time.
     Record {
-        /// the job
+        /// The job.
         job: JobId,
-        /// the fact
+        /// The fact.
         fact: Fact,
     },
-    /// Have this done about machines: now, and perhaps not for the first time. The answer comes as an event.
+    /// Carry out a request about machines, possibly not for the first time. The answer comes back
+    /// as an event.
     Provision {
-        /// the job
+        /// The job.
         job: JobId,
-        /// what
+        /// The request.
         request: Request,
     },
     /// Another coordinator is active: end this one.
     StepDown {
-        /// for the log
+        /// The reason, for the log.
         why: String,
     },
 }
 
-/// Why the coordinator does what it does, as data.
+/// Why a job is in its current phase, as data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reason {
-    /// Too few nodes to form a world.
+    /// There are too few nodes to form a world.
     WaitingForNodes {
-        /// attached
+        /// Number of attached nodes.
         have: u32,
-        /// needed
+        /// Number of nodes needed.
         need: u32,
     },
-    /// Enough nodes, but more may be on their way.
+    /// There are enough nodes, but more may be on their way.
     LastCall {
-        /// attached
+        /// Number of attached nodes.
         have: u32,
-        /// wanted
+        /// Number of nodes wanted.
         want: u32,
     },
     /// Workers of the old generation are being ended.
     Fencing {
-        /// nodes that have not yet said that they stopped
+        /// Nodes that have not yet reported the end of their workers.
         waiting: Vec<NodeId>,
     },
-    /// Nobody of the old world can confirm that it stopped, so its time must run out first.
+    /// No node of the old world can confirm that it stopped, so its timeout must expire first.
     OldWorldUnreachable,
-    /// After a coordinator restart: nodes have some time to come back.
+    /// After a coordinator restart, nodes have some time to come back.
     Reattaching {
-        /// nodes not back yet
+        /// Nodes that are not back yet.
         waiting: Vec<NodeId>,
     },
-    /// A write to the store is on its way or will be repeated.
+    /// A write to the store is in flight or will be retried.
     StoreBusy,
     /// The nodes are being checked.
     Checking {
-        /// round of pairs
+        /// Round of the check.
         round: u32,
     },
-    /// Generations fail before their first step: the next one waits for a while.
+    /// Generations failed before their first step, so the next one waits for a while.
     BackingOff {
-        /// until then
+        /// End of the wait.
         until: Time,
     },
-    /// Training.
+    /// The job is training.
     Training,
     /// The job is stopping on request.
     Stopping,
     /// The job is over.
     Over {
-        /// exit code
+        /// Exit code.
         code: i32,
-        /// the cause
+        /// The cause.
         why: String,
     },
 }
 
-/// Something worth remembering about a job.
+/// An entry in the history of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fact {
     /// The coordinator started or restarted.
     CoordinatorStarted {
-        /// its life
+        /// Its epoch.
         epoch: u64,
     },
-    /// A node took part.
+    /// A node joined.
     NodeJoined {
-        /// which
+        /// The node.
         node: NodeId,
-        /// the same life of its agent came back on a new connection
+        /// Whether the same life of its agent came back on a new connection.
         again: bool,
     },
     /// A node was lost.
     NodeLost {
-        /// which
+        /// The node.
         node: NodeId,
     },
-    /// A failure that ends a generation.
+    /// A failure ended a generation.
     IncidentOpened {
-        /// number within the job, from 1
+        /// Number of the incident within the job, from 1.
         incident: u64,
-        /// the generation that failed
+        /// The generation that failed.
         generation: Generation,
-        /// the node at fault
+        /// The node that reported the failure or was lost.
         node: NodeId,
-        /// the worker's failure; `None` when the whole node was lost
+        /// The worker's failure; `None`: the whole node was lost.
         failure: Option<Failure>,
-        /// what is done about it
+        /// The action taken.
         action: Action,
     },
-    /// What a machine has told of itself: a line in the kernel's log, an event of a device.
+    /// A machine reported a problem: a line in the kernel log, or an event of a device.
     Signed {
-        /// which
+        /// The node.
         node: NodeId,
-        /// what
+        /// The problem.
         sign: Sign,
     },
-    /// All that failed around an incident was heard: whose failure the others follow from.
+    /// The first cause of an incident, settled after all failures around it were heard.
     Blamed {
-        /// the incident
+        /// The incident.
         incident: u64,
-        /// the node at fault
+        /// The node at fault.
         node: NodeId,
-        /// what failed first there; `None`: the machine itself
+        /// What failed there first; `None`: the machine itself.
         failure: Option<Box<Failure>>,
-        /// what it is held to be
+        /// The class of the failure.
         verdict: Box<Verdict>,
-        /// classes of the other failures, and how many of each
+        /// Number of other failures, by class.
         others: BTreeMap<String, u32>,
     },
-    /// From now on the job does without a node, as long as enough others are there.
+    /// The job excludes a node from now on, as long as there are enough others.
     Excluded {
-        /// the incident that shows why
+        /// The incident that led to it.
         incident: u64,
-        /// the node
+        /// The node.
         node: NodeId,
-        /// what is wrong with it
+        /// What is wrong with it.
         verdict: Verdict,
     },
-    /// Something is to be done about machines, or was.
+    /// A request about machines was made, or its stage changed.
     Requested {
-        /// the latest incident; 0 for none
+        /// The latest incident; 0 for none.
         incident: u64,
-        /// what, and how far it is
+        /// The request and its stage.
         request: Request,
     },
-    /// How many nodes each job is to have after something has happened.
+    /// Something happened, and a plan divides the nodes among the jobs.
     Planned {
-        /// the incident that it is made for; 0 for none
+        /// The incident that the plan is for; 0 for none.
         incident: u64,
-        /// what has happened, for people
+        /// What happened, for people.
         change: String,
-        /// the plan was there before
+        /// Whether the plan existed in advance.
         from_table: bool,
-        /// nodes by job
+        /// Number of nodes, by job.
         units: BTreeMap<String, u32>,
     },
     /// The nodes were checked.
     Checked {
-        /// the latest incident; 0 for none
+        /// The latest incident; 0 for none.
         incident: u64,
-        /// how many
+        /// Number of nodes.
         nodes: u64,
-        /// rounds of pairs
+        /// Number of rounds.
         rounds: u32,
-        /// what was found
+        /// What was found.
         found: Found,
     },
     /// Workers of a new generation are being started.
     GenerationStarted {
-        /// the generation
+        /// The generation.
         generation: Generation,
-        /// its size in ranks
+        /// Number of ranks.
         world_size: u32,
-        /// restarts used so far
+        /// Restarts used so far.
         restarts: u32,
     },
-    /// Nodes that wait are being taken in; none: nodes are given away.
+    /// The world changes size without a failure: waiting nodes are taken in, or members leave.
     Growing {
-        /// the generation that ends for it
+        /// The generation that ends for it.
         generation: Generation,
-        /// the nodes
+        /// The waiting nodes; none: members leave.
         nodes: Vec<NodeId>,
     },
-    /// Nodes cannot read the job's state, so it goes on without them.
+    /// Nodes cannot read the job's state, so it continues without them.
     LeftOut {
-        /// the generation that ends for it
+        /// The generation that ends for it.
         generation: Generation,
-        /// the nodes
+        /// The nodes.
         nodes: Vec<NodeId>,
     },
     /// The restore step of a generation was decided.
     Restored {
-        /// the generation
+        /// The generation.
         generation: Generation,
-        /// the step; `None` for a fresh start
+        /// The step; `None` for a fresh start.
         step: Option<Step>,
-        /// tier by rank
+        /// Tier of each rank's shard, by rank.
         tiers: Vec<Tier>,
-        /// completed steps that must be computed again
+        /// Completed steps that must be computed again.
         steps_lost: u64,
-        /// nodes that restore it; 0: written down by a version that did not say
+        /// Number of nodes that restore it; 0: recorded by a version without this field.
         #[serde(default)]
         nodes: u32,
     },
-    /// A worker crashed after the end of the training, which counts as finished all the same.
+    /// A worker crashed after the end of training, so it counts as finished.
     LateCrash {
-        /// the generation
+        /// The generation.
         generation: Generation,
-        /// where
+        /// Node of the worker.
         node: NodeId,
-        /// the crash
+        /// The crash.
         failure: Failure,
-        /// a rank that had ended by itself at the same step; `None`: the worker's own script was over
+        /// A rank that had ended normally at the same step; `None`: the worker's own script was
+        /// over.
         with: Option<Rank>,
     },
-    /// A rank could not read what it was told to restore: the job restores something else.
+    /// A rank could not read what it was told to restore, so the job restores something else.
     RestoreFailed {
-        /// the generation
+        /// The generation.
         generation: Generation,
-        /// whose
+        /// The rank.
         rank: Rank,
-        /// the step
+        /// The step.
         step: Step,
-        /// where it was to come from
+        /// The tier it was to be read from.
         tier: Tier,
     },
-    /// For the first time in a generation, a step is held by all nodes with all its replicas.
+    /// For the first time in a generation, all nodes hold a step with all its replicas.
     Replicated {
-        /// the generation
+        /// The generation.
         generation: Generation,
-        /// the step
+        /// The step.
         step: Step,
-        /// copies of each shard on other nodes
+        /// Number of copies of each shard on other nodes.
         replicas: u32,
     },
     /// The first new step of a generation is complete.
     FirstStep {
-        /// the generation
+        /// The generation.
         generation: Generation,
-        /// the step
+        /// Steps completed.
         step: Step,
-        /// incident that this ends, if any
+        /// The incident that ends with this, if any.
         incident: Option<u64>,
-        /// the step that the ranks go on from; `None`: not known
+        /// The step that the ranks continue from; `None`: not known.
         #[serde(default)]
         from: Option<Step>,
-        /// the highest step that the job had completed before; `None`: not known
+        /// The highest step that the job had completed before; `None`: not known.
         #[serde(default)]
         had: Option<Step>,
     },
-    /// It has become known which step the ranks of a generation go on from.
+    /// The step that the ranks of a generation continue from became known.
     Began {
-        /// the generation
+        /// The generation.
         generation: Generation,
-        /// steps that they have completed by now
+        /// Steps completed by now.
         step: Step,
-        /// the step
+        /// The step that they continue from.
         from: Step,
-        /// the highest step that the job had completed before; `None`: not known
+        /// The highest step that the job had completed before; `None`: not known.
         had: Option<Step>,
     },
-    /// All ranks are where the job had been before a failure: what it cost is made good.
+    /// All ranks are where the job was before a failure, so its cost is recovered.
     CaughtUp {
-        /// the generation
+        /// The generation.
         generation: Generation,
-        /// the step
+        /// The step.
         step: Step,
-        /// the incident
+        /// The incident.
         incident: u64,
     },
-    /// A rank's own work takes longer than the others', who wait for it; or no longer does.
+    /// A rank holds the others up because its own work takes longer than theirs, or no longer does.
     SlowRank {
-        /// which
+        /// The rank.
         rank: Rank,
-        /// on which node
+        /// Its node.
         node: NodeId,
-        /// its own work per step, in percent of the others'
+        /// Its own work per step, in percent of the others'.
         percent: u64,
-        /// slow, or well again
+        /// Whether it is slow now; false: it keeps up again.
         slow: bool,
     },
-    /// A detector has found machines that behave unlike their peers. Training goes on.
+    /// A detector found machines that behave unlike their peers. Training continues.
     Unlike {
-        /// number within the job, from 1
+        /// Number of the incident within the job, from 1.
         incident: u64,
-        /// the generation that trains
+        /// The generation that is training.
         generation: Generation,
-        /// what was found
+        /// What was found.
         finding: Finding,
     },
-    /// A person says whether an incident was named rightly.
+    /// A person judged whether an incident was named correctly.
     Noted {
-        /// the incident
+        /// The incident.
         incident: u64,
-        /// it was
+        /// Whether it was.
         right: bool,
-        /// in words
+        /// The person's comment.
         note: String,
     },
     /// Ranks that should hold the same state do not: silent corruption.
     Diverged {
-        /// first step at which it was seen
+        /// The first step at which it was detected.
         step: Step,
-        /// the odd ones out, or, where nobody can tell, all that differ
+        /// The ranks that differ from the majority; without a majority, all ranks.
         ranks: Vec<Rank>,
-        /// their nodes, in the same order
+        /// Their nodes, in the same order.
         nodes: Vec<NodeId>,
-        /// most ranks agree, and these do not
+        /// Whether most ranks agree, and these do not agree with them.
         certain: bool,
     },
     /// A durable checkpoint became visible.
     Published {
-        /// its step
+        /// Its step.
         step: Step,
     },
     /// The job is over.
     Ended {
-        /// exit code
+        /// Exit code.
         code: i32,
-        /// the cause
+        /// The cause.
         why: String,
     },
 }
 
-/// What is done about a failure.
+/// The action taken after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Action {
     /// Restart the worker processes where they were.
@@ -377,6 +379,6 @@ pub enum Action {
     Reconfigure,
     /// Give up.
     Fail,
-    /// Say it: nothing has failed.
+    /// Only report it: nothing has failed.
     Tell,
 }

@@ -1,5 +1,5 @@
-//! Is the training over? One rank's script ends while another rank crashes: a finished training is never done again, and one that is
-//! not finished never counts as finished.
+//! Decides whether training is over when one rank's script ends while another rank crashes.
+//! Training that has finished is never repeated, and unfinished training never counts as finished.
 //!
 //! ```text
 //!  a rank crashes ── its script was over ───────────────────────────> it has ended (a warning)
@@ -8,9 +8,10 @@
 //!        └────────── otherwise ─────────────────────────────────────> a failure like any other
 //! ```
 //!
-//! Others may be a moment behind: an abort is reported before the last lines of the other ranks' scripts have run. So an end that may be
-//! one after the last step is held for [`LAST_STEP`] before anybody is restarted. A job with checkpoints does not wait, because it goes
-//! back to its last step; nor does a killed process, whose end has nothing to do with the script.
+//! Other ranks may be a moment behind: an abort is reported before the last lines of their scripts
+//! have run. So a crash that may have come after the last step is held for [`LAST_STEP`] before
+//! anything is restarted. A job with checkpoints does not wait, because it goes back to its last
+//! step. Nor does a killed process, because its end has nothing to do with the script.
 
 use super::command::{Command, Fact};
 use super::incident::{EXIT_FAILED, describe};
@@ -23,41 +24,42 @@ use crate::time::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long a crash that may have come after the last step waits for others to end.
+/// How long a crash that may have come after the last step waits for other ranks to end.
 const LAST_STEP: Duration = Duration::from_secs(1);
-/// The same while the interpreter of another rank is shutting down, which says that the end is near.
+/// The same while another rank's interpreter is shutting down, which shows that the end is near.
 const SHUT_DOWN: Duration = Duration::from_secs(10);
-/// Late crashes that are told one by one.
+/// Maximum number of late crashes that are listed individually.
 const TOLD: usize = 4;
 
-/// How far the ranks of one generation are with ending.
+/// The ranks of one generation that have ended, or may have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ending {
-    /// Ranks whose script is over: their last step, and whether their process is, too.
+    /// Ranks whose scripts are over: their last step, and whether their process is over, too.
     over: BTreeMap<Rank, (Option<Step>, bool)>,
     /// Crashes that may have come after the last step.
     held: Vec<(NodeId, Failure)>,
-    /// Until when they are held.
+    /// When holding them ends.
     pub until: Option<Time>,
     /// Crashes after the end, which changed nothing.
     late: Vec<String>,
 }
 
 impl Ending {
-    /// A rank whose script ended after this very step.
+    /// Returns a rank whose script ended after exactly this step.
     fn with(&self, step: Option<Step>) -> Option<Rank> {
         let step = step?;
         self.over.iter().find(|(_, (at, _))| *at == Some(step)).map(|(rank, _)| *rank)
     }
 
-    /// A rank whose script is over.
+    /// Returns a rank whose script is over.
     fn any(&self) -> Option<Rank> {
         self.over.keys().next().copied()
     }
 }
 
 impl Job {
-    /// Takes a failure that is none, or may turn out to be none. True: nothing else is to be done about it now.
+    /// Handles a failure that is not one, or may turn out not to be. Returns true if nothing else
+    /// needs to be done about it now.
     pub(super) fn is_at_the_end(
         &mut self,
         now: Time,
@@ -80,7 +82,7 @@ impl Job {
         true
     }
 
-    /// Whether it is worth a moment to see if the others end by themselves.
+    /// Returns whether to wait and see if the other ranks end by themselves.
     fn may_be_the_end(&self, failure: &Failure) -> bool {
         let own = matches!(failure.cause, Cause::Exited(Outcome::Code(_) | Outcome::Signal(4..=8 | 11)));
         let others = self.record.world.size() as usize > self.ending.over.len() + self.ending.held.len() + 1;
@@ -90,7 +92,7 @@ impl Job {
         own && others && without_way_back && together && !follows && failure.step.is_some()
     }
 
-    /// A rank's script is over.
+    /// Records that a rank's script is over.
     pub(super) fn ended(
         &mut self,
         now: Time,
@@ -115,7 +117,7 @@ impl Job {
         self.finish();
     }
 
-    /// Crashes that were held turn out to have come after the last step.
+    /// Settles held crashes that turn out to have come after the last step.
     fn settle_held(&mut self, now: Time, out: &mut Vec<Command>) {
         for (node, failure) in std::mem::take(&mut self.ending.held) {
             match self.ending.with(failure.step) {
@@ -128,8 +130,8 @@ impl Job {
         }
     }
 
-    /// A crash after the end of the training: said, and nothing else. `with`: a rank that had ended at the same step; `None`: its own
-    /// script was over.
+    /// Reports a crash after the end of training, and counts the rank as finished. `with` is a rank
+    /// that had ended at the same step; `None`: the crashed worker's own script was over.
     fn late_crash(&mut self, now: Time, node: &NodeId, failure: &Failure, with: Option<Rank>, out: &mut Vec<Command>) {
         let known = self.ending.over.insert(failure.rank, (failure.step, true));
         if known.is_some_and(|(_, over)| over) {
@@ -157,7 +159,7 @@ impl Job {
         self.finish();
     }
 
-    /// The job is done when the processes of all ranks are over.
+    /// Ends the job when the processes of all ranks are over.
     pub(super) fn finish(&mut self) {
         let over = |rank: u32| self.ending.over.get(&Rank(rank)).is_some_and(|(_, over)| *over);
         let slots = &self.record.world.slots;
@@ -170,7 +172,7 @@ impl Job {
         }
     }
 
-    /// Crashes that were held are failures after all.
+    /// Treats held crashes as failures when their time is over.
     pub(super) fn end_wait(&mut self, now: Time, out: &mut Vec<Command>) {
         if !matches!(self.phase, Phase::Training { .. }) {
             (self.ending.until, self.ending.held) = (None, Vec::new());
@@ -179,7 +181,7 @@ impl Job {
         }
     }
 
-    /// The same at once. True when there were any.
+    /// Treats held crashes as failures now. Returns whether there were any.
     pub(super) fn release(&mut self, now: Time, out: &mut Vec<Command>) -> bool {
         self.ending.until = None;
         let mut held = std::mem::take(&mut self.ending.held).into_iter();
@@ -192,7 +194,8 @@ impl Job {
         true
     }
 
-    /// Why a job is not restarted in which other ranks' scripts are over: whatever is started now would do again what they have done.
+    /// Returns why the job cannot restart if other ranks' scripts are over: a restart would repeat
+    /// their work.
     pub(super) fn unfinished(&self) -> Option<(i32, String)> {
         let with = self.ending.any()?;
         let counted = matches!(self.record.spec.restarts, RestartBudget::Exactly(_));
@@ -205,7 +208,8 @@ impl Job {
         })
     }
 
-    /// Something was killed or lost beside an exception that does not say what it comes of: it may well come of that.
+    /// Returns whether a process was killed or hung, or a node was lost, during the incident: that
+    /// may have caused an unexplained exception.
     pub(super) fn killed_beside(&self) -> bool {
         let killed = |f: &Failure| match f.cause {
             Cause::Exited(Outcome::Signal(signal)) => !matches!(signal, 6 | 15),
@@ -216,7 +220,8 @@ impl Job {
         witnesses.into_iter().any(|w| w.failure.as_ref().is_none_or(killed))
     }
 
-    /// Why an exception of the script ends a job without a way back: it would begin again at its first step, and meet the same.
+    /// Returns why an exception of the script ends a job without checkpoints: a restart would begin
+    /// at the first step and fail the same way.
     pub(super) fn no_way_back(&self, failure: Option<&Failure>) -> Option<(i32, String)> {
         let failure = failure?;
         let counted = matches!(self.record.spec.restarts, RestartBudget::Exactly(_));

@@ -5,7 +5,7 @@ use crate::id::{JobId, PersistId, Session, Step};
 use crate::message::{Hello, Report};
 use crate::slow::Change;
 
-/// Version of a key in the store; rises with every write.
+/// Version of a key in the store; it rises with every write.
 pub type Version = u64;
 
 /// Why a write to the store did not happen.
@@ -13,7 +13,7 @@ pub type Version = u64;
 pub enum StoreFailure {
     /// Someone else wrote the key: another coordinator is active.
     Conflict,
-    /// The store did not answer or could not write; nothing is known to be written.
+    /// The store did not answer or could not write; it is unknown whether it did.
     Unavailable,
 }
 
@@ -22,81 +22,83 @@ pub enum StoreFailure {
 pub enum Event {
     /// An agent opened a connection and introduced itself.
     Joined {
-        /// the connection
+        /// The connection.
         session: Session,
-        /// who and in which state
+        /// The node and its state.
         hello: Box<Hello>,
     },
-    /// A connection ended or fell silent for longer than the detect timeout.
+    /// A connection ended, or was silent for longer than [`crate::spec::Ladder::silence`].
     Lost {
-        /// the connection
+        /// The connection.
         session: Session,
     },
-    /// A line arrived after half of the silence that ends a connection: packets are being lost on the way.
+    /// A message came only after half of the silence that ends a connection: packets are being
+    /// lost.
     Late {
-        /// the connection
+        /// The connection.
         session: Session,
     },
-    /// An agent says something.
+    /// An agent sent a report.
     Report {
-        /// the connection
+        /// The connection.
         session: Session,
-        /// what
+        /// The report.
         report: Report,
     },
     /// A write returned.
     Persisted {
-        /// which
+        /// Number of the write.
         id: PersistId,
-        /// new version of the key, or why not
+        /// The new version of the key, or why the write failed.
         result: Result<Version, StoreFailure>,
     },
-    /// A user asks for a job to end.
+    /// A user asked for a job to end.
     StopJob {
-        /// which
+        /// The job.
         job: JobId,
-        /// signal to pass to the workers
+        /// Signal to pass to the workers.
         signal: i32,
     },
-    /// [`super::command::Command::Provision`] was taken, or could not be.
+    /// The answer to [`super::command::Command::Provision`].
     Provisioned {
-        /// which job
+        /// The job.
         job: JobId,
-        /// the request's number
+        /// Number of the request.
         id: u64,
-        /// why not
+        /// Why the request failed, if it did.
         result: Result<(), String>,
     },
-    /// A person says yes to a request.
+    /// A person approved a request.
     Approved {
-        /// which job
+        /// The job.
         job: JobId,
-        /// the request's number
+        /// Number of the request.
         id: u64,
     },
-    /// A rank of the current generation became slow, or well again.
+    /// A rank of the current generation became slow, or recovered.
     Slow {
-        /// which job
+        /// The job.
         job: JobId,
-        /// which rank, and how slow
+        /// The rank, and how slow it is.
         change: Change,
     },
-    /// A detector has found machines of the current world that behave unlike their peers.
+    /// A detector found machines of the current world that behave unlike their peers.
     Unlike {
-        /// which job
+        /// The job.
         job: JobId,
-        /// what was found
+        /// What was found.
         finding: Finding,
     },
-    /// All ranks of the current generation have completed this step. Only asked for while [`super::state::Job::behind`] says so.
+    /// All ranks of the current generation have completed this step. Needed only while
+    /// [`super::state::Job::behind`] is set.
     Reached {
-        /// which job
+        /// The job.
         job: JobId,
-        /// the step
+        /// The step.
         step: Step,
     },
-    /// The store shows that a later coordinator has started (watch on the epoch's key).
+    /// The store shows that a later coordinator has started (watch on the key of the epoch).
     Superseded,
-    /// The deadline passed.
+    /// The deadline has passed.
     Tick,
 }

@@ -1,4 +1,4 @@
-//! Nodes that a job does without, and which of those that are there it uses.
+//! Excluded nodes, and the choice of the nodes that a job uses.
 
 use super::command::{Command, Fact};
 use super::state::{Job, JobRecord};
@@ -7,29 +7,30 @@ use crate::message::{Hello, Order};
 use crate::severity::Verdict;
 use serde::{Deserialize, Serialize};
 
-/// A node that the job does without.
+/// A node that the job excludes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exclusion {
-    /// Which.
+    /// The node.
     pub node: NodeId,
-    /// This life of its agent: one that comes later is of a machine that was seen to.
+    /// This life of its agent. A later life means that the machine has been looked after.
     pub incarnation: Incarnation,
-    /// What is wrong with it.
+    /// The class of its failure.
     pub class: String,
-    /// The incident that showed it.
+    /// The incident that led to it.
     pub incident: u64,
-    /// Left out only where another node takes its place.
+    /// Whether it is excluded only if another node can replace it.
     pub if_replaced: bool,
-    /// It was used all the same, for lack of others, and failed again: the job waits for another one.
+    /// It was used anyway, for lack of others, and failed again: the job now waits for another
+    /// node.
     #[serde(default)]
     pub barred: bool,
-    /// Whoever provides machines was to be told, as far as the policy goes.
+    /// Whether a cordon was requested, as far as the policy allows.
     #[serde(default)]
     pub told_of: bool,
 }
 
 impl JobRecord {
-    /// Whether, and why, the job does without this life of a node.
+    /// Returns why the job excludes this life of a node, if it does.
     #[must_use]
     pub fn exclusion(&self, node: &NodeId, life: Incarnation) -> Option<&Exclusion> {
         self.excluded.iter().find(|e| e.node == *node && e.incarnation == life)
@@ -37,18 +38,18 @@ impl JobRecord {
 }
 
 impl Job {
-    /// Whether this life of a node is one that the job does without, whoever else is there.
+    /// Returns whether the job excludes this life of a node, even if no other node can replace it.
     #[must_use]
     pub fn is_excluded(&self, node: &NodeId, life: Incarnation) -> bool {
         self.record.exclusion(node, life).is_some_and(|e| !e.if_replaced)
     }
 
-    /// Whether this life of a node is not used in any case.
+    /// Returns whether this life of a node is never used.
     pub(super) fn is_barred(&self, node: &NodeId, life: Incarnation) -> bool {
         self.record.exclusion(node, life).is_some_and(|e| e.barred)
     }
 
-    /// Without the nodes that are left out, as far as enough others are there.
+    /// Returns the given nodes without the excluded ones, as far as there are enough others.
     pub(super) fn fit<'h>(&self, able: Vec<&'h Hello>) -> Vec<&'h Hello> {
         let spec = &self.record.spec;
         let usable = |n: usize| n.min(spec.nodes_max as usize) / spec.node_unit as usize * spec.node_unit as usize;
@@ -66,11 +67,11 @@ impl Job {
         if usable(well.len()) >= spec.nodes_min as usize && usable(well.len()) > 0 {
             return well;
         }
-        // Once more, for lack of others: what it told may have passed.
+        // Use excluded nodes once more, for lack of others: their problems may have passed.
         able.into_iter().filter(|h| !self.is_barred(&h.node, h.incarnation)).collect()
     }
 
-    /// Which attached nodes are not used, and why, as the rest of a sentence.
+    /// Returns which attached nodes are never used, and why, as the rest of a sentence.
     pub(super) fn barred_for_people(&self) -> String {
         let attached = |e: &&Exclusion| e.barred && self.nodes.contains_key(&e.node);
         let each: Vec<String> =
@@ -82,7 +83,8 @@ impl Job {
         }
     }
 
-    /// From now on the job does without this life of a node. If it was used for lack of others and `incident` is another one: in no case.
+    /// Excludes this life of a node from now on. If the node was used anyway, for lack of others,
+    /// and failed again in another incident, it is never used again.
     pub(super) fn do_without(
         &mut self,
         (node, life): (&NodeId, Incarnation),
@@ -93,14 +95,14 @@ impl Job {
     ) {
         let known = |e: &&mut Exclusion| e.node == *node && e.incarnation == life && (if_replaced || !e.if_replaced);
         if let Some(before) = self.record.excluded.iter_mut().find(known) {
-            // Not by another witness of the same incident.
+            // Further failures of the same incident do not count.
             if !if_replaced && !before.barred && before.incident < incident {
                 before.barred = true;
                 self.changed(false);
             }
             return;
         }
-        // Earlier lives of the same node are no more.
+        // Earlier lives of the node are over.
         self.record.excluded.retain(|e| e.node != *node);
         self.record.excluded.push(Exclusion {
             node: node.clone(),

@@ -1,8 +1,9 @@
-//! A world that could be larger: nodes that wait are taken in at a step boundary, with nothing lost. Or is to be smaller (`moving.rs`).
+//! Changes the size of a world at a step boundary, without losing anything: waiting nodes are taken
+//! in, or nodes leave (`moving.rs`).
 //!
-//! Jobs that keep checkpoints with everstep: the leader names a step ahead, all ranks persist it and
-//! hold there, and when it is durable (so that a node without memory of the job can read it) the
-//! world forms anew. Other jobs have their own way back and are restarted as torchrun does.
+//! For jobs with everstep checkpoints, the leader names a step ahead, and all ranks persist it and
+//! hold there. When every node can read that step, even one without the job's state in memory, the
+//! world forms again. Other jobs have their own way back and are restarted as under torchrun.
 
 use super::command::{Command, Fact};
 use super::state::{Job, Node, Phase};
@@ -11,22 +12,23 @@ use crate::message::Order;
 use crate::time::Time;
 use std::time::Duration;
 
-/// A step that was named for growing must be durable within this, else training goes on as it is.
+/// The named step must become readable for every node within this time, or training continues
+/// unchanged.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// After that, growing is not tried again for this long.
+/// How long growth is not tried again after that.
 const PAUSE: Duration = Duration::from_secs(600);
 
-/// An attempt to grow.
+/// An attempt to change the size of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Growth {
-    /// When it is given up.
+    /// When the attempt is given up.
     pub until: Time,
     /// The step at which all ranks hold, once it is named.
     pub step: Option<Step>,
 }
 
 impl Job {
-    /// Nodes that are ready and have no part in the world.
+    /// Returns the nodes outside the world that are ready to be taken in.
     pub(super) fn waiting(&self) -> impl Iterator<Item = (&NodeId, &Node)> {
         let ready = |n: &Node| n.session.is_some() && n.clean;
         self.nodes
@@ -35,7 +37,8 @@ impl Job {
             .filter(|(id, n)| !self.is_excluded(id, n.hello.incarnation) && !self.moves_away(id, n.hello.incarnation))
     }
 
-    /// Nodes that wait have torch imported: as many as `--spares` says, or all while the world could be larger.
+    /// Tells nodes outside the world that they are idle, and waiting ones to stand by with torch
+    /// imported: as many as `--spares`, or all while the world could be larger.
     pub(super) fn stand_by(&self, out: &mut Vec<Command>) {
         let outside = self.nodes.iter().filter(|(id, n)| n.clean && self.record.world.slot(id).is_none());
         out.extend(outside.filter_map(|(id, n)| {
@@ -49,7 +52,7 @@ impl Job {
         out.extend(sessions.map(|session| Command::Send { session, order: Order::StandBy, after: None }));
     }
 
-    /// When the waiting nodes may be taken in, if they make a larger world.
+    /// Returns when the world may change its size, if it can grow or should shrink.
     fn ripe(&self) -> Option<Time> {
         let members = self.record.world.slots.len();
         let may_go = !self.record.requests.is_empty() || !self.record.excluded.is_empty();
@@ -67,13 +70,13 @@ impl Job {
         let settled = if self.stepped {
             Some(self.trained_since)
         } else {
-            // Without steps to go by: long enough that it is no crash loop.
+            // Steps are not reported: the job must run long enough to rule out a crash loop.
             (!self.record.checkpointed).then(|| self.trained_since.after(ladder.last_call * 2))
         };
         (larger || smaller).then_some(settled?.max(newest.after(ladder.last_call)).max(self.growth_after))
     }
 
-    /// Starts, ends or gives up growing.
+    /// Starts, finishes or gives up an attempt to change the size of the world.
     pub(super) fn consider_growth(&mut self, now: Time, out: &mut Vec<Command>) {
         let Phase::Training { finished, reattach_until: None } = &self.phase else {
             self.growth = None;
@@ -103,7 +106,7 @@ impl Job {
         }
     }
 
-    /// The leader names the step.
+    /// Records the step that the leader named, and tells all ranks to hold there.
     pub(super) fn step_proposed(
         &mut self,
         now: Time,
@@ -114,7 +117,7 @@ impl Job {
         let open = self.growth.filter(|g| g.step.is_none() && generation == self.record.generation);
         let Some(growth) = open else { return };
         let Some(step) = step else {
-            // The pace of the steps is not known yet.
+            // The duration of a step is not known yet.
             self.growth = None;
             self.growth_after = now.after(self.record.spec.ladder().last_call);
             return;
@@ -136,15 +139,15 @@ impl Job {
         }
     }
 
-    /// A checkpoint became durable: if all ranks hold there, the next world may form. Ranks whose scripts count in strides hold at the first step
-    /// that is not before the one that was named.
+    /// Forms the next world from this step if all ranks hold there. Ranks whose scripts count in
+    /// strides hold at the first step at or after the named one.
     pub(super) fn grow_from(&mut self, now: Time, step: Step, out: &mut Vec<Command>) {
         if self.growth.is_some_and(|g| g.step.is_some_and(|named| step >= named)) {
             self.regroup(now, out);
         }
     }
 
-    /// Forms the world anew although nothing failed. Costs nothing of the restart budget.
+    /// Forms the world again although nothing failed. The restart budget is not charged.
     fn regroup(&mut self, now: Time, out: &mut Vec<Command>) {
         let nodes: Vec<NodeId> = self.waiting().map(|(id, _)| id.clone()).collect();
         let fact = Fact::Growing { generation: self.record.generation, nodes };
@@ -156,7 +159,7 @@ impl Job {
         self.phase = Phase::Forming { since: now, last_join: None };
     }
 
-    /// A rank of a new node has no way to the state that the others have: go on without that node.
+    /// Continues without new nodes that cannot read the state that the others have.
     pub(super) fn leave_out(&mut self, now: Time, nodes: Vec<NodeId>, out: &mut Vec<Command>) {
         let fact = Fact::LeftOut { generation: self.record.generation, nodes: nodes.clone() };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
@@ -166,7 +169,7 @@ impl Job {
         self.phase = Phase::Forming { since: now, last_join: None };
     }
 
-    /// When [`Job::consider_growth`] has something to do next.
+    /// Returns when [`Job::consider_growth`] has something to do next.
     pub(super) fn growth_deadline(&self) -> Option<Time> {
         let Phase::Training { reattach_until: None, .. } = &self.phase else { return None };
         self.growth.map(|g| g.until).or_else(|| self.ripe())

@@ -1,4 +1,4 @@
-//! From a failure to an action: restart where we are, wait for a node, or give up.
+//! From a failure to an action: restart in place, wait for a node, or give up.
 
 use super::command::{Action, Command, Fact};
 use super::state::{Job, Node, Phase, RECENT};
@@ -13,15 +13,15 @@ use std::time::Duration;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// Exit code of a job that failed after its budget.
+/// Exit code of a job that failed and is not restarted.
 pub const EXIT_FAILED: i32 = 1;
-/// Exit code that asks a scheduler to queue the job again.
+/// Exit code that asks the scheduler to requeue the job.
 pub const EXIT_REQUEUE: i32 = 75;
-/// Exit code that asks a scheduler not to queue the job again: it would fail the same way.
+/// Exit code that asks the scheduler not to requeue the job: it would fail the same way.
 pub const EXIT_SAME_AGAIN: i32 = 93;
 
 impl Job {
-    /// Restarts that `TORCHELASTIC_MAX_RESTARTS` should show.
+    /// Returns the number of restarts for `TORCHELASTIC_MAX_RESTARTS`.
     #[must_use]
     pub fn max_restarts(&self) -> u32 {
         match self.record.spec.restarts {
@@ -29,7 +29,7 @@ impl Job {
         }
     }
 
-    /// Whether one more restart is allowed after a failure of the `script`, or of the machine under it.
+    /// Checks whether the budget allows a restart after a failure of the `script` or of a node.
     fn budget_allows(&self, now: Time, script: bool) -> Result<(), String> {
         match self.record.spec.restarts {
             RestartBudget::Exactly(n) if self.record.restarts >= n => Err(if n == 0 {
@@ -38,7 +38,8 @@ impl Job {
                 format!("all {n} restarts of --max-restarts are used")
             }),
             RestartBudget::Exactly(_) => Ok(()),
-            // A lost node says nothing about the script, and its agent may have died before it told of a step.
+            // A lost node says nothing about the script, and its agent may have died before it
+            // reported a step.
             RestartBudget::PerDayAfterFirstStep(_) if script && !self.record.progressed => {
                 Err("no optimizer step was completed, so a restart would fail the same way (give --max-restarts N to restart all the same)".into())
             }
@@ -49,8 +50,8 @@ impl Job {
         }
     }
 
-    /// The same error after the same step as last time: the script does that every time. Not asked where the user has said how
-    /// often to restart.
+    /// Returns why not to restart after the same error at the same step as last time: the script
+    /// fails that way every time. Not checked if the user has set the number of restarts.
     fn same_again(&mut self, failure: Option<&Failure>) -> Option<String> {
         let error = failure.and_then(error_of);
         let again = error.is_some() && error == self.record.last_error;
@@ -61,7 +62,7 @@ impl Job {
         })
     }
 
-    /// A member of the training world failed: `failure` of a worker, or the whole node when `None`.
+    /// Handles the failure of a member of the world: of a worker, or of the whole node (`None`).
     pub(super) fn fail(&mut self, now: Time, node: &NodeId, failure: Option<Failure>, out: &mut Vec<Command>) {
         if self.is_at_the_end(now, node, failure.as_ref(), out) {
             return;
@@ -74,9 +75,9 @@ impl Job {
         }
     }
 
-    /// The same for one that is known to be a failure.
+    /// Handles what is certainly a failure.
     pub(super) fn fail_now(&mut self, now: Time, node: &NodeId, failure: Option<Failure>, out: &mut Vec<Command>) {
-        // What was heard of an earlier failure is all that will be.
+        // Nothing more will be heard about the previous failure.
         self.conclude(now, out);
         let job = self.record.spec.job.clone();
         self.record.incidents += 1;
@@ -96,7 +97,7 @@ impl Job {
                 |why| Some((EXIT_SAME_AGAIN, why)),
             )
         });
-        // What others say next may show that the script has not done it.
+        // Later reports may show that the script is not at fault.
         let unclear =
             self.no_way_back(failure.as_ref()).is_some() && failure.as_ref().is_some_and(|f| !f.verdict.says_why());
         let action = match (&refusal, &failure) {
@@ -127,7 +128,7 @@ impl Job {
         self.inquire(now, incident, node, failure, out);
         self.reached = None;
         match refusal {
-            // Of a hang, it is still to be asked where all ranks are.
+            // After a hang, all ranks are still asked for their stacks.
             Some((code, why)) if follows || hung || unclear => self.giving_up = Some((code, why)),
             Some((code, why)) => {
                 self.phase = Phase::Over { code, why: format!("{what}; {why}") };
@@ -141,7 +142,7 @@ impl Job {
         self.open_incident = Some(incident);
         (self.ended_incident, self.behind) = (None, None);
         self.newcomers = false;
-        // Who hangs is known; what the others wait for says why.
+        // It is known which rank hangs; what the others wait for shows why.
         self.fence_all(now, hung, out);
         self.phase = Phase::Forming { since: now, last_join: None };
     }
@@ -153,8 +154,9 @@ impl Job {
         self.record.recent.drain(..surplus);
     }
 
-    /// The first new step of a generation is complete: if the job had been further, the incident is over when it is there again.
-    /// Where the script goes on from an unknown step, nobody can say when it is there.
+    /// Records the first new step of a generation. If the job had been further, the incident is
+    /// over when it is there again. If the script continues `from` an unknown step, nobody can tell
+    /// when that is.
     pub(super) fn first_step(
         &mut self,
         generation: Generation,
@@ -171,7 +173,7 @@ impl Job {
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
     }
 
-    /// A node says that, too, or only now.
+    /// Records the step that the ranks continue from, if [`Job::first_step`] did not have it.
     pub(super) fn began(&mut self, generation: Generation, step: Step, from: Step, out: &mut Vec<Command>) {
         if generation != self.record.generation || self.began == Some((generation, from)) {
             return;
@@ -182,14 +184,14 @@ impl Job {
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
     }
 
-    /// All ranks have completed this step.
+    /// Records that all ranks have completed this step.
     pub(super) fn reached(&mut self, step: Step, out: &mut Vec<Command>) {
         let Some((incident, _)) = self.behind.take_if(|(_, high)| *high <= step) else { return };
         let fact = Fact::CaughtUp { generation: self.record.generation, step, incident };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
     }
 
-    /// A rank holds the others up, or no longer does. Only said: what to do about it is not decided here.
+    /// Reports that a rank holds the others up, or no longer does. Nothing else is done about it.
     pub(super) fn slow(&mut self, change: Change, out: &mut Vec<Command>) {
         let rank = Rank(change.rank);
         let Some(node) = self.record.world.slot_of(rank).map(|s| s.node.clone()) else { return };
@@ -208,7 +210,7 @@ impl Job {
         }
     }
 
-    /// Ranks that should hold the same state do not. Said; the run goes on.
+    /// Reports that ranks differ that should hold the same state; the job continues.
     pub(super) fn diverged(&mut self, step: Step, found: Odd, out: &mut Vec<Command>) {
         let Odd { ranks, certain } = found;
         let world = &self.record.world;
@@ -248,7 +250,7 @@ impl Job {
         }
     }
 
-    /// The same for one node.
+    /// Tells one node to end the workers of the current generation.
     pub(super) fn fence_node(&mut self, id: &NodeId, now: Time, out: &mut Vec<Command>) {
         let generation = self.record.generation;
         if let Some(node) = self.nodes.get_mut(id).filter(|n| !n.clean) {
@@ -257,8 +259,8 @@ impl Job {
     }
 }
 
-/// What a worker's error is known again by: its message without numbers (addresses, sizes, times), and its step. `None` for one that
-/// may be the machine's or another rank's.
+/// Returns what identifies a worker's error when it occurs again: its message with numbers masked
+/// (addresses, sizes, times), and its step; `None` if the cause may lie outside the worker.
 fn error_of(failure: &Failure) -> Option<(String, Step)> {
     let own = matches!(failure.verdict.scope, Scope::User | Scope::Process | Scope::Unknown);
     let ended = matches!(failure.cause, Cause::Exited(Outcome::Code(_)));
@@ -286,7 +288,7 @@ fn fence(node: &mut Node, (generation, stacks): (Generation, bool), now: Time, o
     }
 }
 
-/// The same with what it turned out to be.
+/// Describes a failure by the class that it turned out to have.
 #[must_use]
 pub fn describe_as(node: &NodeId, failure: Option<&Failure>, verdict: &Verdict) -> String {
     match failure {
@@ -296,7 +298,7 @@ pub fn describe_as(node: &NodeId, failure: Option<&Failure>, verdict: &Verdict) 
     }
 }
 
-/// One line for people: who failed and how.
+/// Describes a failure in one line: what failed, and how.
 #[must_use]
 pub fn describe(node: &NodeId, failure: Option<&Failure>) -> String {
     let Some(f) = failure else { return format!("node {node} was lost") };

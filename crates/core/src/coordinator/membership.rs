@@ -1,5 +1,5 @@
-//! Who is there: joins, lost connections, lives of agents, and nodes that have to come back after
-//! a restart of the coordinator.
+//! Tracks the nodes of a job: joins, lost connections, lives of agents, and nodes that must come
+//! back after a restart of the coordinator.
 
 use super::command::{Command, Fact, Reason};
 use super::incident::EXIT_REQUEUE;
@@ -9,11 +9,11 @@ use crate::message::{Hello, Order};
 use crate::time::Time;
 use std::time::Duration;
 
-/// A node that was told to end its workers and has not done so is no longer waited for after this.
+/// A node that has not ended its workers within this time after a fence is not waited for.
 const FENCE_PATIENCE: Duration = Duration::from_secs(20);
 
 impl Job {
-    /// An agent introduced itself on a new connection.
+    /// Handles an agent that introduced itself on a new connection.
     pub(super) fn joined(
         &mut self,
         now: Time,
@@ -38,7 +38,7 @@ impl Job {
             }
         }
         if self.nodes.get(&id).is_none_or(|known| known.hello.incarnation != hello.incarnation) {
-            // What an earlier life has told is of a machine that somebody may have seen to.
+            // Signs of an earlier life are void: the machine may have been repaired since.
             self.signs.retain(|(_, node, _)| *node != id);
         }
         out.push(Command::Send { session, order: Order::Welcome { epoch }, after: None });
@@ -70,8 +70,9 @@ impl Job {
         self.unable.remove(&id);
         self.confirm(&id);
         if seen > self.record.generation {
-            // The store was read before another coordinator's last write (or was lost): those numbers are
-            // burned. Form anew; if that other write exists, ours meets a conflict and this life ends.
+            // The record was read before another coordinator's last write (or was lost), so the
+            // numbers up to `seen` are used. Form a new world. If that write exists, ours conflicts
+            // with it and this coordinator ends.
             self.record.generation = seen;
             if matches!(self.phase, Phase::Training { .. }) {
                 self.fence(now, out);
@@ -82,7 +83,7 @@ impl Job {
         let member = self.is_member(&id, incarnation);
         let progressed = running.as_ref().filter(|r| r.progressed);
         self.record.progressed |= progressed.is_some();
-        // A coordinator that has just started was not told of the first step.
+        // A coordinator that has just started did not receive the report of the first step.
         self.stepped |= progressed.is_some_and(|r| r.generation == generation);
         match &mut self.phase {
             Phase::Forming { last_join, .. } => {
@@ -115,8 +116,8 @@ impl Job {
                         self.fail(now, &id, Some(failure), out);
                     }
                 } else if seen < generation {
-                    // Promised, but never arrived. While the promise itself is still to be written, the
-                    // write that succeeds in the end makes it to all.
+                    // The start order was promised but never arrived. If the promise is still to be
+                    // written, the write that succeeds sends it to all nodes.
                     if let Some(after) = self.write.promise()
                         && let Some(order) = self.start_order(&id, self.record.world.size())
                     {
@@ -144,25 +145,25 @@ impl Job {
         }
     }
 
-    /// Workers will run on this node from now on.
+    /// Records that workers will run on this node from now on.
     pub(super) fn set_unclean(&mut self, id: &NodeId) {
         if let Some(node) = self.nodes.get_mut(id) {
             node.clean = false;
         }
     }
 
-    /// Notes that a member of the old world has no workers any more, if `id` shows it.
+    /// Records that a member of the old world has no workers left, if `id` shows it.
     pub(super) fn confirm(&mut self, id: &NodeId) {
         let Some(node) = self.nodes.get(id) else { return };
         let Some(life) = self.old.members.get(id) else { return };
-        // A later life only attaches when the processes of the earlier one are gone (node lock).
+        // A later life attaches only when the processes of the earlier one are gone (node lock).
         let no_workers_left = node.clean && node.hello.seen >= self.record.generation;
         if node.hello.incarnation != *life || no_workers_left {
             self.old.confirmed = true;
         }
     }
 
-    /// A connection ended. The node may come back on a new one within the reconnect time; if it
+    /// Handles the end of a connection. The node may come back within the reconnect time; if it
     /// already has, the end of the old connection means nothing.
     pub(super) fn lost(&mut self, now: Time, id: &NodeId, session: Session, believe_stale: bool) {
         if let Some(node) = self.nodes.get_mut(id).filter(|n| n.session == Some(session) || believe_stale) {
@@ -171,7 +172,7 @@ impl Job {
         }
     }
 
-    /// A node is gone for good.
+    /// Removes a node that is lost for good.
     pub(super) fn remove(&mut self, now: Time, id: &NodeId, out: &mut Vec<Command>) {
         let Some(node) = self.nodes.remove(id) else { return };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact: Fact::NodeLost { node: id.clone() } });
@@ -225,7 +226,7 @@ impl Job {
                     n.session.is_some() && usable
                 };
                 let have = self.nodes.iter().filter(able).count();
-                // With enough nodes it is something else that is waited for, and that has patience of its own.
+                // With enough nodes, the job waits for something else, which has its own timeout.
                 if now >= since.after(patience) && have < self.record.spec.nodes_min as usize {
                     let why = format!(
                         "{have} of {} nodes joined within {} s; start the missing ones, or ask for fewer with --nnodes MIN:MAX{}",
@@ -244,7 +245,8 @@ impl Job {
         }
     }
 
-    /// Members of the old world whose workers may still be alive and will say when they are not.
+    /// Returns the members of the old world that may still have workers and have time left to
+    /// report their end.
     pub(super) fn fencing(&self, now: Time) -> Vec<NodeId> {
         let stuck = |n: &Node| n.fenced_at.is_some_and(|at| now >= at.after(FENCE_PATIENCE));
         self.nodes
@@ -254,7 +256,8 @@ impl Job {
             .collect()
     }
 
-    /// When [`Job::tick`] has something to do next; what was due when it `ticked` last is done.
+    /// Returns when [`Job::tick`] has something to do next. What was due when it last `ticked` is
+    /// done.
     pub(super) fn deadline(&self, ticked: Time) -> Option<Time> {
         let ladder = self.record.spec.ladder();
         let lost = self.nodes.values().filter_map(|n| Some(n.lost_at?.after(n.reconnect(&ladder))));

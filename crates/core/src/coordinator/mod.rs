@@ -1,8 +1,9 @@
-//! The coordinator's state machine: routing only. What happens lives in the files beside this one.
+//! The coordinator's state machine. This file only routes events; the files beside it handle them.
 //!
-//! Contract: one [`Coordinator::handle`], then [`Coordinator::poll`] until `None`. The same events
-//! at the same times give the same commands, byte for byte. A `Send` that names a `Persist` leaves
-//! only when that write has returned. A message of an old generation or connection changes nothing.
+//! Contract: call [`Coordinator::handle`] once, then [`Coordinator::poll`] until `None`. The same
+//! events at the same times give the same commands, byte for byte. A `Send` that names a `Persist`
+//! leaves only when that write has succeeded. A message of an old generation or connection changes
+//! nothing.
 
 pub(crate) mod blame;
 pub mod command;
@@ -38,16 +39,16 @@ use state::{Durability, Job, JobRecord, OldWorld, Phase, Stage};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// A job that is asked to stop is over at the latest after this.
+/// A job that was asked to stop is over after this time at the latest.
 const STOP_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Key of a job in the store.
+/// Returns a job's key in the store.
 #[must_use]
 pub fn job_key(job: &JobId) -> String {
     format!("job/{job}")
 }
 
-/// Decides for all jobs of a cluster.
+/// The state machine for all jobs of a cluster.
 #[derive(Clone, Debug)]
 pub struct Coordinator {
     epoch: Epoch,
@@ -68,7 +69,7 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// A coordinator in its `epoch`, with the records found in the store.
+    /// Creates the coordinator of this `epoch` from the records found in the store.
     #[must_use]
     pub fn new(epoch: Epoch, records: Vec<(JobRecord, Version)>, now: Time) -> Self {
         let mut c = Coordinator {
@@ -92,8 +93,9 @@ impl Coordinator {
             c.out.push_back(Command::Record { job: id.clone(), fact });
             let mut job = Job::from_record(record, Some(version), now);
             job.replication.begin_after(epoch);
-            // Written as it was read: from now on an earlier coordinator's write conflicts. One that came between the reading and
-            // this makes this write conflict, and the record is read anew.
+            // Write the record as it was read, so that a later write of an earlier coordinator
+            // conflicts. If another write came after the read, this one conflicts, and the record
+            // is read again.
             job.changed(false);
             c.jobs.insert(id.clone(), job);
             c.write(now, &id, false);
@@ -101,12 +103,12 @@ impl Coordinator {
         c
     }
 
-    /// Takes one event. Never blocks, never panics on any input.
+    /// Handles one event. Never blocks, and never panics on any input.
     pub fn handle(&mut self, now: Time, event: Event) {
         if self.stepped_down {
             return;
         }
-        // A clock that jumps back must not put off what is due.
+        // A clock that jumps back must not postpone what is due.
         if now.after(self.behind) < self.latest {
             self.behind = self.latest.since(now);
         }
@@ -142,32 +144,32 @@ impl Coordinator {
         }
     }
 
-    /// The next command, until `None`.
+    /// Returns the next command, or `None` if there are no more.
     pub fn poll(&mut self) -> Option<Command> {
         self.out.pop_front()
     }
 
-    /// When to call [`Coordinator::handle`] with [`Event::Tick`], at `now` of the same clock: at once when another event came
-    /// just after that moment.
+    /// Returns when to call [`Coordinator::handle`] with [`Event::Tick`], on the clock of `now`. If
+    /// that moment passed while another event was handled, it is `now`.
     #[must_use]
     pub fn deadline(&self, now: Time) -> Option<Time> {
         let next = self.jobs.values().filter_map(|j| j.deadline(self.ticked)).chain(self.plans_deadline()).min()?;
         Some(Time(now.0 + u64::try_from(next.since(now.after(self.behind)).as_millis()).unwrap_or(u64::MAX)))
     }
 
-    /// All jobs, for status and tests.
+    /// Returns all jobs, for status and tests.
     #[must_use]
     pub fn jobs(&self) -> &BTreeMap<JobId, Job> {
         &self.jobs
     }
 
-    /// True while this connection has joined and was not lost.
+    /// Returns whether this connection has joined and was not lost.
     #[must_use]
     pub fn knows(&self, session: Session) -> bool {
         self.by_session.contains_key(&session)
     }
 
-    /// True when no job needs this coordinator any more.
+    /// Returns whether no job needs this coordinator any more.
     #[must_use]
     pub fn idle(&self) -> bool {
         self.jobs.values().all(|j| {
@@ -187,8 +189,8 @@ impl Coordinator {
         let over = matches!(job.phase, Phase::Over { .. });
         let of_this_run =
             matches!(&job.record.stage, Stage::Ended { attached, .. } if attached.contains(&hello.incarnation));
-        // A connection that ended may come again for a while; of a job that is over, nobody waits for that: who starts it once more
-        // right after it has ended means a new run.
+        // A lost connection may come back for a while, but not to a job that is over: whoever
+        // starts the job again right after its end wants a new run.
         let gone = job.nodes.values().all(|n| n.session.is_none());
         if over && gone && !job.write_pending() && hello.running.is_none() && !of_this_run {
             job.run_anew(hello.spec.clone(), now);
@@ -241,7 +243,8 @@ impl Coordinator {
         self.out.push_back(Command::StepDown { why });
     }
 
-    /// Runs `act` on a job, then lets the job settle: form a world, write what changed, promise what is written.
+    /// Runs `act` on a job, then lets the job settle: forms a world, writes the record if it
+    /// changed, and queues what depends on that write.
     fn with(&mut self, now: Time, id: &JobId, act: impl FnOnce(&mut Job, Time, &mut Vec<Command>)) {
         #[cfg(feature = "planted")]
         let planted = self.planted;
@@ -251,7 +254,7 @@ impl Coordinator {
         if matches!(job.phase, Phase::Over { .. }) {
             job.end(&mut out);
         }
-        // While the world is still the one that it happened to.
+        // Plan while the world is still the one it happened to.
         let planned = self.plan_after(now, id, &out);
         out.extend(planned);
         let Some(job) = self.jobs.get_mut(id) else { return };
@@ -322,7 +325,7 @@ impl Job {
             return;
         }
         if self.old.members.is_empty() && self.nodes.len() < self.record.spec.nodes_min as usize {
-            // The common case while a large world gathers, told without a look at every node.
+            // The common case while a large world gathers: avoid looking at every node.
             let have = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
             self.waits(Reason::WaitingForNodes { have, need: self.record.spec.nodes_min }, out);
             return;
@@ -349,7 +352,7 @@ impl Job {
             .map(|(_, n)| &n.hello)
             .collect();
         let candidates = self.fit(able);
-        // Who holds the job's memory comes first; others are taken in later, at a step boundary.
+        // Nodes with the job's memory come first; others are taken in later, at a step boundary.
         let keep_together = self.record.checkpointed && !self.newcomers;
         match rendezvous::form(&self.record.spec, &candidates, &self.record.world, keep_together, last_join, now) {
             Err((reason, _)) => self.waits(reason, out),
@@ -365,7 +368,8 @@ impl Job {
         }
     }
 
-    /// No world can form yet. When a job that ran begins to wait for nodes, every console says so, once.
+    /// Records why no world can form yet. When a job that ran before starts to wait for nodes, all
+    /// consoles show it, once.
     fn waits(&mut self, reason: Reason, out: &mut Vec<Command>) {
         let lacks_nodes = |r: &Reason| matches!(r, Reason::WaitingForNodes { .. });
         if lacks_nodes(&reason) && !lacks_nodes(&self.reason) && self.record.generation.0 > 0 {
@@ -395,7 +399,7 @@ impl Job {
         self.record.largest = self.record.largest.max(u32::try_from(world.slots.len()).unwrap_or(u32::MAX));
         let place = |s: &crate::message::Slot| (s.node.clone(), s.incarnation, s.first_rank, s.workers);
         let before = &self.record.world.slots;
-        // A job that starts again has no world before: what its memory holds is each rank's own.
+        // A job that starts again has no previous world: each rank's memory is its own.
         self.stayed = before.is_empty() || before.iter().map(place).eq(world.slots.iter().map(place));
         self.record.world = world;
         self.durability = Durability::default();

@@ -1,5 +1,6 @@
-//! A node that another job is to have: its job goes on without it from a step that all ranks hold (`growth.rs`), its agent is let go, and then
-//! whoever provides machines is asked to start the other job's agent there.
+//! Moves a node to another job. Its job continues without it from a step that all ranks hold
+//! (`growth.rs`) and lets its agent go. Then the machine provider is asked to start the other job's
+//! agent there.
 
 use super::command::Command;
 use super::remedy::{Remedy, Request, Stage};
@@ -9,7 +10,7 @@ use crate::message::Order;
 use crate::time::Time;
 
 impl Request {
-    /// It takes this life of a node away from its job.
+    /// Returns whether the request takes this life of a node away from its job.
     fn takes(&self, id: &NodeId, life: Incarnation) -> bool {
         let decided = !matches!(self.stage, Stage::Noted | Stage::Asked | Stage::Failed { .. });
         let this = matches!(&self.remedy, Remedy::Move { node, incarnation, .. } if node == id && *incarnation == life);
@@ -18,24 +19,24 @@ impl Request {
 }
 
 impl Job {
-    /// This life of a node is to go to another job, or has gone.
+    /// Returns whether this life of a node goes to another job, or has gone.
     pub(super) fn moves_away(&self, id: &NodeId, life: Incarnation) -> bool {
         self.record.requests.iter().any(|r| r.takes(id, life))
     }
 
-    /// Asks for a node to be given to another job.
+    /// Requests that a node be given to another job.
     pub(super) fn give_away(&mut self, now: Time, node: &NodeId, to: &JobId, why: String, out: &mut Vec<Command>) {
         let Some(known) = self.nodes.get(node) else { return };
         let (host, incarnation) = (known.hello.host.clone(), known.hello.incarnation);
         let same = |r: &Request| matches!(&r.remedy, Remedy::Move { node: n, incarnation: i, to: t, .. } if n == node && *i == incarnation && t == to);
-        // Said, or asked of a person, before.
+        // The same request was made before.
         if self.record.requests.iter().any(|r| same(r) && !matches!(r.stage, Stage::Failed { .. })) {
             return;
         }
         self.request(now, Remedy::Move { node: node.clone(), incarnation, host, to: to.clone(), why }, out);
     }
 
-    /// Members that are to go, if the job has enough nodes without them.
+    /// Returns whether members should leave and the job has enough nodes without them.
     pub(super) fn may_shrink(&self) -> bool {
         let goes = |s: &crate::message::Slot| {
             self.moves_away(&s.node, s.incarnation) || self.is_excluded(&s.node, s.incarnation)
@@ -46,7 +47,7 @@ impl Job {
         going > 0 && left / self.record.spec.node_unit * self.record.spec.node_unit >= self.record.spec.nodes_min
     }
 
-    /// Lets go of nodes that have no part in the world any more.
+    /// Lets nodes go that are given away and no longer part of the world.
     pub(super) fn let_go(&mut self, out: &mut Vec<Command>) {
         if !matches!(self.phase, Phase::Training { reattach_until: None, .. }) {
             return;
@@ -59,14 +60,14 @@ impl Job {
             let why = format!("node {id} goes to another job");
             out.push(Command::Send { session, order: Order::Notice { what: why.clone() }, after: None });
             out.push(Command::Send { session, order: Order::End { code: 0, why }, after: None });
-            // What the job had with it is no reason to ask for another one.
+            // The job must not ask for a replacement of a node that it gave away.
             let most = u32::try_from(self.record.world.slots.len()).unwrap_or(u32::MAX);
             self.record.largest = self.record.largest.min(most.max(1));
             self.changed(false);
         }
     }
 
-    /// Whether a request may leave: a node that is to be moved has been let go.
+    /// Returns whether a request may leave: a node to be moved must have been let go first.
     pub(super) fn may_leave(&self, request: &Request) -> bool {
         let Remedy::Move { node, incarnation, .. } = &request.remedy else { return true };
         self.nodes.get(node).is_none_or(|n| n.hello.incarnation != *incarnation)

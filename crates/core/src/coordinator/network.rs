@@ -1,5 +1,5 @@
-//! What the network did is not charged to the script: a node whose lines come late gets longer to reconnect, and a restart that nothing but
-//! lost connections explains is taken off the daily budget.
+//! Keeps network problems from being charged to the script. A node whose messages arrive late gets
+//! longer to reconnect. A restart explained only by lost connections is taken off the daily budget.
 
 use super::command::Command;
 use super::state::{Job, Node};
@@ -10,25 +10,27 @@ use crate::time::Time;
 use std::time::Duration;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Two late lines within this are a bad network, not a hiccup.
+/// Two late messages within this time are a bad network, not a hiccup.
 const LATE_WITHIN: Duration = Duration::from_secs(60);
-/// A network stays bad for this long after its last late line.
+/// The network counts as bad for this long after the last late message.
 const BAD_FOR: Duration = Duration::from_secs(10 * 60);
-/// Restarts of a day that are put down to the network at most: an error that only looks like it must not restart a job for ever.
+/// Maximum number of restarts within a day that are put down to the network: an error that only
+/// looks like it must not restart a job forever.
 const NETWORK_RESTARTS_PER_DAY: usize = 50;
 
-/// A restart that the daily budget was charged for, while it is not known whether the network was the cause.
+/// A restart charged to the daily budget, while it is unknown whether the network was the cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Charge {
     at: Time,
-    /// The node that was counted as lost, and its life.
+    /// The node that counted as lost, and the life of its agent.
     lost: Option<(NodeId, Incarnation)>,
-    /// The first failure was only a consequence of another one, in a generation that had been making steps.
+    /// Whether the first failure only followed from another one, in a generation that had completed
+    /// steps.
     consequence: bool,
 }
 
 impl Node {
-    /// A line came late on a living connection.
+    /// Records a message that arrived late on a living connection.
     fn late(&mut self, now: Time) {
         if self.late.is_some_and(|at| now.since(at) < LATE_WITHIN) {
             self.bad_network_until = now.after(BAD_FOR);
@@ -36,7 +38,7 @@ impl Node {
         self.late = Some(now);
     }
 
-    /// How long this node may take to reconnect before it counts as lost.
+    /// Returns how long this node may take to reconnect before it counts as lost.
     pub(super) fn reconnect(&self, ladder: &Ladder) -> Duration {
         let bad = self.lost_at.is_some_and(|at| at < self.bad_network_until);
         if bad { ladder.reconnect_late } else { ladder.reconnect }
@@ -44,14 +46,14 @@ impl Node {
 }
 
 impl Job {
-    /// A line of a node came late.
+    /// Records a late message of a node.
     pub(super) fn late(&mut self, now: Time, id: &NodeId) {
         if let Some(node) = self.nodes.get_mut(id) {
             node.late(now);
         }
     }
 
-    /// The daily budget was charged for a failure; it may turn out that the network was the cause.
+    /// Records that a failure was charged to the daily budget; the network may have caused it.
     pub(super) fn charged(&mut self, now: Time, node: &NodeId, failure: Option<&Failure>) {
         let life = self.record.world.slot(node).map(|s| s.incarnation);
         let fenced = |f: &Failure| f.cause == Cause::Fenced;
@@ -62,7 +64,8 @@ impl Job {
         });
     }
 
-    /// An agent that was counted as lost is back, in the same life: only its connection had been lost.
+    /// Takes a restart off the budget if the agent that counted as lost is back in the same life:
+    /// only its connection was lost.
     pub(super) fn came_back(&mut self, now: Time, hello: &Hello, out: &mut Vec<Command>) {
         let lost = self.charge.as_ref().and_then(|c| c.lost.as_ref());
         if lost.is_some_and(|(node, life)| *node == hello.node && *life == hello.incarnation) {
@@ -71,7 +74,7 @@ impl Job {
         }
     }
 
-    /// Nothing but lost connections was heard of around an incident.
+    /// Takes a restart off the budget if only lost connections were reported around the incident.
     pub(super) fn only_connections(&mut self, now: Time, out: &mut Vec<Command>) {
         if self.charge.as_ref().is_some_and(|c| c.consequence) {
             self.forgive(now, "nothing but lost connections was reported", out);

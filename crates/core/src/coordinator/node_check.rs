@@ -1,8 +1,10 @@
-//! A job's nodes are checked before a world is formed of them: before the first one where the user asks for it, after failures that nothing
-//! explains, and by hand. Who is bad is left out; see [`crate::node_check`] for how that is found.
+//! Checks a job's nodes before they form a world: before the first one if the user asks for it,
+//! after failures that nothing explains, if a detector suspects a node, or on its own
+//! ([`CheckWhen::Only`]). Bad nodes are excluded; see [`crate::node_check`] for how they are found.
 //!
 //! ```text
-//!  try_form ──> Check to each node ──> Checked from each (or time is up) ──> next round … ──> findings: left out, said, written down
+//!  try_form ──> Check to each node ──> Checked from each (or timeout) ──> next round …
+//!                                           └──> findings: excluded, reported, recorded
 //! ```
 
 use super::command::{Command, Fact};
@@ -16,31 +18,31 @@ use crate::time::Time;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// A round that has not ended by then is over: torch is imported in it, and communicators of many GPUs are set up.
+/// Maximum duration of a round: it imports torch and sets up communicators, perhaps for many GPUs.
 const ROUND: Duration = Duration::from_secs(150);
-/// Failures that nothing explains count together within this.
+/// A second unexplained failure within this time leads to a check.
 const UNEXPLAINED: Duration = Duration::from_secs(30 * 60);
-/// The exit code of a check by hand that has found something.
+/// Exit code of a check-only run that found something.
 const EXIT_FOUND: i32 = 1;
-/// The exit code of a check that could not be made.
+/// Exit code of a check that could not be made.
 const EXIT_CANNOT: i32 = 78;
 
-/// A check that is under way.
+/// A check in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checking {
-    /// Tells it from others: when it began.
+    /// When it began, which identifies it.
     began: Time,
-    /// The nodes by their numbers in the check, and their lives.
+    /// The nodes by their indices in the check, and the lives of their agents.
     nodes: Vec<(NodeId, Incarnation)>,
     check: NodeCheck,
-    /// What has not been answered in this round.
+    /// Tasks of this round without an answer yet.
     open: Vec<Task>,
-    /// When the round ends in any case.
+    /// When the round ends at the latest.
     pub(super) until: Time,
 }
 
 impl Checking {
-    /// The round at hand.
+    /// Returns the current round.
     #[must_use]
     pub fn round(&self) -> u32 {
         self.check.round()
@@ -54,7 +56,7 @@ impl Checking {
         self.nodes.get(number).map_or_else(|| NodeId(String::new()), |(id, _)| id.clone())
     }
 
-    /// A node that does not answer is not waited for any more.
+    /// Stops waiting for a node that does not answer.
     fn give_up_on(&mut self, number: usize) {
         self.open.retain(|t| t.node != number);
         self.check.gone(number);
@@ -62,7 +64,7 @@ impl Checking {
 }
 
 impl Job {
-    /// Whether nodes are to be checked before the next world is formed.
+    /// Returns whether nodes must be checked before the next world forms.
     fn check_due(&self) -> bool {
         match self.record.spec.check {
             CheckWhen::First | CheckWhen::Only => !self.record.checked || self.check_asked,
@@ -71,7 +73,7 @@ impl Job {
         }
     }
 
-    /// Begins a check of these nodes, or goes on with it; true when no world is to be formed yet.
+    /// Starts a check of these nodes or continues it. Returns true if no world may form yet.
     pub(super) fn check_before(
         &mut self,
         now: Time,
@@ -86,7 +88,7 @@ impl Job {
             return false;
         }
         let nodes = candidates.to_vec();
-        // It may take minutes on a machine that is busy; a console that is silent meanwhile looks like a job that hangs.
+        // A check may take minutes on a busy machine, and a silent console looks like a hung job.
         let why = match self.record.spec.check {
             CheckWhen::Only => "",
             _ if self.check_asked => {
@@ -102,7 +104,7 @@ impl Job {
         self.checking.is_some()
     }
 
-    /// A node says how its part of a round went.
+    /// Records the result of a node's part in a round.
     pub(super) fn checked(&mut self, now: Time, node: &NodeId, answer: Checked, out: &mut Vec<Command>) {
         let Some(checking) = &mut self.checking else { return };
         let Some(number) = checking.number(node) else { return };
@@ -128,7 +130,7 @@ impl Job {
         }
     }
 
-    /// A node that is gone answers no more.
+    /// Continues a check without a node that is gone.
     pub(super) fn check_without(&mut self, now: Time, node: &NodeId, out: &mut Vec<Command>) {
         let Some(checking) = &mut self.checking else { return };
         let Some(number) = checking.number(node) else { return };
@@ -138,7 +140,7 @@ impl Job {
         }
     }
 
-    /// Ends a round whose time is up.
+    /// Ends a round whose time is over.
     pub(super) fn check_in_time(&mut self, now: Time, out: &mut Vec<Command>) {
         if !matches!(self.phase, Phase::Forming { .. }) {
             self.checking = None;
@@ -150,7 +152,7 @@ impl Job {
         self.next_round(now, out);
     }
 
-    /// The part of a node in the round at hand, said again after it has come back.
+    /// Repeats a node's task of the current round after the node came back.
     pub(super) fn check_again(&self, node: &NodeId, out: &mut Vec<Command>) {
         let Some(checking) = &self.checking else { return };
         let task = checking.open.iter().find(|t| checking.id(t.node) == *node);
@@ -178,7 +180,7 @@ impl Job {
                 return self.check_over(&checking, out);
             }
             checking.until = now.after(ROUND);
-            // Who has gone meanwhile does not answer.
+            // Nodes that have gone in the meantime do not answer.
             let there = |n: usize| {
                 let (id, life) = checking.nodes.get(n)?;
                 self.nodes.get(id).filter(|n| n.session.is_some() && n.hello.incarnation == *life)
@@ -227,7 +229,7 @@ impl Job {
         let clean = found.is_clean();
         let fact = Fact::Checked { incident, nodes: checking.nodes.len() as u64, rounds: checking.round(), found };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
-        // What was found is the reason for the end, which everybody is told anyway.
+        // With `Only`, the findings are the reason for the end, which everyone is told anyway.
         if clean || !only {
             self.to_all(&Order::Notice { what: what.clone() }, out);
         }
@@ -237,7 +239,7 @@ impl Job {
         }
     }
 
-    /// Who is bad is left out for good, who is slow where another one takes its place.
+    /// Excludes bad nodes for good, and slow ones if another node can replace them.
     fn use_none_of(&mut self, checking: &Checking, found: &Found, incident: u64, out: &mut Vec<Command>) {
         let faulty = found.faulty.iter().map(|of| (of, "check-failed"));
         for ((node, why), class) in faulty.chain(found.slow.iter().map(|of| (of, "check-slow"))) {
@@ -251,8 +253,9 @@ impl Job {
         }
     }
 
-    /// Ranks that wait, and nobody who is waited for: the machines themselves are asked. So they are after a second failure within a while that
-    /// nothing explains; whether this is one, the next world then waits to hear.
+    /// Requests a check if ranks wait and none is the one everyone is waiting for, or after a
+    /// second unexplained failure. In the latter case, the next world waits for the end of the
+    /// inquiry.
     pub(super) fn doubt(&mut self, now: Time, failure: Option<&Failure>) {
         let can = self.record.spec.check != CheckWhen::Never && self.record.world.slots.len() >= 2;
         let Some(failure) = failure.filter(|_| can) else { return };
@@ -261,7 +264,7 @@ impl Job {
         self.doubtful = silent && failure.cause != Cause::Fenced && self.unexplained_before(now);
     }
 
-    /// Nobody has said what the latest failure came from.
+    /// Records that the latest failure remained unexplained.
     pub(super) fn remained_unexplained(&mut self, now: Time) {
         self.check_asked |= std::mem::take(&mut self.doubtful);
         self.unexplained = Some(now);
@@ -277,18 +280,18 @@ fn count<N: std::fmt::Display + PartialEq + From<u8>>(n: N, what: &str) -> Strin
     format!("{n} {what}{}", if one { "" } else { "s" })
 }
 
-/// What a check has found, by the nodes' ids.
+/// The findings of a check, by node id.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Found {
-    /// Certainly bad, and why.
+    /// Nodes that are certainly bad, and why.
     pub faulty: Vec<(NodeId, String)>,
-    /// Slow, and in what.
+    /// Slow nodes, and what is slow.
     pub slow: Vec<(NodeId, String)>,
-    /// Between two good nodes.
+    /// Bad links between two good nodes.
     pub links: Vec<(NodeId, NodeId)>,
-    /// All that is bad beside those is among these, or between two of them.
+    /// Any further bad nodes are among these, and any further bad links between them.
     pub suspects: Vec<NodeId>,
-    /// Nothing is known of these.
+    /// Nodes without any evidence.
     pub untested: Vec<NodeId>,
 }
 
@@ -303,12 +306,12 @@ impl Found {
             slow: slow.into_iter().map(|(n, why)| (id(n), why)).collect(),
             links: links.into_iter().map(|(a, b)| (id(a), id(b))).collect(),
             suspects: ids(suspects),
-            // A lone node has nobody to be tested with, and nothing is wrong with that.
+            // A lone node has no partner to be tested with, which is fine.
             untested: if alone { Vec::new() } else { ids(untested) },
         }
     }
 
-    /// Nothing was found.
+    /// Returns whether nothing was found.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         *self == Found::default()

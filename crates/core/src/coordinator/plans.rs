@@ -1,8 +1,10 @@
-//! Several jobs on one coordinator: how many nodes each gets when something happens. The plans for all that may happen next are made while
-//! nothing happens (`planner`, a [`Table`]); at a failure the plan is looked up, said, and carried out node by node (`moving.rs`).
+//! Divides the nodes of one coordinator among several jobs. The plans for every possible next
+//! change are made while nothing happens (`planner`, a [`Table`]). After a change, the plan is
+//! looked up, reported, and carried out node by node (`moving.rs`).
 //!
 //! ```text
-//!  nothing happens ──> Table::new        node lost / joined, job done ──> look_up ──> Fact::Planned ──(it stays so)──> Remedy::Move
+//!  nothing happens ──> Table::new
+//!  node lost or joined, job done ──> look_up ──> Fact::Planned ──(if it lasts)──> Remedy::Move
 //! ```
 
 use super::command::{Command, Fact};
@@ -14,35 +16,35 @@ use everstep_planner::{self as planner, Change, Plan, Problem, Table, Unit, assi
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// So long nothing has happened before the next plans are made: many nodes join at once.
+/// Plans are made when nothing has happened for this long: many nodes may join at once.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// What is known of the jobs, and the plans for what may happen next.
+/// What is known about the jobs, and the plans for what may happen next.
 #[derive(Clone, Debug)]
 pub(super) struct Plans {
-    /// Weights, what each achieves on how many nodes, how often nodes fail; sizes of now are not in it.
+    /// Weights, throughput by number of nodes, and failure rates. Current sizes are ignored.
     known: Problem,
     table: Option<Table>,
-    /// Something has happened since the table was made.
+    /// When something last happened that the table does not cover.
     stale: Option<Time>,
-    /// To be carried out.
+    /// The plan to carry out.
     due: Option<Due>,
-    /// When a node joined last that was acted on, or a plan was carried out.
+    /// When a plan was last carried out or, before the first one, when planning started.
     changed: Time,
 }
 
-/// A plan that is carried out unless what it was made for is over by then.
+/// A plan that is carried out unless its reason is gone by then.
 #[derive(Clone, Debug)]
 struct Due {
     at: Time,
-    /// Usable nodes when it was made.
+    /// Number of usable nodes when it was made.
     units: u32,
     plan: Plan,
-    /// The node that was lost, and whose: back in time, nothing moves.
+    /// The lost node and its job: if the node comes back in time, nothing moves.
     lost: Option<(JobId, NodeId)>,
 }
 
-/// What has happened to a job.
+/// What happened to a job.
 enum Happened {
     Lost(NodeId),
     Joined,
@@ -64,7 +66,7 @@ fn facts(said: &[Command]) -> impl Iterator<Item = &Fact> {
     said.iter().filter_map(|c| if let Command::Record { fact, .. } = c { Some(fact) } else { None })
 }
 
-/// The change for people.
+/// Describes the change for people.
 fn spoken(change: &Change) -> String {
     match change {
         Change::Lose(job) => format!("job {job} has lost a node"),
@@ -75,7 +77,8 @@ fn spoken(change: &Change) -> String {
 }
 
 impl Job {
-    /// Nodes that may be planned with, its world first: those that wait beyond the spares that the job is to have, too.
+    /// Returns the nodes to plan with: first the members of the world, then the nodes that wait
+    /// beyond the spares of the job.
     fn units(&self) -> Vec<&NodeId> {
         let usable = |id: &NodeId| {
             let well = |n: &super::state::Node| {
@@ -93,7 +96,7 @@ impl Job {
         matches!(self.phase, Phase::Over { .. })
     }
 
-    /// It as the planner sees it.
+    /// Returns the job as the planner sees it.
     fn planned(&self, known: &planner::Job) -> planner::Job {
         let spec = &self.record.spec;
         let most = known.achieved.len().saturating_sub(1).min(spec.nodes_max as usize);
@@ -111,7 +114,7 @@ impl Plans {
         jobs.iter().filter(move |(id, job)| !job.over() && is_known(id))
     }
 
-    /// What is to be planned now.
+    /// Returns the problem to plan for now.
     fn problem(&self, jobs: &BTreeMap<JobId, Job>) -> Problem {
         let of = |known: &planner::Job| {
             let job = jobs.get(&JobId(known.id.clone())).filter(|job| !job.over())?;
@@ -127,7 +130,7 @@ impl Plans {
         }
     }
 
-    /// What has happened to `job`, as a change of the problem that the table is for; that problem.
+    /// Returns what happened to `job` as a change, and the problem from before it.
     fn change(&self, jobs: &BTreeMap<JobId, Job>, job: &Job, what: &Happened) -> (Problem, Change) {
         let (mut before, id) = (self.problem(jobs), &job.record.spec.job.0);
         let change = match what {
@@ -146,7 +149,7 @@ impl Plans {
                 Change::Finish(id.clone())
             }
         };
-        // In the order of what is known, as the table's.
+        // The table has the jobs in the order of `known`.
         let place = |j: &planner::Job| self.known.jobs.iter().position(|k| k.id == j.id);
         before.jobs.sort_by_key(place);
         (before, change)
@@ -154,21 +157,22 @@ impl Plans {
 }
 
 impl Coordinator {
-    /// Plans for the jobs that `known` has, by name, from now on. Its sizes of now and its units are not looked at.
+    /// Plans for the jobs in `known`, by name, from now on. Current sizes and units in it are
+    /// ignored.
     #[must_use]
     pub fn planning(mut self, known: Problem, now: Time) -> Coordinator {
         self.plans = Some(Plans { known, table: None, stale: Some(now), due: None, changed: now });
         self
     }
 
-    /// Plans for how many things that may happen next are there.
+    /// Returns the number of possible changes for which plans are ready.
     #[must_use]
     pub fn plans_ready(&self) -> usize {
         let table = self.plans.as_ref().filter(|p| p.stale.is_none()).and_then(|p| p.table.as_ref());
         table.map_or(0, |t| t.plans().len())
     }
 
-    /// The plans are made anew when these commands say that something has changed.
+    /// Marks the plans as stale if these commands record a change.
     pub(super) fn outdate(&mut self, now: Time, said: &[Command]) {
         let formed = |f: &Fact| matches!(f, Fact::GenerationStarted { .. } | Fact::Excluded { .. });
         if let Some(plans) = &mut self.plans
@@ -178,7 +182,7 @@ impl Coordinator {
         }
     }
 
-    /// Looks up what is best after what these commands say has happened to a job.
+    /// Looks up the best plan after what these commands record about a job.
     pub(super) fn plan_after(&mut self, now: Time, id: &JobId, said: &[Command]) -> Vec<Command> {
         let mut planned = Vec::new();
         let Some(plans) = &mut self.plans else { return planned };
@@ -189,7 +193,7 @@ impl Coordinator {
             let trained = !matches!(job.phase, Phase::Forming { .. }) && job.record.largest > 0;
             let matters = match &happened {
                 Happened::Lost(_) => job.record.largest > 0 && !job.over(),
-                // While a world gathers nodes join one after another: no reason to give them away.
+                // While a world gathers, nodes join one after another and must not be given away.
                 Happened::Joined => trained && now >= plans.changed.after(plans.known.dwell()),
                 Happened::Done => job.record.largest > 0,
             };
@@ -215,7 +219,7 @@ impl Coordinator {
         planned
     }
 
-    /// Makes the plans for what may happen next, and carries out the one that is due.
+    /// Makes the plans for what may happen next, and carries out a plan that is due.
     pub(super) fn replan(&mut self, now: Time) {
         let Some(plans) = &mut self.plans else { return };
         if plans.stale.is_some_and(|at| now >= at.after(QUIET)) {
@@ -231,14 +235,15 @@ impl Coordinator {
             return;
         }
         plans.changed = now;
-        // More has happened since.
+        // If more has happened since, the plan is made again.
         let problem = plans.problem(&self.jobs);
         let plan = if problem.units == due.units { due.plan } else { solve(&problem) };
         let mut who = Vec::new();
         let mut units = Vec::new();
         for (id, job) in plans.live(&self.jobs) {
             for (node, group) in job.units().into_iter().zip(0u32..) {
-                // A node leaves from a step that is durable: whose copies it kept does not matter. The last ones go first.
+                // A node leaves from a step that every node can read, so it does not matter whose
+                // copies it keeps. The last nodes go first.
                 let domain = job.nodes.get(node).map_or(String::new(), |n| n.hello.domain.clone());
                 units.push(Unit { id: who.len().to_string(), job: Some(id.0.clone()), group, domain });
                 who.push((id.clone(), node.clone()));
@@ -253,7 +258,7 @@ impl Coordinator {
         }
     }
 
-    /// When [`Coordinator::replan`] has something to do next.
+    /// Returns when [`Coordinator::replan`] has something to do next.
     pub(super) fn plans_deadline(&self) -> Option<Time> {
         let plans = self.plans.as_ref()?;
         let due = plans.due.as_ref().map(|due| due.at);

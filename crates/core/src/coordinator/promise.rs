@@ -1,5 +1,6 @@
-//! Persist before you promise: what changes is written, and what rests on it is said when that write
-//! has returned. A failed write is tried again, with all its promises; a conflict ends this life.
+//! Persist before you promise: a changed record is written, and what depends on it is sent when
+//! that write has succeeded. A failed write is retried with all its promises; a conflict ends this
+//! coordinator.
 
 use super::command::{Command, Precondition};
 use super::event::{StoreFailure, Version};
@@ -10,7 +11,7 @@ use crate::message::Order;
 use crate::time::Time;
 use std::time::Duration;
 
-/// Longest pause between two tries to write to the store.
+/// Longest pause between two attempts to write to the store.
 const STORE_RETRY_MAX: Duration = Duration::from_secs(5);
 
 impl Coordinator {
@@ -73,18 +74,18 @@ impl Job {
         self.write.dirty || self.write.retry.is_some() || self.write.in_flight.is_some()
     }
 
-    /// To every attached node, at once.
+    /// Sends an order to every attached node, without waiting for a write.
     pub(super) fn to_all(&self, order: &Order, out: &mut Vec<Command>) {
         out.extend(self.sessions().map(|(_, session)| Command::Send { session, order: order.clone(), after: None }));
     }
 
-    /// The record changed; `announce` says that a promise rests on it.
+    /// Marks the record as changed; `announce` means that a promise depends on it.
     pub(super) fn changed(&mut self, announce: bool) {
         self.write.dirty = true;
         self.write.announce_next |= announce;
     }
 
-    /// The order that starts the current generation on `node`, if it takes part.
+    /// Returns the order that starts the current generation on `node`, if it takes part.
     pub(crate) fn start_order(&self, node: &NodeId, size: u32) -> Option<Order> {
         Some(Order::Start {
             generation: self.record.generation,
@@ -96,7 +97,7 @@ impl Job {
 
     fn announcements(&self) -> Vec<(Session, Order)> {
         match &self.phase {
-            // Who was asked what to restore has started.
+            // Nodes that asked what to restore have already started.
             Phase::Training { .. } if self.durability.decision.is_some() => {
                 self.restore_orders().into_iter().map(|(_, session, order)| (session, order)).collect()
             }

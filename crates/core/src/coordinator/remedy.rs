@@ -1,9 +1,12 @@
-//! What is done about machines, beyond leaving them out of this job: mark a bad one so that nobody gets it again, ask for another one. Said,
-//! asked for, or done, as the policy has it. A request has a number, is written down before it leaves, and may arrive twice.
+//! Remedies for machines, beyond excluding them from this job: cordon a bad one so that no job gets
+//! it again, ask for another one, or give one to another job. The policy decides whether a remedy
+//! is reported, proposed or carried out. A request has a number, is written before it leaves, and
+//! may arrive twice.
 //!
 //! ```text
-//!  a node is left out for good ──> cordon ──┐  observe: said          advise: waits for a yes
-//!  fewer nodes than there were ──> add ─────┘  act:     Provision ──> Provisioned (again on failure, a few times)
+//!  a node is excluded for good ──> cordon ──┐  observe: reported    advise: waits for approval
+//!  nodes are missing ────────────> add ─────┤
+//!  another job needs a node ─────> move ────┘  act: Provision ──> Provisioned (with retries)
 //! ```
 
 use super::command::{Command, Fact};
@@ -15,43 +18,43 @@ use crate::time::Time;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Nodes are missed for so long before another one is asked for: most come back.
+/// How long nodes must be missing before others are requested: most come back.
 pub(super) const MISSED: Duration = Duration::from_secs(15);
-/// A machine that was asked for and has not come by then may be asked for again.
+/// A requested machine that has not arrived within this time may be requested again.
 const ARRIVAL: Duration = Duration::from_secs(30 * 60);
-/// Tries of one request, and the wait after the first; each next one is twice as long.
+/// Attempts at one request, and the wait after the first; each further wait is twice as long.
 const TRIES: u32 = 5;
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Something to be done about machines.
+/// Something to do about machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "action")]
 pub enum Remedy {
-    /// Nobody is to get this machine until it was seen to.
+    /// Keep this machine out of use until someone has looked after it.
     Cordon {
-        /// the node
+        /// The node.
         node: NodeId,
-        /// its host
+        /// Its host.
         host: String,
-        /// why, for people
+        /// The reason, for people.
         why: String,
     },
-    /// Another job is to have this machine.
+    /// Give this machine to another job.
     Move {
-        /// the node, as its job calls it
+        /// The node, under the name that its job uses.
         node: NodeId,
-        /// this life of its agent
+        /// This life of its agent.
         incarnation: Incarnation,
-        /// its host
+        /// Its host.
         host: String,
-        /// the other job
+        /// The other job.
         to: JobId,
-        /// why, for people
+        /// The reason, for people.
         why: String,
     },
     /// One more machine is needed.
     Add {
-        /// why, for people
+        /// The reason, for people.
         why: String,
     },
 }
@@ -66,33 +69,33 @@ impl std::fmt::Display for Remedy {
     }
 }
 
-/// How far a request is.
+/// The stage of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stage {
-    /// It was said, and that is all.
+    /// It was only reported.
     Noted,
-    /// It waits for a yes.
+    /// It waits for approval.
     Asked,
-    /// It is to be carried out.
+    /// It must be carried out.
     Due {
-        /// tries so far
+        /// Attempts so far.
         tries: u32,
-        /// not before
+        /// Time of the next attempt at the earliest.
         at: Time,
     },
-    /// Whoever provides machines has taken it.
+    /// The machine provider has accepted it.
     Taken,
-    /// What was asked for is there.
+    /// The remedy is complete.
     Done,
-    /// It could not be done.
+    /// It could not be carried out.
     Failed {
-        /// why
+        /// The reason.
         why: String,
     },
 }
 
 impl Stage {
-    /// In a word, for people.
+    /// Returns the stage in a word, for people.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -106,28 +109,28 @@ impl Stage {
     }
 }
 
-/// A request.
+/// A request for a remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// Its number within the job, from 1: whoever is asked twice knows it by that.
+    /// Its number within the job, from 1, by which the provider recognizes a repeated request.
     pub id: u64,
-    /// What.
+    /// The remedy.
     pub remedy: Remedy,
-    /// How far it is.
+    /// How far it has come.
     pub stage: Stage,
     /// When it was made.
     pub at: Time,
 }
 
 impl Request {
-    /// A machine that may still come.
+    /// Returns whether it is for a machine that may still arrive.
     fn awaits(&self) -> bool {
         matches!(self.remedy, Remedy::Add { .. }) && !matches!(self.stage, Stage::Done | Stage::Failed { .. })
     }
 }
 
 impl Job {
-    /// Machines that have shown themselves to be bad.
+    /// Requests a cordon for each newly excluded bad machine.
     fn cordon(&mut self, now: Time, out: &mut Vec<Command>) {
         let mut new = Vec::new();
         for of in self.record.excluded.iter_mut().filter(|e| !e.if_replaced && !e.told_of) {
@@ -141,18 +144,18 @@ impl Job {
         }
     }
 
-    /// How many nodes this run has had at its best, and is to have beside them.
+    /// Returns the number of nodes that the run should have: the most it ever had, plus its spares.
     fn wanted(&self) -> u32 {
         self.record.largest + if self.record.largest > 0 { self.record.spec.spares } else { 0 }
     }
 
-    /// Nodes that are there, or may come back in a moment, and can be used.
+    /// Returns the number of usable nodes, including those that may still reconnect.
     fn usable(&self) -> u32 {
         let usable = self.nodes.iter().filter(|(id, n)| !self.is_excluded(id, n.hello.incarnation)).count();
         u32::try_from(usable).unwrap_or(u32::MAX)
     }
 
-    /// Asks for what is to be done about machines: bad ones at once, missing ones after a while.
+    /// Requests what must be done about machines: bad ones at once, missing ones after a while.
     pub(super) fn remedy(&mut self, now: Time, out: &mut Vec<Command>) {
         self.cordon(now, out);
         self.refill(now, out);
@@ -182,7 +185,7 @@ impl Job {
         }
     }
 
-    /// When [`Job::remedy`] or a request that failed has something to do next.
+    /// Returns when [`Job::remedy`] or a failed request has something to do next.
     pub(super) fn remedy_deadline(&self) -> impl Iterator<Item = Time> + '_ {
         let again = self.record.requests.iter().filter_map(|r| match r.stage {
             Stage::Due { at, .. } => Some(at),
@@ -191,7 +194,7 @@ impl Job {
         again.chain(self.short_since.map(|at| at.after(MISSED)))
     }
 
-    /// A node that was not there before: what was asked for longest has come.
+    /// Records a new node: the oldest open request for a machine is done.
     pub(super) fn arrived(&mut self, out: &mut Vec<Command>) {
         let Some(request) = self.record.requests.iter_mut().find(|r| r.awaits()) else { return };
         request.stage = Stage::Done;
@@ -222,10 +225,10 @@ impl Job {
         out.push(Command::Record { job: self.record.spec.job.clone(), fact: Fact::Requested { incident, request } });
     }
 
-    /// Whether a person may say yes to this request; what it is.
+    /// Returns what a request is about, if a person may approve it.
     ///
     /// # Errors
-    /// A sentence that says why not.
+    /// Returns a sentence that says why not.
     pub fn may_approve(&self, id: u64) -> Result<String, String> {
         let request = self.record.requests.iter().find(|r| r.id == id);
         let request = request.ok_or_else(|| format!("there is no request {id}; everstep approve lists them"))?;
@@ -235,7 +238,7 @@ impl Job {
         }
     }
 
-    /// Somebody has said yes.
+    /// Records that a person approved a request.
     pub(super) fn approved(&mut self, now: Time, id: u64, out: &mut Vec<Command>) {
         if self.may_approve(id).is_err() {
             return;
@@ -247,10 +250,10 @@ impl Job {
         self.tell_of(request, out);
     }
 
-    /// What is to be carried out now; each once per try and life of the coordinator.
+    /// Returns the requests to carry out now, each once per attempt and life of the coordinator.
     pub(super) fn provisions(&mut self, now: Time) -> Vec<Command> {
         if self.write_pending() {
-            // Written down before it leaves: a later life knows of it.
+            // A request is written before it leaves, so that a later life knows about it.
             return Vec::new();
         }
         let due = self.record.requests.iter().filter(|r| matches!(r.stage, Stage::Due { at, .. } if now >= at));
@@ -261,7 +264,7 @@ impl Job {
         new.into_iter().map(|request| Command::Provision { job: job.clone(), request }).collect()
     }
 
-    /// Whoever provides machines has answered.
+    /// Records the machine provider's answer.
     pub(super) fn provisioned(&mut self, now: Time, id: u64, result: Result<(), String>, out: &mut Vec<Command>) {
         self.provisioning.remove(&id);
         let Some(request) = self.record.requests.iter_mut().find(|r| r.id == id) else { return };

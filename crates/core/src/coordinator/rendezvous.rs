@@ -1,4 +1,4 @@
-//! Who trains in the next generation, and with which ranks. A pure function of who is there.
+//! Decides which nodes train in the next generation, and with which ranks: a pure function.
 
 use super::command::Reason;
 use crate::id::{NodeId, Rank};
@@ -6,15 +6,16 @@ use crate::message::{Hello, Slot, World};
 use crate::spec::JobSpec;
 use crate::time::Time;
 
-/// Forms a world from the nodes that are attached and have no old workers, or says why not.
+/// Forms a world from the nodes that are attached and have no old workers, or returns why it
+/// cannot.
 ///
-/// Nodes of the previous world come first (they hold the memory checkpoints), then lower ids; the
-/// chosen ones are ordered by node id. `keep_together`: only nodes of the previous world, if they are
-/// enough. With fewer nodes than the maximum, the world forms when nobody has joined for the
-/// last-call time, or at once when there is no `last_join` to wait after.
+/// Nodes of the previous world come first (they hold the memory checkpoints), then lower ids. The
+/// chosen nodes are ordered by id. With `keep_together`, only nodes of the previous world are
+/// chosen if there are enough of them. With fewer nodes than the maximum, the world forms when
+/// nobody has joined for the last-call time, or at once without a `last_join`.
 ///
 /// # Errors
-/// The reason to keep waiting, and when waiting can end by itself.
+/// Returns the reason to keep waiting, and when the wait can end by itself.
 pub fn form(
     spec: &JobSpec,
     candidates: &[&Hello],

@@ -1,4 +1,4 @@
-//! What agents say, and whose business it is.
+//! Routes the reports of agents.
 
 use super::command::Command;
 use super::state::{Job, Phase};
@@ -68,7 +68,7 @@ impl Job {
         }
     }
 
-    /// What concerns the ranks of a generation, as long as it is the current one.
+    /// Sends an order that concerns the ranks of a generation, if that is the current one.
     fn tell_all(&self, order: Order, generation: Generation, out: &mut Vec<Command>) {
         if generation == self.record.generation {
             out.extend(self.sessions().map(|(_, session)| Command::Send {

@@ -1,5 +1,5 @@
-//! The coordinator's data. [`JobRecord`] is what the store holds; everything else is rebuilt from
-//! what agents say when they come back.
+//! The coordinator's data. [`JobRecord`] is kept in the store; everything else is rebuilt from what
+//! agents report when they come back.
 
 use super::blame::Inquiry;
 use super::command::Reason;
@@ -19,12 +19,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// What a job's key in the store holds.
+/// The value of a job's key in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobRecord {
     /// What the user asked for.
     pub spec: JobSpec,
-    /// Newest generation; never decreases, not even when the job is run anew.
+    /// Newest generation; it never decreases, not even when the job runs again.
     pub generation: Generation,
     /// World of that generation.
     pub world: World,
@@ -32,61 +32,62 @@ pub struct JobRecord {
     pub stage: Stage,
     /// Restarts used by this run of the job.
     pub restarts: u32,
-    /// When the latest restarts happened (at most [`RECENT`]), for the daily budget.
+    /// Times of the latest restarts (at most [`RECENT`]), for the daily budget.
     pub recent: Vec<Time>,
-    /// Restarts of the last day that the network was the cause of: not in the daily budget.
+    /// Restarts of the last day that the network caused: not in the daily budget.
     #[serde(default)]
     pub network: Vec<Time>,
-    /// Some worker has completed an optimizer step.
+    /// Whether some worker has completed an optimizer step.
     pub progressed: bool,
-    /// Some worker has asked what to restore: its memory is worth keeping together.
+    /// Whether the script uses checkpoints: the memory of the job is worth keeping together.
     #[serde(default)]
     pub checkpointed: bool,
-    /// What the latest generations (at most [`RECENT`]) restored: a snapshot that an earlier one took of a
-    /// later step is of a past that did not happen.
+    /// The steps that the latest generations (at most [`RECENT`]) restored: a later step captured
+    /// by an earlier generation belongs to a past that did not happen.
     #[serde(default)]
     pub restored: Vec<(Generation, Step)>,
-    /// Incidents opened so far.
+    /// Number of incidents so far.
     pub incidents: u64,
-    /// The latest failure of a worker that ended with an error: what it said, and after how many steps.
+    /// The error of the latest failed worker, with its step, to recognize it if it comes again.
     #[serde(default)]
     pub last_error: Option<(String, Step)>,
     /// Newest published durable checkpoint.
     pub durable: Option<Step>,
-    /// Nodes that the job does without.
+    /// Nodes that the job excludes.
     #[serde(default)]
     pub excluded: Vec<Exclusion>,
-    /// Nodes that failures were blamed on (at most [`RECENT`]), and when.
+    /// Nodes blamed for failures (at most [`RECENT`]), and when.
     #[serde(default)]
     pub blamed: Vec<(NodeId, Incarnation, Time)>,
-    /// Most nodes that a world of this run has had.
+    /// Largest number of nodes in a world of this run.
     #[serde(default)]
     pub largest: u32,
-    /// What was asked for of machines (at most [`RECENT`]).
+    /// Requests about machines (at most [`RECENT`]).
     #[serde(default)]
     pub requests: Vec<Request>,
-    /// The nodes of this run were checked.
+    /// Whether the nodes of this run were checked.
     #[serde(default)]
     pub checked: bool,
 }
 
-/// How many restart times and restored steps a record keeps.
+/// Maximum number of entries in each history of a record.
 pub const RECENT: usize = 64;
 
 /// Where a job stands, as far as the store needs to know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stage {
-    /// No world yet.
+    /// There is no world yet.
     Forming,
     /// The record's world was promised to its nodes.
     Training,
     /// The job is over.
     Ended {
-        /// exit code
+        /// Exit code.
         code: i32,
-        /// the cause
+        /// The cause.
         why: String,
-        /// agents that were there: they belong to this run, whether or not they have heard of its end
+        /// Agents attached at the end: they belong to this run, whether or not they have heard of
+        /// its end.
         #[serde(default)]
         attached: Vec<Incarnation>,
     },
@@ -99,57 +100,57 @@ pub struct Node {
     pub session: Option<Session>,
     /// When the connection was lost.
     pub lost_at: Option<Time>,
-    /// What it said of itself, kept current.
+    /// What it last reported about itself.
     pub hello: Hello,
-    /// No worker of an older generation is alive there.
+    /// Whether no worker is alive there.
     pub clean: bool,
     /// When it joined.
     pub joined_at: Time,
-    /// When it was told to end workers; after a while nobody waits for it any more.
+    /// When it was told to end its workers; after a while, nobody waits for it any more.
     pub fenced_at: Option<Time>,
-    /// When a line of it last came late.
+    /// When a message from it last came late.
     pub late: Option<Time>,
-    /// Lines of it keep coming late; until then it gets longer to reconnect.
+    /// Until then, it gets longer to reconnect, because its messages keep coming late.
     pub bad_network_until: Time,
 }
 
 /// What a job is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Waiting for nodes, for fenced workers to be gone, or for others to join.
+    /// It waits for nodes, for fenced workers to be gone, or for others to join.
     Forming {
-        /// since when
+        /// When this phase began.
         since: Time,
-        /// when the last node joined; `None` when it is known who is there: nobody else is waited for
+        /// When the last node joined; `None`: the nodes are known, so nobody else is waited for.
         last_join: Option<Time>,
     },
     /// Workers run.
     Training {
-        /// nodes whose workers all exited with 0
+        /// Nodes whose workers are all over.
         finished: BTreeSet<NodeId>,
-        /// after a coordinator restart: until when nodes may come back
+        /// After a coordinator restart: until when nodes may come back.
         reattach_until: Option<Time>,
     },
-    /// Asked to stop: workers have the signal and may finish.
+    /// The job was asked to stop: workers have received the signal and may finish.
     Stopping {
-        /// nodes whose workers are gone
+        /// Nodes whose workers are gone.
         done: BTreeSet<NodeId>,
-        /// when patience ends
+        /// When the job stops waiting for the others.
         deadline: Time,
-        /// the signal
+        /// The signal.
         signal: i32,
     },
-    /// Over.
+    /// The job is over.
     Over {
-        /// exit code
+        /// Exit code.
         code: i32,
-        /// the cause
+        /// The cause.
         why: String,
     },
 }
 
 impl Phase {
-    /// The end of a job that was asked to stop.
+    /// Returns the end of a job that was asked to stop.
     #[must_use]
     pub fn stopped_by(signal: i32) -> Self {
         Phase::Over { code: 128 + signal, why: format!("stopped by signal {signal}") }
@@ -159,32 +160,32 @@ impl Phase {
 /// The world that may still be training while the next one forms.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OldWorld {
-    /// Its nodes and their lives.
+    /// Its nodes and the lives of their agents.
     pub members: BTreeMap<NodeId, Incarnation>,
-    /// One of them has no workers any more: a collective job cannot train without it.
+    /// Whether one of them has no workers left: a collective job cannot train without it.
     pub confirmed: bool,
 }
 
 /// A write to the job's key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Write {
-    /// The write on its way.
+    /// The write in flight.
     pub in_flight: Option<PersistId>,
-    /// The record changed after that write left.
+    /// Whether the record changed after that write left.
     pub dirty: bool,
-    /// When to try again after a failure, and the pause to use after that.
+    /// When to retry after a failure, and the pause before that.
     pub retry: Option<(Time, Duration)>,
-    /// The write on its way carries a promise that must be made again when it fails.
+    /// Whether the write in flight carries a promise that must be made again if it fails.
     pub announces: bool,
-    /// The next write will carry a promise.
+    /// Whether the next write carries a promise.
     pub announce_next: bool,
     /// The pause before the latest retry, to be doubled by the next one.
     pub last_pause: Option<Duration>,
 }
 
 impl Write {
-    /// What a promise that rests on the current record must wait for: `Some(None)` for nothing,
-    /// `Some(Some(id))` for the write on its way, `None` when that write has not left yet.
+    /// Returns what a promise that depends on the current record must wait for: `Some(None)` for
+    /// nothing, `Some(Some(id))` for the write in flight, `None` if that write has not left yet.
     #[must_use]
     pub fn promise(&self) -> Option<Option<PersistId>> {
         match self.in_flight {
@@ -196,15 +197,15 @@ impl Write {
     }
 }
 
-/// A shard that was found unreadable: whose, which step, where.
+/// A shard that was found unreadable: its rank, step and tier.
 pub type Unreadable = (Rank, Step, Tier);
 
 /// Shards of one generation on their way to and from storage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Durability {
-    /// What each rank could restore, and whether every rank holds the same.
+    /// What each rank could restore, and whether all ranks hold the same.
     pub offers: BTreeMap<Rank, Offers>,
-    /// What each node's memory holds.
+    /// Contents of each node's memory.
     pub holds: BTreeMap<NodeId, Vec<Holding>>,
     /// Parity shards in each node's memory.
     pub parity: BTreeMap<NodeId, Vec<Parity>>,
@@ -217,7 +218,7 @@ pub struct Durability {
 /// One job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// What the store holds, or will hold.
+    /// The record that the store has, or will have.
     pub record: JobRecord,
     /// Version of the key; `None` while it does not exist.
     pub version: Option<Version>,
@@ -241,60 +242,62 @@ pub struct Job {
     pub high_water: Option<Step>,
     /// The highest step that every rank had completed before the current generation.
     pub highest: Option<Step>,
-    /// As `high_water`, being collected from nodes that stop.
+    /// Like `high_water`, while it is collected from nodes that stop.
     pub reached: Option<Step>,
-    /// The incident that the current generation is to end.
+    /// The incident that the current generation should end.
     pub open_incident: Option<u64>,
-    /// The one that it has ended, or not quite.
+    /// The incident that it ended with its first step, though the job may not have caught up.
     pub ended_incident: Option<u64>,
     /// The incident that is over when all ranks have completed this step again.
     pub behind: Option<(u64, Step)>,
-    /// The latest generation that is known to go on from a step, and that step.
+    /// The latest generation known to continue from a step, and that step.
     pub began: Option<(Generation, Step)>,
-    /// First step of the current generation was reported.
+    /// Whether the first step of the current generation was reported.
     pub stepped: bool,
     /// When the current generation began.
     pub trained_since: Time,
-    /// All that is heard of the latest incident, for a moment.
+    /// The failures collected around the latest incident, for a moment.
     pub inquiry: Option<Inquiry>,
-    /// The job ends with this code when it is known whose failure that was, and why it is not restarted.
+    /// Exit code of the job once the first cause is known, and why it is not restarted.
     pub giving_up: Option<(i32, String)>,
     /// What the latest restart was charged for.
     pub charge: Option<Charge>,
-    /// What machines have told of themselves lately.
+    /// Recent signs of machines.
     pub signs: VecDeque<(Time, NodeId, Sign)>,
-    /// Generations in a row that failed before their first step, and until when the next one waits.
+    /// Number of generations in a row that failed before their first step, and until when the next
+    /// one waits.
     pub in_a_row: (u32, Time),
-    /// Since when nodes are missed.
+    /// Since when nodes are missing.
     pub short_since: Option<Time>,
     /// Requests that are being carried out.
     pub provisioning: BTreeSet<u64>,
-    /// A check of the nodes that is under way.
+    /// A check of the nodes in progress.
     pub checking: Option<Checking>,
-    /// When the latest failure was that nothing explained.
+    /// When a failure last remained unexplained.
     pub unexplained: Option<Time>,
-    /// The failure at hand may be another one.
+    /// Whether the current failure may be a second unexplained one.
     pub doubtful: bool,
-    /// The nodes are checked before the next world.
+    /// Whether the nodes are checked before the next world forms.
     pub check_asked: bool,
-    /// An attempt to take in nodes that wait.
+    /// An attempt to change the size of the world.
     pub growth: Option<Growth>,
-    /// No attempt before this.
+    /// No attempt before this time.
     pub growth_after: Time,
-    /// The next world is formed in order to take in nodes that wait.
+    /// Whether the next world forms to change its size: waiting nodes are taken in.
     pub newcomers: bool,
     /// Nodes that could not read the job's state; true: because nothing was durable yet.
     pub unable: BTreeMap<NodeId, bool>,
-    /// The same lives of the same nodes have the same ranks as in the generation before, if there was one: nothing in memory is lost.
+    /// Whether the same lives of the same nodes have the same ranks as in the previous generation,
+    /// if there was one: nothing in memory is lost.
     pub stayed: bool,
-    /// How far the ranks are with ending.
+    /// The ranks that have ended, or may have.
     pub ending: Ending,
-    /// Nodes left out of a world (only used by the planted bug of that name).
+    /// Nodes left out of a world (only used by the planted bug `TrimmedNeverReadmitted`).
     pub left_out: BTreeSet<NodeId>,
 }
 
 impl Job {
-    /// A job nobody has heard of.
+    /// Returns a new job.
     #[must_use]
     pub fn new(spec: JobSpec, now: Time) -> Self {
         let record = JobRecord {
@@ -320,7 +323,7 @@ impl Job {
         Job::from_record(record, None, now)
     }
 
-    /// A job as the store knows it: its nodes are expected to come back.
+    /// Returns a job from its record: its nodes are expected to come back.
     #[must_use]
     pub fn from_record(record: JobRecord, version: Option<Version>, now: Time) -> Self {
         let reattach_until = Some(now.after(record.spec.ladder().reattach));
@@ -374,18 +377,19 @@ impl Job {
         }
     }
 
-    /// Connections of all attached nodes.
+    /// Returns the connections of all attached nodes.
     pub fn sessions(&self) -> impl Iterator<Item = (&NodeId, Session)> {
         self.nodes.iter().filter_map(|(id, n)| n.session.map(|s| (id, s)))
     }
 
-    /// True when the job still has the past that a snapshot of this step by this generation was taken from.
+    /// Returns whether a snapshot of this step by this generation belongs to the past that the job
+    /// still has.
     #[must_use]
     pub fn is_of_this_past(&self, generation: Generation, step: Step) -> bool {
         self.record.restored.iter().all(|(g, s)| *g <= generation || step <= *s)
     }
 
-    /// True when `node`, in this life, is part of the current world.
+    /// Returns whether `node`, in this life, is part of the current world.
     #[must_use]
     pub fn is_member(&self, node: &NodeId, incarnation: Incarnation) -> bool {
         self.record.world.slot(node).is_some_and(|s| s.incarnation == incarnation)

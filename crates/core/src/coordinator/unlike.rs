@@ -1,7 +1,11 @@
-//! A detector says that a machine behaves unlike its peers. Nothing has failed: training goes on, and what was seen is said. With `--policy act`, and
-//! two witnesses (families of metrics that do not fail of one cause, or samples that ceased to come), the job goes on without the machine from a
-//! step that all ranks hold (`growth.rs`), and it is marked (`remedy.rs`). With one witness it is a suspect: the nodes are checked before the next
-//! world is formed.
+//! Handles a detector's finding that a machine behaves unlike its peers. Nothing has failed, so
+//! training continues and the finding is reported. The policy for a single machine:
+//!
+//! - `act`, two witnesses (families of metrics without a common cause, or samples that stopped
+//!   arriving): the job continues without it from a step that all ranks hold (`growth.rs`), and a
+//!   cordon is requested (`remedy.rs`).
+//! - `act`, one witness: the nodes are checked before the next world forms.
+//! - `advise`, `observe`: a cordon is proposed or reported.
 
 use super::command::{Command, Fact};
 use super::remedy::{Remedy, Request, Stage};
@@ -13,26 +17,27 @@ use crate::spec::{CheckWhen, Policy};
 use crate::time::Time;
 use serde::{Deserialize, Serialize};
 
-/// What a detector has found.
+/// A finding of a detector.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// Who; more than one where they went bad together.
+    /// The machines; more than one if they went bad together.
     pub nodes: Vec<NodeId>,
-    /// What gave it away, the clearest first. Empty: samples have ceased to come.
+    /// The metrics that show it, the clearest first. Empty: samples stopped arriving.
     pub metrics: Vec<String>,
-    /// How far from the peers, in hundredths of their usual spread.
+    /// Distance from the peers, in hundredths of their usual spread.
     pub score: u64,
-    /// A group, of which no machine is at fault by itself: a switch, a rack.
+    /// Whether it concerns a group (a switch, a rack), so that no single machine is at fault.
     pub group: bool,
-    /// It has two witnesses.
+    /// Whether it has two witnesses.
     pub sure: bool,
-    /// File with its curves against the others' (SVG), on the coordinator's machine; empty: none.
+    /// File with the machine's curves against the others' (SVG), on the coordinator's host; empty:
+    /// none.
     #[serde(default)]
     pub picture: String,
 }
 
 impl Finding {
-    /// The rest of a sentence.
+    /// Returns the finding as the rest of a sentence.
     fn why(&self) -> String {
         let spread = self.score as f64 / 100.0;
         match self.metrics.as_slice() {
@@ -41,7 +46,7 @@ impl Finding {
         }
     }
 
-    /// Its class, and what was seen.
+    /// Returns the class of the finding, with what was seen.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let class = if self.group { "group-unlike" } else { "machine-unlike" };
@@ -55,9 +60,9 @@ impl Job {
         self.nodes.get(node).filter(|n| n.hello.incarnation == slot.incarnation).map(|_| slot.incarnation)
     }
 
-    /// Says it, and does what the policy has.
+    /// Reports the finding, and acts as the policy says.
     pub(super) fn unlike(&mut self, now: Time, finding: Finding, out: &mut Vec<Command>) {
-        // Whoever has just failed is unlike the others, too.
+        // A machine that has just failed is unlike the others, too.
         if !matches!(self.phase, Phase::Training { reattach_until: None, .. }) || self.open_incident.is_some() {
             return;
         }
@@ -79,7 +84,7 @@ impl Job {
         out.extend(self.leader().map(|session| Command::Send { session, order: Order::Notice { what }, after: None }));
         let fact = Fact::Unlike { incident, generation, finding: finding.clone() };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
-        // Whoever shares a switch with others is not mended by taking it out.
+        // Removing a machine does not fix what it shares with others.
         if finding.group || finding.nodes.len() > 1 {
             return;
         }
@@ -94,7 +99,7 @@ impl Job {
         }
     }
 
-    /// A person has said yes to marking a machine that is still used: the job does without it.
+    /// Excludes a machine that is still used after a person approved its cordon.
     pub(super) fn without_marked(&mut self, request: &Request, out: &mut Vec<Command>) {
         let Remedy::Cordon { node, why, .. } = &request.remedy else { return };
         let Some(life) = self.life(node).filter(|_| matches!(request.stage, Stage::Due { .. })) else { return };
@@ -104,7 +109,7 @@ impl Job {
         let verdict = Verdict { line: why.clone(), ..Table::built_in().named("machine-unlike") };
         self.do_without((node, life), verdict, self.record.incidents, false, out);
         if let Some(of) = self.record.excluded.iter_mut().find(|e| e.node == *node && e.incarnation == life) {
-            // By this very request.
+            // The approved request is the cordon.
             of.told_of = true;
         }
     }

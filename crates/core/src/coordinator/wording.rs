@@ -1,4 +1,5 @@
-//! What people read of decisions and waits: one sentence each, the same on consoles, in `status` and in `explain`.
+//! Decisions and waits as people read them: one sentence each, the same on consoles, in `status`
+//! and in `explain`.
 
 use super::command::Reason;
 use crate::id::NodeId;
@@ -12,14 +13,14 @@ fn nodes(ids: &[NodeId]) -> String {
     format!("{} {}{more}", if ids.len() == 1 { "node" } else { "nodes" }, names.join(", "))
 }
 
-/// `1 rank`, `2 ranks`.
+/// Returns a count with its noun: `1 rank`, `2 ranks`.
 #[must_use]
 pub fn counted(number: u32, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
 impl Reason {
-    /// Why a job is where it is.
+    /// Returns the reason as a sentence.
     #[must_use]
     pub fn sentence(&self) -> String {
         match self {
@@ -45,7 +46,7 @@ impl Reason {
 }
 
 impl HangEvidence {
-    /// What shows that a silent process hangs.
+    /// Returns what shows that a silent process hangs, as a clause.
     #[must_use]
     pub fn sentence(&self) -> &'static str {
         match self {
