@@ -33,7 +33,7 @@ pub enum InvariantId {
     /// INV-11: a step that all nodes held with its copies can be restored as long as one good copy
     /// of each shard remains.
     CommittedIsKept,
-    /// INV-12: ranks are reported as different from the others only where they are.
+    /// INV-12: ranks are reported as different from the others, or as slow, only where they are.
     OnlyTheOddAreNamed,
     /// INV-13: only machines that have failed themselves are excluded for a failure.
     OnlyTheBrokenAreLeftOut,
@@ -42,6 +42,9 @@ pub enum InvariantId {
     /// INV-15: where all ranks hold the same state, no rank restores another's capture while every
     /// rank still has its own capture of a common step.
     OwnStateFirst,
+    /// INV-16: an incident counts as made good only when every rank of the generation has reported
+    /// the step that the job had reached before.
+    CaughtUpTogether,
 }
 
 impl InvariantId {

@@ -53,7 +53,7 @@ pub struct Change {
 }
 
 /// The steps reported by one rank.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Rank {
     /// The latest step.
     step: u64,
@@ -64,7 +64,7 @@ struct Rank {
 }
 
 /// Compares the ranks of one generation.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlowWatch {
     ranks: BTreeMap<u32, Rank>,
     /// Number of steps that all ranks had reported at the last look.

@@ -2,7 +2,6 @@
 
 mod event_log;
 mod exclusive;
-mod hearing;
 mod questions;
 mod records;
 mod watcher;
@@ -15,15 +14,16 @@ use crate::places;
 use crate::store::{redb::RedbStore, writer::Writer};
 use event_log::EventLog;
 use everstep_core::coordinator::Coordinator;
-use everstep_core::coordinator::command::{Command, Fact, Precondition};
+use everstep_core::coordinator::command::{Command, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::unlike::Finding;
-use everstep_core::id::{Epoch, Generation, JobId, PersistId, Session, Step};
+use everstep_core::id::{Epoch, Generation, JobId, PersistId, Session};
+use everstep_core::keep_alive::{CHECK_EVERY, Due, KeepAlive};
+use everstep_core::linger::{Linger, Needs};
 use everstep_core::message::Order;
-use everstep_core::slow::SlowWatch;
 use everstep_core::time::Time;
 use everstep_planner::Problem;
-use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
+use everstep_wire::envelope::{ToAgent, ToCoordinator, VERSION};
 use everstep_wire::raw::Raw;
 use everstep_wire::server::{Inbound, serve};
 use everstep_wire::token::Token;
@@ -35,17 +35,6 @@ use std::sync::mpsc as blocking;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use watcher::Watcher;
-
-/// How often a job's progress is recorded for the ledger.
-const PROGRESS: Duration = Duration::from_secs(5);
-/// How often peers are checked for silence.
-const PULSE: Duration = Duration::from_millis(25);
-/// An idle coordinator ends after this time.
-const LINGER: Duration = Duration::from_secs(2);
-/// The same while notices have not arrived yet.
-const NOTICES: Duration = Duration::from_secs(60);
-/// A coordinator that no agent has ever joined ends after this time.
-const UNUSED: Duration = Duration::from_secs(60);
 
 /// Why a coordinator could not start.
 pub struct StartError {
@@ -76,23 +65,10 @@ enum Input {
     Unlike(JobId, Generation, Finding),
 }
 
-/// How well the ranks of one generation keep up.
-#[derive(Default)]
-struct Pace {
-    generation: Generation,
-    slow: SlowWatch,
-    written: Option<Instant>,
-}
-
 struct Peer {
     orders: mpsc::UnboundedSender<ToAgent>,
-    heard: Instant,
-    pinged: Instant,
-    silence: Duration,
-    ping: Duration,
     job: Option<String>,
     owner: Option<Owner>,
-    progress: Vec<Progress>,
     /// Checksum of the machine's role, see [`ToCoordinator::Samples`]; 0 until it is known.
     role: u32,
 }
@@ -111,13 +87,11 @@ struct Driver {
     events: EventLog,
     records: PathBuf,
     provisioner: Option<PathBuf>,
-    idle_since: Instant,
-    used: bool,
+    keep_alive: KeepAlive,
+    linger: Linger,
     endpoint: String,
-    paces: BTreeMap<JobId, Pace>,
     books: Books,
     desk: Desk,
-    pulsed: Instant,
     watcher: Watcher,
 }
 
@@ -200,17 +174,15 @@ pub async fn run(
         events,
         records: events_file(directory),
         provisioner,
-        idle_since: Instant::now(),
-        used: false,
+        keep_alive: KeepAlive::new(now),
+        linger: Linger::new(now),
         endpoint,
-        paces: BTreeMap::new(),
         books: Books::default(),
         desk: Desk::open(routes, &events_file(directory)),
-        pulsed: Instant::now(),
         watcher,
     };
     driver.event(Event::Tick);
-    let mut pulse = tokio::time::interval(PULSE);
+    let mut pulse = tokio::time::interval(CHECK_EVERY);
     loop {
         let now = driver.now();
         let deadline = driver.core.deadline(now).map_or(Duration::from_secs(3600), |at| at.since(now));
@@ -239,21 +211,10 @@ impl Driver {
         match input {
             Input::Server(Inbound::Attached { orders, mut lines }) => {
                 self.sessions += 1;
-                self.used = true;
                 let session = Session(self.sessions);
-                let second = Duration::from_secs(2);
-                let peer = Peer {
-                    orders,
-                    heard: Instant::now(),
-                    pinged: Instant::now(),
-                    silence: second,
-                    ping: second / 8,
-                    job: None,
-                    owner: None,
-                    progress: vec![],
-                    role: 0,
-                };
-                self.peers.insert(session, peer);
+                self.linger.used();
+                self.keep_alive.opened(self.now(), session);
+                self.peers.insert(session, Peer { orders, job: None, owner: None, role: 0 });
                 let inbox = self.inbox.clone();
                 tokio::spawn(async move {
                     while let Some(line) = lines.recv().await {
@@ -306,12 +267,14 @@ impl Driver {
     }
 
     fn line(&mut self, session: Session, line: ToCoordinator) {
-        self.listened(session);
+        if self.keep_alive.heard(self.now(), session) {
+            self.event(Event::Late { session });
+        }
         let Some(peer) = self.peers.get_mut(&session) else { return };
         match line {
             ToCoordinator::Hello { version, hello } if version == VERSION => {
                 let ladder = hello.spec.ladder();
-                (peer.silence, peer.ping) = (ladder.silence, ladder.ping);
+                self.keep_alive.introduced(session, ladder.silence, ladder.ping);
                 peer.job = Some(hello.spec.job.0.clone());
                 peer.owner = Some((hello.spec.job.0.clone(), hello.node.clone(), hello.incarnation));
                 self.event(Event::Joined { session, hello });
@@ -340,79 +303,12 @@ impl Driver {
                     self.write(&job, &json!({"Burst": {"node": node, "looks": looks}}));
                 }
             }
-            ToCoordinator::Ping(progress) => {
-                peer.progress = progress;
-                if let Some(job) = peer.job.clone() {
-                    self.progressed(session, &JobId(job));
-                }
-            }
+            ToCoordinator::Ping(ranks) => self.event(Event::Progress { session, ranks }),
         }
-    }
-
-    /// Compares ranks, and records their progress from time to time.
-    fn progressed(&mut self, session: Session, id: &JobId) {
-        let Some(job) = self.core.jobs().get(id) else { return };
-        let (generation, now) = (job.record.generation, self.now());
-        let pace = self.paces.entry(id.clone()).or_default();
-        if pace.generation != generation {
-            *pace = Pace { generation, ..Pace::default() };
-        }
-        for p in self.peers.get(&session).iter().flat_map(|p| &p.progress) {
-            if let (Some(step), Some(own)) = (p.step, p.own_us) {
-                pace.slow.saw(p.rank, step, own);
-            }
-        }
-        let changes = pace.slow.changes(now);
-        let behind = job.behind;
-        if pace.written.is_none_or(|at| at.elapsed() >= PROGRESS) {
-            pace.written = Some(Instant::now());
-            self.record_progress(id);
-        }
-        for change in changes {
-            self.event(Event::Slow { job: id.clone(), change });
-        }
-        if let Some((_, there)) = behind
-            && let Some(step) = self.all_reached(id).filter(|step| *step >= there)
-        {
-            self.event(Event::Reached { job: id.clone(), step });
-        }
-    }
-
-    /// Returns what the workers of a job last reported.
-    fn workers(&self, id: &JobId) -> impl Iterator<Item = &Progress> {
-        let of_job = self.peers.values().filter(|p| p.job.as_deref() == Some(id.0.as_str()));
-        of_job.flat_map(|p| &p.progress)
-    }
-
-    /// Returns the step that all ranks of a job have completed; `None` until all ranks report one.
-    fn all_reached(&self, id: &JobId) -> Option<Step> {
-        let ranks = self.core.jobs().get(id)?.record.world.size() as usize;
-        let steps: Vec<u64> = self.workers(id).filter_map(|w| w.step).collect();
-        steps.iter().min().filter(|_| steps.len() >= ranks).map(|step| Step(*step))
-    }
-
-    /// Returns the median duration of the ranks' last steps.
-    fn median_step_us(&self, id: &JobId) -> Option<u64> {
-        let mut micros: Vec<u64> = self.workers(id).filter_map(|w| w.step_us).collect();
-        micros.sort_unstable();
-        micros.get(micros.len() / 2).copied()
-    }
-
-    /// Records for the ledger the step that all ranks of a job have reached.
-    fn record_progress(&mut self, id: &JobId) {
-        let Some(job) = self.core.jobs().get(id) else { return };
-        let ranks = job.record.world.size();
-        let workers: Vec<&Progress> = self.workers(id).collect();
-        let step = workers.iter().filter_map(|w| w.step).min();
-        let (Some(step), Some(step_us)) = (step, self.median_step_us(id)) else { return };
-        if workers.len() < ranks as usize {
-            return;
-        }
-        let fact = json!({"Progress": {"generation": job.record.generation, "step": step, "step_us": step_us}});
-        self.write(&id.0, &fact);
     }
 
     fn close(&mut self, session: Session) {
+        self.keep_alive.closed(session);
         if let Some(peer) = self.peers.remove(&session) {
             if let Some(owner) = peer.owner {
                 let lines = self.books.silent(&owner);
@@ -439,7 +335,7 @@ impl Driver {
                 Command::Persist { id, key, value, precondition } => {
                     let _ = self.writer.send((id, key, value, precondition));
                 }
-                Command::Record { job, fact } => self.record(&job, &fact),
+                Command::Record { job, fact } => self.write(&job.0, &json!(fact)),
                 Command::Provision { job, request } => self.provision(job, request),
                 Command::StepDown { why } => {
                     eprintln!("everstep coordinator: {why}");
@@ -449,42 +345,24 @@ impl Driver {
         }
     }
 
-    fn record(&mut self, job: &JobId, fact: &Fact) {
-        if matches!(fact, Fact::IncidentOpened { .. } | Fact::Growing { .. } | Fact::Ended { .. }) {
-            self.record_progress(job);
-        }
-        self.write(&job.0, &json!(fact));
-    }
-
     /// Sends pings and closes silent sessions. Returns true if this coordinator should end.
     fn pulse(&mut self) -> bool {
-        let now = Instant::now();
-        // A peer that was not heard because this process was suspended has not been silent.
-        let late = now.duration_since(self.pulsed).saturating_sub(PULSE * 2);
-        self.pulsed = now;
-        self.peers.values_mut().for_each(|p| p.heard = (p.heard + late).min(now));
-        let silent: Vec<Session> =
-            self.peers.iter().filter(|(_, p)| now.duration_since(p.heard) > p.silence).map(|(s, _)| *s).collect();
-        for session in silent {
-            self.close(session);
-        }
-        for peer in self.peers.values_mut().filter(|p| now.duration_since(p.pinged) >= p.ping) {
-            peer.pinged = now;
-            let _ = peer.orders.send(ToAgent::Ping);
+        let now = self.now();
+        for due in self.keep_alive.check(now) {
+            match due {
+                Due::Close(session) => self.close(session),
+                Due::Ping(session) => {
+                    if let Some(peer) = self.peers.get(&session) {
+                        let _ = peer.orders.send(ToAgent::Ping);
+                    }
+                }
+            }
         }
         self.keep_events();
-        for (job, fact) in self.desk.say(self.now().micros()) {
+        for (job, fact) in self.desk.say(now.micros()) {
             self.write(&job, &fact);
         }
-        if !self.core.idle() || !self.peers.is_empty() {
-            self.idle_since = now;
-        }
-        let linger = match () {
-            () if !self.used => UNUSED,
-            // The end of a job is what users most need to learn.
-            () if self.desk.busy() => NOTICES,
-            () => LINGER,
-        };
-        now.duration_since(self.idle_since) > linger
+        let needs = Needs { job: !self.core.idle() || !self.peers.is_empty(), notices: self.desk.busy() };
+        self.linger.is_over(now, needs)
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  seed ─> world ─┬─ control   coordinators and the store     ─┐
-//!                 ├─ host      agents, workers, memory tiers   ├─> oracle (INV-01 … INV-15), trace
+//!                 ├─ host      agents, workers, memory tiers   ├─> oracle (INV-01 … INV-16), trace
 //!                 ├─ network   sessions, delays, partitions   ─┘
 //!                 └─ fault     what goes wrong
 //! ```

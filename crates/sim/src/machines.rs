@@ -7,9 +7,11 @@ use everstep_core::agent::command::Command as AgentCommand;
 use everstep_core::agent::event::{Event as AgentEvent, Words};
 use everstep_core::agent::watch::Observation;
 use everstep_core::agent::{Agent, Config};
+use everstep_core::coordinator::event::Event;
 use everstep_core::id::{Generation, Incarnation, Rank, Session, Step};
 use everstep_core::invariant::InvariantId;
 use everstep_core::message::{Offers, Outcome as Exit, Purpose, ShardFile, Source, Tier};
+use everstep_core::progress::RankProgress;
 use everstep_core::severity::Table;
 use everstep_core::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -271,8 +273,33 @@ impl World {
         for host in 0..self.hosts.len() {
             if self.hosts[host].up && !self.hosts[host].frozen {
                 self.work_on(host, &complete, &broken);
+                self.report_progress(host);
             }
         }
+    }
+
+    /// A keep-alive with the progress of a host's workers.
+    fn report_progress(&mut self, host: usize) {
+        let h = &self.hosts[host];
+        let Some(crew) = h.crews.last().filter(|c| c.training && c.alive()) else { return };
+        let (generation, first, step) = (crew.generation, crew.slot.first_rank.0, crew.step);
+        let own_us = if self.now < h.slow_until { 150_000 } else { 50_000 };
+        let ranks: Vec<RankProgress> = (first..first + crew.workers)
+            .map(|rank| RankProgress {
+                rank,
+                step: Some(step),
+                step_us: Some(own_us),
+                own_us: Some(own_us),
+                ..RankProgress::default()
+            })
+            .collect();
+        let Some(session) = h.session.filter(|_| self.links[host].open(self.now)) else { return };
+        let Some(c) = self.network.connections.get(&session).filter(|c| c.coordinator_end) else { return };
+        let index = c.coordinator;
+        for rank in &ranks {
+            self.oracle.reported(generation, Rank(rank.rank), Step(step));
+        }
+        self.coordinator(index, Event::Progress { session, ranks });
     }
 
     pub(crate) fn work_on(&mut self, host: usize, complete: &BTreeSet<Generation>, broken: &BTreeSet<Generation>) {

@@ -142,6 +142,9 @@ pub struct Oracle {
     pub kept: Vec<(usize, Kept)>,
     /// Nodes whose machine has failed at some time.
     pub ailed: BTreeSet<NodeId>,
+    /// Nodes whose machine was slowed down at some time.
+    pub slowed: BTreeSet<NodeId>,
+    reported: BTreeMap<(Generation, Rank), Step>,
     /// Whether the blamed machines were at fault.
     pub blames: Blames,
     /// Completed checks of the nodes, and nodes that they found faulty.
@@ -175,6 +178,11 @@ impl Oracle {
                 let what = format!("ranks {ranks:?} were said to hold something else at step {step}, and nobody does");
                 self.violation(InvariantId::OnlyTheOddAreNamed, now, what);
             }
+            Fact::SlowRank { rank, node, slow: true, .. } if !self.slowed.contains(node) => {
+                let what = format!("rank {rank} on node {node} is called slow, and nothing slows it down");
+                self.violation(InvariantId::OnlyTheOddAreNamed, now, what);
+            }
+            Fact::CaughtUp { generation, step, incident } => self.caught_up(now, *generation, *step, *incident),
             Fact::Excluded { node, verdict, .. } if verdict.is_of_machine() && !self.ailed.contains(node) => {
                 let what = format!("node {node} is left out for {}, and nothing is wrong with it", verdict.class);
                 self.violation(InvariantId::OnlyTheBrokenAreLeftOut, now, what);
@@ -191,6 +199,20 @@ impl Oracle {
                 self.violation(InvariantId::GrowingLosesNothing, now, what);
             }
             _ => {}
+        }
+    }
+
+    /// A rank has reported its step.
+    pub fn reported(&mut self, generation: Generation, rank: Rank, step: Step) {
+        self.reported.insert((generation, rank), step);
+    }
+
+    fn caught_up(&mut self, now: u64, generation: Generation, step: Step, incident: u64) {
+        let size = self.worlds.get(&generation).map_or(0, |w| w.size);
+        let there = |rank: &Rank| self.reported.get(&(generation, *rank)).is_some_and(|at| *at >= step);
+        if let Some(rank) = (0..size).map(Rank).find(|rank| !there(rank)) {
+            let what = format!("incident {incident} is made good at step {step}, and rank {rank} is not there");
+            self.violation(InvariantId::CaughtUpTogether, now, what);
         }
     }
 

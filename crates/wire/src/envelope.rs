@@ -8,6 +8,7 @@
 use everstep_core::id::{Epoch, Generation};
 use everstep_core::ledger::Account;
 use everstep_core::message::{Hello, Order, Report};
+use everstep_core::progress::RankProgress;
 use everstep_core::stacks::Stack;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -52,36 +53,6 @@ pub fn decode_first(line: &[u8]) -> Option<ToCoordinator> {
             .filter(|m| matches!(m, ToCoordinator::Hello { version, .. } if *version < VERSION))
     };
     decode(line).or_else(old)
-}
-
-/// The progress of a worker, for display only; no decision depends on it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Progress {
-    /// Global rank.
-    pub rank: u32,
-    /// Process id on its node.
-    pub pid: u32,
-    /// Completed steps, if the worker reports them.
-    pub step: Option<u64>,
-    /// Steps are counted from the start of the process, because the step at which the script
-    /// resumed is unknown.
-    #[serde(default)]
-    pub counted: bool,
-    /// Length of the last step in milliseconds.
-    pub step_ms: Option<u64>,
-    /// Length of the last step in microseconds.
-    #[serde(default)]
-    pub step_us: Option<u64>,
-    /// Part of the last step, in microseconds, that this rank did not spend waiting for others.
-    #[serde(default)]
-    pub own_us: Option<u64>,
-    /// A process with torch imported is ready to replace the worker.
-    #[serde(default)]
-    pub warm: bool,
-    /// Newest step sealed in memory.
-    pub sealed: Option<u64>,
-    /// Current activity: `starting`, `step`, `section NAME`, `waits for data`, or `stopped`.
-    pub doing: String,
 }
 
 /// A fault that a person injects to observe its effects.
@@ -159,7 +130,7 @@ pub enum ToCoordinator {
     /// milliseconds since 1970 and the bytes received and sent so far.
     Burst(Vec<(u64, u64, u64)>),
     /// Keep-alive, with the progress of the workers.
-    Ping(Vec<Progress>),
+    Ping(Vec<RankProgress>),
 }
 
 fn is_zero(role: &u32) -> bool {

@@ -316,6 +316,15 @@ pub enum Fact {
         /// The incident.
         incident: u64,
     },
+    /// How far the job is, recorded from time to time and before whatever ends a generation.
+    Progress {
+        /// The generation.
+        generation: Generation,
+        /// The lowest step that any rank has completed.
+        step: Step,
+        /// Median duration of the ranks' last steps, in microseconds.
+        step_us: u64,
+    },
     /// A rank holds the others up because its own work takes longer than theirs, or no longer does.
     SlowRank {
         /// The rank.

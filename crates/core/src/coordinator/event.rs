@@ -1,9 +1,9 @@
 //! Everything that can happen to the coordinator: a closed list.
 
 use super::unlike::Finding;
-use crate::id::{JobId, PersistId, Session, Step};
+use crate::id::{JobId, PersistId, Session};
 use crate::message::{Hello, Report};
-use crate::slow::Change;
+use crate::progress::RankProgress;
 
 /// Version of a key in the store; it rises with every write.
 pub type Version = u64;
@@ -75,12 +75,12 @@ pub enum Event {
         /// Number of the request.
         id: u64,
     },
-    /// A rank of the current generation became slow, or recovered.
-    Slow {
-        /// The job.
-        job: JobId,
-        /// The rank, and how slow it is.
-        change: Change,
+    /// An agent reported the progress of its workers, together with a keep-alive.
+    Progress {
+        /// The connection.
+        session: Session,
+        /// Its workers.
+        ranks: Vec<RankProgress>,
     },
     /// A detector found machines of the current world that behave unlike their peers.
     Unlike {
@@ -88,14 +88,6 @@ pub enum Event {
         job: JobId,
         /// What was found.
         finding: Finding,
-    },
-    /// All ranks of the current generation have completed this step. Needed only while
-    /// [`super::state::Job::behind`] is set.
-    Reached {
-        /// The job.
-        job: JobId,
-        /// The step.
-        step: Step,
     },
     /// The store shows that a later coordinator has started (watch on the key of the epoch).
     Superseded,

@@ -150,6 +150,7 @@ impl Job {
     /// Forms the world again although nothing failed. The restart budget is not charged.
     fn regroup(&mut self, now: Time, out: &mut Vec<Command>) {
         let nodes: Vec<NodeId> = self.waiting().map(|(id, _)| id.clone()).collect();
+        self.record_progress(out);
         let fact = Fact::Growing { generation: self.record.generation, nodes };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
         self.growth = None;

@@ -112,6 +112,7 @@ impl Job {
         out.extend(others.map(tell));
         let follows = failure.as_ref().is_some_and(|f| f.verdict.follows);
         let hung = failure.as_ref().is_some_and(|f| matches!(f.cause, Cause::Hung { .. }));
+        self.record_progress(out);
         let fact = Fact::IncidentOpened {
             incident,
             generation: self.record.generation,

@@ -169,6 +169,7 @@ impl Job {
         if let Some(node) = self.nodes.get_mut(id).filter(|n| n.session == Some(session) || believe_stale) {
             node.session = None;
             node.lost_at = Some(now);
+            self.progress.lost(id);
         }
     }
 

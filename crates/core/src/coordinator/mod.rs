@@ -18,6 +18,7 @@ mod moving;
 pub mod network;
 pub mod node_check;
 mod plans;
+mod progress;
 mod promise;
 mod rebuild;
 pub mod remedy;
@@ -30,6 +31,7 @@ pub mod wording;
 
 use crate::id::{Epoch, JobId, NodeId, PersistId, Session, Step};
 use crate::message::{Hello, Order, Report};
+use crate::progress::ProgressWatch;
 use crate::time::Time;
 use command::{Command, Fact, Reason};
 use ending::Ending;
@@ -130,8 +132,7 @@ impl Coordinator {
             }
             Event::Approved { job, id } => self.with(now, &job, |j, now, out| j.approved(now, id, out)),
             Event::Unlike { job, finding } => self.with(now, &job, |j, now, out| j.unlike(now, finding, out)),
-            Event::Slow { job, change } => self.with(now, &job, |j, _, out| j.slow(change, out)),
-            Event::Reached { job, step } => self.with(now, &job, |j, _, out| j.reached(step, out)),
+            Event::Progress { session, ranks } => self.progressed(now, session, ranks),
             Event::Superseded => self.step_down("a later coordinator has taken over".into()),
             Event::Tick => {
                 self.ticked = now;
@@ -304,8 +305,9 @@ impl Job {
             return;
         }
         let attached = self.nodes.values().map(|n| n.hello.incarnation).collect();
-        self.record.stage = Stage::Ended { code: *code, why: why.clone(), attached };
         let fact = Fact::Ended { code: *code, why: why.clone() };
+        self.record.stage = Stage::Ended { code: *code, why: why.clone(), attached };
+        self.record_progress(out);
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
         self.changed(true);
     }
@@ -386,6 +388,7 @@ impl Job {
         }
         self.record.generation = self.record.generation.next();
         self.record.stage = Stage::Training;
+        self.progress = ProgressWatch::default();
         self.old = OldWorld {
             members: world.slots.iter().map(|s| (s.node.clone(), s.incarnation)).collect(),
             confirmed: false,

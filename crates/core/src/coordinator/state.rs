@@ -13,6 +13,7 @@ use super::remedy::Request;
 use super::replication::Replicas;
 use crate::id::{Generation, Incarnation, NodeId, PersistId, Rank, Session, Step};
 use crate::message::{Hello, Holding, Offers, Parity, ShardFile, Sign, Source, Tier, World};
+use crate::progress::ProgressWatch;
 use crate::spec::JobSpec;
 use crate::time::Time;
 use serde::{Deserialize, Serialize};
@@ -292,6 +293,8 @@ pub struct Job {
     pub stayed: bool,
     /// The ranks that have ended, or may have.
     pub ending: Ending,
+    /// What the ranks of the current generation report.
+    pub progress: ProgressWatch,
     /// Nodes left out of a world (only used by the planted bug `TrimmedNeverReadmitted`).
     pub left_out: BTreeSet<NodeId>,
 }
@@ -373,6 +376,7 @@ impl Job {
             unable: BTreeMap::new(),
             stayed: false,
             ending: Ending::default(),
+            progress: ProgressWatch::default(),
             left_out: BTreeSet::new(),
         }
     }

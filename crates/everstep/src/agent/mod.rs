@@ -40,10 +40,11 @@ use everstep_core::agent::event::Event;
 use everstep_core::agent::{Agent, Config};
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::message::Order;
+use everstep_core::progress::RankProgress;
 use everstep_core::severity::Table;
 use everstep_core::stacks::Stack;
 use everstep_core::time::Time;
-use everstep_wire::envelope::{Progress, ToAgent, ToCoordinator, VERSION};
+use everstep_wire::envelope::{ToAgent, ToCoordinator, VERSION};
 use everstep_wire::worker::{Reply, Request};
 use guard_connection::start_guard;
 use last::Last;
@@ -142,7 +143,7 @@ struct Driver {
     /// The state in memory is of no use to the next attempt.
     discard: bool,
     /// The latest progress of each worker, including workers that have exited.
-    progress: BTreeMap<u32, Progress>,
+    progress: BTreeMap<u32, RankProgress>,
     /// Number of workers on this node.
     workers: u32,
     /// Number of restarts of the job so far.
@@ -356,7 +357,7 @@ impl Driver {
     fn ping(&mut self, now: bool) {
         if let Some(link) = &self.link {
             let warm = self.warm;
-            let progress = self.progress.values().map(|p| Progress { warm, ..p.clone() });
+            let progress = self.progress.values().map(|p| RankProgress { warm, ..p.clone() });
             let _ = link.send(ToCoordinator::Ping(progress.collect()));
             // Accounts are totals: the next one includes what is not sent now.
             if now || self.accounted.elapsed() >= ACCOUNT {

@@ -5,7 +5,8 @@ use crate::detect::packing;
 use everstep_checkpoint::board::{Board, Section, Word, monotonic};
 use everstep_core::agent::watch::Observation;
 use everstep_core::ledger::Reading;
-use everstep_wire::envelope::{Progress, ToCoordinator};
+use everstep_core::progress::RankProgress;
+use everstep_wire::envelope::ToCoordinator;
 
 /// Returns the state letter and the CPU time in milliseconds from `/proc/PID/stat`.
 fn process_state(pid: u32) -> Option<(char, u64)> {
@@ -58,7 +59,7 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
 }
 
 /// Converts an observation for `everstep status`.
-pub fn progress(rank: u32, pid: u32, board: &Board, seen: &Observation) -> Progress {
+pub fn progress(rank: u32, pid: u32, board: &Board, seen: &Observation) -> RankProgress {
     let doing = match () {
         () if seen.stopped => "stopped".to_owned(),
         () if seen.in_section => format!("section {}", board.section()),
@@ -68,7 +69,7 @@ pub fn progress(rank: u32, pid: u32, board: &Board, seen: &Observation) -> Progr
     };
     let micros = |word| Some(board.get(word) / 1000).filter(|us| *us > 0);
     let step_ms = board.get(Word::StepNanos) / 1_000_000;
-    Progress {
+    RankProgress {
         rank,
         pid,
         step: seen.step,
@@ -86,7 +87,7 @@ impl Driver {
     /// Sends the samples of one second, completed with values from the workers' step boards.
     pub(super) fn sampled(&mut self, at: u64, kind: &str, mut samples: metric::samples::Samples) {
         let Some((link, crew)) = self.link.as_ref().zip(self.crew.as_ref()) else { return };
-        let most = |of: &dyn Fn(&Progress) -> Option<f32>| self.progress.values().filter_map(of).reduce(f32::max);
+        let most = |of: &dyn Fn(&RankProgress) -> Option<f32>| self.progress.values().filter_map(of).reduce(f32::max);
         let own = most(&|p| Some(p.own_us? as f32 / 1e6));
         let share = most(&|p| Some(p.own_us? as f32 / p.step_us.filter(|us| *us > 0)? as f32));
         for (name, value) in [("step-own", own), ("step-share", share)] {

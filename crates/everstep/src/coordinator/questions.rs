@@ -7,7 +7,8 @@ use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::remedy::Request;
 use everstep_core::coordinator::state::{Job, Node, Phase};
 use everstep_core::id::{JobId, NodeId, Rank, Step};
-use everstep_wire::envelope::{Injection, Progress, ToAgent};
+use everstep_core::progress::RankProgress;
+use everstep_wire::envelope::{Injection, ToAgent};
 use serde_json::json;
 
 /// Returns the newest step that all nodes have in memory, with its copies. A single node has no
@@ -72,7 +73,8 @@ impl Driver {
                 None if excluded => "left-out",
                 _ => "spare",
             };
-            let silence = n.session.and_then(|s| self.peers.get(&s)).map_or(0.0, |p| p.heard.elapsed().as_secs_f64());
+            let silence =
+                n.session.and_then(|s| self.keep_alive.silence(self.now(), s)).unwrap_or_default().as_secs_f64();
             (id.0.clone(), (state, silence), n.hello.workers)
         };
         let nodes: Vec<_> = job.nodes.iter().map(node).collect();
@@ -80,8 +82,8 @@ impl Driver {
         let each = nodes.first().map_or(1, |(.., workers)| *workers);
         Live {
             job: id.0.clone(),
-            step: self.all_reached(id).map(|s| s.0),
-            step_us: self.median_step_us(id),
+            step: job.progress.completed_by_all(job.record.world.size()).map(|s| s.0),
+            step_us: job.progress.median_step_us(),
             world: [("active", active), ("spare", spare), ("target", job.record.spec.nodes_max * each)],
             checkpoints: [("durable", job.record.durable.map(|s| s.0)), ("peer", replicated(job).map(|s| s.0))],
             restarts: job.record.restarts,
@@ -102,7 +104,7 @@ impl Driver {
                     Phase::Stopping { .. } => "stopping",
                     Phase::Over { .. } => "over",
                 };
-                let mut workers: Vec<&Progress> = self.workers(id).collect();
+                let mut workers: Vec<&RankProgress> = job.progress.ranks().collect();
                 workers.sort_by_key(|w| w.rank);
                 let left_out = |n: &Node| {
                     let of = job.record.exclusion(&n.hello.node, n.hello.incarnation);
@@ -116,7 +118,7 @@ impl Driver {
                     "requests": requests,
                     "job": id, "phase": phase, "reason": job.reason, "why": job.reason.sentence(), "generation": job.record.generation,
                     "world_size": job.record.world.size(), "restarts": job.record.restarts, "max_restarts": job.max_restarts(),
-                    "durable_step": job.record.durable, "replicated_step": replicated(job), "slow": self.paces.get(id).map(|p| p.slow.slow()), "sub_healthy": self.paces.get(id).map(|p| p.slow.sub_healthy()), "nodes": nodes, "workers": workers,
+                    "durable_step": job.record.durable, "replicated_step": replicated(job), "slow": job.progress.slow().slow(), "sub_healthy": job.progress.slow().sub_healthy(), "nodes": nodes, "workers": workers,
                 })
             })
             .collect();

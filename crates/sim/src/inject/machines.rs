@@ -90,6 +90,7 @@ impl World {
         let host = self.attached()?;
         self.oracle.blames.cut(&self.hosts[host].node);
         self.hosts[host].slow_until = until;
+        self.oracle.slowed.insert(self.hosts[host].node.clone());
         self.links[host].slow = (400, until);
         Some(())
     }
