@@ -2,11 +2,11 @@
 #![allow(clippy::unwrap_used)]
 
 use everstep_core::agent::command::Command;
-use everstep_core::agent::event::Event;
+use everstep_core::agent::event::{Event, Words};
 use everstep_core::agent::watch::Observation;
 use everstep_core::agent::{Agent, Config};
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank};
-use everstep_core::message::{Order, Outcome, Place, Slot};
+use everstep_core::message::{Cause, Order, Outcome, Place, Report, Slot};
 use everstep_core::severity::Table;
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
@@ -98,6 +98,7 @@ fn a_worker_that_is_failing_too_is_not_interrupted() {
         local_rank: 0,
         pid: 7,
         outcome: Outcome::Code(1),
+        asked: false,
         words: "ValueError".to_owned().into(),
     };
     agent.handle(Time(20), exited);
@@ -151,4 +152,34 @@ fn raised_then_fenced(exception: &str) -> Time {
 fn a_rank_that_only_lost_its_connection_gets_half_a_second() {
     assert_eq!(raised_then_fenced("RuntimeError: Connection closed by peer [127.0.0.1]:4711"), Time(520));
     assert_eq!(raised_then_fenced("ValueError: no such apple"), Time(3020));
+}
+
+/// Returns what is reported of a worker that dies of SIGKILL after the order to end all workers.
+fn reported(asked: bool) -> Vec<Outcome> {
+    let mut agent = running();
+    let fence = Order::Fence { generation: Generation(1), stacks: false };
+    agent.handle(Time(10), Event::Order { epoch: Epoch(1), order: fence });
+    agent.handle(agent.deadline().unwrap_or(Time(10)), Event::Tick);
+    assert_eq!(kills(&commands(&mut agent)), 1);
+    let exited = Event::WorkerExited {
+        generation: Generation(1),
+        local_rank: 0,
+        pid: 7,
+        outcome: Outcome::Signal(9),
+        asked,
+        words: Words::default(),
+    };
+    agent.handle(Time(2000), exited);
+    let failures = commands(&mut agent).into_iter().filter_map(|c| match c {
+        Command::Send(Report::WorkerFailed { failure, .. }) => Some(failure.cause),
+        _ => None,
+    });
+    failures.filter_map(|cause| if let Cause::Exited(outcome) = cause { Some(outcome) } else { None }).collect()
+}
+
+#[test]
+fn a_worker_killed_before_the_order_to_end_it_is_reported_after_that_order() {
+    // On a busy machine, the other ranks' lost connections are reported first.
+    assert_eq!(reported(false), [Outcome::Signal(9)]);
+    assert!(reported(true).is_empty(), "it was killed by that order");
 }

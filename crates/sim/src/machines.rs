@@ -214,7 +214,7 @@ impl World {
             self.oracle.blames.cause(generation, &node);
         }
         let words = Words::from(text.to_owned());
-        self.agent(host, AgentEvent::WorkerExited { generation, local_rank, pid: 1, outcome, words });
+        self.agent(host, AgentEvent::WorkerExited { generation, local_rank, pid: 1, outcome, asked: false, words });
     }
 
     pub(crate) fn restore(&mut self, host: usize, generation: Generation, step: Option<Step>, sources: &[Source]) {

@@ -64,6 +64,8 @@ pub enum Event {
         pid: u32,
         /// How it ended.
         outcome: Outcome,
+        /// It had been asked to end, by a signal.
+        asked: bool,
         /// What it reported about its end.
         words: Words,
     },

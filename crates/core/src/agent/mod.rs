@@ -83,6 +83,8 @@ struct Crew {
     ended: BTreeMap<u32, Ended>,
     /// Local ranks whose failure was reported.
     told: BTreeSet<u32>,
+    /// Local ranks that died of a signal that nobody here had sent.
+    killed: BTreeSet<u32>,
     /// Local ranks shutting down after an exception; true: it follows from a failure elsewhere.
     raised: BTreeMap<u32, bool>,
     /// If the crew must end: the deadline of workers that are shutting themselves down.

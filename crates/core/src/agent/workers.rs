@@ -81,6 +81,7 @@ impl Agent {
             exited_at: BTreeMap::new(),
             failure: None,
             told: BTreeSet::new(),
+            killed: BTreeSet::new(),
             raised: BTreeMap::new(),
             end_by: None,
             killing: false,
@@ -184,7 +185,8 @@ impl Agent {
 
     pub(super) fn worker_event(&mut self, now: Time, event: Event) {
         match event {
-            Event::WorkerExited { generation, local_rank, pid, outcome, words } => {
+            Event::WorkerExited { generation, local_rank, pid, outcome, asked, words } => {
+                self.killed(generation, local_rank, outcome, asked);
                 self.worker_exited(generation, local_rank, pid, outcome, words);
             }
             Event::WorkerRaised { generation, local_rank, pid, words } => {
@@ -245,6 +247,16 @@ impl Agent {
         }
     }
 
+    /// Notes a worker that died of a signal which nobody here had sent. If that is known only after
+    /// the order to end all workers, it is still a failure of its own.
+    fn killed(&mut self, generation: Generation, local_rank: u32, outcome: Outcome, asked: bool) {
+        if let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation && !asked)
+            && matches!(outcome, Outcome::Signal(_))
+        {
+            crew.killed.insert(local_rank);
+        }
+    }
+
     fn worker_exited(&mut self, generation: Generation, local_rank: u32, pid: u32, outcome: Outcome, words: Words) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
         let Some(watch) = crew.alive.remove(&local_rank) else { return };
@@ -267,7 +279,8 @@ impl Agent {
         if crew.killing {
             // The worker may have failed on its own when others did: what it reported counts, not
             // how it was ended.
-            if matches!(outcome, Outcome::Code(code) if code != 0) {
+            let killed = crew.killed.contains(&local_rank);
+            if killed || matches!(outcome, Outcome::Code(code) if code != 0) {
                 self.failed(generation, local_rank, pid, Cause::Exited(outcome), words, step);
             }
             return;
@@ -332,7 +345,8 @@ impl Agent {
     ) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.stopping.is_none()) else { return };
         let failure = crew.describe(&self.config.table, (local_rank, pid), cause, words, step);
-        if (crew.killing && !failure.verdict.says_why()) || !crew.told.insert(local_rank) {
+        let consequence = crew.killing && !failure.verdict.says_why() && !crew.killed.contains(&local_rank);
+        if consequence || !crew.told.insert(local_rank) {
             return;
         }
         crew.failure.get_or_insert_with(|| failure.clone());

@@ -131,7 +131,15 @@ impl External {
     async fn exited(&mut self, outcome: Outcome) {
         let Some(generation) = self.running else { return };
         let message = "its torchrun agent says so".to_owned();
-        self.event(Event::WorkerExited { generation, local_rank: 0, pid: 0, outcome, words: message.into() }).await;
+        self.event(Event::WorkerExited {
+            generation,
+            local_rank: 0,
+            pid: 0,
+            outcome,
+            asked: false,
+            words: message.into(),
+        })
+        .await;
     }
 
     /// Reports that the workers to be ended are gone: only then does torchrun's agent ask for a

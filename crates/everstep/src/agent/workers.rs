@@ -215,7 +215,7 @@ impl Driver {
                 let generation = Generation(generation);
                 self.event(Event::SpawnFailed { generation, local_rank, message: why }).await;
             }
-            Some(GuardEvent::Exited { generation, local_rank, pid, outcome, last_lines }) => {
+            Some(GuardEvent::Exited { generation, local_rank, pid, outcome, asked, last_lines }) => {
                 // Its last steps must be known before its end is reported.
                 self.look_at(local_rank).await;
                 self.ping(false);
@@ -249,7 +249,7 @@ impl Driver {
                     None => Words::default(),
                 };
                 let generation = Generation(generation);
-                self.event(Event::WorkerExited { generation, local_rank, pid, outcome, words }).await;
+                self.event(Event::WorkerExited { generation, local_rank, pid, outcome, asked, words }).await;
             }
             Some(GuardEvent::Gone { generation }) => {
                 self.crew = None;

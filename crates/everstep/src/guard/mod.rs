@@ -39,6 +39,8 @@ struct Worker {
     local_rank: u32,
     pidfd: OwnedFd,
     pumps: Vec<Pump>,
+    /// It was sent a signal.
+    asked: bool,
 }
 
 struct Ending {
@@ -87,6 +89,8 @@ pub fn run(lock: i32, input: i32) -> i32 {
     };
     loop {
         guard.wait();
+        // Who is dead by now has not died of a signal that the agent asks for next.
+        guard.reap();
         guard.receive();
         guard.reap();
         guard.hear_template();
@@ -153,6 +157,7 @@ impl Guard {
                     if grace_ms > 0 {
                         self.signal(15);
                     }
+                    self.workers.values_mut().for_each(|w| w.asked = true);
                     let kill_at = Instant::now() + Duration::from_millis(grace_ms);
                     self.ending = Some(Ending { generation, kill_at });
                 }
@@ -168,9 +173,10 @@ impl Guard {
         }
     }
 
-    fn signal(&self, signal: i32) {
+    fn signal(&mut self, signal: i32) {
         let Some(signal) = Signal::from_named_raw(signal) else { return };
-        for pid in self.workers.keys() {
+        for (pid, worker) in &mut self.workers {
+            worker.asked = true;
             if let Some(pid) = Pid::from_raw(*pid as i32) {
                 let _ = rustix::process::kill_process_group(pid, signal);
             }
@@ -213,7 +219,7 @@ impl Guard {
         let started = self.launch_warm(&launch).map_or_else(|| spawn(&launch, self.input.as_fd()), Ok);
         match started {
             Ok((pid, pidfd, pumps)) => {
-                self.workers.insert(pid, Worker { generation, local_rank, pidfd, pumps });
+                self.workers.insert(pid, Worker { generation, local_rank, pidfd, pumps, asked: false });
                 self.say(&Event::Launched { generation, local_rank, pid });
             }
             Err(why) => self.say(&Event::NotLaunched { generation, local_rank, why }),
@@ -240,6 +246,7 @@ impl Guard {
                 local_rank: worker.local_rank,
                 pid: pid.as_raw_nonzero().get() as u32,
                 outcome,
+                asked: worker.asked,
                 last_lines,
             });
             self.draining.retain(|p| !p.finished());

@@ -116,6 +116,8 @@ pub enum Event {
         pid: u32,
         /// Exit code or signal.
         outcome: Outcome,
+        /// The guard had sent it a signal.
+        asked: bool,
         /// End of its standard error.
         last_lines: String,
     },
