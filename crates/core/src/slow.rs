@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// Number of a rank's latest steps that are compared, number of the others' steps that they are
 /// compared with, and number of steps kept for what shows only in many of them.
-const WINDOW: usize = 9;
+const WINDOW: usize = 8;
 const REFERENCE: usize = 12;
 const LONG: usize = 61;
 /// A rank is slow from this percentage of the others' time on.
@@ -27,7 +27,7 @@ const SLOW_PERCENT: u64 = 145;
 const WELL_PERCENT: u64 = 125;
 /// In at least this percentage of all pairs of a slow rank's steps with the others' steps, the slow
 /// rank's is the longer one.
-const APART_PERCENT: usize = 90;
+const APART_PERCENT: usize = 88;
 /// A rank is sub-healthy from this percentage on (1.1, as in Unicron).
 const SUB_HEALTHY_PERCENT: u64 = 110;
 /// Differences of fewer microseconds are noise.
