@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from . import generators
 from .damage import reading
 
 #: Those that numpy has for its global generator.
@@ -18,16 +19,10 @@ _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 
 def get() -> dict[str, Any]:
     """Python's, torch's, numpy's (if it was imported) and all GPUs' generators."""
-    version, internal, gauss = random.getstate()
-    # As bytes: at each step hundreds of numbers would be encoded one by one.
-    state: dict[str, Any] = {"python": [version, array("I", internal).tobytes(), gauss], "torch": torch.get_rng_state().numpy().tobytes()}
-    numpy = sys.modules.get("numpy")
+    state: dict[str, Any] = {"python": generators.python(), "torch": torch.get_rng_state().numpy().tobytes()}
+    numpy = generators.numpy()
     if numpy is not None:
-        found = numpy.random.get_state(legacy=False)
-        state["numpy"] = found
-        if found["bit_generator"] == "MT19937":
-            # As earlier versions had it.
-            state["numpy"] = ["MT19937", found["state"]["key"].tobytes(), int(found["state"]["pos"]), int(found["has_gauss"]), float(found["gauss"])]
+        state["numpy"] = numpy
     if torch.cuda.is_initialized():
         state["cuda"] = [s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()]
     return state

@@ -21,6 +21,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ pub struct PyArena {
     slots: Vec<Arc<Slot>>,
     /// Their files: another one under the same name is another slot.
     inodes: Vec<u64>,
+    /// Calls of `lost`.
+    looks: AtomicUsize,
     label: Label,
     /// All ranks hold the same state: a slot of another rank will do.
     any_rank: bool,
@@ -57,13 +60,23 @@ impl PyArena {
         let inodes = paths.iter().map(inode).collect::<Result<_, _>>().map_err(checkpoint)?;
         let purpose = Purpose::Recovery;
         let label = Label { run: run_label(run), rank, world_size, generation, step: 0, purpose, shared: any_rank };
-        Ok(PyArena { slots, inodes, label, any_rank, running: Mutex::new(None), filling: Mutex::new(None) })
+        Ok(PyArena {
+            slots,
+            inodes,
+            looks: AtomicUsize::new(0),
+            label,
+            any_rank,
+            running: Mutex::new(None),
+            filling: Mutex::new(None),
+        })
     }
 
-    /// Its files were removed: what it captures from now on, nobody finds.
+    /// Its files were removed: what it captures from now on, nobody finds. Looks at one file per call, in turn: they go
+    /// together, and a look at each costs a small state's step as much as a copy of 100 kB.
     fn lost(&self) -> bool {
-        let there = |(slot, inode): (&Arc<Slot>, &u64)| std::fs::metadata(slot.path()).is_ok_and(|m| m.ino() == *inode);
-        !self.slots.iter().zip(&self.inodes).all(there)
+        let turn = self.looks.fetch_add(1, Ordering::Relaxed) % self.slots.len().max(1);
+        let mut one = self.slots.iter().zip(&self.inodes).skip(turn).take(1);
+        !one.all(|(slot, inode)| std::fs::metadata(slot.path()).is_ok_and(|m| m.ino() == *inode))
     }
 
     /// Maps all pages now, so that the first captures do not pay for it.

@@ -92,7 +92,7 @@ impl Pass {
     fn chunk(&self, chunk: usize) -> io::Result<u64> {
         let (from, to) = (chunk * CHUNK_BYTES, ((chunk + 1) * CHUNK_BYTES).min(self.bytes));
         let first = self.pieces.partition_point(|(at, s)| at + s.bytes <= from);
-        let mut sum = Running::default();
+        let mut sum = Running::of_copy(self.bytes);
         for (at, source) in self.pieces.iter().skip(first).take_while(|(at, _)| *at < to) {
             let (start, end) = ((*at).max(from), (at + source.bytes).min(to));
             if source.eager {

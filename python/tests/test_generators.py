@@ -1,0 +1,79 @@
+"""What is read of random generators is their state, however seldom it is read."""
+
+import random
+from array import array
+
+import numpy
+import pytest
+
+from everstep import generators
+
+
+def python_state():
+    version, internal, gauss = random.getstate()
+    return [version, array("I", internal).tobytes(), gauss]
+
+
+def numpy_state():
+    found = numpy.random.get_state(legacy=False)
+    if found["bit_generator"] != "MT19937":
+        return str(found)
+    mt = found["state"]
+    return ["MT19937", mt["key"].tobytes(), int(mt["pos"]), int(found["has_gauss"]), float(found["gauss"])]
+
+
+def read_numpy():
+    found = generators.numpy()
+    return found if isinstance(found, list) else str(found)
+
+
+def test_this_interpreter_and_this_numpy_keep_their_states_in_place():
+    assert generators._python_is_in_place() and generators._numpy_is_in_place()
+
+
+def test_an_unused_generator_is_read_once():
+    assert generators.python() is generators.python()
+    assert generators.numpy() is generators.numpy()
+    random.random()
+    before = generators.python()
+    random.random()
+    assert generators.python() is not before
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_to_a_generator_is_read(seed):
+    chance = random.Random(seed)
+    saved_python, saved_numpy = [random.getstate()], [numpy.random.get_state()]
+    steps = [
+        random.random,
+        lambda: random.gauss(0, 1),
+        lambda: random.shuffle([*range(9)]),
+        lambda: random.seed(chance.randrange(5)),
+        lambda: random.setstate(chance.choice(saved_python)),
+        lambda: saved_python.append(random.getstate()),
+        numpy.random.rand,
+        numpy.random.randn,
+        numpy.random.standard_normal,
+        lambda: numpy.random.permutation(9),
+        lambda: numpy.random.seed(chance.randrange(5)),
+        lambda: numpy.random.set_state(chance.choice(saved_numpy)),
+        lambda: saved_numpy.append(numpy.random.get_state()),
+        lambda: None,
+    ]
+    for _ in range(400):
+        chance.choice(steps)()
+        assert generators.python() == python_state()
+        assert read_numpy() == numpy_state()
+
+
+def test_another_generator_in_its_place_is_read():
+    own, bits = random._inst, numpy.random.get_bit_generator()
+    try:
+        for kind in (numpy.random.PCG64, numpy.random.MT19937):
+            numpy.random.set_bit_generator(kind(7))
+            for _ in range(3):
+                numpy.random.rand()
+                assert read_numpy() == numpy_state()
+    finally:
+        numpy.random.set_bit_generator(bits)
+    assert random._inst is own
