@@ -2,6 +2,11 @@
 SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
+# Profile of cargo, and features of the extension module: `checked` and `one-build` in tests.
+PROFILE := release
+EXTENSION := pyo3/extension-module
+# Python tests at a time.
+SESSIONS := 3
 # Python that ruff checks.
 PYTHON := examples figures harness python/tests
 # Rust that cargo tests: the extension module is tested from Python.
@@ -30,11 +35,12 @@ setup: $(VENV)/ready build
 
 # The binary travels in the wheel as a script: one pip install brings all.
 build: $(VENV)/ready
-	cargo build -q --release -p everstep
+	cargo build -q --profile $(PROFILE) -p everstep
 	mkdir -p python/everstep.data/scripts
-	install -m 755 target/release/everstep python/everstep.data/scripts/everstep
-	cd python && VIRTUAL_ENV=$(CURDIR)/$(VENV) ../$(VENV)/bin/maturin build -q --release -o ../target/wheels
+	install -m 755 target/$(PROFILE)/everstep python/everstep.data/scripts/everstep
+	cd python && VIRTUAL_ENV=$(CURDIR)/$(VENV) ../$(VENV)/bin/maturin build -q --profile $(PROFILE) --features $(EXTENSION) -o ../target/wheels
 	$(PY) -m pip install -q --force-reinstall --no-deps target/wheels/everstep-*.whl
+	echo $(PROFILE) > $(VENV)/profile
 
 demo: setup
 	$(PY) examples/gpt/demo.py
@@ -48,15 +54,16 @@ check: $(VENV)/ready
 	$(VENV)/bin/lychee -q --offline --include-fragments '*.md' 'docs/**/*.md'
 
 # Selecting the whole workspace keeps the features of dependencies the same, so cargo does not rebuild them.
+TESTED := cargo test -q --profile checked
 SIMULATED := -p everstep-sim -p everstep-replay -p everstep-fleet
 test: check
-	cargo test -q $(WORKSPACE) $(subst -p,--exclude,$(SIMULATED))
-	cargo test -q $(WORKSPACE) --test damage -- --nocapture
-	cargo test -q $(SIMULATED) --lib
-	cargo test -q $(WORKSPACE) --test simulation --test replay --test fleet -- --nocapture
-	cargo test -q -p everstep-sim --features planted --test planted -- --nocapture
-	$(MAKE) setup
-	$(PY) -m pytest -q --durations=15 --durations-min=5 python/tests
+	$(TESTED) $(WORKSPACE) $(subst -p,--exclude,$(SIMULATED))
+	$(TESTED) $(WORKSPACE) --test damage -- --nocapture
+	$(TESTED) $(SIMULATED) --lib
+	$(TESTED) $(WORKSPACE) --test simulation --test replay --test fleet -- --nocapture
+	$(TESTED) -p everstep-sim --features planted --test planted -- --nocapture
+	$(MAKE) setup PROFILE=checked EXTENSION=$(EXTENSION),one-build
+	$(PY) -m pytest -q -n $(SESSIONS) --dist worksteal --durations=15 --durations-min=5 python/tests
 
 # A second server of the S3 protocol, for figure s3-faults.
 target/s3s/bin/s3s-fs:

@@ -112,6 +112,9 @@ def main() -> int:
     args = p.parse_args()
     if not args.name and not args.all:
         p.error(f"name one of {', '.join(FIGURES)}: make figure NAME=demo")
+    installed = ROOT / ".venv" / "profile"
+    if installed.exists() and installed.read_text().strip() != "release":
+        p.error("the installed wheel is the one of make test, with checks in it: run make setup first")
     bounds = [b for name in (FIGURES if args.all else [args.name]) for b in measure(name, args.soak)]
     if args.all:
         write_page()
