@@ -4,7 +4,7 @@ use crate::arena::{REGION_AT, Slot};
 use crate::capture::Source;
 use crate::copiers::Copiers;
 use crate::format::digest::CHUNK_BYTES;
-use crate::fused::Running;
+use crate::fused::{Running, fence};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -92,7 +92,7 @@ impl Pass {
     fn chunk(&self, chunk: usize) -> io::Result<u64> {
         let (from, to) = (chunk * CHUNK_BYTES, ((chunk + 1) * CHUNK_BYTES).min(self.bytes));
         let first = self.pieces.partition_point(|(at, s)| at + s.bytes <= from);
-        let mut sum = Running::of_copy(self.bytes);
+        let mut sum = Running::default();
         for (at, source) in self.pieces.iter().skip(first).take_while(|(at, _)| *at < to) {
             let (start, end) = ((*at).max(from), (at + source.bytes).min(to));
             if source.eager {
@@ -109,6 +109,7 @@ impl Pass {
                 }
             }
         }
+        fence();
         Ok(sum.value())
     }
 }

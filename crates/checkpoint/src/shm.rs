@@ -146,7 +146,8 @@ impl Mapping {
         unsafe { self.write_from(offset, bytes.as_ptr(), bytes.len()) }
     }
 
-    /// As [`Mapping::write_from`], with a checksum over what is copied, in one pass.
+    /// As [`Mapping::write_from`], with a checksum over what is copied, in one pass. Other threads may not see it before this
+    /// one has called [`crate::fused::fence`].
     ///
     /// # Safety
     /// As [`Mapping::write_from`]; nobody else writes there meanwhile.
@@ -156,7 +157,7 @@ impl Mapping {
     pub unsafe fn sum_from(&self, offset: usize, source: *const u8, len: usize, sum: &mut Running) -> io::Result<()> {
         self.check(offset, len)?;
         // SAFETY: the target is in bounds (checked), the rest is the caller's promise.
-        unsafe { sum.copy(self.map.as_mut_ptr().add(offset), source, len) };
+        unsafe { sum.copy_piece(self.map.as_mut_ptr().add(offset), source, len) };
         Ok(())
     }
 
