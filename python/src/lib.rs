@@ -1,6 +1,7 @@
 //! The native half of the Python package: what must be fast or shared with other processes.
 //! It decides nothing; every module works without an agent.
 
+mod arena;
 mod board;
 mod error;
 mod frequency;
@@ -21,6 +22,7 @@ use pyo3::prelude::*;
 fn _internal(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::register(m)?;
+    arena::register(m)?;
     board::register(m)?;
     frequency::register(m)?;
     layout::register(m)?;

@@ -1,13 +1,10 @@
-//! Slots and shard files as Python sees them. Tensors come and go as (address, bytes); the Python
+//! Shards as Python sees them, in slots and in files. Tensors come as (address, bytes); the Python
 //! half keeps them alive.
 
-use crate::board::PyBoard;
-use crate::error::{capture as capture_error, checkpoint, damaged, restore};
-use crate::layout::{Entry, PyLayout, tensors};
+use crate::error::{checkpoint, damaged, restore};
+use crate::layout::Entry;
 use crate::mark::PyMark;
-use everstep_checkpoint::arena::{Label, Pin, Slot, run_label, slot_bytes};
-use everstep_checkpoint::capture::{self, Capture, Described, Filling, Plan};
-use everstep_checkpoint::direct::Throttle;
+use everstep_checkpoint::arena::{Slot, slot_bytes};
 use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::objects::is_url;
 use everstep_checkpoint::persist;
@@ -16,231 +13,13 @@ use everstep_checkpoint::reshard::plan::{Held, Run, Table};
 use everstep_checkpoint::restore::{Readers, Shard, Target};
 use everstep_checkpoint::retain::Policy;
 use everstep_core::id::Rank;
-use everstep_core::message::Purpose;
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// (name, shape as stored, bytes of an element, offsets, sizes, address, bytes that there is room for)
 type Block = (String, Vec<u64>, u64, Vec<u64>, Vec<u64>, usize, u64);
-
-/// Slots of one worker.
-#[pyclass(name = "Arena", frozen)]
-pub struct PyArena {
-    slots: Vec<Arc<Slot>>,
-    /// Their files: another one under the same name is another slot.
-    inodes: Vec<u64>,
-    /// Calls of `lost`.
-    looks: AtomicUsize,
-    label: Label,
-    /// All ranks hold the same state: a slot of another rank will do.
-    any_rank: bool,
-    running: Mutex<Option<Capture>>,
-    filling: Mutex<Option<Filling>>,
-}
-
-#[pymethods]
-impl PyArena {
-    #[new]
-    #[pyo3(signature = (paths, run, rank, world_size, generation, any_rank=false))]
-    fn open(
-        paths: Vec<PathBuf>,
-        run: &str,
-        rank: u64,
-        world_size: u64,
-        generation: u64,
-        any_rank: bool,
-    ) -> PyResult<Self> {
-        let slots = paths.iter().map(|p| Slot::open(p).map(Arc::new)).collect::<Result<_, _>>().map_err(checkpoint)?;
-        let inode = |p: &PathBuf| std::fs::metadata(p).map(|m| m.ino());
-        let inodes = paths.iter().map(inode).collect::<Result<_, _>>().map_err(checkpoint)?;
-        let purpose = Purpose::Recovery;
-        let label = Label { run: run_label(run), rank, world_size, generation, step: 0, purpose, shared: any_rank };
-        Ok(PyArena {
-            slots,
-            inodes,
-            looks: AtomicUsize::new(0),
-            label,
-            any_rank,
-            running: Mutex::new(None),
-            filling: Mutex::new(None),
-        })
-    }
-
-    /// Its files were removed: what it captures from now on, nobody finds. Looks at one file per call, in turn: they go
-    /// together, and a look at each costs a small state's step as much as a copy of 100 kB.
-    fn lost(&self) -> bool {
-        let turn = self.looks.fetch_add(1, Ordering::Relaxed) % self.slots.len().max(1);
-        let mut one = self.slots.iter().zip(&self.inodes).skip(turn).take(1);
-        !one.all(|(slot, inode)| std::fs::metadata(slot.path()).is_ok_and(|m| m.ino() == *inode))
-    }
-
-    /// Maps all pages now, so that the first captures do not pay for it.
-    fn populate(&self, py: Python<'_>) {
-        py.detach(|| self.slots.iter().for_each(|s| drop(s.map().populate())));
-    }
-
-    /// Steps that this rank could restore with the generations that captured them, newest first. Labels and indexes are
-    /// verified; the bytes are when they are read.
-    fn held(&self, py: Python<'_>) -> Vec<(u64, u64)> {
-        py.detach(|| {
-            let label = |s: &Arc<Slot>| s.inspect().ok().map(|(l, _)| l).filter(|l| self.fits(l));
-            let mut held: Vec<(u64, u64)> =
-                self.slots.iter().filter_map(label).map(|l| (l.step, l.generation)).collect();
-            held.sort_unstable_by(|a, b| b.cmp(a));
-            held.dedup_by_key(|(step, _)| *step);
-            held
-        })
-    }
-
-    /// Newest step in these slots that belongs to another directory's checkpoints, which is not used.
-    fn foreign(&self) -> Option<u64> {
-        let labels = self.slots.iter().filter_map(|s| s.label());
-        labels.filter(|l| l.run != self.label.run).map(|l| l.step).max()
-    }
-
-    /// Opens the slot that holds `step`.
-    fn shard(&self, step: u64) -> PyResult<PyShard> {
-        let slot = self.holding(step).ok_or_else(|| checkpoint(format!("step {step} is not in memory any more")))?;
-        PyShard::of(slot.clone())
-    }
-
-    /// Starts to capture a step. Returns False when every slot is in use (the step is then skipped).
-    /// `blobs` come behind the tensors of `layout`. `persist`: it goes to durable storage; 0 to come back from failures, 1 for
-    /// an epoch's end, 2 for the user. In the background, training goes first; `compare`: what is copied then must be what it
-    /// was now.
-    #[allow(clippy::too_many_arguments)]
-    fn capture(
-        &self,
-        py: Python<'_>,
-        step: u64,
-        layout: &PyLayout,
-        blobs: Vec<(String, PyBackedBytes)>,
-        persist: Option<u64>,
-        threads: usize,
-        board: Option<&PyBoard>,
-        background: bool,
-        compare: bool,
-    ) -> PyResult<bool> {
-        self.wait(py)?;
-        let (tensors, sources) = layout.with(&blobs).map_err(checkpoint)?;
-        let label = self.label_of(step, persist);
-        let board = board.map(|b| b.board.clone());
-        let started = loop {
-            let Some(slot) = self.free_slot() else { return Ok(false) };
-            let (tensors, sources, persist) = (tensors.clone(), sources.clone(), persist.is_some());
-            let plan = Plan { tensors, sources, label, persist, threads, background, compare };
-            // SAFETY: the Python half keeps the tensors alive until `wait`; blobs are copied before `start` returns.
-            match py.detach(|| unsafe { capture::start(slot, plan, board.clone()) }) {
-                // The agent has just pinned it: it is not free any more, and another one may be.
-                Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {}
-                started => break started.map_err(checkpoint)?,
-            }
-        };
-        if let Ok(mut running) = self.running.lock() {
-            *running = Some(started).filter(|c| !c.is_done());
-        }
-        Ok(true)
-    }
-
-    /// Takes a slot that a device fills: where its first tensor belongs, and the bytes of all; `None` when every slot is
-    /// in use. The first `alike` bytes are what ranks with the same state have in common. Ends with [`PyArena::seal`].
-    fn begin(
-        &self,
-        step: u64,
-        entries: Vec<Entry>,
-        persist: Option<u64>,
-        alike: usize,
-    ) -> PyResult<Option<(usize, usize)>> {
-        let tensors = Described::of(&tensors(entries)).map_err(checkpoint)?;
-        let label = self.label_of(step, persist);
-        let filling = loop {
-            let Some(slot) = self.free_slot() else { return Ok(None) };
-            match Filling::begin(slot, tensors.clone(), label, persist.is_some(), alike) {
-                Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {}
-                begun => break begun.map_err(checkpoint)?,
-            }
-        };
-        let place = filling.place().map_err(checkpoint)?;
-        if let Ok(mut waiting) = self.filling.lock() {
-            *waiting = Some(filling);
-        }
-        Ok(Some(place))
-    }
-
-    /// What [`PyArena::begin`] has given out is filled.
-    fn seal(&self, py: Python<'_>, threads: usize, board: Option<&PyBoard>) -> PyResult<()> {
-        let filling = self.filling.lock().ok().and_then(|mut f| f.take());
-        let board = board.map(|b| b.board.clone());
-        py.detach(|| filling.map_or(Ok(()), |f| f.seal(threads, board.as_deref()))).map_err(checkpoint)
-    }
-
-    /// Waits for the capture on its way, if any: the fence.
-    fn wait(&self, py: Python<'_>) -> PyResult<()> {
-        let running = self.running.lock().ok().and_then(|mut r| r.take());
-        match running {
-            Some(mut capture) => py.detach(|| capture.wait()).map_err(capture_error),
-            None => Ok(()),
-        }
-    }
-
-    /// Writes the slot that holds `step` as this rank's shard (without an agent).
-    fn write_shard(&self, py: Python<'_>, directory: PathBuf, step: u64, mark: &PyMark) -> PyResult<String> {
-        let slot = self.holding(step).ok_or_else(|| checkpoint(format!("step {step} was not captured")))?;
-        let rank = Rank(u32::try_from(self.label.rank).map_err(checkpoint)?);
-        let mark = &mark.mark;
-        let shard = py.detach(|| persist::write_shard(slot, &directory, mark, step, rank, &Throttle::new(0)));
-        slot.release(Pin::Persist);
-        let shard = shard.map_err(|e| {
-            checkpoint(format!(
-                "cannot write the checkpoint to {}: {e}; the previous checkpoint stays",
-                directory.display()
-            ))
-        })?;
-        serde_json::to_string(&shard).map_err(checkpoint)
-    }
-}
-
-impl PyArena {
-    fn label_of(&self, step: u64, persist: Option<u64>) -> Label {
-        let purpose = match persist {
-            Some(1) => Purpose::Epoch,
-            Some(2) => Purpose::User,
-            _ => Purpose::Recovery,
-        };
-        Label { step, purpose, ..self.label }
-    }
-
-    fn fits(&self, label: &Label) -> bool {
-        let same = label.rank == self.label.rank && label.world_size == self.label.world_size;
-        label.run == self.label.run && (same || self.any_rank)
-    }
-
-    /// The slot with `step`; of several, that of the latest generation.
-    fn holding(&self, step: u64) -> Option<&Arc<Slot>> {
-        let label = |s: &Arc<Slot>| s.label().filter(|l| l.step == step && self.fits(l));
-        let found = self.slots.iter().filter_map(|s| Some((label(s)?.generation, s)));
-        found.max_by_key(|(generation, _)| *generation).map(|(_, s)| s)
-    }
-
-    /// An unpinned slot: an empty one, else the one with the oldest step, never the newest (unless
-    /// there is only one: what it held is on disk already).
-    fn free_slot(&self) -> Option<Arc<Slot>> {
-        let label = |s: &Arc<Slot>| s.label().filter(|l| self.fits(l)).map(|l| (l.generation, l.step));
-        let newest = self.slots.iter().filter_map(label).max();
-        let usable = self.slots.iter().filter(|s| !s.pinned());
-        let mut usable: Vec<_> = usable
-            .map(|s| (label(s), s))
-            .filter(|(l, _)| l.is_none() || *l != newest || self.slots.len() == 1)
-            .collect();
-        usable.sort_by_key(|(l, _)| *l);
-        usable.first().map(|(_, s)| Arc::clone(s))
-    }
-}
 
 /// A shard; every chunk is verified when it is read.
 #[pyclass(name = "Shard", frozen)]
@@ -255,7 +34,8 @@ impl From<Shard> for PyShard {
 }
 
 impl PyShard {
-    fn of(slot: Arc<Slot>) -> PyResult<Self> {
+    /// Of a sealed slot.
+    pub fn of(slot: Arc<Slot>) -> PyResult<Self> {
         Ok(Shard::from_slot(slot).map_err(checkpoint)?.0.into())
     }
 }
@@ -463,9 +243,8 @@ fn remember(py: Python<'_>, directory: PathBuf, name: String, bytes: Vec<u8>, wa
     done.map_err(|e| checkpoint(format!("cannot write {name} in {}: {e}", directory.display())))
 }
 
-/// Adds classes and functions to the module.
+/// Adds class and functions to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
-    m.add_class::<PyArena>()?;
     m.add_class::<PyShard>()?;
     m.add_function(wrap_pyfunction!(reserve_slot, m)?)?;
     m.add_function(wrap_pyfunction!(bytes_per_slot, m)?)?;
