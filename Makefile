@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 PROFILE := release
 EXTENSION := pyo3/extension-module
 # Python tests at a time.
-SESSIONS := 3
+SESSIONS := 2
 # Python that ruff checks.
 PYTHON := examples figures harness python/tests
 # Rust that cargo tests: the extension module is tested from Python.
