@@ -91,8 +91,7 @@ class CheckpointManager:
         same = is_replicated(state) if replicated == "auto" else replicated
         world = _worker.world()
         self._state = State(state, Layout(world.rank, world.world_size, same))
-        self._structure, self._arrivals = Structure(self._state), Arrivals()
-        self._directory = Directory(directory)
+        self._directory, self._arrivals = Directory(directory), Arrivals()
         if isinstance(every, timedelta):
             raise TypeError("every= is a number of steps, or 'auto': time passes differently on each rank")
         self._every = every if isinstance(every, int) else None
@@ -113,7 +112,8 @@ class CheckpointManager:
             )
         else:
             self._tier = DiskTier(self._directory, rules, self._arrivals)
-        self._start = Start(self._directory, self._tier)
+        early = self._tier if isinstance(self._tier, AgentTier) and overlap is not True else None
+        self._start, self._structure = Start(self._directory, self._tier), Structure(self._state, early)
         budget = STALL_BUDGET if stall_budget is None else stall_budget
         self._due = source_of(persist, budget, STORAGE_SHARE if self._tier.in_memory else 1.0, self._directory) if world.rank == 0 else None
         measures = world.rank == 0 and self._every is None and self._tier.in_memory

@@ -15,6 +15,8 @@ from .state import Item
 #: Host state up to this size is copied before ``step()`` returns: the copy is shorter than what
 #: overlapping it would cost, and a kill then never loses a finished step.
 OVERLAP_BYTES = 64 << 20
+#: From this size on another thread begins to copy while the values beside the tensors are collected.
+EARLY_BYTES = 256 << 10
 #: Threads that copy; more than two gain nothing while the training threads compute.
 COPY_THREADS = 2
 
@@ -52,6 +54,8 @@ class Snapshot:
     blobs: list[tuple[str, bytes]] = field(default_factory=list)
     #: Of ``items``, where it is known.
     sizes: Sizes | None = None
+    #: Another thread copies ``items`` already (:meth:`Slots.start`).
+    started: bool = False
 
     def host(self) -> list[Item]:
         """The items with every tensor contiguous and on the host."""
@@ -109,10 +113,23 @@ class Slots:
         self._in_flight: int | None = None
         self._device = device.DeviceCopies()
 
+    def start(self, step: int, layout: SlotLayout, persist: int | None) -> bool:
+        """Lets another thread begin to copy what is known, while the rest is collected; False when every slot is in use.
+        Ends with :meth:`capture` or :meth:`cancel`."""
+        return self.arena is not None and self.arena.start(step, layout, persist)
+
+    def cancel(self) -> None:
+        """Gives up what :meth:`start` has begun, if anything."""
+        if self.arena is not None:
+            self.arena.cancel()
+
     def capture(self, snapshot: Snapshot, board: Board | None) -> bool:
         """Starts to copy; False when every slot is in use."""
         assert self.arena is not None
-        if snapshot.on_device():
+        if snapshot.started:
+            self.arena.finish(snapshot.blobs, board)
+            begun = True
+        elif snapshot.on_device():
             begun = self._device.capture(self.arena, snapshot, COPY_THREADS, board)
         else:
             items = snapshot.items if snapshot.layout is not None else snapshot.host()

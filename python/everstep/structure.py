@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -140,11 +140,22 @@ def _shapes_of(tensors: list[Tensor]) -> Callable[[], Any]:
         return walked
 
 
+class Early(Protocol):
+    """Copies tensors whose places are known while everything else of a step is collected (:class:`everstep.tiers.AgentTier`)."""
+
+    def start(self, step: int, layout: SlotLayout, sizes: Sizes, persist: int | None) -> bool:
+        """True when it has begun."""
+
+    def cancel(self) -> None:
+        """What was begun is not wanted."""
+
+
 class Structure:
     """The state of a manager, collected at each step."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, early: Early | None = None) -> None:
         self._state = state
+        self._early = early
         self._known: _Known | None = None
         #: Snapshots to let pass before the structure is worked out again, and how many that will be next time.
         self._wait, self._patience = 0, 1
@@ -153,7 +164,7 @@ class Structure:
         """All of the state, ready to be copied."""
         if self._known is not None:
             try:
-                snapshot = self._known.snapshot(step, extra, persist)
+                snapshot = self._known.snapshot(step, extra, persist, self._early)
                 self._patience = 1
                 return snapshot
             except _CANNOT:
@@ -211,19 +222,28 @@ class _Known:
     def _look(self) -> tuple[list[int], Any]:
         return [*map(Tensor.data_ptr, self._tensors)], self._shapes()
 
-    def snapshot(self, step: int, extra: dict[str, Any], persist: int | None) -> Snapshot:
+    def _blob_of(self, name: str, obj: Any) -> bytes:
+        tensors: list[Item] = []
+        blob = self._state.encoded(self._state.state_of(name, obj), name, tensors, eager=True)
+        if tensors:
+            raise _Differs
+        return blob
+
+    def snapshot(self, step: int, extra: dict[str, Any], persist: int | None, early: Early | None) -> Snapshot:
+        """The tensors, once it is sure where they are, and everything else. Raises :class:`_Differs`."""
         same = self._modules.same() and all(o.same() for o in self._optimizers.values())
         if not same or self._look() != self._places:
             raise _Differs
-        blobs = []
-        for name, obj in self._state.objects.items():
-            if name in self._optimizers:
-                blobs.append((encoding.BLOB + name, self._optimizers[name].blob()))
-            elif not isinstance(obj, nn.Module):
-                tensors: list[Item] = []
-                blob = self._state.encoded(self._state.state_of(name, obj), name, tensors, eager=True)
-                if tensors:
-                    raise _Differs
-                blobs.append((encoding.BLOB + name, blob))
-        blobs += self._state.surroundings(extra)
-        return Snapshot(step, self._host, persist, layout=self._layout, blobs=blobs, sizes=self._sizes)
+        others = {n: o for n, o in self._state.objects.items() if n not in self._optimizers and not isinstance(o, nn.Module)}
+        blobs = {name: self._blob_of(name, obj) for name, obj in others.items()}
+        # From here on no code of the user runs, which might change a tensor for a moment.
+        started = early is not None and early.start(step, self._layout, self._sizes, persist)
+        try:
+            blobs |= {name: optimizer.blob() for name, optimizer in self._optimizers.items()}
+            values = [(encoding.BLOB + n, blobs[n]) for n in self._state.objects if n in blobs]
+            values += self._state.surroundings(extra)
+        except BaseException:
+            if early is not None and started:
+                early.cancel()
+            raise
+        return Snapshot(step, self._host, persist, layout=self._layout, blobs=values, sizes=self._sizes, started=started)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 from . import network
 from . import worker as _worker
-from ._internal import EVERY_BITS, Agent, AgentError, Arena, Board, CheckpointError, DamagedError, Shard, list_line, note_shard, open_slot, publish_noted, reserve_slot
+from ._internal import EVERY_BITS, Agent, AgentError, Arena, Board, CheckpointError, DamagedError, Shard, SlotLayout, list_line, note_shard, open_slot, publish_noted, reserve_slot
 from .directory import Directory
 from .meeting import gathered
 from .outcome import Arrivals, Tier
 from .placed import Resharded
-from .slots import COPY_THREADS, Slots, Snapshot
+from .slots import COPY_THREADS, EARLY_BYTES, OVERLAP_BYTES, Sizes, Slots, Snapshot
 
 if TYPE_CHECKING:
     from ._internal import Entry, NetworkWatch
@@ -208,11 +208,24 @@ class AgentTier:
         """The slots' directory was removed: the newest step is in no memory that a restart could find."""
         return self._slots.arena is not None and self._slots.arena.lost()
 
+    def start(self, step: int, layout: SlotLayout, sizes: Sizes, persist: int | None) -> bool:
+        """Lets another thread begin to copy tensors, while everything else of the step is collected. False if this one will be
+        copied by :meth:`capture` alone: it is large enough to be copied late, or has no slot yet."""
+        self._slots.wait()
+        ready = self._slots.arena is not None and self._slots.capacity >= sizes.region + sizes.index
+        return EARLY_BYTES <= sizes.region <= OVERLAP_BYTES and ready and self._slots.start(step, layout, persist)
+
+    def cancel(self) -> None:
+        """Gives up what :meth:`start` has begun."""
+        self._slots.cancel()
+
     def capture(self, snapshot: Snapshot) -> bool:
         """Starts to copy; False when every slot is in use."""
         self._slots.wait()
         need = snapshot.slot_bytes()
         if self._slots.arena is None or self.lost() or self._slots.capacity < need - (256 << 10):
+            self._slots.cancel()
+            snapshot.started = False
             paths, warning = self._agent.reserve(need, SLOTS + self._durable)
             if warning:
                 warnings.warn(f"everstep: {warning}", stacklevel=4)

@@ -3,11 +3,11 @@
 
 use crate::board::PyBoard;
 use crate::error::{capture as capture_error, checkpoint};
-use crate::layout::{Entry, PyLayout, tensors};
+use crate::layout::{Entry, PyLayout, tensors, value};
 use crate::mark::PyMark;
 use crate::shards::PyShard;
 use everstep_checkpoint::arena::{Label, Pin, Slot, run_label};
-use everstep_checkpoint::capture::{self, Capture, Described, Filling, Plan};
+use everstep_checkpoint::capture::{self, Capture, Described, Early, Filling, Plan};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::persist;
 use everstep_core::id::Rank;
@@ -32,6 +32,7 @@ pub struct PyArena {
     any_rank: bool,
     running: Mutex<Option<Capture>>,
     filling: Mutex<Option<Filling>>,
+    early: Mutex<Option<Early>>,
 }
 
 #[pymethods]
@@ -59,6 +60,7 @@ impl PyArena {
             any_rank,
             running: Mutex::new(None),
             filling: Mutex::new(None),
+            early: Mutex::new(None),
         })
     }
 
@@ -136,6 +138,40 @@ impl PyArena {
             *running = Some(started).filter(|c| !c.is_done());
         }
         Ok(true)
+    }
+
+    /// Lets another thread begin to copy the tensors of `layout`, while the values behind them are collected. False when
+    /// every slot is in use. Ends with [`PyArena::finish`] or [`PyArena::cancel`]; the tensors stay as they are until then.
+    fn start(&self, py: Python<'_>, step: u64, layout: &PyLayout, persist: Option<u64>) -> PyResult<bool> {
+        self.wait(py)?;
+        let label = self.label_of(step, persist);
+        let early = loop {
+            let Some(slot) = self.free_slot() else { return Ok(false) };
+            // SAFETY: the Python half keeps the tensors alive until `finish` or `cancel`.
+            match unsafe { Early::begin(slot, layout.tensors(), label, persist.is_some()) } {
+                // The agent has just pinned it: it is not free any more, and another one may be.
+                Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {}
+                begun => break begun.map_err(checkpoint)?,
+            }
+        };
+        if let Ok(mut waiting) = self.early.lock() {
+            *waiting = Some(early);
+        }
+        Ok(true)
+    }
+
+    /// Completes what [`PyArena::start`] has begun, with `blobs` behind the tensors.
+    fn finish(&self, py: Python<'_>, blobs: Vec<(String, PyBackedBytes)>, board: Option<&PyBoard>) -> PyResult<()> {
+        let early = self.early.lock().ok().and_then(|mut e| e.take());
+        let board = board.map(|b| b.board.clone());
+        let values: Vec<_> = blobs.iter().map(|(name, bytes)| (value(name, bytes), &bytes[..])).collect();
+        py.detach(|| early.map_or(Ok(()), |e| e.finish(&values, board.as_deref()))).map_err(checkpoint)
+    }
+
+    /// Gives up what [`PyArena::start`] has begun.
+    fn cancel(&self, py: Python<'_>) {
+        let early = self.early.lock().ok().and_then(|mut e| e.take());
+        py.detach(|| drop(early));
     }
 
     /// Takes a slot that a device fills: where its first tensor belongs, and the bytes of all; `None` when every slot is

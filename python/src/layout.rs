@@ -33,14 +33,15 @@ impl PyLayout {
 }
 
 impl PyLayout {
+    /// The tensors and their memory.
+    pub fn tensors(&self) -> (Described, &[Source]) {
+        (self.tensors.clone(), &self.sources)
+    }
+
     /// With the values of one step behind the tensors.
     pub fn with(&self, blobs: &[(String, PyBackedBytes)]) -> std::io::Result<(Described, Vec<Source>)> {
-        let tensor = |(name, bytes): &(String, PyBackedBytes)| {
-            let bytes = bytes.len() as u64;
-            Tensor { name: name.clone(), dtype: "U8".into(), shape: vec![bytes], bytes }
-        };
         let mut tensors = self.tensors.clone();
-        tensors.push(&blobs.iter().map(tensor).collect::<Vec<_>>())?;
+        tensors.push(&blobs.iter().map(|(name, bytes)| value(name, bytes)).collect::<Vec<_>>())?;
         let source = |(_, bytes): &(String, PyBackedBytes)| Source {
             address: bytes.as_ptr() as usize,
             bytes: bytes.len(),
@@ -49,6 +50,12 @@ impl PyLayout {
         let sources = self.sources.iter().copied().chain(blobs.iter().map(source)).collect();
         Ok((tensors, sources))
     }
+}
+
+/// A value of one step, as it stands in the index.
+pub fn value(name: &str, bytes: &[u8]) -> Tensor {
+    let bytes = bytes.len() as u64;
+    Tensor { name: name.into(), dtype: "U8".into(), shape: vec![bytes], bytes }
 }
 
 /// What people must know about threads that could not be created; each sentence once.

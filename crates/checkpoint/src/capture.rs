@@ -177,6 +177,79 @@ pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> i
     Ok(Capture { running: Some(running) })
 }
 
+/// A copy that other threads have begun while the values behind the tensors are still being collected.
+///
+/// Whoever drops it waits until no thread reads the sources any more; the slot then holds nothing.
+pub struct Early {
+    filling: Option<Filling>,
+    pass: Arc<Pass>,
+}
+
+impl Early {
+    /// Takes `slot` and lets another thread begin to copy. Nothing is sealed before [`Early::finish`].
+    ///
+    /// # Safety
+    /// Every source must stay readable, and unchanged, until `finish` returns or this is dropped.
+    ///
+    /// # Errors
+    /// As [`start`].
+    pub unsafe fn begin(
+        slot: Arc<Slot>,
+        (tensors, sources): (Described, &[Source]),
+        label: Label,
+        persist: bool,
+    ) -> io::Result<Self> {
+        let alike = sources.iter().take_while(|s| !s.eager).map(|s| s.bytes).sum();
+        let filling = Filling::begin(slot, tensors, label, persist, alike)?;
+        let mut at = 0;
+        let mut pieces = Vec::with_capacity(sources.len());
+        for source in sources {
+            if source.bytes > 0 {
+                // All are complete before the loop goes on.
+                pieces.push((at, Source { eager: false, ..*source }));
+            }
+            at += source.bytes;
+        }
+        // SAFETY: the caller's promise.
+        let pass = Arc::new(unsafe { Pass::new(Arc::clone(&filling.slot), at, pieces.into(), true) });
+        pass.begin(1, &FOREGROUND);
+        Ok(Early { filling: Some(filling), pass })
+    }
+
+    /// Completes the copy, with the bytes of these values behind it, and seals the slot.
+    ///
+    /// # Errors
+    /// As [`start`]; the slot then holds nothing.
+    pub fn finish(mut self, values: &[(Tensor, &[u8])], board: Option<&Board>) -> io::Result<()> {
+        let mut crcs = self.pass.finish()?;
+        let Some(mut filling) = self.filling.take() else { return Ok(()) };
+        let mut at = usize::try_from(filling.tensors.bytes).map_err(io::Error::other)?;
+        let described: Vec<Tensor> = values.iter().map(|(tensor, _)| tensor.clone()).collect();
+        filling.tensors.push(&described)?;
+        filling.check()?;
+        for (_, bytes) in values {
+            let mut bytes = *bytes;
+            while !bytes.is_empty() {
+                let (piece, rest) = bytes.split_at(bytes.len().min(CHUNK_BYTES - at % CHUNK_BYTES));
+                let mut sum = if at.is_multiple_of(CHUNK_BYTES) { None } else { crcs.pop() }
+                    .map_or_else(Running::default, Running::after);
+                filling.slot.map().write(REGION_AT + at, piece)?;
+                sum.read(piece);
+                crcs.push(sum.value());
+                at += piece.len();
+                bytes = rest;
+            }
+        }
+        filling.finish(&crcs, board)
+    }
+}
+
+impl Drop for Early {
+    fn drop(&mut self) {
+        let _ = self.pass.finish();
+    }
+}
+
 /// A slot that is being filled: by [`start`], or by a device with copies of its own.
 #[derive(Debug)]
 pub struct Filling {
@@ -194,16 +267,24 @@ impl Filling {
     /// # Errors
     /// As [`start`].
     pub fn begin(slot: Arc<Slot>, tensors: Described, label: Label, persist: bool, alike: usize) -> io::Result<Self> {
+        let filling = Filling { slot, tensors, label, persist, alike };
+        filling.check()?;
+        if !filling.slot.begin() {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        Ok(filling)
+    }
+
+    /// The tensors can be read, and fit.
+    fn check(&self) -> io::Result<()> {
+        let tensors = &self.tensors;
         let index_bytes = tensors.json_bytes() + tensors.chunks() * 21 + 32;
         let readable = tensors.header.check(tensors.json_bytes() as u64, tensors.bytes);
         readable.map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
-        if !slot.fits(tensors.bytes, index_bytes as u64) {
+        if !self.slot.fits(tensors.bytes, index_bytes as u64) {
             return Err(io::Error::new(io::ErrorKind::StorageFull, "the state has outgrown its slot"));
         }
-        if !slot.begin() {
-            return Err(io::ErrorKind::ResourceBusy.into());
-        }
-        Ok(Filling { slot, tensors, label, persist, alike })
+        Ok(())
     }
 
     /// Where the first tensor begins, and the bytes of all.

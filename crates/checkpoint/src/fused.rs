@@ -86,6 +86,12 @@ impl Default for Running {
 }
 
 impl Running {
+    /// Goes on after bytes with this checksum.
+    #[must_use]
+    pub fn after(checksum: u64) -> Self {
+        Running { state: !checksum }
+    }
+
     /// Checksum of everything so far.
     #[must_use]
     pub fn value(self) -> u64 {

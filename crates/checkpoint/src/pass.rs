@@ -44,17 +44,30 @@ impl Pass {
     /// When the region lies outside the slot.
     pub fn run(self, threads: usize, copiers: &'static Copiers) -> io::Result<Vec<u64>> {
         let pass = Arc::new(self);
-        for _ in 1..threads.min(pass.bytes.div_ceil(CHUNK_BYTES)) {
-            let helper = Arc::clone(&pass);
+        pass.begin(threads.saturating_sub(1).min(pass.bytes.div_ceil(CHUNK_BYTES).saturating_sub(1)), copiers);
+        pass.finish()
+    }
+
+    /// Lets up to `helpers` threads begin, while this one does something else.
+    pub fn begin(self: &Arc<Self>, helpers: usize, copiers: &'static Copiers) {
+        for _ in 0..helpers {
+            let helper = Arc::clone(self);
             if copiers.submit(Box::new(move || helper.work())).is_err() {
                 break;
             }
         }
-        pass.work();
-        let mut done = pass.lock();
+    }
+
+    /// Does what nobody has begun, and returns the checksum of every chunk when all are complete.
+    ///
+    /// # Errors
+    /// When the region lies outside the slot.
+    pub fn finish(&self) -> io::Result<Vec<u64>> {
+        self.work();
+        let mut done = self.lock();
         while done.left > 0 {
             // What a helper has taken it will finish; one that comes late finds nothing to take.
-            done = pass.complete.wait(done).unwrap_or_else(PoisonError::into_inner);
+            done = self.complete.wait(done).unwrap_or_else(PoisonError::into_inner);
         }
         match done.failed.take() {
             Some(e) => Err(e),

@@ -1,0 +1,69 @@
+"""A copy that another thread begins while the rest of a step is collected is the copy of that step."""
+
+import pytest
+
+SCRIPT = """
+import os, torch, everstep
+
+class Beside:
+    \"\"\"State beside the model, which changes the model for as long as it is asked.\"\"\"
+
+    def __init__(self, model):
+        self.model, self.size = model, 0
+
+    def change(self, by):
+        with torch.no_grad():
+            for p in self.model.parameters():
+                p.add_(by)
+
+    def state_dict(self):
+        self.change(1024)
+        try:
+            return {"bytes": b"x" * self.size}
+        finally:
+            self.change(-1024)
+
+    def load_state_dict(self, state):
+        self.size = len(state["bytes"])
+
+width, overlap = WIDTH, OVERLAP
+model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Linear(width, width))
+for p in model.parameters():
+    # Small integers: adding and subtracting gives the same again.
+    torch.nn.init.uniform_(p, -8, 8).data.round_()
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+beside = Beside(model)
+ckpt = everstep.CheckpointManager(
+    "ckpt", model=model, optimizer=optimizer, beside=beside, persist=0, every=1, overlap=overlap
+)
+start = ckpt.restore()
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    same = all(torch.equal(a, b.detach()) for a, b in zip(torch.load("weights.pt"), model.parameters()))
+    print("RESTORED", start, same, beside.size, ckpt.extra, flush=True)
+    ckpt.close()
+    raise SystemExit(0)
+for step in range(1, 31):
+    for p in model.parameters():
+        p.grad = torch.full_like(p, float(step % 3))
+    optimizer.step()
+    # It outgrows the room that was reserved for it.
+    beside.size = {10: 3_000_000, 20: 10}.get(step, beside.size)
+    if step == 15:
+        try:
+            ckpt.step(step, bad=object())
+        except everstep.CheckpointError as e:
+            print("REFUSED", e, flush=True)
+        continue
+    ckpt.step(step, note=step)
+torch.save([p.detach() for p in model.parameters()], "weights.pt")
+ckpt.wait()
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize(("width", "overlap"), [(8, "'auto'"), (300, "'auto'"), (300, "True"), (1000, "False")])
+def test_what_is_restored_is_the_step_whatever_was_collected_meanwhile(everstep, script, width, overlap):
+    path = script(SCRIPT.replace("WIDTH", str(width)).replace("OVERLAP", overlap))
+    done = everstep("run", "--standalone", "--max-restarts", "1", path, timeout=120)
+    assert "RESTORED 30 True 10 {'note': 30}" in done.stdout, done.stdout + done.stderr
+    assert "REFUSED" in done.stdout and "bad" in done.stdout
