@@ -17,7 +17,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use std::sync::Arc;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 /// Input for the coordinator's driver.
@@ -76,17 +77,7 @@ struct Shared {
 
 /// Serves until the process ends. `report` receives a message when accepting fails.
 pub async fn serve(listener: TcpListener, token: Token, inbox: mpsc::UnboundedSender<Inbound>, report: fn(&str)) {
-    let shared = Shared { inbox, token };
-    let router = Router::new()
-        .route("/v1/attach", post(attach))
-        .route("/v1/status", get(status))
-        .route("/metrics", get(metrics))
-        .route("/v1/jobs/{job}/stop", post(stop))
-        .route("/v1/jobs/{job}/stacks", post(stacks))
-        .route("/v1/jobs/{job}/inject", post(inject))
-        .route("/v1/jobs/{job}/approve", post(approve))
-        .layer(middleware::from_fn_with_state(shared.clone(), authorize))
-        .with_state(shared);
+    let router = router(token, inbox);
     let (door, mut trouble) = (Door::default(), Trouble::default());
     loop {
         let (stream, peer) = match listener.accept().await {
@@ -101,8 +92,24 @@ pub async fn serve(listener: TcpListener, token: Token, inbox: mpsc::UnboundedSe
         trouble.over();
         let Ok(local) = stream.local_addr() else { continue };
         let Some(pass) = door.admit(door::caller(local, peer)) else { continue };
+        let _ = stream.set_nodelay(true);
         tokio::spawn(converse(stream, router.clone(), pass));
     }
+}
+
+/// Returns the service that answers requests which present the token.
+pub fn router(token: Token, inbox: mpsc::UnboundedSender<Inbound>) -> Router {
+    let shared = Shared { inbox, token };
+    Router::new()
+        .route("/v1/attach", post(attach))
+        .route("/v1/status", get(status))
+        .route("/metrics", get(metrics))
+        .route("/v1/jobs/{job}/stop", post(stop))
+        .route("/v1/jobs/{job}/stacks", post(stacks))
+        .route("/v1/jobs/{job}/inject", post(inject))
+        .route("/v1/jobs/{job}/approve", post(approve))
+        .layer(middleware::from_fn_with_state(shared.clone(), authorize))
+        .with_state(shared)
 }
 
 /// Notifies the connection that one of its requests has presented the token.
@@ -111,8 +118,7 @@ struct Proof(Arc<Notify>);
 
 /// Serves one connection. It is closed after [`PROOF_TIMEOUT`] unless a request has presented the
 /// token.
-async fn converse(stream: TcpStream, router: Router, pass: Pass) {
-    let _ = stream.set_nodelay(true);
+pub async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, router: Router, pass: Pass) {
     let proof = Proof::default();
     let service = TowerToHyperService::new(router.layer(Extension(proof.clone())));
     let mut builder = Builder::new(TokioExecutor::new());
