@@ -159,13 +159,17 @@ pub struct LineSplitter {
 impl LineSplitter {
     /// Adds bytes and returns the lines that are now complete.
     pub fn push(&mut self, data: &[u8]) -> Vec<Vec<u8>> {
+        // There is no newline in what is left from before: no byte is scanned twice, however small
+        // the pieces are.
+        let mut scanned = self.rest.len();
         self.rest.extend_from_slice(data);
-        let mut lines = Vec::new();
-        while let Some(end) = self.rest.iter().position(|b| *b == b'\n') {
-            let mut line: Vec<u8> = self.rest.drain(..=end).collect();
-            line.pop();
-            lines.push(line);
+        let (mut lines, mut begin) = (Vec::new(), 0);
+        while let Some(length) = self.rest.iter().skip(scanned).position(|b| *b == b'\n') {
+            let end = scanned + length;
+            lines.push(self.rest.get(begin..end).unwrap_or_default().to_vec());
+            (begin, scanned) = (end + 1, end + 1);
         }
+        self.rest.drain(..begin);
         lines
     }
 
