@@ -1,1 +1,10 @@
+//! The parts of the binary that parse input of other programs and of people. They are a library so
+//! that the fuzz targets in `fuzz/` reach them; everything else is in `main.rs`.
 
+pub mod detect;
+
+/// The process-group store without its sockets: torch's TCPStore protocol over any stream.
+pub mod pgstore {
+    pub mod client;
+    pub mod keys;
+}

@@ -10,7 +10,6 @@ mod children;
 mod cli;
 mod coordinator;
 mod descriptors;
-mod detect;
 mod file_size;
 mod guard;
 mod listening;
@@ -23,6 +22,8 @@ mod preload;
 mod provisioner;
 mod say;
 mod store;
+
+use everstep::detect;
 
 fn main() {
     children::keep();

@@ -7,30 +7,29 @@ use everstep_wire::limits::{
 };
 use std::io;
 use std::sync::Arc;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 
 const MAGIC: u32 = 0x3C85_F7CE;
 const STOP_WAITING: u8 = 0;
 const WAIT_CANCELED: u8 = 1;
 
-/// Serves one client until it disconnects.
-pub(super) async fn serve(stream: TcpStream, shared: Arc<Shared>, pass: Pass) {
-    let _ = stream.set_nodelay(true);
-    let (reader, writer) = stream.into_split();
-    let client = Client { reader: BufReader::new(reader), writer, shared };
-    // An error ends only this connection: the client is gone or does not speak the protocol.
-    if let Err(e) = client.run(pass).await
-        && e.kind() == io::ErrorKind::StorageFull
-    {
-        crate::say!("{e}; the connection of the rank that asks for more is closed");
-    }
+/// Serves one client until it disconnects. Its pass is returned after the handshake.
+///
+/// # Errors
+/// `StorageFull` if the store would hold too much; other errors if the client is gone or does not
+/// speak the protocol.
+pub async fn converse(
+    reader: impl AsyncRead + Unpin,
+    writer: impl AsyncWrite + Unpin,
+    shared: Arc<Shared>,
+    pass: Pass,
+) -> io::Result<()> {
+    Client { reader: BufReader::new(reader), writer, shared }.run(pass).await
 }
 
-struct Client {
-    reader: BufReader<OwnedReadHalf>,
-    writer: OwnedWriteHalf,
+struct Client<R, W> {
+    reader: BufReader<R>,
+    writer: W,
     shared: Arc<Shared>,
 }
 
@@ -38,7 +37,7 @@ fn malformed(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
-impl Client {
+impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Client<R, W> {
     async fn bytes(&mut self, limit: u64) -> io::Result<Vec<u8>> {
         let length = self.reader.read_u64_le().await?;
         if length > limit {

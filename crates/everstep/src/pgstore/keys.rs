@@ -30,7 +30,7 @@ struct Keys {
 
 /// The keys of one generation.
 #[derive(Default)]
-pub(super) struct Shared {
+pub struct Shared {
     keys: Mutex<Keys>,
 }
 

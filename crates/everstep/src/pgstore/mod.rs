@@ -7,14 +7,12 @@
 //! (`torch/csrc/distributed/c10d/TCPStore.cpp`): one byte of query type, then strings as 64-bit
 //! length and bytes, integers as 64 bits, all little endian.
 
-mod client;
-mod keys;
-
 use crate::agent::connection::Target;
 use crate::listening::Place;
-use everstep_wire::door::{self, Caller, Door, Trouble};
+use everstep::pgstore::client::converse;
+use everstep::pgstore::keys::Shared;
+use everstep_wire::door::{self, Caller, Door, Pass, Trouble};
 use everstep_wire::limits::{PROOF_TIMEOUT, STORE_CLIENTS_MAX};
-use keys::Shared;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -158,10 +156,21 @@ async fn accept(listener: TcpListener, gate: Arc<Mutex<Gate>>, control: Option<T
                     gate.sweep_at = 2 * gate.clients.len() + 64;
                 }
                 if gate.clients.len() < STORE_CLIENTS_MAX {
-                    gate.clients.push(tokio::spawn(client::serve(stream, keys, pass)));
+                    gate.clients.push(tokio::spawn(serve(stream, keys, pass)));
                 }
             }
         });
+    }
+}
+
+/// Serves one client. An error ends only its connection.
+async fn serve(stream: TcpStream, shared: Arc<Shared>, pass: Pass) {
+    let _ = stream.set_nodelay(true);
+    let (reader, writer) = stream.into_split();
+    if let Err(e) = converse(reader, writer, shared, pass).await
+        && e.kind() == io::ErrorKind::StorageFull
+    {
+        crate::say!("{e}; the connection of the rank that asks for more is closed");
     }
 }
 
