@@ -197,7 +197,8 @@ fn episode(name: String, of: Building, metrics: &[Metric], warnings: &mut Vec<St
     for ((machine, second, metric), value) in sorted {
         let Some(machine) = numbers.get(&machine) else { continue };
         for held in 0..holds {
-            let at = usize::try_from(second + held - first).unwrap_or(usize::MAX);
+            // In this order: a second may be the largest that there is.
+            let at = usize::try_from((second - first).saturating_add(held)).unwrap_or(usize::MAX);
             if let Some(cell) = series.row_mut(metric, at).get_mut(*machine) {
                 *cell = value;
             }
@@ -233,6 +234,10 @@ mod tests {
         assert!(series(std::iter::empty(), &Described::default()).is_err());
         let far = series(vec![row(0.0, "a", 1.0, 2), row(1.7e12, "b", 2.0, 3)].into_iter(), &Described::default());
         assert!(far.unwrap_err().contains("is the time in seconds?"));
+        // 2^63 is beyond the last second that can be counted, so it is taken for that one.
+        let last =
+            series([9.223372036854775e18, 1e19].map(|time| row(time, "a", 1.0, 1)).into_iter(), &Described::default());
+        assert_eq!(last.unwrap().episodes[0].series.seconds(), 1024);
     }
 
     #[test]
