@@ -8,6 +8,7 @@
 //! ```
 
 pub mod csv;
+mod footer;
 pub mod judge;
 pub mod packing;
 pub mod parquet;

@@ -1,10 +1,20 @@
 //! The same tables as Apache Parquet: flat columns of numbers and text.
+//!
+//! The reader of the `parquet` crate trusts a file in several ways: it panics where columns are
+//! shorter than they claim, and allocates by claimed lengths. Here, a damaged file is an error.
 
 use super::csv::of_fields;
+use super::footer;
 use super::table::Row;
-use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::ParquetMetaData;
+use parquet::file::reader::{ChunkReader, FileReader, SerializedFileReader};
 use parquet::record::Field;
-use std::fs::File;
+use parquet::record::reader::RowIter;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Bytes at the end of a file: the length of the footer, and `PAR1`.
+const TAIL_BYTES: u64 = 8;
 
 fn text(of: &Field) -> String {
     match of {
@@ -20,16 +30,52 @@ fn text(of: &Field) -> String {
 ///
 /// # Errors
 /// Fails if it is not a Parquet file, or lacks a column.
-pub fn rows(file: File) -> Result<impl Iterator<Item = Result<Row, String>>, String> {
-    let reader = SerializedFileReader::new(file).map_err(|e| format!("it cannot be read as Parquet: {e}"))?;
+pub fn rows(file: impl ChunkReader + 'static) -> Result<impl Iterator<Item = Result<Row, String>>, String> {
+    let footer = read(|| footer_of(&file))?;
+    if !footer::is_plausible(&footer) {
+        return Err(unreadable("its footer is damaged"));
+    }
+    let reader = read(|| SerializedFileReader::new(file))?;
+    if !is_consistent(reader.metadata()) {
+        return Err(unreadable("its columns have different lengths, or are not flat"));
+    }
     let schema = reader.metadata().file_metadata().schema_descr();
     let header: Vec<String> = schema.columns().iter().map(|c| c.name().to_owned()).collect();
-    let mut all = Vec::new();
-    for row in reader.get_row_iter(None).map_err(|e| format!("it cannot be read as Parquet: {e}"))? {
-        let row = row.map_err(|e| format!("it cannot be read as Parquet: {e}"))?;
-        all.push(row.get_column_iter().map(|(_, field)| text(field)).collect::<Vec<String>>());
+    let mut rows = Some(RowIter::from_file_into(Box::new(reader)));
+    let records = std::iter::from_fn(move || {
+        let row = read(|| rows.as_mut().and_then(Iterator::next).transpose()).transpose()?;
+        // After an error, the reader would not get any further.
+        rows = rows.take().filter(|_| row.is_ok());
+        Some(row.map(|row| row.get_column_iter().map(|(_, field)| text(field)).collect()))
+    });
+    of_fields(header, records)
+}
+
+fn unreadable(why: impl std::fmt::Display) -> String {
+    format!("it cannot be read as Parquet: {why}")
+}
+
+/// Calls the reader, whose panics mean that the file is damaged.
+fn read<T>(call: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(done) => done.map_err(unreadable),
+        Err(_) => Err(unreadable("the file is damaged")),
     }
-    of_fields(header, all.into_iter().map(Ok))
+}
+
+/// Returns the footer, or nothing if there is none. The reader has the better message for that.
+fn footer_of(file: &impl ChunkReader) -> Result<Vec<u8>, ParquetError> {
+    let Some(tail_at) = file.len().checked_sub(TAIL_BYTES) else { return Ok(Vec::new()) };
+    let tail = file.get_bytes(tail_at, TAIL_BYTES as usize)?;
+    let length = tail.first_chunk().map_or(0, |length| u32::from_le_bytes(*length));
+    let Some(start) = tail_at.checked_sub(u64::from(length)) else { return Ok(Vec::new()) };
+    Ok(file.get_bytes(start, length as usize)?.to_vec())
+}
+
+/// Returns whether all columns of a row group have as many values as it has rows. The reader would
+/// repeat the last value of a column that is too short.
+fn is_consistent(metadata: &ParquetMetaData) -> bool {
+    metadata.row_groups().iter().all(|group| group.columns().iter().all(|c| c.num_values() == group.num_rows()))
 }
 
 #[cfg(test)]
