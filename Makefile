@@ -13,7 +13,7 @@ PYTHON := examples figures harness python/tests
 WORKSPACE := --workspace --exclude everstep-python
 export GLOO_SOCKET_IFNAME ?= lo
 
-.PHONY: help setup build demo test check figures figure soak papers sim s3s fmt clean
+.PHONY: help setup build demo test check figures figure soak papers sim fuzz s3s fmt clean
 
 help:
 	@echo "make demo            the main job on real text, with real kills"
@@ -22,6 +22,7 @@ help:
 	@echo "make soak NAME=x     the same with the full counts"
 	@echo "make papers          the tables of the papers, into docs/benchmarks"
 	@echo "make sim SEED=n      replay one simulated cluster exactly"
+	@echo "make fuzz SECONDS=n  fuzz every parser for n seconds each"
 	@echo "make check           formatting, lints, spelling, links; make fmt: format"
 
 # The virtual environment: torch and what tests need, from PyPI.
@@ -47,6 +48,7 @@ demo: setup
 
 check: $(VENV)/ready
 	cargo fmt --check
+	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo clippy -q --workspace --all-targets -- -D warnings
 	$(VENV)/bin/ruff check -q $(PYTHON)
 	$(VENV)/bin/ruff format -q --check $(PYTHON)
@@ -87,8 +89,14 @@ papers:
 sim:
 	cargo run -q --release -p everstep-sim -- $(SEED)
 
+# Needs neither the virtual environment nor a nightly compiler. A finding fails it.
+SECONDS := 60
+fuzz:
+	python3 harness/fuzz.py $(SECONDS)
+
 fmt: $(VENV)/ready
 	cargo fmt
+	cargo fmt --manifest-path fuzz/Cargo.toml
 	$(VENV)/bin/ruff format -q $(PYTHON)
 
 clean:

@@ -1,0 +1,54 @@
+//! A stand-in for the coordinator behind its server.
+
+use everstep_core::id::Epoch;
+use everstep_core::message::Order;
+use everstep_wire::envelope::{ToAgent, ToCoordinator};
+use everstep_wire::server::Inbound;
+use serde_json::json;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+
+/// The token of its requests. It is short, so that mutations keep it.
+pub const TOKEN: &str = "token";
+/// The only job that it knows.
+pub const JOB: &str = "job";
+
+/// Answers requests until the server is gone, and returns the number of requests.
+pub async fn answer(mut inbox: UnboundedReceiver<Inbound>) -> usize {
+    let mut requests = 0;
+    while let Some(request) = inbox.recv().await {
+        requests += 1;
+        // Nobody listens if the connection is gone.
+        match request {
+            Inbound::Attached { orders, lines } => {
+                tokio::spawn(converse(orders, lines));
+            }
+            Inbound::Status(done) => drop(done.send(json!({"jobs": []}))),
+            Inbound::Metrics(done) => drop(done.send("# EOF\n".into())),
+            Inbound::Stop { job, done } | Inbound::Stacks { job, done } => drop(done.send(job == JOB)),
+            Inbound::Approve { job, request, done } => {
+                let answer = if job == JOB { Ok(format!("request {request}")) } else { Err(format!("no job {job}")) };
+                let _ = done.send(answer);
+            }
+            Inbound::Inject { job, injection, done } => {
+                let answer = if job == JOB { Ok(format!("{injection:?}")) } else { Err(format!("no job {job}")) };
+                let _ = done.send(answer);
+            }
+        }
+    }
+    requests
+}
+
+/// Sends an order for each message of an agent.
+async fn converse(orders: UnboundedSender<ToAgent>, mut lines: UnboundedReceiver<ToCoordinator>) {
+    while let Some(message) = lines.recv().await {
+        let epoch = Epoch(1);
+        let order = match message {
+            ToCoordinator::Hello { .. } => ToAgent::Order { epoch, order: Order::Welcome { epoch } },
+            ToCoordinator::Report(_) => ToAgent::Stacks,
+            _ => ToAgent::Ping,
+        };
+        if orders.send(order).is_err() {
+            return;
+        }
+    }
+}
