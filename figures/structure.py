@@ -16,7 +16,7 @@ import tree_sitter_rust
 from tree_sitter import Language, Node, Parser
 
 #: Directories of the repository that contain its own source.
-SOURCES = ("crates", "examples", "figures", "harness", "python")
+SOURCES = ("crates", "examples", "figures", "fuzz", "harness", "python")
 #: Directories below them that do not.
 FOREIGN = frozenset(("__pycache__", "everstep.data", "target"))
 #: Derives whose fields are the options of a command line.
