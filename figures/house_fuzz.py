@@ -1,7 +1,7 @@
 """Every parser of foreign input is fuzzed with coverage feedback, and nothing is found.
 
-The control arm is a parser with a planted bug behind six particular bytes, which only coverage
-feedback reaches.
+The control arm is a parser with a planted bug behind six particular bytes. Whether coverage
+feedback reaches it has not been measured yet.
 """
 
 from __future__ import annotations
