@@ -52,7 +52,7 @@ impl PyLayout {
     }
 }
 
-/// A value of one step, as it stands in the index.
+/// Describes a value of one step for the index.
 pub fn value(name: &str, bytes: &[u8]) -> Tensor {
     let bytes = bytes.len() as u64;
     Tensor { name: name.into(), dtype: "U8".into(), shape: vec![bytes], bytes }

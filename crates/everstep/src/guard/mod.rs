@@ -89,7 +89,7 @@ pub fn run(lock: i32, input: i32) -> i32 {
     };
     loop {
         guard.wait();
-        // Who is dead by now has not died of a signal that the agent asks for next.
+        // A worker that is dead already was not ended by the request that is read next.
         guard.reap();
         guard.receive();
         guard.reap();
