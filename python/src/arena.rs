@@ -165,7 +165,7 @@ impl PyArena {
         let early = self.early.lock().ok().and_then(|mut e| e.take());
         let board = board.map(|b| b.board.clone());
         let values: Vec<_> = blobs.iter().map(|(name, bytes)| (value(name, bytes), &bytes[..])).collect();
-        py.detach(|| early.map_or(Ok(()), |e| e.finish(&values, board.as_deref()))).map_err(checkpoint)
+        py.detach(|| early.map_or(Ok(()), |e| e.finish(values, board.as_deref()))).map_err(checkpoint)
     }
 
     /// Gives up what [`PyArena::start`] has begun.

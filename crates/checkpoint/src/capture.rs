@@ -127,6 +127,22 @@ pub struct Plan {
     pub compare: bool,
 }
 
+/// Bytes that ranks with the same state have in common: those before the first source that changes outside the optimizer.
+fn alike(sources: &[Source]) -> usize {
+    sources.iter().take_while(|s| !s.eager).map(|s| s.bytes).sum()
+}
+
+/// Sources that are not empty, with their offsets in the region, and the bytes of all.
+fn in_order(sources: &[Source]) -> (Vec<(usize, Source)>, usize) {
+    let mut end = 0;
+    let mut pieces = Vec::with_capacity(sources.len());
+    for source in sources.iter().filter(|s| s.bytes > 0) {
+        pieces.push((end, *source));
+        end += source.bytes;
+    }
+    (pieces, end)
+}
+
 /// Starts to fill `slot`.
 ///
 /// # Safety
@@ -135,24 +151,16 @@ pub struct Plan {
 /// # Errors
 /// `StorageFull` when the state has outgrown the slot; `ResourceBusy` when somebody has just pinned it.
 pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> io::Result<Capture> {
-    let alike = plan.sources.iter().take_while(|s| !s.eager).map(|s| s.bytes).sum();
-    let filling = Filling::begin(slot, plan.tensors, plan.label, plan.persist, alike)?;
+    let filling = Filling::begin(slot, plan.tensors, plan.label, plan.persist, alike(&plan.sources))?;
     let slot = Arc::clone(&filling.slot);
-    let mut at = 0;
-    let mut pieces = Vec::with_capacity(plan.sources.len());
-    for source in &plan.sources {
-        if source.eager {
-            // SAFETY: the caller promises that the source is readable.
-            unsafe { slot.map().write_from(REGION_AT + at, source.address as *const u8, source.bytes)? };
-        }
-        if source.bytes > 0 {
-            pieces.push((at, *source));
-        }
-        at += source.bytes;
+    let (pieces, bytes) = in_order(&plan.sources);
+    for (at, source) in pieces.iter().filter(|(_, s)| s.eager) {
+        // SAFETY: the caller promises that the source is readable.
+        unsafe { slot.map().write_from(REGION_AT + at, source.address as *const u8, source.bytes)? };
     }
     let (threads, pieces): (usize, Arc<[_]>) = (plan.threads.max(1), pieces.into());
     // SAFETY: the caller keeps the sources readable until the capture is done.
-    let pass = |copies| unsafe { Pass::new(Arc::clone(&slot), at, Arc::clone(&pieces), copies) };
+    let pass = |copies| unsafe { Pass::new(Arc::clone(&slot), bytes, Arc::clone(&pieces), copies) };
     if !plan.background {
         let crcs = pass(true).run(threads, &FOREGROUND)?;
         filling.finish(&crcs, board.as_deref())?;
@@ -199,19 +207,12 @@ impl Early {
         label: Label,
         persist: bool,
     ) -> io::Result<Self> {
-        let alike = sources.iter().take_while(|s| !s.eager).map(|s| s.bytes).sum();
-        let filling = Filling::begin(slot, tensors, label, persist, alike)?;
-        let mut at = 0;
-        let mut pieces = Vec::with_capacity(sources.len());
-        for source in sources {
-            if source.bytes > 0 {
-                // All are complete before the loop goes on.
-                pieces.push((at, Source { eager: false, ..*source }));
-            }
-            at += source.bytes;
-        }
+        let filling = Filling::begin(slot, tensors, label, persist, alike(sources))?;
+        let (mut pieces, bytes) = in_order(sources);
+        // All are complete before the loop goes on.
+        pieces.iter_mut().for_each(|(_, source)| source.eager = false);
         // SAFETY: the caller's promise.
-        let pass = Arc::new(unsafe { Pass::new(Arc::clone(&filling.slot), at, pieces.into(), true) });
+        let pass = Arc::new(unsafe { Pass::new(Arc::clone(&filling.slot), bytes, pieces.into(), true) });
         pass.begin(1, &FOREGROUND);
         Ok(Early { filling: Some(filling), pass })
     }
@@ -220,15 +221,14 @@ impl Early {
     ///
     /// # Errors
     /// As [`start`]; the slot then holds nothing.
-    pub fn finish(mut self, values: &[(Tensor, &[u8])], board: Option<&Board>) -> io::Result<()> {
+    pub fn finish(mut self, values: Vec<(Tensor, &[u8])>, board: Option<&Board>) -> io::Result<()> {
         let mut crcs = self.pass.finish()?;
         let Some(mut filling) = self.filling.take() else { return Ok(()) };
         let mut at = usize::try_from(filling.tensors.bytes).map_err(io::Error::other)?;
-        let described: Vec<Tensor> = values.iter().map(|(tensor, _)| tensor.clone()).collect();
+        let (described, values): (Vec<Tensor>, Vec<&[u8]>) = values.into_iter().unzip();
         filling.tensors.push(&described)?;
         filling.check()?;
-        for (_, bytes) in values {
-            let mut bytes = *bytes;
+        for mut bytes in values {
             while !bytes.is_empty() {
                 let (piece, rest) = bytes.split_at(bytes.len().min(CHUNK_BYTES - at % CHUNK_BYTES));
                 let mut sum = if at.is_multiple_of(CHUNK_BYTES) { None } else { crcs.pop() }
