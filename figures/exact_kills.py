@@ -47,7 +47,7 @@ COUNTED = (
     "python/src",
     *(
         f"python/everstep/{name}.py"
-        for name in ("batches", "branch", "checkpoint", "encoding", "in_place", "loading", "module_state")
+        for name in ("batches", "branch", "checkpoint", "encoding", "generators", "in_place", "loading", "module_state")
     ),
     *(
         f"python/everstep/{name}.py"

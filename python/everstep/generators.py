@@ -8,13 +8,14 @@ Whether this interpreter and this numpy do that is tried once, on generators mad
 from __future__ import annotations
 
 import _random
-import ctypes
 import random
 import sys
 from array import array
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+
+from ._internal import WatchedMemory, memory_at
 
 #: Bytes of numpy's ``mt19937_state``: 624 numbers and a position.
 _MT19937_BYTES = 625 * 4
@@ -24,10 +25,13 @@ class _Memory:
     """Blocks of memory, as (address, bytes); whoever makes it keeps them alive."""
 
     def __init__(self, *blocks: tuple[int, int]) -> None:
-        self._blocks = [(ctypes.c_char * size).from_address(address) for address, size in blocks]
+        self._blocks = [*blocks]
 
     def bytes(self) -> list[bytes]:
-        return [block.raw for block in self._blocks]
+        return [memory_at(address, size) for address, size in self._blocks]
+
+    def watched(self) -> WatchedMemory:
+        return WatchedMemory(self._blocks)
 
 
 def _own(obj: object, kind: type) -> tuple[int, int]:
@@ -82,17 +86,18 @@ class _Read:
 
     def __init__(self, generator: object, memory: _Memory) -> None:
         self.generator = generator
-        self._memory = memory
-        self._seen: list[Any] | None = None
-        self._value: Any = None
+        self._memory = memory.watched()
+        #: The value, and what lay beside it.
+        self._seen: tuple[Any, Any] | None = None
 
     def value(self, read: Callable[[], Any], beside: object = None) -> Any:
         """What ``read`` returns, unless nothing has changed; ``beside``: what belongs to the state and lies elsewhere."""
-        now = self._memory.bytes()
-        if self._seen is None or now != self._seen[0] or beside is not self._seen[1]:
+        changed, seen = self._memory.changed(), self._seen
+        if changed or seen is None or beside is not seen[1]:
+            self._seen = None
             # What another thread draws meanwhile is seen the next time.
-            self._value, self._seen = read(), [now, beside]
-        return self._value
+            self._seen = seen = (read(), beside)
+        return seen[0]
 
 
 _python: _Read | None = None

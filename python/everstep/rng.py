@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from . import generators
+from ._internal import memory_at
 from .damage import reading
 
 #: Those that numpy has for its global generator.
@@ -18,14 +19,32 @@ _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 
 
 def get() -> dict[str, Any]:
-    """Python's, torch's, numpy's (if it was imported) and all GPUs' generators."""
-    state: dict[str, Any] = {"python": generators.python(), "torch": torch.get_rng_state().numpy().tobytes()}
+    """Python's, torch's, numpy's (if it was imported) and all GPUs' generators. One that has drawn nothing since the last call has
+    the same object as then, if it has not the same bytes."""
+    state: dict[str, Any] = {"python": generators.python(), "torch": _torch()}
     numpy = generators.numpy()
     if numpy is not None:
         state["numpy"] = numpy
     if torch.cuda.is_initialized():
         state["cuda"] = [s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()]
     return state
+
+
+def _torch() -> bytes:
+    state = torch.get_rng_state()
+    # By way of numpy it takes longer.
+    return memory_at(state.data_ptr(), state.numel())
+
+
+def same(state: dict[str, Any], other: dict[str, Any]) -> bool:
+    """No generator has drawn anything between two calls of :func:`get`; it may be False nevertheless."""
+    return (
+        state.keys() == other.keys()
+        and state["python"] is other["python"]
+        and state.get("numpy") is other.get("numpy")
+        and state["torch"] == other["torch"]
+        and state.get("cuda") == other.get("cuda")
+    )
 
 
 def diverge(rank: int) -> None:

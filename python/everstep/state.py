@@ -108,6 +108,8 @@ class State:
     def __init__(self, objects: Mapping[str, Any], layout: Layout) -> None:
         self.layout = layout
         self._parts = Parts()
+        #: What the random generators were, and that encoded.
+        self._drawn: tuple[dict[str, Any], bytes] | None = None
         for name, obj in objects.items():
             if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
                 hint = "wrap a batch function with everstep.resumable" if callable(obj) else "it is not Stateful"
@@ -191,11 +193,18 @@ class State:
     def surroundings(self, extra: Mapping[str, Any]) -> list[tuple[str, bytes]]:
         """What belongs to a step and to no object, encoded. Tensors among the extra values are each rank's own, and part of the blob."""
         values = [
-            (RNG, encoding.encode(rng.get(), _root(RNG))),
+            (RNG, self._random()),
             (EXTRA, encoding.encode(dict(extra), _root(EXTRA))),
             (LAYOUT, self._layout_blob),
         ]
         return [(encoding.BLOB + name, blob) for name, blob in values]
+
+    def _random(self) -> bytes:
+        """The random generators, encoded again only if one has drawn."""
+        state = rng.get()
+        if self._drawn is None or not rng.same(state, self._drawn[0]):
+            self._drawn = state, encoding.encode(state, _root(RNG))
+        return self._drawn[1]
 
     def _beside(self, name: str, module: nn.Module, found: Entries) -> dict[str, Any] | None:
         if found.lazy:

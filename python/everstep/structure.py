@@ -8,8 +8,7 @@ find out (hooks, sharded tensors, state that is made anew each time), leads to :
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
-from operator import attrgetter, itemgetter
+from operator import attrgetter, is_, itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import encoding, optimizer_state
-from ._internal import Members, SlotLayout
+from ._internal import Members, Places, SlotLayout
 from .optimizer_state import ParameterNames
 from .slots import Sizes, Snapshot, described
 from .state import Item, State
@@ -39,14 +38,11 @@ class _Differs(Exception):
 _CANNOT = (_Differs, RuntimeError, AttributeError, KeyError, TypeError)
 
 
-def _ids(values: Iterable[Any]) -> list[int]:
-    return [*map(id, values)]
-
-
 #: Where a module keeps its members, and what takes part in saving them.
 _MEMBERS = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
-_TRANSIENT = itemgetter("_non_persistent_buffers_set")
+_TRANSIENT = "_non_persistent_buffers_set"
+_transient_of = itemgetter(_TRANSIENT)
 
 
 class _Modules:
@@ -60,14 +56,17 @@ class _Modules:
             if own != (nn.Module.state_dict, nn.Module._save_to_state_dict, nn.Module.get_extra_state) or "state_dict" in vars(module):
                 raise _Differs
         self._vars = [vars(m) for m in self._modules]
-        self._transient = [set(t) for t in map(_TRANSIENT, self._vars)]
-        self._members = Members([], self._vars, [*_MEMBERS], [*_HOOKS])
+        self._transient = [set(t) for t in map(_transient_of, self._vars)]
+        # Most models have none that is not saved.
+        self._any_transient = any(self._transient)
+        empty = [] if self._any_transient else [_TRANSIENT]
+        self._members = Members([], self._vars, [*_MEMBERS], [*_HOOKS, *empty])
         if not self.same():
             # Hooks take part.
             raise _Differs
 
     def same(self) -> bool:
-        return self._members.same() and [*map(_TRANSIENT, self._vars)] == self._transient
+        return self._members.same() and (not self._any_transient or [*map(_transient_of, self._vars)] == self._transient)
 
     def tensors(self) -> list[Tensor]:
         found: list[Tensor | None] = []
@@ -84,7 +83,6 @@ class _Optimizer:
             raise _Differs
         self._optimizer, self._state = optimizer, optimizer.state
         self._parameters = [[*g["params"]] for g in optimizer.param_groups]
-        self._members = [_ids(g) for g in self._parameters]
         self._entries = [*optimizer.state.values()]
         if any(type(v) not in _VALUES for s in self._entries for v in s.values() if not isinstance(v, Tensor)):
             raise _Differs
@@ -106,7 +104,12 @@ class _Optimizer:
 
     def same(self) -> bool:
         optimizer = self._optimizer
-        return optimizer.state is self._state and [_ids(g["params"]) for g in optimizer.param_groups] == self._members and self._kept.same()
+        if optimizer.state is not self._state or len(optimizer.param_groups) != len(self._parameters):
+            return False
+        for group, known in zip(optimizer.param_groups, self._parameters, strict=True):
+            if len(group["params"]) != len(known) or not all(map(is_, group["params"], known)):
+                return False
+        return self._kept.same()
 
     def tensors(self) -> list[Tensor]:
         return [v for s in self._entries for v in s.values() if isinstance(v, Tensor)]
@@ -123,21 +126,29 @@ class _Optimizer:
         return self._head + encoded[1:]
 
 
-def _shapes_of(tensors: list[Tensor]) -> Callable[[], Any]:
-    """What is the same as long as no tensor has another type, shape or order in memory."""
+def _views_of_complex(tensors: list[Tensor]) -> list[Tensor]:
+    """Those that can become a conjugated or negated view of the memory where they are: complex ones, and single imaginary parts."""
+    return [t for t in tensors if t.is_complex() or (t.numel() <= 1 and t.data_ptr() != t.untyped_storage().data_ptr())]
+
+
+def _same_places(tensors: list[Tensor]) -> Callable[[], bool]:
+    """Tells whether all tensors are still where they are now, with the same type, shape and order in memory."""
+
+    def flags(of: list[Tensor]) -> Any:
+        return [*map(Tensor.is_conj, of)], [*map(Tensor.is_neg, of)]
 
     def walked() -> Any:
-        return [*map(_SHAPE_AND_DTYPE, tensors)], [*map(Tensor.is_contiguous, tensors)], [*map(Tensor.is_conj, tensors)], [*map(Tensor.is_neg, tensors)]
+        looks = [*map(_SHAPE_AND_DTYPE, tensors)], [*map(Tensor.is_contiguous, tensors)], flags(tensors)
+        return [*map(Tensor.data_ptr, tensors)], looks
 
-    before = walked()
+    before, views = walked(), _views_of_complex(tensors)
+    flags_before = flags(views)
     try:
-        # One call in C++ for all of them; a private interface of torch, which may go away.
-        guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-        check = partial(guards.check, *tensors)
-        # It also fails on what does not matter here (requires_grad, autocast).
-        return (lambda: check() is True or walked() == before) if check() is True else walked
+        # One call for all of them; torch 2.10 and later.
+        places = Places(tensors)
     except Exception:
-        return walked
+        return lambda: walked() == before
+    return lambda: places.same() and (not views or flags(views) == flags_before)
 
 
 class Early(Protocol):
@@ -202,8 +213,7 @@ class _Known:
         self._tensors = [*{id(t): t for t in tensors}.values()]
         if any(type(t) not in _PLAIN or t.device.type != "cpu" or not t.is_contiguous() for t in self._tensors):
             raise _Differs
-        self._shapes = _shapes_of(self._tensors)
-        self._places = self._look()
+        self._same_places = _same_places(self._tensors)
         known = {t.data_ptr() for t in self._tensors}
         if any(i.tensor.data_ptr() not in known for i in self._items if not i.name.startswith(encoding.BLOB)):
             raise _Differs
@@ -219,9 +229,6 @@ class _Known:
         except _CANNOT:
             return None
 
-    def _look(self) -> tuple[list[int], Any]:
-        return [*map(Tensor.data_ptr, self._tensors)], self._shapes()
-
     def _blob_of(self, name: str, obj: Any) -> bytes:
         tensors: list[Item] = []
         blob = self._state.encoded(self._state.state_of(name, obj), name, tensors, eager=True)
@@ -231,14 +238,15 @@ class _Known:
 
     def snapshot(self, step: int, extra: dict[str, Any], persist: int | None, early: Early | None) -> Snapshot:
         """The tensors, once it is sure where they are, and everything else. Raises :class:`_Differs`."""
-        same = self._modules.same() and all(o.same() for o in self._optimizers.values())
-        if not same or self._look() != self._places:
-            raise _Differs
         others = {n: o for n, o in self._state.objects.items() if n not in self._optimizers and not isinstance(o, nn.Module)}
         blobs = {name: self._blob_of(name, obj) for name, obj in others.items()}
         # From here on no code of the user runs, which might change a tensor for a moment.
+        if not self._same_places():
+            raise _Differs
         started = early is not None and early.start(step, self._layout, self._sizes, persist)
         try:
+            if not (self._modules.same() and all(o.same() for o in self._optimizers.values())):
+                raise _Differs
             blobs |= {name: optimizer.blob() for name, optimizer in self._optimizers.items()}
             values = [(encoding.BLOB + n, blobs[n]) for n in self._state.objects if n in blobs]
             values += self._state.surroundings(extra)

@@ -4,6 +4,7 @@
 //! remembered is kept alive, so that no identity comes again.
 
 use pyo3::exceptions::PyKeyError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
 use pyo3::{PyTraverseError, PyVisit};
@@ -14,11 +15,8 @@ fn entries(dict: &Bound<'_, PyDict>) -> Entries {
     dict.iter().map(|(key, value)| (key.unbind(), value.unbind())).collect()
 }
 
-/// The same object, or an equal number or string of the same type.
+/// An equal number or string of the same type.
 fn same_value(seen: &Bound<'_, PyAny>, known: &Py<PyAny>) -> PyResult<bool> {
-    if seen.is(known) {
-        return Ok(true);
-    }
     let known = known.bind(seen.py());
     if let (Ok(seen), Ok(known)) = (seen.cast_exact::<PyFloat>(), known.cast_exact::<PyFloat>()) {
         // -0.0 is equal to 0.0, and not the same.
@@ -31,15 +29,24 @@ fn same_value(seen: &Bound<'_, PyAny>, known: &Py<PyAny>) -> PyResult<bool> {
 }
 
 fn same(dict: &Bound<'_, PyDict>, known: &Entries) -> PyResult<bool> {
-    if dict.len() != known.len() {
-        return Ok(false);
-    }
-    for ((key, value), (known_key, known_value)) in dict.iter().zip(known) {
-        if !key.is(known_key) || !same_value(&value, known_value)? {
+    let (mut at, mut left) = (0, known.iter());
+    let (mut key, mut value) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // Without a reference to each entry, whose memory would have to be fetched for it.
+    // SAFETY: the dict is one, the GIL is held; what is borrowed is used before the dict may change.
+    while unsafe { ffi::PyDict_Next(dict.as_ptr(), &raw mut at, &raw mut key, &raw mut value) } != 0 {
+        let Some((known_key, known_value)) = left.next() else { return Ok(false) };
+        if key != known_key.as_ptr() {
             return Ok(false);
         }
+        if value != known_value.as_ptr() {
+            // SAFETY: borrowed from the dict, as above; from here on there is a reference to it.
+            let value = unsafe { Bound::from_borrowed_ptr(dict.py(), value) };
+            if !same_value(&value, known_value)? {
+                return Ok(false);
+            }
+        }
     }
-    Ok(true)
+    Ok(left.next().is_none())
 }
 
 fn within<'py>(owner: &Bound<'py, PyDict>, name: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {

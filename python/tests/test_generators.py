@@ -5,8 +5,11 @@ from array import array
 
 import numpy
 import pytest
+import torch
 
-from everstep import generators
+from everstep import encoding, generators, rng
+from everstep.state import State
+from everstep.values import Layout
 
 
 def python_state():
@@ -77,3 +80,13 @@ def test_another_generator_in_its_place_is_read():
     finally:
         numpy.random.set_bit_generator(bits)
     assert random._inst is own
+
+
+def test_what_is_written_of_all_generators_is_what_they_are_now():
+    state, chance = State({}, Layout(0, 1, replicated=True)), random.Random(3)
+    steps = [random.random, numpy.random.rand, lambda: torch.rand(1), lambda: torch.manual_seed(1), lambda: None]
+    for _ in range(200):
+        chance.choice(steps)()
+        assert state._random() == encoding.encode(rng.get(), (None, "rng", False))
+        assert rng.get()["torch"] == torch.get_rng_state().numpy().tobytes()
+    assert state._random() is state._random(), "nothing was drawn"

@@ -15,6 +15,7 @@
 
 use crate::format::digest::{CHUNK_BYTES, crc};
 use crate::format::index::Index;
+use crate::fused::{Running, fence};
 use crate::shm::Mapping;
 use everstep_core::message::Purpose;
 use everstep_wire::limits::INDEX_BYTES_MAX;
@@ -296,8 +297,23 @@ impl Slot {
     /// # Errors
     /// When the index does not fit.
     pub fn describe(&self, label: Label, index: &[u8], region: u64) -> io::Result<()> {
+        self.describe_in_parts(label, &[index], region)
+    }
+
+    /// As [`Slot::describe`], with an index whose parts lie in several places.
+    ///
+    /// # Errors
+    /// As [`Slot::describe`].
+    pub fn describe_in_parts(&self, label: Label, index: &[&[u8]], region: u64) -> io::Result<()> {
         let at = REGION_AT as u64 + region.next_multiple_of(4096);
-        self.map.write(usize::try_from(at).map_err(io::Error::other)?, index)?;
+        let mut end = usize::try_from(at).map_err(io::Error::other)?;
+        let (begin, mut sum) = (end, Running::default());
+        for part in index {
+            // SAFETY: a slice is readable for its whole length; only the writer of a slot describes it.
+            unsafe { self.map.sum_from(end, part.as_ptr(), part.len(), &mut sum)? };
+            end += part.len();
+        }
+        fence();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         for (word, value) in [
             (RUN, label.run),
@@ -308,8 +324,8 @@ impl Slot {
             (PURPOSE, label.purpose as u64),
             (SHARED, u64::from(label.shared)),
             (INDEX_AT, at),
-            (INDEX_BYTES, index.len() as u64),
-            (INDEX_CRC, crc(index)),
+            (INDEX_BYTES, (end - begin) as u64),
+            (INDEX_CRC, sum.value()),
             (REGION_BYTES, region),
             (SEALED_AT, now),
             (REPLICAS, 0),

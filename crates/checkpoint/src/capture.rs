@@ -47,6 +47,9 @@ pub struct Capture {
     running: Option<Receiver<io::Result<()>>>,
 }
 
+/// How the index of every capture begins.
+const INDEX_BEGINS: &[u8] = b"{\"tensors\":[";
+
 /// Tensors as they stand in a slot's index, written down once for many captures.
 #[derive(Clone, Debug, Default)]
 pub struct Described {
@@ -95,16 +98,14 @@ impl Described {
         usize::try_from(self.bytes.div_ceil(CHUNK_BYTES as u64)).unwrap_or(usize::MAX)
     }
 
-    /// As [`Index`] is read.
-    fn index(&self, crcs: &[u64]) -> io::Result<Vec<u8>> {
-        let mut json = Vec::with_capacity(self.json_bytes() + crcs.len() * 21 + 32);
-        json.extend_from_slice(b"{\"tensors\":[");
-        json.extend_from_slice(&self.shared);
-        json.extend_from_slice(&self.own);
-        json.extend_from_slice(b"],\"crcs\":");
-        serde_json::to_writer(&mut json, crcs).map_err(io::Error::other)?;
-        json.push(b'}');
-        Ok(json)
+    /// As [`Index`] is read, behind [`INDEX_BEGINS`]: of the tensors that all captures have, and the rest.
+    fn index(&self, crcs: &[u64]) -> io::Result<(&[u8], Vec<u8>)> {
+        let mut rest = Vec::with_capacity(self.own.len() + crcs.len() * 21 + 32);
+        rest.extend_from_slice(&self.own);
+        rest.extend_from_slice(b"],\"crcs\":");
+        serde_json::to_writer(&mut rest, crcs).map_err(io::Error::other)?;
+        rest.push(b'}');
+        Ok((&self.shared, rest))
     }
 }
 
@@ -310,7 +311,8 @@ impl Filling {
     }
 
     fn finish(self, crcs: &[u64], board: Option<&Board>) -> io::Result<()> {
-        self.slot.describe(self.label, &self.tensors.index(crcs)?, self.tensors.bytes)?;
+        let (shared, rest) = self.tensors.index(crcs)?;
+        self.slot.describe_in_parts(self.label, &[INDEX_BEGINS, shared, &rest], self.tensors.bytes)?;
         if self.label.shared && self.alike > 0 {
             self.slot.note_digest(digest(&self.slot, crcs, self.alike));
         }

@@ -1,0 +1,188 @@
+//! Tensors that are compared with what they were: their memory, type, shape and order in memory, at each step.
+//!
+//! torch tells all of it about one tensor after the other through `DLPack`'s exchange interface, a table of C functions with
+//! a stable ABI (dlpack.h, version 1.3; torch 2.10 and later). A call of a method of each tensor takes five times as long.
+
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyCapsuleMethods};
+use pyo3::{PyTraverseError, PyVisit};
+use std::ffi::{c_int, c_void};
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+
+/// Name of the capsule that holds the table.
+const CAPSULE: &std::ffi::CStr = c"dlpack_exchange_api";
+/// Major version of the table that is known here; the first minor version that has all of it.
+const VERSION: (u32, u32) = (1, 3);
+
+/// `DLPackExchangeAPI`, up to what is used.
+#[repr(C)]
+struct Table {
+    major: u32,
+    minor: u32,
+    earlier: *const c_void,
+    allocate: *const c_void,
+    managed_from_object: *const c_void,
+    object_from_managed: *const c_void,
+    from_object: Option<FromObject>,
+}
+
+/// Describes a tensor without taking a reference. Returns 0, or -1 with a Python exception set.
+type FromObject = unsafe extern "C" fn(*mut c_void, *mut Described) -> c_int;
+
+/// `DLTensor`.
+#[repr(C)]
+struct Described {
+    data: *mut c_void,
+    device: (i32, i32),
+    dimensions: i32,
+    dtype: (u8, u8, u16),
+    shape: *const i64,
+    strides: *const i64,
+    byte_offset: u64,
+}
+
+/// What is compared of one tensor, besides its shape and strides.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Place {
+    address: usize,
+    device: (i32, i32),
+    dtype: (u8, u8, u16),
+    dimensions: usize,
+}
+
+impl Place {
+    fn of(seen: &Described) -> Self {
+        let address = (seen.data as usize).wrapping_add(usize::try_from(seen.byte_offset).unwrap_or(usize::MAX));
+        let dimensions = usize::try_from(seen.dimensions).unwrap_or(0);
+        Place { address, device: seen.device, dtype: seen.dtype, dimensions }
+    }
+}
+
+/// Shape and strides, as long as no other code of torch runs.
+fn sides(seen: &Described) -> [&[i64]; 2] {
+    let n = usize::try_from(seen.dimensions).unwrap_or(0);
+    [seen.shape, seen.strides].map(|at| {
+        if n == 0 || at.is_null() {
+            return &[][..];
+        }
+        // SAFETY: torch's arrays have as many numbers as the tensor has dimensions, and belong to the tensor, which is alive
+        // and cannot change while the GIL is held, as it is by the only caller.
+        unsafe { std::slice::from_raw_parts(at, n) }
+    })
+}
+
+/// Lines of a tensor's Python object and of what torch has behind it, as it was: to have them in the cache in time. Nothing
+/// is read by these addresses.
+struct Lines([usize; 5]);
+
+impl Lines {
+    fn of(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let behind: usize = tensor.getattr("_cdata")?.extract()?;
+        let storage: usize = tensor.call_method0("untyped_storage")?.getattr("_cdata")?.extract()?;
+        Ok(Lines([tensor.as_ptr() as usize, behind, behind + 64, behind + 128, storage]))
+    }
+
+    fn fetch(&self) {
+        #[cfg(target_arch = "x86_64")]
+        for address in self.0 {
+            // SAFETY: a hint, which no address makes fail.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address as *const i8) }
+        }
+    }
+}
+
+/// So many tensors ahead their lines are asked for.
+const AHEAD: usize = 8;
+
+/// Where some tensors are, and what they look like.
+#[pyclass(name = "Places", frozen)]
+pub struct PyPlaces {
+    from_object: FromObject,
+    tensors: Vec<(Py<PyAny>, Place)>,
+    /// Shape and strides of one after the other.
+    sides: Vec<i64>,
+    lines: Vec<Lines>,
+}
+
+#[pymethods]
+impl PyPlaces {
+    /// Of these tensors. Raises `RuntimeError` or `AttributeError` when this torch has no such table, and what torch raises
+    /// about a tensor that it cannot describe.
+    #[new]
+    fn new(py: Python<'_>, tensors: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
+        let kind = py.import("torch")?.getattr("Tensor")?;
+        let capsule = kind.getattr("__dlpack_c_exchange_api__")?.cast_into::<PyCapsule>()?;
+        let table = capsule.pointer_checked(Some(CAPSULE))?.cast::<Table>();
+        // SAFETY: a capsule of this name holds such a table, which lives as long as the process (dlpack.h); the fields up to
+        // the version are the same in all versions, and the others are looked at once the version is known.
+        let (major, minor) = unsafe { ((*table.as_ptr()).major, (*table.as_ptr()).minor) };
+        let known = major == VERSION.0 && minor >= VERSION.1;
+        // SAFETY: as above, and the version has this field.
+        let from_object = known.then(|| unsafe { (*table.as_ptr()).from_object }).flatten();
+        let from_object = from_object.ok_or_else(|| PyRuntimeError::new_err("another version of DLPack"))?;
+        let mut places = PyPlaces { from_object, tensors: Vec::new(), sides: Vec::new(), lines: Vec::new() };
+        for tensor in tensors {
+            if !tensor.is_instance(&kind)? {
+                return Err(PyTypeError::new_err("no tensor"));
+            }
+            let seen = described(from_object, &tensor)?;
+            places.sides.extend(sides(&seen).concat());
+            places.lines.extend(Lines::of(&tensor));
+            places.tensors.push((tensor.unbind(), Place::of(&seen)));
+        }
+        Ok(places)
+    }
+
+    /// All are where they were, and look as they did.
+    fn same(&self, py: Python<'_>) -> PyResult<bool> {
+        let mut rest = &self.sides[..];
+        self.lines.iter().take(AHEAD).for_each(Lines::fetch);
+        for (i, (tensor, place)) in self.tensors.iter().enumerate() {
+            if let Some(lines) = self.lines.get(i + AHEAD) {
+                lines.fetch();
+            }
+            let seen = described(self.from_object, tensor.bind(py))?;
+            if Place::of(&seen) != *place {
+                return Ok(false);
+            }
+            for side in sides(&seen) {
+                let Some((known, behind)) = rest.split_at_checked(side.len()) else { return Ok(false) };
+                if side != known {
+                    return Ok(false);
+                }
+                rest = behind;
+            }
+        }
+        Ok(true)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.tensors.iter().try_for_each(|(tensor, _)| visit.call(tensor))
+    }
+}
+
+fn described(from_object: FromObject, tensor: &Bound<'_, PyAny>) -> PyResult<Described> {
+    let mut seen = Described {
+        data: std::ptr::null_mut(),
+        device: (0, 0),
+        dimensions: 0,
+        dtype: (0, 0, 0),
+        shape: std::ptr::null(),
+        strides: std::ptr::null(),
+        byte_offset: 0,
+    };
+    // SAFETY: the function is one of torch's table, and the object is an instance of torch's tensors (both seen by `new`);
+    // the GIL is held.
+    if unsafe { from_object(tensor.as_ptr().cast(), &raw mut seen) } != 0 {
+        return Err(PyErr::fetch(tensor.py()));
+    }
+    Ok(seen)
+}
+
+/// Adds the class to the module.
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_class::<PyPlaces>()
+}

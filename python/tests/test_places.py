@@ -1,0 +1,111 @@
+"""A tensor that looks otherwise at the same address is noticed, with torch's table of functions and without it."""
+
+import pytest
+import torch
+
+from everstep import structure
+
+
+@pytest.fixture(params=["table", "walk"])
+def same_places(request, monkeypatch):
+    if request.param == "walk":
+        monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__")
+    return structure._same_places
+
+
+def tensors():
+    pair = torch.randn(2)
+    return {
+        "square": torch.randn(4, 4),
+        "scalar": torch.zeros(()),
+        "empty": torch.empty(0, 3),
+        "complex": torch.randn(3, dtype=torch.complex64),
+        "imaginary": torch.view_as_complex(pair).imag,
+        "parameter": torch.nn.Parameter(torch.randn(2, 2)),
+        "half": torch.randn(3).to(torch.float8_e4m3fn),
+    }
+
+
+def moved(t):
+    t["square"].data = t["square"].clone()
+
+
+def transposed(t):
+    t["square"].data = t["square"].t()
+
+
+def reshaped(t):
+    t["square"].data = t["square"].view(2, 8)
+
+
+def shorter(t):
+    t["square"].resize_(2, 4)
+
+
+def other_type(t):
+    t["square"].data = t["square"].view(torch.int32)
+
+
+def another_eighth(t):
+    t["half"].data = t["half"].view(torch.float8_e5m2)
+
+
+def with_a_dimension(t):
+    t["scalar"].data = t["scalar"].view(1)
+
+
+def without_rows(t):
+    t["empty"].data = torch.empty(0, 4)
+
+
+def conjugated(t):
+    t["complex"].data = t["complex"].conj()
+
+
+def negated(t):
+    whole = torch.view_as_complex(torch.empty(0).set_(t["imaginary"].untyped_storage(), 0, (2,), (1,)))
+    other = whole.conj().imag
+    assert other.is_neg() and other.data_ptr() == t["imaginary"].data_ptr()
+    t["imaginary"].data = other
+
+
+def swapped(t):
+    t["parameter"].data = torch.randn(2, 2)
+
+
+CHANGES = [
+    moved,
+    transposed,
+    reshaped,
+    shorter,
+    other_type,
+    another_eighth,
+    with_a_dimension,
+    without_rows,
+    conjugated,
+    negated,
+    swapped,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
+def test_what_looks_otherwise_is_noticed(same_places, change):
+    t = tensors()
+    same = same_places([*t.values()])
+    assert same() and same()
+    with torch.no_grad():
+        for each in t.values():
+            # Values do not count.
+            each.copy_(torch.ones_like(each, dtype=torch.float32))
+        assert same()
+        change(t)
+    assert not same()
+
+
+def test_this_torch_has_the_table():
+    assert structure.Places([*tensors().values()]).same()
+
+
+def test_only_tensors_are_described():
+    with pytest.raises(TypeError, match="no tensor"):
+        structure.Places([torch.zeros(1), object()])
