@@ -16,8 +16,19 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How often one of the files is looked for. All are within a second, as long as the loop takes its steps.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// What came of looking for the files.
+#[derive(Default)]
+struct Looked {
+    turn: usize,
+    at: Option<Instant>,
+    lost: bool,
+}
 
 /// Slots of one worker.
 #[pyclass(name = "Arena", frozen)]
@@ -25,8 +36,7 @@ pub struct PyArena {
     slots: Vec<Arc<Slot>>,
     /// Their files: another one under the same name is another slot.
     inodes: Vec<u64>,
-    /// Calls of `lost`.
-    looks: AtomicUsize,
+    looked: Mutex<Looked>,
     label: Label,
     /// All ranks hold the same state: a slot of another rank will do.
     any_rank: bool,
@@ -55,7 +65,7 @@ impl PyArena {
         Ok(PyArena {
             slots,
             inodes,
-            looks: AtomicUsize::new(0),
+            looked: Mutex::default(),
             label,
             any_rank,
             running: Mutex::new(None),
@@ -64,12 +74,18 @@ impl PyArena {
         })
     }
 
-    /// Its files were removed: what it captures from now on, nobody finds. Looks at one file per call, in turn: they go
-    /// together, and a look at each costs a small state's step as much as a copy of 100 kB.
+    /// Its files were removed: what it captures from now on, nobody finds. Looks at one file a time, in turn, as they go
+    /// together, and only so often: a look costs a small state's step as much as a copy of 100 kB.
     fn lost(&self) -> bool {
-        let turn = self.looks.fetch_add(1, Ordering::Relaxed) % self.slots.len().max(1);
-        let mut one = self.slots.iter().zip(&self.inodes).skip(turn).take(1);
-        !one.all(|(slot, inode)| std::fs::metadata(slot.path()).is_ok_and(|m| m.ino() == *inode))
+        let Ok(mut looked) = self.looked.lock() else { return false };
+        if looked.lost || looked.at.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
+            return looked.lost;
+        }
+        let mut one = self.slots.iter().zip(&self.inodes).skip(looked.turn % self.slots.len().max(1)).take(1);
+        looked.lost = !one.all(|(slot, inode)| std::fs::metadata(slot.path()).is_ok_and(|m| m.ino() == *inode));
+        looked.turn += 1;
+        looked.at = Some(Instant::now());
+        looked.lost
     }
 
     /// Maps all pages now, so that the first captures do not pay for it.
@@ -258,12 +274,11 @@ impl PyArena {
     /// there is only one: what it held is on disk already).
     fn free_slot(&self) -> Option<Arc<Slot>> {
         let label = |s: &Arc<Slot>| s.label().filter(|l| self.fits(l)).map(|l| (l.generation, l.step));
-        let newest = self.slots.iter().filter_map(label).max();
-        let usable = self.slots.iter().filter(|s| !s.pinned());
-        let mut usable: Vec<_> = usable
-            .map(|s| (label(s), s))
-            .filter(|(l, _)| l.is_none() || *l != newest || self.slots.len() == 1)
-            .collect();
+        let all: Vec<_> = self.slots.iter().map(|s| (label(s), s)).collect();
+        let newest = all.iter().filter_map(|(l, _)| *l).max();
+        let only = self.slots.len() == 1;
+        let free = |(l, s): &(Option<_>, &Arc<Slot>)| !s.pinned() && (l.is_none() || *l != newest || only);
+        let mut usable: Vec<_> = all.into_iter().filter(free).collect();
         usable.sort_by_key(|(l, _)| *l);
         usable.first().map(|(_, s)| Arc::clone(s))
     }

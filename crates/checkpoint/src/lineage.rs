@@ -3,7 +3,7 @@
 //! Training is a line of steps. Going back to an earlier step and training on from there makes a second line beside the first:
 //! a *branch*. Every manifest records its own branch and the steps at which that branch, and those before it, were left.
 
-use everstep_wire::limits::LINEAGE_FORKS_MAX;
+use everstep_wire::limits::{LINEAGE_FORKS_MAX, LINEAGE_TURN_MAX};
 use serde::{Deserialize, Serialize};
 
 /// Where a branch was left for another one.
@@ -58,6 +58,12 @@ pub enum From {
 }
 
 impl Lineage {
+    /// Whether training can have come to it. Another one is damaged, or was made up: a turn that no other can follow.
+    #[must_use]
+    pub fn is_possible(&self) -> bool {
+        self.turn <= LINEAGE_TURN_MAX && self.branch <= self.turn
+    }
+
     /// A checkpoint of this branch, or of one that it comes from, before the fork.
     #[must_use]
     pub fn includes(&self, other: &Place) -> bool {

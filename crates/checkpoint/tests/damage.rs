@@ -6,14 +6,16 @@ use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, s
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::index::Tensor;
-use everstep_checkpoint::format::manifest::{MANIFEST_FILE, Manifest};
+use everstep_checkpoint::format::manifest::{self, MANIFEST_FILE, Manifest, ManifestError};
 use everstep_checkpoint::format::mark::MARK_FILE;
 use everstep_checkpoint::format::mark::Mark;
+use everstep_checkpoint::lineage::Lineage;
 use everstep_checkpoint::persist;
 use everstep_checkpoint::restore::Shard;
 use everstep_checkpoint::retain::Policy;
 use everstep_core::id::{Rank, RunId};
 use everstep_core::message::Purpose;
+use everstep_core::shard::ShardFile;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -214,5 +216,29 @@ fn two_that_delete_at_once_do_not_fail_each_other() {
             }
         });
         assert_eq!(fs::read_dir(&out).unwrap().count(), 0, "round {round}");
+    }
+}
+
+#[test]
+fn a_turn_that_no_other_can_follow_is_damage() {
+    let written = |branch, turn| Manifest {
+        version: manifest::VERSION,
+        step: 3,
+        world_size: 1,
+        saved_at: 0,
+        writer: None,
+        lineage: Some(Lineage { branch, turn, forks: Vec::new() }),
+        shards: vec![ShardFile {
+            rank: Rank(0),
+            file: "rank-0".into(),
+            bytes: 1,
+            crc: "0".into(),
+            purpose: Purpose::Recovery,
+        }],
+    };
+    let read = |branch, turn| Manifest::from_bytes(&written(branch, turn).to_bytes().unwrap());
+    assert!(read(3, 3).is_ok() && read(1, 7).is_ok());
+    for (branch, turn) in [(1, u64::MAX), (4, 3), (u64::MAX, u64::MAX)] {
+        assert!(matches!(read(branch, turn), Err(ManifestError::Damaged(_))), "{branch} in {turn}");
     }
 }

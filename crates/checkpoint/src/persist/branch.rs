@@ -38,7 +38,9 @@ pub struct Record {
 pub fn recorded(directory: &Path, run: Option<RunId>) -> io::Result<Option<Record>> {
     let Some(bytes) = recall(directory, BRANCH_FILE)? else { return Ok(None) };
     match serde_json::from_slice::<Record>(&bytes) {
-        Ok(found) if found.everstep == VERSION => Ok(Some(found).filter(|r| Some(r.run) == run)),
+        Ok(found) if found.everstep == VERSION && found.lineage.is_possible() => {
+            Ok(Some(found).filter(|r| Some(r.run) == run))
+        }
         _ => {
             let what = format!("{BRANCH_FILE} is damaged, or not everstep's; restore it or move it away");
             Err(io::Error::new(io::ErrorKind::InvalidData, what))
