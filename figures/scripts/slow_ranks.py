@@ -34,9 +34,11 @@ for _ in range(20):
     for _ in range(20):
         a = (a @ a).clamp(0, 1)
     took.append((time.perf_counter() - began) / 20)
-# What the machine can do: a rank interrupted here would otherwise do less work per step than the
-# others, slow or not.
-each = min(took)
+# What the machine can do. The same for all ranks: one that was interrupted here would otherwise do
+# less work per step than the others, which would then be slow indeed.
+least = torch.tensor(min(took), dtype=torch.float64)
+dist.all_reduce(least, op=dist.ReduceOp.MIN)
+each = least.item()
 
 with open(os.path.join(args.out, f"steps-{rank}"), "a", buffering=1) as log:
     for step in range(args.steps):
