@@ -36,8 +36,8 @@ LOOK_AGAIN = 3
 #: Share of the budget planned for, from the snapshots looked at: later ones may take longer.
 PLANNED = 0.65
 #: A snapshot pushes the state out of the caches, which delays the next update: nanoseconds per byte, and the most bytes that caches hold.
-#: An estimate: paired measurements (figure small-step-cost) found 50 to 100 µs for 1 MB, 1 ms for 10 MB, and no more for 50 MB.
-REFILL = 0.06
+#: An estimate: paired measurements (figure small-step-cost) found 30 µs for 1 MB, 0.2 to 0.3 ms for 10 MB, and no more for 50 MB.
+REFILL = 0.03
 REFILL_MAX = 16_000_000
 #: The file beside the checkpoints that keeps measurements and choice (C7); `everstep ckpt show` reads it.
 FILE = "everstep-frequency.json"
