@@ -267,7 +267,7 @@ class CheckpointManager:
         hold = before < self._tier.hold_at() - 1 <= step
         persist = self._persist_why(before, step, hold)
         every = self._tier.every(step) if self._every is None else self._every
-        due = (passes(before, step, every) and self._tier.in_memory) or self._tier.lost()
+        due = (passes(before, step, every) and self._tier.in_memory) or self._tier.lost(surely=False)
         if self._retake is not None:
             due, (lost,), self._retake = True, self._retake, None
             persist = lost if persist is None else persist
@@ -295,7 +295,7 @@ class CheckpointManager:
             if (failed := self._tier.failed_persist(self._failures)) is not None:
                 self._failures, step, why = failed
                 self._arrivals.failed(why, step, told=True)
-            if (removed := self._persisted_step) > max(durable, *self._arrivals.lost, 0) and self._tier.lost():
+            if (removed := self._persisted_step) > max(durable, *self._arrivals.lost, 0) and self._tier.lost(surely=False):
                 self._arrivals.failed(f"step {removed} was removed from memory before it was durable", removed)
         for step in self._arrivals.lost:
             if self._due is not None:

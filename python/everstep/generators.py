@@ -87,17 +87,17 @@ class _Read:
     def __init__(self, generator: object, memory: _Memory) -> None:
         self.generator = generator
         self._memory = memory.watched()
-        #: The value, and what lay beside it.
-        self._seen: tuple[Any, Any] | None = None
+        #: What the memory was when the value was read, the value, and what lay beside it: one object, so that a thread that reads
+        #: meanwhile, or an interrupt, leaves either all of it or nothing.
+        self._seen: tuple[int, Any, Any] | None = None
 
     def value(self, read: Callable[[], Any], beside: object = None) -> Any:
         """What ``read`` returns, unless nothing has changed; ``beside``: what belongs to the state and lies elsewhere."""
-        changed, seen = self._memory.changed(), self._seen
-        if changed or seen is None or beside is not seen[1]:
-            self._seen = None
+        version, seen = self._memory.version(), self._seen
+        if seen is None or seen[0] != version or seen[2] is not beside:
             # What another thread draws meanwhile is seen the next time.
-            self._seen = seen = (read(), beside)
-        return seen[0]
+            self._seen = seen = (version, read(), beside)
+        return seen[1]
 
 
 _python: _Read | None = None

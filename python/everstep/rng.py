@@ -19,8 +19,7 @@ _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 
 
 def get() -> dict[str, Any]:
-    """Python's, torch's, numpy's (if it was imported) and all GPUs' generators. One that has drawn nothing since the last call has
-    the same object as then, if it has not the same bytes."""
+    """Python's, torch's, numpy's (if it was imported) and all GPUs' generators, for :func:`put` and :func:`same`."""
     state: dict[str, Any] = {"python": generators.python(), "torch": _torch()}
     numpy = generators.numpy()
     if numpy is not None:
@@ -37,7 +36,7 @@ def _torch() -> bytes:
 
 
 def same(state: dict[str, Any], other: dict[str, Any]) -> bool:
-    """No generator has drawn anything between two calls of :func:`get`; it may be False nevertheless."""
+    """True only if no generator has drawn anything between the two calls of :func:`get`."""
     return (
         state.keys() == other.keys()
         and state["python"] is other["python"]

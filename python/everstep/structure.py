@@ -126,29 +126,26 @@ class _Optimizer:
         return self._head + encoded[1:]
 
 
-def _views_of_complex(tensors: list[Tensor]) -> list[Tensor]:
-    """Those that can become a conjugated or negated view of the memory where they are: complex ones, and single imaginary parts."""
-    return [t for t in tensors if t.is_complex() or (t.numel() <= 1 and t.data_ptr() != t.untyped_storage().data_ptr())]
-
-
 def _same_places(tensors: list[Tensor]) -> Callable[[], bool]:
     """Tells whether all tensors are still where they are now, with the same type, shape and order in memory."""
+    may_be_conjugated = [t for t in tensors if t.is_complex()]
 
-    def flags(of: list[Tensor]) -> Any:
-        return [*map(Tensor.is_conj, of)], [*map(Tensor.is_neg, of)]
+    def flags() -> Any:
+        return [*map(Tensor.is_neg, tensors)], [*map(Tensor.is_conj, may_be_conjugated)]
 
     def walked() -> Any:
-        looks = [*map(_SHAPE_AND_DTYPE, tensors)], [*map(Tensor.is_contiguous, tensors)], flags(tensors)
-        return [*map(Tensor.data_ptr, tensors)], looks
+        return [*map(Tensor.data_ptr, tensors)], [*map(_SHAPE_AND_DTYPE, tensors)], [*map(Tensor.is_contiguous, tensors)]
 
-    before, views = walked(), _views_of_complex(tensors)
-    flags_before = flags(views)
+    before, flags_before = walked(), flags()
     try:
         # One call for all of them; torch 2.10 and later.
-        places = Places(tensors)
+        same = Places(tensors).same
     except Exception:
-        return lambda: walked() == before
-    return lambda: places.same() and (not views or flags(views) == flags_before)
+
+        def same() -> bool:
+            return walked() == before
+
+    return lambda: same() and flags() == flags_before
 
 
 class Early(Protocol):

@@ -204,9 +204,10 @@ class AgentTier:
         """A copy may go on while the next iteration computes."""
         return not self._slots.torn
 
-    def lost(self) -> bool:
-        """The slots' directory was removed: the newest step is in no memory that a restart could find."""
-        return self._slots.arena is not None and self._slots.arena.lost()
+    def lost(self, *, surely: bool = True) -> bool:
+        """The slots' directory was removed: the newest step is in no memory that a restart could find. Unless ``surely``, it may be
+        seen a few steps later."""
+        return self._slots.arena is not None and self._slots.arena.lost(surely)
 
     def start(self, step: int, layout: SlotLayout, sizes: Sizes, persist: int | None) -> bool:
         """Lets another thread begin to copy tensors, while everything else of the step is collected. False if this one will be
@@ -223,7 +224,7 @@ class AgentTier:
         """Starts to copy; False when every slot is in use."""
         self._slots.wait()
         need = snapshot.slot_bytes()
-        if self._slots.arena is None or self.lost() or self._slots.capacity < need - (256 << 10):
+        if self._slots.arena is None or self.lost(surely=snapshot.persist is not None) or self._slots.capacity < need - (256 << 10):
             self._slots.cancel()
             snapshot.started = False
             paths, warning = self._agent.reserve(need, SLOTS + self._durable)
@@ -369,7 +370,7 @@ class DiskTier:
 
     copies_late = False
 
-    def lost(self) -> bool:
+    def lost(self, *, surely: bool = True) -> bool:
         """What the slot holds is on disk."""
         return False
 

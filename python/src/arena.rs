@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How often one of the files is looked for. All are within a second, as long as the loop takes its steps.
+/// How often one of the files is looked for: each within half a second, or at the next step.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What came of looking for the files.
@@ -74,16 +74,23 @@ impl PyArena {
         })
     }
 
-    /// Its files were removed: what it captures from now on, nobody finds. Looks at one file a time, in turn, as they go
-    /// together, and only so often: a look costs a small state's step as much as a copy of 100 kB.
-    fn lost(&self) -> bool {
+    /// Its files were removed: what it captures from now on, nobody finds. Looks at one file for each [`LOOK_EVERY`] that has
+    /// passed, in turn, or at `all`: a look costs a small state's step as much as a copy of 100 kB.
+    #[pyo3(signature = (all=false))]
+    fn lost(&self, all: bool) -> bool {
         let Ok(mut looked) = self.looked.lock() else { return false };
-        if looked.lost || looked.at.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
+        let passed = looked.at.map_or(u128::MAX, |at| at.elapsed().as_millis() / LOOK_EVERY.as_millis());
+        let files =
+            if all { self.slots.len() } else { self.slots.len().min(usize::try_from(passed).unwrap_or(usize::MAX)) };
+        if looked.lost || files == 0 {
             return looked.lost;
         }
-        let mut one = self.slots.iter().zip(&self.inodes).skip(looked.turn % self.slots.len().max(1)).take(1);
-        looked.lost = !one.all(|(slot, inode)| std::fs::metadata(slot.path()).is_ok_and(|m| m.ino() == *inode));
-        looked.turn += 1;
+        let there = |i: usize| {
+            let (Some(slot), Some(inode)) = (self.slots.get(i), self.inodes.get(i)) else { return true };
+            std::fs::metadata(slot.path()).is_ok_and(|m| m.ino() == *inode)
+        };
+        looked.lost = !(looked.turn..looked.turn + files).all(|turn| there(turn % self.slots.len()));
+        looked.turn = (looked.turn + files) % self.slots.len();
         looked.at = Some(Instant::now());
         looked.lost
     }

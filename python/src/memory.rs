@@ -1,63 +1,68 @@
 //! Memory of other libraries' objects that is read at each step: where a state keeps its numbers in place, bytes that are as
 //! they were mean a state that is as it was.
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const WORD: usize = size_of::<u32>();
 
 /// Blocks of memory, and what they held when they were last looked at.
 #[pyclass(name = "WatchedMemory", frozen)]
 pub struct PyWatchedMemory {
-    /// (address, bytes)
+    /// (address, bytes), in whole words.
     blocks: Vec<(usize, usize)>,
-    seen: Mutex<Vec<u8>>,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    version: u64,
+    words: Vec<u32>,
 }
 
 #[pymethods]
 impl PyWatchedMemory {
-    /// The Python half keeps the blocks, as (address, bytes), alive.
+    /// The Python half keeps the blocks, as (address, bytes), alive as long as this object.
     #[new]
-    fn new(blocks: Vec<(usize, usize)>) -> Self {
-        PyWatchedMemory { blocks, seen: Mutex::default() }
+    fn new(blocks: Vec<(usize, usize)>) -> PyResult<Self> {
+        if blocks.iter().any(|(address, bytes)| !address.is_multiple_of(WORD) || !bytes.is_multiple_of(WORD)) {
+            return Err(PyValueError::new_err("blocks of whole words are watched"));
+        }
+        Ok(PyWatchedMemory { blocks, seen: Mutex::default() })
     }
 
-    /// Some of it has changed since the last call, or this is the first.
-    fn changed(&self) -> bool {
-        let Ok(mut seen) = self.seen.lock() else { return true };
-        let first = seen.is_empty();
-        if first {
-            seen.resize(self.blocks.iter().map(|(_, bytes)| bytes).sum(), 0);
+    /// A number that is another one whenever the memory is not as it was at the call before.
+    fn version(&self) -> PyResult<u64> {
+        let mut seen = self.seen.lock().map_err(|e| PyValueError::new_err(e.to_string()))?;
+        let mut changed = seen.words.is_empty();
+        if changed {
+            seen.words.resize(self.blocks.iter().map(|(_, bytes)| bytes / WORD).sum(), 0);
         }
-        let (mut changed, mut rest) = (first, &mut seen[..]);
-        for (address, bytes) in &self.blocks {
-            let (before, behind) = rest.split_at_mut(*bytes);
-            // SAFETY: the Python half keeps the block alive, and holds the GIL, under which it is written.
-            let now = unsafe { block(*address, *bytes) };
-            if before != now {
-                changed = true;
-                before.copy_from_slice(now);
-            }
-            rest = behind;
+        let places = self.blocks.iter().flat_map(|(at, bytes)| (*at..at + bytes).step_by(WORD));
+        for (known, place) in seen.words.iter_mut().zip(places) {
+            // SAFETY: within a block, which the Python half keeps alive; aligned (`new`). Another thread may draw a number
+            // meanwhile without the interpreter's lock, as numpy's generators do: hence an atomic read.
+            let now = unsafe { AtomicU32::from_ptr(place as *mut u32) }.load(Ordering::Relaxed);
+            changed |= *known != now;
+            *known = now;
         }
-        changed
+        seen.version += u64::from(changed);
+        Ok(seen.version)
     }
 }
 
-/// Copies a block of memory, which the Python half keeps alive meanwhile.
+/// Copies a block of memory, which the Python half keeps alive and which nobody writes to meanwhile.
 #[pyfunction]
 fn memory_at(py: Python<'_>, address: usize, bytes: usize) -> Bound<'_, PyBytes> {
-    // SAFETY: as above.
-    PyBytes::new(py, unsafe { block(address, bytes) })
-}
-
-/// # Safety
-/// The block is readable, and nobody writes to it, as long as the slice is used.
-unsafe fn block<'a>(address: usize, bytes: usize) -> &'a [u8] {
     if bytes == 0 {
-        return &[];
+        return PyBytes::new(py, &[]);
     }
-    // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }
+    // SAFETY: the caller in the Python half has made the object that the block belongs to, holds a reference to it, and has
+    // given it to nobody else.
+    PyBytes::new(py, unsafe { std::slice::from_raw_parts(address as *const u8, bytes) })
 }
 
 /// Adds class and function to the module.

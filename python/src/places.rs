@@ -32,24 +32,44 @@ struct Table {
 /// Describes a tensor without taking a reference. Returns 0, or -1 with a Python exception set.
 type FromObject = unsafe extern "C" fn(*mut c_void, *mut Described) -> c_int;
 
+/// `DLDevice`.
+#[repr(C)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Device {
+    kind: i32,
+    number: i32,
+}
+
+/// `DLDataType`.
+#[repr(C)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct DataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
 /// `DLTensor`.
 #[repr(C)]
 struct Described {
     data: *mut c_void,
-    device: (i32, i32),
+    device: Device,
     dimensions: i32,
-    dtype: (u8, u8, u16),
+    dtype: DataType,
     shape: *const i64,
     strides: *const i64,
     byte_offset: u64,
 }
 
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<Described>() == 48, "as in dlpack.h");
+
 /// What is compared of one tensor, besides its shape and strides.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Place {
     address: usize,
-    device: (i32, i32),
-    dtype: (u8, u8, u16),
+    device: Device,
+    dtype: DataType,
     dimensions: usize,
 }
 
@@ -61,21 +81,26 @@ impl Place {
     }
 }
 
-/// Shape and strides, as long as no other code of torch runs.
-fn sides(seen: &Described) -> [&[i64]; 2] {
+/// Shape and strides.
+///
+/// # Safety
+/// torch has described the tensor, which is alive, and no other code of torch or Python has run since or runs while the
+/// slices are used.
+unsafe fn sides(seen: &Described) -> [&[i64]; 2] {
     let n = usize::try_from(seen.dimensions).unwrap_or(0);
     [seen.shape, seen.strides].map(|at| {
         if n == 0 || at.is_null() {
             return &[][..];
         }
-        // SAFETY: torch's arrays have as many numbers as the tensor has dimensions, and belong to the tensor, which is alive
-        // and cannot change while the GIL is held, as it is by the only caller.
+        // SAFETY: the arrays have as many numbers as the tensor has dimensions (dlpack.h) and belong to the tensor, which is
+        // as it was described (the caller's promise).
         unsafe { std::slice::from_raw_parts(at, n) }
     })
 }
 
 /// Lines of a tensor's Python object and of what torch has behind it, as it was: to have them in the cache in time. Nothing
 /// is read by these addresses.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "elsewhere nothing is fetched ahead"))]
 struct Lines([usize; 5]);
 
 impl Lines {
@@ -128,8 +153,10 @@ impl PyPlaces {
             if !tensor.is_instance(&kind)? {
                 return Err(PyTypeError::new_err("no tensor"));
             }
-            let seen = described(from_object, &tensor)?;
-            places.sides.extend(sides(&seen).concat());
+            // SAFETY: from torch's table; an instance of torch's tensors.
+            let seen = unsafe { described(from_object, &tensor)? };
+            // SAFETY: just described; the GIL is held.
+            places.sides.extend(unsafe { sides(&seen) }.concat());
             places.lines.extend(Lines::of(&tensor));
             places.tensors.push((tensor.unbind(), Place::of(&seen)));
         }
@@ -144,11 +171,13 @@ impl PyPlaces {
             if let Some(lines) = self.lines.get(i + AHEAD) {
                 lines.fetch();
             }
-            let seen = described(self.from_object, tensor.bind(py))?;
+            // SAFETY: from torch's table; an instance of torch's tensors (both by `new`).
+            let seen = unsafe { described(self.from_object, tensor.bind(py))? };
             if Place::of(&seen) != *place {
                 return Ok(false);
             }
-            for side in sides(&seen) {
+            // SAFETY: just described; the GIL is held until the comparison is done.
+            for side in unsafe { sides(&seen) } {
                 let Some((known, behind)) = rest.split_at_checked(side.len()) else { return Ok(false) };
                 if side != known {
                     return Ok(false);
@@ -164,18 +193,21 @@ impl PyPlaces {
     }
 }
 
-fn described(from_object: FromObject, tensor: &Bound<'_, PyAny>) -> PyResult<Described> {
+/// Asks torch about a tensor.
+///
+/// # Safety
+/// `from_object` is of torch's table, and `tensor` an instance of torch's tensors.
+unsafe fn described(from_object: FromObject, tensor: &Bound<'_, PyAny>) -> PyResult<Described> {
     let mut seen = Described {
         data: std::ptr::null_mut(),
-        device: (0, 0),
+        device: Device::default(),
         dimensions: 0,
-        dtype: (0, 0, 0),
+        dtype: DataType::default(),
         shape: std::ptr::null(),
         strides: std::ptr::null(),
         byte_offset: 0,
     };
-    // SAFETY: the function is one of torch's table, and the object is an instance of torch's tensors (both seen by `new`);
-    // the GIL is held.
+    // SAFETY: the caller's promise; the GIL is held.
     if unsafe { from_object(tensor.as_ptr().cast(), &raw mut seen) } != 0 {
         return Err(PyErr::fetch(tensor.py()));
     }

@@ -1,6 +1,11 @@
 """A copy that another thread begins while the rest of a step is collected is the copy of that step."""
 
 import pytest
+import torch
+
+from everstep.state import State
+from everstep.structure import Structure
+from everstep.values import Layout
 
 SCRIPT = """
 import os, torch, everstep
@@ -70,3 +75,61 @@ def test_what_is_restored_is_the_step_whatever_was_collected_meanwhile(everstep,
     done = everstep("run", "--standalone", "--max-restarts", "1", path, timeout=120)
     assert "RESTORED 30 True 10 {'note': 30}" in done.stdout, done.stdout + done.stderr
     assert "REFUSED" in done.stdout and "bad" in done.stdout
+
+
+class Begun:
+    """Counts what is begun and given up."""
+
+    def __init__(self):
+        self.begun = self.cancelled = 0
+
+    def start(self, step, layout, sizes, persist):
+        self.begun += 1
+        return True
+
+    def cancel(self):
+        self.cancelled += 1
+
+
+def test_a_copy_of_another_structure_is_given_up():
+    """Members that changed while every tensor stayed where it was are seen after the copy has begun."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    state = State({"model": model, "optimizer": optimizer}, Layout(0, 1, replicated=True))
+    early = Begun()
+    structure = Structure(state, early)
+
+    def swapped():
+        model[0].weight, model[1].weight = model[1].weight, model[0].weight
+
+    def renamed():
+        model.other = model._modules.pop("1")
+
+    def another_value():
+        optimizer.state[model[0].bias]["note"] = 3
+
+    def order_of_parameters():
+        optimizer.param_groups[0]["params"].reverse()
+
+    def hooked():
+        model[0].register_state_dict_post_hook(lambda *_: None)
+
+    def named(snapshot):
+        return {i.name: i.tensor.tolist() for i in [*snapshot.items] if not i.name.startswith("__everstep__/")}
+
+    for step, change in enumerate([swapped, another_value, order_of_parameters, renamed, hooked]):
+        for _ in range(70):
+            # Known again after some steps, more with each change.
+            if structure.snapshot(step, {}, None).started:
+                break
+        else:
+            raise AssertionError(f"not known again before {change.__name__}")
+        given_up = early.cancelled
+        change()
+        after = structure.snapshot(step, {}, None)
+        assert not after.started and early.cancelled == given_up + 1, change.__name__
+        assert named(after) == {
+            i.name: i.tensor.tolist() for i in state.collect({}) if not i.name.startswith("__everstep__/")
+        }, change.__name__

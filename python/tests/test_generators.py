@@ -90,3 +90,34 @@ def test_what_is_written_of_all_generators_is_what_they_are_now():
         assert state._random() == encoding.encode(rng.get(), (None, "rng", False))
         assert rng.get()["torch"] == torch.get_rng_state().numpy().tobytes()
     assert state._random() is state._random(), "nothing was drawn"
+
+
+def read_of(generator):
+    return generators._Read(generator, generators._memory_of_python(generator))
+
+
+def test_a_read_that_was_interrupted_is_done_again():
+    generator = random.Random(1)
+    read = read_of(generator)
+    assert read.value(lambda: "old") == "old"
+    generator.random()
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        read.value(interrupted)
+    assert read.value(lambda: "new") == "new"
+
+
+def test_a_thread_that_draws_and_reads_meanwhile_does_not_hide_what_it_drew():
+    generator = random.Random(1)
+    read = read_of(generator)
+
+    def meanwhile():
+        generator.random()
+        assert read.value(lambda: "of the other thread") == "of the other thread"
+        return "from before"
+
+    assert read.value(meanwhile) == "from before"
+    assert read.value(lambda: "now") == "now"

@@ -69,6 +69,10 @@ def negated(t):
     t["imaginary"].data = other
 
 
+def negated_where_it_is(t):
+    t["square"].data = torch._neg_view(t["square"])
+
+
 def swapped(t):
     t["parameter"].data = torch.randn(2, 2)
 
@@ -84,6 +88,7 @@ CHANGES = [
     without_rows,
     conjugated,
     negated,
+    negated_where_it_is,
     swapped,
 ]
 
