@@ -95,8 +95,8 @@ def measure(soak: bool) -> Iterator[Bound]:
             "<=",
             allowed,
         )
-    # The jitter decides: ten steps of a rank that is 1.8 times as slow may happen to take as long as
-    # the other's. So it is drawn anew each time, and what holds is that most are named in time.
+    # The outcome depends on the jitter: by chance, ten steps of a rank that needs 1.8 times as long
+    # may take no longer than the other rank's. So each bound is for the median of jobs with new seeds.
     seed = int(time.time())
     print(f"seed {seed}")
     for times, trials in ((1.8, 5), (2.5, 3)):

@@ -68,7 +68,7 @@ def stalled(goodput: dict[str, Any]) -> float:
 
 
 def compared(found: dict[str, Any]) -> str:
-    """Returns both, in words."""
+    """Returns goodput's stall and the paired difference, in words."""
     return f"{1e3 * found['stalled']:.0f} ms, and the paired difference, {1e3 * found['more']:.0f} ms"
 
 

@@ -35,8 +35,8 @@ for _ in range(20):
     for _ in range(20):
         a = (a @ a).clamp(0, 1)
     took.append((time.perf_counter() - began) / 20)
-# What the machine can do. The same for all ranks: one that was interrupted here would otherwise do
-# less work per step than the others, which would then be slow indeed.
+# What the machine can do. All ranks use the same value: otherwise a rank that was interrupted here
+# would do less work per step, and the others would really be slow.
 least = torch.tensor(min(took), dtype=torch.float64)
 dist.all_reduce(least, op=dist.ReduceOp.MIN)
 each = least.item()

@@ -1,8 +1,8 @@
-"""Reads the states of Python's and numpy's global random generators, and only when they have changed.
+"""Reads the states of Python's and numpy's global random generators, but only when they have changed.
 
 Both are read number by number, which takes longer than copying a small model, and most steps use neither. CPython's ``_random.Random``
-and numpy's ``RandomState`` with an ``MT19937`` keep their state in place, so memory that is as it was means a state that is as it was.
-Whether this interpreter and this numpy do that is tried once, on generators made for it; where they do not, each state is read each time.
+and numpy's ``RandomState`` with an ``MT19937`` keep their state in place, so unchanged memory means an unchanged state. Whether this
+interpreter and this numpy do that is tested once, on generators made for the test; if one does not, its state is read each time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MT19937_BYTES = 625 * 4
 
 
 class _Memory:
-    """Blocks of memory, as (address, bytes); whoever makes it keeps them alive."""
+    """Blocks of memory, as (address, bytes); the caller keeps them alive."""
 
     def __init__(self, *blocks: tuple[int, int]) -> None:
         self._blocks = [*blocks]
@@ -35,7 +35,7 @@ class _Memory:
 
 
 def _own(obj: object, kind: type) -> tuple[int, int]:
-    """What an object of this kind has behind its header, which changes with its reference count."""
+    """An object's memory behind its header; the header is left out because it changes with the reference count."""
     header = object.__basicsize__
     return id(obj) + header, kind.__basicsize__ - header
 
@@ -51,20 +51,20 @@ def _memory_of_numpy(generator: Any) -> _Memory:
 
 @cache
 def _python_is_in_place() -> bool:
-    """Python's generators are where this module looks for them."""
+    """Whether Python's generators keep their state where this module looks for it."""
     if sys.implementation.name != "cpython":
         return False
     generator = random.Random(20240601)
     memory = _memory_of_python(generator)
     before, numbers = memory.bytes(), array("I", generator.getstate()[1][:-1]).tobytes()
     generator.random()
-    # The position in the numbers has changed, or all of them.
+    # The position in the numbers has changed, or all numbers have.
     return numbers in before[0] and memory.bytes() != before
 
 
 @cache
 def _numpy_is_in_place() -> bool:
-    """The same of numpy's."""
+    """Whether numpy's generators keep their state where this module looks for it."""
     try:
         import numpy
 
@@ -72,7 +72,7 @@ def _numpy_is_in_place() -> bool:
         memory = _memory_of_numpy(generator)
         seen = [memory.bytes()]
         numbers = generator.get_state(legacy=False)["state"]["key"].tobytes()
-        # The second number comes from what the first has left behind, and draws nothing.
+        # The first call leaves a second number behind, so the second call draws nothing.
         for _ in range(2):
             generator.standard_normal()
             seen.append(memory.bytes())
@@ -82,20 +82,20 @@ def _numpy_is_in_place() -> bool:
 
 
 class _Read:
-    """What was read of a generator, and its memory then."""
+    """The state that was last read from a generator, and the memory that shows whether it has changed."""
 
     def __init__(self, generator: object, memory: _Memory) -> None:
         self.generator = generator
         self._memory = memory.watched()
-        #: What the memory was when the value was read, the value, and what lay beside it: one object, so that a thread that reads
+        #: The memory's version when the value was read, the value, and what lay beside it. One object, so that a thread that reads
         #: meanwhile, or an interrupt, leaves either all of it or nothing.
         self._seen: tuple[int, Any, Any] | None = None
 
     def value(self, read: Callable[[], Any], beside: object = None) -> Any:
-        """What ``read`` returns, unless nothing has changed; ``beside``: what belongs to the state and lies elsewhere."""
+        """Returns the last value, or that of ``read`` if anything has changed. ``beside`` belongs to the state but lies elsewhere."""
         version, seen = self._memory.version(), self._seen
         if seen is None or seen[0] != version or seen[2] is not beside:
-            # What another thread draws meanwhile is seen the next time.
+            # The version is from before the read, so what another thread draws meanwhile is noticed next time.
             self._seen = seen = (version, read(), beside)
         return seen[1]
 
@@ -106,7 +106,7 @@ _numpy: _Read | None = None
 
 def _read_python() -> list[Any]:
     version, internal, gauss = random.getstate()
-    # As bytes: at each step hundreds of numbers would be encoded one by one.
+    # As bytes: otherwise hundreds of numbers would be encoded one by one.
     return [version, array("I", internal).tobytes(), gauss]
 
 
@@ -126,7 +126,7 @@ def _read_numpy() -> Any:
     numpy = sys.modules["numpy"]
     found = numpy.random.get_state(legacy=False)
     if found["bit_generator"] == "MT19937":
-        # As earlier versions had it.
+        # The form that earlier versions wrote.
         return ["MT19937", found["state"]["key"].tobytes(), int(found["state"]["pos"]), int(found["has_gauss"]), float(found["gauss"])]
     return found
 

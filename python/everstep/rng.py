@@ -14,12 +14,12 @@ from . import generators
 from ._internal import memory_at
 from .damage import reading
 
-#: Those that numpy has for its global generator.
+#: The kinds that numpy's global generator can have.
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 
 
 def get() -> dict[str, Any]:
-    """Python's, torch's, numpy's (if it was imported) and all GPUs' generators, for :func:`put` and :func:`same`."""
+    """The states of Python's, torch's, numpy's (if it was imported) and all GPUs' generators, for :func:`put` and :func:`same`."""
     state: dict[str, Any] = {"python": generators.python(), "torch": _torch()}
     numpy = generators.numpy()
     if numpy is not None:
@@ -31,12 +31,12 @@ def get() -> dict[str, Any]:
 
 def _torch() -> bytes:
     state = torch.get_rng_state()
-    # By way of numpy it takes longer.
+    # Going through numpy takes longer.
     return memory_at(state.data_ptr(), state.numel())
 
 
 def same(state: dict[str, Any], other: dict[str, Any]) -> bool:
-    """True only if no generator has drawn anything between the two calls of :func:`get`."""
+    """True only if no generator has changed between the two calls of :func:`get`. May be False for equal states that were read twice."""
     return (
         state.keys() == other.keys()
         and state["python"] is other["python"]
@@ -47,7 +47,7 @@ def same(state: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def diverge(rank: int) -> None:
-    """Another rank's state was put: go on from there in a way of this rank's own, the same every time."""
+    """Seeds the generators from another rank's state, which was put before: differently on each rank, and the same every time."""
     seed = int.from_bytes(hashlib.blake2b(torch.get_rng_state().numpy().tobytes() + rank.to_bytes(8, "little"), digest_size=8).digest(), "little")
     random.seed(seed)
     torch.manual_seed(seed)
@@ -60,7 +60,7 @@ def diverge(rank: int) -> None:
 
 
 def check(state: dict[str, Any]) -> None:
-    """Raises :class:`DamagedError` for what :func:`put` could not put."""
+    """Raises :class:`DamagedError` for a state that :func:`put` could not put back."""
     with reading("the state of the random generators"):
         version, internal, gauss = state["python"]
         if isinstance(internal, bytes):
@@ -101,7 +101,7 @@ def _numpy(state: Any) -> Any:
 
 
 def put(state: dict[str, Any]) -> None:
-    """Puts a state of :func:`get` back."""
+    """Puts back a state that :func:`get` returned."""
     version, internal, gauss = state["python"]
     if isinstance(internal, bytes):
         internal = array("I", internal)

@@ -108,7 +108,7 @@ class State:
     def __init__(self, objects: Mapping[str, Any], layout: Layout) -> None:
         self.layout = layout
         self._parts = Parts()
-        #: What the random generators were, and that encoded.
+        #: The last state of the random generators, and its encoding.
         self._drawn: tuple[dict[str, Any], bytes] | None = None
         for name, obj in objects.items():
             if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
@@ -200,7 +200,7 @@ class State:
         return [(encoding.BLOB + name, blob) for name, blob in values]
 
     def _random(self) -> bytes:
-        """The random generators, encoded again only if one has drawn."""
+        """The state of the random generators, encoded again only if one of them may have changed."""
         state = rng.get()
         if self._drawn is None or not rng.same(state, self._drawn[0]):
             self._drawn = state, encoding.encode(state, _root(RNG))

@@ -1,8 +1,8 @@
 """A state's structure, worked out once: which tensors there are, what they are called, where they lie.
 
-Walking through modules and optimizers costs more than copying a small model. So the walk is done once, and each step only compares: the
-same modules with the same members, the same optimizer state, each tensor where it was. Anything that differs, or that only a walk can
-find out (hooks, sharded tensors, state that is made anew each time), leads to :meth:`State.collect`.
+Walking through modules and optimizers costs more than copying a small model. So the walk is done once, and each step only checks that
+the modules have the same members, that the optimizer state is the same, and that each tensor is where it was. Anything that differs, or
+that only a walk can find (hooks, sharded tensors, state that is created anew each time), leads to :meth:`State.collect`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from .optimizer_state import ParameterNames
 from .slots import Sizes, Snapshot, described
 from .state import Item, State
 
-#: What has its memory where it says, and nothing else behind it.
+#: Tensors of these types have their memory where they report it, and no other tensors behind them.
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 #: Values in an optimizer's state that can be compared.
 _VALUES = (int, float, bool, str, type(None))
 _SHAPE_AND_DTYPE = attrgetter("shape", "dtype")
-#: Snapshots between two attempts to keep a structure that keeps changing.
+#: Most snapshots between two attempts to keep a structure that keeps changing.
 _PATIENCE_MAX = 64
 
 
 class _Differs(Exception):
-    """The structure cannot be kept, or is another one."""
+    """The structure cannot be kept, or has changed."""
 
 
-#: What a state of another kind than this module knows leads to.
+#: Raised for a structure that has changed, or that this module does not handle.
 _CANNOT = (_Differs, RuntimeError, AttributeError, KeyError, TypeError)
 
 
-#: Where a module keeps its members, and what takes part in saving them.
+#: Where a module keeps its members, the hooks that take part in saving them, and the names of buffers that are not saved.
 _MEMBERS = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 _TRANSIENT = "_non_persistent_buffers_set"
@@ -57,12 +57,12 @@ class _Modules:
                 raise _Differs
         self._vars = [vars(m) for m in self._modules]
         self._transient = [set(t) for t in map(_transient_of, self._vars)]
-        # Most models have none that is not saved.
+        # Most models have no buffer that is not saved.
         self._any_transient = any(self._transient)
         empty = [] if self._any_transient else [_TRANSIENT]
         self._members = Members([], self._vars, [*_MEMBERS], [*_HOOKS, *empty])
         if not self.same():
-            # Hooks take part.
+            # A module has hooks that take part in saving.
             raise _Differs
 
     def same(self) -> bool:
@@ -76,7 +76,7 @@ class _Modules:
 
 
 class _Optimizer:
-    """An optimizer's state by identity, its values by equality, and its encoded form."""
+    """An optimizer's state: tensors compared by identity, values by equality, and the encoded form."""
 
     def __init__(self, state: State, name: str, optimizer: Optimizer) -> None:
         if type(optimizer).state_dict is not Optimizer.state_dict or "state_dict" in vars(optimizer):
@@ -91,7 +91,7 @@ class _Optimizer:
         names = ParameterNames(state.objects)
         order = names.of(optimizer)
         if optimizer_state.in_no_module(optimizer, order):
-            # Whether another object saves them is seen when all are walked through.
+            # Only a walk through all objects shows whether another one saves these parameters.
             raise _Differs
         value = optimizer_state.by_names(optimizer, optimizer.state_dict(), order, {})
         self._names = [g["params"] for g in value.pop("groups")]
@@ -99,7 +99,7 @@ class _Optimizer:
         self._head = encoding.join(head, "groups", encoding.MARK)
         self._path: encoding.Path = ((None, name, False), "groups", False)
         if self.blob() != state.encoded_optimizer(name, optimizer, names, []):
-            # Encoded in another way than this one knows.
+            # It is encoded in a way that this class does not handle.
             raise _Differs
 
     def same(self) -> bool:
@@ -115,7 +115,7 @@ class _Optimizer:
         return [v for s in self._entries for v in s.values() if isinstance(v, Tensor)]
 
     def blob(self) -> bytes:
-        """As :meth:`State.collect` encodes it; groups may change at each step (schedulers)."""
+        """The state as :meth:`State.collect` encodes it; groups may change at each step (schedulers)."""
         groups = self._optimizer.param_groups
         whole = [{k: v for k, v in g.items() if k != "params"} | {"params": names} for g, names in zip(groups, self._names, strict=True)]
         if any(isinstance(v, Tensor) for g in whole for v in g.values()):
@@ -127,7 +127,7 @@ class _Optimizer:
 
 
 def _same_places(tensors: list[Tensor]) -> Callable[[], bool]:
-    """Tells whether all tensors are still where they are now, with the same type, shape and order in memory."""
+    """Returns a function that reports whether all tensors are still where they are now, with the same type, shape and order in memory."""
     may_be_conjugated = [t for t in tensors if t.is_complex()]
 
     def flags() -> Any:
@@ -152,10 +152,10 @@ class Early(Protocol):
     """Copies tensors whose places are known while everything else of a step is collected (:class:`everstep.tiers.AgentTier`)."""
 
     def start(self, step: int, layout: SlotLayout, sizes: Sizes, persist: int | None) -> bool:
-        """True when it has begun."""
+        """Returns True if a copy has begun."""
 
     def cancel(self) -> None:
-        """What was begun is not wanted."""
+        """Gives up what :meth:`start` has begun."""
 
 
 class Structure:
@@ -165,7 +165,7 @@ class Structure:
         self._state = state
         self._early = early
         self._known: _Known | None = None
-        #: Snapshots to let pass before the structure is worked out again, and how many that will be next time.
+        #: Snapshots to let pass before the structure is worked out again, and how many to let pass next time.
         self._wait, self._patience = 0, 1
 
     def snapshot(self, step: int, extra: dict[str, Any], persist: int | None) -> Snapshot:
@@ -197,7 +197,7 @@ class _Known:
             if isinstance(obj, nn.Module):
                 modules += obj.modules()
                 if any(i.name == encoding.BLOB + name for i in items):
-                    # Something is saved beside its tensors: extra state, versions for hooks of loading.
+                    # Something is saved beside its tensors: extra state, or versions for load hooks.
                     raise _Differs
             elif name in state.optimizers_by_name:
                 self._optimizers[name] = _Optimizer(state, name, obj)
@@ -206,7 +206,7 @@ class _Known:
         if any(i.whole is not None for i in self._items):
             raise _Differs
         tensors = self._modules.tensors() + [t for o in self._optimizers.values() for t in o.tensors()]
-        # Tied ones once.
+        # Tied tensors count once.
         self._tensors = [*{id(t): t for t in tensors}.values()]
         if any(type(t) not in _PLAIN or t.device.type != "cpu" or not t.is_contiguous() for t in self._tensors):
             raise _Differs
@@ -220,7 +220,7 @@ class _Known:
 
     @classmethod
     def of(cls, state: State, items: list[Item]) -> _Known | None:
-        """``None``: it has to be walked through at each step."""
+        """Returns ``None`` for a state that has to be walked through."""
         try:
             return cls(state, items)
         except _CANNOT:
@@ -234,10 +234,10 @@ class _Known:
         return blob
 
     def snapshot(self, step: int, extra: dict[str, Any], persist: int | None, early: Early | None) -> Snapshot:
-        """The tensors, once it is sure where they are, and everything else. Raises :class:`_Differs`."""
+        """The tensors, once they are known to be where they were, and everything else. Raises :class:`_Differs` otherwise."""
         others = {n: o for n, o in self._state.objects.items() if n not in self._optimizers and not isinstance(o, nn.Module)}
         blobs = {name: self._blob_of(name, obj) for name, obj in others.items()}
-        # From here on no code of the user runs, which might change a tensor for a moment.
+        # No user code runs from here on: it might change a tensor for a moment.
         if not self._same_places():
             raise _Differs
         started = early is not None and early.start(step, self._layout, self._sizes, persist)

@@ -205,8 +205,8 @@ class AgentTier:
         return not self._slots.torn
 
     def lost(self, *, surely: bool = True) -> bool:
-        """The slots' directory was removed: the newest step is in no memory that a restart could find. Unless ``surely``, it may be
-        seen a few steps later."""
+        """Whether the slots' files were removed, so that no restart could find the newest step in memory. Unless ``surely``, this may
+        be noticed half a second late, or one step late."""
         return self._slots.arena is not None and self._slots.arena.lost(surely)
 
     def start(self, step: int, layout: SlotLayout, sizes: Sizes, persist: int | None) -> bool:

@@ -1,5 +1,5 @@
-//! Slots of one worker as Python sees them. Tensors come as (address, bytes); the Python half keeps
-//! them alive.
+//! Slots of one worker as Python sees them. Tensors are passed as (address, bytes); the Python half
+//! keeps them alive.
 
 use crate::board::PyBoard;
 use crate::error::{capture as capture_error, checkpoint};
@@ -19,10 +19,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How often one of the files is looked for: each within half a second, or at the next step.
+/// Interval between two checks for a slot's file. The files take turns: each is checked within half a second, or at the
+/// first step after that.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What came of looking for the files.
+/// State of the checks for the files.
 #[derive(Default)]
 struct Looked {
     turn: usize,
@@ -34,11 +35,11 @@ struct Looked {
 #[pyclass(name = "Arena", frozen)]
 pub struct PyArena {
     slots: Vec<Arc<Slot>>,
-    /// Their files: another one under the same name is another slot.
+    /// Inodes of their files: another file under the same name is another slot.
     inodes: Vec<u64>,
     looked: Mutex<Looked>,
     label: Label,
-    /// All ranks hold the same state: a slot of another rank will do.
+    /// All ranks have the same state: a slot of another rank will do.
     any_rank: bool,
     running: Mutex<Option<Capture>>,
     filling: Mutex<Option<Filling>>,
@@ -74,8 +75,9 @@ impl PyArena {
         })
     }
 
-    /// Its files were removed: what it captures from now on, nobody finds. Looks at one file for each [`LOOK_EVERY`] that has
-    /// passed, in turn, or at `all`: a look costs a small state's step as much as a copy of 100 kB.
+    /// Reports whether a slot's file was removed, so that nothing could find what is captured from now on. Checks one
+    /// file, in turn, for each [`LOOK_EVERY`] that has passed, or all files if `all`: in a step of a small state, one
+    /// check costs as much as copying 100 kB.
     #[pyo3(signature = (all=false))]
     fn lost(&self, all: bool) -> bool {
         let Ok(mut looked) = self.looked.lock() else { return false };
@@ -100,8 +102,8 @@ impl PyArena {
         py.detach(|| self.slots.iter().for_each(|s| drop(s.map().populate())));
     }
 
-    /// Steps that this rank could restore with the generations that captured them, newest first. Labels and indexes are
-    /// verified; the bytes are when they are read.
+    /// Steps that this rank could restore, with the generations that captured them, newest first. Labels and indexes
+    /// are verified now, the bytes when they are read.
     fn held(&self, py: Python<'_>) -> Vec<(u64, u64)> {
         py.detach(|| {
             let label = |s: &Arc<Slot>| s.inspect().ok().map(|(l, _)| l).filter(|l| self.fits(l));
@@ -113,7 +115,7 @@ impl PyArena {
         })
     }
 
-    /// Newest step in these slots that belongs to another directory's checkpoints, which is not used.
+    /// Newest step in these slots that belongs to another directory's checkpoints. It is not used.
     fn foreign(&self) -> Option<u64> {
         let labels = self.slots.iter().filter_map(|s| s.label());
         labels.filter(|l| l.run != self.label.run).map(|l| l.step).max()
@@ -126,9 +128,9 @@ impl PyArena {
     }
 
     /// Starts to capture a step. Returns False when every slot is in use (the step is then skipped).
-    /// `blobs` come behind the tensors of `layout`. `persist`: it goes to durable storage; 0 to come back from failures, 1 for
-    /// an epoch's end, 2 for the user. In the background, training goes first; `compare`: what is copied then must be what it
-    /// was now.
+    /// `blobs` come behind the tensors of `layout`. With `persist`, the step goes to durable storage: 0 for recovery
+    /// from failures, 1 for an epoch's end, 2 for the user. With `background`, the copy may go on while training does;
+    /// with `compare`, it must then equal the state at the time of this call.
     #[allow(clippy::too_many_arguments)]
     fn capture(
         &self,
@@ -152,7 +154,7 @@ impl PyArena {
             let plan = Plan { tensors, sources, label, persist, threads, background, compare };
             // SAFETY: the Python half keeps the tensors alive until `wait`; blobs are copied before `start` returns.
             match py.detach(|| unsafe { capture::start(slot, plan, board.clone()) }) {
-                // The agent has just pinned it: it is not free any more, and another one may be.
+                // The agent has just pinned it: it is no longer free, but another slot may be.
                 Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {}
                 started => break started.map_err(checkpoint)?,
             }
@@ -163,8 +165,9 @@ impl PyArena {
         Ok(true)
     }
 
-    /// Lets another thread begin to copy the tensors of `layout`, while the values behind them are collected. False when
-    /// every slot is in use. Ends with [`PyArena::finish`] or [`PyArena::cancel`]; the tensors stay as they are until then.
+    /// Lets another thread begin to copy the tensors of `layout` while the values behind them are collected. Returns
+    /// False when every slot is in use. Ends with [`PyArena::finish`] or [`PyArena::cancel`]; the tensors must not
+    /// change until then.
     fn start(&self, py: Python<'_>, step: u64, layout: &PyLayout, persist: Option<u64>) -> PyResult<bool> {
         self.wait(py)?;
         let label = self.label_of(step, persist);
@@ -172,7 +175,7 @@ impl PyArena {
             let Some(slot) = self.free_slot() else { return Ok(false) };
             // SAFETY: the Python half keeps the tensors alive until `finish` or `cancel`.
             match unsafe { Early::begin(slot, layout.tensors(), label, persist.is_some()) } {
-                // The agent has just pinned it: it is not free any more, and another one may be.
+                // The agent has just pinned it: it is no longer free, but another slot may be.
                 Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {}
                 begun => break begun.map_err(checkpoint)?,
             }
@@ -197,8 +200,9 @@ impl PyArena {
         py.detach(|| drop(early));
     }
 
-    /// Takes a slot that a device fills: where its first tensor belongs, and the bytes of all; `None` when every slot is
-    /// in use. The first `alike` bytes are what ranks with the same state have in common. Ends with [`PyArena::seal`].
+    /// Takes a slot for a device to fill. Returns the address of the first tensor and the bytes of all tensors, or
+    /// `None` when every slot is in use. Ranks with the same state have the first `alike` bytes in common. Ends with
+    /// [`PyArena::seal`].
     fn begin(
         &self,
         step: u64,
@@ -222,14 +226,14 @@ impl PyArena {
         Ok(Some(place))
     }
 
-    /// What [`PyArena::begin`] has given out is filled.
+    /// Seals the slot that [`PyArena::begin`] has given out, once it is filled.
     fn seal(&self, py: Python<'_>, threads: usize, board: Option<&PyBoard>) -> PyResult<()> {
         let filling = self.filling.lock().ok().and_then(|mut f| f.take());
         let board = board.map(|b| b.board.clone());
         py.detach(|| filling.map_or(Ok(()), |f| f.seal(threads, board.as_deref()))).map_err(checkpoint)
     }
 
-    /// Waits for the capture on its way, if any: the fence.
+    /// Waits for the capture in progress, if any: the fence.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         let running = self.running.lock().ok().and_then(|mut r| r.take());
         match running {

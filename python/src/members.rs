@@ -1,7 +1,8 @@
-//! Dicts that are compared with what they were: at each step, and with as many entries as a model has parameters.
+//! Compares dicts with what they contained: at each step, and with as many entries as a model has parameters.
 //!
-//! Entries are told apart by identity, which is what may change without a trace in Python (`module.weight = other`). What is
-//! remembered is kept alive, so that no identity comes again.
+//! Entries are compared by identity, because Python leaves no trace of a replacement (`module.weight = other`). A
+//! number or string may also be an equal one. Remembered objects are kept alive, so that no other object gets their
+//! identity.
 
 use pyo3::exceptions::PyKeyError;
 use pyo3::ffi;
@@ -15,11 +16,11 @@ fn entries(dict: &Bound<'_, PyDict>) -> Entries {
     dict.iter().map(|(key, value)| (key.unbind(), value.unbind())).collect()
 }
 
-/// An equal number or string of the same type.
+/// Whether both are numbers or strings, equal and of the same type.
 fn same_value(seen: &Bound<'_, PyAny>, known: &Py<PyAny>) -> PyResult<bool> {
     let known = known.bind(seen.py());
     if let (Ok(seen), Ok(known)) = (seen.cast_exact::<PyFloat>(), known.cast_exact::<PyFloat>()) {
-        // -0.0 is equal to 0.0, and not the same.
+        // -0.0 equals 0.0, but is not the same value.
         return Ok(seen.value().to_bits() == known.value().to_bits());
     }
     let plain = seen.is_exact_instance_of::<PyInt>()
@@ -31,9 +32,9 @@ fn same_value(seen: &Bound<'_, PyAny>, known: &Py<PyAny>) -> PyResult<bool> {
 fn same(dict: &Bound<'_, PyDict>, known: &Entries) -> PyResult<bool> {
     let (mut at, mut left) = (0, known.iter());
     let (mut key, mut value) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // Without a reference to each entry, whose memory would have to be fetched for it.
-    // SAFETY: `dict` is a dict by its type, and the module holds the GIL (lib.rs): nobody changes the dict until the next
-    // call, as the comparison below runs no code of the user.
+    // Entries are borrowed: counting a reference to one would fetch its memory.
+    // SAFETY: `dict` is a dict by its type, and the module holds the GIL (lib.rs): nothing changes the dict until the
+    // next call, because the comparison below runs no user code.
     while unsafe { ffi::PyDict_Next(dict.as_ptr(), &raw mut at, &raw mut key, &raw mut value) } != 0 {
         let Some((known_key, known_value)) = left.next() else { return Ok(false) };
         if key != known_key.as_ptr() {
@@ -54,20 +55,21 @@ fn within<'py>(owner: &Bound<'py, PyDict>, name: &Bound<'py, PyString>) -> PyRes
     owner.get_item(name)?.ok_or_else(|| PyKeyError::new_err("a member is missing"))
 }
 
-/// What some dicts hold.
+/// What some dicts contained.
 #[pyclass(name = "Members", frozen)]
 pub struct PyMembers {
     dicts: Vec<(Py<PyDict>, Entries)>,
     owners: Vec<Py<PyDict>>,
-    /// Names of dicts in an owner, and what they held.
+    /// Names of dicts in each owner, and what they contained.
     held: Vec<(Py<PyString>, Vec<Entries>)>,
-    /// Names of dicts in an owner that are empty.
+    /// Names of collections in each owner that must be empty.
     empty: Vec<Py<PyString>>,
 }
 
 #[pymethods]
 impl PyMembers {
-    /// What `dicts` hold, and, in each of `owners`, the dicts named in `held`; those named in `empty` are to have no entry.
+    /// Remembers the entries of `dicts` and, in each of `owners`, of the dicts named in `held`. The collections named
+    /// in `empty` must have no entries.
     #[new]
     fn new<'py>(
         dicts: Vec<Bound<'py, PyDict>>,
@@ -87,7 +89,7 @@ impl PyMembers {
         })
     }
 
-    /// Nothing was added, removed or replaced since.
+    /// Reports whether nothing was added, removed or replaced since, and what must be empty is.
     fn same(&self, py: Python<'_>) -> PyResult<bool> {
         for (dict, known) in &self.dicts {
             if !same(dict.bind(py), known)? {

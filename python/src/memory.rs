@@ -1,5 +1,5 @@
-//! Memory of other libraries' objects that is read at each step: where a state keeps its numbers in place, bytes that are as
-//! they were mean a state that is as it was.
+//! Reads the memory of other libraries' objects at each step: if an object keeps its state in place, unchanged bytes
+//! mean an unchanged state.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const WORD: usize = size_of::<u32>();
 
-/// Blocks of memory, and what they held when they were last looked at.
+/// Blocks of memory, and what they contained when they were last read.
 #[pyclass(name = "WatchedMemory", frozen)]
 pub struct PyWatchedMemory {
     /// (address, bytes), in whole words.
@@ -34,7 +34,7 @@ impl PyWatchedMemory {
         Ok(PyWatchedMemory { blocks, seen: Mutex::default() })
     }
 
-    /// A number that is another one whenever the memory is not as it was at the call before.
+    /// Returns a number that differs from the previous call's whenever the memory does.
     fn version(&self) -> PyResult<u64> {
         let mut seen = self.seen.lock().map_err(|e| PyValueError::new_err(e.to_string()))?;
         let mut changed = seen.words.is_empty();
@@ -44,7 +44,7 @@ impl PyWatchedMemory {
         let places = self.blocks.iter().flat_map(|(at, bytes)| (*at..at + bytes).step_by(WORD));
         for (known, place) in seen.words.iter_mut().zip(places) {
             // SAFETY: within a block, which the Python half keeps alive; aligned (`new`). Another thread may draw a number
-            // meanwhile without the interpreter's lock, as numpy's generators do: hence an atomic read.
+            // meanwhile, without the interpreter's lock, as numpy's generators allow: hence an atomic read.
             let now = unsafe { AtomicU32::from_ptr(place as *mut u32) }.load(Ordering::Relaxed);
             changed |= *known != now;
             *known = now;
@@ -54,18 +54,18 @@ impl PyWatchedMemory {
     }
 }
 
-/// Copies a block of memory, which the Python half keeps alive and which nobody writes to meanwhile.
+/// Copies a block of memory. The Python half keeps it alive, and nothing writes to it meanwhile.
 #[pyfunction]
 fn memory_at(py: Python<'_>, address: usize, bytes: usize) -> Bound<'_, PyBytes> {
     if bytes == 0 {
         return PyBytes::new(py, &[]);
     }
-    // SAFETY: the caller in the Python half has made the object that the block belongs to, holds a reference to it, and has
-    // given it to nobody else.
+    // SAFETY: the caller in the Python half has created the object that the block belongs to, has a reference to it,
+    // and has given it to no one else.
     PyBytes::new(py, unsafe { std::slice::from_raw_parts(address as *const u8, bytes) })
 }
 
-/// Adds class and function to the module.
+/// Adds the class and the function to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<PyWatchedMemory>()?;
     m.add_function(wrap_pyfunction!(memory_at, m)?)

@@ -1,7 +1,8 @@
-//! Tensors that are compared with what they were: their memory, type, shape and order in memory, at each step.
+//! Compares tensors at each step with what they were: their address, device, type, shape and strides.
 //!
-//! torch tells all of it about one tensor after the other through `DLPack`'s exchange interface, a table of C functions with
-//! a stable ABI (dlpack.h, version 1.3; torch 2.10 and later). A call of a method of each tensor takes five times as long.
+//! torch reports all of this, one tensor at a time, through `DLPack`'s exchange interface, a table of C functions with
+//! a stable ABI (dlpack.h, version 1.3; torch 2.10 and later). Calling a method of each tensor takes five times as
+//! long.
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
@@ -14,10 +15,10 @@ use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
 /// Name of the capsule that holds the table.
 const CAPSULE: &std::ffi::CStr = c"dlpack_exchange_api";
-/// Major version of the table that is known here; the first minor version that has all of it.
+/// The major version of the table that is known here, and the first minor version with all the fields used.
 const VERSION: (u32, u32) = (1, 3);
 
-/// `DLPackExchangeAPI`, up to what is used.
+/// `DLPackExchangeAPI`, up to the last field used.
 #[repr(C)]
 struct Table {
     major: u32,
@@ -64,7 +65,7 @@ struct Described {
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Described>() == 48, "as in dlpack.h");
 
-/// What is compared of one tensor, besides its shape and strides.
+/// What is compared for each tensor, besides its shape and strides.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Place {
     address: usize,
@@ -84,8 +85,8 @@ impl Place {
 /// Shape and strides.
 ///
 /// # Safety
-/// torch has described the tensor, which is alive, and no other code of torch or Python has run since or runs while the
-/// slices are used.
+/// torch has described the tensor, the tensor is alive, and no other code of torch or Python has run since then or runs
+/// while the slices are used.
 unsafe fn sides(seen: &Described) -> [&[i64]; 2] {
     let n = usize::try_from(seen.dimensions).unwrap_or(0);
     [seen.shape, seen.strides].map(|at| {
@@ -98,8 +99,8 @@ unsafe fn sides(seen: &Described) -> [&[i64]; 2] {
     })
 }
 
-/// Lines of a tensor's Python object and of what torch has behind it, as it was: to have them in the cache in time. Nothing
-/// is read by these addresses.
+/// Cache lines of a tensor's Python object and of torch's objects behind it, as they were at first, to be prefetched.
+/// Nothing is read through these addresses.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "elsewhere nothing is fetched ahead"))]
 struct Lines([usize; 5]);
 
@@ -113,13 +114,13 @@ impl Lines {
     fn fetch(&self) {
         #[cfg(target_arch = "x86_64")]
         for address in self.0 {
-            // SAFETY: a hint, which no address makes fail.
+            // SAFETY: a prefetch is only a hint and cannot fail, whatever the address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(address as *const i8) }
         }
     }
 }
 
-/// So many tensors ahead their lines are asked for.
+/// How many tensors ahead the cache lines are prefetched.
 const AHEAD: usize = 8;
 
 /// Where some tensors are, and what they look like.
@@ -127,22 +128,22 @@ const AHEAD: usize = 8;
 pub struct PyPlaces {
     from_object: FromObject,
     tensors: Vec<(Py<PyAny>, Place)>,
-    /// Shape and strides of one after the other.
+    /// Shape and strides of each tensor, one after the other.
     sides: Vec<i64>,
     lines: Vec<Lines>,
 }
 
 #[pymethods]
 impl PyPlaces {
-    /// Of these tensors. Raises `RuntimeError` or `AttributeError` when this torch has no such table, and what torch raises
-    /// about a tensor that it cannot describe.
+    /// Describes these tensors. Raises `RuntimeError` or `AttributeError` when this torch has no such table, and
+    /// whatever torch raises for a tensor that it cannot describe.
     #[new]
     fn new(py: Python<'_>, tensors: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
         let kind = py.import("torch")?.getattr("Tensor")?;
         let capsule = kind.getattr("__dlpack_c_exchange_api__")?.cast_into::<PyCapsule>()?;
         let table = capsule.pointer_checked(Some(CAPSULE))?.cast::<Table>();
         // SAFETY: a capsule of this name holds such a table, which lives as long as the process (dlpack.h); the fields up to
-        // the version are the same in all versions, and the others are looked at once the version is known.
+        // the version are the same in all versions, and the others are read only once the version is known.
         let (major, minor) = unsafe { ((*table.as_ptr()).major, (*table.as_ptr()).minor) };
         let known = major == VERSION.0 && minor >= VERSION.1;
         // SAFETY: as above, and the version has this field.
@@ -153,7 +154,7 @@ impl PyPlaces {
             if !tensor.is_instance(&kind)? {
                 return Err(PyTypeError::new_err("no tensor"));
             }
-            // SAFETY: from torch's table; an instance of torch's tensors.
+            // SAFETY: the function is from torch's table, and the object is an instance of torch's tensors.
             let seen = unsafe { described(from_object, &tensor)? };
             // SAFETY: just described; the GIL is held.
             places.sides.extend(unsafe { sides(&seen) }.concat());
@@ -163,7 +164,7 @@ impl PyPlaces {
         Ok(places)
     }
 
-    /// All are where they were, and look as they did.
+    /// Reports whether all tensors are where they were, with the same type, shape and strides.
     fn same(&self, py: Python<'_>) -> PyResult<bool> {
         let mut rest = &self.sides[..];
         self.lines.iter().take(AHEAD).for_each(Lines::fetch);
@@ -171,7 +172,7 @@ impl PyPlaces {
             if let Some(lines) = self.lines.get(i + AHEAD) {
                 lines.fetch();
             }
-            // SAFETY: from torch's table; an instance of torch's tensors (both by `new`).
+            // SAFETY: the function is from torch's table, and the object is an instance of torch's tensors (see `new`).
             let seen = unsafe { described(self.from_object, tensor.bind(py))? };
             if Place::of(&seen) != *place {
                 return Ok(false);
@@ -196,7 +197,7 @@ impl PyPlaces {
 /// Asks torch about a tensor.
 ///
 /// # Safety
-/// `from_object` is of torch's table, and `tensor` an instance of torch's tensors.
+/// `from_object` is from torch's table, and `tensor` is an instance of torch's tensors.
 unsafe fn described(from_object: FromObject, tensor: &Bound<'_, PyAny>) -> PyResult<Described> {
     let mut seen = Described {
         data: std::ptr::null_mut(),

@@ -78,7 +78,7 @@ def test_what_is_restored_is_the_step_whatever_was_collected_meanwhile(everstep,
 
 
 class Begun:
-    """Counts what is begun and given up."""
+    """Counts the copies that are begun and given up."""
 
     def __init__(self):
         self.begun = self.cancelled = 0
@@ -92,7 +92,7 @@ class Begun:
 
 
 def test_a_copy_of_another_structure_is_given_up():
-    """Members that changed while every tensor stayed where it was are seen after the copy has begun."""
+    """Members that change while every tensor stays where it is are noticed after the copy has begun."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(2, 4)).sum().backward()
@@ -121,7 +121,7 @@ def test_a_copy_of_another_structure_is_given_up():
 
     for step, change in enumerate([swapped, another_value, order_of_parameters, renamed, hooked]):
         for _ in range(70):
-            # Known again after some steps, more with each change.
+            # After a change, a copy begins early only once the structure has been worked out again.
             if structure.snapshot(step, {}, None).started:
                 break
         else:

@@ -1,4 +1,6 @@
-"""A tensor that looks otherwise at the same address is noticed, with torch's table of functions and without it."""
+"""A tensor that moves, or changes its type, shape, strides or flags in place, is noticed, with torch's DLPack table and
+without it.
+"""
 
 import pytest
 import torch
@@ -100,7 +102,7 @@ def test_what_looks_otherwise_is_noticed(same_places, change):
     assert same() and same()
     with torch.no_grad():
         for each in t.values():
-            # Values do not count.
+            # A change of values does not count.
             each.copy_(torch.ones_like(each, dtype=torch.float32))
         assert same()
         change(t)

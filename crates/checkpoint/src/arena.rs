@@ -300,7 +300,7 @@ impl Slot {
         self.describe_in_parts(label, &[index], region)
     }
 
-    /// As [`Slot::describe`], with an index whose parts lie in several places.
+    /// As [`Slot::describe`], for an index that comes in several parts.
     ///
     /// # Errors
     /// As [`Slot::describe`].
@@ -309,8 +309,8 @@ impl Slot {
         let mut end = usize::try_from(at).map_err(io::Error::other)?;
         let (begin, mut sum) = (end, Running::default());
         for part in index {
-            // SAFETY: a slice is readable for its whole length and lies outside the slot, as every caller's does; only the
-            // writer of a slot describes it.
+            // SAFETY: a slice is readable for its whole length, and no caller passes one that lies in the slot; only
+            // the writer of a slot describes it.
             unsafe { self.map.sum_from(end, part.as_ptr(), part.len(), &mut sum)? };
             end += part.len();
         }

@@ -4,9 +4,9 @@
 //! returns; parameters and optimizer state are copied while the next iteration computes, and the
 //! next weight update waits for them ([`Capture::wait`], the fence).
 //!
-//! The script may write to its weights in that window by ways that nobody sees (`p.data`, a NumPy view, a kernel). So what is
-//! copied late is summed before [`start`] returns, which is a read instead of a copy, and the copy must have the same
-//! sums; else the capture is [`Torn`] and the slot is not sealed.
+//! In that window the script may write to its weights in ways that go unnoticed (`p.data`, a NumPy view, a kernel). So,
+//! with [`Plan::compare`], checksums of what is copied late are computed before [`start`] returns, which takes a read
+//! instead of a copy. If those of the copy differ, the capture is [`Torn`] and the slot is not sealed.
 
 use crate::arena::{Label, Pin, REGION_AT, Slot};
 use crate::board::Board;
@@ -41,7 +41,7 @@ pub struct Torn {
     pub of: usize,
 }
 
-/// A capture on its way.
+/// A capture in progress.
 #[derive(Debug)]
 pub struct Capture {
     running: Option<Receiver<io::Result<()>>>,
@@ -50,22 +50,22 @@ pub struct Capture {
 /// How the index of every capture begins.
 const INDEX_BEGINS: &[u8] = b"{\"tensors\":[";
 
-/// Tensors as they stand in a slot's index, written down once for many captures.
+/// Tensors as a slot's index lists them, encoded once for many captures.
 #[derive(Clone, Debug, Default)]
 pub struct Described {
-    /// Of the tensors that all captures have.
+    /// JSON of the tensors that all captures have.
     shared: Arc<[u8]>,
-    /// Of what was added for one.
+    /// JSON of the values that were added for one capture.
     own: Vec<u8>,
     bytes: u64,
     header: Header,
 }
 
 impl Described {
-    /// Of these tensors, in the order of their bytes.
+    /// Describes these tensors, in the order of their bytes.
     ///
     /// # Errors
-    /// `InvalidInput` when readers would refuse them; as [`Described::push`].
+    /// `InvalidInput` when readers would refuse them; otherwise as [`Described::push`].
     pub fn of(tensors: &[Tensor]) -> io::Result<Self> {
         Index::new(tensors.to_vec()).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))?;
         let mut described = Described::default();
@@ -74,7 +74,7 @@ impl Described {
         Ok(described)
     }
 
-    /// Adds values behind what is there; their names are none of those.
+    /// Appends tensors or values. Their names must not be in use yet.
     ///
     /// # Errors
     /// When a name cannot be written as JSON.
@@ -98,7 +98,7 @@ impl Described {
         usize::try_from(self.bytes.div_ceil(CHUNK_BYTES as u64)).unwrap_or(usize::MAX)
     }
 
-    /// As [`Index`] is read, behind [`INDEX_BEGINS`]: of the tensors that all captures have, and the rest.
+    /// The JSON of an [`Index`] after [`INDEX_BEGINS`]: that of the tensors that all captures have, and the rest.
     fn index(&self, crcs: &[u64]) -> io::Result<(&[u8], Vec<u8>)> {
         let mut rest = Vec::with_capacity(self.own.len() + crcs.len() * 21 + 32);
         rest.extend_from_slice(&self.own);
@@ -116,7 +116,7 @@ pub struct Plan {
     pub tensors: Described,
     /// Their memory, in the same order.
     pub sources: Vec<Source>,
-    /// Whose, and which step.
+    /// Whose state it is, and of which step.
     pub label: Label,
     /// Keep the slot until it is on durable storage.
     pub persist: bool,
@@ -124,7 +124,7 @@ pub struct Plan {
     pub threads: usize,
     /// Copy while the next iteration computes; else the copy is complete when [`start`] returns.
     pub background: bool,
-    /// A background copy is compared with what the state was when [`start`] returned.
+    /// Compare a background copy with what the state was when [`start`] returned.
     pub compare: bool,
 }
 
@@ -133,7 +133,7 @@ fn alike(sources: &[Source]) -> usize {
     sources.iter().take_while(|s| !s.eager).map(|s| s.bytes).sum()
 }
 
-/// Sources that are not empty, with their offsets in the region, and the bytes of all.
+/// Sources that are not empty, with their offsets in the region, and the total of their bytes.
 fn in_order(sources: &[Source]) -> (Vec<(usize, Source)>, usize) {
     let mut end = 0;
     let mut pieces = Vec::with_capacity(sources.len());
@@ -150,7 +150,7 @@ fn in_order(sources: &[Source]) -> (Vec<(usize, Source)>, usize) {
 /// Every source must stay readable until [`Capture::wait`] returns.
 ///
 /// # Errors
-/// `StorageFull` when the state has outgrown the slot; `ResourceBusy` when somebody has just pinned it.
+/// `StorageFull` when the state has outgrown the slot; `ResourceBusy` when it has just been pinned.
 pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> io::Result<Capture> {
     let filling = Filling::begin(slot, plan.tensors, plan.label, plan.persist, alike(&plan.sources))?;
     let slot = Arc::clone(&filling.slot);
@@ -186,9 +186,9 @@ pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> i
     Ok(Capture { running: Some(running) })
 }
 
-/// A copy that other threads have begun while the values behind the tensors are still being collected.
+/// A copy that another thread has begun while the values behind the tensors are still being collected.
 ///
-/// Whoever drops it waits until no thread reads the sources any more; the slot then holds nothing.
+/// Dropping it waits until no thread reads the sources any more; the slot then holds nothing.
 pub struct Early {
     filling: Option<Filling>,
     pass: Arc<Pass>,
@@ -210,7 +210,7 @@ impl Early {
     ) -> io::Result<Self> {
         let filling = Filling::begin(slot, tensors, label, persist, alike(sources))?;
         let (mut pieces, bytes) = in_order(sources);
-        // All are complete before the loop goes on.
+        // Every source is copied before training goes on, so none needs to be copied here.
         pieces.iter_mut().for_each(|(_, source)| source.eager = false);
         // SAFETY: the caller's promise.
         let pass = Arc::new(unsafe { Pass::new(Arc::clone(&filling.slot), bytes, pieces.into(), true) });
@@ -218,7 +218,7 @@ impl Early {
         Ok(Early { filling: Some(filling), pass })
     }
 
-    /// Completes the copy, with the bytes of these values behind it, and seals the slot.
+    /// Completes the copy, adds these values behind it, and seals the slot.
     ///
     /// # Errors
     /// As [`start`]; the slot then holds nothing.
@@ -262,8 +262,8 @@ pub struct Filling {
 }
 
 impl Filling {
-    /// Takes a slot for `tensors`, one behind the other from [`Filling::place`] on. The first `alike` bytes are what ranks
-    /// with the same state have in common: what the optimizer updates, and its state.
+    /// Takes a slot for `tensors`, one after the other from [`Filling::place`] on. The first `alike` bytes are what
+    /// ranks with the same state have in common: what the optimizer updates, and its state.
     ///
     /// # Errors
     /// As [`start`].
@@ -276,7 +276,7 @@ impl Filling {
         Ok(filling)
     }
 
-    /// The tensors can be read, and fit.
+    /// Checks that readers accept the tensors, and that they fit into the slot.
     fn check(&self) -> io::Result<()> {
         let tensors = &self.tensors;
         let index_bytes = tensors.json_bytes() + tensors.chunks() * 21 + 32;
@@ -288,16 +288,16 @@ impl Filling {
         Ok(())
     }
 
-    /// Where the first tensor begins, and the bytes of all.
+    /// Returns the address of the first tensor, and the bytes of all.
     ///
     /// # Errors
-    /// When the slot is shorter than it says.
+    /// When the slot is too short for them.
     pub fn place(&self) -> io::Result<(usize, usize)> {
         let bytes = usize::try_from(self.tensors.bytes).map_err(io::Error::other)?;
         Ok((self.slot.map().target(REGION_AT, bytes)? as usize, bytes))
     }
 
-    /// Everything is there: checksums, then the seal.
+    /// Computes the checksums of a filled slot, then seals it.
     ///
     /// # Errors
     /// When the index does not fit; the slot then holds nothing.
@@ -324,7 +324,8 @@ impl Filling {
     }
 }
 
-/// Tells the first bytes of a region: the checksums of its chunks are there, what lies in half of one is read again.
+/// A digest of the first `bytes` of a region. Whole chunks have checksums already; the bytes of a partial one are read
+/// again.
 fn digest(slot: &Slot, crcs: &[u64], bytes: usize) -> u64 {
     let (whole, rest) = (bytes / CHUNK_BYTES, bytes % CHUNK_BYTES);
     let mut sum = Running::default();
@@ -335,7 +336,8 @@ fn digest(slot: &Slot, crcs: &[u64], bytes: usize) -> u64 {
 }
 
 impl Capture {
-    /// True when the capture is complete: [`Capture::wait`] returns at once.
+    /// True when nothing is left to wait for: the copy was complete when [`start`] returned, or [`Capture::wait`] was
+    /// called.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.running.is_none()

@@ -58,7 +58,8 @@ pub enum From {
 }
 
 impl Lineage {
-    /// Whether training can have come to it. Another one is damaged, or was made up: a turn that no other can follow.
+    /// Whether training can have produced this lineage: its turn is within the limit, and its branch did not begin in a
+    /// later turn. Anything else is damaged or made up.
     #[must_use]
     pub fn is_possible(&self) -> bool {
         self.turn <= LINEAGE_TURN_MAX && self.branch <= self.turn
