@@ -74,6 +74,11 @@ mod tests {
         signal(&child, Signal::STOP);
         assert!(look(&child, 60), "it is stopped");
         signal(&child, Signal::CONT);
+        // It counts as stuck until the kernel has let it run.
+        let end = Instant::now() + Duration::from_secs(60);
+        while look(&child, 0) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(10));
+        }
         assert!(!look(&child, 2), "it runs again");
         signal(&other, Signal::STOP);
         assert!(!look(&other, 2), "not a coordinator");
