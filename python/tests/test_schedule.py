@@ -104,9 +104,9 @@ def test_snapshots_are_rarer_only_when_they_cost_more_than_the_budget(clock):
 
 
 def test_caches_are_filled_again_up_to_their_size():
-    assert schedule.refill(1_000_000) == 60_000
-    assert schedule.refill(10_000_000) == 600_000
-    assert schedule.refill(1 << 40) == schedule.refill(100_000_000) == 960_000
+    assert schedule.refill(1_000_000) == 30_000
+    assert schedule.refill(10_000_000) == 300_000
+    assert schedule.refill(1 << 40) == schedule.refill(100_000_000) == 480_000
 
 
 def test_short_stalls_are_free_unless_a_budget_was_given(clock):
