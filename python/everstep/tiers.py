@@ -204,7 +204,7 @@ class AgentTier:
         """A copy may go on while the next iteration computes."""
         return not self._slots.torn
 
-    def lost(self, *, surely: bool = True) -> bool:
+    def lost(self, *, surely: bool) -> bool:
         """Whether the slots' files were removed, so that no restart could find the newest step in memory. Unless ``surely``, this may
         be noticed half a second late, or one step late."""
         return self._slots.arena is not None and self._slots.arena.lost(surely)
@@ -370,7 +370,7 @@ class DiskTier:
 
     copies_late = False
 
-    def lost(self, *, surely: bool = True) -> bool:
+    def lost(self, *, surely: bool) -> bool:
         """What the slot holds is on disk."""
         return False
 

@@ -78,7 +78,6 @@ impl PyArena {
     /// Reports whether a slot's file was removed, so that nothing could find what is captured from now on. Checks one
     /// file, in turn, for each [`LOOK_EVERY`] that has passed, or all files if `all`: in a step of a small state, one
     /// check costs as much as copying 100 kB.
-    #[pyo3(signature = (all=false))]
     fn lost(&self, all: bool) -> bool {
         let Ok(mut looked) = self.looked.lock() else { return false };
         let passed = looked.at.map_or(u128::MAX, |at| at.elapsed().as_millis() / LOOK_EVERY.as_millis());
@@ -148,17 +147,13 @@ impl PyArena {
         let (tensors, sources) = layout.with(&blobs).map_err(checkpoint)?;
         let label = self.label_of(step, persist);
         let board = board.map(|b| b.board.clone());
-        let started = loop {
-            let Some(slot) = self.free_slot() else { return Ok(false) };
+        let started = self.in_free_slot(|slot| {
             let (tensors, sources, persist) = (tensors.clone(), sources.clone(), persist.is_some());
             let plan = Plan { tensors, sources, label, persist, threads, background, compare };
             // SAFETY: the Python half keeps the tensors alive until `wait`; blobs are copied before `start` returns.
-            match py.detach(|| unsafe { capture::start(slot, plan, board.clone()) }) {
-                // The agent has just pinned it: it is no longer free, but another slot may be.
-                Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {}
-                started => break started.map_err(checkpoint)?,
-            }
-        };
+            py.detach(|| unsafe { capture::start(slot, plan, board.clone()) })
+        })?;
+        let Some(started) = started else { return Ok(false) };
         if let Ok(mut running) = self.running.lock() {
             *running = Some(started).filter(|c| !c.is_done());
         }
@@ -171,15 +166,9 @@ impl PyArena {
     fn start(&self, py: Python<'_>, step: u64, layout: &PyLayout, persist: Option<u64>) -> PyResult<bool> {
         self.wait(py)?;
         let label = self.label_of(step, persist);
-        let early = loop {
-            let Some(slot) = self.free_slot() else { return Ok(false) };
-            // SAFETY: the Python half keeps the tensors alive until `finish` or `cancel`.
-            match unsafe { Early::begin(slot, layout.tensors(), label, persist.is_some()) } {
-                // The agent has just pinned it: it is no longer free, but another slot may be.
-                Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {}
-                begun => break begun.map_err(checkpoint)?,
-            }
-        };
+        // SAFETY: the Python half keeps the tensors alive until `finish` or `cancel`.
+        let begin = |slot| unsafe { Early::begin(slot, layout.tensors(), label, persist.is_some()) };
+        let Some(early) = self.in_free_slot(begin)? else { return Ok(false) };
         if let Ok(mut waiting) = self.early.lock() {
             *waiting = Some(early);
         }
@@ -212,13 +201,8 @@ impl PyArena {
     ) -> PyResult<Option<(usize, usize)>> {
         let tensors = Described::of(&tensors(entries)).map_err(checkpoint)?;
         let label = self.label_of(step, persist);
-        let filling = loop {
-            let Some(slot) = self.free_slot() else { return Ok(None) };
-            match Filling::begin(slot, tensors.clone(), label, persist.is_some(), alike) {
-                Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {}
-                begun => break begun.map_err(checkpoint)?,
-            }
-        };
+        let begin = |slot| Filling::begin(slot, tensors.clone(), label, persist.is_some(), alike);
+        let Some(filling) = self.in_free_slot(begin)? else { return Ok(None) };
         let place = filling.place().map_err(checkpoint)?;
         if let Ok(mut waiting) = self.filling.lock() {
             *waiting = Some(filling);
@@ -279,6 +263,18 @@ impl PyArena {
         let label = |s: &Arc<Slot>| s.label().filter(|l| l.step == step && self.fits(l));
         let found = self.slots.iter().filter_map(|s| Some((label(s)?.generation, s)));
         found.max_by_key(|(generation, _)| *generation).map(|(_, s)| s)
+    }
+
+    /// Begins something in a free slot; `None` when every slot is in use.
+    fn in_free_slot<T>(&self, begin: impl Fn(Arc<Slot>) -> std::io::Result<T>) -> PyResult<Option<T>> {
+        loop {
+            let Some(slot) = self.free_slot() else { return Ok(None) };
+            match begin(slot) {
+                // The agent has pinned this slot in the meantime; another one may still be free.
+                Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {}
+                begun => return begun.map(Some).map_err(checkpoint),
+            }
+        }
     }
 
     /// An unpinned slot: an empty one, else the one with the oldest step, never the newest (unless

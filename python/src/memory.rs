@@ -29,7 +29,7 @@ impl PyWatchedMemory {
     #[new]
     fn new(blocks: Vec<(usize, usize)>) -> PyResult<Self> {
         if blocks.iter().any(|(address, bytes)| !address.is_multiple_of(WORD) || !bytes.is_multiple_of(WORD)) {
-            return Err(PyValueError::new_err("blocks of whole words are watched"));
+            return Err(PyValueError::new_err("addresses and lengths must be multiples of 4 bytes"));
         }
         Ok(PyWatchedMemory { blocks, seen: Mutex::default() })
     }

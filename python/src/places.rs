@@ -1,8 +1,8 @@
 //! Compares tensors at each step with what they were: their address, device, type, shape and strides.
 //!
 //! torch reports all of this, one tensor at a time, through `DLPack`'s exchange interface, a table of C functions with
-//! a stable ABI (dlpack.h, version 1.3; torch 2.10 and later). Calling a method of each tensor takes five times as
-//! long.
+//! a stable ABI (dlpack.h, version 1.3; torch 2.10 and later). With nothing in the caches, 144 tensors take 60 µs; their
+//! addresses by calls from Python and the rest by torch's own guards took 150 µs.
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;

@@ -24,7 +24,7 @@ def tensors():
         "complex": torch.randn(3, dtype=torch.complex64),
         "imaginary": torch.view_as_complex(pair).imag,
         "parameter": torch.nn.Parameter(torch.randn(2, 2)),
-        "half": torch.randn(3).to(torch.float8_e4m3fn),
+        "eight_bits": torch.randn(3).to(torch.float8_e4m3fn),
     }
 
 
@@ -48,8 +48,8 @@ def other_type(t):
     t["square"].data = t["square"].view(torch.int32)
 
 
-def another_eighth(t):
-    t["half"].data = t["half"].view(torch.float8_e5m2)
+def other_type_of_eight_bits(t):
+    t["eight_bits"].data = t["eight_bits"].view(torch.float8_e5m2)
 
 
 def with_a_dimension(t):
@@ -85,7 +85,7 @@ CHANGES = [
     reshaped,
     shorter,
     other_type,
-    another_eighth,
+    other_type_of_eight_bits,
     with_a_dimension,
     without_rows,
     conjugated,

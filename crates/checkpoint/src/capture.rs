@@ -210,7 +210,7 @@ impl Early {
     ) -> io::Result<Self> {
         let filling = Filling::begin(slot, tensors, label, persist, alike(sources))?;
         let (mut pieces, bytes) = in_order(sources);
-        // Every source is copied before training goes on, so none needs to be copied here.
+        // The pass copies all of them: every copy is complete before training goes on.
         pieces.iter_mut().for_each(|(_, source)| source.eager = false);
         // SAFETY: the caller's promise.
         let pass = Arc::new(unsafe { Pass::new(Arc::clone(&filling.slot), bytes, pieces.into(), true) });

@@ -120,7 +120,7 @@ impl Manifest {
             return Err("two ranks have one file");
         }
         if self.lineage.as_ref().is_some_and(|l| !l.is_possible()) {
-            return Err("no training can have come to its branch");
+            return Err("training cannot have reached its branch");
         }
         let bytes = self.shards.iter().try_fold(0u64, |sum, s| sum.checked_add(s.bytes));
         bytes.map(drop).ok_or("lengths do not add up")
