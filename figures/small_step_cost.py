@@ -67,6 +67,11 @@ def stalled(goodput: dict[str, Any]) -> float:
     return float(goodput["jobs"][0]["spent_us"]["checkpoint_stall"]) / 1e6
 
 
+def by_call(found: dict[str, Any]) -> float:
+    """Returns the median seconds of a call."""
+    return float(found["call"])
+
+
 def goodput(part: str, found: dict[str, Any]) -> Bound:
     """Returns how far apart goodput's stall and the paired difference are."""
     stalled, more = found["stalled"], found["more"]
@@ -82,20 +87,23 @@ def goodput(part: str, found: dict[str, Any]) -> Bound:
 def measure(soak: bool) -> Iterator[Bound]:
     blocks = 60 if soak else 24
     for part, shape in (("1MB", "gpt"), ("1MB-tensors", "linear")):
-        each = run(MB, blocks, "--every", "1", "--shape", shape)
+        # With what the host runs beside this machine, the same process takes 0.39 ms or 0.56 ms.
+        several = sorted((run(MB, blocks // 2, "--every", "1", "--shape", shape) for _ in range(5)), key=by_call)
+        each = several[len(several) // 2]
         size, tensors = each["bytes"] / MB, each["tensors"]
         yield Bound(
             part,
             round(each["call"] * 1e3, 3),
-            f"ms per ckpt.step, a snapshot each, {size:.2g} MB in {tensors} tensors (median)",
+            f"ms per ckpt.step, a snapshot each, {size:.2g} MB in {tensors} tensors "
+            f"(median of {[round(e['call'] * 1e3, 3) for e in several]}, each the median of a process)",
             "<=",
             0.5,
             samples=tuple(each["pairs"]),
         )
-        yield Bound(
-            f"{part}-paired", round(each["paired"] * 1e3, 3), "ms that a step takes longer than without", "<=", 0.5
-        )
-        yield goodput(part, each)
+        paired = sorted(round(e["paired"] * 1e3, 3) for e in several)
+        what = f"ms that a step takes longer than without (median of {paired})"
+        yield Bound(f"{part}-paired", paired[len(paired) // 2], what, "<=", 0.5)
+        yield goodput(part, {name: sum(e[name] for e in several) for name in ("stalled", "more")})
     for megabytes in (10, 50):
         # Few of their steps have a snapshot: with 120 blocks, the standard error of the cost of 50
         # MB was 9 %.

@@ -88,6 +88,10 @@ def _root(name: str) -> encoding.Path:
     return (None, name, False)
 
 
+#: The extra values of a step that has none.
+_NO_EXTRA = encoding.encode({}, _root(EXTRA))
+
+
 def _uniquely_named(items: Iterable[Item]) -> list[Item]:
     """Raises for names that a shard cannot have, or has twice: it could not be read."""
     seen: set[str] = set()
@@ -194,7 +198,7 @@ class State:
         """What belongs to a step and to no object, encoded. Tensors among the extra values are each rank's own, and part of the blob."""
         values = [
             (RNG, self._random()),
-            (EXTRA, encoding.encode(dict(extra), _root(EXTRA))),
+            (EXTRA, encoding.encode(dict(extra), _root(EXTRA)) if extra else _NO_EXTRA),
             (LAYOUT, self._layout_blob),
         ]
         return [(encoding.BLOB + name, blob) for name, blob in values]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter, is_, itemgetter
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -130,13 +129,14 @@ def _same_places(tensors: list[Tensor]) -> Callable[[], bool]:
     """Returns a function that reports whether all tensors are still where they are now, with the same type, shape and order in memory."""
     may_be_conjugated = [t for t in tensors if t.is_complex()]
 
-    def flags() -> Any:
-        return [*map(Tensor.is_neg, tensors)], [*map(Tensor.is_conj, may_be_conjugated)]
+    def conjugated() -> list[bool]:
+        return [*map(Tensor.is_conj, may_be_conjugated)]
 
     def walked() -> Any:
-        return [*map(Tensor.data_ptr, tensors)], [*map(_SHAPE_AND_DTYPE, tensors)], [*map(Tensor.is_contiguous, tensors)]
+        kinds = [*map(_SHAPE_AND_DTYPE, tensors)], [*map(Tensor.is_contiguous, tensors)], [*map(Tensor.is_neg, tensors)]
+        return [*map(Tensor.data_ptr, tensors)], kinds
 
-    before, flags_before = walked(), flags()
+    before, conjugated_before = walked(), conjugated()
     try:
         # One call for all of them; torch 2.10 and later.
         same = Places(tensors).same
@@ -145,7 +145,7 @@ def _same_places(tensors: list[Tensor]) -> Callable[[], bool]:
         def same() -> bool:
             return walked() == before
 
-    return lambda: same() and flags() == flags_before
+    return lambda: same() and conjugated() == conjugated_before
 
 
 class Early(Protocol):
