@@ -88,6 +88,8 @@ def _root(name: str) -> encoding.Path:
     return (None, name, False)
 
 
+#: What a step consists of besides objects.
+_SURROUNDINGS = tuple(encoding.BLOB + name for name in (RNG, EXTRA, LAYOUT))
 #: The extra values of a step that has none.
 _NO_EXTRA = encoding.encode({}, _root(EXTRA))
 
@@ -196,16 +198,12 @@ class State:
 
     def surroundings(self, extra: Mapping[str, Any]) -> list[tuple[str, bytes]]:
         """What belongs to a step and to no object, encoded. Tensors among the extra values are each rank's own, and part of the blob."""
-        values = [
-            (RNG, self._random()),
-            (EXTRA, encoding.encode(dict(extra), _root(EXTRA)) if extra else _NO_EXTRA),
-            (LAYOUT, self._layout_blob),
-        ]
-        return [(encoding.BLOB + name, blob) for name, blob in values]
+        encoded = encoding.encode(dict(extra), _root(EXTRA)) if extra else _NO_EXTRA
+        return [*zip(_SURROUNDINGS, (self._random(), encoded, self._layout_blob), strict=True)]
 
     def _random(self) -> bytes:
         """The state of the random generators, encoded again only if one of them may have changed."""
-        state = rng.get()
+        state = rng.get(self._drawn[0] if self._drawn is not None else None)
         if self._drawn is None or not rng.same(state, self._drawn[0]):
             self._drawn = state, encoding.encode(state, _root(RNG))
         return self._drawn[1]

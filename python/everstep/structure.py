@@ -12,16 +12,25 @@ from operator import attrgetter, is_, itemgetter
 from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Optimizer, lr_scheduler
 
 from . import encoding, optimizer_state
-from ._internal import Members, Places, SlotLayout
+from ._internal import Members, Places, SlotLayout, encode_groups
 from .optimizer_state import ParameterNames
 from .slots import Sizes, Snapshot, described
 from .state import Item, State
 
 #: Tensors of these types have their memory where they report it, and no other tensors behind them.
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+#: torch's schedulers that contain no others, and their ``state_dict`` as torch defines it.
+_SCHEDULERS = frozenset(
+    getattr(lr_scheduler, name)
+    for name in (
+        "StepLR MultiStepLR ConstantLR LinearLR ExponentialLR PolynomialLR CosineAnnealingLR CosineAnnealingWarmRestarts OneCycleLR "
+        "LambdaLR MultiplicativeLR"
+    ).split()
+)
+_STATES_OF_SCHEDULERS = frozenset(scheduler.state_dict for scheduler in _SCHEDULERS)
 #: Values in an optimizer's state that can be compared.
 _VALUES = (int, float, bool, str, type(None))
 _SHAPE_AND_DTYPE = attrgetter("shape", "dtype")
@@ -94,6 +103,7 @@ class _Optimizer:
             raise _Differs
         value = optimizer_state.by_names(optimizer, optimizer.state_dict(), order, {})
         self._names = [g["params"] for g in value.pop("groups")]
+        self._encoded_names = [encoding.encode(names) for names in self._names]
         head = state.encoded(value, name, [], eager=False, sharded=True)
         self._head = encoding.join(head, "groups", encoding.MARK)
         self._path: encoding.Path = ((None, name, False), "groups", False)
@@ -116,6 +126,8 @@ class _Optimizer:
     def blob(self) -> bytes:
         """The state as :meth:`State.collect` encodes it; groups may change at each step (schedulers)."""
         groups = self._optimizer.param_groups
+        if (plain := encode_groups(groups, self._encoded_names)) is not None:
+            return self._head + plain[1:]
         whole = [{k: v for k, v in g.items() if k != "params"} | {"params": names} for g, names in zip(groups, self._names, strict=True)]
         if any(isinstance(v, Tensor) for g in whole for v in g.values()):
             raise _Differs
@@ -146,6 +158,11 @@ def _same_places(tensors: list[Tensor]) -> Callable[[], bool]:
             return walked() == before
 
     return lambda: same() and conjugated() == conjugated_before
+
+
+def _is_inert(obj: Any) -> bool:
+    """Whether ``state_dict()`` of the object is known to run no user code: it is one of torch's own schedulers."""
+    return type(obj) in _SCHEDULERS and "state_dict" not in vars(obj) and type(obj).state_dict in _STATES_OF_SCHEDULERS
 
 
 class Early(Protocol):
@@ -217,6 +234,9 @@ class _Known:
         self._host = [Item(i.name, i.tensor.detach(), i.eager) for i in self._items]
         self._layout: SlotLayout = described(self._host)
         self._sizes = Sizes.of(self._host)
+        others = {n: o for n, o in state.objects.items() if n not in self._optimizers and not isinstance(o, nn.Module)}
+        self._before, self._meanwhile = [n for n, o in others.items() if not _is_inert(o)], [n for n, o in others.items() if _is_inert(o)]
+        self._blobs = [(n, encoding.BLOB + n) for n in state.objects if n in others or n in self._optimizers]
 
     @classmethod
     def of(cls, state: State, items: list[Item]) -> _Known | None:
@@ -226,26 +246,30 @@ class _Known:
         except _CANNOT:
             return None
 
-    def _blob_of(self, name: str, obj: Any) -> bytes:
+    def _blob_of(self, name: str) -> bytes:
         tensors: list[Item] = []
-        blob = self._state.encoded(self._state.state_of(name, obj), name, tensors, eager=True)
+        blob = self._state.encoded(self._state.state_of(name, self._state.objects[name]), name, tensors, eager=True)
         if tensors:
             raise _Differs
         return blob
 
     def snapshot(self, step: int, extra: dict[str, Any], persist: int | None, early: Early | None) -> Snapshot:
         """The tensors, once they are known to be where they were, and everything else. Raises :class:`_Differs` otherwise."""
-        others = {n: o for n, o in self._state.objects.items() if n not in self._optimizers and not isinstance(o, nn.Module)}
-        blobs = {name: self._blob_of(name, obj) for name, obj in others.items()}
+        blobs = {name: self._blob_of(name) for name in self._before}
         # No user code runs from here on: it might change a tensor for a moment.
         if not self._same_places():
             raise _Differs
         started = early is not None and early.start(step, self._layout, self._sizes, persist)
         try:
-            if not (self._modules.same() and all(o.same() for o in self._optimizers.values())):
+            if not self._modules.same():
                 raise _Differs
-            blobs |= {name: optimizer.blob() for name, optimizer in self._optimizers.items()}
-            values = [(encoding.BLOB + n, blobs[n]) for n in self._state.objects if n in blobs]
+            for name, optimizer in self._optimizers.items():
+                if not optimizer.same():
+                    raise _Differs
+                blobs[name] = optimizer.blob()
+            for name in self._meanwhile:
+                blobs[name] = self._blob_of(name)
+            values = [(full, blobs[name]) for name, full in self._blobs]
             values += self._state.surroundings(extra)
         except BaseException:
             if early is not None and started:

@@ -1,7 +1,7 @@
 //! A state as the native half captures it: tensors described once, values that come behind them at each step.
 
 use crate::error::checkpoint;
-use everstep_checkpoint::capture::{Described, Source};
+use everstep_checkpoint::capture::{Described, InOrder, Source};
 use everstep_checkpoint::copiers;
 use everstep_checkpoint::format::index::Tensor;
 use pyo3::prelude::*;
@@ -19,6 +19,7 @@ pub fn tensors(entries: Vec<Entry>) -> Vec<Tensor> {
 pub struct PyLayout {
     tensors: Described,
     sources: Vec<Source>,
+    in_order: InOrder,
 }
 
 #[pymethods]
@@ -28,14 +29,16 @@ impl PyLayout {
     fn new(entries: Vec<Entry>, sources: Vec<(usize, usize, bool)>) -> PyResult<Self> {
         let tensors = Described::of(&tensors(entries)).map_err(checkpoint)?;
         let source = |(address, bytes, eager)| Source { address, bytes, eager };
-        Ok(PyLayout { tensors, sources: sources.into_iter().map(source).collect() })
+        let sources: Vec<Source> = sources.into_iter().map(source).collect();
+        let in_order = InOrder::of(&sources);
+        Ok(PyLayout { tensors, sources, in_order })
     }
 }
 
 impl PyLayout {
     /// The tensors and their memory.
-    pub fn tensors(&self) -> (Described, &[Source]) {
-        (self.tensors.clone(), &self.sources)
+    pub fn tensors(&self) -> (Described, &InOrder) {
+        (self.tensors.clone(), &self.in_order)
     }
 
     /// With the values of one step behind the tensors.

@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use rmp::encode;
 
@@ -14,6 +15,8 @@ use rmp::encode;
 const MARK: u8 = 0xc1;
 /// The key of a tuple (`_TUPLE`).
 const TUPLE: u8 = 1;
+/// The key of a group's parameters.
+const PARAMETERS: &str = "params";
 /// Deeper ones are left to Python, which knows the limit and names the place.
 const NESTING_MAX: usize = 32;
 
@@ -78,6 +81,35 @@ impl Encoder {
         Some(())
     }
 
+    /// As [`Encoder::value`] would write a list of the groups' dicts whose last key is `params`.
+    fn groups(&mut self, groups: &Bound<'_, PyList>, names: &[PyBackedBytes]) -> Option<()> {
+        encode::write_array_len(&mut self.bytes, u32::try_from(names.len()).ok()?).ok()?;
+        if groups.len() != names.len() {
+            return None;
+        }
+        for (group, names) in groups.iter().zip(names) {
+            let group = group.cast_into_exact::<PyDict>().ok()?;
+            encode::write_map_len(&mut self.bytes, u32::try_from(group.len()).ok()?).ok()?;
+            let mut parameters = 0;
+            for (key, each) in group.iter() {
+                let key = key.cast_into_exact::<PyString>().ok()?;
+                let key = key.to_str().ok()?;
+                if key == PARAMETERS {
+                    parameters += 1;
+                    continue;
+                }
+                encode::write_str(&mut self.bytes, key).ok()?;
+                self.value(&each)?;
+            }
+            encode::write_str(&mut self.bytes, PARAMETERS).ok()?;
+            self.bytes.extend_from_slice(names.get(1..)?);
+            if parameters != 1 {
+                return None;
+            }
+        }
+        Some(())
+    }
+
     fn container(&mut self, value: &Bound<'_, PyAny>) -> Option<()> {
         if self.depth == NESTING_MAX || !self.seen.insert(value.as_ptr()) {
             return None;
@@ -109,7 +141,17 @@ fn encode_plain<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyBytes>> {
     Some(PyBytes::new(value.py(), &encoder.bytes))
 }
 
-/// Adds the function to the module.
+/// The blob of an optimizer's groups with the names of their parameters, which are encoded already, in place of the parameters;
+/// `None` if it is not plain.
+#[pyfunction]
+fn encode_groups<'py>(groups: &Bound<'py, PyList>, names: Vec<PyBackedBytes>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let mut encoder = Encoder { bytes: vec![MARK], seen: HashSet::new(), depth: 2 };
+    let encoded = encoder.groups(groups, &names);
+    Ok(encoded.map(|()| PyBytes::new(groups.py(), &encoder.bytes)))
+}
+
+/// Adds the functions to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_function(wrap_pyfunction!(encode_groups, m)?)?;
     m.add_function(wrap_pyfunction!(encode_plain, m)?)
 }

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch.optim import lr_scheduler
 
 from everstep.state import State
-from everstep.structure import Structure
+from everstep.structure import Structure, _is_inert
 from everstep.values import Layout
 
 SCRIPT = """
@@ -75,6 +76,23 @@ def test_what_is_restored_is_the_step_whatever_was_collected_meanwhile(everstep,
     done = everstep("run", "--standalone", "--max-restarts", "1", path, timeout=120)
     assert "RESTORED 30 True 10 {'note': 30}" in done.stdout, done.stdout + done.stderr
     assert "REFUSED" in done.stdout and "bad" in done.stdout
+
+
+def test_only_schedulers_that_run_no_code_of_the_user_are_asked_while_the_copy_goes_on(monkeypatch):
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
+
+    class Own(lr_scheduler.StepLR):
+        def state_dict(self):
+            return {}
+
+    step, own = lr_scheduler.StepLR(optimizer, 1), Own(optimizer, 1)
+    several = lr_scheduler.SequentialLR(optimizer, [step, own], [1])
+    assert _is_inert(step) and not any(map(_is_inert, (own, several, object())))
+    step.state_dict = dict
+    assert not _is_inert(step)
+    step = lr_scheduler.StepLR(optimizer, 1)
+    monkeypatch.setattr(lr_scheduler.LRScheduler, "state_dict", lambda _: {})
+    assert not _is_inert(step)
 
 
 class Begun:

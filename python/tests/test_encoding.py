@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from everstep import encoding
-from everstep._internal import encode_plain
+from everstep._internal import encode_groups, encode_plain
 
 _ROOT: encoding.Path = (None, "state", False)
 _LEAVES = [
@@ -47,6 +47,35 @@ def test_nested_plain_values_are_written_as_python_writes_them():
     for seed in range(300):
         value = {"state": _random(random.Random(seed), 3)}
         assert encode_plain(value) == _by_python(value), seed
+
+
+def test_groups_of_parameters_are_written_as_python_writes_them():
+    for seed in range(300):
+        chance = random.Random(seed)
+        groups, names = [], []
+        for _ in range(chance.choice((1, 2, 17))):
+            group = {f"key{n}": _random(chance, 1) for n in range(chance.choice((0, 1, 12, 20)))}
+            # The parameters come first, last or in between; they may be anything.
+            items = [*group.items()]
+            items.insert(chance.randint(0, len(items)), ("params", [object()]))
+            groups.append(dict(items))
+            names.append([f"model.{n}" for n in range(chance.choice((0, 1, 40)))])
+        whole = [
+            {k: v for k, v in g.items() if k != "params"} | {"params": n} for g, n in zip(groups, names, strict=True)
+        ]
+        assert encode_groups(groups, [encode_plain(n) for n in names]) == _by_python(whole), seed
+
+
+def test_groups_that_are_not_plain_are_left_to_python():
+    names, shared = [encode_plain(["model.0"])], [1]
+    for group in (
+        {"lr": 0.1},
+        {"params": [], "lr": np.float64(0.1)},
+        {"params": [], 1: 2},
+        {"params": [], "a": shared, "b": shared},
+    ):
+        assert encode_groups([group], names) is None
+    assert encode_groups([{"params": []}, {"params": []}], names) is None
 
 
 class _Int(int):

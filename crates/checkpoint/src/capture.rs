@@ -144,6 +144,25 @@ fn in_order(sources: &[Source]) -> (Vec<(usize, Source)>, usize) {
     (pieces, end)
 }
 
+/// Sources as [`Early::begin`] takes them, worked out once for many captures.
+#[derive(Clone, Debug)]
+pub struct InOrder {
+    pieces: Arc<[(usize, Source)]>,
+    bytes: usize,
+    alike: usize,
+}
+
+impl InOrder {
+    /// Of these sources, in the order of their bytes in the region.
+    #[must_use]
+    pub fn of(sources: &[Source]) -> Self {
+        let (mut pieces, bytes) = in_order(sources);
+        // One pass copies all of them: every early copy is complete before training goes on.
+        pieces.iter_mut().for_each(|(_, source)| source.eager = false);
+        InOrder { pieces: pieces.into(), bytes, alike: alike(sources) }
+    }
+}
+
 /// Starts to fill `slot`.
 ///
 /// # Safety
@@ -204,16 +223,14 @@ impl Early {
     /// As [`start`].
     pub unsafe fn begin(
         slot: Arc<Slot>,
-        (tensors, sources): (Described, &[Source]),
+        (tensors, sources): (Described, &InOrder),
         label: Label,
         persist: bool,
     ) -> io::Result<Self> {
-        let filling = Filling::begin(slot, tensors, label, persist, alike(sources))?;
-        let (mut pieces, bytes) = in_order(sources);
-        // The pass copies all of them: every copy is complete before training goes on.
-        pieces.iter_mut().for_each(|(_, source)| source.eager = false);
+        let filling = Filling::begin(slot, tensors, label, persist, sources.alike)?;
         // SAFETY: the caller's promise.
-        let pass = Arc::new(unsafe { Pass::new(Arc::clone(&filling.slot), bytes, pieces.into(), true) });
+        let pass = unsafe { Pass::new(Arc::clone(&filling.slot), sources.bytes, Arc::clone(&sources.pieces), true) };
+        let pass = Arc::new(pass);
         pass.begin(1, &FOREGROUND);
         Ok(Early { filling: Some(filling), pass })
     }

@@ -5,9 +5,15 @@ use crate::capture::Source;
 use crate::copiers::Copiers;
 use crate::format::digest::CHUNK_BYTES;
 use crate::fused::{Running, fence};
+use std::hint::spin_loop;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long the rest of a copy is waited for without giving the processor away: in a virtual machine, to wake up takes as long
+/// as copying 300 kB.
+const SPIN: Duration = Duration::from_micros(100);
 
 /// Who shares a pass, and what has come of it.
 pub struct Pass {
@@ -17,12 +23,13 @@ pub struct Pass {
     pieces: Arc<[(usize, Source)]>,
     copies: bool,
     next: AtomicUsize,
+    /// Chunks that are not complete. It changes under the lock of `done`.
+    left: AtomicUsize,
     done: Mutex<Done>,
     complete: Condvar,
 }
 
 struct Done {
-    left: usize,
     sums: Vec<u64>,
     failed: Option<io::Error>,
 }
@@ -34,8 +41,9 @@ impl Pass {
     /// The sources must stay readable until [`Pass::run`] returns.
     pub unsafe fn new(slot: Arc<Slot>, bytes: usize, pieces: Arc<[(usize, Source)]>, copies: bool) -> Self {
         let chunks = bytes.div_ceil(CHUNK_BYTES);
-        let done = Mutex::new(Done { left: chunks, sums: vec![0; chunks], failed: None });
-        Pass { slot, bytes, pieces, copies, next: AtomicUsize::new(0), done, complete: Condvar::new() }
+        let done = Mutex::new(Done { sums: vec![0; chunks], failed: None });
+        let (next, left) = (AtomicUsize::new(0), AtomicUsize::new(chunks));
+        Pass { slot, bytes, pieces, copies, next, left, done, complete: Condvar::new() }
     }
 
     /// Does it with up to `threads` threads, this one included, and returns the checksum of every chunk.
@@ -64,8 +72,12 @@ impl Pass {
     /// When the region lies outside the slot.
     pub fn finish(&self) -> io::Result<Vec<u64>> {
         self.work();
+        let began = Instant::now();
+        while self.left.load(Ordering::Acquire) > 0 && began.elapsed() < SPIN {
+            spin_loop();
+        }
         let mut done = self.lock();
-        while done.left > 0 {
+        while self.left.load(Ordering::Acquire) > 0 {
             // What a helper has taken it will finish; one that comes late finds nothing to take.
             done = self.complete.wait(done).unwrap_or_else(PoisonError::into_inner);
         }
@@ -95,8 +107,7 @@ impl Pass {
                 }
                 Err(e) => done.failed = Some(e),
             }
-            done.left -= 1;
-            if done.left == 0 {
+            if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
                 self.complete.notify_all();
             }
         }
