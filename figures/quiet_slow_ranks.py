@@ -17,6 +17,10 @@ SCRIPT = "figures/scripts/slow_ranks.py"
 TURNS = (3.0, 11.0, 40.0)
 
 
+#: Steps of a job with a slow rank from the first slow one on.
+SLOW_STEPS = 60
+
+
 def _busy(turn: float) -> None:
     while True:
         until = time.monotonic() + turn
@@ -59,13 +63,13 @@ def _healthy(workers: int, seconds: float) -> tuple[int, float]:
 
 
 def _slow(times: float, begins: int, seed: int) -> int:
-    """Returns the steps from the first slow one to its announcement."""
+    """Returns the steps from the first slow one to its announcement; all slow steps and one more if there was none."""
     line = [
         SCRIPT,
         "--out",
         "{out}",
         "--steps",
-        str(begins + 60),
+        str(begins + SLOW_STEPS),
         "--base",
         "0.3",
         "--slow-from",
@@ -77,7 +81,12 @@ def _slow(times: float, begins: int, seed: int) -> int:
     ]
     with tempfile.TemporaryDirectory() as out, cluster("slow", [x.replace("{out}", out) for x in line], workers=2) as c:
         c.start_all()
-        named = c.wait_for(lambda: [f for f in _announced(c) if f["rank"] == 1], 120, "rank 1 to be named")
+        # The job may end before.
+        with contextlib.suppress(RuntimeError):
+            c.wait_for(lambda: [f for f in _announced(c) if f["rank"] == 1], 120, "rank 1 to be named")
+        named = [f for f in _announced(c) if f["rank"] == 1]
+        if not named:
+            return SLOW_STEPS + 1
         steps = [line.split() for line in (Path(out) / "steps-1").read_text().splitlines()]
         done = [int(step) for step, at in steps if float(at) <= float(named[0]["ts"])]
         return max(done, default=0) - begins + 1

@@ -9,8 +9,8 @@
 //! Noise must not be announced. A rank is slow only if nearly all its latest steps are longer than
 //! the others', and by more than the others have recently been slower than it. What slows all ranks
 //! at once, such as a start, is no evidence against any of them. An announcement may still have
-//! been noise on this machine, so each one makes the watch wait longer before the next. A calm
-//! period shortens the wait again.
+//! been noise on this machine, so each one makes the watch wait longer before the next, unless that
+//! rank is much slower still. A calm period shortens the wait again.
 
 use crate::time::Time;
 use std::collections::{BTreeMap, VecDeque};
@@ -36,6 +36,9 @@ const NOISE_MICROS: u64 = 5000;
 /// doubles with each further announcement.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PATIENCE_MAX: Duration = Duration::from_secs(960);
+/// A rank whose percentage is this many percent of the highest one announced before is announced at
+/// once: it is slower than what may have been noise.
+const BEYOND_PERCENT: u64 = 150;
 /// An announced rank must keep up for this long before its recovery is announced.
 const RECOVERED: Duration = Duration::from_secs(20);
 /// If no rank is slow for this long, the patience is halved.
@@ -75,6 +78,8 @@ pub struct SlowWatch {
     turning: BTreeMap<u32, Time>,
     /// How long a rank must be slow before it is announced.
     patience: Duration,
+    /// The highest percentage of any slow rank while the patience has not been zero.
+    highest: u64,
     /// When a rank last became slow or stopped being slow.
     episode: Option<Time>,
 }
@@ -171,17 +176,24 @@ impl SlowWatch {
                 self.settle(rank, now);
                 if announced {
                     self.slow.insert(rank, percent);
+                    self.highest = self.highest.max(percent);
                 }
                 continue;
             }
             let since = *self.turning.entry(rank).or_insert(now);
-            let wait = if announced { RECOVERED } else { self.patience };
+            let beyond = self.highest > 0 && percent * 100 >= self.highest * BEYOND_PERCENT;
+            let wait = match announced {
+                true => RECOVERED,
+                false if beyond => Duration::ZERO,
+                false => self.patience,
+            };
             if now.since(since) < wait {
                 continue;
             }
             self.turning.remove(&rank);
             if looks_slow {
                 self.slow.insert(rank, percent);
+                self.highest = self.highest.max(percent);
                 self.patience = (self.patience * 2).clamp(PATIENCE, PATIENCE_MAX);
             } else {
                 self.slow.remove(&rank);
@@ -218,6 +230,9 @@ impl SlowWatch {
         if self.episode.is_some_and(|at| now.since(at) >= CALM) {
             self.patience = if self.patience <= PATIENCE { Duration::ZERO } else { self.patience / 2 };
             self.episode = (!self.patience.is_zero()).then_some(now);
+            if self.patience.is_zero() {
+                self.highest = 0;
+            }
         }
     }
 
@@ -352,6 +367,20 @@ mod tests {
             if slow { 120_000 } else { 50_000 }
         });
         assert!(watch.slow().contains_key(&1), "{changes:?}");
+    }
+
+    #[test]
+    fn after_noise_a_rank_that_is_much_slower_is_named_within_ten_steps() {
+        let (_, changes) = run(2, 109, |rank, step| {
+            let times = match step {
+                20..40 if rank == 0 => 16,
+                100.. if rank == 1 => 25,
+                _ => 10,
+            };
+            (4000 + noise(rank, step, 400)) * times
+        });
+        let slow: Vec<(u64, u32)> = changes.iter().filter(|(_, c)| c.slow).map(|(step, c)| (*step, c.rank)).collect();
+        assert!(matches!(slow[..], [(20..40, 0), (100..110, 1)]), "{changes:?}");
     }
 
     #[test]
