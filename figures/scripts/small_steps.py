@@ -1,7 +1,8 @@
 """Steps of 20 ms, alternately with a snapshot at each and without.
 
 Prints what ``ckpt.step`` took, and how much longer steps took: in the first blocks in total
-(``first``), then in each block (``pairs``) and on average (``paired``).
+(``first``), then in each block (``pairs``) and on average (``paired``); and how long it takes to clone the same tensors, one
+after the other, which is no checkpoint yet (``clone``).
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ def model_of(size: int, shape: str = "linear") -> nn.Module:
     side = 32 if size <= 2 << 20 else 256
     layers = max(round(size / (side * (side + 1) * 4 * 3)), 1)
     return nn.Sequential(*[nn.Linear(side, side) for _ in range(layers)])
+
+
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Returns the tensors of both states."""
+    states = optimizer.state_dict()["state"].values()
+    return [*model.state_dict().values(), *(t for s in states for t in s.values())]
 
 
 def main() -> None:
@@ -99,12 +106,21 @@ def main() -> None:
             pairs.append(longer)
         else:
             first += BLOCK * longer
+    cloned = []
+    for _ in range(2 * BLOCK):
+        compute()
+        optimizer.step()
+        began = time.perf_counter()
+        copies = [t.clone() for t in tensors_of(model, optimizer)]
+        cloned.append(time.perf_counter() - began)
+        del copies
     size = sum(p.numel() * 4 for p in model.parameters()) * 3
     without = statistics.mean(plain) + computing
     found = {
         "bytes": size,
         "step": without,
         "call": statistics.median(took),
+        "clone": statistics.median(cloned),
         "paired": statistics.mean(pairs),
         "first": first,
         "pairs": pairs,

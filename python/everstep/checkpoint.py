@@ -362,7 +362,7 @@ class CheckpointManager:
     def _snapshot(self, step: int, extra: dict[str, Any], persist: int | None) -> bool:
         since = time.monotonic()
         snapshot = self._structure.snapshot(step, extra, persist)
-        snapshot.background = self._copies_late(snapshot)
+        snapshot.background = not snapshot.started and self._copies_late(snapshot)
         done = self._captured(snapshot)
         if done and not snapshot.background:
             self._tier.wait()

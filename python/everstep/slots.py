@@ -124,11 +124,11 @@ class Slots:
             self.arena.cancel()
 
     def capture(self, snapshot: Snapshot, board: Board | None) -> bool:
-        """Starts to copy; False when every slot is in use."""
+        """Starts to copy, or completes what :meth:`start` has begun. False when every slot is in use, or has no room for it."""
         assert self.arena is not None
         if snapshot.started:
-            self.arena.finish(snapshot.blobs, board)
-            begun = True
+            if begun := self.arena.finish(snapshot.blobs, board):
+                self._arrivals.sealed(snapshot.step)
         elif snapshot.on_device():
             begun = self._device.capture(self.arena, snapshot, COPY_THREADS, board)
         else:
@@ -138,7 +138,7 @@ class Slots:
             begun = self.arena.capture(
                 snapshot.step, layout, snapshot.blobs, snapshot.persist, COPY_THREADS, board, snapshot.background, self.compares
             )
-        self._in_flight = snapshot.step if begun else None
+        self._in_flight = snapshot.step if begun and not snapshot.started else None
         if trouble := thread_trouble():
             warnings.warn(f"everstep: {trouble}", stacklevel=5)
         return begun

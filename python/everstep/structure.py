@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter, is_, itemgetter
+from types import FunctionType
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -23,14 +24,22 @@ from .state import Item, State
 #: Tensors of these types have their memory where they report it, and no other tensors behind them.
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 #: torch's schedulers that contain no others, and their ``state_dict`` as torch defines it.
-_SCHEDULERS = frozenset(
-    getattr(lr_scheduler, name)
-    for name in (
-        "StepLR MultiStepLR ConstantLR LinearLR ExponentialLR PolynomialLR CosineAnnealingLR CosineAnnealingWarmRestarts OneCycleLR "
-        "LambdaLR MultiplicativeLR"
-    ).split()
-)
-_STATES_OF_SCHEDULERS = frozenset(scheduler.state_dict for scheduler in _SCHEDULERS)
+_SCHEDULERS = {
+    scheduler: scheduler.state_dict
+    for scheduler in (
+        lr_scheduler.StepLR,
+        lr_scheduler.MultiStepLR,
+        lr_scheduler.ConstantLR,
+        lr_scheduler.LinearLR,
+        lr_scheduler.ExponentialLR,
+        lr_scheduler.PolynomialLR,
+        lr_scheduler.CosineAnnealingLR,
+        lr_scheduler.CosineAnnealingWarmRestarts,
+        lr_scheduler.OneCycleLR,
+        lr_scheduler.LambdaLR,
+    )
+    if scheduler.state_dict.__module__ == lr_scheduler.__name__
+}
 #: Values in an optimizer's state that can be compared.
 _VALUES = (int, float, bool, str, type(None))
 _SHAPE_AND_DTYPE = attrgetter("shape", "dtype")
@@ -161,8 +170,11 @@ def _same_places(tensors: list[Tensor]) -> Callable[[], bool]:
 
 
 def _is_inert(obj: Any) -> bool:
-    """Whether ``state_dict()`` of the object is known to run no user code: it is one of torch's own schedulers."""
-    return type(obj) in _SCHEDULERS and "state_dict" not in vars(obj) and type(obj).state_dict in _STATES_OF_SCHEDULERS
+    """Whether ``state_dict()`` of the object is known to run no code of the user: it is one of torch's own schedulers, and what it was
+    given to compute with are functions, of which nothing is saved."""
+    kind = type(obj)
+    own = kind.state_dict if kind in _SCHEDULERS and "state_dict" not in vars(obj) else None
+    return own is not None and own is _SCHEDULERS[kind] and all(type(f) is FunctionType for f in getattr(obj, "lr_lambdas", ()))
 
 
 class Early(Protocol):
@@ -235,7 +247,10 @@ class _Known:
         self._layout: SlotLayout = described(self._host)
         self._sizes = Sizes.of(self._host)
         others = {n: o for n, o in state.objects.items() if n not in self._optimizers and not isinstance(o, nn.Module)}
-        self._before, self._meanwhile = [n for n, o in others.items() if not _is_inert(o)], [n for n, o in others.items() if _is_inert(o)]
+        #: Objects whose state is asked for before a copy begins, and those asked for meanwhile.
+        self._before = [n for n, o in others.items() if not _is_inert(o)]
+        self._meanwhile = [n for n, o in others.items() if _is_inert(o)]
+        self._inert = [others[n] for n in self._meanwhile]
         self._blobs = [(n, encoding.BLOB + n) for n in state.objects if n in others or n in self._optimizers]
 
     @classmethod
@@ -255,6 +270,8 @@ class _Known:
 
     def snapshot(self, step: int, extra: dict[str, Any], persist: int | None, early: Early | None) -> Snapshot:
         """The tensors, once they are known to be where they were, and everything else. Raises :class:`_Differs` otherwise."""
+        if not all(map(_is_inert, self._inert)):
+            raise _Differs
         blobs = {name: self._blob_of(name) for name in self._before}
         # No user code runs from here on: it might change a tensor for a moment.
         if not self._same_places():

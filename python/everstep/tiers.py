@@ -223,10 +223,13 @@ class AgentTier:
     def capture(self, snapshot: Snapshot) -> bool:
         """Starts to copy; False when every slot is in use."""
         self._slots.wait()
+        lost = self.lost(surely=snapshot.persist is not None)
+        if snapshot.started and not lost and self._slots.capture(snapshot, self._board):
+            return True
+        self._slots.cancel()
+        snapshot.started = False
         need = snapshot.slot_bytes()
-        if self._slots.arena is None or self.lost(surely=snapshot.persist is not None) or self._slots.capacity < need - (256 << 10):
-            self._slots.cancel()
-            snapshot.started = False
+        if self._slots.arena is None or lost or self._slots.capacity < need - (256 << 10):
             paths, warning = self._agent.reserve(need, SLOTS + self._durable)
             if warning:
                 warnings.warn(f"everstep: {warning}", stacklevel=4)

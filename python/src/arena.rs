@@ -175,12 +175,16 @@ impl PyArena {
         Ok(true)
     }
 
-    /// Completes what [`PyArena::start`] has begun, with `blobs` behind the tensors.
-    fn finish(&self, py: Python<'_>, blobs: Vec<(String, PyBackedBytes)>, board: Option<&PyBoard>) -> PyResult<()> {
+    /// Completes what [`PyArena::start`] has begun, with `blobs` behind the tensors. Returns False if the slot has no room
+    /// for them.
+    fn finish(&self, py: Python<'_>, blobs: Vec<(String, PyBackedBytes)>, board: Option<&PyBoard>) -> PyResult<bool> {
         let early = self.early.lock().ok().and_then(|mut e| e.take());
         let board = board.map(|b| b.board.clone());
         let values: Vec<_> = blobs.iter().map(|(name, bytes)| (value(name, bytes), &bytes[..])).collect();
-        py.detach(|| early.map_or(Ok(()), |e| e.finish(values, board.as_deref()))).map_err(checkpoint)
+        match py.detach(|| early.map_or(Ok(()), |e| e.finish(values, board.as_deref()))) {
+            Err(e) if e.kind() == std::io::ErrorKind::StorageFull => Ok(false),
+            done => done.map(|()| true).map_err(checkpoint),
+        }
     }
 
     /// Gives up what [`PyArena::start`] has begun.

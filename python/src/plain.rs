@@ -144,10 +144,10 @@ fn encode_plain<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyBytes>> {
 /// The blob of an optimizer's groups with the names of their parameters, which are encoded already, in place of the parameters;
 /// `None` if it is not plain.
 #[pyfunction]
-fn encode_groups<'py>(groups: &Bound<'py, PyList>, names: Vec<PyBackedBytes>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+fn encode_groups<'py>(groups: &Bound<'py, PyAny>, names: Vec<PyBackedBytes>) -> Option<Bound<'py, PyBytes>> {
     let mut encoder = Encoder { bytes: vec![MARK], seen: HashSet::new(), depth: 2 };
-    let encoded = encoder.groups(groups, &names);
-    Ok(encoded.map(|()| PyBytes::new(groups.py(), &encoder.bytes)))
+    encoder.groups(groups.cast_exact::<PyList>().ok()?, &names)?;
+    Some(PyBytes::new(groups.py(), &encoder.bytes))
 }
 
 /// Adds the functions to the module.

@@ -17,8 +17,9 @@ use crate::format::readable::Header;
 use crate::fused::Running;
 use crate::pass::Pass;
 use std::io;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 /// Memory of one tensor: contiguous, on the host, and kept alive until the capture is done.
 #[derive(Clone, Copy, Debug)]
@@ -205,6 +206,13 @@ pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> i
     Ok(Capture { running: Some(running) })
 }
 
+/// How long the training thread waits for the rest of an early copy without giving its processor away: in a virtual machine,
+/// waking up takes as long as copying 300 kB. Zero where there is one processor, which the copy needs.
+static PATIENCE: LazyLock<Duration> = LazyLock::new(|| {
+    let alone = std::thread::available_parallelism().is_ok_and(|n| n.get() == 1);
+    if alone { Duration::ZERO } else { Duration::from_micros(100) }
+});
+
 /// A copy that another thread has begun while the values behind the tensors are still being collected.
 ///
 /// Dropping it waits until no thread reads the sources any more; the slot then holds nothing.
@@ -240,7 +248,7 @@ impl Early {
     /// # Errors
     /// As [`start`]; the slot then holds nothing.
     pub fn finish(mut self, values: Vec<(Tensor, &[u8])>, board: Option<&Board>) -> io::Result<()> {
-        let mut crcs = self.pass.finish()?;
+        let mut crcs = self.pass.finish(*PATIENCE)?;
         let Some(mut filling) = self.filling.take() else { return Ok(()) };
         let mut at = usize::try_from(filling.tensors.bytes).map_err(io::Error::other)?;
         let (described, values): (Vec<Tensor>, Vec<&[u8]>) = values.into_iter().unzip();
@@ -264,7 +272,7 @@ impl Early {
 
 impl Drop for Early {
     fn drop(&mut self) {
-        let _ = self.pass.finish();
+        let _ = self.pass.finish(Duration::ZERO);
     }
 }
 

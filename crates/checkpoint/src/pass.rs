@@ -11,10 +11,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long the rest of a copy is waited for without giving the processor away: in a virtual machine, to wake up takes as long
-/// as copying 300 kB.
-const SPIN: Duration = Duration::from_micros(100);
-
 /// Who shares a pass, and what has come of it.
 pub struct Pass {
     slot: Arc<Slot>,
@@ -53,7 +49,7 @@ impl Pass {
     pub fn run(self, threads: usize, copiers: &'static Copiers) -> io::Result<Vec<u64>> {
         let pass = Arc::new(self);
         pass.begin(threads.saturating_sub(1).min(pass.bytes.div_ceil(CHUNK_BYTES).saturating_sub(1)), copiers);
-        pass.finish()
+        pass.finish(Duration::ZERO)
     }
 
     /// Lets up to `helpers` threads begin, while this one does something else.
@@ -66,14 +62,15 @@ impl Pass {
         }
     }
 
-    /// Does what nobody has begun, and returns the checksum of every chunk when all are complete.
+    /// Does what nobody has begun, and returns the checksum of every chunk when all are complete. Does not give the
+    /// processor away for `patience`.
     ///
     /// # Errors
     /// When the region lies outside the slot.
-    pub fn finish(&self) -> io::Result<Vec<u64>> {
+    pub fn finish(&self, patience: Duration) -> io::Result<Vec<u64>> {
         self.work();
         let began = Instant::now();
-        while self.left.load(Ordering::Acquire) > 0 && began.elapsed() < SPIN {
+        while self.left.load(Ordering::Acquire) > 0 && began.elapsed() < patience {
             spin_loop();
         }
         let mut done = self.lock();
