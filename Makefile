@@ -13,7 +13,7 @@ PYTHON := examples figures harness python/tests
 WORKSPACE := --workspace --exclude everstep-python
 export GLOO_SOCKET_IFNAME ?= lo
 
-.PHONY: help setup build demo test check figures figure soak papers sim fuzz s3s fmt clean
+.PHONY: help setup build demo test check figures figure soak papers sim fuzz s3s schema fmt clean
 
 help:
 	@echo "make demo            the main job on real text, with real kills"
@@ -54,6 +54,10 @@ check: $(VENV)/ready
 	$(VENV)/bin/ruff format -q --check $(PYTHON)
 	$(VENV)/bin/typos
 	$(VENV)/bin/lychee -q --offline --include-fragments '*.md' 'docs/**/*.md'
+
+# Writes docs/schema from the types; a test compares the two.
+schema:
+	EVERSTEP_WRITE_SCHEMAS=1 cargo test -q -p everstep-wire --test schema
 
 # Selecting the whole workspace keeps the features of dependencies the same, so cargo does not rebuild them.
 TESTED := cargo test -q --profile checked

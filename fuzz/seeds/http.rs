@@ -2,10 +2,11 @@
 //! HTTP/1, which only other programs speak, is written here.
 
 use crate::{Seeds, wire};
+use everstep_core::injection::{Injected, Injection};
 use everstep_fuzz::coordinator::{JOB, TOKEN, answer};
 use everstep_wire::client::{attach, tell};
 use everstep_wire::door::{Caller, Door};
-use everstep_wire::envelope::{Injected, Injection, ToCoordinator, encode};
+use everstep_wire::envelope::{ToCoordinator, encode};
 use everstep_wire::server::{converse, router};
 use everstep_wire::token::Token;
 use serde_json::{Value, json};

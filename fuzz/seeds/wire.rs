@@ -3,6 +3,7 @@
 use crate::Seeds;
 use everstep_core::failure::{Cause, Failure, Outcome};
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, RunId, Step};
+use everstep_core::injection::{Injected, Injection};
 use everstep_core::ledger::{Account, Category, Spent};
 use everstep_core::message::{
     Copies, Hello, Holding, Keeper, Offer, Offers, Order, Place, Purpose, Redundancy, Replication, Report, ShardFile,
@@ -11,7 +12,7 @@ use everstep_core::message::{
 use everstep_core::progress::RankProgress;
 use everstep_core::severity::Table;
 use everstep_core::spec::{CheckWhen, JobSpec, Policy, RestartBudget};
-use everstep_wire::envelope::{Injected, Injection, ToAgent, ToCoordinator, VERSION, encode};
+use everstep_wire::envelope::{ToAgent, ToCoordinator, VERSION, encode};
 use everstep_wire::frame;
 use everstep_wire::limits::FRAME_BYTES_MAX;
 use everstep_wire::raw::Raw;

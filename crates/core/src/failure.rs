@@ -2,6 +2,7 @@
 
 use crate::id::{Rank, Step};
 use crate::severity::Verdict;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ pub(crate) const SIGN_BEFORE: Duration = Duration::from_secs(60);
 pub(crate) const SIGNS_KEPT: usize = 64;
 
 /// How a worker ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Outcome {
     /// Exit code; 0 is success.
     Code(i32),
@@ -20,7 +21,7 @@ pub enum Outcome {
 }
 
 /// Evidence that a silent worker hangs. Silence alone is never enough.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum HangEvidence {
     /// The process is in the stopped state (SIGSTOP, a debugger).
     Stopped,
@@ -38,7 +39,7 @@ pub enum HangEvidence {
 }
 
 /// What failed in a worker.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Cause {
     /// The process ended.
     Exited(Outcome),
@@ -57,7 +58,7 @@ pub enum Cause {
 }
 
 /// A worker's failure as its agent saw it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Failure {
     /// Global rank.
     pub rank: Rank,
@@ -78,7 +79,7 @@ pub struct Failure {
 }
 
 /// A worker whose script is over.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Ended {
     /// Global rank.
     pub rank: Rank,
@@ -89,7 +90,7 @@ pub struct Ended {
 }
 
 /// How far the process of a finished script has come.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum HowEnded {
     /// Its interpreter is shutting down.
     ShuttingDown,
@@ -101,7 +102,7 @@ pub enum HowEnded {
 
 /// A problem that shows on a machine without a process having ended: a line in the kernel log, or
 /// an event of a device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Sign {
     /// The class of the problem, and the line that shows it.
     pub verdict: Verdict,

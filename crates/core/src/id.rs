@@ -1,5 +1,6 @@
 //! Identifiers as distinct types, so that a step cannot be passed as a generation.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::fmt;
@@ -7,7 +8,7 @@ use std::fmt;
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
         #[serde(transparent)]
         pub struct $name(pub $inner);
 
@@ -106,7 +107,7 @@ impl<'de> Deserialize<'de> for RunId {
 }
 
 /// Name of a job: `--name`, else `--rdzv-id`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct JobId(pub String);
 
@@ -120,7 +121,7 @@ impl fmt::Display for JobId {
 ///
 /// Nodes are ordered by this id, so that rank 0 stays where it was: numeric ids come first, by
 /// value; all others follow in lexical order.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct NodeId(pub String);
 

@@ -19,6 +19,7 @@ pub mod frequency;
 pub mod health;
 pub mod history;
 pub mod id;
+pub mod injection;
 pub mod interleave;
 pub mod invariant;
 pub mod keep_alive;

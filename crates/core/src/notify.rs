@@ -4,7 +4,8 @@
 
 use crate::coordinator::blame::HEARING;
 use crate::coordinator::command::Fact;
-use crate::history::{Entry, Incident, Outcome, What, incidents, tell};
+use crate::history::{Entry, Incident, Outcome, incidents, tell};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ const KNOWN_AT_LAST: u64 = HEARING.as_micros() as u64 + 3_500_000;
 const PATIENCE: u64 = 600_000_000;
 
 /// The state of an incident, for people.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     /// The job is recovering.
@@ -77,14 +78,14 @@ impl Notifier {
 
     /// Takes in a recorded entry about the job.
     pub fn heard(&mut self, entry: Entry) {
-        match &entry.what {
-            What::Fact(Fact::GenerationStarted { restarts: 0, .. }) if self.over || self.entries.is_empty() => {
+        match &entry.fact {
+            Fact::GenerationStarted { restarts: 0, .. } if self.over || self.entries.is_empty() => {
                 *self = Notifier { job: std::mem::take(&mut self.job), run: entry.at, ..Notifier::default() };
             }
-            What::Fact(Fact::Ended { .. }) => self.over = true,
+            Fact::Ended { .. } => self.over = true,
             // These entries are frequent and irrelevant to incidents.
-            What::Spent { .. } | What::Progress(_) => return,
-            What::Fact(_) | What::Stacks { .. } => {}
+            Fact::Spent { .. } | Fact::Progress { .. } => return,
+            _ => {}
         }
         self.entries.push(entry);
     }
@@ -161,7 +162,7 @@ mod tests {
     use crate::id::{Generation, NodeId, Step};
 
     fn at(seconds: u64, fact: Fact) -> Entry {
-        Entry { at: seconds * 1_000_000, what: What::Fact(fact) }
+        Entry { at: seconds * 1_000_000, fact }
     }
 
     fn started(generation: u64, restarts: u32) -> Fact {

@@ -4,6 +4,7 @@
 use crate::id::{NodeId, Step};
 use crate::slow::{Change, SlowWatch};
 use crate::time::Time;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use std::time::Duration;
 const RECORD_EVERY: Duration = Duration::from_secs(5);
 
 /// The progress of a worker, as its agent reports it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RankProgress {
     /// Global rank.
     pub rank: u32,

@@ -2,10 +2,11 @@
 //! keep copies of it.
 
 use crate::id::{Generation, NodeId, Rank, Step};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Where a shard can be read from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum Tier {
     /// This node's memory.
     Memory,

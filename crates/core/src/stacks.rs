@@ -1,5 +1,6 @@
 //! The stacks of a job's ranks, grouped to make the odd one out visible at once.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ const FRAMES: usize = 40;
 pub type Stack = Vec<String>;
 
 /// Ranks with the same stack.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Group {
     /// Global ranks.
     pub ranks: Vec<u32>,

@@ -3,7 +3,7 @@
 
 use everstep_core::coordinator::command::{Action, Fact};
 use everstep_core::coordinator::unlike::Finding;
-use everstep_core::history::{Entry, Outcome, Progress, What, incidents, tell};
+use everstep_core::history::{Entry, LogLine, Outcome, incidents, tell};
 use everstep_core::id::{Generation, NodeId, Rank, Step};
 use everstep_core::message::{Cause, Failure, HangEvidence, Outcome as Exit, Tier};
 use everstep_core::severity::Table;
@@ -18,12 +18,13 @@ impl Log {
 
     fn at(mut self, seconds: u64, fact: Fact) -> Self {
         self.1 += seconds * 1_000_000;
-        self.0.push(Entry { at: self.1, what: What::Fact(fact) });
+        self.0.push(Entry { at: self.1, fact });
         self
     }
 
     fn progress(mut self, generation: u64, step: u64, step_us: u64) -> Self {
-        self.0.push(Entry { at: self.1, what: What::Progress(Progress { generation, step, step_us }) });
+        let fact = Fact::Progress { generation: Generation(generation), step: Step(step), step_us };
+        self.0.push(Entry { at: self.1, fact });
         self
     }
 
@@ -45,8 +46,8 @@ impl Log {
     }
 
     fn steps(self, generation: u64, incident: Option<u64>) -> Self {
-        let lost = self.0.iter().rev().find_map(|e| match e.what {
-            What::Fact(Fact::Restored { steps_lost, .. }) => Some(steps_lost),
+        let lost = self.0.iter().rev().find_map(|e| match e.fact {
+            Fact::Restored { steps_lost, .. } => Some(steps_lost),
             _ => None,
         });
         self.steps_from(generation, incident, Some(90), lost.map(|lost| 90 + lost))
@@ -176,14 +177,11 @@ fn a_coordinator_that_began_in_between_does_not_know_the_number() {
 #[test]
 fn what_is_written_is_read_and_what_is_unknown_is_passed_over() {
     let fact = Fact::GenerationStarted { generation: Generation(2), world_size: 8, restarts: 1 };
-    let read = Entry::read(1.5, &serde_json::to_value(&fact).unwrap()).unwrap();
-    assert_eq!(read, Entry { at: 1_500_000, what: What::Fact(fact) });
-    let progress = serde_json::json!({"Progress": {"generation": 1, "step": 7, "step_us": 9}});
-    assert_eq!(
-        Entry::read(0.0, &progress).unwrap().what,
-        What::Progress(Progress { generation: 1, step: 7, step_us: 9 })
-    );
-    assert_eq!(Entry::read(0.0, &serde_json::json!({"Later": {}})), None);
+    let read = |text: &str| serde_json::from_str::<LogLine>(text).map(Entry::from).ok();
+    let line = |fact: &str| format!("{{\"ts\": 1.5, \"job\": \"j\", \"fact\": {fact}}}");
+    let written = serde_json::to_string(&fact).unwrap();
+    assert_eq!(read(&line(&written)), Some(Entry { at: 1_500_000, fact }));
+    assert_eq!(read(&line("{\"Later\": {}}")), None);
 }
 
 #[test]
@@ -250,11 +248,11 @@ fn one_node_has_no_other_nodes() {
 #[test]
 fn what_earlier_versions_wrote_down_is_read() {
     let old = [
-        serde_json::json!({"Restored": {"generation": 2, "step": 90, "tiers": ["Memory"], "steps_lost": 3}}),
-        serde_json::json!({"FirstStep": {"generation": 2, "step": 91, "incident": 1}}),
+        r#"{"Restored": {"generation": 2, "step": 90, "tiers": ["Memory"], "steps_lost": 3}}"#,
+        r#"{"FirstStep": {"generation": 2, "step": 91, "incident": 1}}"#,
     ];
     let mut log = Log::new().starts(1, 0).fails(1, 1, killed()).starts(2, 1);
-    log.0.extend(old.iter().map(|fact| Entry::read(9.0, fact).unwrap()));
+    log.0.extend(old.map(|fact| Entry { at: 9_000_000, fact: serde_json::from_str(fact).unwrap() }));
     let found = incidents(&log.0);
     assert_eq!(found[0].outcome, Outcome::Repeating);
     assert!(tell(&found[0], "j", "now").join("\n").contains("3 steps, computed again"));

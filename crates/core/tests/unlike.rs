@@ -9,7 +9,7 @@ use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::remedy::{Remedy, Stage};
 use everstep_core::coordinator::state::Phase;
 use everstep_core::coordinator::unlike::Finding;
-use everstep_core::history::{Entry, What, incidents, tell};
+use everstep_core::history::{Entry, incidents, tell};
 use everstep_core::id::{JobId, NodeId, Step};
 use everstep_core::message::{Order, Report};
 use everstep_core::spec::{JobSpec, Policy, RestartBudget};
@@ -77,7 +77,7 @@ fn observing_says_it_and_trains_on() {
     assert_eq!(scene.started(), [1], "nothing was restarted");
     let said = |o: &&Order| matches!(o, Order::Notice { what } if what.contains("node 2 behaves unlike its peers: net-queue, cpu (12.3"));
     assert!(scene.sent.iter().any(|o| said(&o)), "{:?}", scene.sent);
-    let entries: Vec<Entry> = scene.facts.iter().map(|f| Entry { at: 1, what: What::Fact(f.clone()) }).collect();
+    let entries: Vec<Entry> = scene.facts.iter().map(|f| Entry { at: 1, fact: f.clone() }).collect();
     let all = incidents(&entries);
     let [one] = &all[..] else { panic!("{all:?}") };
     assert_eq!((one.at_fault().0.as_str(), one.class(), one.action), ("2", "machine-unlike", Action::Tell));

@@ -1,9 +1,9 @@
 //! The nodes' time accounts, as the coordinator keeps them: decides which are worth a line in its
 //! records.
 
+use everstep_core::coordinator::command::Fact;
 use everstep_core::id::{Generation, Incarnation, NodeId};
 use everstep_core::ledger::Account;
-use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ pub struct Books(BTreeMap<Owner, Kept>);
 
 impl Books {
     /// Takes a node's accounts of its latest generations, and returns the facts to record.
-    pub fn heard(&mut self, owner: &Owner, accounts: Vec<Account>) -> Vec<Value> {
+    pub fn heard(&mut self, owner: &Owner, accounts: Vec<Account>) -> Vec<Fact> {
         let pause = WRITE * u32::try_from(self.0.len() / FEW + 1).unwrap_or(u32::MAX);
         let kept = self.0.entry(owner.clone()).or_default();
         let newest = accounts.last().map(|a| a.generation);
@@ -46,17 +46,17 @@ impl Books {
     }
 
     /// Returns the facts to record when a node falls silent: its last report counts.
-    pub fn silent(&mut self, owner: &Owner) -> Vec<Value> {
+    pub fn silent(&mut self, owner: &Owner) -> Vec<Fact> {
         self.0.get_mut(owner).map(|kept| kept.unwritten(owner, |_| true)).unwrap_or_default()
     }
 }
 
 impl Kept {
-    fn unwritten(&mut self, (_, node, incarnation): &Owner, is_due: impl Fn(Generation) -> bool) -> Vec<Value> {
+    fn unwritten(&mut self, (_, node, incarnation): &Owner, is_due: impl Fn(Generation) -> bool) -> Vec<Fact> {
         let due = self.accounts.iter_mut().filter(|(generation, (_, written))| !*written && is_due(**generation));
         due.map(|(_, (account, written))| {
             *written = true;
-            json!({"Spent": {"node": node, "incarnation": incarnation, "account": account}})
+            Fact::Spent { node: node.clone(), incarnation: *incarnation, account: account.clone() }
         })
         .collect()
     }

@@ -1,5 +1,6 @@
 //! The coordinator's driver: receive, handle, execute. No policy lives here.
 
+mod endpoint;
 mod event_log;
 mod exclusive;
 mod questions;
@@ -12,9 +13,10 @@ use crate::listening::Place;
 use crate::notify::{Desk, routes::Route};
 use crate::places;
 use crate::store::{redb::RedbStore, writer::Writer};
+pub use endpoint::EndpointFile;
 use event_log::EventLog;
 use everstep_core::coordinator::Coordinator;
-use everstep_core::coordinator::command::{Command, Precondition};
+use everstep_core::coordinator::command::{Command, Fact, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::unlike::Finding;
 use everstep_core::id::{Epoch, Generation, JobId, PersistId, Session};
@@ -28,7 +30,6 @@ use everstep_wire::raw::Raw;
 use everstep_wire::server::{Inbound, serve};
 use everstep_wire::token::Token;
 use records::{load, take_epoch};
-use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc as blocking;
@@ -42,11 +43,6 @@ pub struct StartError {
     pub code: i32,
     /// The cause and its remedy, for the user.
     pub why: String,
-}
-
-/// Returns the file in the store's directory that names the coordinator's endpoint.
-pub fn endpoint_file(directory: &Path) -> PathBuf {
-    directory.join("endpoint.json")
 }
 
 /// Returns the file with the facts about all jobs of a store.
@@ -128,9 +124,8 @@ pub async fn run(
         .map_err(|e| fail(format!("cannot write {}: {e}", events_file(directory).display())))?;
     let token_file = token_file.map_or_else(|| directory.join("token"), Path::to_path_buf);
     let about =
-        json!({"endpoint": endpoint, "pid": std::process::id(), "epoch": epoch.0, "token_file": Raw::from(token_file)});
-    places::write_whole(&endpoint_file(directory), about.to_string().as_bytes())
-        .map_err(|e| fail(format!("cannot write {}: {e}", directory.display())))?;
+        EndpointFile { endpoint: endpoint.clone(), pid: std::process::id(), epoch, token_file: Raw::from(token_file) };
+    about.write(directory).map_err(|e| fail(format!("cannot write {}: {e}", directory.display())))?;
 
     let (inbox, mut inputs) = mpsc::unbounded_channel();
     let (server_inbox, mut from_server) = mpsc::unbounded_channel();
@@ -194,7 +189,7 @@ pub async fn run(
             () = tokio::time::sleep(deadline) => driver.event(Event::Tick),
             _ = pulse.tick() => {
                 if driver.pulse() {
-                    let _ = std::fs::remove_file(endpoint_file(directory));
+                    let _ = std::fs::remove_file(EndpointFile::path(directory));
                     return Ok(());
                 }
             }
@@ -287,7 +282,7 @@ impl Driver {
             }
             ToCoordinator::Stacks { generation, stacks } => {
                 if let Some(job) = peer.job.clone() {
-                    self.write(&job, &json!({"Stacks": {"generation": generation, "stacks": stacks}}));
+                    self.write(&job, Fact::Stacks { generation, stacks });
                 }
             }
             ToCoordinator::Spent(accounts) => {
@@ -300,7 +295,7 @@ impl Driver {
             ToCoordinator::Samples { at, role, packed } => self.sampled(session, at, role, &packed),
             ToCoordinator::Burst(looks) => {
                 if let Some((job, node, _)) = peer.owner.clone() {
-                    self.write(&job, &json!({"Burst": {"node": node, "looks": looks}}));
+                    self.write(&job, Fact::Burst { node, looks });
                 }
             }
             ToCoordinator::Ping(ranks) => self.event(Event::Progress { session, ranks }),
@@ -335,7 +330,7 @@ impl Driver {
                 Command::Persist { id, key, value, precondition } => {
                     let _ = self.writer.send((id, key, value, precondition));
                 }
-                Command::Record { job, fact } => self.write(&job.0, &json!(fact)),
+                Command::Record { job, fact } => self.write(&job.0, fact),
                 Command::Provision { job, request } => self.provision(job, request),
                 Command::StepDown { why } => {
                     eprintln!("everstep coordinator: {why}");
@@ -360,7 +355,7 @@ impl Driver {
         }
         self.keep_events();
         for (job, fact) in self.desk.say(now.micros()) {
-            self.write(&job, &fact);
+            self.write(&job, fact);
         }
         let needs = Needs { job: !self.core.idle() || !self.peers.is_empty(), notices: self.desk.busy() };
         self.linger.is_over(now, needs)

@@ -2,14 +2,13 @@
 //! Counters are computed from the records, so they continue across lives of the coordinator. Gauges
 //! show what its nodes last reported. Nothing is broken down by rank or step.
 
-use everstep_core::history::{Entry, Incident, Outcome, incidents};
+use everstep_core::history::{Entry, Incident, LogLine, Outcome, incidents};
 use everstep_core::ledger::sums;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
@@ -66,10 +65,8 @@ pub fn page(live: &[Live], records: &str, now: u64) -> String {
 /// Parses the records, by job.
 fn read(records: &str) -> BTreeMap<String, Vec<Entry>> {
     let mut found: BTreeMap<String, Vec<Entry>> = BTreeMap::new();
-    for line in records.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok()) {
-        let (Some(job), Some(ts)) = (line["job"].as_str(), line["ts"].as_f64()) else { continue };
-        let entry = Entry::read(ts, &line["fact"]);
-        found.entry(job.to_owned()).or_default().extend(entry);
+    for line in records.lines().filter_map(|l| serde_json::from_str::<LogLine>(l).ok()) {
+        found.entry(line.job.0.clone()).or_default().push(Entry::from(line));
     }
     found
 }

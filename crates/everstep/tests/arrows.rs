@@ -67,7 +67,7 @@ fn the_core_is_pure_and_the_training_process_has_no_server() {
     let core: Vec<_> = all["everstep-core"].iter().map(|(n, _)| n.as_str()).collect();
     assert_eq!(
         core,
-        ["everstep-planner", "serde", "serde_json", "thiserror", "toml"],
+        ["everstep-planner", "schemars", "serde", "serde_json", "thiserror", "toml"],
         "the core decides; it needs nothing else"
     );
     // The server stack is optional in wire, and the Python package does not enable it.

@@ -6,6 +6,7 @@
 //! whatever matters is repeated on the next one.
 
 use everstep_core::id::{Epoch, Generation};
+use everstep_core::injection::Injection;
 use everstep_core::ledger::Account;
 use everstep_core::message::{Hello, Order, Report};
 use everstep_core::progress::RankProgress;
@@ -53,45 +54,6 @@ pub fn decode_first(line: &[u8]) -> Option<ToCoordinator> {
             .filter(|m| matches!(m, ToCoordinator::Hello { version, .. } if *version < VERSION))
     };
     decode(line).or_else(old)
-}
-
-/// A fault that a person injects to observe its effects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Injected {
-    /// Kills the worker.
-    Kill,
-    /// Stops the worker (SIGSTOP).
-    Hang,
-    /// Slows the worker: it runs only part of the time.
-    Slow {
-        /// Percent of the time, 1 to 99.
-        percent: u8,
-    },
-    /// Kills the worker, with a kernel log line that blames memory.
-    Oom,
-    /// Simulates a GPU error in the kernel log.
-    Xid {
-        /// Xid error code.
-        code: u32,
-    },
-    /// Cuts the connection between the agent and the coordinator.
-    Netsplit,
-    /// Makes durable storage appear full.
-    DiskFull,
-    /// Changes a byte of a replica in the node's memory.
-    CorruptReplica,
-}
-
-/// An order to inject a fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Injection {
-    /// The fault.
-    pub fault: Injected,
-    /// The rank to hit. A fault of a machine hits the one that this rank runs on.
-    pub rank: u32,
-    /// Duration in milliseconds, for faults that last only for a time.
-    pub milliseconds: u64,
 }
 
 /// A message from an agent to the coordinator.

@@ -7,6 +7,7 @@ pub mod door;
 pub mod envelope;
 pub mod frame;
 pub mod limits;
+pub mod output;
 pub mod private;
 pub mod raw;
 #[cfg(feature = "net")]

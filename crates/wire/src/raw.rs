@@ -1,8 +1,9 @@
 //! Paths, arguments, and variables as the operating system represents them: bytes that are usually
 //! text, and must arrive unchanged when they are not.
 
-use serde::de::{Deserialize, Deserializer};
-use serde::{Serialize, Serializer};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -43,14 +44,28 @@ impl Serialize for Raw {
     }
 }
 
+/// A [`Raw`] as it is serialized.
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum Form {
+    /// It is UTF-8.
+    Text(String),
+    /// It is not.
+    Bytes(Vec<u8>),
+}
+
+impl JsonSchema for Raw {
+    fn schema_name() -> Cow<'static, str> {
+        "Raw".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        Form::json_schema(generator)
+    }
+}
+
 impl<'de> Deserialize<'de> for Raw {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(serde::Deserialize)]
-        #[serde(untagged)]
-        enum Form {
-            Text(String),
-            Bytes(Vec<u8>),
-        }
         Form::deserialize(deserializer).map(|form| match form {
             Form::Text(text) => Raw(text.into()),
             Form::Bytes(bytes) => Raw(OsString::from_vec(bytes)),

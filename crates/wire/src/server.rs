@@ -2,8 +2,9 @@
 
 use crate::client::LineSplitter;
 use crate::door::{self, Door, Pass, Trouble};
-use crate::envelope::{Injection, ToAgent, ToCoordinator, decode, decode_first, encode};
+use crate::envelope::{ToAgent, ToCoordinator, decode, decode_first, encode};
 use crate::limits::{HTTP_HEADER_BYTES_MAX, HTTP_STREAMS_MAX, PROOF_TIMEOUT};
+use crate::output::{Approved, CoordinatorStatus, FIRST, InjectAnswer};
 use crate::token::Token;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Request, State};
@@ -12,6 +13,8 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
+use everstep_core::id::NodeId;
+use everstep_core::injection::Injection;
 use futures_util::StreamExt;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
@@ -20,6 +23,9 @@ use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, oneshot};
+
+/// Why a request is not answered any more.
+const ENDING: &str = "the coordinator is ending";
 
 /// Input for the coordinator's driver.
 pub enum Inbound {
@@ -32,7 +38,7 @@ pub enum Inbound {
         lines: mpsc::UnboundedReceiver<ToCoordinator>,
     },
     /// A request for the status of all jobs.
-    Status(oneshot::Sender<serde_json::Value>),
+    Status(oneshot::Sender<CoordinatorStatus>),
     /// A request for Prometheus metrics.
     Metrics(oneshot::Sender<String>),
     /// A request to stop a job.
@@ -65,7 +71,7 @@ pub enum Inbound {
         /// The fault.
         injection: Injection,
         /// Receives the node, or the reason why nothing was injected.
-        done: oneshot::Sender<Result<String, String>>,
+        done: oneshot::Sender<Result<NodeId, String>>,
     },
 }
 
@@ -228,13 +234,13 @@ async fn approve(
     State(shared): State<Shared>,
     Path(job): Path<String>,
     Json(Approval { request }): Json<Approval>,
-) -> Json<serde_json::Value> {
+) -> Json<Approved> {
     let (done, answer) = oneshot::channel();
     let _ = shared.inbox.send(Inbound::Approve { job, request, done });
     Json(match answer.await {
-        Ok(Ok(what)) => serde_json::json!({"approved": what}),
-        Ok(Err(why)) => serde_json::json!({"why": why}),
-        Err(_) => serde_json::json!({"why": "the coordinator is ending"}),
+        Ok(Ok(what)) => Approved::Approved(what),
+        Ok(Err(why)) => Approved::Why(why),
+        Err(_) => Approved::Why(ENDING.to_owned()),
     })
 }
 
@@ -242,13 +248,14 @@ async fn inject(
     State(shared): State<Shared>,
     Path(job): Path<String>,
     Json(injection): Json<Injection>,
-) -> Json<serde_json::Value> {
+) -> Json<InjectAnswer> {
     let (done, answer) = oneshot::channel();
     let _ = shared.inbox.send(Inbound::Inject { job, injection, done });
+    let why = |why| InjectAnswer { version: FIRST, injected: false, node: None, why: Some(why) };
     Json(match answer.await {
-        Ok(Ok(node)) => serde_json::json!({"injected": true, "node": node}),
-        Ok(Err(why)) => serde_json::json!({"injected": false, "why": why}),
-        Err(_) => serde_json::json!({"injected": false, "why": "the coordinator is ending"}),
+        Ok(Ok(node)) => InjectAnswer { version: FIRST, injected: true, node: Some(node), why: None },
+        Ok(Err(text)) => why(text),
+        Err(_) => why(ENDING.to_owned()),
     })
 }
 

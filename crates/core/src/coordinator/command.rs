@@ -1,9 +1,14 @@
 //! Everything the coordinator may ask its driver to do: a closed list.
 
-use crate::id::{Generation, JobId, NodeId, PersistId, Rank, Session, Step};
+use crate::id::{Generation, Incarnation, JobId, NodeId, PersistId, Rank, Session, Step};
+use crate::injection::Injection;
+use crate::ledger::Account;
 use crate::message::{Failure, Order, Sign, Tier};
+use crate::notify::Status;
 use crate::severity::Verdict;
+use crate::stacks::Stack;
 use crate::time::Time;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -68,7 +73,7 @@ pub enum Command {
 }
 
 /// Why a job is in its current phase, as data.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Reason {
     /// There are too few nodes to form a world.
     WaitingForNodes {
@@ -122,7 +127,7 @@ pub enum Reason {
 }
 
 /// An entry in the history of a job.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Fact {
     /// The coordinator started or restarted.
     CoordinatorStarted {
@@ -370,6 +375,44 @@ pub enum Fact {
         /// Its step.
         step: Step,
     },
+    /// A node reported where its time went.
+    Spent {
+        /// The node.
+        node: NodeId,
+        /// The incarnation of its agent.
+        incarnation: Incarnation,
+        /// The account of one generation, which replaces any earlier one of that generation.
+        account: Account,
+    },
+    /// A node reported the stacks of its workers.
+    Stacks {
+        /// Their generation.
+        generation: Generation,
+        /// Stacks by rank.
+        stacks: BTreeMap<u32, Stack>,
+    },
+    /// A node reported its network traffic, sampled at 100 Hz, because the coordinator requested
+    /// it.
+    Burst {
+        /// The node.
+        node: NodeId,
+        /// The samples: time in milliseconds since 1970, total bytes received, total bytes sent.
+        looks: Vec<(u64, u64, u64)>,
+    },
+    /// A person injected a fault.
+    Injected {
+        /// The node that it was sent to.
+        node: NodeId,
+        /// The fault.
+        injection: Injection,
+    },
+    /// People were notified of an incident.
+    Notified {
+        /// The incident.
+        incident: u64,
+        /// The state of the incident in the notification.
+        status: Status,
+    },
     /// The job is over.
     Ended {
         /// Exit code.
@@ -380,7 +423,7 @@ pub enum Fact {
 }
 
 /// The action taken after a failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Action {
     /// Restart the worker processes where they were.
     Restart,

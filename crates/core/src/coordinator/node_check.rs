@@ -281,7 +281,7 @@ fn count<N: std::fmt::Display + PartialEq + From<u8>>(n: N, what: &str) -> Strin
 }
 
 /// The findings of a check, by node id.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Found {
     /// Nodes that are certainly bad, and why.
     pub faulty: Vec<(NodeId, String)>,

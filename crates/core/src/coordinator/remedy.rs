@@ -15,6 +15,7 @@ use crate::id::{Incarnation, JobId, NodeId};
 use crate::message::Order;
 use crate::spec::Policy;
 use crate::time::Time;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ const TRIES: u32 = 5;
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// Something to do about machines.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", tag = "action")]
 pub enum Remedy {
     /// Keep this machine out of use until someone has looked after it.
@@ -70,7 +71,7 @@ impl std::fmt::Display for Remedy {
 }
 
 /// The stage of a request.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Stage {
     /// It was only reported.
     Noted,
@@ -110,7 +111,7 @@ impl Stage {
 }
 
 /// A request for a remedy.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Request {
     /// Its number within the job, from 1, by which the provider recognizes a repeated request.
     pub id: u64,

@@ -15,10 +15,11 @@ use crate::message::Order;
 use crate::severity::{Table, Verdict};
 use crate::spec::{CheckWhen, Policy};
 use crate::time::Time;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A finding of a detector.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Finding {
     /// The machines; more than one if they went bad together.
     pub nodes: Vec<NodeId>,

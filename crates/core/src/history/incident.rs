@@ -1,6 +1,6 @@
 //! Reconstructs incidents from recorded facts.
 
-use super::{Entry, Progress, What};
+use super::Entry;
 use crate::coordinator::blame::HEARING;
 use crate::coordinator::command::{Action, Fact};
 use crate::coordinator::incident::{describe, describe_as};
@@ -11,6 +11,7 @@ use crate::id::{Generation, NodeId, Step};
 use crate::message::{Cause, Failure, Tier};
 use crate::severity::Verdict;
 use crate::stacks::Stack;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -18,7 +19,7 @@ use std::collections::BTreeMap;
 const HEARD: u64 = HEARING.as_micros() as u64;
 
 /// How an incident ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub enum Outcome {
     /// The incident is not over.
     Open,
@@ -43,7 +44,7 @@ pub enum Outcome {
 }
 
 /// What was restored.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Restore {
     /// The step; `None` for a fresh start.
     pub step: Option<Step>,
@@ -56,7 +57,7 @@ pub struct Restore {
 }
 
 /// Where the ranks continued from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Began {
     /// Their generation.
     pub generation: u64,
@@ -76,7 +77,7 @@ impl Began {
 
 /// One failure, from its first sign until the job is where it was before. Times are in microseconds
 /// since 1970.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Incident {
     /// Number within the run of the job, from 1.
     pub number: u64,
@@ -130,7 +131,7 @@ pub struct Incident {
 }
 
 /// The first cause of an incident.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Blamed {
     /// The node at fault.
     pub node: NodeId,
@@ -310,9 +311,9 @@ fn ended_by(found: &mut [Incident], generation: Generation) -> Option<&mut Incid
 pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
     let mut found: Vec<Incident> = Vec::new();
     let (mut world, mut step_us, mut over) = (0, None, false);
-    for Entry { at, what } in entries {
-        match what {
-            What::Fact(Fact::GenerationStarted { generation, world_size, restarts }) => {
+    for Entry { at, fact } in entries {
+        match fact {
+            Fact::GenerationStarted { generation, world_size, restarts } => {
                 if *restarts == 0 && over {
                     // A new run of the job.
                     (found, step_us, over) = (Vec::new(), None, false);
@@ -322,7 +323,7 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                 }
                 world = *world_size;
             }
-            What::Fact(Fact::IncidentOpened { incident, generation, node, failure, action }) => {
+            Fact::IncidentOpened { incident, generation, node, failure, action } => {
                 let before = found.iter_mut().rfind(|i| i.action != Action::Tell);
                 if let Some(before) = before.filter(|i| !i.is_over()) {
                     before.outcome = Outcome::Overtaken { by: *incident };
@@ -336,7 +337,7 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                     (*at, world, step_us),
                 ));
             }
-            What::Fact(Fact::Unlike { incident, generation, finding }) => {
+            Fact::Unlike { incident, generation, finding } => {
                 let Some(node) = finding.nodes.first().cloned() else { continue };
                 let about = (*at, world, step_us);
                 let mut of = Incident::opened(*incident, (*generation, node.clone()), None, Action::Tell, about);
@@ -344,19 +345,19 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                 of.finding = Some(finding.clone());
                 found.push(of);
             }
-            What::Fact(Fact::Noted { incident, right, note }) => {
+            Fact::Noted { incident, right, note } => {
                 if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
                     i.noted = Some((*right, note.clone()));
                 }
             }
-            What::Fact(Fact::Restored { generation, step, tiers, steps_lost, nodes }) => {
+            Fact::Restored { generation, step, tiers, steps_lost, nodes } => {
                 if let Some(i) = ended_by(&mut found, *generation) {
                     i.told = Some(*at);
                     let (step, tiers, steps_lost, nodes) = (*step, tiers.clone(), *steps_lost, *nodes);
                     i.restored = Some(Restore { step, tiers, steps_lost, nodes });
                 }
             }
-            What::Fact(Fact::FirstStep { generation, step, from, had, .. }) => {
+            Fact::FirstStep { generation, step, from, had, .. } => {
                 // A coordinator that started in between does not record the incident's number.
                 if let Some(i) = ended_by(&mut found, *generation) {
                     i.stepped = Some((*at, *step));
@@ -370,26 +371,26 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                     i.began(Began { generation, from, had: had.or(earlier) });
                 }
             }
-            What::Fact(Fact::Began { generation, step, from, had }) => {
+            Fact::Began { generation, step, from, had } => {
                 let of = |i: &&mut Incident| i.began.is_some_and(|b| b.generation == generation.0);
                 if let Some(i) = found.iter_mut().rfind(of) {
                     i.began(Began { generation: generation.0, from: Some(from.0), had: had.map(|s| s.0) });
                     i.stepped_to(*at, step.0);
                 }
             }
-            What::Fact(Fact::Blamed { incident, node, failure, verdict, others }) => {
+            Fact::Blamed { incident, node, failure, verdict, others } => {
                 if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
                     let (node, failure) = (node.clone(), failure.as_deref().cloned());
                     let verdict = Verdict::clone(verdict);
                     i.blamed = Some(Blamed { node, failure, verdict, others: others.clone() });
                 }
             }
-            What::Fact(Fact::Excluded { incident, node, .. }) => {
+            Fact::Excluded { incident, node, .. } => {
                 if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
                     i.excluded = Some(node.clone());
                 }
             }
-            What::Fact(Fact::Requested { incident, request }) => {
+            Fact::Requested { incident, request } => {
                 let known = |i: &&mut Incident| i.requests.iter().any(|r| r.id == request.id);
                 // The fate of a request may be recorded after a later incident.
                 let of = match found.iter_mut().rfind(known) {
@@ -401,23 +402,23 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                     i.requests.push(request.clone());
                 }
             }
-            What::Fact(Fact::Planned { incident, from_table, units, .. }) => {
+            Fact::Planned { incident, from_table, units, .. } => {
                 if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
                     i.planned = Some((*from_table, units.clone()));
                 }
             }
-            What::Fact(Fact::Checked { incident, found: all, .. }) => {
+            Fact::Checked { incident, found: all, .. } => {
                 if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
                     i.checked = Some(all.clone());
                 }
             }
-            What::Fact(Fact::CaughtUp { incident, .. }) => {
+            Fact::CaughtUp { incident, .. } => {
                 if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
                     i.caught_up.get_or_insert(*at);
                     i.settle();
                 }
             }
-            What::Fact(Fact::Ended { code, why }) => {
+            Fact::Ended { code, why } => {
                 over = true;
                 for i in &mut found {
                     match i.outcome {
@@ -432,22 +433,22 @@ pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
                     }
                 }
             }
-            What::Stacks { generation, stacks } => {
+            Fact::Stacks { generation, stacks } => {
                 // Stacks requested by a person in the meantime belong to no failure.
-                if let Some(i) = found.last_mut().filter(|i| i.generation == *generation && *at < i.opened + HEARD) {
+                if let Some(i) = found.last_mut().filter(|i| i.generation == generation.0 && *at < i.opened + HEARD) {
                     i.stacks.extend(stacks.clone());
                 }
             }
-            What::Fact(_) | What::Spent { .. } => {}
-            What::Progress(Progress { step, step_us: us, .. }) => {
+            Fact::Progress { step, step_us: us, .. } => {
                 if let Some(i) = found.iter_mut().rfind(|i| i.steps_again()) {
                     i.step_us.1.get_or_insert(*us);
                     // A coordinator that started in between does not know how far the job had been,
                     // so it records no `CaughtUp`.
-                    i.stepped_to(*at, *step);
+                    i.stepped_to(*at, step.0);
                 }
                 step_us = Some(*us);
             }
+            _ => {}
         }
     }
     found

@@ -1,15 +1,16 @@
 //! Nodes that fail repeatedly, counted over all runs of a job: one failure proves little, but the
 //! third of the same card proves enough.
 
-use super::{Entry, Incident, What, incidents};
+use super::{Entry, Incident, incidents};
 use crate::coordinator::command::Fact;
 use crate::id::NodeId;
 use crate::severity::{Scope, Table};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// A node's record of failures.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Lemon {
     /// The node.
     pub node: NodeId,
@@ -65,9 +66,9 @@ fn runs(entries: &[Entry]) -> Vec<&[Entry]> {
     let mut found = Vec::new();
     let (mut from, mut over) = (0, false);
     for (at, entry) in entries.iter().enumerate() {
-        match &entry.what {
-            What::Fact(Fact::Ended { .. }) => over = true,
-            What::Fact(Fact::GenerationStarted { restarts: 0, .. }) if over => {
+        match &entry.fact {
+            Fact::Ended { .. } => over = true,
+            Fact::GenerationStarted { restarts: 0, .. } if over => {
                 found.extend(entries.get(from..at));
                 (from, over) = (at, false);
             }

@@ -1,7 +1,7 @@
 //! Failures in a format for later questions ("what would it have cost with …"): one line each, the
 //! same for real and for simulated runs.
 
-use super::{Entry, What, incidents};
+use super::{Entry, incidents};
 use crate::coordinator::command::Fact;
 use crate::ledger::{Category, sums};
 use serde::{Deserialize, Serialize};
@@ -75,8 +75,8 @@ pub fn records(entries: &[Entry]) -> (Span, Vec<Record>) {
     let (first, last) = (entries.first().map_or(0, |e| e.at), entries.last().map_or(0, |e| e.at));
     let mut nodes = BTreeSet::new();
     let mut back: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
-    for Entry { at, what } in entries {
-        if let What::Fact(Fact::NodeJoined { node, again }) = what {
+    for Entry { at, fact } in entries {
+        if let Fact::NodeJoined { node, again } = fact {
             nodes.insert(node.0.as_str());
             if !*again {
                 back.entry(node.0.as_str()).or_default().push(*at);

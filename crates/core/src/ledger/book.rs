@@ -3,6 +3,7 @@
 use super::meter::{Before, Usual};
 use super::{Category, Meter, Reading, Spent};
 use crate::id::Generation;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,7 +12,7 @@ const CLOSED: usize = 4;
 
 /// What a node's places spent on one generation, from the start of its workers to the start of the
 /// next ones.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Account {
     /// The generation; for a waiting node, the last one it took part in.
     pub generation: Generation,
@@ -27,7 +28,7 @@ pub struct Account {
 }
 
 /// The steps of one generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Steps {
     /// The step that it continued from; `None`: not known.
     pub from: Option<u64>,

@@ -18,13 +18,16 @@ pub use book::{Account, Book, End, Steps};
 pub use meter::{Meter, Reading};
 pub use sum::{Sums, sums};
 
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ops::{Add, AddAssign};
 
 macro_rules! categories {
     ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
         /// What a rank's time is spent on.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
         pub enum Category { $($(#[$doc])* #[serde(rename = $text)] $name),* }
 
         impl Category {
@@ -142,9 +145,19 @@ impl Serialize for Spent {
 
 impl<'de> Deserialize<'de> for Spent {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let named = std::collections::BTreeMap::<Category, u64>::deserialize(from)?;
+        let named = BTreeMap::<Category, u64>::deserialize(from)?;
         let mut spent = Spent::default();
         named.into_iter().for_each(|(category, micros)| spent.put(category, micros));
         Ok(spent)
+    }
+}
+
+impl JsonSchema for Spent {
+    fn schema_name() -> Cow<'static, str> {
+        "Spent".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        BTreeMap::<Category, u64>::json_schema(generator)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Account, Category, Spent};
 use crate::coordinator::command::Fact;
-use crate::history::{Entry, Progress, What};
+use crate::history::Entry;
 use crate::id::{Generation, Incarnation, NodeId};
 use std::collections::BTreeMap;
 
@@ -94,9 +94,9 @@ pub fn sums(entries: &[Entry], since: Option<u64>) -> Sums {
     let mut steps: Vec<(Generation, Trained)> = Vec::new();
     let mut opened: BTreeMap<Generation, u64> = BTreeMap::new();
     let (mut over, mut joined, mut started) = (false, None, None);
-    for Entry { at, what } in entries {
-        match what {
-            What::Spent { node, incarnation, account } => {
+    for Entry { at, fact } in entries {
+        match fact {
+            Fact::Spent { node, incarnation, account } => {
                 let owner = (node.clone(), *incarnation);
                 if since.is_some_and(|since| *at < since) {
                     before.insert((owner.clone(), account.generation), account.spent);
@@ -109,7 +109,7 @@ pub fn sums(entries: &[Entry], since: Option<u64>) -> Sums {
                 }
                 of.insert(account.generation, account.clone());
             }
-            What::Fact(Fact::GenerationStarted { generation, restarts, world_size }) => {
+            Fact::GenerationStarted { generation, restarts, world_size } => {
                 if *restarts == 0 && over {
                     (steps, opened, over, started) = (Vec::new(), BTreeMap::new(), false, None);
                     accounts.clear();
@@ -118,35 +118,35 @@ pub fn sums(entries: &[Entry], since: Option<u64>) -> Sums {
                 started.get_or_insert((*at, *world_size));
                 steps.push((*generation, Trained::default()));
             }
-            What::Fact(Fact::NodeJoined { .. }) if started.is_none() || over => {
+            Fact::NodeJoined { .. } if started.is_none() || over => {
                 joined = Some(joined.filter(|_| !over).unwrap_or(*at))
             }
-            What::Fact(Fact::IncidentOpened { incident, generation, .. }) => {
+            Fact::IncidentOpened { incident, generation, .. } => {
                 opened.insert(*generation, *incident);
             }
-            What::Fact(Fact::Restored { generation, step, steps_lost, .. }) => {
+            Fact::Restored { generation, step, steps_lost, .. } => {
                 if let Some(of) = of(&mut steps, *generation) {
                     let step = step.map_or(0, |s| s.0);
                     (of.from, of.before) = (Some(step), step + steps_lost);
                 }
             }
-            What::Fact(Fact::FirstStep { generation, step, from, .. }) => {
+            Fact::FirstStep { generation, step, from, .. } => {
                 if let Some(of) = of(&mut steps, *generation) {
                     (of.from, of.to) = (from.map(|s| s.0).or(of.from), of.to.max(step.0));
                 }
             }
-            What::Fact(Fact::Began { generation, step, from, .. }) => {
+            Fact::Began { generation, step, from, .. } => {
                 if let Some(of) = of(&mut steps, *generation) {
                     (of.from, of.to) = (Some(from.0), of.to.max(step.0));
                 }
             }
-            What::Fact(Fact::Ended { .. }) => over = true,
-            What::Fact(_) | What::Stacks { .. } => {}
-            What::Progress(Progress { generation, step, .. }) => {
-                if let Some(of) = of(&mut steps, Generation(*generation)) {
-                    of.to = of.to.max(*step);
+            Fact::Ended { .. } => over = true,
+            Fact::Progress { generation, step, .. } => {
+                if let Some(of) = of(&mut steps, *generation) {
+                    of.to = of.to.max(step.0);
                 }
             }
+            _ => {}
         }
     }
     for account in accounts.values().flat_map(BTreeMap::values) {
@@ -205,11 +205,11 @@ mod tests {
     }
 
     fn said(at: u64, account: Account) -> Entry {
-        Entry { at, what: What::Spent { node: NodeId("0".into()), incarnation: Incarnation(1), account } }
+        Entry { at, fact: Fact::Spent { node: NodeId("0".into()), incarnation: Incarnation(1), account } }
     }
 
     fn fact(at: u64, fact: Fact) -> Entry {
-        Entry { at, what: What::Fact(fact) }
+        Entry { at, fact }
     }
 
     #[test]
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn what_the_coordinator_knew_of_a_generation_counts_for_it() {
         let started = |g, restarts| Fact::GenerationStarted { generation: Generation(g), world_size: 2, restarts };
-        let progress = |generation, step| What::Progress(Progress { generation, step, step_us: 1 });
+        let progress = |g, step| Fact::Progress { generation: Generation(g), step: Step(step), step_us: 1 };
         let restored = |g, step, steps_lost| {
             let (generation, step, tiers) = (Generation(g), Some(Step(step)), Vec::new());
             Fact::Restored { generation, step, tiers, steps_lost, nodes: 2 }
@@ -269,10 +269,10 @@ mod tests {
         let entries = [
             fact(1, started(1, 0)),
             fact(1, restored(1, 0, 0)),
-            Entry { at: 2, what: progress(1, 150) },
+            fact(2, progress(1, 150)),
             fact(3, started(2, 1)),
             fact(3, restored(2, 178, 2)),
-            Entry { at: 4, what: progress(2, 600) },
+            fact(4, progress(2, 600)),
         ];
         let found = sums(&entries, None);
         assert_eq!((found.new_steps, found.repeated_steps), (Some(600), Some(2)));

@@ -2,11 +2,12 @@
 
 use super::table::{Class, Scope, Severity, Table};
 use crate::message::{Cause, Outcome};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The class of one failure, with all that people are told about it, so that nobody needs the table
 /// it came from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Verdict {
     /// Name of the class.
     pub class: String,

@@ -8,7 +8,7 @@
 mod stuck;
 
 use crate::agent::Input;
-use crate::coordinator::endpoint_file;
+use crate::coordinator::EndpointFile;
 use everstep_core::agent::event::Event;
 use everstep_core::message::Order;
 use everstep_wire::client::{ConnectError, attach};
@@ -71,9 +71,7 @@ impl Target {
         if !self.endpoint.ends_with(":0") {
             return Some(self.endpoint.clone());
         }
-        let about = std::fs::read(endpoint_file(&self.store)).ok()?;
-        let about: serde_json::Value = serde_json::from_slice(&about).ok()?;
-        about["endpoint"].as_str().map(str::to_owned)
+        EndpointFile::read(&self.store).map(|about| about.endpoint)
     }
 
     /// Returns the job's secret.
@@ -214,7 +212,7 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
                 tries.failed("it has not said where it listens");
             }
         }
-        if tries.attached && target.may_host && stuck.look(&endpoint_file(&target.store)) {
+        if tries.attached && target.may_host && stuck.look(&target.store) {
             let _ = inbox.send(Input::Core(Event::CoordinatorStuck));
         }
         if target.may_host

@@ -3,7 +3,8 @@
 
 use super::{Driver, Input};
 use everstep_core::agent::event::Event;
-use everstep_wire::envelope::{Injected, Injection, ToCoordinator};
+use everstep_core::injection::{Injected, Injection};
+use everstep_wire::envelope::ToCoordinator;
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;

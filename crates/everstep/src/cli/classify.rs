@@ -1,10 +1,10 @@
 //! `everstep classify`: classifies an error message, by the same table that decides on a running
 //! job.
 
-use super::Failure;
+use super::{Failure, print_json};
 use clap::Args;
 use everstep_core::severity::{Severity, Table};
-use serde_json::json;
+use everstep_wire::output::{Classified, FIRST, KnownClass};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -66,18 +66,23 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let text = read(o.file.as_deref()).map_err(|e| Failure::usage(format!("cannot read the text: {e}")))?;
     let Some(found) = table.classify(&text) else {
         if o.json {
-            println!("{}", json!({"version": 1, "class": null}));
+            print_json(&Classified { version: FIRST, class: None, known: None })?;
         }
         eprintln!("everstep: no line of this text is known; rows of your own go into a file for --failure-table");
         return Ok(1);
     };
     let class = found.class;
     if o.json {
-        println!(
-            "{}",
-            json!({"version": 1, "class": class.name, "scope": class.scope, "severity": class.severity, "follows": class.follows,
-                "what": class.what, "advice": class.advice, "line": found.line, "source": found.source})
-        );
+        let known = KnownClass {
+            scope: class.scope,
+            severity: class.severity,
+            follows: class.follows,
+            what: class.what.clone(),
+            advice: class.advice.clone(),
+            line: found.line.to_owned(),
+            source: found.source.to_owned(),
+        };
+        print_json(&Classified { version: FIRST, class: Some(class.name.clone()), known: Some(known) })?;
         return Ok(0);
     }
     let scope = class.scope.whose();

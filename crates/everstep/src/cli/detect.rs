@@ -1,6 +1,6 @@
 //! `everstep detect`: finds the deviating machine in samples from a file or a Prometheus server.
 
-use super::{Failure, runtime, text, write};
+use super::{Failure, print_json, runtime, text, write};
 use crate::detect::judge::{Score, faults};
 use crate::detect::settings::{File, Kind, Ready, models};
 use crate::detect::table::{Described, Episode, Read, series};
@@ -12,7 +12,7 @@ use everstep_detector::calibrate::calibrated;
 use everstep_detector::lstm_vae::Training;
 use everstep_detector::models::Models;
 use everstep_detector::priority;
-use serde_json::{Value, json};
+use everstep_wire::output::{self, Detected, Evaluated, FIRST};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -230,14 +230,18 @@ impl From {
     }
 }
 
-/// Returns an alarm as JSON.
-fn to_json(of: &Episode, alarm: &Alarm) -> Value {
+/// Returns an alarm as it is printed as JSON.
+fn document(of: &Episode, alarm: &Alarm) -> output::Alarm {
     let v = &alarm.verdict;
-    let names: Vec<&String> = v.machines.iter().filter_map(|m| of.machines.get(*m)).collect();
-    let metrics: Vec<&str> = v.metrics.iter().filter_map(|m| Some(of.series.metrics.get(*m)?.name.as_str())).collect();
-    let score = v.score.is_finite().then_some(v.score);
-    json!({"episode": of.name, "machines": names, "at": of.first + v.at as i64, "until": of.first + alarm.until as i64,
-        "metrics": metrics, "score": score, "group": v.group})
+    output::Alarm {
+        episode: of.name.clone(),
+        machines: v.machines.iter().filter_map(|m| of.machines.get(*m).cloned()).collect(),
+        at: of.first + v.at as i64,
+        until: of.first + alarm.until as i64,
+        metrics: v.metrics.iter().filter_map(|m| Some(of.series.metrics.get(*m)?.name.clone())).collect(),
+        score: v.score.is_finite().then_some(v.score.into()),
+        group: v.group,
+    }
 }
 
 /// Returns an alarm as a line of text.
@@ -289,8 +293,8 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
             let found = looked(&read, with)?;
             let all = || found.iter().flat_map(|(of, alarms)| alarms.iter().map(move |a| (*of, a)));
             if *json {
-                let alarms: Vec<Value> = all().map(|(of, alarm)| to_json(of, alarm)).collect();
-                println!("{}", json!({"version": 1, "alarms": alarms}));
+                let alarms = all().map(|(of, alarm)| document(of, alarm)).collect();
+                print_json(&Detected { version: FIRST, alarms })?;
             } else {
                 all().for_each(|(of, alarm)| println!("{}", told(of, alarm)));
             }
@@ -308,7 +312,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
             let read = from.read()?;
             let found = looked(&read, with)?;
             draw(picture.as_ref(), &found)?;
-            Ok(evaluated(&read, &found, &known, *json))
+            evaluated(&read, &found, &known, *json)
         }
         Command::Train { from, models: begin, faults, epochs, seed, output } => {
             let how = Training { seed: *seed, epochs: (*epochs).max(1), ..Training::default() };
@@ -355,7 +359,7 @@ fn evaluated(
     found: &[(&Episode, Vec<Alarm>)],
     known: &[crate::detect::judge::Fault],
     as_json: bool,
-) -> i32 {
+) -> Result<i32, Failure> {
     for fault in known {
         let there = read.episodes.iter().any(|e| e.name == fault.episode && e.machines.contains(&fault.machine));
         if !there {
@@ -370,15 +374,21 @@ fn evaluated(
     let per_1000 = score.wrong as f64 / score.days.max(f64::MIN_POSITIVE) * 1000.0;
     let f1 = score.precision().zip(score.recall()).map(|(p, r)| if p + r > 0.0 { 2.0 * p * r / (p + r) } else { 0.0 });
     if as_json {
-        let alarms: Vec<Value> =
-            found.iter().flat_map(|(of, alarms)| alarms.iter().map(move |a| to_json(of, a))).collect();
-        println!(
-            "{}",
-            json!({"version": 1, "precision": score.precision(), "recall": score.recall(), "f1": f1, "right": score.right.len(),
-                "wrong": score.wrong, "missed": score.missed, "delay_median_s": score.delay(), "machine_days": score.days,
-                "false_alarms_per_1000_machine_days": per_1000, "alarms": alarms})
-        );
-        return 0;
+        let alarms = found.iter().flat_map(|(of, alarms)| alarms.iter().map(move |a| document(of, a)));
+        print_json(&Evaluated {
+            version: FIRST,
+            precision: score.precision(),
+            recall: score.recall(),
+            f1,
+            right: score.right.len(),
+            wrong: score.wrong,
+            missed: score.missed,
+            delay_median_s: score.delay(),
+            machine_days: score.days,
+            false_alarms_per_1000_machine_days: per_1000,
+            alarms: alarms.collect(),
+        })?;
+        return Ok(0);
     }
     for (of, alarms) in found {
         alarms.iter().for_each(|alarm| println!("{}", told(of, alarm)));
@@ -397,7 +407,7 @@ fn evaluated(
         println!("median delay {delay:.0} s");
     }
     println!("{:.2} machine-days, {per_1000:.2} false alarms per 1,000 of them", score.days);
-    0
+    Ok(0)
 }
 
 fn from_history(from: &From, faults: Option<&Path>, begin: Option<&Models>, how: &Training) -> Result<Models, Failure> {

@@ -1,9 +1,10 @@
 //! `everstep doctor`: checks this machine, and finds what dead jobs left behind.
 
-use super::Failure;
+use super::{Failure, print_json};
 use crate::{lock, places};
 use clap::Args;
 use everstep_core::spec::Ladder;
+use everstep_wire::output::{Doctor, FIRST, Leftover, SharedMemory};
 use everstep_wire::private::{Directory, Root};
 use rustix::fs::FileType;
 use std::ffi::OsString;
@@ -21,7 +22,7 @@ pub struct Options {
 }
 
 /// An arena whose node has neither an agent nor a guard.
-struct Leftover {
+struct Arena {
     job: OsString,
     node: OsString,
     bytes: u64,
@@ -33,14 +34,14 @@ fn directories(of: &Directory) -> Vec<(OsString, Directory)> {
     names.filter_map(|(name, _)| Some((name.clone(), of.below(&name).ok()?))).collect()
 }
 
-fn leftovers(memory: &Directory) -> Vec<Leftover> {
+fn leftovers(memory: &Directory) -> Vec<Arena> {
     let mut found = Vec::new();
     for (job, nodes) in directories(memory) {
         let locks = Directory::existing(&places::job(&job.to_string_lossy()), Root::Named);
         for (node, arena) in directories(&nodes) {
             let name = format!("node-{}.lock", node.to_string_lossy());
             if locks.as_ref().map_or(true, |locks| lock::is_free(locks, &name)) {
-                found.push(Leftover { job: job.clone(), node, bytes: arena.bytes_below() });
+                found.push(Arena { job: job.clone(), node, bytes: arena.bytes_below() });
             }
         }
     }
@@ -83,7 +84,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     }
     if let Some(opened) = opened.as_ref().filter(|_| o.clean) {
         remove_dead_sockets(opened);
-        for Leftover { job, node, .. } in &left {
+        for Arena { job, node, .. } in &left {
             opened.below(job).and_then(|of| of.remove_tree(node)).map_err(|e| Failure {
                 code: 1,
                 why: format!("cannot remove {}: {e}", memory.join(job).join(node).display()),
@@ -92,14 +93,15 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         }
     }
     if o.json {
-        let arenas: Vec<_> = left
-            .iter()
-            .map(|l| serde_json::json!({"path": memory.join(&l.job).join(&l.node), "bytes": l.bytes}))
-            .collect();
-        println!(
-            "{}",
-            serde_json::json!({"version": 1, "shm": {"path": root, "total": total, "free": free}, "open_files": limit, "leftovers": arenas, "cleaned": o.clean, "findings": findings})
-        );
+        let arena = |l: &Arena| Leftover { path: memory.join(&l.job).join(&l.node).into(), bytes: l.bytes };
+        print_json(&Doctor {
+            version: FIRST,
+            shm: SharedMemory { path: root.into(), total, free },
+            open_files: limit,
+            leftovers: left.iter().map(arena).collect(),
+            cleaned: o.clean,
+            findings: findings.clone(),
+        })?;
     } else {
         println!("shared memory  {}: {} MiB, {} MiB free", root.display(), total >> 20, free >> 20);
         println!("open files     {}", limit.map_or("unlimited".into(), |n| n.to_string()));

@@ -3,9 +3,9 @@
 
 use super::{Failure, facts, logs};
 use everstep_core::history::Incident;
+use everstep_wire::output::IncidentReport;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use serde_json::Value;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,8 @@ const LOG_BYTES: usize = 256 << 10;
 /// Writes an archive of `about` (as JSON), `explained` (as `everstep explain` prints it), the facts
 /// around the incident, and the ends of the logs on this machine. Only its owner can read it,
 /// because logs may contain private data.
-pub fn write(to: &Path, told: &facts::Told, of: &Incident, about: &Value, explained: &[String]) -> Result<(), Failure> {
+pub fn write(to: &Path, told: &facts::Told, about: &IncidentReport, explained: &[String]) -> Result<(), Failure> {
+    let of = &about.incident;
     let failed = |e: std::io::Error| Failure::config(format!("cannot write {}: {e}; give another -o", to.display()));
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to).map_err(failed)?;
     let mut archive = tar::Builder::new(GzEncoder::new(file, Compression::default()));
@@ -30,7 +31,8 @@ pub fn write(to: &Path, told: &facts::Told, of: &Incident, about: &Value, explai
         header.set_mtime(of.opened / 1_000_000);
         archive.append_data(&mut header, root.join(name), bytes)
     };
-    add("incident.json", format!("{about:#}\n").as_bytes()).map_err(failed)?;
+    let text = serde_json::to_string_pretty(about).map_err(std::io::Error::other).map_err(failed)?;
+    add("incident.json", format!("{text}\n").as_bytes()).map_err(failed)?;
     add("explain.txt", format!("{}\n", explained.join("\n")).as_bytes()).map_err(failed)?;
     add("facts.jsonl", around(told, of).as_bytes()).map_err(failed)?;
     for (name, path) in logs::files(&told.job) {

@@ -2,8 +2,11 @@
 
 use super::Failure;
 use crate::{coordinator, places};
-use everstep_core::history::Entry;
-use serde_json::{Value, json};
+use everstep_core::coordinator::command::Fact;
+use everstep_core::history::{Entry, LogLine};
+use everstep_core::id::JobId;
+use serde::Deserialize;
+use serde_json::Value;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,15 +14,14 @@ use std::path::{Path, PathBuf};
 /// One job's facts, in order.
 pub struct Told {
     pub job: String,
-    /// The lines as written: `ts` (seconds since 1970), `fact`.
+    /// The lines as written, including those of other versions (see [`LogLine`]).
     pub lines: Vec<Value>,
 }
 
 impl Told {
     /// Returns the lines that this version understands.
     pub fn entries(&self) -> Vec<Entry> {
-        let read = |l: &Value| Entry::read(l["ts"].as_f64()?, &l["fact"]);
-        self.lines.iter().filter_map(read).collect()
+        self.lines.iter().filter_map(|l| LogLine::deserialize(l).ok()).map(Entry::from).collect()
     }
 
     /// Returns when the latest line was written, in seconds since 1970.
@@ -35,11 +37,12 @@ pub fn told(job: Option<&str>) -> Vec<Told> {
 }
 
 /// Records a user's statement about a job, in the file of its coordinator.
-pub fn write(of: &Told, fact: &Value) -> Result<(), Failure> {
+pub fn write(of: &Told, fact: Fact) -> Result<(), Failure> {
     let here = stores(Some(&of.job)).into_iter().find(|s| of_store(s).iter().any(|t| t.job == of.job));
     let path = here.map(|s| coordinator::events_file(&s)).ok_or_else(|| none_of(Some(&of.job)))?;
     let now = places::unix_millis() as f64 / 1000.0;
-    let line = json!({"ts": now.max(of.latest()), "job": of.job, "fact": fact});
+    let line = LogLine { ts: now.max(of.latest()), job: JobId(of.job.clone()), fact };
+    let line = serde_json::to_string(&line).map_err(|e| Failure::config(e.to_string()))?;
     // In a single write, because a coordinator may be writing, too.
     let written =
         OpenOptions::new().append(true).open(&path).and_then(|mut f| f.write_all(format!("{line}\n").as_bytes()));

@@ -1,9 +1,9 @@
 //! `everstep goodput`: where the time of every rank went.
 
-use super::{Failure, facts};
+use super::{Failure, facts, print_json};
 use clap::{Args, ValueEnum};
 use everstep_core::ledger::{Category, Spent, Sums, sums};
-use serde_json::{Value, json};
+use everstep_wire::output::{Goodput, JobGoodput};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How to break the time down.
@@ -89,17 +89,25 @@ impl Of {
         if self.whole == 0 { 0.0 } else { micros as f64 / self.whole as f64 }
     }
 
-    fn as_json(&self) -> Value {
-        let total = self.sums.total();
+    fn document(&self) -> JobGoodput {
+        let (sums, total) = (&self.sums, self.sums.total());
         let (productive, degraded) = (total.of(Category::Productive), total.of(Category::Degraded));
-        json!({
-            "job": self.job, "goodput": self.share(productive), "goodput_time": self.share(productive + degraded),
-            "held_rank_seconds": total.total() as f64 / 1e6, "productive_rank_seconds": productive as f64 / 1e6,
-            "held_us": total.total(), "queued_us": self.sums.queued, "spent_us": total,
-            "nodes": self.sums.nodes, "incidents": self.sums.incidents,
-            "steps": self.sums.steps, "new_steps": self.sums.new_steps, "repeated_steps": self.sums.repeated_steps,
-            "generations": self.sums.generations,
-        })
+        JobGoodput {
+            job: self.job.clone(),
+            goodput: self.share(productive),
+            goodput_time: self.share(productive + degraded),
+            held_rank_seconds: total.total() as f64 / 1e6,
+            productive_rank_seconds: productive as f64 / 1e6,
+            held_us: total.total(),
+            queued_us: sums.queued,
+            spent_us: total,
+            nodes: sums.nodes.clone(),
+            incidents: sums.incidents.clone(),
+            steps: sums.steps,
+            new_steps: sums.new_steps,
+            repeated_steps: sums.repeated_steps,
+            generations: sums.generations,
+        }
     }
 
     fn print(&self, by: Option<By>) {
@@ -188,7 +196,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         .filter(|of| of.sums.generations > 0)
         .collect();
     if o.json {
-        println!("{}", json!({"version": 2, "jobs": found.iter().map(Of::as_json).collect::<Vec<_>>()}));
+        print_json(&Goodput { version: 2, jobs: found.iter().map(Of::document).collect() })?;
     }
     if found.is_empty() {
         return Err(facts::none_of(o.job.as_deref()));

@@ -1,12 +1,12 @@
 //! `everstep explain` and `everstep incidents`: what happened and why, what was lost, what was
 //! done, whether it worked, and what to do next.
 
-use super::{Failure, facts};
+use super::{Failure, facts, print_json};
 use crate::notify::when;
 use clap::{Args, Subcommand};
 use everstep_core::coordinator::command::Fact;
 use everstep_core::history::{Incident, Outcome, incidents, lemons, tell};
-use serde_json::json;
+use everstep_wire::output::{Explained, FIRST, IncidentList, IncidentReport, JobNodes, NodeFailures};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -84,8 +84,9 @@ fn all(job: Option<&str>) -> Result<Vec<Of>, Failure> {
     Ok(told.into_iter().map(of).collect())
 }
 
-fn as_json(job: &str, of: &Incident) -> serde_json::Value {
-    json!({"job": job, "incident": of, "opened": when(of.opened), "lasted_us": of.lasted(), "rank_seconds": of.rank_seconds()})
+fn report(job: &str, of: &Incident) -> IncidentReport {
+    let (lasted_us, rank_seconds) = (of.lasted(), of.rank_seconds());
+    IncidentReport { job: job.to_owned(), incident: of.clone(), opened: when(of.opened), lasted_us, rank_seconds }
 }
 
 /// Returns a job's facts and the chosen incident; `None` if the job has had none.
@@ -107,7 +108,8 @@ fn one(o: &Explain) -> Result<(facts::Told, Option<Incident>), Failure> {
 /// Prints one incident.
 pub fn explain(o: &Explain) -> Result<i32, Failure> {
     match one(o)? {
-        (told, Some(found)) if o.json => println!("{}", as_json(&told.job, &found)),
+        (told, Some(found)) if o.json => print_json(&Explained::of(report(&told.job, &found)))?,
+        (told, None) if o.json => print_json(&Explained::nothing(told.job))?,
         (told, Some(found)) => explained(&told.job, &found).iter().for_each(|line| println!("{line}")),
         (told, None) => println!("job {} has had no incident", told.job),
     }
@@ -124,7 +126,7 @@ fn export(which: &Explain, output: Option<&Path>) -> Result<i32, Failure> {
     let found = found.ok_or_else(none)?;
     let name = format!("{}-inc-{}.tar.gz", told.job.replace('/', "-"), found.number);
     let to = output.map_or_else(|| PathBuf::from(name), Path::to_path_buf);
-    super::export::write(&to, &told, &found, &as_json(&told.job, &found), &explained(&told.job, &found))?;
+    super::export::write(&to, &told, &report(&told.job, &found), &explained(&told.job, &found))?;
     println!("{}", to.display());
     Ok(0)
 }
@@ -132,7 +134,7 @@ fn export(which: &Explain, output: Option<&Path>) -> Result<i32, Failure> {
 fn note(which: &Explain, right: bool, text: &str) -> Result<i32, Failure> {
     let (told, found) = one(which)?;
     let found = found.ok_or_else(|| Failure { code: 1, why: format!("job {} has had no incident", told.job) })?;
-    facts::write(&told, &json!(Fact::Noted { incident: found.number, right, note: text.to_owned() }))?;
+    facts::write(&told, Fact::Noted { incident: found.number, right, note: text.to_owned() })?;
     println!("{} inc-{} was named {}: noted", told.job, found.number, if right { "rightly" } else { "wrongly" });
     Ok(0)
 }
@@ -149,8 +151,8 @@ fn nodes(job: Option<&str>, as_json: bool) -> Result<i32, Failure> {
     let all = all(job)?;
     let ranked: Vec<_> = all.iter().map(|of| (&of.told.job, lemons(&of.told.entries()))).collect();
     if as_json {
-        let rows: Vec<_> = ranked.iter().map(|(job, nodes)| json!({"job": job, "nodes": nodes})).collect();
-        println!("{}", json!({"version": 1, "jobs": rows}));
+        let jobs = ranked.into_iter().map(|(job, nodes)| JobNodes { job: job.clone(), nodes }).collect();
+        print_json(&NodeFailures { version: FIRST, jobs })?;
         return Ok(0);
     }
     for (job, nodes) in ranked {
@@ -188,8 +190,8 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     };
     let of = all(job.as_deref())?;
     if json {
-        let rows: Vec<_> = of.iter().flat_map(|of| of.incidents.iter().map(|i| as_json(&of.told.job, i))).collect();
-        println!("{}", json!({"version": 1, "incidents": rows}));
+        let reports = of.iter().flat_map(|of| of.incidents.iter().map(|i| report(&of.told.job, i)));
+        print_json(&IncidentList { version: FIRST, incidents: reports.collect() })?;
         return Ok(0);
     }
     for of in &of {

@@ -1,9 +1,9 @@
 //! `everstep inject`: injects a fault into a running job, to test its recovery and what it reports.
 
-use super::{Failure, runtime, status};
+use super::{Failure, print_json, runtime, status};
 use clap::{Args, ValueEnum};
-use everstep_wire::envelope::{Injected, Injection};
-use serde_json::{Value, json};
+use everstep_core::injection::{Injected, Injection};
+use everstep_wire::output::InjectAnswer;
 use std::time::Duration;
 
 /// The faults that can be injected.
@@ -72,25 +72,19 @@ impl Options {
 pub fn run(o: &Options) -> Result<i32, Failure> {
     let runtime = runtime()?;
     let job = status::one(&runtime, o.job.as_deref())?;
-    let name = job["job"].as_str().unwrap_or_default();
-    let answer =
-        status::ask_coordinator(&runtime, &job, &format!("/v1/jobs/{name}/inject"), Some(&json!(o.injection())))?;
-    let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
+    let name = &job.status.job;
+    let answer = status::ask_coordinator(&runtime, &job, &format!("/v1/jobs/{name}/inject"), Some(&o.injection()))?;
+    let nonsense = |e| Failure { code: 1, why: format!("the coordinator's answer cannot be read: {e}") };
+    let answer: InjectAnswer = serde_json::from_slice(&answer).map_err(nonsense)?;
     if o.json {
-        println!("{answer}");
+        print_json(&answer)?;
     }
-    match answer["why"].as_str() {
-        Some(why) => Err(Failure { code: 1, why: why.into() }),
-        None => {
-            if !o.json {
-                println!(
-                    "{:?} at rank {} of job {name}, node {}; see: everstep explain",
-                    o.kind,
-                    o.rank,
-                    answer["node"].as_str().unwrap_or("?")
-                );
-            }
+    match (answer.why, answer.node) {
+        (Some(why), _) => Err(Failure { code: 1, why }),
+        (None, Some(node)) if !o.json => {
+            println!("{:?} at rank {} of job {name}, node {node}; see: everstep explain", o.kind, o.rank);
             Ok(0)
         }
+        (None, _) => Ok(0),
     }
 }

@@ -5,7 +5,7 @@ use crate::agent::streams::STACKS_FILE;
 use crate::places;
 use clap::Args;
 use everstep_core::coordinator::command::Fact;
-use everstep_core::history::{What, incidents};
+use everstep_core::history::incidents;
 use everstep_core::message::Cause;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -78,10 +78,8 @@ fn first_cause(job: &str, agents: &[serde_json::Value]) -> Option<()> {
     let failure = incident.blamed.as_ref().map_or(incident.failure.as_ref(), |b| b.failure.as_ref())?;
     let node = &incident.at_fault().0;
     let roots = roots(agents.iter().find(|a| a["node"].as_str() == Some(node))?);
-    let restarts = all.iter().rev().find_map(|e| match &e.what {
-        What::Fact(Fact::GenerationStarted { generation, restarts, .. }) if generation.0 == incident.generation => {
-            Some(*restarts)
-        }
+    let restarts = all.iter().rev().find_map(|e| match &e.fact {
+        Fact::GenerationStarted { generation, restarts, .. } if generation.0 == incident.generation => Some(*restarts),
         _ => None,
     });
     let worker = format!("attempt_{}/{}", restarts.unwrap_or(0), failure.local_rank);

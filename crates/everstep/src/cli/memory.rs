@@ -1,15 +1,15 @@
 //! `everstep memory`: how much memory a job will need per node, and which failures its copies
 //! survive.
 
-use super::Failure;
 use super::ckpt::size;
+use super::{Failure, print_json};
 use crate::places;
 use clap::Args;
 use everstep_checkpoint::arena::slot_bytes;
 use everstep_checkpoint::persist;
 use everstep_core::placement::Scheme;
 use everstep_core::survival::{survival, survival_of_code, wasted_seconds};
-use serde_json::json;
+use everstep_wire::output::{FIRST, MemoryNeed};
 use std::path::{Path, PathBuf};
 
 /// Slots per worker: one being written and two complete (`SLOTS` in `agent/replicas.rs`). A persist
@@ -150,9 +150,17 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let free = rustix::fs::statvfs(root).map_or(0, |s| s.f_bavail * s.f_frsize);
     let wasted = o.step_time.map(|t| wasted_seconds(t, t, t, 0.0));
     if o.json {
-        let report = json!({"version": 1, "slot_bytes": slot, "own_bytes": own, "replica_bytes": peers, "need_bytes": need,
-            "free_bytes": free, "fits": need <= free, "survival": odds, "wasted_seconds": wasted});
-        println!("{report}");
+        print_json(&MemoryNeed {
+            version: FIRST,
+            slot_bytes: slot,
+            own_bytes: own,
+            replica_bytes: peers,
+            need_bytes: need,
+            free_bytes: free,
+            fits: need <= free,
+            survival: odds,
+            wasted_seconds: wasted,
+        })?;
         return Ok(i32::from(need > free));
     }
     println!("per node, in shared memory ({}):", root.display());

@@ -26,12 +26,12 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let runtime = runtime()?;
     let job = status::one(&runtime, o.job.as_deref())?;
     if o.config {
-        let (endpoint, token) = (&job["coordinator"]["endpoint"], &job["token_file"]);
-        println!("- job_name: everstep\n  authorization: {{ type: Bearer, credentials_file: {token} }}");
-        println!("  static_configs: [ {{ targets: [ {endpoint} ] }} ]");
+        let (endpoint, token) = (&job.coordinator.endpoint, job.token_file.0.display());
+        println!("- job_name: everstep\n  authorization: {{ type: Bearer, credentials_file: \"{token}\" }}");
+        println!("  static_configs: [ {{ targets: [ \"{endpoint}\" ] }} ]");
         return Ok(0);
     }
-    let page = status::ask_coordinator(&runtime, &job, "/metrics", None)?;
+    let page = status::ask_coordinator(&runtime, &job, "/metrics", None::<&()>)?;
     print!("{}", String::from_utf8_lossy(&page));
     Ok(0)
 }

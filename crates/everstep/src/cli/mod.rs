@@ -21,6 +21,7 @@ mod picture;
 mod plan;
 mod remove_ipc;
 mod run;
+mod schema;
 mod simulate;
 mod size;
 mod stacks;
@@ -114,6 +115,8 @@ enum Command {
     Detect(Box<detect::Options>),
     /// Describe a trace of failures, or generate one
     Trace(trace::Options),
+    /// Print the JSON schema of what a command prints with --json, or of the event log
+    Schema(schema::Options),
     /// Classify an error message: its class, what is at fault, and the response
     Classify(classify::Options),
     /// Send a test message to every route in a file for --notify
@@ -165,6 +168,13 @@ enum Command {
         /// Number of files that a worker may open
         files: Option<u64>,
     },
+}
+
+/// Prints a document of [`everstep_wire::output`] on one line.
+fn print_json(document: &impl serde::Serialize) -> Result<(), Failure> {
+    let failed = |e| Failure { code: 1, why: format!("this cannot be written as JSON: {e}") };
+    println!("{}", serde_json::to_string(document).map_err(failed)?);
+    Ok(())
 }
 
 /// Threads are never given up, because the system may refuse the next one.
@@ -222,6 +232,7 @@ pub fn main() -> i32 {
         Command::Inject(options) => inject::run(&options),
         Command::Ckpt(options) => ckpt::run(&options),
         Command::Memory(options) => memory::run(&options),
+        Command::Schema(options) => schema::run(&options),
         Command::Classify(options) => classify::run(&options),
         Command::Notify(options) => notify::run(&options),
         Command::Doctor(options) => doctor::run(&options),

@@ -1,10 +1,10 @@
 //! `everstep plan`: how to divide the nodes of a cluster among its jobs, and why.
 
-use super::{Failure, text, throughput};
+use super::{Failure, print_json, text, throughput};
 use clap::{Args, Subcommand};
 use everstep_planner::file::{Situation, read};
 use everstep_planner::{Assignment, Done, Limit, Mode, Plan, Problem, Reason, assign, reasons, solve};
-use serde_json::{Value, json};
+use everstep_wire::output::{self, FIRST, Moved, OtherPlan, PlannedJob};
 use std::path::{Path, PathBuf};
 
 #[derive(Args, Clone, Debug)]
@@ -60,7 +60,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let plan = solve(&now.problem);
     let (nodes, why) = (assign(&now.nodes, &plan), reasons(&now.problem, &plan));
     if o.json {
-        println!("{}", to_json(&now, &plan, &nodes, &why));
+        print_json(&document(&now, &plan, &nodes, &why))?;
     } else {
         print(&now, &plan, &nodes, &why);
     }
@@ -142,21 +142,36 @@ fn print(now: &Situation, plan: &Plan, nodes: &Assignment, why: &[Reason]) {
     }
 }
 
-fn to_json(now: &Situation, plan: &Plan, nodes: &Assignment, why: &[Reason]) -> Value {
-    let of = |r: &Reason| {
-        json!({
-            "job": r.job, "before": r.units.0, "nodes": r.units.1, "what": what(r), "transition_s": r.transition.as_secs_f64(),
-            "gain": hours(r.gain), "one_more": r.margin.0.map(hours), "one_less": r.margin.1.map(hours), "named": nodes.units.get(&r.job),
-        })
-    };
-    let moved = |(id, from, to): &(String, Option<String>, Option<String>)| json!({"node": id, "from": from, "to": to});
+fn document(now: &Situation, plan: &Plan, nodes: &Assignment, why: &[Reason]) -> output::Plan {
     let problem = &now.problem;
-    let others: serde_json::Map<String, Value> = others(now)
-        .iter()
-        .map(|(name, plan)| ((*name).to_owned(), json!({"nodes": plan.units, "worth": hours(problem.worth(plan))})))
-        .collect();
-    json!({
-        "version": 1, "nodes": problem.units, "used": plan.used(), "horizon_s": problem.horizon().as_secs_f64(), "worth": hours(problem.worth(plan)),
-        "jobs": why.iter().map(of).collect::<Vec<_>>(), "moved": nodes.moved.iter().map(moved).collect::<Vec<_>>(), "others": others,
-    })
+    let job = |r: &Reason| PlannedJob {
+        job: r.job.clone(),
+        before: r.units.0,
+        nodes: r.units.1,
+        what: what(r),
+        transition_s: r.transition.as_secs_f64(),
+        gain: hours(r.gain),
+        one_more: r.margin.0.map(hours),
+        one_less: r.margin.1.map(hours),
+        named: nodes.units.get(&r.job).cloned(),
+    };
+    let moved = |(node, from, to): &(String, Option<String>, Option<String>)| Moved {
+        node: node.clone(),
+        from: from.clone(),
+        to: to.clone(),
+    };
+    let other = |(name, plan): (&str, Plan)| {
+        let worth = hours(problem.worth(&plan));
+        (name.to_owned(), OtherPlan { nodes: plan.units, worth })
+    };
+    output::Plan {
+        version: FIRST,
+        nodes: problem.units,
+        used: plan.used(),
+        horizon_s: problem.horizon().as_secs_f64(),
+        worth: hours(problem.worth(plan)),
+        jobs: why.iter().map(job).collect(),
+        moved: nodes.moved.iter().map(moved).collect(),
+        others: others(now).into_iter().map(other).collect(),
+    }
 }

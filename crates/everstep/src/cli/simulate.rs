@@ -1,13 +1,15 @@
 //! `everstep simulate`: what the same failures cost under several policies.
 
-use super::{Failure, facts, picture, text, trace, write};
+use super::{Failure, facts, picture, print_json, text, trace, write};
 use clap::Args;
 use everstep_core::history::{Span, lines, records};
 use everstep_planner::Mode;
 use everstep_planner::file::read as situation;
 use everstep_replay::papers::unicron;
-use everstep_replay::{Cause, Compared, Failures, HOUR, Interval, Job, Policy, Workload, compare, history, recorded};
-use serde_json::{Value, json};
+use everstep_replay::{
+    Cause, Compared, Failures, HOUR, Interval, Job, Outcome, Policy, Workload, compare, history, recorded,
+};
+use everstep_wire::output::{self, Accounts, FIRST, PolicyResult, Simulated};
 use std::path::{Path, PathBuf};
 
 #[derive(Args, Clone, Debug)]
@@ -129,7 +131,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         write(path, &page)?;
     }
     if o.json {
-        println!("{}", to_json(&found, o, name, nodes, days));
+        print_json(&document(&found, o, name, nodes, days))?;
     } else {
         print(&found, all.len(), nodes, days);
     }
@@ -181,29 +183,33 @@ fn print(found: &[Compared], seeds: usize, nodes: u32, days: f64) {
     }
 }
 
-fn to_json(found: &[Compared], o: &Options, name: &str, nodes: u32, days: f64) -> Value {
-    let interval = |i: &Interval| json!({"mean": i.mean, "low": i.ends.0, "high": i.ends.1});
-    let one = |of: &Compared| {
-        let books: Vec<Value> = of
-            .outcomes
-            .iter()
-            .map(|x| {
-                let blocked: serde_json::Map<String, Value> =
-                    Cause::ALL.iter().map(|c| (c.name().to_owned(), x.books.blocked[*c as usize].into())).collect();
-                json!({
-                    "productive": x.books.productive, "blocked": blocked, "discarded": x.books.discarded, "unavailable": x.books.unavailable,
-                    "value": x.value.to_string(), "stopped": x.stopped, "changes": x.changes, "copies_lost": x.copies_lost,
-                })
-            })
-            .collect();
-        json!({
-            "policy": of.policy, "goodput": interval(&of.goodput), "of_ideal": interval(&of.share), "first_by_it": of.ratio.as_ref().map(interval),
-            "shares": shares(of).into_iter().map(|(n, s)| (n.to_owned(), s.into())).collect::<serde_json::Map<String, Value>>(),
-            "seeds": books,
-        })
+fn document(found: &[Compared], o: &Options, name: &str, nodes: u32, days: f64) -> Simulated {
+    let interval = |i: &Interval| output::Interval { mean: i.mean, low: i.ends.0, high: i.ends.1 };
+    let accounts = |x: &Outcome| Accounts {
+        productive: x.books.productive,
+        blocked: Cause::ALL.iter().map(|c| (c.name().to_owned(), x.books.blocked[*c as usize])).collect(),
+        discarded: x.books.discarded,
+        unavailable: x.books.unavailable,
+        value: x.value.to_string(),
+        stopped: x.stopped,
+        changes: x.changes,
+        copies_lost: x.copies_lost,
     };
-    json!({
-        "version": 1, "trace": name, "nodes": nodes, "days": days, "seeds": [o.seed, o.seed + o.seeds], "unit": "node-microseconds",
-        "policies": found.iter().map(one).collect::<Vec<_>>(),
-    })
+    let policy = |of: &Compared| PolicyResult {
+        policy: of.policy.clone(),
+        goodput: interval(&of.goodput),
+        of_ideal: interval(&of.share),
+        first_by_it: of.ratio.as_ref().map(interval),
+        shares: shares(of).into_iter().map(|(name, share)| (name.to_owned(), share)).collect(),
+        seeds: of.outcomes.iter().map(accounts).collect(),
+    };
+    Simulated {
+        version: FIRST,
+        trace: name.to_owned(),
+        nodes,
+        days,
+        seeds: (o.seed, o.seed + o.seeds),
+        unit: "node-microseconds",
+        policies: found.iter().map(policy).collect(),
+    }
 }

@@ -1,9 +1,9 @@
 //! `everstep size`: what it takes to reach a goal.
 
-use super::{Failure, simulate, trace};
+use super::{Failure, print_json, simulate, trace};
 use clap::Args;
 use everstep_replay::{DAY, Failures, Policy, Range, Tried, fit, poisson, size, spares, spoken};
-use serde_json::{Value, json};
+use everstep_wire::output::{self, FIRST, Sized, SizedForAvailability, SizedForGoodput};
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
@@ -53,10 +53,10 @@ fn available(o: &Options, of: &Failures, goal: f64) -> Result<i32, Failure> {
     let found = spares(of, goal, 0.95, of.length, 14 * DAY, 200);
     let independent = poisson(fit(of).map_err(Failure::usage)?.down.0, goal);
     if o.json {
-        println!(
-            "{}",
-            json!({"version": 1, "goal": o.slo, "nodes": of.nodes, "spares": found, "spares_if_independent": independent})
-        );
+        let (goal, nodes) = (o.slo.clone(), of.nodes);
+        let found =
+            SizedForAvailability { version: FIRST, goal, nodes, spares: found, spares_if_independent: independent };
+        print_json(&Sized::Available(found))?;
     } else {
         println!(
             "{found} spares of {} nodes: no more are down in {} % of the time, in 95 of 100 times like this one",
@@ -73,17 +73,19 @@ fn goodput(o: &Options, all: &[Failures], goal: f64) -> Result<i32, Failure> {
     let nodes = all.first().map_or(0, |f| f.nodes);
     let found = size(all, &base, &Range::usual(nodes), goal, simulate::threads()).map_err(Failure::usage)?;
     if o.json {
-        let one = |t: &Tried| {
-            let k = &t.knobs;
-            json!({"spares": k.spares, "copies": k.copies, "interval_s": k.interval as f64 / 1e6, "detect_s": k.detect as f64 / 1e6, "goodput": t.goodput.mean, "low": t.goodput.ends.0, "high": t.goodput.ends.1})
+        let one = |t: &Tried| output::Tried {
+            spares: t.knobs.spares,
+            copies: t.knobs.copies,
+            interval_s: t.knobs.interval as f64 / 1e6,
+            detect_s: t.knobs.detect as f64 / 1e6,
+            goodput: t.goodput.mean,
+            low: t.goodput.ends.0,
+            high: t.goodput.ends.1,
         };
-        let without: serde_json::Map<String, Value> =
-            found.without.iter().map(|(n, t)| ((*n).to_owned(), one(t))).collect();
-        println!(
-            "{}",
-            json!({"version": 1, "goal": o.slo, "nodes": nodes, "reached": found.reached, "best": one(&found.best), "without": without})
-        );
-        return Ok(i32::from(!found.reached));
+        let without = found.without.iter().map(|(name, tried)| ((*name).to_owned(), one(tried))).collect();
+        let (goal, reached, best) = (o.slo.clone(), found.reached, one(&found.best));
+        print_json(&Sized::Goodput(SizedForGoodput { version: FIRST, goal, nodes, reached, best, without }))?;
+        return Ok(i32::from(!reached));
     }
     let k = &found.best.knobs;
     let text = if found.reached { "reached with" } else { "not reached by anything tried; best with" };

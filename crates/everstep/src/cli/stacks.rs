@@ -1,10 +1,10 @@
 //! `everstep stacks`: the stacks of a running job's ranks, grouped, the outlier first.
 
-use super::{Failure, facts, runtime, status};
+use super::{Failure, facts, print_json, runtime, status};
 use clap::Args;
-use everstep_core::history::{Entry, What};
+use everstep_core::coordinator::command::Fact;
 use everstep_core::stacks::{Stack, group};
-use serde_json::json;
+use everstep_wire::output::{FIRST, Stacks};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -21,12 +21,11 @@ pub struct Options {
 }
 
 fn answers(job: &str, after: f64) -> BTreeMap<u32, Stack> {
-    let told = facts::told(Some(job));
-    let lines = told.iter().flat_map(|t| &t.lines).filter(|l| l["ts"].as_f64().is_some_and(|ts| ts >= after));
-    let entries = lines.filter_map(|l| Entry::read(l["ts"].as_f64()?, &l["fact"]));
+    let entries = facts::told(Some(job)).into_iter().flat_map(|told| told.entries());
+    let later = entries.filter(|entry| entry.at as f64 >= after * 1e6);
     let mut stacks = BTreeMap::new();
-    for entry in entries {
-        if let What::Stacks { stacks: of, .. } = entry.what {
+    for entry in later {
+        if let Fact::Stacks { stacks: of, .. } = entry.fact {
             stacks.extend(of);
         }
     }
@@ -37,10 +36,9 @@ fn answers(job: &str, after: f64) -> BTreeMap<u32, Stack> {
 pub fn run(o: &Options) -> Result<i32, Failure> {
     let runtime = runtime()?;
     let running = status::one(&runtime, o.job.as_deref())?;
-    let job = running["job"].as_str().unwrap_or_default().to_owned();
-    let ranks = running["workers"].as_array().map_or(0, Vec::len);
+    let (job, ranks) = (running.status.job.0.clone(), running.status.workers.len());
     let after = facts::told(Some(&job)).iter().map(facts::Told::latest).fold(0.0, f64::max) + 0.000_5;
-    status::ask_coordinator(&runtime, &running, &format!("/v1/jobs/{job}/stacks"), Some(&json!(null)))?;
+    status::ask_coordinator(&runtime, &running, &format!("/v1/jobs/{job}/stacks"), Some(&()))?;
     let began = Instant::now();
     let mut stacks = BTreeMap::new();
     while stacks.len() < ranks.max(1) && began.elapsed() < ANSWER {
@@ -49,8 +47,9 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     }
     let groups = group(&stacks);
     if o.json {
-        println!("{}", json!({"version": 1, "job": job, "groups": groups}));
-        return Ok(0);
+        let code = i32::from(groups.is_empty());
+        print_json(&Stacks { version: FIRST, job, groups })?;
+        return Ok(code);
     }
     for of in &groups {
         println!("{}", of.tell());

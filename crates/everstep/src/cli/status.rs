@@ -1,9 +1,15 @@
 //! `everstep status`: the state of all jobs of this user.
 
-use super::{Failure, facts, runtime};
+use super::{Failure, facts, print_json, runtime};
+use crate::coordinator::EndpointFile;
 use clap::Args;
+use everstep_core::coordinator::command::Reason;
 use everstep_wire::client::{ask, tell};
+use everstep_wire::output::{CoordinatorAddress, CoordinatorStatus, FIRST, Phase, RunningJob, Status};
+use everstep_wire::raw::Raw;
 use everstep_wire::token::Token;
+use serde::Serialize;
+use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 
@@ -19,37 +25,30 @@ pub struct Options {
     json: bool,
 }
 
-async fn coordinator_status(store: &Path) -> Option<serde_json::Value> {
-    let about: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(crate::coordinator::endpoint_file(store)).ok()?).ok()?;
-    let token = Token::read(&crate::places::path_in(&about["token_file"])?).ok()?;
-    let answer = ask(about["endpoint"].as_str()?, "GET", "/v1/status", &token).await.ok()?;
-    let mut status: serde_json::Value = serde_json::from_slice(&answer).ok()?;
-    status["token_file"] = about["token_file"].clone();
-    Some(status)
+async fn coordinator_status(store: &Path) -> Option<(EndpointFile, CoordinatorStatus)> {
+    let about = EndpointFile::read(store)?;
+    let token = Token::read(about.token_file.as_ref()).ok()?;
+    let answer = ask(&about.endpoint, "GET", "/v1/status", &token).await.ok()?;
+    Some((about, serde_json::from_slice(&answer).ok()?))
 }
 
 /// Returns the jobs of all coordinators that answer.
-pub async fn jobs(only: Option<&str>) -> Vec<serde_json::Value> {
+pub async fn jobs(only: Option<&str>) -> Vec<RunningJob> {
     let mut all = Vec::new();
     for store in facts::stores(None) {
-        let Some(status) = coordinator_status(&store).await else { continue };
-        for job in status["jobs"].as_array().into_iter().flatten() {
-            if only.is_none_or(|name| job["job"] == name) {
-                let mut job = job.clone();
-                job["coordinator"] =
-                    serde_json::json!({"endpoint": status["endpoint"], "pid": status["pid"], "epoch": status["epoch"]});
-                job["token_file"] = status["token_file"].clone();
-                job["store"] = store.display().to_string().into();
-                all.push(job);
-            }
+        let Some((about, answer)) = coordinator_status(&store).await else { continue };
+        let CoordinatorStatus { endpoint, pid, epoch, jobs, .. } = answer;
+        for status in jobs.into_iter().filter(|job| only.is_none_or(|name| job.job.0 == name)) {
+            let coordinator = CoordinatorAddress { endpoint: endpoint.clone(), pid, epoch };
+            let (token_file, store) = (about.token_file.clone(), Raw::from(&store));
+            all.push(RunningJob { status, coordinator, token_file, store });
         }
     }
     all
 }
 
 /// Returns the job with this name, or the only one that runs here.
-pub fn one(runtime: &tokio::runtime::Runtime, only: Option<&str>) -> Result<serde_json::Value, Failure> {
+pub fn one(runtime: &tokio::runtime::Runtime, only: Option<&str>) -> Result<RunningJob, Failure> {
     let mut jobs = runtime.block_on(jobs(only));
     match jobs.len() {
         0 => {
@@ -58,7 +57,7 @@ pub fn one(runtime: &tokio::runtime::Runtime, only: Option<&str>) -> Result<serd
         }
         1 => Ok(jobs.remove(0)),
         n => {
-            let names: Vec<&str> = jobs.iter().filter_map(|j| j["job"].as_str()).collect();
+            let names: Vec<&str> = jobs.iter().map(|j| j.status.job.0.as_str()).collect();
             Err(Failure::usage(format!("{n} jobs run here; say which: {}", names.join(", "))))
         }
     }
@@ -66,16 +65,15 @@ pub fn one(runtime: &tokio::runtime::Runtime, only: Option<&str>) -> Result<serd
 
 /// Sends a request to the coordinator of a job returned by [`one`]: POST if there is a body, else
 /// GET.
-pub fn ask_coordinator(
+pub fn ask_coordinator<T: Serialize>(
     runtime: &tokio::runtime::Runtime,
-    job: &serde_json::Value,
+    job: &RunningJob,
     path: &str,
-    post: Option<&serde_json::Value>,
+    post: Option<&T>,
 ) -> Result<Vec<u8>, Failure> {
-    let name = job["job"].as_str().unwrap_or_default();
+    let (name, endpoint) = (&job.status.job, &job.coordinator.endpoint);
     let answer = runtime.block_on(async {
-        let endpoint = job["coordinator"]["endpoint"].as_str()?;
-        let token = Token::read(&crate::places::path_in(&job["token_file"])?).ok()?;
+        let token = Token::read(job.token_file.as_ref()).ok()?;
         match post {
             Some(body) => tell(endpoint, "POST", path, &token, body).await.ok(),
             None => ask(endpoint, "GET", path, &token).await.ok(),
@@ -84,59 +82,54 @@ pub fn ask_coordinator(
     answer.ok_or_else(|| Failure { code: 69, why: format!("the coordinator of job {name} does not answer") })
 }
 
-fn show(job: &serde_json::Value) {
-    let number = |v: &serde_json::Value| v.as_u64().map_or("-".to_owned(), |n| n.to_string());
+fn show(job: &RunningJob) {
+    let RunningJob { status: of, coordinator, .. } = job;
+    let replicated = of.replicated_step.map_or_else(String::new, |step| format!("  replicated step {step}"));
     println!(
-        "{}  {}  generation {}  {} ranks  restarts {}/{}{}  durable step {}",
-        job["job"].as_str().unwrap_or("?"),
-        job["phase"].as_str().unwrap_or("?"),
-        number(&job["generation"]),
-        number(&job["world_size"]),
-        number(&job["restarts"]),
-        number(&job["max_restarts"]),
-        job["replicated_step"].as_u64().map_or_else(String::new, |step| format!("  replicated step {step}")),
-        number(&job["durable_step"]),
+        "{}  {}  generation {}  {} ranks  restarts {}/{}{replicated}  durable step {}",
+        of.job,
+        of.phase.name(),
+        of.generation,
+        of.world_size,
+        of.restarts,
+        of.max_restarts,
+        known(of.durable_step),
     );
-    if job["phase"] != "training" || !job["reason"].is_string() {
-        println!("  why      {}", job["why"].as_str().unwrap_or("?"));
+    if of.phase != Phase::Training || of.reason != Reason::Training {
+        println!("  why      {}", of.why);
     }
-    println!(
-        "  coordinator {} pid {} epoch {}",
-        job["coordinator"]["endpoint"].as_str().unwrap_or("?"),
-        job["coordinator"]["pid"],
-        job["coordinator"]["epoch"]
-    );
-    for node in job["nodes"].as_array().into_iter().flatten() {
-        let state = match (node["left_out"].as_str(), node["attached"] == true) {
+    println!("  coordinator {} pid {} epoch {}", coordinator.endpoint, coordinator.pid, coordinator.epoch);
+    for node in &of.nodes {
+        let state = match (&node.left_out, node.attached) {
             (_, false) => "lost a moment ago".to_owned(),
             (Some(class), true) => format!("left out: {class}"),
             (None, true) => "attached".to_owned(),
         };
-        println!(
-            "  node {:<12} {:<16} {state}",
-            node["node"].as_str().unwrap_or("?"),
-            node["host"].as_str().unwrap_or("?")
-        );
+        println!("  node {:<12} {:<16} {state}", node.node.0, node.host);
     }
-    for (key, state) in [("slow", "slow    "), ("sub_healthy", "sub-healthy")] {
-        for (rank, percent) in job[key].as_object().into_iter().flatten() {
+    for (ranks, state) in [(&of.slow, "slow    "), (&of.sub_healthy, "sub-healthy")] {
+        for (rank, percent) in ranks {
             println!("  {state} rank {rank}: its own work takes {percent} % of the other ranks'");
         }
     }
-    let restarted = job["restarts"].as_u64() > Some(0);
-    for w in job["workers"].as_array().into_iter().flatten() {
+    for w in &of.workers {
+        // After a restart, a step that is only counted since then is not the training's step.
+        let since = if of.restarts > 0 && w.counted { "+" } else { "" };
         println!(
             "  rank {:<4} pid {:<8} step {:<8} {:>6} ms  in memory {:<8} {}{}",
-            number(&w["rank"]),
-            number(&w["pid"]),
-            // After a restart, a step that is only counted since then is not the training's step.
-            if restarted && w["counted"] == true { format!("+{}", number(&w["step"])) } else { number(&w["step"]) },
-            number(&w["step_ms"]),
-            number(&w["sealed"]),
-            w["doing"].as_str().unwrap_or("?"),
-            if w["warm"] == true { ", restarts warm" } else { "" },
+            w.rank,
+            w.pid,
+            format!("{since}{}", known(w.step)),
+            known(w.step_ms),
+            known(w.sealed),
+            w.doing,
+            if w.warm { ", restarts warm" } else { "" },
         );
     }
+}
+
+fn known(value: Option<impl Display>) -> String {
+    value.map_or_else(|| "-".to_owned(), |v| v.to_string())
 }
 
 /// Prints the status, once or repeatedly.
@@ -145,7 +138,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     loop {
         let jobs = runtime.block_on(jobs(o.job.as_deref()));
         if o.json {
-            println!("{}", serde_json::json!({"version": 1, "jobs": jobs}));
+            print_json(&Status { version: FIRST, jobs: jobs.clone() })?;
         } else if jobs.is_empty() {
             match &o.job {
                 Some(job) => eprintln!("job {job} is not running here; everstep logs {job} shows what it wrote"),

@@ -1,9 +1,9 @@
 //! `everstep plan throughput`: what a model achieves on a number of GPUs, and its best layout.
 
-use super::{Failure, picture, text, write};
+use super::{Failure, picture, print_json, text, write};
 use clap::Args;
 use everstep_planner::throughput::{Best, Calibration, Hardware, Point, Transformer, best};
-use serde_json::{Value, json};
+use everstep_wire::output::{FIRST, LayoutSeconds, SizeThroughput, Throughput};
 use std::path::{Path, PathBuf};
 
 #[derive(Args, Clone, Debug)]
@@ -69,7 +69,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
         write(path, &picture)?;
     }
     if o.json {
-        println!("{}", to_json(&model, &on, &found));
+        print_json(&document(&model, &on, &found))?;
         return Ok(0);
     }
     println!(
@@ -101,14 +101,31 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     Ok(0)
 }
 
-fn to_json(model: &Transformer, on: &Hardware, found: &[(u64, Option<Best>)]) -> Value {
+fn document(model: &Transformer, on: &Hardware, found: &[(u64, Option<Best>)]) -> Throughput {
     let one = |(gpus, of): &(u64, Option<Best>)| match of {
-        None => json!({"gpus": gpus, "fits": false, "flops": 0.0}),
-        Some(b) => json!({
-            "gpus": gpus, "fits": true, "flops": b.achieved, "of_peak": b.achieved / *gpus as f64 / on.peak(), "measured": b.measured, "memory_bytes": b.memory.total,
-            "tensor": b.layout.tensor, "pipeline": b.layout.pipeline, "data": b.layout.data, "micro_batch": b.layout.micro_batch, "interleaved": b.layout.interleaved, "recompute": b.layout.recompute.name(),
-            "seconds": {"compute": b.seconds.compute, "tensor": b.seconds.tensor, "stages": b.seconds.stages, "bubble": b.seconds.bubble, "data": b.seconds.data},
-        }),
+        None => SizeThroughput { gpus: *gpus, ..SizeThroughput::default() },
+        Some(b) => SizeThroughput {
+            gpus: *gpus,
+            fits: true,
+            flops: b.achieved,
+            of_peak: Some(b.achieved / *gpus as f64 / on.peak()),
+            measured: Some(b.measured),
+            memory_bytes: Some(b.memory.total),
+            tensor: Some(b.layout.tensor),
+            pipeline: Some(b.layout.pipeline),
+            data: Some(b.layout.data),
+            micro_batch: Some(b.layout.micro_batch),
+            interleaved: Some(b.layout.interleaved),
+            recompute: Some(b.layout.recompute.name().to_owned()),
+            seconds: Some(LayoutSeconds {
+                compute: b.seconds.compute,
+                tensor: b.seconds.tensor,
+                stages: b.seconds.stages,
+                bubble: b.seconds.bubble,
+                data: b.seconds.data,
+            }),
+        },
     };
-    json!({"version": 1, "model": model.name, "parameters": model.parameters(), "hardware": on.name, "sizes": found.iter().map(one).collect::<Vec<_>>()})
+    let (model, parameters) = (model.name.clone(), model.parameters());
+    Throughput { version: FIRST, model, parameters, hardware: on.name.clone(), sizes: found.iter().map(one).collect() }
 }

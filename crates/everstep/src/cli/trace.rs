@@ -1,10 +1,10 @@
 //! `everstep trace`: describes traces of failures, or generates them. Also reads traces for other
 //! commands.
 
-use super::{Failure, text};
+use super::{Failure, print_json, text};
 use clap::{Args, Subcommand};
 use everstep_replay::{Failures, Recipe, fit, from_faults, from_lines, generate, to_lines};
-use serde_json::json;
+use everstep_wire::output::{Down, FIRST, RepairDays, TraceFit};
 use std::path::Path;
 
 #[derive(Args, Clone, Debug)]
@@ -74,12 +74,19 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
             let f = fit(of).map_err(Failure::usage)?;
             let days = of.length as f64 / everstep_replay::DAY as f64;
             if *json {
-                let said = json!({
-                    "version": 1, "nodes": of.nodes, "days": days, "node_failures": f.failures, "others": f.others, "mtbf_days": f.mtbf,
-                    "repair_days": {"median": f.repair.0, "mean": f.repair.1, "p99": f.repair.2}, "variation": f.variation, "top_tenth": f.top_tenth,
-                    "down": {"mean": f.down.0, "variance": f.down.1, "p99": f.down.2, "poisson_p99": f.poisson},
-                });
-                println!("{said}");
+                let ((median, mean, p99), down) = (f.repair, f.down);
+                print_json(&TraceFit {
+                    version: FIRST,
+                    nodes: of.nodes,
+                    days,
+                    node_failures: f.failures,
+                    others: f.others,
+                    mtbf_days: f.mtbf,
+                    repair_days: RepairDays { median, mean, p99 },
+                    variation: f.variation,
+                    top_tenth: f.top_tenth,
+                    down: Down { mean: down.0, variance: down.1, p99: down.2, poisson_p99: f.poisson },
+                })?;
                 return Ok(0);
             }
             println!(

@@ -3,10 +3,11 @@
 
 use super::Driver;
 use super::records::open_events;
-use everstep_core::id::Session;
+use everstep_core::coordinator::command::Fact;
+use everstep_core::history::LogLine;
+use everstep_core::id::{JobId, Session};
 use everstep_core::message::Order;
 use everstep_wire::limits::EVENTS_KEPT_BYTES_MAX;
-use serde_json::json;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
@@ -97,16 +98,19 @@ impl Driver {
     }
 
     /// Writes facts about a job that do not come from the core.
-    pub(super) fn write_all(&mut self, job: &str, lines: Vec<serde_json::Value>) {
-        lines.iter().for_each(|fact| self.write(job, fact));
+    pub(super) fn write_all(&mut self, job: &str, facts: Vec<Fact>) {
+        facts.into_iter().for_each(|fact| self.write(job, fact));
     }
 
     /// Writes a line about a job.
-    pub(super) fn write(&mut self, job: &str, fact: &serde_json::Value) {
-        let line = json!({"ts": self.seconds(), "job": job, "fact": fact});
-        // Written at once, so that a concurrent reader sees whole lines.
-        self.events.write(line.to_string());
-        self.desk.heard(&line);
+    pub(super) fn write(&mut self, job: &str, fact: Fact) {
+        let line = LogLine { ts: self.seconds(), job: JobId(job.to_owned()), fact };
+        match serde_json::to_string(&line) {
+            // Written at once, so that a concurrent reader sees whole lines.
+            Ok(text) => self.events.write(text),
+            Err(e) => crate::say!("an event cannot be written as JSON: {e}"),
+        }
+        self.desk.heard(line);
     }
 
     /// Returns the time of a line, in seconds since 1970. It never goes backwards.

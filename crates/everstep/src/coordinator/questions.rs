@@ -3,13 +3,16 @@
 
 use super::{Driver, Input};
 use crate::metrics::Live;
+use everstep_core::coordinator::command::Fact;
 use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::remedy::Request;
 use everstep_core::coordinator::state::{Job, Node, Phase};
 use everstep_core::id::{JobId, NodeId, Rank, Step};
+use everstep_core::injection::Injection;
+use everstep_core::message::Hello;
 use everstep_core::progress::RankProgress;
-use everstep_wire::envelope::{Injection, ToAgent};
-use serde_json::json;
+use everstep_wire::envelope::ToAgent;
+use everstep_wire::output::{CoordinatorStatus, FIRST, JobStatus, NodeStatus, Phase as PhaseName, RequestStatus};
 
 /// Returns the newest step that all nodes have in memory, with its copies. A single node has no
 /// copies elsewhere.
@@ -44,7 +47,7 @@ impl Driver {
     }
 
     /// Injects a fault into the node of a rank, and returns the node.
-    pub(super) fn inject(&mut self, id: &JobId, injection: Injection) -> Result<String, String> {
+    pub(super) fn inject(&mut self, id: &JobId, injection: Injection) -> Result<NodeId, String> {
         let job = self.core.jobs().get(id).ok_or_else(|| format!("no job {id} here"))?;
         let training = matches!(job.phase, Phase::Training { .. });
         let slot = job.record.world.slot_of(Rank(injection.rank)).filter(|_| training);
@@ -53,8 +56,8 @@ impl Driver {
         let peer = job.nodes.get(&node).and_then(|n| self.peers.get(&n.session?));
         let peer = peer.ok_or_else(|| format!("node {node} is not attached"))?;
         let _ = peer.orders.send(ToAgent::Inject(injection));
-        self.write(&id.0, &json!({"Injected": {"node": node, "injection": injection}}));
-        Ok(node.0)
+        self.write(&id.0, Fact::Injected { node: node.clone(), injection });
+        Ok(node)
     }
 
     /// Returns the current values for the metrics.
@@ -91,37 +94,56 @@ impl Driver {
         }
     }
 
-    /// Returns the status that `everstep status --json` prints.
-    pub(super) fn status(&self) -> serde_json::Value {
-        let jobs: Vec<_> = self
-            .core
-            .jobs()
-            .iter()
-            .map(|(id, job)| {
-                let phase = match &job.phase {
-                    Phase::Forming { .. } => "forming",
-                    Phase::Training { .. } => "training",
-                    Phase::Stopping { .. } => "stopping",
-                    Phase::Over { .. } => "over",
-                };
-                let mut workers: Vec<&RankProgress> = job.progress.ranks().collect();
-                workers.sort_by_key(|w| w.rank);
-                let left_out = |n: &Node| {
-                    let of = job.record.exclusion(&n.hello.node, n.hello.incarnation);
-                    // A node that is used for lack of others is not excluded.
-                    of.filter(|_| job.record.world.slot(&n.hello.node).is_none()).map(|e| e.class.clone())
-                };
-                let role = |n: &Node| n.session.and_then(|s| self.peers.get(&s)).map(|p| p.role).filter(|r| *r != 0);
-                let nodes: Vec<_> = job.nodes.values().map(|n| json!({"node": n.hello.node, "host": n.hello.host, "attached": n.session.is_some(), "left_out": left_out(n), "role": role(n), "replicas": (n.hello.replica_port != 0).then(|| format!("{}:{}", n.hello.host, n.hello.replica_port))})).collect();
-                let requests: Vec<_> = job.record.requests.iter().map(|r| json!({"id": r.id, "what": r.remedy.to_string(), "stage": r.stage.name()})).collect();
-                json!({
-                    "requests": requests,
-                    "job": id, "phase": phase, "reason": job.reason, "why": job.reason.sentence(), "generation": job.record.generation,
-                    "world_size": job.record.world.size(), "restarts": job.record.restarts, "max_restarts": job.max_restarts(),
-                    "durable_step": job.record.durable, "replicated_step": replicated(job), "slow": job.progress.slow().slow(), "sub_healthy": job.progress.slow().sub_healthy(), "nodes": nodes, "workers": workers,
-                })
-            })
-            .collect();
-        json!({"version": 1, "epoch": self.epoch, "pid": std::process::id(), "endpoint": self.endpoint, "jobs": jobs})
+    /// Returns the state of all jobs.
+    pub(super) fn status(&self) -> CoordinatorStatus {
+        let jobs = self.core.jobs().iter().map(|(id, job)| self.job_status(id, job)).collect();
+        let (epoch, pid, endpoint) = (self.epoch, std::process::id(), self.endpoint.clone());
+        CoordinatorStatus { version: FIRST, epoch, pid, endpoint, jobs }
+    }
+
+    fn job_status(&self, id: &JobId, job: &Job) -> JobStatus {
+        let record = &job.record;
+        let mut workers: Vec<RankProgress> = job.progress.ranks().cloned().collect();
+        workers.sort_by_key(|w| w.rank);
+        let request =
+            |r: &Request| RequestStatus { id: r.id, what: r.remedy.to_string(), stage: r.stage.name().to_owned() };
+        JobStatus {
+            job: id.clone(),
+            phase: match &job.phase {
+                Phase::Forming { .. } => PhaseName::Forming,
+                Phase::Training { .. } => PhaseName::Training,
+                Phase::Stopping { .. } => PhaseName::Stopping,
+                Phase::Over { .. } => PhaseName::Over,
+            },
+            reason: job.reason.clone(),
+            why: job.reason.sentence(),
+            generation: record.generation,
+            world_size: record.world.size(),
+            restarts: record.restarts,
+            max_restarts: job.max_restarts(),
+            durable_step: record.durable,
+            replicated_step: replicated(job),
+            slow: job.progress.slow().slow().clone(),
+            sub_healthy: job.progress.slow().sub_healthy(),
+            nodes: job.nodes.values().map(|n| self.node_status(job, n)).collect(),
+            workers,
+            requests: record.requests.iter().map(request).collect(),
+        }
+    }
+
+    fn node_status(&self, job: &Job, n: &Node) -> NodeStatus {
+        let Hello { node, host, incarnation, replica_port, .. } = &n.hello;
+        // A node that is used for lack of others is not excluded.
+        let unused = job.record.world.slot(node).is_none();
+        let exclusion = job.record.exclusion(node, *incarnation).filter(|_| unused);
+        let role = n.session.and_then(|s| self.peers.get(&s)).map(|p| p.role);
+        NodeStatus {
+            node: node.clone(),
+            host: host.clone(),
+            attached: n.session.is_some(),
+            left_out: exclusion.map(|e| e.class.clone()),
+            role: role.filter(|r| *r != 0),
+            replicas: (*replica_port != 0).then(|| format!("{host}:{replica_port}")),
+        }
     }
 }

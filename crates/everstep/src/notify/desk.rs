@@ -3,9 +3,9 @@
 
 use super::{routes::Route, start};
 use chrono::DateTime;
-use everstep_core::history::Entry;
-use everstep_core::notify::{Notice, Notifier, Status};
-use serde_json::{Value, json};
+use everstep_core::coordinator::command::Fact;
+use everstep_core::history::{Entry, LogLine};
+use everstep_core::notify::{Notice, Notifier};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ impl Desk {
         let mut desk = Desk { jobs: BTreeMap::new(), routes: start(routes, &under_way), under_way };
         if !desk.routes.is_empty() {
             let text = std::fs::read_to_string(records).unwrap_or_default();
-            text.lines().filter_map(|l| serde_json::from_str(l).ok()).for_each(|line| desk.heard(&line));
+            text.lines().filter_map(|l| serde_json::from_str(l).ok()).for_each(|line| desk.heard(line));
         }
         desk
     }
@@ -44,24 +44,19 @@ impl Desk {
     }
 
     /// Takes in a recorded line.
-    pub fn heard(&mut self, line: &Value) {
-        let (Some(job), Some(ts)) = (line["job"].as_str(), line["ts"].as_f64()) else { return };
+    pub fn heard(&mut self, line: LogLine) {
         if self.routes.is_empty() {
             return;
         }
-        let notifier = self.jobs.entry(job.into()).or_insert_with(|| Notifier::new(job));
-        if let Some(said) = line["fact"].get("Notified") {
-            let status = serde_json::from_value::<Status>(said["status"].clone());
-            if let (Some(incident), Ok(status)) = (said["incident"].as_u64(), status) {
-                notifier.was_told(incident, status);
-            }
-        } else if let Some(entry) = Entry::read(ts, &line["fact"]) {
-            notifier.heard(entry);
+        let notifier = self.jobs.entry(line.job.0.clone()).or_insert_with(|| Notifier::new(&line.job.0));
+        match line.fact {
+            Fact::Notified { incident, status } => notifier.was_told(incident, status),
+            _ => notifier.heard(Entry::from(line)),
         }
     }
 
     /// Sends the notices that are due at `now`. Returns the job and the fact to record for each.
-    pub fn say(&mut self, now: u64) -> Vec<(String, Value)> {
+    pub fn say(&mut self, now: u64) -> Vec<(String, Fact)> {
         let notices: Vec<Notice> = self.jobs.values_mut().flat_map(|n| n.due(now, when)).collect();
         let mut said = Vec::new();
         for notice in notices {
@@ -69,7 +64,7 @@ impl Desk {
                 self.under_way.fetch_add(1, Ordering::Relaxed);
                 let _ = route.send(notice.clone());
             }
-            said.push((notice.job, json!({"Notified": {"incident": notice.incident, "status": notice.status}})));
+            said.push((notice.job, Fact::Notified { incident: notice.incident, status: notice.status }));
         }
         said
     }

@@ -1,6 +1,7 @@
 //! Detects a stuck coordinator on this machine. A healthy one wakes up tens of times per second.
 //! One that is stopped, frozen with its control group, or hung in the kernel does not.
 
+use crate::coordinator::EndpointFile;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -14,10 +15,10 @@ pub struct Stuck {
 }
 
 impl Stuck {
-    /// Returns whether the process named in `endpoint_file` has not run since an earlier look, at
+    /// Returns whether the coordinator of this store has not run since an earlier look, at
     /// least a second ago.
-    pub fn look(&mut self, endpoint_file: &Path) -> bool {
-        let Some((pid, switches)) = wakeups(endpoint_file) else {
+    pub fn look(&mut self, store: &Path) -> bool {
+        let Some((pid, switches)) = wakeups(store) else {
             self.seen = None;
             return false;
         };
@@ -32,9 +33,8 @@ impl Stuck {
 }
 
 /// Returns the process id of the coordinator and its number of context switches.
-fn wakeups(endpoint_file: &Path) -> Option<(u32, u64)> {
-    let about: serde_json::Value = serde_json::from_slice(&std::fs::read(endpoint_file).ok()?).ok()?;
-    let pid = u32::try_from(about["pid"].as_u64()?).ok()?;
+fn wakeups(store: &Path) -> Option<(u32, u64)> {
+    let pid = EndpointFile::read(store)?.pid;
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     // Another process may have this id by now.
     line.split(|b| *b == 0).nth(1).filter(|word| *word == b"coordinator")?;
@@ -46,21 +46,24 @@ fn wakeups(endpoint_file: &Path) -> Option<(u32, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use everstep_core::id::Epoch;
+    use everstep_wire::raw::Raw;
     use rustix::process::{Pid, Signal, kill_process};
 
     #[test]
     fn a_stopped_process_is_stuck_until_it_runs_again() {
         let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("endpoint.json");
         let run = |name: &str| {
             std::fs::write(dir.path().join(name), "while :; do sleep 0.02; done").unwrap();
             std::process::Command::new("bash").arg(name).current_dir(dir.path()).spawn().unwrap()
         };
         let mut stuck = Stuck::default();
         let mut look = |child: &std::process::Child, seconds: u64| {
-            std::fs::write(&file, format!("{{\"pid\": {}}}", child.id())).unwrap();
+            let (endpoint, token_file) = (String::new(), Raw::default());
+            let about = EndpointFile { endpoint, pid: child.id(), epoch: Epoch(1), token_file };
+            about.write(dir.path()).unwrap();
             let end = Instant::now() + Duration::from_secs(seconds);
-            while !stuck.look(&file) {
+            while !stuck.look(dir.path()) {
                 if Instant::now() >= end {
                     return false;
                 }

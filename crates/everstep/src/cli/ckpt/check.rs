@@ -1,11 +1,12 @@
 //! Shows the contents of checkpoints.
 
-use super::inventory::{Inventory, Row};
+use super::inventory::Inventory;
 use super::size;
 use crate::cli::Failure;
 use everstep_checkpoint::arena::Slot;
 use everstep_checkpoint::persist::{self, read_manifest};
 use everstep_checkpoint::restore::Shard;
+use everstep_wire::output::CheckpointRow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ pub const OVERWRITTEN: &str = "overwritten meanwhile";
 pub type Found = (String, Result<Shard, String>);
 
 /// Opens the shards of a row.
-pub fn shards(row: &Row) -> Vec<Found> {
+pub fn shards(row: &CheckpointRow) -> Vec<Found> {
     if row.tier != "disk" {
         let open = |path: &Path| {
             let slot = Slot::open(path).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -24,9 +25,9 @@ pub fn shards(row: &Row) -> Vec<Found> {
             // A running job reuses its slots.
             if found.1.step == row.step { Ok(found.0) } else { Err(OVERWRITTEN.to_owned()) }
         };
-        return row.paths.iter().map(|p| (p.display().to_string(), open(p))).collect();
+        return row.paths.iter().map(|p| (p.0.display().to_string(), open(p.as_ref()))).collect();
     }
-    let Some(checkpoint) = row.paths.first() else { return Vec::new() };
+    let Some(checkpoint) = row.paths.first().map(AsRef::<Path>::as_ref) else { return Vec::new() };
     match read_manifest(checkpoint) {
         Ok(manifest) => manifest
             .shards
@@ -40,7 +41,7 @@ pub fn shards(row: &Row) -> Vec<Found> {
 /// Prints the shards of one step, wherever they are.
 pub fn show(inventory: &Inventory, step: Option<u64>, tensors: bool) -> Result<i32, Failure> {
     let step = step.or(inventory.rows.first().map(|r| r.step));
-    let rows: Vec<&Row> = inventory.rows.iter().filter(|r| Some(r.step) == step).collect();
+    let rows: Vec<&CheckpointRow> = inventory.rows.iter().filter(|r| Some(r.step) == step).collect();
     if rows.is_empty() {
         return Err(Failure::usage("there is no such checkpoint; everstep ckpt ls shows those that there are"));
     }

@@ -2,6 +2,7 @@
 //! running job's other nodes.
 
 use crate::cli::{Failure, runtime, status};
+use crate::coordinator::EndpointFile;
 use crate::places;
 use everstep_checkpoint::arena::job_hash;
 use everstep_checkpoint::objects::is_url;
@@ -9,42 +10,20 @@ use everstep_checkpoint::persist;
 use everstep_checkpoint::replicate::holder::rows;
 use everstep_checkpoint::replicate::protocol::{Answer, Ask, Peer, SlotRow, Stream};
 use everstep_core::message::Purpose;
+use everstep_wire::output::{CheckpointRow, ForeignEntry};
+use everstep_wire::raw::Raw;
 use everstep_wire::token::Token;
-use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Prefix of the state of a checkpoint that cannot be read.
 pub const UNREADABLE: &str = "unreadable: ";
 
-/// One line of the list: a step in one holder.
-#[derive(Clone, Debug, Serialize)]
-pub struct Row {
-    pub step: u64,
-    pub tier: &'static str,
-    /// The job whose memory contains it. A durable directory may belong to several jobs.
-    pub job: Option<String>,
-    pub holder: String,
-    pub ranks: String,
-    pub bytes: u64,
-    pub saved_at: u64,
-    pub state: String,
-    /// Where this machine can read it: slot files, or the checkpoint's directory.
-    pub paths: Vec<PathBuf>,
-}
-
-/// An entry that is named like a checkpoint, but that everstep did not write or cannot identify.
-#[derive(Clone, Debug, Serialize)]
-pub struct Foreign {
-    pub path: PathBuf,
-    pub why: String,
-}
-
 /// The checkpoints found, newest step first.
 #[derive(Debug, Default)]
 pub struct Inventory {
-    pub rows: Vec<Row>,
-    pub foreign: Vec<Foreign>,
+    pub rows: Vec<CheckpointRow>,
+    pub foreign: Vec<ForeignEntry>,
     directories: BTreeSet<PathBuf>,
 }
 
@@ -89,13 +68,12 @@ impl Inventory {
             self.slots((job, &node), rows(&directories, None), true);
             here.push(node);
         }
-        for node in running.iter().flat_map(|j| j["nodes"].as_array().into_iter().flatten().map(move |n| (j, n))) {
-            let (about, node) = node;
-            let (Some(name), Some(address)) = (node["node"].as_str(), node["replicas"].as_str()) else { continue };
-            if !here.iter().any(|n| n == name) {
+        for (of, node) in running.iter().flat_map(|of| of.status.nodes.iter().map(move |node| (of, node))) {
+            let Some(address) = &node.replicas else { continue };
+            if !here.contains(&node.node.0) {
                 // A node that does not answer has nothing to list at the moment.
-                let store = crate::places::path_in(&about["store"]).unwrap_or_default();
-                self.slots((job, name), ask(job, address, &store).unwrap_or_default(), false);
+                let slots = ask(job, address, of.store.as_ref()).unwrap_or_default();
+                self.slots((job, &node.node.0), slots, false);
             }
         }
         match places::checkpoints(job) {
@@ -121,7 +99,8 @@ impl Inventory {
             .map_err(|e| Failure::config(format!("cannot read {}: {e}", directory.display())))?;
         let trouble = |e| Failure::config(format!("cannot read {}: {e}", directory.display()));
         let foreign = persist::foreign(directory).map_err(trouble)?;
-        self.foreign.extend(foreign.into_iter().map(|f| Foreign { path: directory.join(f.name), why: f.why }));
+        self.foreign
+            .extend(foreign.into_iter().map(|f| ForeignEntry { path: directory.join(f.name).into(), why: f.why }));
         let line: BTreeSet<PathBuf> =
             persist::line(directory).map_err(trouble)?.into_iter().map(|(_, p, _)| p).collect();
         for (step, path, manifest) in listed {
@@ -136,10 +115,10 @@ impl Inventory {
                     let ranks = format!("0-{} of {}", m.world_size.saturating_sub(1), m.world_size);
                     let (bytes, saved_at) = (m.bytes(), m.saved_at);
                     let other = if line.contains(&path) { "" } else { ", of another branch" };
-                    let (state, paths) = (format!("{kept}{other}"), vec![path]);
-                    Row { step, tier: "disk", job: None, holder, ranks, bytes, saved_at, state, paths }
+                    let (state, paths) = (format!("{kept}{other}"), vec![path.into()]);
+                    CheckpointRow { step, tier: "disk", job: None, holder, ranks, bytes, saved_at, state, paths }
                 }
-                Err(why) => Row {
+                Err(why) => CheckpointRow {
                     step,
                     tier: "disk",
                     job: None,
@@ -148,7 +127,7 @@ impl Inventory {
                     bytes: 0,
                     saved_at: 0,
                     state: format!("{UNREADABLE}{why}"),
-                    paths: vec![path],
+                    paths: vec![path.into()],
                 },
             };
             self.rows.push(row);
@@ -177,7 +156,7 @@ impl Inventory {
             if group.iter().all(|s| s.durable) {
                 state += ", durable";
             }
-            self.rows.push(Row {
+            self.rows.push(CheckpointRow {
                 step,
                 tier,
                 job: Some(job.to_owned()),
@@ -191,7 +170,7 @@ impl Inventory {
                 bytes: group.iter().map(|s| s.bytes).sum(),
                 saved_at: group.iter().map(|s| s.sealed_at).max().unwrap_or(0),
                 state,
-                paths: if here { group.iter().map(|s| PathBuf::from(&s.path)).collect() } else { Vec::new() },
+                paths: if here { group.iter().map(|s| Raw::from(&s.path)).collect() } else { Vec::new() },
             });
         }
     }
@@ -208,9 +187,7 @@ fn names() -> Vec<String> {
 }
 
 fn ask(job: &str, address: &str, store: &Path) -> Option<Vec<SlotRow>> {
-    let about: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(crate::coordinator::endpoint_file(store)).ok()?).ok()?;
-    let token = Token::read(&crate::places::path_in(&about["token_file"])?).ok()?;
+    let token = Token::read(EndpointFile::read(store)?.token_file.as_ref()).ok()?;
     let peer = Peer { address: address.into(), token: token.reveal().into(), job: job_hash(job) };
     match Stream::open(&peer).ok()?.ask(&Ask::List).ok()? {
         Answer::Slots(rows) => Some(rows),

@@ -5,13 +5,13 @@ mod convert;
 mod inventory;
 mod verify;
 
-use super::Failure;
+use super::{Failure, print_json};
 use clap::{Args, Subcommand};
 use everstep_checkpoint::objects::is_url;
 use everstep_checkpoint::persist::{self, Foreign};
 use everstep_checkpoint::retain::Policy;
-use inventory::{Inventory, Row};
-use serde_json::json;
+use everstep_wire::output::{CheckpointList, CheckpointRow, FIRST};
+use inventory::Inventory;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -93,11 +93,11 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
 fn list(target: Option<&str>, as_json: bool) -> Result<i32, Failure> {
     let found = Inventory::of(target)?;
     if as_json {
-        println!("{}", json!({"version": 1, "checkpoints": found.rows, "foreign": found.foreign}));
+        print_json(&CheckpointList { version: FIRST, checkpoints: found.rows, foreign: found.foreign })?;
         return Ok(0);
     }
     for foreign in &found.foreign {
-        eprintln!("not everstep's: {}: {}", foreign.path.display(), foreign.why);
+        eprintln!("not everstep's: {}: {}", foreign.path.0.display(), foreign.why);
     }
     if found.rows.is_empty() {
         eprintln!("no checkpoints{}", target.map_or(String::new(), |t| format!(" of {t}")));
@@ -116,7 +116,7 @@ fn list(target: Option<&str>, as_json: bool) -> Result<i32, Failure> {
         "AGE"
     );
     for row in &found.rows {
-        let Row { step, tier, job, holder, ranks, bytes, saved_at, state, .. } = row;
+        let CheckpointRow { step, tier, job, holder, ranks, bytes, saved_at, state, .. } = row;
         println!(
             "{}{step:>10}  {tier:<5}  {holder:<28}  {ranks:<12}  {:>9}  {:>6}  {state}",
             of(job.as_deref().unwrap_or("")),

@@ -2,11 +2,12 @@
 //! values.
 
 use super::check::{OVERWRITTEN, shards};
-use super::inventory::{Inventory, Row, UNREADABLE};
+use super::inventory::{Inventory, UNREADABLE};
 use crate::cli::Failure;
 use crate::cli::interpreter::python;
 use everstep_checkpoint::arena::Slot;
 use everstep_checkpoint::erasure::parity;
+use everstep_wire::output::CheckpointRow;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::ops::Range;
@@ -19,7 +20,7 @@ const READERS: usize = 4;
 
 /// One shard, and what is wrong with it.
 struct Checked<'a> {
-    row: &'a Row,
+    row: &'a CheckpointRow,
     name: String,
     wrong: Option<String>,
 }
@@ -46,11 +47,12 @@ pub fn verify(inventory: &Inventory, step: Option<u64>) -> Result<i32, Failure> 
             // Parity has no values.
             "parity" => {}
             "disk" if (first..all.len()).all(good) => {
-                let path = row.paths.first().map(|p| p.as_os_str().as_bytes());
+                let path = row.paths.first().map(|p| p.0.as_bytes());
                 asked.push(Asked { shards: first..all.len(), what: json!({"checkpoint": path}), slot: None });
             }
             "disk" => {}
-            _ => asked.extend((first..).zip(&row.paths).filter(|(n, _)| good(*n)).filter_map(|(n, p)| slot(n, p))),
+            _ => asked
+                .extend((first..).zip(&row.paths).filter(|(n, _)| good(*n)).filter_map(|(n, p)| slot(n, p.as_ref()))),
         }
     }
     for (of, wrongs) in asked.iter().zip(values(&asked)?) {
@@ -76,16 +78,16 @@ pub fn verify(inventory: &Inventory, step: Option<u64>) -> Result<i32, Failure> 
 }
 
 /// Returns the shards of a row, and what is wrong with their bytes.
-fn bytes(row: &Row) -> Vec<(String, Option<String>)> {
+fn bytes(row: &CheckpointRow) -> Vec<(String, Option<String>)> {
     if let Some(why) = row.state.strip_prefix(UNREADABLE) {
-        return row.paths.iter().map(|p| (p.display().to_string(), Some(why.to_owned()))).collect();
+        return row.paths.iter().map(|p| (p.0.display().to_string(), Some(why.to_owned()))).collect();
     }
     if row.tier == "parity" {
         let verified = |path: &Path| {
             let slot = Slot::open(path).map_err(|e| e.to_string())?;
             parity::verify(&slot).map_err(|e| e.to_string())
         };
-        return row.paths.iter().map(|p| (p.display().to_string(), verified(p).err())).collect();
+        return row.paths.iter().map(|p| (p.0.display().to_string(), verified(p.as_ref()).err())).collect();
     }
     let verified = |(name, shard): (String, Result<_, String>)| {
         let wrong =
