@@ -23,6 +23,7 @@ help:
 	@echo "make papers          the tables of the papers, into docs/benchmarks"
 	@echo "make sim SEED=n      replay one simulated cluster exactly"
 	@echo "make fuzz SECONDS=n  fuzz every parser for n seconds each"
+	@echo "make schema          write docs/schema from the types of what --json prints"
 	@echo "make check           formatting, lints, spelling, links; make fmt: format"
 
 # The virtual environment: torch and what tests need, from PyPI.

@@ -15,8 +15,6 @@ from harness.cluster import Cluster, cluster
 SCRIPT = "figures/scripts/slow_ranks.py"
 #: Busy neighbours compute for this many seconds, then rest for as many.
 TURNS = (3.0, 11.0, 40.0)
-
-
 #: Steps of a job with a slow rank from the first slow one on.
 SLOW_STEPS = 60
 

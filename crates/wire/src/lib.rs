@@ -1,4 +1,5 @@
-//! The messages that cross sockets: their framing, their size limits, and who may send them.
+//! The messages that cross sockets: their framing, their size limits, and who may send them. Also
+//! the documents that commands print as JSON.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "net")]

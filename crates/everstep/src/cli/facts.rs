@@ -21,7 +21,13 @@ pub struct Told {
 impl Told {
     /// Returns the lines that this version understands.
     pub fn entries(&self) -> Vec<Entry> {
-        self.lines.iter().filter_map(|l| LogLine::deserialize(l).ok()).map(Entry::from).collect()
+        self.entries_since(f64::MIN)
+    }
+
+    /// Returns those from this time on, in seconds since 1970. Earlier lines are not parsed.
+    pub fn entries_since(&self, seconds: f64) -> Vec<Entry> {
+        let later = self.lines.iter().filter(|l| l["ts"].as_f64().is_some_and(|ts| ts >= seconds));
+        later.filter_map(|l| LogLine::deserialize(l).ok()).map(Entry::from).collect()
     }
 
     /// Returns when the latest line was written, in seconds since 1970.

@@ -21,10 +21,8 @@ pub struct Options {
 }
 
 fn answers(job: &str, after: f64) -> BTreeMap<u32, Stack> {
-    let entries = facts::told(Some(job)).into_iter().flat_map(|told| told.entries());
-    let later = entries.filter(|entry| entry.at as f64 >= after * 1e6);
     let mut stacks = BTreeMap::new();
-    for entry in later {
+    for entry in facts::told(Some(job)).iter().flat_map(|told| told.entries_since(after)) {
         if let Fact::Stacks { stacks: of, .. } = entry.fact {
             stacks.extend(of);
         }
