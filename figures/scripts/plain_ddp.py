@@ -4,6 +4,7 @@ Model, optimizer, loop, and a checkpoint per step if requested.
 """
 
 import argparse
+import itertools
 import os
 import time
 
@@ -24,6 +25,7 @@ def started() -> float:
 
 p = argparse.ArgumentParser()
 p.add_argument("--steps", type=int, default=300)
+p.add_argument("--until", help="go on after the last of --steps until this file exists")
 p.add_argument("--pause", type=float, default=0.02)
 p.add_argument("--slow-rank", type=int, default=-1)
 p.add_argument("--slow-from", type=int, default=60)
@@ -53,7 +55,19 @@ if dist.is_initialized():
 log = open(os.path.join(args.out, f"log-{rank}"), "a", buffering=1) if args.out else None  # noqa: SIM115
 if log:
     log.write(f"start {started():.3f} {FIRST_LINE:.3f} {IMPORTED:.3f} {os.getpid()}\n")
-for step in range(first, args.steps):
+
+
+def ends_at(step: int) -> bool:
+    """Returns whether the training ends before this step; every rank gets the same answer."""
+    if step < args.steps or not args.until:
+        return step >= args.steps
+    ends = [os.path.exists(args.until)]
+    if dist.is_initialized():
+        dist.broadcast_object_list(ends)
+    return ends[0]
+
+
+for step in itertools.takewhile(lambda step: not ends_at(step), itertools.count(first)):
     if rank == args.slow_rank and step >= args.slow_from:
         time.sleep(0.1)
     loss = model(torch.randn(8, 64)).pow(2).mean()

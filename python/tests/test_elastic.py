@@ -17,14 +17,16 @@ from harness.cluster import cluster, descendants, free_port
 PLAIN = "figures/scripts/plain_ddp.py"
 
 
-def test_a_script_that_knows_nothing_is_watched_and_restarted_warm():
-    with cluster("t-warm", [PLAIN, "--steps", "400"]) as c:
+def test_a_script_that_knows_nothing_is_watched_and_restarted_warm(tmp_path):
+    end = tmp_path / "end"
+    with cluster("t-warm", [PLAIN, "--steps", "100", "--until", str(end)]) as c:
         c.start_all().wait_step(40)
         c.wait_for(lambda: all(w["warm"] for w in c.workers_now().values()), 60, "a process with torch imported")
         began = c.kill_worker(1)
         first = c.wait_for(lambda: next((f for f in c.facts("FirstStep") if f["ts"] > began), None), 30, "a new step")
+        end.touch()
         assert c.wait(60) == [0]
-        assert max(f["step"] for f in c.facts("Progress")) == 400
+        assert max(f["step"] for f in c.facts("Progress")) >= 100
         assert not c.leaks(), c.leaks()
         # Importing torch alone takes longer than this.
         assert first["ts"] - began < 1.5, (first["ts"] - began, c.output()[-2000:])
