@@ -1,8 +1,9 @@
-"""Reads the states of Python's and numpy's global random generators, but only when they have changed.
+"""Reads the states of Python's and numpy's global random generators, but only when they have changed, and sees whether torch's has.
 
-Both are read number by number, which takes longer than copying a small model, and most steps use neither. CPython's ``_random.Random``
-and numpy's ``RandomState`` with an ``MT19937`` keep their state in place, so unchanged memory means an unchanged state. Whether this
-interpreter and this numpy do that is tested once, on generators made for the test; if one does not, its state is read each time.
+They are read number by number, which takes longer than copying a small model, and most steps use none of them. CPython's
+``_random.Random``, numpy's ``RandomState`` with an ``MT19937`` and torch's generator for the CPU keep their state in place, so unchanged
+memory means an unchanged state. Whether this interpreter, this numpy and this torch do that is tested once, on generators made for the
+test; if one does not, its state is read each time.
 """
 
 from __future__ import annotations
@@ -15,23 +16,32 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import torch
+
 from ._internal import WatchedMemory, memory_at
 
-#: Bytes of numpy's ``mt19937_state``: 624 numbers and a position.
-_MT19937_BYTES = 625 * 4
+#: Numbers of an MT19937, and the bytes of numpy's ``mt19937_state``, which has a position behind them.
+_NUMBERS = 624
+_MT19937_BYTES = (_NUMBERS + 1) * 4
+#: Where the numbers begin in the state that torch's generator returns; there each has eight bytes.
+_TORCH_NUMBERS_AT = 24
+#: What torch's ``CPUGeneratorImpl`` has beside its numbers: before them seed and position, behind them two cached normal samples.
+_TORCH_BEFORE, _TORCH_BEHIND = 20, 28
+#: Its numbers begin within so many bytes; it has more.
+_TORCH_SEARCHED = 512
 
 
 class _Memory:
     """Blocks of memory, as (address, bytes); the caller keeps them alive."""
 
     def __init__(self, *blocks: tuple[int, int]) -> None:
-        self._blocks = [*blocks]
+        self.blocks = [*blocks]
 
     def bytes(self) -> list[bytes]:
-        return [memory_at(address, size) for address, size in self._blocks]
+        return [memory_at(address, size) for address, size in self.blocks]
 
     def watched(self) -> WatchedMemory:
-        return WatchedMemory(self._blocks)
+        return WatchedMemory(self.blocks)
 
 
 def _own(obj: object, kind: type) -> tuple[int, int]:
@@ -81,6 +91,39 @@ def _numpy_is_in_place() -> bool:
     return numbers in seen[0][1] and seen[0] != seen[1] and seen[1][1] == seen[2][1] and seen[1][0] != seen[2][0]
 
 
+def _memory_of_torch(generator: torch.Generator, numbers_at: int) -> _Memory:
+    return _Memory((generator._cdata + numbers_at - _TORCH_BEFORE, _TORCH_BEFORE + 4 * _NUMBERS + _TORCH_BEHIND))
+
+
+@cache
+def _torch_numbers_at() -> int | None:
+    """Where torch's generators for the CPU keep their numbers, from the address of the C++ object; ``None`` if they are not found."""
+    try:
+        generator = torch.Generator()
+        generator.manual_seed(20240601)
+
+        def returned() -> bytes:
+            return generator.get_state().numpy().tobytes()
+
+        numbers = array("I", array("Q", returned()[_TORCH_NUMBERS_AT : _TORCH_NUMBERS_AT + 8 * _NUMBERS])).tobytes()
+        at = memory_at(generator._cdata, _TORCH_SEARCHED).find(numbers[:32])
+        if at < _TORCH_BEFORE or at % 4:
+            return None
+        memory = _memory_of_torch(generator, at)
+        if numbers not in memory.bytes()[0]:
+            return None
+        # Of two normal samples one is cached. Whatever changes the state must change the memory.
+        for _ in range(3):
+            for draw in (torch.rand, torch.randn, torch.randperm):
+                before, seen = returned(), memory.bytes()
+                draw(1 if draw is not torch.randperm else 3, generator=generator)
+                if returned() == before or memory.bytes() == seen:
+                    return None
+    except (AttributeError, OverflowError, RuntimeError, TypeError, ValueError):
+        return None
+    return at
+
+
 class _Read:
     """The state that was last read from a generator, and the memory that shows whether it has changed."""
 
@@ -113,8 +156,8 @@ def _read_python() -> list[Any]:
 def python() -> list[Any]:
     """The state of :mod:`random`: its version, its numbers and position as bytes, and the next number of ``gauss``."""
     global _python
-    generator = getattr(random, "_inst", None)
-    if type(generator) is not random.Random or getattr(random.getstate, "__self__", None) is not generator or not _python_is_in_place():
+    generator = _python_in_place()
+    if generator is None:
         return _read_python()
     if _python is None or _python.generator is not generator:
         _python = _Read(generator, _memory_of_python(generator))
@@ -137,10 +180,63 @@ def numpy() -> Any:
     module = sys.modules.get("numpy")
     if module is None:
         return None
+    found = _numpy_in_place(module)
+    if found is None:
+        return _read_numpy()
+    if _numpy is None or _numpy.generator != found:
+        _numpy = _Read(found, _memory_of_numpy(found[0]))
+    return _numpy.value(_read_numpy)
+
+
+def _python_in_place() -> random.Random | None:
+    """Python's generator, if it keeps its state in place."""
+    generator = getattr(random, "_inst", None)
+    if type(generator) is not random.Random or getattr(random.getstate, "__self__", None) is not generator or not _python_is_in_place():
+        return None
+    return generator
+
+
+def _numpy_in_place(module: Any) -> tuple[Any, Any] | None:
+    """numpy's generator and what it draws from, if they keep their state in place."""
     generator = getattr(module.random.get_state, "__self__", None)
     bits = getattr(generator, "_bit_generator", None)
     if type(generator) is not module.random.RandomState or type(bits) is not module.random.MT19937 or not _numpy_is_in_place():
-        return _read_numpy()
-    if _numpy is None or _numpy.generator != (generator, bits):
-        _numpy = _Read((generator, bits), _memory_of_numpy(generator))
-    return _numpy.value(_read_numpy)
+        return None
+    return generator, bits
+
+
+class _Watch:
+    """The memory of all generators at once."""
+
+    def __init__(self, python: random.Random, numpy: tuple[Any, Any] | None, torch_: torch.Generator, numbers_at: int) -> None:
+        self._python, self._numpy, self._torch = python, numpy, torch_
+        memories = [_memory_of_python(python), _memory_of_torch(torch_, numbers_at)]
+        if numpy is not None:
+            memories.append(_memory_of_numpy(numpy[0]))
+        self._memory = _Memory(*(block for memory in memories for block in memory.blocks)).watched()
+        self._gauss, self._gausses = python.gauss_next, 0
+
+    def is_of(self, python: random.Random, numpy: tuple[Any, Any] | None, torch_: torch.Generator) -> bool:
+        return python is self._python and torch_ is self._torch and numpy == self._numpy
+
+    def version(self) -> tuple[int, int]:
+        if self._python.gauss_next is not self._gauss:
+            self._gauss, self._gausses = self._python.gauss_next, self._gausses + 1
+        return self._memory.version(), self._gausses
+
+
+_watch: _Watch | None = None
+
+
+def version() -> tuple[_Watch, tuple[int, int]] | None:
+    """Returns what differs from the previous call's result whenever the state of a generator does: Python's, numpy's or torch's for the
+    CPU. ``None`` if that cannot be told."""
+    global _watch
+    module, numbers_at, torch_ = sys.modules.get("numpy"), _torch_numbers_at(), torch.default_generator
+    numpy = _numpy_in_place(module) if module is not None else None
+    python = _python_in_place()
+    if python is None or numbers_at is None or (numpy is None) is not (module is None):
+        return None
+    if _watch is None or not _watch.is_of(python, numpy, torch_):
+        _watch = _Watch(python, numpy, torch_, numbers_at)
+    return _watch, _watch.version()

@@ -32,6 +32,11 @@ def get(before: dict[str, Any] | None = None) -> dict[str, Any]:
     return state
 
 
+def version() -> object | None:
+    """Returns what differs from the previous call's result whenever what :func:`get` returns does; ``None`` if only a look at it shows."""
+    return None if torch.cuda.is_initialized() else generators.version()
+
+
 def _torch(before: bytes) -> bytes:
     # torch.get_rng_state() does the same, and takes longer. So does going through numpy.
     state = torch.default_generator.get_state()

@@ -114,8 +114,8 @@ class State:
     def __init__(self, objects: Mapping[str, Any], layout: Layout) -> None:
         self.layout = layout
         self._parts = Parts()
-        #: The last state of the random generators, and its encoding.
-        self._drawn: tuple[dict[str, Any], bytes] | None = None
+        #: The version of the random generators when their state was last read, the state, and its encoding.
+        self._drawn: tuple[object, dict[str, Any], bytes] | None = None
         for name, obj in objects.items():
             if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
                 hint = "wrap a batch function with everstep.resumable" if callable(obj) else "it is not Stateful"
@@ -203,10 +203,14 @@ class State:
 
     def _random(self) -> bytes:
         """The state of the random generators, encoded again only if one of them may have changed."""
-        state = rng.get(self._drawn[0] if self._drawn is not None else None)
-        if self._drawn is None or not rng.same(state, self._drawn[0]):
-            self._drawn = state, encoding.encode(state, _root(RNG))
-        return self._drawn[1]
+        # From before the read, so what another thread draws meanwhile is noticed next time.
+        version, drawn = rng.version(), self._drawn
+        if drawn is not None and version is not None and version == drawn[0]:
+            return drawn[2]
+        state = rng.get(drawn[1] if drawn is not None else None)
+        encoded = drawn[2] if drawn is not None and rng.same(state, drawn[1]) else encoding.encode(state, _root(RNG))
+        self._drawn = version, state, encoded
+        return encoded
 
     def _beside(self, name: str, module: nn.Module, found: Entries) -> dict[str, Any] | None:
         if found.lazy:

@@ -41,13 +41,19 @@ impl PyWatchedMemory {
         if changed {
             seen.words.resize(self.blocks.iter().map(|(_, bytes)| bytes / WORD).sum(), 0);
         }
-        let places = self.blocks.iter().flat_map(|(at, bytes)| (*at..at + bytes).step_by(WORD));
-        for (known, place) in seen.words.iter_mut().zip(places) {
-            // SAFETY: within a block, which the Python half keeps alive; aligned (`new`). Another thread may draw a number
-            // meanwhile, without the interpreter's lock, as numpy's generators allow: hence an atomic read.
-            let now = unsafe { AtomicU32::from_ptr(place as *mut u32) }.load(Ordering::Relaxed);
-            changed |= *known != now;
-            *known = now;
+        let mut known = seen.words.as_mut_slice();
+        for (address, bytes) in &self.blocks {
+            // SAFETY: a block, which the Python half keeps alive; aligned (`new`). Another thread may draw a number
+            // meanwhile, without the interpreter's lock, as numpy's generators allow: hence atomic reads.
+            let words = unsafe { std::slice::from_raw_parts(*address as *const AtomicU32, bytes / WORD) };
+            let (of_block, rest) = known.split_at_mut(words.len());
+            known = rest;
+            // Mostly nothing has changed: a loop without stores is enough to see that.
+            let differ = |all, (word, known): (&AtomicU32, &u32)| all | (word.load(Ordering::Relaxed) ^ known);
+            if words.iter().zip(&*of_block).fold(0, differ) != 0 {
+                changed = true;
+                of_block.iter_mut().zip(words).for_each(|(known, word)| *known = word.load(Ordering::Relaxed));
+            }
         }
         seen.version += u64::from(changed);
         Ok(seen.version)

@@ -30,8 +30,9 @@ def read_numpy():
     return found if isinstance(found, list) else str(found)
 
 
-def test_this_interpreter_and_this_numpy_keep_their_states_in_place():
+def test_this_interpreter_this_numpy_and_this_torch_keep_their_states_in_place():
     assert generators._python_is_in_place() and generators._numpy_is_in_place()
+    assert generators._torch_numbers_at() is not None
 
 
 def test_an_unused_generator_is_read_once():
@@ -84,12 +85,46 @@ def test_another_generator_in_its_place_is_read():
 
 def test_what_is_written_of_all_generators_is_what_they_are_now():
     state, chance = State({}, Layout(0, 1, replicated=True)), random.Random(3)
-    steps = [random.random, numpy.random.rand, lambda: torch.rand(1), lambda: torch.manual_seed(1), lambda: None]
-    for _ in range(200):
+    saved = [torch.get_rng_state()]
+    steps = [
+        random.random,
+        lambda: random.gauss(0, 1),
+        numpy.random.rand,
+        numpy.random.standard_normal,
+        lambda: torch.rand(1),
+        lambda: torch.randn(1),
+        lambda: torch.empty(3).normal_(),
+        lambda: torch.randperm(5),
+        lambda: torch.nn.functional.dropout(torch.ones(3)),
+        lambda: torch.manual_seed(chance.randrange(3)),
+        lambda: torch.set_rng_state(chance.choice(saved)),
+        lambda: saved.append(torch.get_rng_state()),
+        lambda: None,
+    ]
+    for _ in range(600):
         chance.choice(steps)()
-        assert state._random() == encoding.encode(rng.get(), (None, "rng", False))
-        assert rng.get()["torch"] == torch.get_rng_state().numpy().tobytes()
+        if chance.random() < 0.5:
+            assert state._random() == encoding.encode(rng.get(), (None, "rng", False))
+            assert rng.get()["torch"] == torch.get_rng_state().numpy().tobytes()
     assert state._random() is state._random(), "nothing was drawn"
+    assert rng.version() is not None and rng.version() == rng.version()
+
+
+def test_generators_in_the_place_of_others_are_seen():
+    own, bits = torch.default_generator, numpy.random.get_bit_generator()
+    before = rng.version()
+    assert before is not None
+    try:
+        torch.default_generator = torch.Generator()
+        assert rng.version() != before
+        torch.default_generator = own
+        numpy.random.set_bit_generator(numpy.random.MT19937(7))
+        assert rng.version() != before
+        numpy.random.set_bit_generator(numpy.random.PCG64(7))
+        assert rng.version() is None
+    finally:
+        torch.default_generator = own
+        numpy.random.set_bit_generator(bits)
 
 
 def read_of(generator):
