@@ -98,7 +98,7 @@ impl PyArena {
 
     /// Maps all pages now, so that the first captures do not pay for it.
     fn populate(&self, py: Python<'_>) {
-        py.detach(|| self.slots.iter().for_each(|s| drop(s.map().populate())));
+        py.detach(|| self.slots.iter().for_each(|s| drop(s.populate())));
     }
 
     /// Steps that this rank could restore, with the generations that captured them, newest first. Labels and indexes
@@ -123,7 +123,7 @@ impl PyArena {
     /// Opens the slot that holds `step`.
     fn shard(&self, step: u64) -> PyResult<PyShard> {
         let slot = self.holding(step).ok_or_else(|| checkpoint(format!("step {step} is not in memory any more")))?;
-        PyShard::of(slot.clone())
+        PyShard::of_own(slot.clone())
     }
 
     /// Starts to capture a step. Returns False when every slot is in use (the step is then skipped).

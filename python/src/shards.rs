@@ -34,9 +34,10 @@ impl From<Shard> for PyShard {
 }
 
 impl PyShard {
-    /// Of a sealed slot.
-    pub fn of(slot: Arc<Slot>) -> PyResult<Self> {
-        Ok(Shard::from_slot(slot).map_err(checkpoint)?.0.into())
+    /// Of a sealed slot that this process alone writes.
+    pub fn of_own(slot: Arc<Slot>) -> PyResult<Self> {
+        // SAFETY: the Python half is done with a shard before it captures anything or asks the agent to fetch anything.
+        Ok(unsafe { Shard::from_still_slot(slot) }.map_err(checkpoint)?.0.into())
     }
 }
 
@@ -128,7 +129,8 @@ pub fn bytes_of(py: Python<'_>, shard: &Shard, name: &str) -> PyResult<Vec<u8>> 
 /// Opens a slot by its file.
 #[pyfunction]
 fn open_slot(path: PathBuf) -> PyResult<PyShard> {
-    PyShard::of(Arc::new(Slot::open(&path).map_err(checkpoint)?))
+    let slot = Arc::new(Slot::open(&path).map_err(checkpoint)?);
+    Ok(Shard::from_slot(slot).map_err(checkpoint)?.0.into())
 }
 
 /// Makes a slot file without an agent.

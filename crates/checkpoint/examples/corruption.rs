@@ -8,6 +8,7 @@ use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::index::Tensor;
 use everstep_checkpoint::format::mark::Mark;
+use everstep_checkpoint::memory::Memory;
 use everstep_checkpoint::persist::{self, Target};
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{Ask, Peer, VERSION, Want, description_crc};
@@ -224,15 +225,15 @@ fn frames(directory: &Path, source: &Slot, count: usize) {
     let (holder, peer) = hold(&kept);
     let (label, index) = source.described().unwrap();
     let hello = Ask::Hello { version: VERSION, token: "t".into(), job: job_hash("j") };
-    let crc = description_crc(&label, index);
+    let crc = description_crc(&label, &index);
     let begin = Ask::Begin { label, region: source.region_bytes(), index: index.len() as u64, crc, base: None };
     let mut dice = Dice(0x2545_f491_4f6c_dd1d);
     let mut counts = [0; 3];
     for _ in 0..count {
-        let region = source.map().bytes(REGION_AT, source.region_bytes() as usize).unwrap();
+        let region = source.memory().load(REGION_AT, source.region_bytes() as usize).unwrap();
         let mut extent = 0u64.to_le_bytes().to_vec();
         extent.extend((region.len() as u32).to_le_bytes());
-        extent.extend(region);
+        extent.extend(&region);
         extent.extend([0; 12]);
         let parts = [
             frame::encode(&begin).unwrap(),

@@ -10,6 +10,7 @@ use everstep_checkpoint::erasure::code::{Encoder, PIECE_BYTES};
 use everstep_checkpoint::erasure::encode::{Streams, Task, encode};
 use everstep_checkpoint::erasure::rebuild::{self, outline};
 use everstep_checkpoint::format::index::Tensor;
+use everstep_checkpoint::memory::Memory;
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{ParityWant, Peer, Want};
 use everstep_checkpoint::replicate::push::{Link, Open, Window};
@@ -90,7 +91,7 @@ fn node(directory: &Path, rank: u64, world: u64, bytes: usize) -> Node {
     let serving = Arc::clone(&holder);
     std::thread::spawn(move || serving.serve(&listener, |line| eprintln!("{line}")));
     let slot = Arc::new(Slot::reserve(&directory.join("local-0-slot-0"), slot_bytes(bytes as u64, 1 << 20)).unwrap());
-    slot.map().populate().unwrap();
+    slot.populate().unwrap();
     let peer = Peer { address, token: "secret".into(), job: job_hash(JOB) };
     let node = Node { holder, peer, slot, streams: Streams::default() };
     capture(&node, rank, world, 1, bytes);
@@ -162,7 +163,7 @@ fn lost(nodes: &[Node], parity: usize, step: u64) -> rebuild::Task {
 fn nodes(directory: &Path, count: usize, parity: usize, bytes: usize, rounds: u64) {
     let nodes = group(directory, count, bytes);
     let back = Slot::reserve(&directory.join("back"), slot_bytes(bytes as u64, 1 << 20)).unwrap();
-    back.map().populate().unwrap();
+    back.populate().unwrap();
     // The first steps find no memory yet, and no streams.
     for step in 1..=rounds + 2 {
         (0..).zip(&nodes).for_each(|(rank, n)| capture(n, rank, count as u64, step, bytes));
@@ -177,8 +178,8 @@ fn nodes(directory: &Path, count: usize, parity: usize, bytes: usize, rounds: u6
         });
         let task = lost(&nodes, parity, step);
         let rebuilding = seconds(|| task.fill(&back, &outline(&task).unwrap()).unwrap());
-        let (own, copy) = (nodes[0].slot.map(), back.map());
-        assert!(own.bytes(REGION_AT, bytes) == copy.bytes(REGION_AT, bytes));
+        let (own, copy) = (nodes[0].slot.memory(), back.memory());
+        assert!(own.load(REGION_AT, bytes) == copy.load(REGION_AT, bytes));
         if step > 2 {
             let (state, held) = ((count * bytes) as f64, held(&nodes, step) as f64);
             let (encode, rebuild) = (state / took / 1e9, bytes as f64 / rebuilding / 1e9);

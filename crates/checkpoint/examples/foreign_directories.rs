@@ -82,7 +82,7 @@ struct World {
 
 fn captured(slot: &Arc<Slot>, step: u64, purpose: Purpose, branch: u64) {
     slot.release(Pin::Persist);
-    let data = vec![step as u8 ^ branch as u8; 64];
+    let data = [step as u8 ^ branch as u8; 64];
     let tensors = vec![Tensor { name: "a".into(), dtype: "U8".into(), shape: vec![64], bytes: 64 }];
     let label = Label { run: job_hash("j"), rank: 0, world_size: 1, generation: 1, step, purpose, shared: false };
     let sources = vec![Source { address: data.as_ptr() as usize, bytes: 64, eager: true }];
@@ -110,7 +110,7 @@ impl World {
             }
             match kind {
                 0 => fs::write(&path, b"a file").unwrap(),
-                1 => symlink(&self.slot.path().with_file_name("elsewhere"), &path).unwrap(),
+                1 => symlink(self.slot.path().with_file_name("elsewhere"), &path).unwrap(),
                 2 => rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap(),
                 3 => fs::create_dir(&path).unwrap(),
                 4 => {

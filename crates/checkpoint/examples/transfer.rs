@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a measurement may end where it stands")]
 
-use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, job_hash, slot_bytes};
+use everstep_checkpoint::arena::{Label, Pin, Slot, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::index::Tensor;
@@ -58,7 +58,7 @@ fn slot(path: &Path, bytes: usize, step: u64) -> Arc<Slot> {
     }
     let slot = Arc::new(Slot::reserve(path, slot_bytes((per * TENSORS) as u64, 1 << 20)).unwrap());
     slot.release(Pin::Replicate);
-    slot.map().populate().unwrap();
+    slot.populate().unwrap();
     let tensor = |i| Tensor { name: format!("t{i}"), dtype: "U8".into(), shape: vec![per as u64], bytes: per as u64 };
     let source = |i: usize| Source { address: data.as_ptr() as usize + i * per, bytes: per, eager: false };
     let (purpose, shared) = (Purpose::Recovery, false);
@@ -134,11 +134,11 @@ fn raw(streams: &mut [TcpStream], slot: &Slot, bytes: usize, receive: bool) {
         for at in (i * half..(i + 1) * half).step_by(PIECE) {
             let n = PIECE.min((i + 1) * half - at);
             if receive {
-                let target = slot.map().target(REGION_AT + at, n).unwrap();
-                // SAFETY: n bytes of a mapping that nobody else uses in this run.
-                stream.read_exact(unsafe { std::slice::from_raw_parts_mut(target, n) }).unwrap();
+                // SAFETY: nobody else uses this part of the slot in this run.
+                stream.read_exact(unsafe { slot.region_mut(at, n) }.unwrap()).unwrap();
             } else {
-                stream.write_all(slot.map().bytes(REGION_AT + at, n).unwrap()).unwrap();
+                // SAFETY: nobody writes the slot in this run.
+                stream.write_all(unsafe { slot.region(at, n) }.unwrap()).unwrap();
             }
         }
         if !receive {
@@ -159,7 +159,7 @@ fn send(addresses: (&str, &str), directory: &Path, bytes: usize, rounds: u64) {
     let mut streams: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(addresses.1).unwrap()).collect();
     let room = |name: &str| {
         let slot = Slot::reserve(&directory.join(name), slot_bytes(bytes as u64, 2 << 20)).unwrap();
-        slot.map().populate().unwrap();
+        slot.populate().unwrap();
         slot
     };
     let (back, scratch) = (room("back"), room("scratch"));
@@ -205,7 +205,8 @@ fn persist_rounds(directory: &Path, memory: &Path, bytes: usize, rounds: u64) {
         let size = usize::try_from(slot.region_bytes()).unwrap().next_multiple_of(4096);
         let (path, out) = (directory.join("raw"), directory.join("out"));
         let bare = || {
-            timed(&named("raw", round), || raw_write(&path, slot.map().bytes(REGION_AT, size).unwrap()));
+            // SAFETY: nobody writes the slot now.
+            timed(&named("raw", round), || raw_write(&path, unsafe { slot.region(0, size) }.unwrap()));
             std::fs::remove_file(&path).unwrap();
         };
         let ours = || {
@@ -245,7 +246,8 @@ fn load(path: &Path, how: &str) {
     let address = model.as_mut_ptr() as usize;
     if how == "memcpy" {
         return timed(how, || {
-            let from = slot.map().bytes(REGION_AT, size).unwrap();
+            // SAFETY: nobody writes the slot any more.
+            let from = unsafe { slot.region(0, size) }.unwrap();
             let (a, b) = model.split_at_mut(size / 2);
             std::thread::scope(|scope| {
                 scope.spawn(|| a.copy_from_slice(&from[..size / 2]));
@@ -254,7 +256,8 @@ fn load(path: &Path, how: &str) {
         });
     }
     timed(how, || {
-        let (shard, _) = Shard::from_slot(slot.clone()).unwrap();
+        // SAFETY: nobody writes the slot any more.
+        let (shard, _) = unsafe { Shard::from_still_slot(slot.clone()) }.unwrap();
         let mut offset = 0;
         let mut target = |bytes: u64| {
             let target = Target { offset, bytes, address: address + offset as usize };

@@ -1,9 +1,12 @@
 //! The arena: per worker a few slots on tmpfs, each holding one captured step. Slots survive the
 //! death of the worker and of the agent.
 //!
-//! Slot protocol: FREE → WRITING → SEALED (→ REPLICATED(n) → DURABLE, which are notes for people). One writer; sealing
-//! is one release store after everything else is in place. A crash while WRITING leaves the other slots untouched.
-//! State and pins share a word, so that nobody can begin to write what somebody else has just pinned.
+//! Slot protocol: FREE → WRITING → SEALED ([`crate::state_word`]; then REPLICATED(n) → DURABLE, which are notes for people). A slot
+//! has one writer at a time: its worker while one runs, else the node's agent. Sealing is one release store after everything else
+//! is in place. A crash while WRITING leaves the other slots untouched.
+//!
+//! Superblock and index are written and read word by word, and have checksums: anybody may look at them at any time. The region is
+//! plain memory. Whoever reads it has pinned the slot, or knows that no writer is at work.
 //!
 //! ```text
 //!  0        4096                      index_at            end
@@ -13,16 +16,19 @@
 //!  └────────┴─────────────────────────┴───────────────────┘
 //! ```
 
-use crate::format::digest::{CHUNK_BYTES, crc};
+use crate::format::digest::crc;
 use crate::format::index::Index;
-use crate::fused::{Running, fence};
+use crate::fused::Running;
+use crate::memory::Memory;
 use crate::shm::Mapping;
+use crate::state_word::StateWord;
+pub use crate::state_word::{Pin, State};
 use everstep_core::message::Purpose;
 use everstep_wire::limits::INDEX_BYTES_MAX;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const MAGIC: u64 = 0x3174_6f6c_7370_6574; // "tepslot1"
@@ -47,33 +53,6 @@ const SEALED_AT: usize = 15;
 const REPLICAS: usize = 16;
 const DURABLE: usize = 17;
 const DIGEST: usize = 18;
-
-const WRITING: u64 = 1;
-const SEALED: u64 = 2;
-const QUARANTINED: u64 = 3;
-const STATE_MASK: u64 = 0xff;
-
-/// Who still needs a sealed slot; such a slot is not written again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pin {
-    /// It goes to durable storage.
-    Persist = 1 << 8,
-    /// It goes to other nodes, or is the version that all nodes hold.
-    Replicate = 1 << 9,
-}
-
-/// State of a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Holds nothing.
-    Free,
-    /// Being written; holds nothing that can be read.
-    Writing,
-    /// Complete.
-    Sealed,
-    /// Found damaged; kept for inspection, never read.
-    Quarantined,
-}
 
 /// What a sealed slot says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,8 +122,8 @@ pub fn slot_paths(directory: &Path, local_rank: u32, slots: u32) -> Vec<PathBuf>
 
 /// One slot.
 #[derive(Debug)]
-pub struct Slot {
-    map: Mapping,
+pub struct Slot<M = Mapping> {
+    memory: M,
     path: PathBuf,
 }
 
@@ -156,7 +135,7 @@ impl Slot {
     pub fn reserve(path: &Path, bytes: u64) -> io::Result<Self> {
         let held = std::fs::metadata(path).map_or(0, |m| m.len());
         match Mapping::create(path, bytes.max(held)) {
-            Ok(map) => Ok(Slot { map, path: path.into() }),
+            Ok(memory) => Ok(Slot { memory, path: path.into() }),
             Err(e) => {
                 if held == 0 {
                     let _ = everstep_wire::private::remove(path);
@@ -171,83 +150,89 @@ impl Slot {
     /// # Errors
     /// Those of the file system; `InvalidData` when the file is too short to be one.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let map = Mapping::open(path)?;
-        if map.len() < REGION_AT {
+        let memory = Mapping::open(path)?;
+        if memory.len() < REGION_AT {
             return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{} is no slot", path.display())));
         }
-        Ok(Slot { map, path: path.into() })
+        Ok(Slot { memory, path: path.into() })
     }
 
+    /// Makes every page of it present, as [`Mapping::populate`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn populate(&self) -> io::Result<()> {
+        self.memory.populate()
+    }
+}
+
+impl<M: Memory> Slot<M> {
     /// The file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The memory.
+    /// The memory, superblock and index included.
     #[must_use]
-    pub fn map(&self) -> &Mapping {
-        &self.map
+    pub fn memory(&self) -> &M {
+        &self.memory
     }
 
     fn get(&self, word: usize) -> u64 {
-        self.map.word(word * 8).load(Ordering::Acquire)
+        self.memory.word(word * 8).load(Ordering::Acquire)
     }
 
     fn set(&self, word: usize, value: u64) {
-        self.map.word(word * 8).store(value, Ordering::Release);
+        self.memory.word(word * 8).store(value, Ordering::Release);
+    }
+
+    fn state_word(&self) -> StateWord<'_, AtomicU64> {
+        StateWord(self.memory.word(STATE * 8))
+    }
+
+    fn is_slot(&self) -> bool {
+        self.get(0) == MAGIC
     }
 
     /// Where the slot stands. A file that was never a slot is free.
     #[must_use]
     pub fn state(&self) -> State {
-        if self.get(0) != MAGIC {
-            return State::Free;
-        }
-        match self.get(STATE) & STATE_MASK {
-            WRITING => State::Writing,
-            SEALED => State::Sealed,
-            QUARANTINED => State::Quarantined,
-            _ => State::Free,
-        }
+        if self.is_slot() { self.state_word().state() } else { State::Free }
     }
 
     /// Somebody still needs this slot.
     #[must_use]
     pub fn pinned(&self) -> bool {
-        self.get(0) == MAGIC && self.get(STATE) & !STATE_MASK != 0
+        self.is_slot() && self.state_word().pinned()
     }
 
     /// This need is there.
     #[must_use]
     pub fn pinned_for(&self, pin: Pin) -> bool {
-        self.get(0) == MAGIC && self.get(STATE) & pin as u64 != 0
+        self.is_slot() && self.state_word().pinned_for(pin)
     }
 
     /// Pins a sealed slot; false when it is not sealed (any more). Who pins must look at the label after that.
     #[must_use]
     pub fn pin(&self, pin: Pin) -> bool {
-        let word = self.map.word(STATE * 8);
-        let sealed = |w: u64| (w & STATE_MASK == SEALED).then_some(w | pin as u64);
-        self.get(0) == MAGIC && word.fetch_update(Ordering::AcqRel, Ordering::Acquire, sealed).is_ok()
+        self.is_slot() && self.state_word().pin(pin)
     }
 
     /// Takes a pin away.
     pub fn release(&self, pin: Pin) {
-        self.map.word(STATE * 8).fetch_and(!(pin as u64), Ordering::AcqRel);
+        self.state_word().release(pin);
     }
 
     /// Begins to write: what the slot held is gone. False when it is pinned.
     #[must_use]
     pub fn begin(&self) -> bool {
-        let word = self.map.word(STATE * 8);
-        if self.get(0) == MAGIC {
-            let free = |w: u64| (w & !STATE_MASK == 0).then_some(WRITING);
-            if word.fetch_update(Ordering::AcqRel, Ordering::Acquire, free).is_err() {
+        if self.is_slot() {
+            if !self.state_word().begin() {
                 return false;
             }
         } else {
-            word.store(WRITING, Ordering::Release);
+            self.state_word().begin_new();
             self.set(0, MAGIC);
         }
         self.set(SUM, 0);
@@ -281,15 +266,10 @@ impl Slot {
         self.set(DURABLE, 1);
     }
 
-    /// Found damaged: never read again.
-    pub fn quarantine(&self) {
-        self.set(STATE, QUARANTINED);
-    }
-
     /// Bytes that a region may have beside an index of `index_bytes`.
     #[must_use]
     pub fn fits(&self, region: u64, index_bytes: u64) -> bool {
-        slot_bytes(region, index_bytes) <= self.map.len() as u64
+        slot_bytes(region, index_bytes) <= self.memory.len() as u64
     }
 
     /// Writes down what the region of a slot holds or will hold, without sealing it.
@@ -306,15 +286,10 @@ impl Slot {
     /// As [`Slot::describe`].
     pub fn describe_in_parts(&self, label: Label, index: &[&[u8]], region: u64) -> io::Result<()> {
         let at = REGION_AT as u64 + region.next_multiple_of(4096);
-        let mut end = usize::try_from(at).map_err(io::Error::other)?;
-        let (begin, mut sum) = (end, Running::default());
-        for part in index {
-            // SAFETY: a slice is readable for its whole length, and no caller passes one that lies in the slot; only
-            // the writer of a slot describes it.
-            unsafe { self.map.sum_from(end, part.as_ptr(), part.len(), &mut sum)? };
-            end += part.len();
-        }
-        fence();
+        let begins = usize::try_from(at).map_err(io::Error::other)?;
+        let end = self.memory.store(begins, index)?;
+        let mut sum = Running::default();
+        index.iter().for_each(|part| sum.read(part));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         for (word, value) in [
             (RUN, label.run),
@@ -325,7 +300,7 @@ impl Slot {
             (PURPOSE, label.purpose as u64),
             (SHARED, u64::from(label.shared)),
             (INDEX_AT, at),
-            (INDEX_BYTES, (end - begin) as u64),
+            (INDEX_BYTES, (end - begins) as u64),
             (INDEX_CRC, sum.value()),
             (REGION_BYTES, region),
             (SEALED_AT, now),
@@ -347,11 +322,15 @@ impl Slot {
 
     /// The seal, after everything else is in place.
     pub fn finish(&self, pin: Option<Pin>) {
-        self.set(STATE, SEALED | pin.map_or(0, |p| p as u64));
+        self.state_word().seal(pin);
     }
 
     fn sum(&self) -> u64 {
-        crc(self.map.bytes(FIRST_SUMMED * 8, (SUM - FIRST_SUMMED) * 8).unwrap_or_default())
+        let mut bytes = [0; (SUM - FIRST_SUMMED) * 8];
+        for (word, bytes) in (FIRST_SUMMED..SUM).zip(bytes.as_chunks_mut::<8>().0) {
+            *bytes = self.get(word).to_le_bytes();
+        }
+        crc(&bytes)
     }
 
     /// The label and index of a sealed slot, both verified. The region is not looked at.
@@ -363,7 +342,7 @@ impl Slot {
             return Err(SlotError::NotSealed);
         }
         let (label, json) = self.described()?;
-        let index = self.parse(json)?;
+        let index = self.parse(&json)?;
         Ok((label, index))
     }
 
@@ -400,7 +379,7 @@ impl Slot {
     ///
     /// # Errors
     /// [`SlotError::Damaged`].
-    pub fn described(&self) -> Result<(Label, &[u8]), SlotError> {
+    pub fn described(&self) -> Result<(Label, Vec<u8>), SlotError> {
         let damaged = |what: &str| SlotError::Damaged(what.into());
         if self.get(SUM) != self.sum() {
             return Err(damaged("superblock"));
@@ -410,8 +389,8 @@ impl Slot {
             return Err(damaged("index length"));
         }
         let place = usize::try_from(at).ok().zip(usize::try_from(bytes).ok());
-        let json = place.and_then(|(at, n)| self.map.bytes(at, n)).ok_or_else(|| damaged("index lies outside"))?;
-        if crc(json) != self.get(INDEX_CRC) {
+        let json = place.and_then(|(at, n)| self.memory.load(at, n)).ok_or_else(|| damaged("index lies outside"))?;
+        if crc(&json) != self.get(INDEX_CRC) {
             return Err(damaged("index"));
         }
         Ok((self.raw_label(), json))
@@ -421,32 +400,51 @@ impl Slot {
         let damaged = |what: &str| SlotError::Damaged(what.into());
         let index: Index = serde_json::from_slice(json).map_err(|e| damaged(&e.to_string()))?;
         let bytes = index.bytes();
-        let fits = (REGION_AT as u64).checked_add(bytes).is_some_and(|end| end <= self.map.len() as u64);
+        let fits = (REGION_AT as u64).checked_add(bytes).is_some_and(|end| end <= self.memory.len() as u64);
         if bytes != self.get(REGION_BYTES) || !fits {
             return Err(damaged("region length"));
         }
         Ok(index)
     }
 
-    /// Verifies everything, region included. A damaged slot is quarantined.
+    /// Bytes of the region, in place.
+    ///
+    /// # Safety
+    /// Nobody writes to them while the slice lives: the slot is sealed and pinned, or whoever may write it is known not to.
+    pub unsafe fn region(&self, from: usize, len: usize) -> Option<&[u8]> {
+        let at = from.checked_add(REGION_AT)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.memory.slice(at, len) }
+    }
+
+    /// Bytes of the region, to be filled in place.
+    ///
+    /// # Safety
+    /// The slot is being written by the caller ([`Slot::begin`]), and nobody else reads or writes these bytes while the slice lives.
     ///
     /// # Errors
-    /// [`SlotError`].
-    pub fn verify(&self) -> Result<(Label, Index), SlotError> {
-        let found = self.inspect().and_then(|(label, index)| {
-            for (i, expected) in index.crcs().iter().enumerate() {
-                let start = i * CHUNK_BYTES;
-                let len = CHUNK_BYTES.min(usize::try_from(index.bytes()).unwrap_or(usize::MAX) - start);
-                let chunk = self.map.bytes(REGION_AT + start, len);
-                if chunk.map(crc) != Some(*expected) {
-                    return Err(SlotError::Damaged(format!("chunk {i} of the region")));
-                }
-            }
-            Ok((label, index))
-        });
-        if matches!(found, Err(SlotError::Damaged(_))) {
-            self.quarantine();
-        }
-        found
+    /// `InvalidInput` when they lie outside the slot.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn region_mut(&self, from: usize, len: usize) -> io::Result<&mut [u8]> {
+        // SAFETY: the caller's promise.
+        unsafe { self.memory.slice_mut(REGION_AT + from, len) }
+    }
+
+    /// Copies bytes out of the region, word by word: of two writers, perhaps, where the slot is not pinned. False when they lie
+    /// outside the slot.
+    #[must_use]
+    pub fn load(&self, from: usize, into: &mut [u8]) -> bool {
+        from.checked_add(REGION_AT).is_some_and(|at| self.memory.load_into(at, into))
+    }
+
+    /// Copies bytes into the region, word by word.
+    ///
+    /// # Errors
+    /// `InvalidInput` when they do not fit.
+    pub fn store(&self, from: usize, bytes: &[u8]) -> io::Result<()> {
+        self.memory.store(REGION_AT + from, &[bytes]).map(drop)
     }
 }
+
+#[cfg(test)]
+mod protocol;

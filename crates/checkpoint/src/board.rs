@@ -1,6 +1,7 @@
 //! The step board: one page of atomics per worker. The worker writes it with plain stores (no system
 //! call in the training loop), its agent reads it; three words go the other way.
 
+use crate::memory::Memory;
 use crate::shm::Mapping;
 use rustix::thread::{Timespec, futex};
 use std::io;
@@ -253,7 +254,7 @@ impl Board {
         let end = (0..=FAILURE_BYTES.min(why.len())).rev().find(|end| why.is_char_boundary(*end));
         let text = why.get(..end.unwrap_or(0)).unwrap_or_default();
         // Readers look at the count first and last: a sentence that changes meanwhile is read again.
-        let _ = self.map.write(FAILURE_AT + 8, text.as_bytes());
+        let _ = self.map.store(FAILURE_AT + 8, &[text.as_bytes()]);
         self.map.word(FAILURE_AT).store(text.len() as u64, Ordering::Release);
         self.set(Word::FailedStep, step);
         self.add(Word::PersistFailures, 1);
@@ -265,7 +266,7 @@ impl Board {
         loop {
             let count = self.get(Word::PersistFailures);
             let bytes = usize::try_from(self.map.word(FAILURE_AT).load(Ordering::Acquire)).unwrap_or(0);
-            let text = self.map.read(FAILURE_AT + 8, bytes.min(FAILURE_BYTES)).unwrap_or_default();
+            let text = self.map.load(FAILURE_AT + 8, bytes.min(FAILURE_BYTES)).unwrap_or_default();
             let step = self.get(Word::FailedStep);
             if count == self.get(Word::PersistFailures) {
                 return (count, step, String::from_utf8_lossy(&text).into_owned());
@@ -331,8 +332,8 @@ impl Board {
     /// Name of the innermost section; empty in the training loop.
     #[must_use]
     pub fn section(&self) -> String {
-        let bytes = self.map.bytes(SECTION_AT, SECTION_BYTES).unwrap_or_default();
-        let text: Vec<u8> = bytes.iter().copied().take_while(|b| *b != 0).collect();
+        let bytes = self.map.load(SECTION_AT, SECTION_BYTES).unwrap_or_default();
+        let text: Vec<u8> = bytes.into_iter().take_while(|b| *b != 0).collect();
         String::from_utf8_lossy(&text).into_owned()
     }
 
@@ -363,7 +364,7 @@ impl Board {
         let mut bytes = [0u8; SECTION_BYTES];
         let n = name.len().min(SECTION_BYTES - 1);
         bytes[..n].copy_from_slice(&name.as_bytes()[..n]);
-        let _ = self.map.write(SECTION_AT, &bytes);
+        let _ = self.map.store(SECTION_AT, &[&bytes]);
     }
 }
 

@@ -15,7 +15,9 @@ use crate::format::digest::CHUNK_BYTES;
 use crate::format::index::{Index, Tensor};
 use crate::format::readable::Header;
 use crate::fused::Running;
+use crate::memory::Memory;
 use crate::pass::Pass;
+use crate::shm::Mapping;
 use std::io;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, LazyLock};
@@ -171,13 +173,17 @@ impl InOrder {
 ///
 /// # Errors
 /// `StorageFull` when the state has outgrown the slot; `ResourceBusy` when it has just been pinned.
-pub unsafe fn start(slot: Arc<Slot>, plan: Plan, board: Option<Arc<Board>>) -> io::Result<Capture> {
+pub unsafe fn start<M: Memory + 'static>(
+    slot: Arc<Slot<M>>,
+    plan: Plan,
+    board: Option<Arc<Board>>,
+) -> io::Result<Capture> {
     let filling = Filling::begin(slot, plan.tensors, plan.label, plan.persist, alike(&plan.sources))?;
     let slot = Arc::clone(&filling.slot);
     let (pieces, bytes) = in_order(&plan.sources);
     for (at, source) in pieces.iter().filter(|(_, s)| s.eager) {
-        // SAFETY: the caller promises that the source is readable.
-        unsafe { slot.map().write_from(REGION_AT + at, source.address as *const u8, source.bytes)? };
+        // SAFETY: the caller promises that the source is readable, and `filling` writes this slot alone.
+        unsafe { slot.memory().copy_from(REGION_AT + at, source.address as *const u8, source.bytes)? };
     }
     let (threads, pieces): (usize, Arc<[_]>) = (plan.threads.max(1), pieces.into());
     // SAFETY: the caller keeps the sources readable until the capture is done.
@@ -216,12 +222,12 @@ static PATIENCE: LazyLock<Duration> = LazyLock::new(|| {
 /// A copy that another thread has begun while the values behind the tensors are still being collected.
 ///
 /// Dropping it waits until no thread reads the sources any more; the slot then holds nothing.
-pub struct Early {
-    filling: Option<Filling>,
-    pass: Arc<Pass>,
+pub struct Early<M: Memory + 'static = Mapping> {
+    filling: Option<Filling<M>>,
+    pass: Arc<Pass<M>>,
 }
 
-impl Early {
+impl<M: Memory + 'static> Early<M> {
     /// Takes `slot` and lets another thread begin to copy. Nothing is sealed before [`Early::finish`].
     ///
     /// # Safety
@@ -230,7 +236,7 @@ impl Early {
     /// # Errors
     /// As [`start`].
     pub unsafe fn begin(
-        slot: Arc<Slot>,
+        slot: Arc<Slot<M>>,
         (tensors, sources): (Described, &InOrder),
         label: Label,
         persist: bool,
@@ -259,7 +265,7 @@ impl Early {
                 let (piece, rest) = bytes.split_at(bytes.len().min(CHUNK_BYTES - at % CHUNK_BYTES));
                 let mut sum = if at.is_multiple_of(CHUNK_BYTES) { None } else { crcs.pop() }
                     .map_or_else(Running::default, Running::after);
-                filling.slot.map().write(REGION_AT + at, piece)?;
+                filling.slot.store(at, piece)?;
                 sum.read(piece);
                 crcs.push(sum.value());
                 at += piece.len();
@@ -270,7 +276,7 @@ impl Early {
     }
 }
 
-impl Drop for Early {
+impl<M: Memory + 'static> Drop for Early<M> {
     fn drop(&mut self) {
         let _ = self.pass.finish(Duration::ZERO);
     }
@@ -278,21 +284,27 @@ impl Drop for Early {
 
 /// A slot that is being filled: by [`start`], or by a device with copies of its own.
 #[derive(Debug)]
-pub struct Filling {
-    slot: Arc<Slot>,
+pub struct Filling<M = Mapping> {
+    slot: Arc<Slot<M>>,
     tensors: Described,
     label: Label,
     persist: bool,
     alike: usize,
 }
 
-impl Filling {
+impl<M: Memory + 'static> Filling<M> {
     /// Takes a slot for `tensors`, one after the other from [`Filling::place`] on. The first `alike` bytes are what
     /// ranks with the same state have in common: what the optimizer updates, and its state.
     ///
     /// # Errors
     /// As [`start`].
-    pub fn begin(slot: Arc<Slot>, tensors: Described, label: Label, persist: bool, alike: usize) -> io::Result<Self> {
+    pub fn begin(
+        slot: Arc<Slot<M>>,
+        tensors: Described,
+        label: Label,
+        persist: bool,
+        alike: usize,
+    ) -> io::Result<Self> {
         let filling = Filling { slot, tensors, label, persist, alike };
         filling.check()?;
         if !filling.slot.begin() {
@@ -319,7 +331,7 @@ impl Filling {
     /// When the slot is too short for them.
     pub fn place(&self) -> io::Result<(usize, usize)> {
         let bytes = usize::try_from(self.tensors.bytes).map_err(io::Error::other)?;
-        Ok((self.slot.map().target(REGION_AT, bytes)? as usize, bytes))
+        Ok((self.slot.memory().address(REGION_AT, bytes)? as usize, bytes))
     }
 
     /// Computes the checksums of a filled slot, then seals it.
@@ -351,11 +363,12 @@ impl Filling {
 
 /// A digest of the first `bytes` of a region. Whole chunks have checksums already; the bytes of a partial one are read
 /// again.
-fn digest(slot: &Slot, crcs: &[u64], bytes: usize) -> u64 {
+fn digest<M: Memory>(slot: &Slot<M>, crcs: &[u64], bytes: usize) -> u64 {
     let (whole, rest) = (bytes / CHUNK_BYTES, bytes % CHUNK_BYTES);
     let mut sum = Running::default();
     crcs.iter().take(whole).for_each(|crc| sum.read(&crc.to_le_bytes()));
-    sum.read(slot.map().bytes(REGION_AT + whole * CHUNK_BYTES, rest).unwrap_or_default());
+    // SAFETY: the slot is complete and not sealed yet: nobody writes to it any more, and nobody else begins to.
+    sum.read(unsafe { slot.region(whole * CHUNK_BYTES, rest) }.unwrap_or_default());
     sum.read(&bytes.to_le_bytes());
     sum.value()
 }

@@ -5,6 +5,8 @@ use crate::capture::Source;
 use crate::copiers::Copiers;
 use crate::format::digest::CHUNK_BYTES;
 use crate::fused::{Running, fence};
+use crate::memory::Memory;
+use crate::shm::Mapping;
 use std::hint::spin_loop;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,8 +14,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Who shares a pass, and what has come of it.
-pub struct Pass {
-    slot: Arc<Slot>,
+pub struct Pass<M = Mapping> {
+    slot: Arc<Slot<M>>,
     bytes: usize,
     /// Offset in the region and memory of each source; shared by the passes of one capture.
     pieces: Arc<[(usize, Source)]>,
@@ -30,12 +32,12 @@ struct Done {
     failed: Option<io::Error>,
 }
 
-impl Pass {
+impl<M: Memory + 'static> Pass<M> {
     /// Over `bytes` of the region. `copies`: lazy sources go into the slot on the way; else they are only read.
     ///
     /// # Safety
-    /// The sources must stay readable until [`Pass::run`] returns.
-    pub unsafe fn new(slot: Arc<Slot>, bytes: usize, pieces: Arc<[(usize, Source)]>, copies: bool) -> Self {
+    /// The sources must stay readable until [`Pass::run`] returns, and so long nobody else may use the slot.
+    pub unsafe fn new(slot: Arc<Slot<M>>, bytes: usize, pieces: Arc<[(usize, Source)]>, copies: bool) -> Self {
         let chunks = bytes.div_ceil(CHUNK_BYTES);
         let done = Mutex::new(Done { sums: vec![0; chunks], failed: None });
         let (next, left) = (AtomicUsize::new(0), AtomicUsize::new(chunks));
@@ -117,14 +119,16 @@ impl Pass {
         for (at, source) in self.pieces.iter().skip(first).take_while(|(at, _)| *at < to) {
             let (start, end) = ((*at).max(from), (at + source.bytes).min(to));
             if source.eager {
-                sum.read(self.slot.map().bytes(REGION_AT + start, end - start).unwrap_or_default());
+                // SAFETY: an eager source is in the slot since before the pass, which does not write there.
+                sum.read(unsafe { self.slot.region(start, end - start) }.unwrap_or_default());
                 continue;
             }
             let address = (source.address + (start - at)) as *const u8;
-            // SAFETY: within the source (start >= at, end <= at + bytes), which the caller of `new` keeps readable.
+            // SAFETY: within the source (start >= at, end <= at + bytes), which the caller of `new` keeps readable; each chunk
+            // is one thread's, and the slot is the pass's alone.
             unsafe {
                 if self.copies {
-                    self.slot.map().sum_from(REGION_AT + start, address, end - start, &mut sum)?;
+                    self.slot.memory().sum_from(REGION_AT + start, address, end - start, &mut sum)?;
                 } else {
                     sum.read(std::slice::from_raw_parts(address, end - start));
                 }

@@ -1,7 +1,7 @@
 //! Restore: from a slot or a shard file into tensors. Every chunk is verified in the pass that copies it; a damaged one is
 //! named, so that it can be fetched from elsewhere.
 
-use crate::arena::{Label, REGION_AT, Slot, SlotError};
+use crate::arena::{Label, Slot, SlotError};
 use crate::direct::{ALIGN, Source};
 use crate::format::digest::{CHUNK_BYTES, combine_chunks, crc};
 use crate::format::index::Index;
@@ -66,7 +66,10 @@ pub struct Target {
 }
 
 enum Bytes {
+    /// Somebody may begin to write it: it is copied word by word before it is looked at.
     Slot(Arc<Slot>),
+    /// Nobody writes it: it is looked at in place.
+    StillSlot(Arc<Slot>),
     /// The region begins at the offset, which is aligned.
     Stored(Stored, u64),
 }
@@ -85,9 +88,8 @@ impl Stored {
             let bytes = object.bytes;
             return Ok((Stored::Object(object), bytes));
         }
-        let source = Source::open(&directory.join(file))?;
-        let bytes = source.bytes()?;
-        Ok((Stored::File(source), bytes))
+        let file = Source::open(&directory.join(file))?;
+        file.bytes().map(|bytes| (Stored::File(file), bytes))
     }
 
     /// Fills `into` (aligned, as is `at`) as far as it goes; returns how far that is.
@@ -143,9 +145,24 @@ impl Shard {
     /// # Errors
     /// As [`Slot::inspect`].
     pub fn from_slot(slot: Arc<Slot>) -> Result<(Self, Label), SlotError> {
+        Self::of_slot(&slot, Bytes::Slot(slot.clone()))
+    }
+
+    /// As [`Shard::from_slot`], without a copy on the way.
+    ///
+    /// # Safety
+    /// Nobody writes the region of the slot while the shard reads it.
+    ///
+    /// # Errors
+    /// As [`Slot::inspect`].
+    pub unsafe fn from_still_slot(slot: Arc<Slot>) -> Result<(Self, Label), SlotError> {
+        Self::of_slot(&slot, Bytes::StillSlot(slot.clone()))
+    }
+
+    fn of_slot(slot: &Slot, bytes: Bytes) -> Result<(Self, Label), SlotError> {
         let (label, index) = slot.inspect()?;
         let path = slot.path().display().to_string();
-        Ok((Shard { bytes: Bytes::Slot(slot), index, path, places: None, values: BTreeMap::new() }, label))
+        Ok((Shard { bytes, index, path, places: None, values: BTreeMap::new() }, label))
     }
 
     /// Opens a shard file; its header, which has the checksums of the chunks, is verified against the manifest's entry.
@@ -277,8 +294,8 @@ impl Shard {
         let chunk = CHUNK_BYTES as u64;
         let first = usize::try_from(offset / chunk).map_err(|_| outside())?;
         let last = usize::try_from(end.div_ceil(chunk)).map_err(|_| outside())?;
-        // SAFETY: the vector has room for exactly this.
         let readers = Readers::within(1, target.bytes);
+        // SAFETY: the vector has room for exactly this.
         unsafe { self.load_chunks(std::iter::once(first..last), &[target], readers, true)? };
         Ok(found)
     }
@@ -360,7 +377,7 @@ impl Shard {
     pub fn threads(&self, files: usize) -> usize {
         match &self.bytes {
             Bytes::Stored(stored, _) => stored.threads(files),
-            Bytes::Slot(_) => files,
+            Bytes::Slot(_) | Bytes::StillSlot(_) => files,
         }
     }
 
@@ -378,8 +395,8 @@ impl Shard {
         let work = || -> std::io::Result<Vec<usize>> {
             let mut bad = Vec::new();
             let mut scratch = match self.bytes {
-                Bytes::Slot(_) => None,
-                Bytes::Stored(..) => Some(MmapMut::map_anon(readers.chunks * CHUNK_BYTES)?),
+                Bytes::StillSlot(_) => None,
+                Bytes::Slot(_) | Bytes::Stored(..) => Some(MmapMut::map_anon(readers.chunks * CHUNK_BYTES)?),
             };
             loop {
                 let Some(Range { start: first, end: last }) =
@@ -433,13 +450,18 @@ impl Shard {
         let region = usize::try_from(self.index.bytes()).map_err(std::io::Error::other)?;
         let (from, to) = (first * CHUNK_BYTES, (last * CHUNK_BYTES).min(region));
         match (&self.bytes, scratch) {
-            (Bytes::Slot(slot), _) => Ok(slot.map().bytes(REGION_AT + from, to - from).unwrap_or_default()),
+            // SAFETY: the promise of whoever made this.
+            (Bytes::StillSlot(slot), _) => Ok(unsafe { slot.region(from, to - from) }.unwrap_or_default()),
+            (Bytes::Slot(slot), Some(scratch)) => {
+                let room = scratch.get_mut(..to - from).unwrap_or_default();
+                Ok(if slot.load(from, room) { room } else { &[] })
+            }
             (Bytes::Stored(source, at), Some(scratch)) => {
                 let room = scratch.get_mut(..(to - from).next_multiple_of(ALIGN)).unwrap_or_default();
                 let got = source.read(room, at + from as u64)?.min(to - from);
                 Ok(room.get(..got).unwrap_or_default())
             }
-            (Bytes::Stored(..), None) => Ok(&[]),
+            (Bytes::Slot(_) | Bytes::Stored(..), None) => Ok(&[]),
         }
     }
 }

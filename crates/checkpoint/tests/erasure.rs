@@ -8,9 +8,11 @@ use everstep_checkpoint::erasure::encode::{self, Streams, encode};
 use everstep_checkpoint::erasure::parity::{Description, verify};
 use everstep_checkpoint::erasure::rebuild::{self, outline};
 use everstep_checkpoint::format::index::Tensor;
+use everstep_checkpoint::memory::Memory;
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{ParityWant, Peer, Want};
 use everstep_checkpoint::replicate::push::{Gate, Open, Pass, Window};
+use everstep_checkpoint::restore::Shard;
 use everstep_core::id::Rank;
 use everstep_core::message::Purpose;
 use everstep_core::placement::stripe;
@@ -148,7 +150,8 @@ impl Group {
         task.fill(&slot, &outline)?;
         let (own, bytes) = (&self.nodes[rank].slot, usize::try_from(outline.region).unwrap());
         assert_eq!(slot.described().unwrap(), own.described().unwrap());
-        Ok(slot.verify().is_ok() && slot.map().bytes(REGION_AT, bytes) == own.map().bytes(REGION_AT, bytes))
+        let region = |slot: &Slot| slot.memory().load(REGION_AT, bytes).unwrap();
+        Ok(intact(&slot) && region(&slot) == region(own))
     }
 
     /// Bytes of parity on a node.
@@ -160,6 +163,19 @@ impl Group {
 
 fn pairs(n: usize) -> impl Iterator<Item = [usize; 2]> {
     (0..n).flat_map(move |a| (a + 1..n).map(move |b| [a, b]))
+}
+
+/// Whether a slot is sealed and everything in it is what was captured.
+fn intact(slot: &Slot) -> bool {
+    let slot = Arc::new(Slot::open(slot.path()).unwrap());
+    Shard::from_slot(slot).is_ok_and(|(shard, _)| shard.verify(1).is_ok())
+}
+
+/// Changes one bit of a slot's region.
+fn flip(slot: &Slot, at: usize) {
+    let mut byte = [0];
+    assert!(slot.load(at, &mut byte));
+    slot.store(at, &[byte[0] ^ 4]).unwrap();
 }
 
 #[test]
@@ -283,15 +299,11 @@ fn a_node_that_has_taken_another_step_is_told_apart_at_once() {
 fn what_is_damaged_is_found_and_another_source_is_used() {
     let group = Group::new(&[9_500_000; 6], 2);
     group.compute_all(1, 1, None);
-    let rot = |slot: &Slot, at: usize| {
-        let byte = slot.map().read(REGION_AT + at, 1).unwrap()[0];
-        slot.map().write(REGION_AT + at, &[byte ^ 4]).unwrap();
-    };
     // Every byte of one other node, own shard and parity: one node lost and one rotten is as good as two lost.
     for held in group.nodes[1].holder.held() {
         let slot = Slot::open(&held.path).unwrap();
         let bytes = usize::try_from(slot.region_bytes()).unwrap();
-        (0..bytes).step_by(1 << 20).for_each(|at| rot(&slot, at));
+        (0..bytes).step_by(1 << 20).for_each(|at| flip(&slot, at));
     }
     assert!(group.rebuilt(0, 1, &[0]).unwrap());
     assert!(group.rebuilt(5, 1, &[5]).unwrap());
@@ -302,10 +314,10 @@ fn what_is_damaged_is_found_and_another_source_is_used() {
     let mut healed = group.task(1, 1, &[]).heal(own, &chunks).unwrap();
     healed.sort_unstable();
     assert_eq!(healed, chunks);
-    assert!(own.verify().is_ok());
+    assert!(intact(own));
     // A member whose slot is damaged when it is read for parity: nothing wrong is computed.
     let group = Group::new(&[3 << 20; 6], 2);
-    rot(&group.nodes[2].slot, 77);
+    flip(&group.nodes[2].slot, 77);
     group.take(1);
     let wrong: Vec<usize> = (0..6).filter(|n| group.compute(*n, 1, 1, None, &Open).is_err()).collect();
     assert_eq!(wrong, [3], "the one that computes from its first part");
@@ -328,7 +340,7 @@ fn parity_that_speaks_of_another_shard_is_not_used() {
     let of_second = |slot: &&Slot| slot.label().unwrap().rank == u64::from(second);
     for slot in parity.iter().filter(of_second) {
         let (label, json) = slot.described().unwrap();
-        let mut found = Description::from_bytes(json).unwrap();
+        let mut found = Description::from_bytes(&json).unwrap();
         let own = found.members[1].as_mut().unwrap();
         assert_eq!(own.label.rank, 0);
         own.index = RawValue::from_string(own.index.get().replace("\"w\"", "\"v\"")).unwrap();
@@ -338,7 +350,6 @@ fn parity_that_speaks_of_another_shard_is_not_used() {
     let refused = group.rebuilt(0, 1, &[0]).unwrap_err();
     assert!(refused.to_string().contains("different shards"), "{refused}");
     let slot = &parity[0];
-    let byte = slot.map().read(REGION_AT, 1).unwrap()[0];
-    slot.map().write(REGION_AT, &[byte ^ 4]).unwrap();
+    flip(slot, 0);
     assert!(verify(slot).is_err());
 }

@@ -5,6 +5,7 @@
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::format::index::Tensor;
+use everstep_checkpoint::memory::Memory;
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{Peer, Want};
 use everstep_checkpoint::replicate::pull::{fill, find, heal};
@@ -67,6 +68,19 @@ impl Gate for After {
     }
 }
 
+/// Whether a slot is sealed and everything in it is what was captured.
+fn intact(slot: &Slot) -> bool {
+    let slot = Arc::new(Slot::open(slot.path()).unwrap());
+    Shard::from_slot(slot).is_ok_and(|(shard, _)| shard.verify(1).is_ok())
+}
+
+/// Changes one bit of a slot's region.
+fn flip(slot: &Slot, at: usize) {
+    let mut byte = [0];
+    assert!(slot.load(at, &mut byte));
+    slot.store(at, &[byte[0] ^ 4]).unwrap();
+}
+
 #[test]
 fn what_is_pushed_comes_back_from_two_holders_and_two_steps_stay() {
     let scratch = tempfile::tempdir().unwrap();
@@ -94,20 +108,18 @@ fn what_is_pushed_comes_back_from_two_holders_and_two_steps_stay() {
     // Rot in one holder: the other one brings what is damaged. In both: nothing is sealed.
     let rot = |holder: &Holder, at: usize| {
         let path = holder.held().iter().find(|h| h.label.step == 5).unwrap().path.clone();
-        let slot = Slot::open(&path).unwrap();
-        let byte = slot.map().read(REGION_AT + at, 1).unwrap()[0];
-        slot.map().write(REGION_AT + at, &[byte ^ 4]).unwrap();
+        flip(&Slot::open(&path).unwrap(), at);
     };
     rot(&holder_a, 5_000_000);
     fill(&back, found(), &peers, want(3, 5, 1), 1).unwrap();
-    assert!(back.verify().is_ok());
+    assert!(intact(&back));
     rot(&holder_b, 5_000_001);
     assert!(fill(&back, found(), &peers, want(3, 5, 1), 1).is_err());
     assert_eq!(back.state(), State::Writing);
     // A damaged chunk of one's own is healed from a holder that has it good.
     rot(&holder_b, 5_000_001);
     let own = Arc::new(Slot::open(&scratch.path().join("slot")).unwrap());
-    own.map().write(REGION_AT + 7_000_000, &[1, 2, 3]).unwrap();
+    own.store(7_000_000, &[1, 2, 3]).unwrap();
     let shard = Shard::from_slot(own.clone()).unwrap().0;
     assert!(shard.verify(2).is_err());
     assert_eq!(heal(&own, &peers[1], want(3, 5, 1), &[6]).unwrap(), [6]);
@@ -132,7 +144,7 @@ fn an_interrupted_push_goes_on_where_it_stopped_and_a_stale_one_is_refused() {
     // What was under way when the stream was closed may be lost; what was answered is not sent again.
     assert!(before >= 5 << 20 && after <= (BYTES - (2 << 20)) as u64, "{before} {after}");
     assert_eq!(holder.held().len(), 1);
-    assert!(Slot::open(&holder.held()[0].path).unwrap().verify().is_ok());
+    assert!(intact(&Slot::open(&holder.held()[0].path).unwrap()));
     // Once more: nothing is sent.
     link.push(&slot, Window::default(), &Open).unwrap();
     assert_eq!(link.sent.load(Ordering::Relaxed), after);
@@ -156,7 +168,8 @@ impl Gate for Arrived<'_> {
         let passed = self.passed.fetch_add(bytes, Ordering::Relaxed);
         let copy = std::fs::read_dir(self.kept).unwrap().map(|f| f.unwrap().path()).find(|p| p.is_file()).unwrap();
         let copy = Slot::open(&copy).unwrap();
-        assert_eq!(copy.map().read(REGION_AT, passed), self.original.map().read(REGION_AT, passed), "at {passed}");
+        let region = |slot: &Slot| slot.memory().load(REGION_AT, passed).unwrap();
+        assert_eq!(region(&copy), region(self.original), "at {passed}");
         Pass { bytes, alone: false }
     }
 }
@@ -179,7 +192,7 @@ fn a_sender_whose_slot_is_damaged_is_told() {
     let kept = scratch.path().join("kept");
     let (holder, peer) = holder(&kept);
     let slot = captured(&scratch.path().join("slot"), 0, 7, 2);
-    slot.map().write(REGION_AT + 3_000_000, &[9, 9, 9]).unwrap();
+    slot.store(3_000_000, &[9, 9, 9]).unwrap();
     let refused = Link::new(peer, 2).push(&slot, Window::default(), &Open).unwrap_err();
     assert!(refused.to_string().contains("damaged"), "{refused}");
     assert!(holder.held().is_empty());

@@ -4,10 +4,11 @@ use crate::files::{MODEL_BYTES_MAX, Outcome, filled};
 use crate::mutate::{OF_LINES, text};
 use crate::random::Random;
 use crate::shard::{Checkpoint, Line};
-use everstep_checkpoint::arena::{Label, REGION_AT, Slot, slot_bytes};
+use everstep_checkpoint::arena::{Label, Slot, slot_bytes};
 use everstep_checkpoint::erasure::layout::Layout;
 use everstep_checkpoint::erasure::parity::{self, Description};
 use everstep_checkpoint::format::digest::crc;
+use everstep_checkpoint::memory::Memory as _;
 use everstep_checkpoint::restore::Shard;
 use everstep_core::message::Purpose;
 use serde_json::{Value, json};
@@ -39,17 +40,16 @@ impl Memory {
 
     fn write(&self, random: &mut Random, region: &[u8], json: &[u8], words: bool) {
         let slot = &self.slot;
-        slot.map().word(0).store(0, Ordering::Release);
+        slot.memory().word(0).store(0, Ordering::Release);
         let _ = slot.begin();
-        let done =
-            slot.map().write(REGION_AT, region).and_then(|()| slot.describe(label(7), json, region.len() as u64));
+        let done = slot.store(0, region).and_then(|()| slot.describe(label(7), json, region.len() as u64));
         done.unwrap_or_else(|e| panic!("cannot fill a slot: {e}"));
         slot.finish(None);
         for _ in 0..if words { 1 + random.below(2) } else { 0 } {
-            let word = slot.map().word((SUMMED.start + random.below(SUMMED.len())) * 8);
+            let word = slot.memory().word((SUMMED.start + random.below(SUMMED.len())) * 8);
             word.store(random.instead_of(word.load(Ordering::Acquire)), Ordering::Release);
-            let sum = crc(slot.map().bytes(SUMMED.start * 8, SUMMED.len() * 8).unwrap_or_default());
-            slot.map().word(SUM * 8).store(sum, Ordering::Release);
+            let sum = crc(&slot.memory().load(SUMMED.start * 8, SUMMED.len() * 8).unwrap_or_default());
+            slot.memory().word(SUM * 8).store(sum, Ordering::Release);
         }
     }
 

@@ -4,7 +4,7 @@
 use super::code::{Encoder, GRAIN, PIECE_BYTES};
 use super::layout::Layout;
 use super::parity::{Described, Description, HEADER};
-use crate::arena::{REGION_AT, Slot};
+use crate::arena::Slot;
 use crate::format::digest::{CHUNK_BYTES, crc};
 use crate::fused::Running;
 use crate::replicate::holder::Holder;
@@ -366,7 +366,7 @@ impl Work<'_> {
             encoder.encode(pieces, |number, piece| {
                 sums.get_mut(data + number).into_iter().for_each(|s| s.read(piece));
                 match (self.outputs.get(number).map(|o| &o.to), held.get_mut(number)) {
-                    (Some(To::Slot(slot)), _) => slot.map().write(REGION_AT + at, piece),
+                    (Some(To::Slot(slot)), _) => slot.store(at, piece),
                     (Some(To::Keeper(_)), Some(held)) => {
                         held.extend_from_slice(piece);
                         Ok(())

@@ -1,7 +1,7 @@
 //! Parity shards: what they say of themselves, and how they arrive from the node that has computed them.
 
 use super::layout::Layout;
-use crate::arena::{Label, REGION_AT, Slot, SlotError, State};
+use crate::arena::{Label, Slot, SlotError, State};
 use crate::format::digest::{CHUNK_BYTES, crc};
 use crate::format::index::Index;
 use crate::fused::Running;
@@ -106,7 +106,7 @@ impl ParityWant {
 pub fn holding(slot: &Slot) -> Option<Parity> {
     let label = slot.label()?;
     let (_, json) = slot.described().ok()?;
-    let found = Description::from_bytes(json).ok()?;
+    let found = Description::from_bytes(&json).ok()?;
     let rank = |m: &Option<Described>| m.as_ref().and_then(|m| u32::try_from(m.label.rank).ok()).map(Rank);
     Some(Parity {
         step: Step(label.step),
@@ -129,14 +129,16 @@ pub fn verify(slot: &Slot) -> Result<(), SlotError> {
         return Err(SlotError::NotSealed);
     }
     let (_, json) = slot.described()?;
-    let found = Description::from_bytes(json).map_err(|e| damaged(e.to_string()))?;
+    let found = Description::from_bytes(&json).map_err(|e| damaged(e.to_string()))?;
     let layout = found.layout();
     if layout.parity_bytes() != slot.region_bytes() {
         return Err(damaged("region length".into()));
     }
+    let mut room = vec![0; CHUNK_BYTES];
     for (position, expected) in found.crcs.iter().enumerate() {
         let range = layout.parity(position);
-        if slot.map().bytes(REGION_AT + range.start, range.len()).map(crc) != Some(*expected) {
+        let bytes = room.get_mut(..range.len()).unwrap_or_default();
+        if !slot.load(range.start, bytes) || crc(bytes) != *expected {
             return Err(damaged(format!("position {position} of the parity")));
         }
     }
@@ -212,10 +214,9 @@ impl Incoming {
             let (mut sum, mut got) = (Running::default(), 0);
             while got < bytes {
                 let n = PIECE_BYTES.min(bytes - got);
-                let target = self.slot.map().target(REGION_AT + from + got, n)?;
-                // SAFETY: n bytes of this mapping; the slot is being written by this alone, and a position comes once:
-                // again only after it came damaged, from the same sender.
-                let piece = unsafe { std::slice::from_raw_parts_mut(target, n) };
+                // SAFETY: the slot is being written by this alone, and a position comes once: again only after it came
+                // damaged, from the same sender.
+                let piece = unsafe { self.slot.region_mut(from + got, n)? };
                 tcp.read_exact(piece)?;
                 sum.read(piece);
                 got += n;

@@ -4,7 +4,7 @@
 use super::code::{Decoder, GRAIN};
 use super::layout::{Layout, place};
 use super::parity::{Described, Description};
-use crate::arena::{Label, REGION_AT, Slot};
+use crate::arena::{Label, Slot};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::index::Index;
 use crate::fused::Running;
@@ -133,7 +133,7 @@ impl Task {
     pub fn heal(&self, slot: &Slot, chunks: &[usize]) -> io::Result<Vec<usize>> {
         let outline = outline(self)?;
         let (_, own) = slot.described().map_err(|e| invalid(&e.to_string()))?;
-        if own != outline.json.as_slice() {
+        if own != outline.json {
             return Err(io::ErrorKind::NotFound.into());
         }
         self.compute(slot, &outline, chunks)
@@ -285,7 +285,7 @@ impl Desk<'_> {
                 .decode(&pieces, self.part, |piece| {
                     let piece = piece.get(..own).unwrap_or_default();
                     sum.read(piece);
-                    if piece.is_empty() { Ok(()) } else { slot.map().write(REGION_AT + target.start + done, piece) }
+                    if piece.is_empty() { Ok(()) } else { slot.store(target.start + done, piece) }
                 })
                 .map_err(Trouble::Here)?;
             done += n;

@@ -1,7 +1,7 @@
 //! A sealed slot, written as one object: in parts, several at a time, each verified against the checksums of its capture before it goes.
 
 use super::bucket::{Location, failed, unique, wait};
-use crate::arena::{REGION_AT, Slot};
+use crate::arena::Slot;
 use crate::direct::Throttle;
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::mark::{MARK_FILE, Mark};
@@ -34,7 +34,7 @@ pub(super) struct Begun {
     pub id: String,
 }
 
-/// Memory of a slot that stays mapped for as long as a request needs it.
+/// Memory of a pinned slot, which stays mapped for as long as a request needs it.
 struct Held {
     slot: Arc<Slot>,
     range: Range<usize>,
@@ -42,7 +42,8 @@ struct Held {
 
 impl AsRef<[u8]> for Held {
     fn as_ref(&self) -> &[u8] {
-        self.slot.map().bytes(REGION_AT + self.range.start, self.range.len()).unwrap_or_default()
+        // SAFETY: the slot is pinned until the upload, whose requests have this, is over.
+        unsafe { self.slot.region(self.range.start, self.range.len()) }.unwrap_or_default()
     }
 }
 

@@ -1,6 +1,6 @@
 //! A sealed slot as a file: the header that goes in front of its bytes.
 
-use crate::arena::{Label, REGION_AT, Slot};
+use crate::arena::{Label, Slot};
 use crate::direct::ALIGN;
 use crate::format::digest::{CHUNK_BYTES, combine_chunks, crc};
 use crate::format::index::Index;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// One rank's shard: a header, and the region of a slot behind it.
 pub struct Prepared<'a> {
-    /// The slot, pinned.
+    /// The slot, which stays pinned for as long as this lives.
     pub slot: &'a Arc<Slot>,
     /// What it held when this was made.
     pub label: Label,
@@ -63,7 +63,8 @@ impl<'a> Prepared<'a> {
     /// # Errors
     /// `InvalidData` when the slot does not hold the step any more.
     pub fn body(&self) -> io::Result<&[u8]> {
-        let bytes = self.slot.map().bytes(REGION_AT, self.region.next_multiple_of(ALIGN));
+        // SAFETY: the slot is pinned.
+        let bytes = unsafe { self.slot.region(0, self.region.next_multiple_of(ALIGN)) };
         bytes.ok_or_else(|| stale(self.label.step))
     }
 
@@ -93,7 +94,8 @@ fn stale(step: u64) -> io::Error {
 
 fn holds(slot: &Slot, index: &Index, region: usize, chunk: usize) -> bool {
     let from = chunk * CHUNK_BYTES;
-    let data = slot.map().bytes(REGION_AT + from, CHUNK_BYTES.min(region.saturating_sub(from)));
+    // SAFETY: `Prepared` has it pinned.
+    let data = unsafe { slot.region(from, CHUNK_BYTES.min(region.saturating_sub(from))) };
     data.is_some_and(|d| index.crcs().get(chunk) == Some(&crc(d)))
 }
 
@@ -113,7 +115,8 @@ impl Verified<'_> {
                 return None;
             }
         }
-        self.slot.map().bytes(REGION_AT + at, bytes)
+        // SAFETY: `Prepared` has it pinned.
+        unsafe { self.slot.region(at, bytes) }
     }
 }
 

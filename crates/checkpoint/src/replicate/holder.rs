@@ -7,7 +7,7 @@ use super::protocol::{
 use super::room::{Room, room};
 use super::taken::Taken;
 use super::upload::Upload;
-use crate::arena::{Label, Notes, Pin, REGION_AT, Slot, State, slot_bytes};
+use crate::arena::{Label, Notes, Pin, Slot, State, slot_bytes};
 use crate::board::{Board, Word};
 use crate::erasure::parity::{self, Incoming};
 use crate::format::digest::CHUNK_BYTES;
@@ -21,6 +21,7 @@ use rustix::net::sockopt;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -28,6 +29,8 @@ use std::time::{Duration, Instant};
 
 /// How long an answer that was asked for when the network is idle waits for that.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// Bytes that are copied out of a slot at a time, so that they are in the cache when they are sent.
+const PIECE_BYTES: usize = 256 << 10;
 /// A stream that is silent for so long is asked whether its machine is there.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
@@ -257,25 +260,19 @@ impl Holder {
                     match described {
                         Some((label, index)) => {
                             let region = found.as_ref().map_or(0, |s| s.region_bytes());
-                            let crc = description_crc(&label, index);
+                            let crc = description_crc(&label, &index);
                             let answer = Answer::Found { label, region, index: index.len() as u64, crc };
                             frame::write(&mut tcp, &answer)?;
-                            tcp.write_all(index)?;
+                            tcp.write_all(&index)?;
                             continue;
                         }
                         None => Answer::NotHere,
                     }
                 }
-                Ask::Read { first, count } => {
+                Ask::Read { .. } | Ask::ReadBytes { .. } => {
                     let Some(slot) = &found else { return Ok(()) };
-                    let Some(bytes) = chunks(slot, first, count) else { return Ok(()) };
-                    tcp.write_all(bytes)?;
-                    continue;
-                }
-                Ask::ReadBytes { at, bytes } => {
-                    let Some(slot) = &found else { return Ok(()) };
-                    let Some(bytes) = within(slot, at, bytes) else { return Ok(()) };
-                    tcp.write_all(bytes)?;
+                    let Some(range) = asked(slot, &ask) else { return Ok(()) };
+                    send(slot, range, &mut tcp)?;
                     continue;
                 }
                 Ask::Parity { of, round, region, description, base } => {
@@ -472,16 +469,29 @@ fn named(held: &Held, name: &str) -> bool {
     file.and_then(|f| f.strip_prefix(name)).is_some_and(|rest| rest.starts_with("-slot-"))
 }
 
-fn within(slot: &Slot, at: u64, bytes: u64) -> Option<&[u8]> {
-    let end = at.checked_add(bytes).filter(|end| *end <= slot.region_bytes() && bytes <= CHUNK_BYTES as u64)?;
-    let (from, to) = (usize::try_from(at).ok()?, usize::try_from(end).ok()?);
-    slot.map().bytes(REGION_AT + from, to - from)
+/// The part of the region that is asked for; `None` if it lies outside, or nothing of the region is asked for.
+fn asked(slot: &Slot, ask: &Ask) -> Option<Range<usize>> {
+    let (chunk, region) = (CHUNK_BYTES as u64, slot.region_bytes());
+    let (from, to) = match *ask {
+        Ask::Read { first, count } => {
+            (first.checked_mul(chunk)?, first.checked_add(count)?.checked_mul(chunk)?.min(region))
+        }
+        Ask::ReadBytes { at, bytes } if bytes <= chunk => (at, at.checked_add(bytes).filter(|end| *end <= region)?),
+        _ => return None,
+    };
+    (from <= to).then_some(usize::try_from(from).ok()?..usize::try_from(to).ok()?)
 }
 
-fn chunks(slot: &Slot, first: u64, count: u64) -> Option<&[u8]> {
-    let chunk = CHUNK_BYTES as u64;
-    let from = first.checked_mul(chunk)?;
-    let to = first.checked_add(count)?.checked_mul(chunk)?.min(slot.region_bytes());
-    let (from, to) = (usize::try_from(from).ok()?, usize::try_from(to).ok()?);
-    slot.map().bytes(REGION_AT + from, to.checked_sub(from)?)
+/// Sends a part of the region. The slot need not be pinned: a step that has arrived here may give way to a later one meanwhile, and
+/// whoever asked finds out by the checksums.
+fn send(slot: &Slot, range: Range<usize>, tcp: &mut TcpStream) -> io::Result<()> {
+    let mut room = vec![0; PIECE_BYTES.min(range.len())];
+    for at in range.clone().step_by(PIECE_BYTES) {
+        let piece = room.get_mut(..PIECE_BYTES.min(range.end - at)).unwrap_or_default();
+        if !slot.load(at, piece) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        tcp.write_all(piece)?;
+    }
+    Ok(())
 }

@@ -2,7 +2,7 @@
 //! from the next.
 
 use super::protocol::{Ask, Peer, Stream, Want};
-use crate::arena::{Label, REGION_AT, Slot};
+use crate::arena::{Label, Slot};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::index::Index;
 use crate::fused::Running;
@@ -180,9 +180,8 @@ impl Work<'_> {
             let mut at = from;
             while at < to {
                 let n = PIECE_BYTES.min(to - at);
-                let target = self.slot.map().target(REGION_AT + at, n)?;
-                // SAFETY: n bytes of this mapping; the slot is being written, and this run is this thread's alone.
-                let piece = unsafe { std::slice::from_raw_parts_mut(target, n) };
+                // SAFETY: the slot is being written, and this run is this thread's alone.
+                let piece = unsafe { self.slot.region_mut(at, n)? };
                 stream.tcp.read_exact(piece)?;
                 sum.read(piece);
                 at += n;
@@ -202,7 +201,7 @@ impl Work<'_> {
 pub fn heal(slot: &Slot, peer: &Peer, want: Want, chunks: &[usize]) -> io::Result<Vec<usize>> {
     let mut found = find(peer, want)?;
     let (_, own) = slot.described().map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
-    if own != found.json.as_slice() {
+    if own != found.json {
         return Err(io::ErrorKind::NotFound.into());
     }
     let mut healed = Vec::new();
@@ -214,7 +213,7 @@ pub fn heal(slot: &Slot, peer: &Peer, want: Want, chunks: &[usize]) -> io::Resul
         let mut sum = Running::default();
         sum.read(&bytes);
         if found.index.crcs().get(*chunk) == Some(&sum.value()) {
-            slot.map().write(REGION_AT + from, &bytes)?;
+            slot.store(from, &bytes)?;
             healed.push(*chunk);
         }
     }

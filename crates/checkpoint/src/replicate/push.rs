@@ -3,7 +3,7 @@
 use super::protocol::{
     Answer, Ask, BUSY, DAMAGED, EXTENT_HEADER, Peer, Stream, WHEN_IDLE, description_crc, unexpected,
 };
-use crate::arena::{Label, REGION_AT, Slot};
+use crate::arena::{Label, Slot};
 use crate::format::digest::CHUNK_BYTES;
 use everstep_wire::frame;
 use std::collections::VecDeque;
@@ -116,9 +116,9 @@ impl Link {
             self.streams.push(Stream::open(&self.peer)?);
         }
         let Some(first) = self.streams.first_mut() else { return Ok(()) };
-        let crc = description_crc(&label, index);
+        let crc = description_crc(&label, &index);
         frame::write(&mut first.tcp, &Ask::Begin { label, region, index: index.len() as u64, crc, base: self.base })?;
-        first.tcp.write_all(index)?;
+        first.tcp.write_all(&index)?;
         let missing = match first.answer()? {
             Answer::Missing(runs) => runs,
             Answer::Done => return Ok(()),
@@ -184,7 +184,8 @@ impl Job<'_> {
                     if n == 0 {
                         return Err(io::ErrorKind::Interrupted.into());
                     }
-                    let bytes = self.slot.map().bytes(REGION_AT + at, n).ok_or(io::ErrorKind::InvalidData)?;
+                    // SAFETY: the slot is pinned until the push is over.
+                    let bytes = unsafe { self.slot.region(at, n) }.ok_or(io::ErrorKind::InvalidData)?;
                     let mut header = [0; EXTENT_HEADER];
                     header[..8].copy_from_slice(&(at as u64).to_le_bytes());
                     let length = u32::try_from(n).map_err(io::Error::other)? | if alone { WHEN_IDLE } else { 0 };

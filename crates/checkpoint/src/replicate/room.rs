@@ -53,7 +53,7 @@ pub fn room(
         return Err(format!("a replica of {need} MiB does not fit into this node's shared memory ({free} MiB free)"));
     }
     if more > 0 {
-        Slot::reserve(path, need).and_then(|s| s.map().populate()).map_err(|e| e.to_string())?;
+        Slot::reserve(path, need).and_then(|s| s.populate()).map_err(|e| e.to_string())?;
     }
     Ok(Room::Slot(mapped.open(path).map_err(|e| e.to_string())?))
 }

@@ -1,7 +1,7 @@
 //! A slot that arrives from another node: which chunks are there, verified as they come.
 
 use super::bringers::Bringers;
-use crate::arena::{Label, REGION_AT, Slot, State};
+use crate::arena::{Label, Slot, State};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::index::Index;
 use crate::fused::Running;
@@ -68,7 +68,8 @@ impl Upload {
         for (chunk, done) in self.done.iter().enumerate() {
             let (from, len) = self.place(chunk);
             let mut sum = Running::default();
-            sum.read(self.slot.map().bytes(REGION_AT + from, len).unwrap_or_default());
+            // SAFETY: the slot is being written by this upload only, which has not begun to receive.
+            sum.read(unsafe { self.slot.region(from, len) }.unwrap_or_default());
             done.store(self.index.crcs().get(chunk) == Some(&sum.value()), Ordering::Release);
         }
     }
@@ -114,10 +115,8 @@ impl Upload {
         let mut at = offset;
         while at < offset + len {
             let n = PIECE_BYTES.min(offset + len - at);
-            let target = self.slot.map().target(REGION_AT + at, n)?;
-            // SAFETY: n bytes of this mapping; the slot is being written by this upload only, and a chunk by one stream
-            // at a time (its lock is held).
-            let piece = unsafe { std::slice::from_raw_parts_mut(target, n) };
+            // SAFETY: the slot is being written by this upload only, and a chunk by one stream at a time (its lock is held).
+            let piece = unsafe { self.slot.region_mut(at, n)? };
             from.read_exact(piece)?;
             partial.1.read(piece);
             at += n;

@@ -12,6 +12,7 @@
 
 use super::whole::{Whole, WholeError};
 use crate::format::digest::CHUNK_BYTES;
+use crate::memory::Memory;
 use crate::restore::Target;
 use crate::shm::Mapping;
 use std::collections::BTreeMap;
@@ -184,10 +185,9 @@ impl Party<'_> {
         self.wait(free)?;
         let shard = self.whole.shards().get(wanted.shard as usize);
         let shard = shard.ok_or_else(|| WholeError::Together("ranks do not agree on its shards".into()))?;
-        let room = self.window.map.target(Window::data(place), CHUNK_BYTES).map_err(WholeError::Window)?;
         // SAFETY: nobody else touches the place: all users of the chunk before are done, and those of this one wait for it.
-        let room = unsafe { std::slice::from_raw_parts_mut(room, CHUNK_BYTES) };
-        let bytes = shard.read_chunk(wanted.chunk, room)? as u64;
+        let room = unsafe { self.window.map.slice_mut(Window::data(place), CHUNK_BYTES) };
+        let bytes = shard.read_chunk(wanted.chunk, room.map_err(WholeError::Window)?)? as u64;
         self.window.left(place).store(wanted.users, Ordering::Release);
         self.window.holds(place).store(number, Ordering::Release);
         Ok(bytes)
@@ -207,7 +207,7 @@ impl Party<'_> {
             while parts.get(*at).is_some_and(|t| t.offset + t.bytes <= begins) {
                 *at += 1;
             }
-            let data = self.window.map.target(Window::data(place), CHUNK_BYTES).map_err(WholeError::Window)?;
+            let data = self.window.map.address(Window::data(place), CHUNK_BYTES).map_err(WholeError::Window)?;
             for part in parts.iter().skip(*at).take_while(|t| t.offset < ends) {
                 let (from, to) = (part.offset.max(begins), (part.offset + part.bytes).min(ends));
                 if from < to {

@@ -139,7 +139,7 @@ fn heal_from_file(slot: &Slot, checkpoint: &Path, rank: u64, chunks: &mut Vec<us
         }
         let (from, bytes) = ((*chunk * CHUNK_BYTES) as u64, index.bytes());
         let good = shard.fetch(from, (CHUNK_BYTES as u64).min(bytes - from)).ok();
-        let written = good.map(|bytes| slot.map().write(everstep_checkpoint::arena::REGION_AT + from as usize, &bytes));
+        let written = good.map(|bytes| slot.store(from as usize, &bytes));
         !matches!(written, Some(Ok(())))
     });
 }

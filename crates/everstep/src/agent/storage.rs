@@ -57,7 +57,7 @@ fn reserve_in(directory: &Path, local_rank: u32, bytes: u64, slots: u32) -> std:
         return Err(std::io::ErrorKind::StorageFull.into());
     }
     for path in &paths {
-        Slot::reserve(path, bytes)?.map().populate()?;
+        Slot::reserve(path, bytes)?.populate()?;
     }
     Ok(paths)
 }
@@ -129,7 +129,7 @@ pub fn free_slot(
     }
     let slot = Slot::reserve(&path, need)?;
     if more > 0 {
-        slot.map().populate()?;
+        slot.populate()?;
     }
     Ok((path, slot))
 }

@@ -1,0 +1,40 @@
+"""Runs tests of the checkpoint crate under Miri, which finds undefined behaviour and data races.
+
+Miri comes with a nightly compiler, which is installed if it is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from harness.cluster import ROOT
+
+TOOLCHAIN = "nightly"
+#: Tests that need neither files nor system calls.
+TESTS = ("arena::protocol::", "memory::")
+
+
+def install() -> None:
+    """Installs the compiler and Miri."""
+    line = ["rustup", "toolchain", "install", TOOLCHAIN, "--profile", "minimal", "--component", "miri,rust-src"]
+    subprocess.run(line, check=True, capture_output=True)
+
+
+def miri(*, orders: int, planted: bool = False) -> subprocess.CompletedProcess[str]:
+    """Runs the tests with so many orders of their threads, or the one with a planted race."""
+    install()
+    # Descriptions of slots bear the time; threads that copy wait for work until the process ends; tensors come as
+    # addresses, as Python knows them.
+    flags = "-Zmiri-disable-isolation -Zmiri-ignore-leaks -Zmiri-permissive-provenance"
+    line = ["cargo", f"+{TOOLCHAIN}", "miri", "test", "-p", "everstep-checkpoint", "--lib"]
+    env = os.environ | {"MIRIFLAGS": f"{flags} -Zmiri-many-seeds=0..{orders}"}
+    tests = ["--ignored", "planted"] if planted else [*TESTS]
+    return subprocess.run([*line, "--", *tests], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+if __name__ == "__main__":
+    done = miri(orders=int(sys.argv[1]) if len(sys.argv) > 1 else 4)
+    print(done.stdout + (done.stderr if done.returncode else ""))
+    sys.exit(done.returncode)
