@@ -37,10 +37,12 @@ impl<'a> Prepared<'a> {
     /// Makes the header.
     ///
     /// # Errors
-    /// `InvalidData` when the slot does not hold `step` any more.
+    /// `InvalidData` when the slot does not hold `step` any more, or nobody has pinned it.
     pub fn of(slot: &'a Arc<Slot>, step: u64, rank: Rank) -> io::Result<Self> {
+        // First the pin: what is pinned stays.
+        let pinned = slot.pinned();
         let (label, index) = slot.inspect().map_err(io::Error::other)?;
-        if label.step != step {
+        if !pinned || label.step != step {
             return Err(stale(step));
         }
         let mut metadata = BTreeMap::from([
@@ -63,7 +65,7 @@ impl<'a> Prepared<'a> {
     /// # Errors
     /// `InvalidData` when the slot does not hold the step any more.
     pub fn body(&self) -> io::Result<&[u8]> {
-        // SAFETY: the slot is pinned.
+        // SAFETY: the slot is sealed and pinned (`of`), and released when the file is written.
         let bytes = unsafe { self.slot.region(0, self.region.next_multiple_of(ALIGN)) };
         bytes.ok_or_else(|| stale(self.label.step))
     }
@@ -94,7 +96,7 @@ fn stale(step: u64) -> io::Error {
 
 fn holds(slot: &Slot, index: &Index, region: usize, chunk: usize) -> bool {
     let from = chunk * CHUNK_BYTES;
-    // SAFETY: `Prepared` has it pinned.
+    // SAFETY: as in `Prepared::body`.
     let data = unsafe { slot.region(from, CHUNK_BYTES.min(region.saturating_sub(from))) };
     data.is_some_and(|d| index.crcs().get(chunk) == Some(&crc(d)))
 }
@@ -115,7 +117,7 @@ impl Verified<'_> {
                 return None;
             }
         }
-        // SAFETY: `Prepared` has it pinned.
+        // SAFETY: as in `Prepared::body`.
         unsafe { self.slot.region(at, bytes) }
     }
 }

@@ -1,5 +1,6 @@
 //! The way into a holder: little memory and little time for whoever has not shown the job's secret.
 
+use super::conversation::Conversation;
 use super::holder::Holder;
 use super::protocol::{Answer, Ask, SILENCE, VERSION};
 use everstep_wire::door::{self, Door, Pass, Trouble};
@@ -50,7 +51,7 @@ impl Holder {
             self.streams.fetch_sub(1, Ordering::AcqRel);
             return frame::write(&mut tcp, &Answer::Refused { why: "too many streams".into() });
         }
-        let ended = self.talk(tcp);
+        let ended = Conversation::new(self, tcp).run();
         self.streams.fetch_sub(1, Ordering::AcqRel);
         ended
     }

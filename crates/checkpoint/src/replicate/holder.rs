@@ -1,27 +1,19 @@
-//! The side that keeps replicas: answers other agents' streams, one thread each.
+//! The side that keeps replicas: which slots there are, and what is on its way to them ([`super::conversation`]).
 
 use super::bringers::Bringers;
-use super::protocol::{
-    Answer, Ask, BUSY, DAMAGED, EXTENT_HEADER, ParityWant, SILENCE, SlotRow, WHEN_IDLE, description_crc,
-};
+use super::protocol::{Ask, ParityWant, SlotRow};
 use super::room::{Room, room};
 use super::taken::Taken;
 use super::upload::Upload;
 use crate::arena::{Label, Notes, Pin, Slot, State, slot_bytes};
 use crate::board::{Board, Word};
 use crate::erasure::parity::{self, Incoming};
-use crate::format::digest::CHUNK_BYTES;
 use crate::format::index::Index;
 use crate::mapped::Mapped;
-use everstep_wire::frame;
 use everstep_wire::limits::{INDEX_BYTES_MAX, REGION_BYTES_MAX};
 use everstep_wire::private::{self, Directory, Root};
 use everstep_wire::token::Token;
-use rustix::net::sockopt;
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -29,10 +21,6 @@ use std::time::{Duration, Instant};
 
 /// How long an answer that was asked for when the network is idle waits for that.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// Bytes that are copied out of a slot at a time, so that they are in the cache when they are sent.
-const PIECE_BYTES: usize = 256 << 10;
-/// A stream that is silent for so long is asked whether its machine is there.
-const KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// Opens the step boards of this node's workers.
 struct Boards(Box<dyn Fn() -> Vec<Board> + Send + Sync>);
@@ -199,114 +187,33 @@ impl Holder {
         }
     }
 
-    pub(super) fn talk(&self, mut tcp: TcpStream) -> io::Result<()> {
-        tcp.set_read_timeout(Some(SILENCE))?;
-        frame::write(&mut tcp, &Answer::Done)?;
-        // Between steps a stream may be silent for long; it ends when the other side goes, or its machine.
-        tcp.set_read_timeout(None)?;
-        sockopt::set_socket_keepalive(&tcp, true)?;
-        sockopt::set_tcp_keepidle(&tcp, KEEPALIVE)?;
-        sockopt::set_tcp_keepintvl(&tcp, SILENCE)?;
-        let (mut upload, mut found): (Option<Arc<Upload>>, Option<Arc<Slot>>) = (None, None);
-        let mut incoming: Option<Arc<Incoming>> = None;
-        loop {
-            let ask = frame::read::<Ask>(&mut tcp)?;
-            let answer = match ask {
-                Ask::Hello { .. } => Answer::Done,
-                Ask::Begin { label, region, index, crc, base } => {
-                    match self.begin(label, (region, index, crc, base), &mut tcp)? {
-                        Ok(None) => Answer::Done,
-                        Ok(Some(begun)) => {
-                            begun.bringers.attach(&tcp);
-                            Answer::Missing(upload.insert(begun).missing())
-                        }
-                        Err(why) => Answer::Refused { why },
-                    }
-                }
-                Ask::Join { label } => {
-                    upload =
-                        self.uploads.lock().ok().and_then(|all| {
-                            all.get(&(label.rank, label.world_size)).filter(|u| u.label == label).cloned()
-                        });
-                    match &upload {
-                        Some(upload) => {
-                            upload.bringers.attach(&tcp);
-                            Answer::Done
-                        }
-                        None => Answer::Refused { why: "nobody has begun this".into() },
-                    }
-                }
-                Ask::List => Answer::Slots(rows(&self.directories, Some(self.run()))),
-                Ask::Data => {
-                    let Some(upload) = &upload else { return Ok(()) };
-                    // Whoever keeps to idle spans may be silent for long; when its generation is over, the stream is closed.
-                    self.extents(upload, &mut tcp)?;
-                    Answer::Done
-                }
-                Ask::Seal => match &upload {
-                    Some(upload) if upload.seal() => {
-                        let key = (upload.label.rank, upload.label.world_size);
-                        if let Ok(mut all) = self.uploads.lock() {
-                            all.remove(&key);
-                        }
-                        Answer::Done
-                    }
-                    Some(upload) => Answer::Missing(upload.missing()),
-                    None => Answer::Refused { why: "nobody has begun this".into() },
-                },
-                Ask::Find(_) | Ask::Taken { .. } | Ask::FindParity(_) => {
-                    found = self.find(&ask);
-                    let described = found.as_ref().and_then(|s| s.described().ok());
-                    match described {
-                        Some((label, index)) => {
-                            let region = found.as_ref().map_or(0, |s| s.region_bytes());
-                            let crc = description_crc(&label, &index);
-                            let answer = Answer::Found { label, region, index: index.len() as u64, crc };
-                            frame::write(&mut tcp, &answer)?;
-                            tcp.write_all(&index)?;
-                            continue;
-                        }
-                        None => Answer::NotHere,
-                    }
-                }
-                Ask::Read { .. } | Ask::ReadBytes { .. } => {
-                    let Some(slot) = &found else { return Ok(()) };
-                    let Some(range) = asked(slot, &ask) else { return Ok(()) };
-                    send(slot, range, &mut tcp)?;
-                    continue;
-                }
-                Ask::Parity { of, round, region, description, base } => {
-                    match self.parity((of, round), (region, description), base) {
-                        Ok(None) => Answer::Missing(Vec::new()),
-                        Ok(Some(begun)) => {
-                            begun.bringers.attach(&tcp);
-                            frame::write(&mut tcp, &Answer::Done)?;
-                            incoming.insert(begun).receive(&mut tcp)?;
-                            continue;
-                        }
-                        Err(why) => Answer::Refused { why },
-                    }
-                }
-                Ask::SealParity { bytes, crc } => {
-                    let Some(incoming) = &incoming else { return Ok(()) };
-                    let json = received(bytes, &mut tcp)?;
-                    match crate::format::digest::crc(&json) == crc {
-                        true => match incoming.seal(&json) {
-                            Ok(()) => {
-                                self.parities.lock().ok().and_then(|mut all| all.remove(&incoming.of.name()));
-                                Answer::Done
-                            }
-                            Err(why) => Answer::Refused { why },
-                        },
-                        false => Answer::Refused { why: "the description arrived damaged".into() },
-                    }
-                }
-            };
-            frame::write(&mut tcp, &answer)?;
+    /// Sealed slots of this node, as other nodes ask for them.
+    pub(super) fn rows(&self) -> Vec<SlotRow> {
+        rows(&self.directories, Some(self.run()))
+    }
+
+    /// The upload of this shard that another stream has begun.
+    pub(super) fn begun(&self, label: Label) -> Option<Arc<Upload>> {
+        let uploads = self.uploads.lock().ok()?;
+        uploads.get(&(label.rank, label.world_size)).filter(|u| u.label == label).cloned()
+    }
+
+    /// An upload is complete.
+    pub(super) fn uploaded(&self, upload: &Upload) {
+        if let Ok(mut uploads) = self.uploads.lock() {
+            uploads.remove(&(upload.label.rank, upload.label.world_size));
         }
     }
 
-    fn find(&self, ask: &Ask) -> Option<Arc<Slot>> {
+    /// A parity shard is complete.
+    pub(super) fn arrived(&self, of: &ParityWant) {
+        if let Ok(mut parities) = self.parities.lock() {
+            parities.remove(&of.name());
+        }
+    }
+
+    /// The slot that is asked for.
+    pub(super) fn find(&self, ask: &Ask) -> Option<Arc<Slot>> {
         match ask {
             Ask::Find(want) => {
                 let held = self.held().into_iter().find(|h| !h.parity && want.is(&h.label))?;
@@ -347,7 +254,11 @@ impl Holder {
         }
     }
 
-    fn parity(
+    /// Begins to take a parity shard, or finds that it is here already (`None`).
+    ///
+    /// # Errors
+    /// A sentence.
+    pub(super) fn parity(
         &self,
         (of, round): (ParityWant, u64),
         lengths: (u64, u64),
@@ -375,30 +286,29 @@ impl Holder {
         slots.filter_map(|slot| parity::holding(&slot)).collect()
     }
 
-    /// Finds or makes the slot for an upload; `None` when it is here already. The outer result is the stream's, the inner one the answer.
-    fn begin(
+    /// Finds or makes the slot for an upload with this index; `None` when it is here already.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub(super) fn begin(
         &self,
         label: Label,
-        (region, index, crc, base): (u64, u64, u64, Option<u64>),
-        tcp: &mut TcpStream,
-    ) -> io::Result<Result<Option<Arc<Upload>>, String>> {
-        let json = received(index, tcp)?;
+        region: u64,
+        json: &[u8],
+        base: Option<u64>,
+    ) -> Result<Option<Arc<Upload>>, String> {
         if label.run != self.run() {
-            let why = "it is of another run: all nodes of a job must be given the same checkpoint directory".to_owned();
-            return Ok(Err(why));
+            return Err("it is of another run: all nodes of a job must be given the same checkpoint directory".into());
         }
         if label.generation < self.floor.load(Ordering::Acquire) {
-            return Ok(Err(format!("generation {} is over", label.generation)));
-        }
-        if description_crc(&label, &json) != crc {
-            return Ok(Err("label or index arrived damaged".into()));
+            return Err(format!("generation {} is over", label.generation));
         }
         // What the index says counts; checked before any room is made for it.
-        let index: Option<Index> = serde_json::from_slice(&json).ok();
+        let index: Option<Index> = serde_json::from_slice(json).ok();
         if region > REGION_BYTES_MAX || index.map(|i| i.bytes()) != Some(region) {
-            return Ok(Err("the index does not fit its region".into()));
+            return Err("the index does not fit its region".into());
         }
-        Ok(self.open(label, region, &json, base))
+        self.open(label, region, json, base)
     }
 
     fn open(&self, label: Label, region: u64, json: &[u8], base: Option<u64>) -> Result<Option<Arc<Upload>>, String> {
@@ -421,29 +331,8 @@ impl Holder {
         Ok(Some(upload))
     }
 
-    fn extents(&self, upload: &Upload, tcp: &mut TcpStream) -> io::Result<()> {
-        loop {
-            let mut header = [0; EXTENT_HEADER];
-            tcp.read_exact(&mut header)?;
-            let (offset, len) = header.split_at(8);
-            let offset = u64::from_le_bytes(offset.try_into().map_err(io::Error::other)?);
-            let len = u32::from_le_bytes(len.try_into().map_err(io::Error::other)?);
-            let (len, when_idle) = ((len & !WHEN_IDLE) as usize, len & WHEN_IDLE != 0);
-            if len == 0 {
-                return Ok(());
-            }
-            if len > CHUNK_BYTES {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "extent too long"));
-            }
-            let damaged = upload.receive(offset, len, tcp)?;
-            let busy = when_idle && !self.await_idle();
-            let answer = offset | if damaged { DAMAGED } else { 0 } | if busy { BUSY } else { 0 };
-            tcp.write_all(&answer.to_le_bytes())?;
-        }
-    }
-
     /// Waits until this node's collectives are over, not for long.
-    fn await_idle(&self) -> bool {
+    pub(super) fn await_idle(&self) -> bool {
         let Some(Boards(open)) = self.boards.get() else { return true };
         let (boards, until) = (open(), Instant::now() + PATIENCE);
         while boards.iter().any(|b| b.get(Word::CommBusy) != 0) {
@@ -456,42 +345,7 @@ impl Holder {
     }
 }
 
-/// An index or description, so many bytes.
-fn received(bytes: u64, tcp: &mut TcpStream) -> io::Result<Vec<u8>> {
-    if bytes > INDEX_BYTES_MAX {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "index over the limit"));
-    }
-    frame::read_bytes(tcp, bytes)
-}
-
 fn named(held: &Held, name: &str) -> bool {
     let file = held.path.file_name().and_then(|f| f.to_str());
     file.and_then(|f| f.strip_prefix(name)).is_some_and(|rest| rest.starts_with("-slot-"))
-}
-
-/// The part of the region that is asked for; `None` if it lies outside, or nothing of the region is asked for.
-fn asked(slot: &Slot, ask: &Ask) -> Option<Range<usize>> {
-    let (chunk, region) = (CHUNK_BYTES as u64, slot.region_bytes());
-    let (from, to) = match *ask {
-        Ask::Read { first, count } => {
-            (first.checked_mul(chunk)?, first.checked_add(count)?.checked_mul(chunk)?.min(region))
-        }
-        Ask::ReadBytes { at, bytes } if bytes <= chunk => (at, at.checked_add(bytes).filter(|end| *end <= region)?),
-        _ => return None,
-    };
-    (from <= to).then_some(usize::try_from(from).ok()?..usize::try_from(to).ok()?)
-}
-
-/// Sends a part of the region. The slot need not be pinned: a step that has arrived here may give way to a later one meanwhile, and
-/// whoever asked finds out by the checksums.
-fn send(slot: &Slot, range: Range<usize>, tcp: &mut TcpStream) -> io::Result<()> {
-    let mut room = vec![0; PIECE_BYTES.min(range.len())];
-    for at in range.clone().step_by(PIECE_BYTES) {
-        let piece = room.get_mut(..PIECE_BYTES.min(range.end - at)).unwrap_or_default();
-        if !slot.load(at, piece) {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        tcp.write_all(piece)?;
-    }
-    Ok(())
 }

@@ -7,6 +7,7 @@
 //! ```
 
 pub mod bringers;
+mod conversation;
 mod entrance;
 pub mod holder;
 pub mod protocol;

@@ -110,6 +110,12 @@ impl Link {
 
     fn attempt(&mut self, slot: &Slot, window: Window, gate: &dyn Gate) -> io::Result<()> {
         let damaged = |e: crate::arena::SlotError| io::Error::new(io::ErrorKind::InvalidData, e.to_string());
+        if !slot.pinned() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the slot is not pinned: it may be written meanwhile",
+            ));
+        }
         let (label, index) = slot.described().map_err(damaged)?;
         let region = slot.region_bytes();
         if self.streams.is_empty() {
@@ -184,7 +190,7 @@ impl Job<'_> {
                     if n == 0 {
                         return Err(io::ErrorKind::Interrupted.into());
                     }
-                    // SAFETY: the slot is pinned until the push is over.
+                    // SAFETY: the slot is sealed and pinned (`attempt`), and released when the push is over.
                     let bytes = unsafe { self.slot.region(at, n) }.ok_or(io::ErrorKind::InvalidData)?;
                     let mut header = [0; EXTENT_HEADER];
                     header[..8].copy_from_slice(&(at as u64).to_le_bytes());

@@ -1,0 +1,236 @@
+//! One stream of another agent: what it has begun, what it has found, and the answers to its requests.
+
+use super::holder::Holder;
+use super::protocol::{Answer, Ask, BUSY, DAMAGED, EXTENT_HEADER, SILENCE, WHEN_IDLE, description_crc};
+use super::upload::Upload;
+use crate::arena::{Label, Slot};
+use crate::erasure::parity::Incoming;
+use crate::format::digest::{CHUNK_BYTES, crc};
+use everstep_wire::frame;
+use everstep_wire::limits::INDEX_BYTES_MAX;
+use rustix::net::sockopt;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A stream that is silent for so long is asked whether its machine is there.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+/// Bytes that are copied out of a slot at a time, so that they are in the cache when they are sent.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// See the module.
+pub struct Conversation<'a> {
+    holder: &'a Holder,
+    tcp: TcpStream,
+    /// The shard that it brings.
+    upload: Option<Arc<Upload>>,
+    /// The parity shard that it brings.
+    incoming: Option<Arc<Incoming>>,
+    /// The slot that it reads.
+    found: Option<Arc<Slot>>,
+}
+
+/// What becomes of a request.
+enum Next {
+    /// It is answered so.
+    Answer(Answer),
+    /// It was answered, or needs no answer.
+    Done,
+    /// It makes no sense: the stream is closed.
+    Close,
+}
+
+fn refused(why: impl Into<String>) -> Next {
+    Next::Answer(Answer::Refused { why: why.into() })
+}
+
+impl<'a> Conversation<'a> {
+    /// A stream whose other end has shown that it belongs to the job.
+    pub fn new(holder: &'a Holder, tcp: TcpStream) -> Self {
+        Conversation { holder, tcp, upload: None, incoming: None, found: None }
+    }
+
+    /// Answers until the other side closes the stream.
+    ///
+    /// # Errors
+    /// Those of the stream; `InvalidData` for what is no request.
+    pub fn run(mut self) -> io::Result<()> {
+        self.tcp.set_read_timeout(Some(SILENCE))?;
+        frame::write(&mut self.tcp, &Answer::Done)?;
+        // Between steps a stream may be silent for long; it ends when the other side goes, or its machine.
+        self.tcp.set_read_timeout(None)?;
+        sockopt::set_socket_keepalive(&self.tcp, true)?;
+        sockopt::set_tcp_keepidle(&self.tcp, KEEPALIVE)?;
+        sockopt::set_tcp_keepintvl(&self.tcp, SILENCE)?;
+        loop {
+            let ask = frame::read::<Ask>(&mut self.tcp)?;
+            match self.answer(&ask)? {
+                Next::Answer(answer) => frame::write(&mut self.tcp, &answer)?,
+                Next::Done => {}
+                Next::Close => return Ok(()),
+            }
+        }
+    }
+
+    fn answer(&mut self, ask: &Ask) -> io::Result<Next> {
+        match *ask {
+            Ask::Hello { .. } => Ok(Next::Answer(Answer::Done)),
+            Ask::List => Ok(Next::Answer(Answer::Slots(self.holder.rows()))),
+            Ask::Begin { .. } => self.begin(ask),
+            Ask::Join { label } => Ok(self.join(label)),
+            Ask::Data => {
+                let Some(upload) = self.upload.clone() else { return Ok(Next::Close) };
+                // Whoever keeps to idle spans may be silent for long; when its generation is over, the stream is closed.
+                self.extents(&upload)?;
+                Ok(Next::Answer(Answer::Done))
+            }
+            Ask::Seal => Ok(self.seal()),
+            Ask::Find(_) | Ask::Taken { .. } | Ask::FindParity(_) => self.find(ask),
+            Ask::Read { .. } | Ask::ReadBytes { .. } => {
+                let Some(slot) = self.found.clone() else { return Ok(Next::Close) };
+                let Some(range) = asked(&slot, ask) else { return Ok(Next::Close) };
+                send(&slot, range, &mut self.tcp)?;
+                Ok(Next::Done)
+            }
+            Ask::Parity { .. } => self.parity(ask),
+            Ask::SealParity { bytes, crc } => self.seal_parity(bytes, crc),
+        }
+    }
+
+    fn begin(&mut self, ask: &Ask) -> io::Result<Next> {
+        let Ask::Begin { label, region, index, crc, base } = *ask else { return Ok(Next::Close) };
+        let json = self.received(index)?;
+        if description_crc(&label, &json) != crc {
+            return Ok(refused("label or index arrived damaged"));
+        }
+        Ok(match self.holder.begin(label, region, &json, base) {
+            Ok(None) => Next::Answer(Answer::Done),
+            Ok(Some(begun)) => {
+                begun.bringers.attach(&self.tcp);
+                Next::Answer(Answer::Missing(self.upload.insert(begun).missing()))
+            }
+            Err(why) => refused(why),
+        })
+    }
+
+    fn join(&mut self, label: Label) -> Next {
+        self.upload = self.holder.begun(label);
+        match &self.upload {
+            Some(upload) => {
+                upload.bringers.attach(&self.tcp);
+                Next::Answer(Answer::Done)
+            }
+            None => refused("nobody has begun this"),
+        }
+    }
+
+    fn seal(&mut self) -> Next {
+        match &self.upload {
+            Some(upload) if upload.seal() => {
+                self.holder.uploaded(upload);
+                Next::Answer(Answer::Done)
+            }
+            Some(upload) => Next::Answer(Answer::Missing(upload.missing())),
+            None => refused("nobody has begun this"),
+        }
+    }
+
+    fn find(&mut self, ask: &Ask) -> io::Result<Next> {
+        self.found = self.holder.find(ask);
+        let described = self.found.as_ref().and_then(|slot| Some((slot.described().ok()?, slot.region_bytes())));
+        let Some(((label, index), region)) = described else { return Ok(Next::Answer(Answer::NotHere)) };
+        let crc = description_crc(&label, &index);
+        frame::write(&mut self.tcp, &Answer::Found { label, region, index: index.len() as u64, crc })?;
+        self.tcp.write_all(&index)?;
+        Ok(Next::Done)
+    }
+
+    fn parity(&mut self, ask: &Ask) -> io::Result<Next> {
+        let Ask::Parity { of, round, region, description, base } = *ask else { return Ok(Next::Close) };
+        match self.holder.parity((of, round), (region, description), base) {
+            Ok(None) => Ok(Next::Answer(Answer::Missing(Vec::new()))),
+            Ok(Some(begun)) => {
+                begun.bringers.attach(&self.tcp);
+                frame::write(&mut self.tcp, &Answer::Done)?;
+                self.incoming.insert(begun).receive(&mut self.tcp)?;
+                Ok(Next::Done)
+            }
+            Err(why) => Ok(refused(why)),
+        }
+    }
+
+    fn seal_parity(&mut self, bytes: u64, sum: u64) -> io::Result<Next> {
+        let Some(incoming) = self.incoming.clone() else { return Ok(Next::Close) };
+        let json = self.received(bytes)?;
+        if crc(&json) != sum {
+            return Ok(refused("the description arrived damaged"));
+        }
+        Ok(match incoming.seal(&json) {
+            Ok(()) => {
+                self.holder.arrived(&incoming.of);
+                Next::Answer(Answer::Done)
+            }
+            Err(why) => refused(why),
+        })
+    }
+
+    /// An index or description, so many bytes.
+    fn received(&mut self, bytes: u64) -> io::Result<Vec<u8>> {
+        if bytes > INDEX_BYTES_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "index over the limit"));
+        }
+        frame::read_bytes(&mut self.tcp, bytes)
+    }
+
+    /// Takes extents off the stream, up to an empty one, and answers each.
+    fn extents(&mut self, upload: &Upload) -> io::Result<()> {
+        let tcp = &mut self.tcp;
+        loop {
+            let mut header = [0; EXTENT_HEADER];
+            tcp.read_exact(&mut header)?;
+            let (offset, len) = header.split_at(8);
+            let offset = u64::from_le_bytes(offset.try_into().map_err(io::Error::other)?);
+            let len = u32::from_le_bytes(len.try_into().map_err(io::Error::other)?);
+            let (len, when_idle) = ((len & !WHEN_IDLE) as usize, len & WHEN_IDLE != 0);
+            if len == 0 {
+                return Ok(());
+            }
+            if len > CHUNK_BYTES {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "extent too long"));
+            }
+            let damaged = upload.receive(offset, len, tcp)?;
+            let busy = when_idle && !self.holder.await_idle();
+            let answer = offset | if damaged { DAMAGED } else { 0 } | if busy { BUSY } else { 0 };
+            tcp.write_all(&answer.to_le_bytes())?;
+        }
+    }
+}
+
+/// The part of the region that is asked for; `None` if it lies outside, or nothing of the region is asked for.
+fn asked(slot: &Slot, ask: &Ask) -> Option<Range<usize>> {
+    let (chunk, region) = (CHUNK_BYTES as u64, slot.region_bytes());
+    let (from, to) = match *ask {
+        Ask::Read { first, count } => {
+            (first.checked_mul(chunk)?, first.checked_add(count)?.checked_mul(chunk)?.min(region))
+        }
+        Ask::ReadBytes { at, bytes } if bytes <= chunk => (at, at.checked_add(bytes).filter(|end| *end <= region)?),
+        _ => return None,
+    };
+    (from <= to).then_some(usize::try_from(from).ok()?..usize::try_from(to).ok()?)
+}
+
+/// Sends a part of the region. The slot need not be pinned: a step that has arrived here may give way to a later one meanwhile, and
+/// whoever asked finds out by the checksums.
+fn send(slot: &Slot, range: Range<usize>, tcp: &mut TcpStream) -> io::Result<()> {
+    let mut room = vec![0; PIECE_BYTES.min(range.len())];
+    for at in range.clone().step_by(PIECE_BYTES) {
+        let piece = room.get_mut(..PIECE_BYTES.min(range.end - at)).unwrap_or_default();
+        if !slot.load(at, piece) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        tcp.write_all(piece)?;
+    }
+    Ok(())
+}
