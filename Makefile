@@ -13,7 +13,7 @@ PYTHON := examples figures harness python/tests
 WORKSPACE := --workspace --exclude everstep-python
 export GLOO_SOCKET_IFNAME ?= lo
 
-.PHONY: help setup build demo test check figures figure soak papers sim fuzz s3s schema fmt clean
+.PHONY: help setup build demo test check figures figure soak papers sim fuzz miri s3s schema fmt clean
 
 help:
 	@echo "make demo            the main job on real text, with real kills"
@@ -23,6 +23,7 @@ help:
 	@echo "make papers          the tables of the papers, into docs/benchmarks"
 	@echo "make sim SEED=n      replay one simulated cluster exactly"
 	@echo "make fuzz SECONDS=n  fuzz every parser for n seconds each"
+	@echo "make miri            the slot protocol under Miri (installs a nightly compiler)"
 	@echo "make schema          write docs/schema from the types of what --json prints"
 	@echo "make check           formatting, lints, spelling, links; make fmt: format"
 
@@ -66,6 +67,7 @@ SIMULATED := -p everstep-sim -p everstep-replay -p everstep-fleet
 test: check
 	$(TESTED) $(WORKSPACE) $(subst -p,--exclude,$(SIMULATED))
 	$(TESTED) $(WORKSPACE) --test damage -- --nocapture
+	$(MAKE) miri
 	$(TESTED) $(SIMULATED) --lib
 	$(TESTED) $(WORKSPACE) --test simulation --test replay --test fleet -- --nocapture
 	$(TESTED) -p everstep-sim --features planted --test planted -- --nocapture
@@ -98,6 +100,11 @@ sim:
 SECONDS := 60
 fuzz:
 	python3 harness/fuzz.py $(SECONDS)
+
+# Orders of the threads to try.
+ORDERS := 4
+miri:
+	python3 -m harness.miri $(ORDERS)
 
 fmt: $(VENV)/ready
 	cargo fmt

@@ -34,6 +34,11 @@ def _wide_types(root: Path) -> list[str]:
     return [f"{f.path.relative_to(root)}: {f.name}, {f.size}" for f in found if f.size > PUBLIC_FIELDS]
 
 
+def _unsound(root: Path) -> list[str]:
+    found = (f for p in structure.files(root, ".rs") for f in structure.unsound(p))
+    return [f"{f.path.relative_to(root)}: {f.name}" for f in found]
+
+
 def _circles(root: Path) -> list[str]:
     crates = [c / "src" for c in [*sorted((root / "crates").iterdir()), root / "python"] if (c / "src").is_dir()]
     graphs = [*(structure.Crate(c).imports() for c in crates), structure.python_imports(root / "python" / "everstep")]
@@ -58,6 +63,8 @@ def _planted(root: Path) -> None:
     fields = "".join(f"    pub field_{n}: u8,\n" for n in range(PUBLIC_FIELDS + 1))
     body = "    let _ = 1;\n" * FUNCTION_LINES
     text = "".join(f"mod {name};\n" for name in names) + f"pub struct Wide {{\n{fields}}}\nfn long() {{\n{body}}}\n"
+    memory = "pub unsafe trait Memory {\n    fn bytes(&self) -> Option<&[u8]>;\n    unsafe fn slice(&self) -> &[u8];\n}\n"
+    (source / "memory.rs").write_text(memory)
     (source / "lib.rs").write_text(text + "// A line.\n" * FILE_LINES)
 
 
@@ -66,6 +73,7 @@ def measure(soak: bool) -> Iterator[Bound]:
         "files": (_long_files, f"files of more than {FILE_LINES} lines"),
         "functions": (_long_functions, f"functions of more than {FUNCTION_LINES} lines"),
         "types": (_wide_types, f"types with more than {PUBLIC_FIELDS} public fields, command-line options left out"),
+        "unsound": (_unsound, "safe functions that give out slices of shared memory"),
         "circles": (_circles, f"import circles of more than {CIRCLE} files"),
     }
     for part, (find, unit) in measures.items():

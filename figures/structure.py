@@ -95,6 +95,25 @@ def public_fields(path: Path) -> list[Finding]:
     return found
 
 
+def unsound(path: Path) -> list[Finding]:
+    """Returns the safe functions of a Rust file that give out slices of shared memory.
+
+    They are looked for in the trait ``Memory``, in what implements it, and in what is generic over it.
+    """
+    found = []
+    for block in (n for n in _walk(rust_tree(path)) if n.type in ("trait_item", "impl_item")):
+        body = block.child_by_field_name("body")
+        if body is None or not any(_text(n) == "Memory" for c in block.named_children if c != body for n in _walk(c)):
+            continue
+        for node in (n for n in body.named_children if n.type in ("function_item", "function_signature_item")):
+            returned = node.child_by_field_name("return_type")
+            references = (n for n in _walk(returned) if n.type == "reference_type") if returned is not None else ()
+            modifiers = [_text(c) for c in node.children if c.type == "function_modifiers"]
+            if "unsafe" not in " ".join(modifiers) and any("[u8]" in _text(r) for r in references):
+                found.append(Finding(path, _text(node.child_by_field_name("name")), 1))
+    return found
+
+
 class Crate:
     """The modules of a crate, and what each of their files imports from the others."""
 
