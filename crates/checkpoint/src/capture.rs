@@ -278,7 +278,7 @@ impl<M: Memory + 'static> Early<M> {
 
 impl<M: Memory + 'static> Drop for Early<M> {
     fn drop(&mut self) {
-        let _ = self.pass.finish(Duration::ZERO);
+        self.pass.wait();
     }
 }
 

@@ -1,17 +1,23 @@
-//! One pass over the sources of a capture, chunk by chunk and by several threads: copies and sums, or sums only.
+//! One pass over the sources of a capture, part by part and by several threads: copies and sums, or sums only.
+//!
+//! A part is a chunk. A state of few chunks has smaller parts, so that several threads share it; their checksums are combined.
 
 use crate::arena::{REGION_AT, Slot};
 use crate::capture::Source;
 use crate::copiers::Copiers;
-use crate::format::digest::CHUNK_BYTES;
+use crate::format::digest::{CHUNK_BYTES, SMALL_PART, combine};
 use crate::fused::{Running, fence};
 use crate::memory::Memory;
 use crate::shm::Mapping;
 use std::hint::spin_loop;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+/// States up to this size are shared in small parts.
+const SMALL_BYTES: usize = 4 * CHUNK_BYTES;
 
 /// Who shares a pass, and what has come of it.
 pub struct Pass<M = Mapping> {
@@ -20,14 +26,18 @@ pub struct Pass<M = Mapping> {
     /// Offset in the region and memory of each source; shared by the passes of one capture.
     pieces: Arc<[(usize, Source)]>,
     copies: bool,
+    /// Bytes of a part; the first of a chunk has what is left over.
+    part: usize,
+    parts: usize,
     next: AtomicUsize,
-    /// Chunks that are not complete. It changes under the lock of `done`.
+    /// Parts that are not complete. It changes under the lock of `done`.
     left: AtomicUsize,
     done: Mutex<Done>,
-    complete: Condvar,
+    changed: Condvar,
 }
 
 struct Done {
+    /// Checksum of each part.
     sums: Vec<u64>,
     failed: Option<io::Error>,
 }
@@ -38,10 +48,12 @@ impl<M: Memory + 'static> Pass<M> {
     /// # Safety
     /// The sources must stay readable until [`Pass::run`] returns, and so long nobody else may use the slot.
     pub unsafe fn new(slot: Arc<Slot<M>>, bytes: usize, pieces: Arc<[(usize, Source)]>, copies: bool) -> Self {
-        let chunks = bytes.div_ceil(CHUNK_BYTES);
-        let done = Mutex::new(Done { sums: vec![0; chunks], failed: None });
-        let (next, left) = (AtomicUsize::new(0), AtomicUsize::new(chunks));
-        Pass { slot, bytes, pieces, copies, next, left, done, complete: Condvar::new() }
+        let part = if bytes <= SMALL_BYTES { SMALL_PART } else { CHUNK_BYTES };
+        let (whole, rest) = (bytes / CHUNK_BYTES, bytes % CHUNK_BYTES);
+        let parts = whole * (CHUNK_BYTES / part) + rest.div_ceil(part);
+        let done = Mutex::new(Done { sums: vec![0; parts], failed: None });
+        let (next, left) = (AtomicUsize::new(0), AtomicUsize::new(parts));
+        Pass { slot, bytes, pieces, copies, part, parts, next, left, done, changed: Condvar::new() }
     }
 
     /// Does it with up to `threads` threads, this one included, and returns the checksum of every chunk.
@@ -50,7 +62,7 @@ impl<M: Memory + 'static> Pass<M> {
     /// When the region lies outside the slot.
     pub fn run(self, threads: usize, copiers: &'static Copiers) -> io::Result<Vec<u64>> {
         let pass = Arc::new(self);
-        pass.begin(threads.saturating_sub(1).min(pass.bytes.div_ceil(CHUNK_BYTES).saturating_sub(1)), copiers);
+        pass.begin(threads.saturating_sub(1).min(pass.parts.saturating_sub(1)), copiers);
         pass.finish(Duration::ZERO)
     }
 
@@ -70,6 +82,19 @@ impl<M: Memory + 'static> Pass<M> {
     /// # Errors
     /// When the region lies outside the slot.
     pub fn finish(&self, patience: Duration) -> io::Result<Vec<u64>> {
+        let mut done = self.complete(patience);
+        match done.failed.take() {
+            Some(e) => Err(e),
+            None => Ok(done.sums.chunks(CHUNK_BYTES / self.part).map(|of_chunk| self.combined(of_chunk)).collect()),
+        }
+    }
+
+    /// Does what nobody has begun, and waits until nobody reads the sources any more.
+    pub fn wait(&self) {
+        drop(self.complete(Duration::ZERO));
+    }
+
+    fn complete(&self, patience: Duration) -> MutexGuard<'_, Done> {
         self.work();
         let began = Instant::now();
         while self.left.load(Ordering::Acquire) > 0 && began.elapsed() < patience {
@@ -78,42 +103,54 @@ impl<M: Memory + 'static> Pass<M> {
         let mut done = self.lock();
         while self.left.load(Ordering::Acquire) > 0 {
             // What a helper has taken it will finish; one that comes late finds nothing to take.
-            done = self.complete.wait(done).unwrap_or_else(PoisonError::into_inner);
+            done = self.changed.wait(done).unwrap_or_else(PoisonError::into_inner);
         }
-        match done.failed.take() {
-            Some(e) => Err(e),
-            None => Ok(std::mem::take(&mut done.sums)),
-        }
+        done
     }
 
     fn lock(&self) -> MutexGuard<'_, Done> {
         self.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Checksum of a chunk from those of its parts, all but the first of which have one length.
+    fn combined(&self, sums: &[u64]) -> u64 {
+        sums.iter().copied().reduce(|sum, part| combine(sum, part, self.part as u64)).unwrap_or_default()
+    }
+
     fn work(&self) {
         loop {
-            let chunk = self.next.fetch_add(1, Ordering::Relaxed);
-            if chunk >= self.bytes.div_ceil(CHUNK_BYTES) {
+            let part = self.next.fetch_add(1, Ordering::Relaxed);
+            if part >= self.parts {
                 return;
             }
-            let sum = self.chunk(chunk);
+            let sum = self.sum(self.range(part));
             let mut done = self.lock();
             match sum {
                 Ok(sum) => {
-                    if let Some(place) = done.sums.get_mut(chunk) {
+                    if let Some(place) = done.sums.get_mut(part) {
                         *place = sum;
                     }
                 }
                 Err(e) => done.failed = Some(e),
             }
             if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-                self.complete.notify_all();
+                self.changed.notify_all();
             }
         }
     }
 
-    fn chunk(&self, chunk: usize) -> io::Result<u64> {
+    /// Where a part lies in the region.
+    fn range(&self, part: usize) -> Range<usize> {
+        let each = CHUNK_BYTES / self.part;
+        let (chunk, number) = (part / each, part % each);
         let (from, to) = (chunk * CHUNK_BYTES, ((chunk + 1) * CHUNK_BYTES).min(self.bytes));
+        let behind = ((to - from).div_ceil(self.part) - 1 - number) * self.part;
+        let end = to - behind;
+        end.saturating_sub(self.part).max(from)..end
+    }
+
+    /// Copies what is to be copied of a range, and sums it.
+    fn sum(&self, Range { start: from, end: to }: Range<usize>) -> io::Result<u64> {
         let first = self.pieces.partition_point(|(at, s)| at + s.bytes <= from);
         let mut sum = Running::default();
         for (at, source) in self.pieces.iter().skip(first).take_while(|(at, _)| *at < to) {
@@ -124,7 +161,7 @@ impl<M: Memory + 'static> Pass<M> {
                 continue;
             }
             let address = (source.address + (start - at)) as *const u8;
-            // SAFETY: within the source (start >= at, end <= at + bytes), which the caller of `new` keeps readable; each chunk
+            // SAFETY: within the source (start >= at, end <= at + bytes), which the caller of `new` keeps readable; each part
             // is one thread's, and the slot is the pass's alone.
             unsafe {
                 if self.copies {
@@ -136,5 +173,43 @@ impl<M: Memory + 'static> Pass<M> {
         }
         fence();
         Ok(sum.value())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::arena::slot_bytes;
+    use crate::copiers::FOREGROUND;
+    use crate::format::digest::crc;
+
+    /// The checksums are those of the chunks, however they are shared.
+    #[test]
+    fn parts_are_combined_to_chunks() {
+        let directory = tempfile::tempdir().unwrap();
+        let sizes =
+            [1, 65_535, 65_536, 65_537, 1_000_000, CHUNK_BYTES, CHUNK_BYTES + 1, SMALL_BYTES - 3, SMALL_BYTES + 3];
+        for bytes in sizes {
+            let data: Vec<u8> = (0..bytes).map(|i| (i * 31 % 251) as u8).collect();
+            let slot =
+                Slot::reserve(&directory.path().join(bytes.to_string()), slot_bytes(bytes as u64, 4096)).unwrap();
+            let slot = Arc::new(slot);
+            let cut = bytes / 3;
+            let source = |from: usize, to: usize| Source {
+                address: data[from..].as_ptr() as usize,
+                bytes: to - from,
+                eager: false,
+            };
+            let pieces: Arc<[_]> = [(0, source(0, cut)), (cut, source(cut, bytes))].into();
+            for (threads, copies) in [(1, true), (3, true), (2, false)] {
+                // SAFETY: `data` lives, and nobody else has the slot.
+                let pass = unsafe { Pass::new(Arc::clone(&slot), bytes, Arc::clone(&pieces), copies) };
+                let expected: Vec<u64> = data.chunks(CHUNK_BYTES).map(crc).collect();
+                assert_eq!(pass.run(threads, &FOREGROUND).unwrap(), expected, "{bytes}");
+            }
+            let mut copy = vec![0; bytes];
+            assert!(slot.load(0, &mut copy) && copy == data, "{bytes}");
+        }
     }
 }

@@ -4,6 +4,8 @@ use crc_fast::{CrcAlgorithm, checksum};
 
 /// Bytes per chunk.
 pub const CHUNK_BYTES: usize = 1 << 20;
+/// Bytes of a part of a chunk that is summed alone; a chunk has a whole number of them.
+pub(crate) const SMALL_PART: usize = 64 << 10;
 
 /// Checksum of `bytes`.
 #[must_use]
@@ -47,7 +49,12 @@ const fn ahead(mut bytes: u64) -> u64 {
 #[must_use]
 pub fn combine(first: u64, second: u64, second_bytes: u64) -> u64 {
     const CHUNK_AHEAD: u64 = ahead(CHUNK_BYTES as u64);
-    let factor = if second_bytes == CHUNK_BYTES as u64 { CHUNK_AHEAD } else { ahead(second_bytes) };
+    const PART_AHEAD: u64 = ahead(SMALL_PART as u64);
+    let factor = match second_bytes {
+        n if n == CHUNK_BYTES as u64 => CHUNK_AHEAD,
+        n if n == SMALL_PART as u64 => PART_AHEAD,
+        n => ahead(n),
+    };
     times(first, factor) ^ second
 }
 
