@@ -63,7 +63,9 @@ def _planted(root: Path) -> None:
     fields = "".join(f"    pub field_{n}: u8,\n" for n in range(PUBLIC_FIELDS + 1))
     body = "    let _ = 1;\n" * FUNCTION_LINES
     text = "".join(f"mod {name};\n" for name in names) + f"pub struct Wide {{\n{fields}}}\nfn long() {{\n{body}}}\n"
-    memory = "pub unsafe trait Memory {\n    fn bytes(&self) -> Option<&[u8]>;\n    unsafe fn slice(&self) -> &[u8];\n}\n"
+    memory = (
+        "pub unsafe trait Memory {\n    fn bytes(&self) -> Option<&[u8]>;\n    unsafe fn slice(&self) -> &[u8];\n}\n"
+    )
     (source / "memory.rs").write_text(memory)
     (source / "lib.rs").write_text(text + "// A line.\n" * FILE_LINES)
 

@@ -99,7 +99,7 @@ def _memory_of_torch(generator: torch.Generator, numbers_at: int) -> _Memory:
 def _torch_numbers_at() -> int | None:
     """Where torch's generators for the CPU keep their numbers, from the address of the C++ object; ``None`` if they are not found."""
     try:
-        generator = torch.Generator()
+        generator = torch.Generator("cpu")
         generator.manual_seed(20240601)
 
         def returned() -> bytes:
@@ -116,10 +116,10 @@ def _torch_numbers_at() -> int | None:
         for _ in range(3):
             for draw in (torch.rand, torch.randn, torch.randperm):
                 before, seen = returned(), memory.bytes()
-                draw(1 if draw is not torch.randperm else 3, generator=generator)
+                draw(1 if draw is not torch.randperm else 3, generator=generator, device="cpu")
                 if returned() == before or memory.bytes() == seen:
                     return None
-    except (AttributeError, OverflowError, RuntimeError, TypeError, ValueError):
+    except (AssertionError, AttributeError, OverflowError, RuntimeError, TypeError, ValueError):
         return None
     return at
 
@@ -137,10 +137,12 @@ class _Read:
     def value(self, read: Callable[[], Any], beside: object = None) -> Any:
         """Returns the last value, or that of ``read`` if anything has changed. ``beside`` belongs to the state but lies elsewhere."""
         version, seen = self._memory.version(), self._seen
-        if seen is None or seen[0] != version or seen[2] is not beside:
-            # The version is from before the read, so what another thread draws meanwhile is noticed next time.
-            self._seen = seen = (version, read(), beside)
-        return seen[1]
+        if seen is not None and seen[0] == version and seen[2] is beside:
+            return seen[1]
+        value = read()
+        # What another thread draws meanwhile, and even puts back, must be noticed next time.
+        self._seen = (version, value, beside) if self._memory.version() == version else None
+        return value
 
 
 _python: _Read | None = None

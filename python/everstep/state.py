@@ -10,7 +10,7 @@ import warnings
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -108,14 +108,23 @@ def _uniquely_named(items: Iterable[Item]) -> list[Item]:
     return items
 
 
+class _Drawn(NamedTuple):
+    """The state of the random generators, and their version when it was read. ``sure``: it was read twice at this version."""
+
+    version: object
+    state: dict[str, Any]
+    encoded: bytes
+    sure: bool
+
+
 class State:
     """The objects of a checkpoint, by the names the user gave them."""
 
     def __init__(self, objects: Mapping[str, Any], layout: Layout) -> None:
         self.layout = layout
         self._parts = Parts()
-        #: The version of the random generators when their state was last read, the state, and its encoding.
-        self._drawn: tuple[object, dict[str, Any], bytes] | None = None
+        #: What was last read of the random generators.
+        self._drawn: _Drawn | None = None
         for name, obj in objects.items():
             if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
                 hint = "wrap a batch function with everstep.resumable" if callable(obj) else "it is not Stateful"
@@ -203,14 +212,17 @@ class State:
 
     def _random(self) -> bytes:
         """The state of the random generators, encoded again only if one of them may have changed."""
-        # From before the read, so what another thread draws meanwhile is noticed next time.
-        version, drawn = rng.version(), self._drawn
-        if drawn is not None and version is not None and version == drawn[0]:
-            return drawn[2]
-        state = rng.get(drawn[1] if drawn is not None else None)
-        encoded = drawn[2] if drawn is not None and rng.same(state, drawn[1]) else encoding.encode(state, _root(RNG))
-        self._drawn = version, state, encoded
-        return encoded
+        drawn, version = self._drawn, rng.version()
+        if drawn is not None and drawn.sure and version == drawn.version:
+            return drawn.encoded
+        state = rng.get(drawn.state if drawn is not None else None)
+        if drawn is not None and rng.same(state, drawn.state):
+            # Another thread may have used a generator for something else and put it back, around one read. Two in a row agree.
+            sure = version is not None and version == drawn.version == rng.version()
+            self._drawn = _Drawn(version, state, drawn.encoded, sure)
+        else:
+            self._drawn = _Drawn(version, state, encoding.encode(state, _root(RNG)), sure=False)
+        return self._drawn.encoded
 
     def _beside(self, name: str, module: nn.Module, found: Entries) -> dict[str, Any] | None:
         if found.lazy:

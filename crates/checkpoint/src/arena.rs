@@ -410,7 +410,8 @@ impl<M: Memory> Slot<M> {
     /// Bytes of the region, in place.
     ///
     /// # Safety
-    /// Nobody writes to them while the slice lives: the slot is sealed and pinned, or whoever may write it is known not to.
+    /// Nobody writes to them while the slice lives: the slot is sealed, pinned and not healed, or whoever may write it is known
+    /// not to.
     pub unsafe fn region(&self, from: usize, len: usize) -> Option<&[u8]> {
         let at = from.checked_add(REGION_AT)?;
         // SAFETY: the caller's promise.
@@ -420,14 +421,16 @@ impl<M: Memory> Slot<M> {
     /// Bytes of the region, to be filled in place.
     ///
     /// # Safety
-    /// The slot is being written by the caller ([`Slot::begin`]), and nobody else reads or writes these bytes while the slice lives.
+    /// The slot is being written by the caller ([`Slot::begin`]), and nobody else reads or writes these bytes while the slice lives,
+    /// but for [`Slot::load`] while a system call fills them: who had found what the slot held before finds out by the checksums.
     ///
     /// # Errors
     /// `InvalidInput` when they lie outside the slot.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn region_mut(&self, from: usize, len: usize) -> io::Result<&mut [u8]> {
+        let at = from.checked_add(REGION_AT).ok_or(io::ErrorKind::InvalidInput)?;
         // SAFETY: the caller's promise.
-        unsafe { self.memory.slice_mut(REGION_AT + from, len) }
+        unsafe { self.memory.slice_mut(at, len) }
     }
 
     /// Copies bytes out of the region, word by word: of two writers, perhaps, where the slot is not pinned. False when they lie
@@ -442,7 +445,8 @@ impl<M: Memory> Slot<M> {
     /// # Errors
     /// `InvalidInput` when they do not fit.
     pub fn store(&self, from: usize, bytes: &[u8]) -> io::Result<()> {
-        self.memory.store(REGION_AT + from, &[bytes]).map(drop)
+        let at = from.checked_add(REGION_AT).ok_or(io::ErrorKind::InvalidInput)?;
+        self.memory.store(at, &[bytes]).map(drop)
     }
 }
 

@@ -451,8 +451,8 @@ impl Shard {
         let (from, to) = (first * CHUNK_BYTES, (last * CHUNK_BYTES).min(region));
         match (&self.bytes, scratch) {
             // SAFETY: the promise of whoever made this.
-            (Bytes::StillSlot(slot), _) => Ok(unsafe { slot.region(from, to - from) }.unwrap_or_default()),
-            (Bytes::Slot(slot), Some(scratch)) => {
+            (Bytes::StillSlot(slot), None) => Ok(unsafe { slot.region(from, to - from) }.unwrap_or_default()),
+            (Bytes::Slot(slot) | Bytes::StillSlot(slot), Some(scratch)) => {
                 let room = scratch.get_mut(..to - from).unwrap_or_default();
                 Ok(if slot.load(from, room) { room } else { &[] })
             }

@@ -103,7 +103,7 @@ fn planted_writer_that_does_not_look_at_the_pins() {
         slot.set(0, MAGIC);
         slot.state_word().begin_new();
         // SAFETY: there is none. This is the mistake.
-        unsafe { slot.region_mut(0, BYTES) }.unwrap().copy_from_slice(&bytes);
+        unsafe { slot.memory().copy_from(REGION_AT, bytes.as_ptr(), BYTES) }.unwrap();
         slot.describe(label(step), index.as_bytes(), BYTES as u64).unwrap();
         slot.finish(None);
     });

@@ -30,6 +30,8 @@ pub struct Conversation<'a> {
     incoming: Option<Arc<Incoming>>,
     /// The slot that it reads.
     found: Option<Arc<Slot>>,
+    /// A piece of that on its way.
+    piece: Vec<u8>,
 }
 
 /// What becomes of a request.
@@ -49,7 +51,7 @@ fn refused(why: impl Into<String>) -> Next {
 impl<'a> Conversation<'a> {
     /// A stream whose other end has shown that it belongs to the job.
     pub fn new(holder: &'a Holder, tcp: TcpStream) -> Self {
-        Conversation { holder, tcp, upload: None, incoming: None, found: None }
+        Conversation { holder, tcp, upload: None, incoming: None, found: None, piece: Vec::new() }
     }
 
     /// Answers until the other side closes the stream.
@@ -91,7 +93,7 @@ impl<'a> Conversation<'a> {
             Ask::Read { .. } | Ask::ReadBytes { .. } => {
                 let Some(slot) = self.found.clone() else { return Ok(Next::Close) };
                 let Some(range) = asked(&slot, ask) else { return Ok(Next::Close) };
-                send(&slot, range, &mut self.tcp)?;
+                self.send(&slot, range)?;
                 Ok(Next::Done)
             }
             Ask::Parity { .. } => self.parity(ask),
@@ -176,6 +178,20 @@ impl<'a> Conversation<'a> {
         })
     }
 
+    /// Sends a part of the region. The slot need not be pinned: a step that has arrived here may give way to a later one meanwhile,
+    /// and whoever asked finds out by the checksums.
+    fn send(&mut self, slot: &Slot, range: Range<usize>) -> io::Result<()> {
+        self.piece.resize(PIECE_BYTES, 0);
+        for at in range.clone().step_by(PIECE_BYTES) {
+            let piece = self.piece.get_mut(..PIECE_BYTES.min(range.end - at)).unwrap_or_default();
+            if !slot.load(at, piece) {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            self.tcp.write_all(piece)?;
+        }
+        Ok(())
+    }
+
     /// An index or description, so many bytes.
     fn received(&mut self, bytes: u64) -> io::Result<Vec<u8>> {
         if bytes > INDEX_BYTES_MAX {
@@ -219,18 +235,4 @@ fn asked(slot: &Slot, ask: &Ask) -> Option<Range<usize>> {
         _ => return None,
     };
     (from <= to).then_some(usize::try_from(from).ok()?..usize::try_from(to).ok()?)
-}
-
-/// Sends a part of the region. The slot need not be pinned: a step that has arrived here may give way to a later one meanwhile, and
-/// whoever asked finds out by the checksums.
-fn send(slot: &Slot, range: Range<usize>, tcp: &mut TcpStream) -> io::Result<()> {
-    let mut room = vec![0; PIECE_BYTES.min(range.len())];
-    for at in range.clone().step_by(PIECE_BYTES) {
-        let piece = room.get_mut(..PIECE_BYTES.min(range.end - at)).unwrap_or_default();
-        if !slot.load(at, piece) {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        tcp.write_all(piece)?;
-    }
-    Ok(())
 }
