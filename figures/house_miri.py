@@ -1,7 +1,7 @@
-"""The slot protocol is free of races: Miri runs it on memory, loom checks every interleaving of its state word.
+"""The slot protocol is free of races: Miri runs it on memory, and loom checks every interleaving of its state word.
 
 Miri runs the product's own capture, early copy and slots (``crates/checkpoint/src/arena/protocol.rs``) with several orders of
-its threads. Both must find the mistakes that are planted for them. Neither knows streaming stores and their fence (``fused.rs``).
+its threads. Both tools must find the mistakes planted for them. Neither models streaming stores and their fence (``fused.rs``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from harness.miri import miri
 #: Orders of the threads that Miri tries, with and without `--soak`.
 ORDERS = {True: 64, False: 8}
 RACE = "error: Undefined Behavior: Data race detected"
-#: What the tests of loom's planted mistakes are called, and how many there are.
+#: A part of the names of loom's tests with planted mistakes, and how many of them there are.
 PLANTED, MISTAKES = "is_found", 3
 
 

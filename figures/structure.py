@@ -96,9 +96,9 @@ def public_fields(path: Path) -> list[Finding]:
 
 
 def unsound(path: Path) -> list[Finding]:
-    """Returns the safe functions of a Rust file that give out slices of shared memory.
+    """Returns the safe functions of a Rust file that give out byte slices of shared memory.
 
-    They are looked for in the trait ``Memory``, in what implements it, and in what is generic over it.
+    It searches the trait ``Memory``, and the ``impl`` blocks that implement it or are generic over it.
     """
     found = []
     for block in (n for n in _walk(rust_tree(path)) if n.type in ("trait_item", "impl_item")):

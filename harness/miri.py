@@ -1,6 +1,6 @@
 """Runs tests of the checkpoint crate under Miri, which finds undefined behaviour and data races.
 
-Miri comes with a nightly compiler, which is installed if it is not there.
+Miri comes with a nightly compiler, which is installed if it is missing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from harness.cluster import ROOT
 
 TOOLCHAIN = "nightly"
-#: Tests that need neither files nor system calls.
+#: Tests that Miri can run: they use no files.
 TESTS = ("arena::protocol::", "memory::")
 
 
@@ -23,10 +23,10 @@ def install() -> None:
 
 
 def miri(*, orders: int, planted: bool = False) -> subprocess.CompletedProcess[str]:
-    """Runs the tests with so many orders of their threads, or the one with a planted race."""
+    """Runs the tests, or only the one with a planted race, with this many orders of their threads."""
     install()
-    # Descriptions of slots bear the time; threads that copy wait for work until the process ends; tensors come as
-    # addresses, as Python knows them.
+    # One reason per flag, in this order: slot descriptions contain the time; threads that copy wait for work until the
+    # process ends; tensors arrive as plain addresses, as from Python.
     flags = "-Zmiri-disable-isolation -Zmiri-ignore-leaks -Zmiri-permissive-provenance"
     line = ["cargo", f"+{TOOLCHAIN}", "miri", "test", "-p", "everstep-checkpoint", "--lib"]
     env = os.environ | {"MIRIFLAGS": f"{flags} -Zmiri-many-seeds=0..{orders}"}

@@ -1,6 +1,6 @@
-"""Reads the states of Python's and numpy's global random generators, but only when they have changed, and sees whether torch's has.
+"""Reads the states of Python's and numpy's global random generators, but only when they have changed, and detects a change of torch's.
 
-They are read number by number, which takes longer than copying a small model, and most steps use none of them. CPython's
+States are read number by number, which takes longer than copying a small model, and most steps use no generator. CPython's
 ``_random.Random``, numpy's ``RandomState`` with an ``MT19937`` and torch's generator for the CPU keep their state in place, so unchanged
 memory means an unchanged state. Whether this interpreter, this numpy and this torch do that is tested once, on generators made for the
 test; if one does not, its state is read each time.
@@ -14,20 +14,20 @@ import sys
 from array import array
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ._internal import WatchedMemory, memory_at
 
-#: Numbers of an MT19937, and the bytes of numpy's ``mt19937_state``, which has a position behind them.
+#: The count of numbers in an MT19937, and the bytes of numpy's ``mt19937_state``, which stores a position after them.
 _NUMBERS = 624
 _MT19937_BYTES = (_NUMBERS + 1) * 4
-#: Where the numbers begin in the state that torch's generator returns; there each has eight bytes.
+#: Where the numbers begin in the state that torch's generator returns. Each takes eight bytes there.
 _TORCH_NUMBERS_AT = 24
-#: What torch's ``CPUGeneratorImpl`` has beside its numbers: before them seed and position, behind them two cached normal samples.
+#: Bytes around the numbers in torch's ``CPUGeneratorImpl``: seed and position before them, two cached normal samples after them.
 _TORCH_BEFORE, _TORCH_BEHIND = 20, 28
-#: Its numbers begin within so many bytes; it has more.
+#: The numbers begin within this many bytes of the ``CPUGeneratorImpl``, which is larger.
 _TORCH_SEARCHED = 512
 
 
@@ -97,7 +97,7 @@ def _memory_of_torch(generator: torch.Generator, numbers_at: int) -> _Memory:
 
 @cache
 def _torch_numbers_at() -> int | None:
-    """Where torch's generators for the CPU keep their numbers, from the address of the C++ object; ``None`` if they are not found."""
+    """Returns the offset of the numbers in torch's generators for the CPU, from the address of the C++ object; ``None`` if not found."""
     try:
         generator = torch.Generator("cpu")
         generator.manual_seed(20240601)
@@ -112,7 +112,7 @@ def _torch_numbers_at() -> int | None:
         memory = _memory_of_torch(generator, at)
         if numbers not in memory.bytes()[0]:
             return None
-        # Of two normal samples one is cached. Whatever changes the state must change the memory.
+        # One of every two normal samples is cached. Every change of the state must change the memory.
         for _ in range(3):
             for draw in (torch.rand, torch.randn, torch.randperm):
                 before, seen = returned(), memory.bytes()
@@ -124,24 +124,39 @@ def _torch_numbers_at() -> int | None:
     return at
 
 
+class _Seen(NamedTuple):
+    """The value last read from a generator, the version of its memory before the read, and what lay beside it. ``sure`` means that the
+    same was read twice at this version."""
+
+    version: int
+    value: Any
+    beside: object
+    sure: bool
+
+
 class _Read:
     """The state that was last read from a generator, and the memory that shows whether it has changed."""
 
     def __init__(self, generator: object, memory: _Memory) -> None:
         self.generator = generator
         self._memory = memory.watched()
-        #: The memory's version when the value was read, the value, and what lay beside it. One object, so that a thread that reads
-        #: meanwhile, or an interrupt, leaves either all of it or nothing.
-        self._seen: tuple[int, Any, Any] | None = None
+        #: One object, so that a thread that reads meanwhile, or an interrupt, leaves either all of it or nothing.
+        self._seen: _Seen | None = None
 
     def value(self, read: Callable[[], Any], beside: object = None) -> Any:
-        """Returns the last value, or that of ``read`` if anything has changed. ``beside`` belongs to the state but lies elsewhere."""
+        """Returns the last value, or that of ``read`` if anything may have changed. ``beside`` belongs to the state but lies elsewhere."""
         version, seen = self._memory.version(), self._seen
-        if seen is not None and seen[0] == version and seen[2] is beside:
-            return seen[1]
+        if seen is not None and (seen.version != version or seen.beside is not beside):
+            seen = None
+        if seen is not None and seen.sure:
+            return seen.value
         value = read()
-        # What another thread draws meanwhile, and even puts back, must be noticed next time.
-        self._seen = (version, value, beside) if self._memory.version() == version else None
+        # Around a single read, another thread may draw and put the state back. Two equal reads in a row are trusted. The version is
+        # from before the read, so that a later change is noticed next time.
+        if seen is not None and value == seen.value:
+            self._seen = _Seen(version, seen.value, beside, sure=True)
+            return seen.value
+        self._seen = _Seen(version, value, beside, sure=False)
         return value
 
 
@@ -191,7 +206,7 @@ def numpy() -> Any:
 
 
 def _python_in_place() -> random.Random | None:
-    """Python's generator, if it keeps its state in place."""
+    """Returns Python's generator if it keeps its state in place."""
     generator = getattr(random, "_inst", None)
     if type(generator) is not random.Random or getattr(random.getstate, "__self__", None) is not generator or not _python_is_in_place():
         return None
@@ -199,7 +214,7 @@ def _python_in_place() -> random.Random | None:
 
 
 def _numpy_in_place(module: Any) -> tuple[Any, Any] | None:
-    """numpy's generator and what it draws from, if they keep their state in place."""
+    """Returns numpy's generator and the bit generator it draws from if they keep their state in place."""
     generator = getattr(module.random.get_state, "__self__", None)
     bits = getattr(generator, "_bit_generator", None)
     if type(generator) is not module.random.RandomState or type(bits) is not module.random.MT19937 or not _numpy_is_in_place():
@@ -208,7 +223,7 @@ def _numpy_in_place(module: Any) -> tuple[Any, Any] | None:
 
 
 class _Watch:
-    """The memory of all generators at once."""
+    """Watches the memory of all generators at once."""
 
     def __init__(self, python: random.Random, numpy: tuple[Any, Any] | None, torch_: torch.Generator, numbers_at: int) -> None:
         self._python, self._numpy, self._torch = python, numpy, torch_
@@ -231,8 +246,10 @@ _watch: _Watch | None = None
 
 
 def version() -> tuple[_Watch, tuple[int, int]] | None:
-    """Returns what differs from the previous call's result whenever the state of a generator does: Python's, numpy's or torch's for the
-    CPU. ``None`` if that cannot be told."""
+    """Returns a value that differs from the previous call's whenever the state of Python's, numpy's or torch's CPU generator does.
+
+    ``None`` if a change cannot be detected.
+    """
     global _watch
     module, numbers_at, torch_ = sys.modules.get("numpy"), _torch_numbers_at(), torch.default_generator
     numpy = _numpy_in_place(module) if module is not None else None

@@ -33,7 +33,7 @@ def get(before: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def version() -> object | None:
-    """Returns what differs from the previous call's result whenever what :func:`get` returns does; ``None`` if only a look at it shows."""
+    """Returns a value that differs from the previous call's whenever the result of :func:`get` does; ``None`` if only calling it shows that."""
     return None if torch.cuda.is_initialized() else generators.version()
 
 

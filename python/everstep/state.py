@@ -109,7 +109,7 @@ def _uniquely_named(items: Iterable[Item]) -> list[Item]:
 
 
 class _Drawn(NamedTuple):
-    """The state of the random generators, and their version when it was read. ``sure``: it was read twice at this version."""
+    """The state of the random generators, and their version when it was read. ``sure`` means that it was read twice at this version."""
 
     version: object
     state: dict[str, Any]
@@ -123,7 +123,7 @@ class State:
     def __init__(self, objects: Mapping[str, Any], layout: Layout) -> None:
         self.layout = layout
         self._parts = Parts()
-        #: What was last read of the random generators.
+        #: The state last read from the random generators.
         self._drawn: _Drawn | None = None
         for name, obj in objects.items():
             if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
@@ -217,7 +217,8 @@ class State:
             return drawn.encoded
         state = rng.get(drawn.state if drawn is not None else None)
         if drawn is not None and rng.same(state, drawn.state):
-            # Another thread may have used a generator for something else and put it back, around one read. Two in a row agree.
+            # Around a single read, another thread may have used a generator for something else and put it back. Two equal reads in a
+            # row are trusted.
             sure = version is not None and version == drawn.version == rng.version()
             self._drawn = _Drawn(version, state, drawn.encoded, sure)
         else:

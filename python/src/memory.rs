@@ -43,12 +43,12 @@ impl PyWatchedMemory {
         }
         let mut known = seen.words.as_mut_slice();
         for (address, bytes) in &self.blocks {
-            // SAFETY: a block, which the Python half keeps alive; aligned (`new`). Another thread may draw a number
+            // SAFETY: the Python half keeps the block alive, and it is aligned (`new`). Another thread may draw a number
             // meanwhile, without the interpreter's lock, as numpy's generators allow: hence atomic reads.
             let words = unsafe { std::slice::from_raw_parts(*address as *const AtomicU32, bytes / WORD) };
             let (of_block, rest) = known.split_at_mut(words.len());
             known = rest;
-            // Mostly nothing has changed: a loop without stores is enough to see that.
+            // Usually nothing has changed, and a loop without stores is enough to find out.
             let differ = |all, (word, known): (&AtomicU32, &u32)| all | (word.load(Ordering::Relaxed) ^ known);
             if words.iter().zip(&*of_block).fold(0, differ) != 0 {
                 changed = true;

@@ -34,7 +34,7 @@ impl From<Shard> for PyShard {
 }
 
 impl PyShard {
-    /// Of a sealed slot that this process alone writes.
+    /// Of a sealed slot that nobody writes while this process reads it: its own.
     pub fn of_own(slot: Arc<Slot>) -> PyResult<Self> {
         // SAFETY: the Python half is done with a shard before it captures anything or asks the agent to fetch anything.
         Ok(unsafe { Shard::from_still_slot(slot) }.map_err(checkpoint)?.0.into())

@@ -181,3 +181,18 @@ def test_what_another_thread_puts_back_is_not_remembered(monkeypatch):
     for _ in range(3):
         assert state._random() == encoding.encode(rng.get(), (None, "rng", False))
     assert state._drawn.sure
+
+
+def test_what_another_thread_puts_back_around_a_read_is_read_again():
+    generator = random.Random(1)
+    read, before = read_of(generator), generator.getstate()
+
+    def around():
+        # Another thread: it draws before the read, and puts the state back after it.
+        generator.random()
+        found = generator.getstate()
+        generator.setstate(before)
+        return found
+
+    assert read.value(around) != before
+    assert [read.value(generator.getstate) for _ in range(3)] == [before] * 3

@@ -2,11 +2,13 @@
 //! death of the worker and of the agent.
 //!
 //! Slot protocol: FREE → WRITING → SEALED ([`crate::state_word`]; then REPLICATED(n) → DURABLE, which are notes for people). A slot
-//! has one writer at a time: its worker while one runs, else the node's agent. Sealing is one release store after everything else
-//! is in place. A crash while WRITING leaves the other slots untouched.
+//! has one writer at a time: its worker while the worker runs, otherwise the node's agent. Sealing is one release store after
+//! everything else is in place. A crash while WRITING leaves the other slots untouched.
 //!
-//! Superblock and index are written and read word by word, and have checksums: anybody may look at them at any time. The region is
-//! plain memory. Whoever reads it has pinned the slot, or knows that no writer is at work.
+//! The superblock and the index are written and read word by word, and have checksums, so anybody may look at them at any time. The
+//! region is plain memory. Those who read it in place have pinned the slot, or know that no writer is active. Others copy it out
+//! ([`Slot::load`]), and detect by the checksums that it was written meanwhile. Damaged chunks of a sealed slot are replaced word by
+//! word by the agent, at the request of a worker that waits for it ([`Slot::store`]).
 //!
 //! ```text
 //!  0        4096                      index_at            end
@@ -157,10 +159,10 @@ impl Slot {
         Ok(Slot { memory, path: path.into() })
     }
 
-    /// Makes every page of it present, as [`Mapping::populate`].
+    /// Makes every page of the slot present, as [`Mapping::populate`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Mapping::populate`].
     pub fn populate(&self) -> io::Result<()> {
         self.memory.populate()
     }
@@ -173,7 +175,7 @@ impl<M: Memory> Slot<M> {
         &self.path
     }
 
-    /// The memory, superblock and index included.
+    /// The memory, including the superblock and the index.
     #[must_use]
     pub fn memory(&self) -> &M {
         &self.memory
@@ -407,22 +409,22 @@ impl<M: Memory> Slot<M> {
         Ok(index)
     }
 
-    /// Bytes of the region, in place.
+    /// Returns bytes of the region in place.
     ///
     /// # Safety
-    /// Nobody writes to them while the slice lives: the slot is sealed, pinned and not healed, or whoever may write it is known
-    /// not to.
+    /// Nobody writes to them while the slice lives. Either the slot is sealed, pinned and not being healed, or those who may write
+    /// to it are known not to.
     pub unsafe fn region(&self, from: usize, len: usize) -> Option<&[u8]> {
         let at = from.checked_add(REGION_AT)?;
         // SAFETY: the caller's promise.
         unsafe { self.memory.slice(at, len) }
     }
 
-    /// Bytes of the region, to be filled in place.
+    /// Returns bytes of the region to be filled in place.
     ///
     /// # Safety
-    /// The slot is being written by the caller ([`Slot::begin`]), and nobody else reads or writes these bytes while the slice lives,
-    /// but for [`Slot::load`] while a system call fills them: who had found what the slot held before finds out by the checksums.
+    /// The caller is writing the slot ([`Slot::begin`]), and nobody else reads or writes these bytes while the slice lives. The
+    /// only exception is [`Slot::load`] by a reader of the slot's previous contents, which detects the change by the checksums.
     ///
     /// # Errors
     /// `InvalidInput` when they lie outside the slot.
@@ -433,8 +435,8 @@ impl<M: Memory> Slot<M> {
         unsafe { self.memory.slice_mut(at, len) }
     }
 
-    /// Copies bytes out of the region, word by word: of two writers, perhaps, where the slot is not pinned. False when they lie
-    /// outside the slot.
+    /// Copies bytes out of the region, word by word. If the slot is not pinned, they may come from two writers. Returns false if
+    /// they lie outside the slot.
     #[must_use]
     pub fn load(&self, from: usize, into: &mut [u8]) -> bool {
         from.checked_add(REGION_AT).is_some_and(|at| self.memory.load_into(at, into))

@@ -1,8 +1,9 @@
-//! Memory that other threads and processes may use at the same time, and the sound ways to it.
+//! Memory that other threads and processes may use at the same time, and sound access to it.
 //!
-//! Words are atomics, and [`Memory::load`] and [`Memory::store`] go through them: whoever else is at work there, what comes out is
-//! bytes, perhaps of two writers, and a checksum tells. Slices are for bulk data. They are `unsafe`, because only the protocol of
-//! what lies in the memory (for slots: [`crate::arena`]) says that nobody changes the bytes under them.
+//! Words are atomics, and [`Memory::load`] and [`Memory::store`] go through them. Even if others write at the same time, a load
+//! returns valid bytes. They may come from two writers, which a checksum detects. Slices are for bulk data. They are `unsafe`,
+//! because only the protocol for the contents of the memory (for slots: [`crate::arena`]) ensures that nobody changes the bytes
+//! under them.
 
 use crate::fused::Running;
 use std::io;
@@ -10,20 +11,20 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const WORD: usize = size_of::<u64>();
 
-/// A range of memory, shared with other threads and perhaps with other processes.
+/// A range of memory shared with other threads and perhaps with other processes.
 ///
 /// # Safety
-/// [`Memory::start`] is aligned to 8 bytes and valid for reads and writes of [`Memory::len`] bytes for as long as the value lives,
-/// both always return the same, and no reference to the bytes exists but those that this trait gives out. The provided methods
-/// are not overridden.
+/// [`Memory::start`] is aligned to 8 bytes and valid for reads and writes of [`Memory::len`] bytes for as long as the value lives.
+/// Each of the two always returns the same result. The only references to the bytes are those that this trait gives out. The
+/// provided methods are not overridden.
 pub unsafe trait Memory: Send + Sync {
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     fn start(&self) -> *mut u8;
 
     /// Length in bytes.
     fn len(&self) -> usize;
 
-    /// Whether it has no bytes.
+    /// Returns whether the memory has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -38,7 +39,7 @@ pub unsafe trait Memory: Send + Sync {
         unsafe { AtomicU64::from_ptr(self.start().add(offset).cast()) }
     }
 
-    /// Returns the lower half of the 64-bit word at `offset`, for the kernel to wait on (little endian: the first four bytes).
+    /// Returns the lower half of the 64-bit word at `offset` (little endian: the first four bytes), for use as a futex.
     ///
     /// # Panics
     /// As [`Memory::word`].
@@ -58,7 +59,8 @@ pub unsafe trait Memory: Send + Sync {
         unsafe { std::slice::from_raw_parts(self.start().add(offset).cast(), (self.len() - offset) / WORD) }
     }
 
-    /// Fills `bytes` from `offset` on, word by word. False if they lie outside, or share their last word with what lies outside.
+    /// Fills `bytes` from `offset` on, word by word. Returns false if the range lies outside the memory, or ends in a word that
+    /// lies partly outside.
     #[must_use]
     fn load_into(&self, offset: usize, bytes: &mut [u8]) -> bool {
         let end = offset.checked_add(bytes.len()).and_then(|end| end.checked_next_multiple_of(WORD));
@@ -81,18 +83,18 @@ pub unsafe trait Memory: Send + Sync {
         true
     }
 
-    /// Copies bytes out, as [`Memory::load_into`].
+    /// Returns a copy of `len` bytes, loaded as by [`Memory::load_into`]; `None` where that returns false.
     fn load(&self, offset: usize, len: usize) -> Option<Vec<u8>> {
         self.check(offset, len).ok()?;
         let mut bytes = vec![0; len];
         self.load_into(offset, &mut bytes).then_some(bytes)
     }
 
-    /// Copies `parts` in, one behind the other, word by word. Bytes beside them in the first and the last word stay as they are if
-    /// nobody else writes these words meanwhile. Returns where the last part ends.
+    /// Copies `parts` in one after the other, word by word. The other bytes of the first and the last word keep their values if
+    /// nobody else writes to these words meanwhile. Returns where the last part ends.
     ///
     /// # Errors
-    /// `InvalidInput` when they do not fit, or share their last word with what lies outside; nothing is written then.
+    /// `InvalidInput` when they do not fit, or end in a word that lies partly outside. Nothing is written then.
     fn store(&self, offset: usize, parts: &[&[u8]]) -> io::Result<usize> {
         let end = parts.iter().try_fold(offset, |end, part| end.checked_add(part.len())).unwrap_or(usize::MAX);
         self.check(0, end.checked_next_multiple_of(WORD).unwrap_or(usize::MAX))?;
@@ -120,7 +122,7 @@ pub unsafe trait Memory: Send + Sync {
         Ok(end)
     }
 
-    /// Looks at bytes in place.
+    /// Returns bytes in place.
     ///
     /// # Safety
     /// Nobody writes to them, in this process or another, while the slice lives.
@@ -130,7 +132,7 @@ pub unsafe trait Memory: Send + Sync {
         Some(unsafe { std::slice::from_raw_parts(self.start().add(offset), len) })
     }
 
-    /// Gives bytes out to be filled in place.
+    /// Returns bytes to be filled in place.
     ///
     /// # Safety
     /// Nobody else reads or writes them, in this process or another, while the slice lives.
@@ -182,17 +184,17 @@ pub unsafe trait Memory: Send + Sync {
         Ok(self.start().wrapping_add(offset))
     }
 
-    /// Checks that a range lies inside.
+    /// Checks that a range lies inside the memory.
     ///
     /// # Errors
-    /// `InvalidInput` if not.
+    /// `InvalidInput` if it does not.
     fn check(&self, offset: usize, len: usize) -> io::Result<()> {
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len());
         fits.then_some(()).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "does not fit into the memory"))
     }
 }
 
-/// Stores into the first words; returns the others.
+/// Stores `bytes` into the first words, and returns the remaining words.
 fn put<'a>(words: &'a [AtomicU64], bytes: &[[u8; WORD]]) -> &'a [AtomicU64] {
     for (word, bytes) in words.iter().zip(bytes) {
         word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
@@ -200,7 +202,7 @@ fn put<'a>(words: &'a [AtomicU64], bytes: &[[u8; WORD]]) -> &'a [AtomicU64] {
     words.get(bytes.len()..).unwrap_or_default()
 }
 
-/// Memory of this process alone: what Miri, which knows no files, tests the protocols on.
+/// Memory of this process alone. Miri tests the protocols on it, because it cannot map files.
 #[cfg(test)]
 pub struct Heap(Vec<std::cell::UnsafeCell<u64>>);
 
@@ -209,10 +211,11 @@ mod heap {
     use super::{Heap, Memory, WORD};
     use std::cell::UnsafeCell;
 
-    // SAFETY: only raw pointers to the words are given out; `Memory` says who may use them when.
+    // SAFETY: only raw pointers to the words are given out; the contract of `Memory` says who may use them, and when.
     unsafe impl Sync for Heap {}
 
-    // SAFETY: a vector of words is aligned, and neither moves nor changes its length, because nothing here has `&mut` to it.
+    // SAFETY: the words of a vector are aligned. They do not move and the length does not change, because nothing here takes
+    // `&mut` to the vector.
     unsafe impl Memory for Heap {
         fn start(&self) -> *mut u8 {
             self.0.as_ptr().cast_mut().cast()
@@ -224,7 +227,7 @@ mod heap {
     }
 
     impl Heap {
-        /// So many bytes, all zero, as a new file has them.
+        /// Returns `bytes` bytes of zeros, like a new file.
         pub fn new(bytes: usize) -> Self {
             Heap((0..bytes.div_ceil(WORD)).map(|_| UnsafeCell::new(0)).collect())
         }
@@ -263,7 +266,7 @@ mod tests {
         let memory = Heap::new(64);
         assert!(memory.store(60, &[&[0; 5]]).is_err() && memory.load(60, 5).is_none());
         assert!(memory.load(usize::MAX, 2).is_none() && memory.address(64, 1).is_err());
-        // SAFETY: nobody else has this memory.
+        // SAFETY: nobody else uses this memory.
         unsafe {
             assert!(memory.slice(57, 8).is_none() && memory.slice(56, 8).is_some());
             assert!(memory.slice_mut(64, 1).is_err() && memory.copy_from(64, [1].as_ptr(), 1).is_err());

@@ -1,6 +1,7 @@
 //! One pass over the sources of a capture, part by part and by several threads: copies and sums, or sums only.
 //!
-//! A part is a chunk. A state of few chunks has smaller parts, so that several threads share it; their checksums are combined.
+//! A part is usually a chunk. A state of few chunks has smaller parts, so that several threads can share it; their checksums are
+//! combined into those of the chunks.
 
 use crate::arena::{REGION_AT, Slot};
 use crate::capture::Source;
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// States up to this size are shared in small parts.
+/// States up to this size are divided into small parts.
 const SMALL_BYTES: usize = 4 * CHUNK_BYTES;
 
 /// Who shares a pass, and what has come of it.
@@ -26,7 +27,7 @@ pub struct Pass<M = Mapping> {
     /// Offset in the region and memory of each source; shared by the passes of one capture.
     pieces: Arc<[(usize, Source)]>,
     copies: bool,
-    /// Bytes of a part; the first of a chunk has what is left over.
+    /// Bytes per part; the first part of a chunk has the remainder.
     part: usize,
     parts: usize,
     next: AtomicUsize,
@@ -46,7 +47,8 @@ impl<M: Memory + 'static> Pass<M> {
     /// Over `bytes` of the region. `copies`: lazy sources go into the slot on the way; else they are only read.
     ///
     /// # Safety
-    /// The sources must stay readable until [`Pass::run`] returns, and so long nobody else may use the slot.
+    /// The sources must stay readable until [`Pass::run`], [`Pass::finish`] or [`Pass::wait`] returns, and until then nobody else may
+    /// use the region, except to copy it out word by word.
     pub unsafe fn new(slot: Arc<Slot<M>>, bytes: usize, pieces: Arc<[(usize, Source)]>, copies: bool) -> Self {
         let part = if bytes <= SMALL_BYTES { SMALL_PART } else { CHUNK_BYTES };
         let (whole, rest) = (bytes / CHUNK_BYTES, bytes % CHUNK_BYTES);
@@ -89,7 +91,7 @@ impl<M: Memory + 'static> Pass<M> {
         }
     }
 
-    /// Does what nobody has begun, and waits until nobody reads the sources any more.
+    /// Processes the parts that nobody has begun, and waits until nobody reads the sources any more.
     pub fn wait(&self) {
         drop(self.complete(Duration::ZERO));
     }
@@ -112,7 +114,7 @@ impl<M: Memory + 'static> Pass<M> {
         self.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checksum of a chunk from those of its parts, all but the first of which have one length.
+    /// Returns the checksum of a chunk from those of its parts. All parts but the first have the same length.
     fn combined(&self, sums: &[u64]) -> u64 {
         sums.iter().copied().reduce(|sum, part| combine(sum, part, self.part as u64)).unwrap_or_default()
     }
@@ -139,7 +141,7 @@ impl<M: Memory + 'static> Pass<M> {
         }
     }
 
-    /// Where a part lies in the region.
+    /// Returns the range of a part in the region.
     fn range(&self, part: usize) -> Range<usize> {
         let each = CHUNK_BYTES / self.part;
         let (chunk, number) = (part / each, part % each);
@@ -149,20 +151,20 @@ impl<M: Memory + 'static> Pass<M> {
         end.saturating_sub(self.part).max(from)..end
     }
 
-    /// Copies what is to be copied of a range, and sums it.
+    /// Copies the lazy sources in a range if the pass copies, and returns the checksum of the range.
     fn sum(&self, Range { start: from, end: to }: Range<usize>) -> io::Result<u64> {
         let first = self.pieces.partition_point(|(at, s)| at + s.bytes <= from);
         let mut sum = Running::default();
         for (at, source) in self.pieces.iter().skip(first).take_while(|(at, _)| *at < to) {
             let (start, end) = ((*at).max(from), (at + source.bytes).min(to));
             if source.eager {
-                // SAFETY: an eager source is in the slot since before the pass, which does not write there.
+                // SAFETY: an eager source was in the slot before the pass began, and the pass does not write there.
                 sum.read(unsafe { self.slot.region(start, end - start) }.unwrap_or_default());
                 continue;
             }
             let address = (source.address + (start - at)) as *const u8;
             // SAFETY: within the source (start >= at, end <= at + bytes), which the caller of `new` keeps readable; each part
-            // is one thread's, and the slot is the pass's alone.
+            // belongs to one thread, and nobody but this pass uses the slot.
             unsafe {
                 if self.copies {
                     self.slot.memory().sum_from(REGION_AT + start, address, end - start, &mut sum)?;
@@ -184,7 +186,7 @@ mod tests {
     use crate::copiers::FOREGROUND;
     use crate::format::digest::crc;
 
-    /// The checksums are those of the chunks, however they are shared.
+    /// The checksums are those of the chunks, no matter how the work is shared.
     #[test]
     fn parts_are_combined_to_chunks() {
         let directory = tempfile::tempdir().unwrap();
@@ -203,7 +205,7 @@ mod tests {
             };
             let pieces: Arc<[_]> = [(0, source(0, cut)), (cut, source(cut, bytes))].into();
             for (threads, copies) in [(1, true), (3, true), (2, false)] {
-                // SAFETY: `data` lives, and nobody else has the slot.
+                // SAFETY: `data` lives, and nobody else uses the slot.
                 let pass = unsafe { Pass::new(Arc::clone(&slot), bytes, Arc::clone(&pieces), copies) };
                 let expected: Vec<u64> = data.chunks(CHUNK_BYTES).map(crc).collect();
                 assert_eq!(pass.run(threads, &FOREGROUND).unwrap(), expected, "{bytes}");

@@ -66,9 +66,9 @@ pub struct Target {
 }
 
 enum Bytes {
-    /// Somebody may begin to write it: it is copied word by word before it is looked at.
+    /// A slot that somebody may begin to write. Its bytes are copied word by word before they are used.
     Slot(Arc<Slot>),
-    /// Nobody writes it: it is looked at in place.
+    /// A slot that nobody writes. Its bytes are used in place.
     StillSlot(Arc<Slot>),
     /// The region begins at the offset, which is aligned.
     Stored(Stored, u64),
@@ -148,7 +148,7 @@ impl Shard {
         Self::of_slot(&slot, Bytes::Slot(slot.clone()))
     }
 
-    /// As [`Shard::from_slot`], without a copy on the way.
+    /// As [`Shard::from_slot`], but reads the slot in place, without an intermediate copy.
     ///
     /// # Safety
     /// Nobody writes the region of the slot while the shard reads it.
@@ -450,7 +450,7 @@ impl Shard {
         let region = usize::try_from(self.index.bytes()).map_err(std::io::Error::other)?;
         let (from, to) = (first * CHUNK_BYTES, (last * CHUNK_BYTES).min(region));
         match (&self.bytes, scratch) {
-            // SAFETY: the promise of whoever made this.
+            // SAFETY: the caller of `from_still_slot` has promised that nobody writes the region.
             (Bytes::StillSlot(slot), None) => Ok(unsafe { slot.region(from, to - from) }.unwrap_or_default()),
             (Bytes::Slot(slot) | Bytes::StillSlot(slot), Some(scratch)) => {
                 let room = scratch.get_mut(..to - from).unwrap_or_default();

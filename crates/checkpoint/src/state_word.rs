@@ -1,7 +1,8 @@
-//! The state word of a slot: FREE → WRITING → SEALED, and who needs what is sealed.
+//! The state word of a slot: FREE → WRITING → SEALED, and the pins of those who need a sealed slot.
 //!
-//! State and pins share a word, so that nobody can begin to write what somebody else has just pinned. Whoever has pinned a sealed
-//! slot sees all that was written before the seal; whoever begins to write sees that all who had pinned it are done.
+//! State and pins share a word, so that nobody can begin to write what somebody else has just pinned. A reader that pins
+//! a sealed slot sees everything that was written before the seal. A writer that begins to write sees that every earlier reader
+//! with a pin has finished.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,7 +30,7 @@ pub enum Pin {
     Replicate = 1 << 9,
 }
 
-/// The atomic operations that the protocol uses, so that a model checker can take the place of the processor.
+/// The atomic operations that the protocol uses. As a trait, so that a model checker can take the place of the processor.
 pub trait Word {
     /// As [`AtomicU64::load`].
     fn load(&self, order: Ordering) -> u64;
@@ -37,7 +38,7 @@ pub trait Word {
     fn store(&self, value: u64, order: Ordering);
     /// As [`AtomicU64::fetch_and`].
     fn fetch_and(&self, value: u64, order: Ordering);
-    /// As [`AtomicU64::fetch_update`]; true if the word was changed.
+    /// As [`AtomicU64::fetch_update`]; returns true if the word was changed.
     fn update(&self, set: Ordering, fetch: Ordering, change: impl Fn(u64) -> Option<u64>) -> bool;
 }
 
@@ -64,7 +65,7 @@ impl Word for AtomicU64 {
 pub struct StateWord<'a, W>(pub &'a W);
 
 impl<W: Word> StateWord<'_, W> {
-    /// Where the slot stands.
+    /// Returns the state of the slot.
     #[must_use]
     pub fn state(&self) -> State {
         match self.0.load(Ordering::Acquire) & STATE_MASK {
@@ -74,13 +75,13 @@ impl<W: Word> StateWord<'_, W> {
         }
     }
 
-    /// Whether somebody still needs the slot.
+    /// Returns whether somebody still needs the slot.
     #[must_use]
     pub fn pinned(&self) -> bool {
         self.0.load(Ordering::Acquire) & !STATE_MASK != 0
     }
 
-    /// Whether it is needed for this.
+    /// Returns whether the slot has this pin.
     #[must_use]
     pub fn pinned_for(&self, pin: Pin) -> bool {
         self.0.load(Ordering::Acquire) & pin as u64 != 0
@@ -93,24 +94,24 @@ impl<W: Word> StateWord<'_, W> {
         self.0.update(Ordering::AcqRel, Ordering::Acquire, sealed)
     }
 
-    /// Takes a pin away: whoever took it reads no more.
+    /// Removes a pin. Its holder must have finished reading.
     pub fn release(&self, pin: Pin) {
         self.0.fetch_and(!(pin as u64), Ordering::AcqRel);
     }
 
-    /// Begins to write; false when the slot is pinned.
+    /// Begins to write. Returns false if the slot is pinned.
     #[must_use]
     pub fn begin(&self) -> bool {
         let free = |w: u64| (w & !STATE_MASK == 0).then_some(WRITING);
         self.0.update(Ordering::AcqRel, Ordering::Acquire, free)
     }
 
-    /// Begins to write what was never a slot.
+    /// Begins to write memory that has never been a slot.
     pub fn begin_new(&self) {
         self.0.store(WRITING, Ordering::Release);
     }
 
-    /// Seals what has been written, and pins it in the same moment.
+    /// Seals what has been written and, if `pin` is given, pins it in the same store.
     pub fn seal(&self, pin: Option<Pin>) {
         self.0.store(SEALED | pin.map_or(0, |p| p as u64), Ordering::Release);
     }
@@ -142,13 +143,13 @@ mod tests {
         }
     }
 
-    /// A state word, and the memory that it guards, which loom lets nobody read while it is written.
+    /// A state word and the memory that it guards. Loom fails a test that accesses this memory while it is being written.
     struct Modelling {
         word: Modelled,
         region: UnsafeCell<u64>,
     }
 
-    // SAFETY: the state word says who may use the region; loom fails the test where that is not enough.
+    // SAFETY: the state word decides who may use the region; loom fails the test if that is not enough.
     unsafe impl Sync for Modelling {}
     // SAFETY: as above.
     unsafe impl Send for Modelling {}
@@ -159,18 +160,18 @@ mod tests {
         }
 
         fn write(&self, value: u64) {
-            // SAFETY: loom checks that nobody else is at it.
+            // SAFETY: loom checks that nobody else accesses the region.
             self.region.with_mut(|region| unsafe { *region = value });
         }
 
         fn read(&self) -> u64 {
-            // SAFETY: loom checks that nobody writes to it.
+            // SAFETY: loom checks that nobody writes to the region.
             self.region.with(|region| unsafe { *region })
         }
     }
 
-    /// A worker that captures steps 1 and 2 into the same slot, an agent that persists and one that replicates: `begin`, `seal` and
-    /// `release` are the protocol's or a planted mistake.
+    /// Checks every interleaving of a worker that captures steps 1 and 2 into the same slot, an agent that persists it, and an
+    /// agent that replicates it. `begin`, `seal` and `release` are those of the protocol or planted mistakes.
     fn all_interleavings(
         begin: fn(&Modelling) -> bool,
         seal: fn(&Modelling),

@@ -1,4 +1,5 @@
-//! The slot protocol between threads, on memory of this process: Miri runs it, and finds races that no processor shows.
+//! Tests of the slot protocol between threads, on memory of this process. Miri runs them, and finds races that a run on a
+//! processor does not reveal.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -17,7 +18,7 @@ fn label(step: u64) -> Label {
     Label { run: 1, rank: 0, world_size: 1, generation: 1, step, purpose: Purpose::Recovery, shared: true }
 }
 
-/// Two tensors of which every byte is the number of the step: where they are, and what they are called.
+/// Returns the descriptions and the memory of two tensors, which share `bytes`. Every byte is the number of the step.
 fn state(bytes: &[u8]) -> (Described, Vec<Source>) {
     let tensor = |name: &str, bytes: usize| Tensor {
         name: name.into(),
@@ -31,7 +32,7 @@ fn state(bytes: &[u8]) -> (Described, Vec<Source>) {
     (tensors, vec![source(a, false), source(b, true)])
 }
 
-/// A reader that pins what it finds sees one step, whole, however often the writer comes back.
+/// Checks that a reader that pins the slot sees one whole step, no matter how many times the writer returns.
 fn read_while(slot: &Arc<Slot<Heap>>, write: impl Fn(u64)) {
     let reader = std::thread::spawn({
         let slot = Arc::clone(slot);
@@ -83,7 +84,7 @@ fn whoever_has_pinned_a_slot_reads_one_step_of_an_early_copy() {
     read_while(&slot, |step| {
         let bytes = vec![u8::try_from(step).unwrap(); BYTES];
         let (tensors, sources) = state(&bytes);
-        // SAFETY: `bytes` lives, and stays as it is, until `finish` has returned.
+        // SAFETY: `bytes` lives, and is not changed, until `finish` has returned.
         match unsafe { Early::begin(Arc::clone(&slot), (tensors, &InOrder::of(&sources)), label(step), false) } {
             Err(e) => assert_eq!(e.kind(), io::ErrorKind::ResourceBusy),
             Ok(early) => early.finish(Vec::new(), None).unwrap(),
@@ -102,7 +103,7 @@ fn planted_writer_that_does_not_look_at_the_pins() {
         let index = format!(r#"{{"tensors":[{tensor}],"crcs":[{sum}]}}"#);
         slot.set(0, MAGIC);
         slot.state_word().begin_new();
-        // SAFETY: there is none. This is the mistake.
+        // SAFETY: this is not safe. It is the planted mistake.
         unsafe { slot.memory().copy_from(REGION_AT, bytes.as_ptr(), BYTES) }.unwrap();
         slot.describe(label(step), index.as_bytes(), BYTES as u64).unwrap();
         slot.finish(None);

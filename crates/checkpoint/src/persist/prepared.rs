@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// One rank's shard: a header, and the region of a slot behind it.
 pub struct Prepared<'a> {
-    /// The slot, which stays pinned for as long as this lives.
+    /// The slot, which stays pinned while this value exists.
     pub slot: &'a Arc<Slot>,
     /// What it held when this was made.
     pub label: Label,
@@ -37,9 +37,9 @@ impl<'a> Prepared<'a> {
     /// Makes the header.
     ///
     /// # Errors
-    /// `InvalidData` when the slot does not hold `step` any more, or nobody has pinned it.
+    /// `InvalidData` when the slot does not hold `step` any more, or is not pinned.
     pub fn of(slot: &'a Arc<Slot>, step: u64, rank: Rank) -> io::Result<Self> {
-        // First the pin: what is pinned stays.
+        // The pin is checked first: a pinned slot keeps its contents.
         let pinned = slot.pinned();
         let (label, index) = slot.inspect().map_err(io::Error::other)?;
         if !pinned || label.step != step {
@@ -65,7 +65,7 @@ impl<'a> Prepared<'a> {
     /// # Errors
     /// `InvalidData` when the slot does not hold the step any more.
     pub fn body(&self) -> io::Result<&[u8]> {
-        // SAFETY: the slot is sealed and pinned (`of`), and released when the file is written.
+        // SAFETY: the slot is sealed and pinned (`of`), and is not released before the file has been written.
         let bytes = unsafe { self.slot.region(0, self.region.next_multiple_of(ALIGN)) };
         bytes.ok_or_else(|| stale(self.label.step))
     }

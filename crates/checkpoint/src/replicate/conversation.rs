@@ -1,4 +1,4 @@
-//! One stream of another agent: what it has begun, what it has found, and the answers to its requests.
+//! The conversation on one stream from another agent: what it has begun and found, and the answers to its requests.
 
 use super::holder::Holder;
 use super::protocol::{Answer, Ask, BUSY, DAMAGED, EXTENT_HEADER, SILENCE, WHEN_IDLE, description_crc};
@@ -17,30 +17,30 @@ use std::time::Duration;
 
 /// A stream that is silent for so long is asked whether its machine is there.
 const KEEPALIVE: Duration = Duration::from_secs(60);
-/// Bytes that are copied out of a slot at a time, so that they are in the cache when they are sent.
+/// Bytes copied out of a slot at a time: few enough to be still in the cache when they are sent.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// See the module.
+/// The holder's side of one stream.
 pub struct Conversation<'a> {
     holder: &'a Holder,
     tcp: TcpStream,
-    /// The shard that it brings.
+    /// The shard that the stream brings.
     upload: Option<Arc<Upload>>,
-    /// The parity shard that it brings.
+    /// The parity shard that the stream brings.
     incoming: Option<Arc<Incoming>>,
-    /// The slot that it reads.
+    /// The slot that the other agent reads.
     found: Option<Arc<Slot>>,
-    /// A piece of that on its way.
+    /// A piece of that slot on its way to the other agent.
     piece: Vec<u8>,
 }
 
-/// What becomes of a request.
+/// What follows a request.
 enum Next {
-    /// It is answered so.
+    /// Send this answer.
     Answer(Answer),
-    /// It was answered, or needs no answer.
+    /// Nothing: it has been answered, or needs no answer.
     Done,
-    /// It makes no sense: the stream is closed.
+    /// Close the stream: the request makes no sense.
     Close,
 }
 
@@ -49,15 +49,15 @@ fn refused(why: impl Into<String>) -> Next {
 }
 
 impl<'a> Conversation<'a> {
-    /// A stream whose other end has shown that it belongs to the job.
+    /// Takes a stream whose other end has shown that it belongs to the job.
     pub fn new(holder: &'a Holder, tcp: TcpStream) -> Self {
         Conversation { holder, tcp, upload: None, incoming: None, found: None, piece: Vec::new() }
     }
 
-    /// Answers until the other side closes the stream.
+    /// Answers requests until the other side closes the stream.
     ///
     /// # Errors
-    /// Those of the stream; `InvalidData` for what is no request.
+    /// Those of the stream; `InvalidData` for anything that is not a request.
     pub fn run(mut self) -> io::Result<()> {
         self.tcp.set_read_timeout(Some(SILENCE))?;
         frame::write(&mut self.tcp, &Answer::Done)?;
@@ -179,7 +179,7 @@ impl<'a> Conversation<'a> {
     }
 
     /// Sends a part of the region. The slot need not be pinned: a step that has arrived here may give way to a later one meanwhile,
-    /// and whoever asked finds out by the checksums.
+    /// and the other agent detects that by the checksums.
     fn send(&mut self, slot: &Slot, range: Range<usize>) -> io::Result<()> {
         self.piece.resize(PIECE_BYTES, 0);
         for at in range.clone().step_by(PIECE_BYTES) {
@@ -200,7 +200,7 @@ impl<'a> Conversation<'a> {
         frame::read_bytes(&mut self.tcp, bytes)
     }
 
-    /// Takes extents off the stream, up to an empty one, and answers each.
+    /// Takes extents off the stream until an empty one arrives, and answers each.
     fn extents(&mut self, upload: &Upload) -> io::Result<()> {
         let tcp = &mut self.tcp;
         loop {
@@ -224,7 +224,8 @@ impl<'a> Conversation<'a> {
     }
 }
 
-/// The part of the region that is asked for; `None` if it lies outside, or nothing of the region is asked for.
+/// Returns the requested range of the region; `None` if it lies outside, if it is too long for the request, or if the request is
+/// not for a part of the region.
 fn asked(slot: &Slot, ask: &Ask) -> Option<Range<usize>> {
     let (chunk, region) = (CHUNK_BYTES as u64, slot.region_bytes());
     let (from, to) = match *ask {

@@ -1,4 +1,4 @@
-//! The side that keeps replicas: which slots there are, and what is on its way to them ([`super::conversation`]).
+//! The side that keeps replicas: its slots, and the shards on their way into them, which streams bring ([`super::conversation`]).
 
 use super::bringers::Bringers;
 use super::protocol::{Ask, ParityWant, SlotRow};
@@ -187,32 +187,32 @@ impl Holder {
         }
     }
 
-    /// Sealed slots of this node, as other nodes ask for them.
+    /// Returns the sealed slots of this node, in the form that other nodes request.
     pub(super) fn rows(&self) -> Vec<SlotRow> {
         rows(&self.directories, Some(self.run()))
     }
 
-    /// The upload of this shard that another stream has begun.
+    /// Returns the upload of this shard that another stream has begun, if any.
     pub(super) fn begun(&self, label: Label) -> Option<Arc<Upload>> {
         let uploads = self.uploads.lock().ok()?;
         uploads.get(&(label.rank, label.world_size)).filter(|u| u.label == label).cloned()
     }
 
-    /// An upload is complete.
+    /// Records that an upload is complete.
     pub(super) fn uploaded(&self, upload: &Upload) {
         if let Ok(mut uploads) = self.uploads.lock() {
             uploads.remove(&(upload.label.rank, upload.label.world_size));
         }
     }
 
-    /// A parity shard is complete.
+    /// Records that a parity shard is complete.
     pub(super) fn arrived(&self, of: &ParityWant) {
         if let Ok(mut parities) = self.parities.lock() {
             parities.remove(&of.name());
         }
     }
 
-    /// The slot that is asked for.
+    /// Returns the slot that a request asks for.
     pub(super) fn find(&self, ask: &Ask) -> Option<Arc<Slot>> {
         match ask {
             Ask::Find(want) => {
@@ -254,10 +254,10 @@ impl Holder {
         }
     }
 
-    /// Begins to take a parity shard, or finds that it is here already (`None`).
+    /// Begins to receive a parity shard; `None` when it is here already.
     ///
     /// # Errors
-    /// A sentence.
+    /// The reason, in one sentence.
     pub(super) fn parity(
         &self,
         (of, round): (ParityWant, u64),
@@ -289,7 +289,7 @@ impl Holder {
     /// Finds or makes the slot for an upload with this index; `None` when it is here already.
     ///
     /// # Errors
-    /// A sentence.
+    /// The reason, in one sentence.
     pub(super) fn begin(
         &self,
         label: Label,
