@@ -1,4 +1,4 @@
-"""Reads the states of Python's and numpy's global random generators, but only when they have changed, and detects a change of torch's.
+"""Reads the states of the global random generators of Python, numpy and torch, but only when they have changed.
 
 States are read number by number, which takes longer than copying a small model, and most steps use no generator. CPython's
 ``_random.Random``, numpy's ``RandomState`` with an ``MT19937`` and torch's generator for the CPU keep their state in place, so unchanged
@@ -35,13 +35,13 @@ class _Memory:
     """Blocks of memory, as (address, bytes); the caller keeps them alive."""
 
     def __init__(self, *blocks: tuple[int, int]) -> None:
-        self.blocks = [*blocks]
+        self._blocks = [*blocks]
 
     def bytes(self) -> list[bytes]:
-        return [memory_at(address, size) for address, size in self.blocks]
+        return [memory_at(address, size) for address, size in self._blocks]
 
     def watched(self) -> WatchedMemory:
-        return WatchedMemory(self.blocks)
+        return WatchedMemory(self._blocks)
 
 
 def _own(obj: object, kind: type) -> tuple[int, int]:
@@ -162,6 +162,7 @@ class _Read:
 
 _python: _Read | None = None
 _numpy: _Read | None = None
+_torch: _Read | None = None
 
 
 def _read_python() -> list[Any]:
@@ -173,8 +174,8 @@ def _read_python() -> list[Any]:
 def python() -> list[Any]:
     """The state of :mod:`random`: its version, its numbers and position as bytes, and the next number of ``gauss``."""
     global _python
-    generator = _python_in_place()
-    if generator is None:
+    generator = getattr(random, "_inst", None)
+    if type(generator) is not random.Random or getattr(random.getstate, "__self__", None) is not generator or not _python_is_in_place():
         return _read_python()
     if _python is None or _python.generator is not generator:
         _python = _Read(generator, _memory_of_python(generator))
@@ -197,65 +198,28 @@ def numpy() -> Any:
     module = sys.modules.get("numpy")
     if module is None:
         return None
-    found = _numpy_in_place(module)
-    if found is None:
-        return _read_numpy()
-    if _numpy is None or _numpy.generator != found:
-        _numpy = _Read(found, _memory_of_numpy(found[0]))
-    return _numpy.value(_read_numpy)
-
-
-def _python_in_place() -> random.Random | None:
-    """Returns Python's generator if it keeps its state in place."""
-    generator = getattr(random, "_inst", None)
-    if type(generator) is not random.Random or getattr(random.getstate, "__self__", None) is not generator or not _python_is_in_place():
-        return None
-    return generator
-
-
-def _numpy_in_place(module: Any) -> tuple[Any, Any] | None:
-    """Returns numpy's generator and the bit generator it draws from if they keep their state in place."""
     generator = getattr(module.random.get_state, "__self__", None)
     bits = getattr(generator, "_bit_generator", None)
     if type(generator) is not module.random.RandomState or type(bits) is not module.random.MT19937 or not _numpy_is_in_place():
-        return None
-    return generator, bits
+        return _read_numpy()
+    if _numpy is None or _numpy.generator != (generator, bits):
+        _numpy = _Read((generator, bits), _memory_of_numpy(generator))
+    return _numpy.value(_read_numpy)
 
 
-class _Watch:
-    """Watches the memory of all generators at once."""
-
-    def __init__(self, python: random.Random, numpy: tuple[Any, Any] | None, torch_: torch.Generator, numbers_at: int) -> None:
-        self._python, self._numpy, self._torch = python, numpy, torch_
-        memories = [_memory_of_python(python), _memory_of_torch(torch_, numbers_at)]
-        if numpy is not None:
-            memories.append(_memory_of_numpy(numpy[0]))
-        self._memory = _Memory(*(block for memory in memories for block in memory.blocks)).watched()
-        self._gauss, self._gausses = python.gauss_next, 0
-
-    def is_of(self, python: random.Random, numpy: tuple[Any, Any] | None, torch_: torch.Generator) -> bool:
-        return python is self._python and torch_ is self._torch and numpy == self._numpy
-
-    def version(self) -> tuple[int, int]:
-        if self._python.gauss_next is not self._gauss:
-            self._gauss, self._gausses = self._python.gauss_next, self._gausses + 1
-        return self._memory.version(), self._gausses
+def _read_torch() -> bytes:
+    # torch.get_rng_state() does the same, and takes longer. So does going through numpy.
+    state = torch.default_generator.get_state()
+    return memory_at(state.data_ptr(), state.numel())
 
 
-_watch: _Watch | None = None
-
-
-def version() -> tuple[_Watch, tuple[int, int]] | None:
-    """Returns a value that differs from the previous call's whenever the state of Python's, numpy's or torch's CPU generator does.
-
-    ``None`` if a change cannot be detected.
-    """
-    global _watch
-    module, numbers_at, torch_ = sys.modules.get("numpy"), _torch_numbers_at(), torch.default_generator
-    numpy = _numpy_in_place(module) if module is not None else None
-    python = _python_in_place()
-    if python is None or numbers_at is None or (numpy is None) is not (module is None):
-        return None
-    if _watch is None or not _watch.is_of(python, numpy, torch_):
-        _watch = _Watch(python, numpy, torch_, numbers_at)
-    return _watch, _watch.version()
+def torch_cpu() -> bytes:
+    """The state of torch's global generator for the CPU."""
+    global _torch
+    generator, numbers_at = torch.default_generator, _torch_numbers_at()
+    if numbers_at is None:
+        return _read_torch()
+    if _torch is None or _torch.generator is not generator:
+        _torch = _Read(generator, _memory_of_torch(generator, numbers_at))
+    read: bytes = _torch.value(_read_torch)
+    return read

@@ -11,37 +11,21 @@ from typing import Any
 import torch
 
 from . import generators
-from ._internal import memory_at, memory_is
 from .damage import reading
 
 #: The kinds that numpy's global generator can have.
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 
 
-def get(before: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The states of Python's, torch's, numpy's (if it was imported) and all GPUs' generators, for :func:`put` and :func:`same`.
-
-    Takes less time if most of them are as in ``before``, which this function has returned.
-    """
-    state: dict[str, Any] = {"python": generators.python(), "torch": _torch(before["torch"] if before is not None else b"")}
+def get() -> dict[str, Any]:
+    """The states of Python's, torch's, numpy's (if it was imported) and all GPUs' generators, for :func:`put` and :func:`same`."""
+    state: dict[str, Any] = {"python": generators.python(), "torch": generators.torch_cpu()}
     numpy = generators.numpy()
     if numpy is not None:
         state["numpy"] = numpy
     if torch.cuda.is_initialized():
         state["cuda"] = [s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()]
     return state
-
-
-def version() -> object | None:
-    """Returns a value that differs from the previous call's whenever the result of :func:`get` does; ``None`` if only calling it shows that."""
-    return None if torch.cuda.is_initialized() else generators.version()
-
-
-def _torch(before: bytes) -> bytes:
-    # torch.get_rng_state() does the same, and takes longer. So does going through numpy.
-    state = torch.default_generator.get_state()
-    address, size = state.data_ptr(), state.numel()
-    return before if size == len(before) and memory_is(address, before) else memory_at(address, size)
 
 
 def same(state: dict[str, Any], other: dict[str, Any]) -> bool:

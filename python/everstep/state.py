@@ -10,7 +10,7 @@ import warnings
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -108,23 +108,14 @@ def _uniquely_named(items: Iterable[Item]) -> list[Item]:
     return items
 
 
-class _Drawn(NamedTuple):
-    """The state of the random generators, and their version when it was read. ``sure`` means that it was read twice at this version."""
-
-    version: object
-    state: dict[str, Any]
-    encoded: bytes
-    sure: bool
-
-
 class State:
     """The objects of a checkpoint, by the names the user gave them."""
 
     def __init__(self, objects: Mapping[str, Any], layout: Layout) -> None:
         self.layout = layout
         self._parts = Parts()
-        #: The state last read from the random generators.
-        self._drawn: _Drawn | None = None
+        #: The state last read from the random generators, and its encoding.
+        self._drawn: tuple[dict[str, Any], bytes] | None = None
         for name, obj in objects.items():
             if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
                 hint = "wrap a batch function with everstep.resumable" if callable(obj) else "it is not Stateful"
@@ -212,18 +203,10 @@ class State:
 
     def _random(self) -> bytes:
         """The state of the random generators, encoded again only if one of them may have changed."""
-        drawn, version = self._drawn, rng.version()
-        if drawn is not None and drawn.sure and version == drawn.version:
-            return drawn.encoded
-        state = rng.get(drawn.state if drawn is not None else None)
-        if drawn is not None and rng.same(state, drawn.state):
-            # Around a single read, another thread may have used a generator for something else and put it back. Two equal reads in a
-            # row are trusted.
-            sure = version is not None and version == drawn.version == rng.version()
-            self._drawn = _Drawn(version, state, drawn.encoded, sure)
-        else:
-            self._drawn = _Drawn(version, state, encoding.encode(state, _root(RNG)), sure=False)
-        return self._drawn.encoded
+        state = rng.get()
+        if self._drawn is None or not rng.same(state, self._drawn[0]):
+            self._drawn = state, encoding.encode(state, _root(RNG))
+        return self._drawn[1]
 
     def _beside(self, name: str, module: nn.Module, found: Entries) -> dict[str, Any] | None:
         if found.lazy:

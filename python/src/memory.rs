@@ -71,17 +71,8 @@ fn memory_at(py: Python<'_>, address: usize, bytes: usize) -> Bound<'_, PyBytes>
     PyBytes::new(py, unsafe { std::slice::from_raw_parts(address as *const u8, bytes) })
 }
 
-/// Reports whether a block of memory has these bytes. As for [`memory_at`], the Python half keeps it alive, and nothing writes
-/// to it meanwhile.
-#[pyfunction]
-fn memory_is(address: usize, known: &[u8]) -> bool {
-    // SAFETY: as in `memory_at`.
-    known.is_empty() || unsafe { std::slice::from_raw_parts(address as *const u8, known.len()) } == known
-}
-
-/// Adds the class and the functions to the module.
+/// Adds the class and the function to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<PyWatchedMemory>()?;
-    m.add_function(wrap_pyfunction!(memory_is, m)?)?;
     m.add_function(wrap_pyfunction!(memory_at, m)?)
 }

@@ -107,23 +107,24 @@ def test_what_is_written_of_all_generators_is_what_they_are_now():
             assert state._random() == encoding.encode(rng.get(), (None, "rng", False))
             assert rng.get()["torch"] == torch.get_rng_state().numpy().tobytes()
     assert state._random() is state._random(), "nothing was drawn"
-    assert rng.version() is not None and rng.version() == rng.version()
+    before = rng.get()
+    assert rng.get() is not before and rng.same(rng.get(), before)
+    assert rng.get()["torch"] is rng.get()["torch"], "not read again"
 
 
 def test_generators_in_the_place_of_others_are_seen():
     own, bits = torch.default_generator, numpy.random.get_bit_generator()
-    before = rng.version()
-    assert before is not None
+    before = rng.get()
+    assert rng.same(rng.get(), before)
     try:
         torch.default_generator = torch.Generator()
-        assert rng.version() != before
+        assert rng.get()["torch"] == torch.default_generator.get_state().numpy().tobytes() != before["torch"]
         torch.default_generator = own
-        before = rng.version()
-        assert before == rng.version()
-        numpy.random.set_bit_generator(numpy.random.MT19937(7))
-        assert rng.version() not in (None, before)
-        numpy.random.set_bit_generator(numpy.random.PCG64(7))
-        assert rng.version() is None
+        before = rng.get()
+        assert rng.same(rng.get(), before)
+        for kind in (numpy.random.MT19937, numpy.random.PCG64):
+            numpy.random.set_bit_generator(kind(7))
+            assert not rng.same(rng.get(), before) and read_numpy() == numpy_state()
     finally:
         torch.default_generator = own
         numpy.random.set_bit_generator(bits)
@@ -161,12 +162,12 @@ def test_a_thread_that_draws_and_reads_meanwhile_does_not_hide_what_it_drew():
 
 
 def test_what_another_thread_puts_back_is_not_remembered(monkeypatch):
-    state, right, get = State({}, Layout(0, 1, replicated=True)), torch.get_rng_state(), rng.get
+    state, right, read = State({}, Layout(0, 1, replicated=True)), torch.get_rng_state(), generators._read_torch
 
-    def around(before=None):
+    def around():
         # A prefetching thread: it seeds the generator for itself, and puts it back.
         torch.manual_seed(7)
-        found = get(before)
+        found = read()
         torch.set_rng_state(right)
         return found
 
@@ -176,11 +177,11 @@ def test_what_another_thread_puts_back_is_not_remembered(monkeypatch):
     torch.rand(1)
     right = torch.get_rng_state()
     with monkeypatch.context() as patch:
-        patch.setattr(rng, "get", around)
+        patch.setattr(generators, "_read_torch", around)
         state._random()
     for _ in range(3):
         assert state._random() == encoding.encode(rng.get(), (None, "rng", False))
-    assert state._drawn.sure
+        assert rng.get()["torch"] == right.numpy().tobytes()
 
 
 def test_what_another_thread_puts_back_around_a_read_is_read_again():
