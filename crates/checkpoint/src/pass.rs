@@ -64,7 +64,8 @@ impl<M: Memory + 'static> Pass<M> {
     /// When the region lies outside the slot.
     pub fn run(self, threads: usize, copiers: &'static Copiers) -> io::Result<Vec<u64>> {
         let pass = Arc::new(self);
-        pass.begin(threads.saturating_sub(1).min(pass.parts.saturating_sub(1)), copiers);
+        // Waking a thread takes as long as copying a few parts.
+        pass.begin(threads.saturating_sub(1).min(pass.bytes.div_ceil(CHUNK_BYTES).saturating_sub(1)), copiers);
         pass.finish(Duration::ZERO)
     }
 
