@@ -12,13 +12,18 @@ import sys
 from harness.cluster import ROOT
 
 TOOLCHAIN = "nightly"
+COMPONENTS = ("miri", "rust-src")
 #: Tests that Miri can run: they use no files.
 TESTS = ("arena::protocol::", "memory::")
 
 
 def install() -> None:
-    """Installs the compiler and Miri."""
-    line = ["rustup", "toolchain", "install", TOOLCHAIN, "--profile", "minimal", "--component", "miri,rust-src"]
+    """Installs the compiler and Miri, unless they are there: a run must not change the compiler of the next one."""
+    there = ["rustup", "component", "list", "--toolchain", TOOLCHAIN, "--installed"]
+    installed = subprocess.run(there, capture_output=True, text=True, check=False).stdout
+    if all(component in installed for component in COMPONENTS):
+        return
+    line = ["rustup", "toolchain", "install", TOOLCHAIN, "--profile", "minimal", "--component", ",".join(COMPONENTS)]
     subprocess.run(line, check=True, capture_output=True)
 
 

@@ -42,23 +42,29 @@ pub trait Word {
     fn update(&self, set: Ordering, fetch: Ordering, change: impl Fn(u64) -> Option<u64>) -> bool;
 }
 
-impl Word for AtomicU64 {
-    fn load(&self, order: Ordering) -> u64 {
-        AtomicU64::load(self, order)
-    }
+macro_rules! word {
+    ($atomic:ty) => {
+        impl Word for $atomic {
+            fn load(&self, order: Ordering) -> u64 {
+                <$atomic>::load(self, order)
+            }
 
-    fn store(&self, value: u64, order: Ordering) {
-        AtomicU64::store(self, value, order);
-    }
+            fn store(&self, value: u64, order: Ordering) {
+                <$atomic>::store(self, value, order);
+            }
 
-    fn fetch_and(&self, value: u64, order: Ordering) {
-        AtomicU64::fetch_and(self, value, order);
-    }
+            fn fetch_and(&self, value: u64, order: Ordering) {
+                <$atomic>::fetch_and(self, value, order);
+            }
 
-    fn update(&self, set: Ordering, fetch: Ordering, change: impl Fn(u64) -> Option<u64>) -> bool {
-        self.fetch_update(set, fetch, change).is_ok()
-    }
+            fn update(&self, set: Ordering, fetch: Ordering, change: impl Fn(u64) -> Option<u64>) -> bool {
+                self.fetch_update(set, fetch, change).is_ok()
+            }
+        }
+    };
 }
+
+word!(AtomicU64);
 
 /// A slot's state word.
 #[derive(Debug)]
@@ -125,23 +131,7 @@ mod tests {
     use loom::sync::atomic::AtomicU64 as Modelled;
     use loom::thread;
 
-    impl Word for Modelled {
-        fn load(&self, order: Ordering) -> u64 {
-            Modelled::load(self, order)
-        }
-
-        fn store(&self, value: u64, order: Ordering) {
-            Modelled::store(self, value, order);
-        }
-
-        fn fetch_and(&self, value: u64, order: Ordering) {
-            Modelled::fetch_and(self, value, order);
-        }
-
-        fn update(&self, set: Ordering, fetch: Ordering, change: impl Fn(u64) -> Option<u64>) -> bool {
-            self.fetch_update(set, fetch, change).is_ok()
-        }
-    }
+    word!(Modelled);
 
     /// A state word and the memory that it guards. Loom fails a test that accesses this memory while it is being written.
     struct Modelling {

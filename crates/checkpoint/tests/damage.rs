@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may end where it stands")]
 
+mod region;
+
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::direct::Throttle;
@@ -17,6 +19,7 @@ use everstep_checkpoint::retain::Policy;
 use everstep_core::id::{Rank, RunId};
 use everstep_core::message::Purpose;
 use everstep_core::shard::ShardFile;
+use region::intact;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -63,12 +66,6 @@ fn captured(path: &Path, step: u64) -> Arc<Slot> {
     // SAFETY: `data` lives and stays unchanged until `wait` has returned.
     unsafe { start(slot.clone(), plan, None) }.unwrap().wait().unwrap();
     slot
-}
-
-/// Whether a slot is sealed and everything in it is what was captured.
-fn intact(slot: &Slot) -> bool {
-    let slot = Arc::new(Slot::open(slot.path()).unwrap());
-    Shard::from_slot(slot).is_ok_and(|(shard, _)| shard.verify(1).is_ok())
 }
 
 #[test]

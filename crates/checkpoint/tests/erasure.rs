@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may end where it stands")]
 
+mod region;
+
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::erasure::encode::{self, Streams, encode};
@@ -12,11 +14,11 @@ use everstep_checkpoint::memory::Memory;
 use everstep_checkpoint::replicate::holder::Holder;
 use everstep_checkpoint::replicate::protocol::{ParityWant, Peer, Want};
 use everstep_checkpoint::replicate::push::{Gate, Open, Pass, Window};
-use everstep_checkpoint::restore::Shard;
 use everstep_core::id::Rank;
 use everstep_core::message::Purpose;
 use everstep_core::placement::stripe;
 use everstep_wire::token::Token;
+use region::{flip, intact};
 use serde_json::value::RawValue;
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -163,19 +165,6 @@ impl Group {
 
 fn pairs(n: usize) -> impl Iterator<Item = [usize; 2]> {
     (0..n).flat_map(move |a| (a + 1..n).map(move |b| [a, b]))
-}
-
-/// Whether a slot is sealed and everything in it is what was captured.
-fn intact(slot: &Slot) -> bool {
-    let slot = Arc::new(Slot::open(slot.path()).unwrap());
-    Shard::from_slot(slot).is_ok_and(|(shard, _)| shard.verify(1).is_ok())
-}
-
-/// Changes one bit of a slot's region.
-fn flip(slot: &Slot, at: usize) {
-    let mut byte = [0];
-    assert!(slot.load(at, &mut byte));
-    slot.store(at, &[byte[0] ^ 4]).unwrap();
 }
 
 #[test]

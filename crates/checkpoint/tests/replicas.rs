@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may end where it stands")]
 
+mod region;
+
 use everstep_checkpoint::arena::{Label, Pin, REGION_AT, Slot, State, job_hash, slot_bytes};
 use everstep_checkpoint::capture::{Described, Plan, Source, start};
 use everstep_checkpoint::format::index::Tensor;
@@ -13,6 +15,7 @@ use everstep_checkpoint::replicate::push::{Gate, Link, Open, Pass, Window};
 use everstep_checkpoint::restore::Shard;
 use everstep_core::message::Purpose;
 use everstep_wire::token::Token;
+use region::{flip, intact};
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -66,19 +69,6 @@ impl Gate for After {
         self.0.store(left.saturating_sub(1), Ordering::Relaxed);
         Pass { bytes: if left == 0 { 0 } else { bytes }, alone: left.is_multiple_of(2) }
     }
-}
-
-/// Whether a slot is sealed and everything in it is what was captured.
-fn intact(slot: &Slot) -> bool {
-    let slot = Arc::new(Slot::open(slot.path()).unwrap());
-    Shard::from_slot(slot).is_ok_and(|(shard, _)| shard.verify(1).is_ok())
-}
-
-/// Changes one bit of a slot's region.
-fn flip(slot: &Slot, at: usize) {
-    let mut byte = [0];
-    assert!(slot.load(at, &mut byte));
-    slot.store(at, &[byte[0] ^ 4]).unwrap();
 }
 
 #[test]

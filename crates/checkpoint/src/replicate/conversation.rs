@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A stream that is silent for so long is asked whether its machine is there.
+/// After this much silence, TCP checks whether the machine at the other end still exists.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 /// Bytes copied out of a slot at a time: few enough to be still in the cache when they are sent.
 const PIECE_BYTES: usize = 256 << 10;
@@ -192,7 +192,7 @@ impl<'a> Conversation<'a> {
         Ok(())
     }
 
-    /// An index or description, so many bytes.
+    /// Receives an index or a description of `bytes` bytes.
     fn received(&mut self, bytes: u64) -> io::Result<Vec<u8>> {
         if bytes > INDEX_BYTES_MAX {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "index over the limit"));

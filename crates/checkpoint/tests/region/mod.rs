@@ -1,0 +1,19 @@
+//! Damages the region of a slot, and checks whether it is what was captured.
+#![allow(dead_code, reason = "not every test needs both")]
+
+use everstep_checkpoint::arena::Slot;
+use everstep_checkpoint::restore::Shard;
+use std::sync::Arc;
+
+/// Returns whether a slot is sealed and everything in it is what was captured.
+pub fn intact(slot: &Slot) -> bool {
+    let slot = Arc::new(Slot::open(slot.path()).unwrap());
+    Shard::from_slot(slot).is_ok_and(|(shard, _)| shard.verify(1).is_ok())
+}
+
+/// Changes one bit of a slot's region.
+pub fn flip(slot: &Slot, at: usize) {
+    let mut byte = [0];
+    assert!(slot.load(at, &mut byte));
+    slot.store(at, &[byte[0] ^ 4]).unwrap();
+}
