@@ -6,6 +6,7 @@ The job trains on and reveals nothing. The timed part is valid only on an idle m
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import statistics
 import time
@@ -159,7 +160,8 @@ def _slower(pairs: int, seconds: float) -> tuple[float, list[float], float]:
     """Returns by how many percent a step is slower under attack than next to mere load.
 
     The load is the same second user burning as much processor time. Returns the mean of the middle
-    half of the pairs, each pair's value, and the share of a core that the attack uses.
+    half of the pairs, each pair's value, and the share of a core that the attack uses. A machine's
+    speed may change by a fifth from one second to the next, so there are many short pairs.
     """
     with place() as p:
         p.tell("burn")
@@ -189,6 +191,13 @@ def _slower(pairs: int, seconds: float) -> tuple[float, list[float], float]:
             rounds = [r for r in one.rounds() if r["mode"] == "attack"]
             shares.append(sum(r["cpu"] for r in rounds) / sum(r["wall"] for r in rounds))
         return middle_half(found), found, sum(shares)
+
+
+def _error(values: list[float]) -> float:
+    """Returns the standard error of the mean of the middle half, by resampling."""
+    draws = random.Random(1)
+    means = [middle_half(draws.choices(values, k=len(values))) for _ in range(1000)]
+    return statistics.stdev(means)
 
 
 def measure(soak: bool) -> Iterator[Bound]:
@@ -224,13 +233,12 @@ def measure(soak: bool) -> Iterator[Bound]:
     for name, (what, weaken) in CONTROLS.items():
         weak = _campaign(0, False, weaken=weaken)
         yield Bound(name, len(getattr(weak, name)), f"the same with {what}", "=", 0, control=True)
-    pairs, seconds = (60, 3.0) if soak else (20, 3.0)
-    slower, each, share = _slower(pairs, seconds)
+    slower, each, share = _slower(240 if soak else 120, 1.0)
     yield Bound(
         "slower",
         round(slower, 2),
         f"% longer steps than beside the same user burning as much ({share:.2f} of the other core), "
-        f"mean of the middle half of {pairs} pairs, {min(each):.1f} to {max(each):.1f}",
+        f"mean of the middle half of {len(each)} pairs, standard error {_error(each):.1f}",
         "<=",
         1.0,
         samples=tuple(round(x, 2) for x in each),
