@@ -1,4 +1,7 @@
-"""Attacks, or burns as much processor time, in rounds. Writes a JSON object for each round."""
+"""Attacks, or burns as much processor time, in rounds. Writes a JSON object for each round.
+
+A round is all attacks or, if the orders say ``piecemeal``, the next one of them.
+"""
 
 import contextlib
 import json
@@ -44,7 +47,7 @@ def main():
         resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
     only = ORDERS.get("only") or sorted(ATTACKS)
     print("ready", flush=True)
-    rate = 1.0
+    used_in_all, taken_in_all, attacks = 0.0, 0.0, 0
     while True:
         with open(ORDERS["mode"]) as f:
             mode = f.read().strip()
@@ -54,16 +57,19 @@ def main():
         tally, gained = {}, {}
         if mode == "burn":
             free(True)
+            rate = max(0.05, min(1.0, used_in_all / taken_in_all)) if taken_in_all else 1.0
             burn(0.2 * rate)
             time.sleep(0.2 * (1 - rate))
         else:
-            for name in only:
+            now = [only[attacks % len(only)]] if ORDERS["piecemeal"] else only
+            attacks += 1
+            for name in now:
                 tally[name] = tally.get(name, 0) + 1
                 if got := ATTACKS[name]():
                     gained[name] = got[:5]
                 free(False)
-            taken = time.monotonic() - began
-            rate = max(0.05, min(1.0, (spent() - used) / taken))
+            used_in_all += spent() - used
+            taken_in_all += time.monotonic() - began
         print(
             json.dumps(
                 {

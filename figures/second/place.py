@@ -86,7 +86,13 @@ class Place:
         new.rename(self.mode)
 
     def attacker(
-        self, *, only: list[str] | None = None, kind: int = 0, fill: bool = True, cores: str | None = None
+        self,
+        *,
+        only: list[str] | None = None,
+        kind: int = 0,
+        fill: bool = True,
+        piecemeal: bool = False,
+        cores: str | None = None,
     ) -> Attacker:
         """Starts the second user. Returns when it is ready."""
         state = self.home / "user" / ".local" / "state" / "everstep"
@@ -103,6 +109,7 @@ class Place:
             "only": only,
             "kind": kind,
             "fill": fill,
+            "piecemeal": piecemeal,
         }
         return Attacker(self, orders, cores)
 
