@@ -27,7 +27,7 @@ PLANTED = 7
 DURABLE = 20
 PHASES = ("start", "run", "restart", "clean-up")
 #: Attacks that there are at least.
-ATTACKS = 30
+ATTACKS_MIN = 30
 
 
 @dataclass
@@ -171,25 +171,29 @@ def _slower(pairs: int, seconds: float) -> tuple[float, list[float], float]:
         p.start(str(SCRIPT), "--core", "1", "--work", "8", ranks=1, options=("--no-warm",), cores="0")
         p.until(lambda: len(p.rows()) > 50, "the first steps")
 
-        def step(mode: str) -> float:
+        def window(mode: str) -> tuple[float, float]:
             p.tell(mode)
             for one in attackers:
                 one.more(1)
             began = time.time()
             time.sleep(seconds)
-            ended = time.time()
-            return statistics.median(took for _, _, _, at, took in p.rows() if began < at < ended)
+            return began, time.time()
 
         # The first attacks determine how much time there is to burn.
         p.tell("attack")
         for one in attackers:
-            one.more(ATTACKS)
-        found = []
+            one.more(ATTACKS_MIN)
+        windows = []
         for pair in range(pairs):
             # The order alternates, so that a slowdown of the machine affects both equally.
             order = ("attack", "burn") if pair % 2 else ("burn", "attack")
-            medians = {mode: step(mode) for mode in order}
-            found.append(100 * (medians["attack"] / medians["burn"] - 1))
+            windows.append({mode: window(mode) for mode in order})
+        rows = p.rows()
+
+        def median(began: float, ended: float) -> float:
+            return statistics.median(took for _, _, _, at, took in rows if began < at < ended)
+
+        found = [100 * (median(*of["attack"]) / median(*of["burn"]) - 1) for of in windows]
         shares = []
         for one in attackers:
             rounds = [r for r in one.rounds() if r["mode"] == "attack"]
@@ -214,7 +218,7 @@ def measure(soak: bool) -> Iterator[Bound]:
     for name in ("failed", "hangs", "gained", "ran"):
         for text, times in Counter(getattr(found, name)).most_common(20):
             print(f"{name}: {times} times {text}", flush=True)
-    yield Bound("attacks", len(found.attacks), f"attacks, names planted in {PLANTED} ways", ">=", ATTACKS)
+    yield Bound("attacks", len(found.attacks), f"attacks, names planted in {PLANTED} ways", ">=", ATTACKS_MIN)
     for phase in PHASES:
         yield Bound(
             f"rounds.{phase}",

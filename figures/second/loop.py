@@ -4,6 +4,7 @@ A round is all attacks or, if the orders say ``piecemeal``, the next one of them
 """
 
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -47,7 +48,8 @@ def main():
         resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
     only = ORDERS.get("only") or sorted(ATTACKS)
     print("ready", flush=True)
-    used_in_all, taken_in_all, attacks = 0.0, 0.0, 0
+    turns = itertools.cycle([[name] for name in only] if ORDERS["piecemeal"] else [only])
+    used_in_all, taken_in_all = 0.0, 0.0
     while True:
         with open(ORDERS["mode"]) as f:
             mode = f.read().strip()
@@ -61,9 +63,7 @@ def main():
             burn(0.2 * rate)
             time.sleep(0.2 * (1 - rate))
         else:
-            now = [only[attacks % len(only)]] if ORDERS["piecemeal"] else only
-            attacks += 1
-            for name in now:
+            for name in next(turns):
                 tally[name] = tally.get(name, 0) + 1
                 if got := ATTACKS[name]():
                     gained[name] = got[:5]
