@@ -10,6 +10,7 @@ import random
 import shutil
 import statistics
 import time
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -158,47 +159,37 @@ CONTROLS = {
 # -- cost ----------------------------------------------------------------------------------------
 
 
-def _slower(pairs: int, seconds: float) -> tuple[float, list[float], float]:
-    """Returns by how many percent a step is slower under attack than next to mere load.
+def _slower(seconds: float) -> tuple[list[float], float]:
+    """Returns by how many percent steps are longer in each turn of attacks, and the attack's share of a core.
 
-    The load is the same second user burning as much processor time. Returns the mean of the middle
-    half of the pairs, each pair's value, and the share of a core that the attack uses. A machine's
-    speed may change by a fifth from one second to the next, so there are many short pairs.
+    The steps during an attack are compared with those just before and just after it, while the same
+    user burns as much processor time. This machine's speed may change by a fifth from one second to
+    the next, so the turns are short.
     """
     with place() as p:
-        p.tell("burn")
-        attackers = [p.attacker(fill=False, piecemeal=True, cores="0") for _ in range(4)]
+        attacker = p.attacker(fill=False, turns=True, cores="0")
         p.start(str(SCRIPT), "--core", "1", "--work", "8", ranks=1, options=("--no-warm",), cores="0")
         p.until(lambda: len(p.rows()) > 50, "the first steps")
-
-        def window(mode: str) -> tuple[float, float]:
-            p.tell(mode)
-            for one in attackers:
-                one.more(1)
-            began = time.time()
-            time.sleep(seconds)
-            return began, time.time()
-
-        # The first attacks determine how much time there is to burn.
-        p.tell("attack")
-        for one in attackers:
-            one.more(ATTACKS_MIN)
-        windows = []
-        for pair in range(pairs):
-            # The order alternates, so that a slowdown of the machine affects both equally.
-            order = ("attack", "burn") if pair % 2 else ("burn", "attack")
-            windows.append({mode: window(mode) for mode in order})
+        first = len(attacker.rounds())
+        time.sleep(seconds)
+        turns = attacker.rounds()[first:]
         rows = p.rows()
+        attacker.end()
+    ends = [row[3] for row in rows]
 
-        def median(began: float, ended: float) -> float:
-            return statistics.median(took for _, _, _, at, took in rows if began < at < ended)
+    def step(turn: dict[str, Any]) -> float | None:
+        """The median of the steps that lie in it entirely."""
+        within = rows[bisect_left(ends, turn["at"]) : bisect_right(ends, turn["at"] + turn["wall"])][1:]
+        return statistics.median(took for *_, took in within) if within else None
 
-        found = [100 * (median(*of["attack"]) / median(*of["burn"]) - 1) for of in windows]
-        shares = []
-        for one in attackers:
-            rounds = [r for r in one.rounds() if r["mode"] == "attack"]
-            shares.append(sum(r["cpu"] for r in rounds) / sum(r["wall"] for r in rounds))
-        return middle_half(found), found, sum(shares)
+    took = [step(turn) for turn in turns]
+    longer = []
+    for i in range(1, len(turns) - 1):
+        before, during, after = took[i - 1 : i + 2]
+        if turns[i]["mode"] == "attack" and before and during and after:
+            longer.append(100 * (during / ((before + after) / 2) - 1))
+    attacks = [turn for turn in turns if turn["mode"] == "attack"]
+    return longer, sum(t["cpu"] for t in attacks) / sum(t["wall"] for t in attacks)
 
 
 def _error(values: list[float]) -> float:
@@ -241,13 +232,12 @@ def measure(soak: bool) -> Iterator[Bound]:
     for name, (what, weaken) in CONTROLS.items():
         weak = _campaign(0, False, weaken=weaken)
         yield Bound(name, len(getattr(weak, name)), f"the same with {what}", "=", 0, control=True)
-    slower, each, share = _slower(240 if soak else 120, 1.0)
+    each, share = _slower(600 if soak else 240)
     yield Bound(
         "slower",
-        round(slower, 2),
-        f"% longer steps than beside the same user burning as much ({share:.2f} of the other core), "
-        f"mean of the middle half of {len(each)} pairs, standard error {_error(each):.1f}",
+        round(middle_half(each), 2),
+        f"% longer steps than while the same user burns as much ({share:.2f} of the other core), "
+        f"mean of the middle half of {len(each)} turns of attacks, standard error {_error(each):.2f}",
         "<=",
         1.0,
-        samples=tuple(round(x, 2) for x in each),
     )

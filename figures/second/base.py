@@ -2,7 +2,7 @@
 
 ``figures.second.program`` joins this file, the attacks and the loop into one program for that user,
 who can read none of our files. Orders are the first line of standard input (JSON). The mode is the
-word in a file: ``attack``, ``burn`` (the same processor time, without touching anything), ``end``.
+word in a file: ``attack`` or ``end``.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
-"""Attacks, or burns as much processor time, in rounds. Writes a JSON object for each round.
+"""Attacks in rounds, and writes a JSON object for each.
 
-A round is all attacks or, if the orders say ``piecemeal``, the next one of them.
+A round is all attacks. If the orders say ``turns``, it is the next attacks for ``TURN`` seconds, and
+a turn of the same length follows that burns as much processor time and touches nothing.
 """
 
 import contextlib
@@ -12,6 +13,9 @@ import socket
 import time
 
 from figures.second.base import ATTACKS, HELD, MY, ORDERS
+
+#: Seconds that a turn lasts at least.
+TURN = 0.1
 
 
 def free(much):
@@ -28,17 +32,50 @@ def free(much):
 
 
 def spent():
-    t = os.times()
-    return t.user + t.system + t.children_user + t.children_system
+    of = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in of)
 
 
-def burn(seconds):
-    """Half of it in the kernel."""
-    until = spent() + seconds
-    while spent() < until:
-        for _ in range(200):
-            os.getppid()
-            sum(range(50))
+def burn(wall, cpu):
+    """Uses this much processor time, half of it in the kernel, evenly over this much time."""
+    free(True)
+    began, used = time.monotonic(), spent()
+    while (passed := time.monotonic() - began) < wall:
+        if spent() - used > cpu * passed / wall:
+            time.sleep(0.001)
+        else:
+            for _ in range(20):
+                os.getppid()
+                sum(range(50))
+
+
+def attacks(names, least):
+    """Makes the next attacks, for this many seconds at least. Returns how often, and what they gained."""
+    tally, gained = {}, {}
+    began = time.monotonic()
+    for name in names:
+        tally[name] = tally.get(name, 0) + 1
+        if got := ATTACKS[name]():
+            gained[name] = got[:5]
+        free(False)
+        if least is not None and time.monotonic() - began >= least:
+            break
+    return tally, gained
+
+
+class Turn:
+    """Reports what happens in it."""
+
+    def __init__(self, mode):
+        self.said = {"mode": mode, "tally": {}, "gained": {}}
+
+    def __enter__(self):
+        self.said["at"], self.began, self.used = time.time(), time.monotonic(), spent()
+        return self
+
+    def __exit__(self, *_):
+        self.said["wall"], self.said["cpu"] = time.monotonic() - self.began, spent() - self.used
+        print(json.dumps(self.said), flush=True)
 
 
 def main():
@@ -48,40 +85,18 @@ def main():
         resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
     only = ORDERS.get("only") or sorted(ATTACKS)
     print("ready", flush=True)
-    turns = itertools.cycle([[name] for name in only] if ORDERS["piecemeal"] else [only])
-    used_in_all, taken_in_all = 0.0, 0.0
+    turns = ORDERS["turns"]
+    names, least = (itertools.cycle(only), TURN) if turns else (only, None)
     while True:
         with open(ORDERS["mode"]) as f:
-            mode = f.read().strip()
-        if mode == "end":
-            break
-        began, used = time.monotonic(), spent()
-        tally, gained = {}, {}
-        if mode == "burn":
-            free(True)
-            rate = max(0.05, min(1.0, used_in_all / taken_in_all)) if taken_in_all else 1.0
-            burn(0.2 * rate)
-            time.sleep(0.2 * (1 - rate))
-        else:
-            for name in next(turns):
-                tally[name] = tally.get(name, 0) + 1
-                if got := ATTACKS[name]():
-                    gained[name] = got[:5]
-                free(False)
-            used_in_all += spent() - used
-            taken_in_all += time.monotonic() - began
-        print(
-            json.dumps(
-                {
-                    "mode": mode,
-                    "tally": tally,
-                    "gained": gained,
-                    "cpu": spent() - used,
-                    "wall": time.monotonic() - began,
-                }
-            ),
-            flush=True,
-        )
+            if f.read().strip() == "end":
+                break
+        with Turn("attack") as turn:
+            turn.said["tally"], turn.said["gained"] = attacks(names, least)
+        if turns:
+            wall, cpu = turn.said["wall"], turn.said["cpu"]
+            with Turn("burn"):
+                burn(wall, cpu)
     free(True)
 
 

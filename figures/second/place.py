@@ -91,7 +91,7 @@ class Place:
         only: list[str] | None = None,
         kind: int = 0,
         fill: bool = True,
-        piecemeal: bool = False,
+        turns: bool = False,
         cores: str | None = None,
     ) -> Attacker:
         """Starts the second user. Returns when it is ready."""
@@ -109,7 +109,7 @@ class Place:
             "only": only,
             "kind": kind,
             "fill": fill,
-            "piecemeal": piecemeal,
+            "turns": turns,
         }
         return Attacker(self, orders, cores)
 
