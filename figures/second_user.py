@@ -240,4 +240,5 @@ def measure(soak: bool) -> Iterator[Bound]:
         f"mean of the middle half of {len(each)} turns of attacks, standard error {_error(each):.2f}",
         "<=",
         1.0,
+        samples=tuple(round(x, 2) for x in each),
     )
