@@ -100,7 +100,7 @@ def _squeeze(mib: int) -> Callable[[Job], None]:
 
 
 TWICE = ("--max-restarts", "2")
-SOME = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
+SOME = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 26, 28, 32, 40, 48, 64)
 THREADS = [
     Case(f"threads.whole-{n}", before=_make("pids", pids__max=n), start=_inside("pids"), codes=CANNOT) for n in SOME
 ]

@@ -414,20 +414,54 @@ def test_children_are_seen_to_end_where_that_was_ignored(env, script):
     assert done.returncode == 0 and "restart 1" in done.stderr and done.stdout == "out\nout\n", done
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not Path("/sys/fs/cgroup/pids").is_dir(), reason="needs the pids cgroup")
-@pytest.mark.parametrize("limit", [2, 4, 7, 8, 12, 16, 24])
-def test_a_limit_of_threads_never_panics(env, tmp_path, script, limit):
-    """The job runs, or ends in one sentence with the documented code."""
+SAVES = """
+import everstep, sys, torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.Adam(model.parameters())
+manager = everstep.CheckpointManager(sys.argv[1], model=model, optimizer=optimizer, persist=2)
+for step in manager.steps(6):
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+manager.close()
+print("done")
+"""
+
+needs_pids = pytest.mark.skipif(
+    os.geteuid() != 0 or not Path("/sys/fs/cgroup/pids").is_dir(), reason="needs the pids cgroup"
+)
+
+
+def _run_within(limit, env, *words):
+    """Runs a job that may have this many threads in all. It runs, or ends in one sentence with the documented code."""
     group = Path(f"/sys/fs/cgroup/pids/everstep-test-{os.getpid()}-{limit}")
     group.mkdir()
     try:
         (group / "pids.max").write_text(str(limit))
         enter = f'echo $$ > {group}/cgroup.procs; exec "$@"'
-        line = ["bash", "-c", enter, "bash", EVERSTEP, "run", "--max-restarts", "0", script("print('done')")]
+        line = ["bash", "-c", enter, "bash", EVERSTEP, "run", "--max-restarts", "0", *words]
         done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=90, check=False)
         assert "panicked" not in done.stderr, done.stderr
         assert done.returncode in (0, 1, 69, 75, 78), done
         assert done.returncode == 0 or done.stderr.strip(), done
+        return done
     finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
         _until(lambda: not (group / "cgroup.procs").read_text())
         group.rmdir()
+
+
+@needs_pids
+@pytest.mark.parametrize("limit", [2, 4, 7, 8, 12, 16, 24])
+def test_a_limit_of_threads_never_panics(env, script, limit):
+    _run_within(limit, env, script("print('done')"))
+
+
+@needs_pids
+@pytest.mark.parametrize("limit", [13, 14, 16, 18])
+def test_requests_of_workers_are_answered_with_hardly_any_threads(env, tmp_path, script, limit):
+    """The writer of checkpoints had kept the agent's only thread, and nothing else was ever answered."""
+    done = _run_within(limit, env, script(SAVES), str(tmp_path / "checkpoints"))
+    if done.returncode == 0:
+        assert "done" in done.stdout, done

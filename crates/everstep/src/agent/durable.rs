@@ -10,10 +10,10 @@ use everstep_core::id::{Generation, Step};
 use everstep_core::message::ShardFile;
 use everstep_wire::raw::{from_text, to_text};
 use everstep_wire::worker::Reply;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc as std_mpsc};
+use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{mpsc, oneshot};
 
 /// Number of failed steps that are remembered.
@@ -29,20 +29,48 @@ pub fn say_where(to: &Path, step: Step) {
     }
 }
 
+type Work = Box<dyn FnOnce() + Send>;
+
 /// A queue whose work runs in order, one item at a time. Queued work is done even after the queue
-/// is dropped.
-struct Line(std_mpsc::Sender<Box<dyn FnOnce() + Send>>);
+/// is dropped. While the queue is empty it holds no thread: where the system grants only one, all
+/// other work of the agent needs it.
+#[derive(Clone, Default)]
+struct Line(Arc<Mutex<Queue>>);
+
+#[derive(Default)]
+struct Queue {
+    work: VecDeque<Work>,
+    /// There is a [`Turn`], which will do what is added.
+    busy: bool,
+}
+
+/// Does the queue's work when dropped. A runtime that ends before it found a thread drops what it
+/// was given, and the work is done all the same.
+struct Turn(Line);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        while let Some(work) = self.0.next() {
+            work();
+        }
+    }
+}
 
 impl Line {
-    fn new() -> Self {
-        let (sender, work) = std_mpsc::channel::<Box<dyn FnOnce() + Send>>();
-        tokio::task::spawn_blocking(move || work.into_iter().for_each(|each| each()));
-        Line(sender)
+    fn give(&self, work: impl FnOnce() + Send + 'static) {
+        let mut queue = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.work.push_back(Box::new(work));
+        if !std::mem::replace(&mut queue.busy, true) {
+            drop(queue);
+            let turn = Turn(self.clone());
+            tokio::task::spawn_blocking(move || drop(turn));
+        }
     }
 
-    fn give(&self, work: impl FnOnce() + Send + 'static) {
-        // The thread at the other end runs until this sender is dropped.
-        let _ = self.0.send(Box::new(work));
+    fn next(&self) -> Option<Work> {
+        let mut queue = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.busy = !queue.work.is_empty();
+        queue.work.pop_front()
     }
 }
 
@@ -67,7 +95,7 @@ pub struct Durable {
     writes: BTreeMap<u32, Line>,
     /// Also in the order of steps: a worker that waits for one step takes the earlier ones to be
     /// durable.
-    publications: Option<Line>,
+    publications: Line,
 }
 
 impl Durable {
@@ -87,7 +115,7 @@ impl Durable {
         let (inbox, to, over) = (inbox.clone(), to.clone(), self.over.clone());
         let directory = to_text(&to.directory);
         let full = self.full.load(Ordering::Relaxed);
-        self.writes.entry(local_rank).or_insert_with(Line::new).give(move || {
+        self.writes.entry(local_rank).or_default().give(move || {
             if over.load(Ordering::Acquire) {
                 return;
             }
@@ -112,7 +140,7 @@ impl Durable {
         inbox: &mpsc::UnboundedSender<Input>,
     ) {
         let inbox = inbox.clone();
-        self.publications.get_or_insert_with(Line::new).give(move || {
+        self.publications.give(move || {
             let path = from_text(&directory);
             let result = persist::publish(&path, &mark, step.0, &shards, target)
                 .map(|to| say_where(&to, step))
@@ -176,5 +204,57 @@ impl Durable {
         self.writes.clear();
         self.failed.clear();
         self.awaiting.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc as std_mpsc;
+    use std::time::Duration;
+
+    fn one_thread() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().expect("a runtime")
+    }
+
+    #[test]
+    fn queues_share_the_only_thread_and_keep_their_order() {
+        let runtime = one_thread();
+        let _inside = runtime.enter();
+        let (done, all) = std_mpsc::channel();
+        let lines = [Line::default(), Line::default()];
+        for item in 0..100 {
+            for (name, line) in lines.iter().enumerate() {
+                let done = done.clone();
+                line.give(move || done.send((name, item)).expect("the test waits"));
+            }
+        }
+        drop(tokio::task::spawn_blocking(move || done.send((2, 0)).expect("the test waits")));
+        let mut expected = [0, 0, 0];
+        for _ in 0..201 {
+            let (name, item) = all.recv_timeout(Duration::from_secs(60)).expect("all work is done");
+            assert_eq!(item, expected[name], "queue {name} is out of order");
+            expected[name] += 1;
+        }
+    }
+
+    #[test]
+    fn a_runtime_that_ends_leaves_no_work_undone() {
+        let runtime = one_thread();
+        let (done, all) = std_mpsc::channel();
+        let (release, held) = std_mpsc::channel::<()>();
+        {
+            let _inside = runtime.enter();
+            drop(tokio::task::spawn_blocking(move || held.recv().is_err()));
+            let line = Line::default();
+            for item in 0..3 {
+                let done = done.clone();
+                line.give(move || done.send(item).expect("the test waits"));
+            }
+        }
+        drop(release);
+        drop(runtime);
+        drop(done);
+        assert_eq!(all.into_iter().collect::<Vec<_>>(), [0, 1, 2]);
     }
 }
