@@ -2,8 +2,8 @@
 //! at fault, and once when the incident is over. A person is called only if one is needed: the job
 //! has ended, or does not recover.
 
-use crate::coordinator::blame::HEARING;
 use crate::coordinator::command::Fact;
+use crate::coordinator::job::HEARING;
 use crate::history::{Entry, Incident, Outcome, incidents, tell};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use everstep_core::coordinator::command::{Action, Fact};
-use everstep_core::coordinator::unlike::Finding;
+use everstep_core::coordinator::finding::Finding;
 use everstep_core::history::{Entry, LogLine, Outcome, incidents, tell};
 use everstep_core::id::{Generation, NodeId, Rank, Step};
 use everstep_core::message::{Cause, Failure, HangEvidence, Outcome as Exit, Tier};

@@ -4,7 +4,7 @@
 mod scene;
 
 use everstep_core::coordinator::event::Event;
-use everstep_core::coordinator::state::Phase;
+use everstep_core::coordinator::job::Phase;
 use everstep_core::id::{Generation, JobId, Rank, Session, Step};
 use everstep_core::message::{Failure, Holding, Offer, Offers, Order, Outcome, Redundancy, Report, Tier};
 use everstep_core::spec::RestartBudget;

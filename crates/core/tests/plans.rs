@@ -6,8 +6,8 @@ mod scene;
 
 use everstep_core::coordinator::command::Fact;
 use everstep_core::coordinator::event::Event;
-use everstep_core::coordinator::remedy::{Remedy, Stage};
-use everstep_core::coordinator::state::{Job, Phase};
+use everstep_core::coordinator::job::{Job, Phase};
+use everstep_core::coordinator::request::{Remedy, Stage};
 use everstep_core::id::{JobId, Session, Step};
 use everstep_core::message::{Order, Report};
 use everstep_core::spec::{JobSpec, Policy, RestartBudget};

@@ -6,7 +6,7 @@ mod scene;
 
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::event::Event;
-use everstep_core::coordinator::remedy::{Remedy, Request, Stage};
+use everstep_core::coordinator::request::{Remedy, Request, Stage};
 use everstep_core::id::{Epoch, JobId, Session};
 use everstep_core::message::{Order, Outcome, Report};
 use everstep_core::spec::{JobSpec, Policy, RestartBudget};

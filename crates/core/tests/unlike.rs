@@ -6,9 +6,9 @@ mod scene;
 
 use everstep_core::coordinator::command::{Action, Fact};
 use everstep_core::coordinator::event::Event;
-use everstep_core::coordinator::remedy::{Remedy, Stage};
-use everstep_core::coordinator::state::Phase;
-use everstep_core::coordinator::unlike::Finding;
+use everstep_core::coordinator::finding::Finding;
+use everstep_core::coordinator::job::Phase;
+use everstep_core::coordinator::request::{Remedy, Stage};
 use everstep_core::history::{Entry, incidents, tell};
 use everstep_core::id::{JobId, NodeId, Step};
 use everstep_core::message::{Order, Report};

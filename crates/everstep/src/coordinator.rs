@@ -18,7 +18,7 @@ use event_log::EventLog;
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
-use everstep_core::coordinator::unlike::Finding;
+use everstep_core::coordinator::finding::Finding;
 use everstep_core::id::{Epoch, Generation, JobId, PersistId, Session};
 use everstep_core::keep_alive::{CHECK_EVERY, Due, KeepAlive};
 use everstep_core::linger::{Linger, Needs};

@@ -3,7 +3,7 @@
 //! coordinator, the same request may come again, under the same id.
 
 use crate::agent::launch::TOKENS;
-use everstep_core::coordinator::remedy::Request;
+use everstep_core::coordinator::request::Request;
 use everstep_core::id::JobId;
 use serde_json::json;
 use std::path::Path;

@@ -10,7 +10,7 @@ use super::failures::Kind;
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::Command;
 use everstep_core::coordinator::event::Event;
-use everstep_core::coordinator::state::Phase;
+use everstep_core::coordinator::job::Phase;
 use everstep_core::failure::{Cause, Failure, Outcome};
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session, Step};
 use everstep_core::message::{Hello, Offer, Offers, Order, Report, Tier};
@@ -179,8 +179,10 @@ impl Live {
     }
 
     fn trains_on(&self, nodes: u32) -> bool {
-        let trains = |job: &everstep_core::coordinator::state::Job| {
-            matches!(job.phase, Phase::Training { .. }) && job.stepped && job.record.world.slots.len() == nodes as usize
+        let trains = |job: &everstep_core::coordinator::job::Job| {
+            matches!(job.phase, Phase::Training { .. })
+                && job.recovery.has_stepped()
+                && job.record.world.slots.len() == nodes as usize
         };
         self.core.jobs().values().any(trains)
     }

@@ -3,8 +3,8 @@
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact, Precondition};
 use everstep_core::coordinator::event::{StoreFailure, Version};
-use everstep_core::coordinator::remedy::Request;
-use everstep_core::coordinator::state::JobRecord;
+use everstep_core::coordinator::job::JobRecord;
+use everstep_core::coordinator::request::Request;
 use everstep_core::id::{Epoch, JobId, PersistId, Session};
 use everstep_core::message::Order;
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@ use everstep_core::agent::event::Event as AgentEvent;
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Fact, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
-use everstep_core::coordinator::state::JobRecord;
+use everstep_core::coordinator::job::JobRecord;
 use everstep_core::id::{Epoch, PersistId, Session};
 use everstep_core::message::{Hello, Order, Report};
 use everstep_core::time::Time;

@@ -80,7 +80,7 @@ impl World {
         // If a node left or joined, captures are gone or belong to another past; then the newest
         // step counts.
         let stayed = self.processes.iter().filter_map(|p| p.core.jobs().get(&self.spec.job));
-        if !stayed.filter(|job| job.record.generation == generation).all(|job| job.stayed) {
+        if !stayed.filter(|job| job.record.generation == generation).all(|job| job.shards.stayed()) {
             return;
         }
         let mut common: Option<BTreeSet<Step>> = None;
@@ -350,7 +350,7 @@ impl World {
         let world = &job.record.world;
         // If all ranks hold the same state, any copy will do. But if no node was exchanged, each
         // rank continues from its own capture (INV-15).
-        let shared = self.shared() && !job.stayed;
+        let shared = self.shared() && !job.shards.stayed();
         let member = |index: usize| {
             let h = &self.hosts[index];
             h.agent.is_some() && h.session.is_some() && !h.frozen && world.slot(&h.node).is_some()

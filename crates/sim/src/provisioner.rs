@@ -2,7 +2,7 @@
 //! receives a request that is not in the store.
 
 use crate::world::{Happening, World};
-use everstep_core::coordinator::remedy::Request;
+use everstep_core::coordinator::request::Request;
 use everstep_core::id::JobId;
 use everstep_core::invariant::InvariantId;
 

@@ -9,7 +9,7 @@ use crate::trace::Trace;
 use everstep_core::agent::event::Event as AgentEvent;
 use everstep_core::coordinator::command::Precondition;
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
-use everstep_core::coordinator::state::Phase;
+use everstep_core::coordinator::job::Phase;
 use everstep_core::id::{Epoch, Generation, JobId, NodeId, PersistId, Session, Step};
 use everstep_core::invariant::InvariantId;
 use everstep_core::message::{Checked, Hello, Order, Report, Tier};
@@ -382,7 +382,7 @@ impl World {
                     .sum();
                 let size = job.record.world.size();
                 let nodes = u32::try_from(job.record.world.slots.len()).unwrap_or(u32::MAX);
-                let may_grow = job.unable.is_empty() && job.growth_after.0 < self.now;
+                let may_grow = job.growth.all_are_able() && job.growth.not_before().0 < self.now;
                 match () {
                     () if n != size => Some(format!("{n} of {size} workers train")),
                     () if nodes < full && may_grow => Some(format!("{nodes} nodes train, {full} could")),

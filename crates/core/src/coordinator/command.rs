@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 use super::event::Version;
-use super::node_check::Found;
-use super::remedy::Request;
-use super::unlike::Finding;
+use super::finding::Finding;
+use super::found::Found;
+use super::request::Request;
 
 /// What must hold for a write to happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

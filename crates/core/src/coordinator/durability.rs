@@ -1,14 +1,11 @@
 //! Which step is safe on which tier: the commit point, and when a durable checkpoint is complete.
 
 use super::command::{Command, Fact};
-use super::state::{Job, Phase, RECENT};
+use super::job::{Decision, Job, Phase, Unreadable};
 use crate::id::{Generation, NodeId, Rank, Session, Step};
 use crate::message::{Copies, Holding, Offers, Order, Parity, ShardFile, Source, Tier};
 use crate::time::Time;
 use std::collections::BTreeMap;
-
-/// Steps of which some shards are written and others may never be.
-const INCOMPLETE_MAX: usize = 16;
 
 /// What a rank could restore: for each step, where from.
 pub type Sources = BTreeMap<Step, Source>;
@@ -45,8 +42,7 @@ impl Job {
     ) {
         // A node that comes back when its job is over is in no world, and nothing is to be decided for it.
         if generation == self.record.generation && self.record.world.slot(node).is_some() {
-            self.durability.holds.insert(node.clone(), held);
-            self.durability.parity.insert(node.clone(), parity);
+            self.shards.holds(node, held, parity);
             self.decide(now, out);
         }
     }
@@ -65,7 +61,7 @@ impl Job {
             return;
         }
         self.has_checkpoints();
-        if self.durability.decision.is_some() {
+        if self.shards.decision().is_some() {
             // While the decision is still to be written, the write tells everybody.
             if let Some(after) = self.write.promise() {
                 let told = self.restore_orders().into_iter().filter(|(id, ..)| id == node);
@@ -73,7 +69,7 @@ impl Job {
             }
             return;
         }
-        self.durability.offers.insert(rank, offers);
+        self.shards.offer(rank, offers);
         match self.record.restored.last() {
             Some((g, step)) if *g == generation => {
                 let step = *step;
@@ -99,7 +95,7 @@ impl Job {
             return;
         };
         let ranks = slot.ranks();
-        if !ranks.clone().all(|r| self.durability.offers.contains_key(&Rank(r))) {
+        if !ranks.clone().all(|r| self.shards.offers(Rank(r)).is_some()) {
             return;
         }
         let generation = self.record.generation;
@@ -113,15 +109,13 @@ impl Job {
             }
         }
         let persist = self.in_memory_only(wanted);
-        let order = Order::Restore { generation, step: wanted, sources, persist, best: self.high_water };
+        let order = Order::Restore { generation, step: wanted, sources, persist, best: self.recovery.high_water() };
         out.push(Command::Send { session, order, after: None });
     }
 
     fn decide(&mut self, now: Time, out: &mut Vec<Command>) {
         let size = self.record.world.size();
-        let told = |slot: &crate::message::Slot| self.durability.holds.contains_key(&slot.node);
-        let waiting = self.durability.offers.len() < size as usize || !self.record.world.slots.iter().all(told);
-        if self.durability.decision.is_some() || waiting {
+        if self.shards.decision().is_some() || !self.shards.all_have_told(&self.record.world) {
             return;
         }
         let generation = self.record.generation;
@@ -133,14 +127,12 @@ impl Job {
             return self.leave_out(now, nodes, out);
         }
         let tiers = sources.iter().map(|s| s.tier).collect();
-        self.durability.decision = Some((step, sources));
-        self.record.restored.push((generation, step.unwrap_or(Step(0))));
-        let surplus = self.record.restored.len().saturating_sub(RECENT);
-        self.record.restored.drain(..surplus);
+        self.shards.decide(Decision { step, sources });
+        self.record.restores(generation, step.unwrap_or(Step(0)));
         // Told when it is written: a coordinator that is restarted in between must not decide otherwise.
         self.changed(true);
         let nodes = u32::try_from(self.record.world.slots.len()).unwrap_or(u32::MAX);
-        let lost = self.high_water.map_or(0, |high| high.0.saturating_sub(step.map_or(0, |s| s.0)));
+        let lost = self.recovery.high_water().map_or(0, |high| high.0.saturating_sub(step.map_or(0, |s| s.0)));
         out.push(Command::Record {
             job: self.record.spec.job.clone(),
             fact: Fact::Restored { generation, step, tiers, steps_lost: lost, nodes },
@@ -161,7 +153,7 @@ impl Job {
             return Some((step, sources));
         }
         let own: Vec<Sources> = (0..).zip(ranks).map(|(r, s)| self.own_sources(Rank(r), s)).collect();
-        if !self.stayed {
+        if !self.shards.stayed() {
             // What some rank captured is lost with its node, or ranks are others than before: only a step next to the newest is worth it.
             return match commit_point(&own) {
                 Some((exact, sources)) if exact.0 + 1 >= step.0 && self.record.durable.is_none_or(|d| exact >= d) => {
@@ -190,7 +182,7 @@ impl Job {
         let size = self.record.world.size();
         let is = |h: &Holding| h.rank == rank && h.world_size == size && h.step == step;
         let slot = self.record.world.slot_of(rank);
-        let here = slot.and_then(|s| self.durability.holds.get(&s.node)).map_or(&[][..], Vec::as_slice);
+        let here = slot.map_or(&[][..], |s| self.shards.held_by(&s.node));
         match source.tier {
             Tier::Memory => here.iter().any(is),
             Tier::Peer => source.copies.as_ref().is_some_and(|c| is(&c.of)),
@@ -207,9 +199,9 @@ impl Job {
 
     /// Everything that `rank` could restore, from the nearest place each (G2: local memory, peer memory, durable).
     fn sources(&self, rank: Rank) -> Sources {
-        let Some(offers) = self.durability.offers.get(&rank) else { return Sources::new() };
+        let Some(offers) = self.shards.offers(rank) else { return Sources::new() };
         let mut found = Sources::new();
-        let readable = |step: Step, tier: Tier| !self.unreadable.contains(&(rank, step, tier));
+        let readable = |step: Step, tier: Tier| self.shards.is_readable(rank, step, tier);
         for rebuild in self.rebuilds(rank).into_iter().filter(|r| readable(r.of.step, Tier::Parity)) {
             let step = rebuild.of.step;
             found.insert(step, Source { rebuild: Some(rebuild), ..Source::of(Tier::Parity) });
@@ -221,7 +213,7 @@ impl Job {
             }
         }
         for offer in offers.held.iter().filter(|o| readable(o.step, o.tier)) {
-            let valid = offer.tier == Tier::Durable || self.is_of_this_past(offer.generation, offer.step);
+            let valid = offer.tier == Tier::Durable || self.record.is_of_this_past(offer.generation, offer.step);
             let nearest = found.get(&offer.step).map(|s| s.tier);
             if valid && nearest.is_none_or(|t| offer.tier < t) {
                 // Copies of what this very rank captured can heal what is damaged here, and so can its stripes.
@@ -242,9 +234,9 @@ impl Job {
     fn copies(&self, rank: Rank, shared: bool) -> Vec<(Holding, Copies)> {
         let size = self.record.world.size();
         let mut by_holding: BTreeMap<Holding, Vec<String>> = BTreeMap::new();
-        for (node, held) in &self.durability.holds {
+        for (node, held) in self.shards.held() {
             let Some(address) = self.replica_address(node) else { continue };
-            for h in held.iter().filter(|h| self.is_of_this_past(h.generation, h.step)) {
+            for h in held.iter().filter(|h| self.record.is_of_this_past(h.generation, h.step)) {
                 let own = h.rank == rank && h.world_size == size;
                 if own || (shared && h.shared) {
                     by_holding.entry(*h).or_default().push(address.clone());
@@ -276,7 +268,7 @@ impl Job {
 
     /// What each node's ranks restore, once it is decided.
     pub(super) fn restore_orders(&self) -> Vec<(NodeId, Session, Order)> {
-        let Some((step, sources)) = &self.durability.decision else { return Vec::new() };
+        let Some(Decision { step, sources }) = self.shards.decision() else { return Vec::new() };
         let order = |(id, session): (&NodeId, Session)| {
             let slot = self.record.world.slot(id)?;
             let first = slot.first_rank.0 as usize;
@@ -287,11 +279,11 @@ impl Job {
                 step: *step,
                 sources: own,
                 persist,
-                best: self.high_water,
+                best: self.recovery.high_water(),
             };
             Some((id.clone(), session, order))
         };
-        self.sessions().filter_map(order).collect()
+        self.nodes.sessions().filter_map(order).collect()
     }
 
     /// Nodes none of whose ranks can restore anything, if the others can go on without them.
@@ -318,18 +310,18 @@ impl Job {
         &mut self,
         now: Time,
         generation: Generation,
-        unreadable: (Rank, Step, Tier),
+        unreadable: Unreadable,
         out: &mut Vec<Command>,
     ) {
-        let training = matches!(self.phase, Phase::Training { .. });
-        if generation != self.record.generation || !training || !self.unreadable.insert(unreadable) {
+        let current = generation == self.record.generation && self.phase.is_training();
+        if !current || !self.shards.cannot_read(unreadable) {
             return;
         }
         let (rank, step, tier) = unreadable;
         let fact = Fact::RestoreFailed { generation, rank, step, tier };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
         self.fence(now, out);
-        self.phase = Phase::Forming { since: now, last_join: None };
+        self.phase = Phase::forming(now);
     }
 
     /// A shard is on durable storage. When all ranks' shards of a step are, the leader publishes it.
@@ -345,18 +337,10 @@ impl Job {
             return;
         }
         let size = self.record.world.size() as usize;
-        let leader = self.leader();
-        let (directory, shards) = self.durability.written.entry(step).or_insert_with(|| (directory, BTreeMap::new()));
-        shards.insert(shard.rank, shard);
-        if shards.len() == size
-            && let Some(session) = leader
+        if let Some((directory, shards)) = self.shards.written(step, directory, shard, size)
+            && let Some(session) = self.leader()
         {
-            let order = Order::Publish {
-                generation,
-                step,
-                directory: directory.clone(),
-                shards: shards.values().cloned().collect(),
-            };
+            let order = Order::Publish { generation, step, directory, shards };
             out.push(Command::Send { session, order, after: None });
         }
     }
@@ -366,12 +350,8 @@ impl Job {
         if generation != self.record.generation {
             return false;
         }
-        // Shards of an older step may still come: what is saved a second time is written behind later steps.
-        self.durability.written.remove(&step);
-        while self.durability.written.len() > INCOMPLETE_MAX {
-            self.durability.written.pop_first();
-        }
-        self.unable.retain(|_, too_early| !*too_early);
+        self.shards.published(step);
+        self.growth.published();
         self.to_all(&Order::Durable { generation, step }, out);
         let newer = self.record.durable.is_none_or(|d| d < step);
         if newer {
@@ -383,8 +363,7 @@ impl Job {
 
     /// Connection of the node that publishes checkpoints.
     pub(super) fn leader(&self) -> Option<Session> {
-        let id: &NodeId = &self.record.world.slots.first()?.node;
-        self.nodes.get(id)?.session
+        self.nodes.session(&self.record.world.slots.first()?.node)
     }
 }
 

@@ -9,53 +9,17 @@
 //! ```
 //!
 //! Other ranks may be a moment behind: an abort is reported before the last lines of their scripts
-//! have run. So a crash that may have come after the last step is held for [`LAST_STEP`] before
+//! have run. So a crash that may have come after the last step is held for a second before
 //! anything is restarted. A job with checkpoints does not wait, because it goes back to its last
 //! step. Nor does a killed process, because its end has nothing to do with the script.
 
 use super::command::{Command, Fact};
 use super::incident::{EXIT_FAILED, describe};
-use super::state::{Job, Phase};
-use crate::id::{Generation, NodeId, Rank, Step};
+use super::job::{Job, Phase};
+use crate::id::{Generation, NodeId, Rank};
 use crate::message::{Cause, Ended, Failure, HowEnded, Order, Outcome};
 use crate::severity::Scope;
-use crate::spec::RestartBudget;
 use crate::time::Time;
-use std::collections::BTreeMap;
-use std::time::Duration;
-
-/// How long a crash that may have come after the last step waits for other ranks to end.
-const LAST_STEP: Duration = Duration::from_secs(1);
-/// The same while another rank's interpreter is shutting down, which shows that the end is near.
-const SHUT_DOWN: Duration = Duration::from_secs(10);
-/// Maximum number of late crashes that are listed individually.
-const TOLD: usize = 4;
-
-/// The ranks of one generation that have ended, or may have.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ending {
-    /// Ranks whose scripts are over: their last step, and whether their process is over, too.
-    over: BTreeMap<Rank, (Option<Step>, bool)>,
-    /// Crashes that may have come after the last step.
-    held: Vec<(NodeId, Failure)>,
-    /// When holding them ends.
-    pub until: Option<Time>,
-    /// Crashes after the end, which changed nothing.
-    late: Vec<String>,
-}
-
-impl Ending {
-    /// Returns a rank whose script ended after exactly this step.
-    fn with(&self, step: Option<Step>) -> Option<Rank> {
-        let step = step?;
-        self.over.iter().find(|(_, (at, _))| *at == Some(step)).map(|(rank, _)| *rank)
-    }
-
-    /// Returns a rank whose script is over.
-    fn any(&self) -> Option<Rank> {
-        self.over.keys().next().copied()
-    }
-}
 
 impl Job {
     /// Handles a failure that is not one, or may turn out not to be. Returns true if nothing else
@@ -75,19 +39,16 @@ impl Job {
         if !self.may_be_the_end(failure) {
             return false;
         }
-        let near = self.ending.any().is_some();
-        let until = self.ending.until.unwrap_or(now.after(if near { SHUT_DOWN } else { LAST_STEP }));
-        self.ending.until = Some(until);
-        self.ending.held.push((node.clone(), failure.clone()));
+        self.ending.hold(now, node, failure);
         true
     }
 
     /// Returns whether to wait and see if the other ranks end by themselves.
     fn may_be_the_end(&self, failure: &Failure) -> bool {
         let own = matches!(failure.cause, Cause::Exited(Outcome::Code(_) | Outcome::Signal(4..=8 | 11)));
-        let others = self.record.world.size() as usize > self.ending.over.len() + self.ending.held.len() + 1;
+        let others = self.record.world.size() as usize > self.ending.known() + 1;
         let without_way_back = !self.record.checkpointed || self.ending.any().is_some();
-        let together = self.ending.held.first().is_none_or(|(_, f)| f.step == failure.step);
+        let together = self.ending.is_together(failure.step);
         let follows = failure.verdict.follows || failure.verdict.is_of_machine();
         own && others && without_way_back && together && !follows && failure.step.is_some()
     }
@@ -101,40 +62,30 @@ impl Job {
         ended: &Ended,
         out: &mut Vec<Command>,
     ) {
-        if generation != self.record.generation || !matches!(self.phase, Phase::Training { .. }) {
+        if generation != self.record.generation || !self.phase.is_training() {
             return;
         }
         if let HowEnded::Crashed(failure) = &ended.how {
             return self.late_crash(now, node, failure, None, out);
         }
         let is_over = matches!(ended.how, HowEnded::Exited);
-        let entry = self.ending.over.entry(ended.rank).or_insert((ended.step, is_over));
-        *entry = (entry.0.max(ended.step), entry.1 || is_over);
+        self.ending.ended(ended.rank, ended.step, is_over);
         self.settle_held(now, out);
-        if let Some(until) = &mut self.ending.until {
-            *until = (*until).max(now.after(if is_over { LAST_STEP } else { SHUT_DOWN }));
-        }
+        self.ending.wait_longer(now, is_over);
         self.finish();
     }
 
     /// Settles held crashes that turn out to have come after the last step.
     fn settle_held(&mut self, now: Time, out: &mut Vec<Command>) {
-        for (node, failure) in std::mem::take(&mut self.ending.held) {
-            match self.ending.with(failure.step) {
-                Some(with) => self.late_crash(now, &node, &failure, Some(with), out),
-                None => self.ending.held.push((node, failure)),
-            }
-        }
-        if self.ending.held.is_empty() {
-            self.ending.until = None;
+        while let Some((node, failure, with)) = self.ending.settled() {
+            self.late_crash(now, &node, &failure, Some(with), out);
         }
     }
 
     /// Reports a crash after the end of training, and counts the rank as finished. `with` is a rank
     /// that had ended at the same step; `None`: the crashed worker's own script was over.
     fn late_crash(&mut self, now: Time, node: &NodeId, failure: &Failure, with: Option<Rank>, out: &mut Vec<Command>) {
-        let known = self.ending.over.insert(failure.rank, (failure.step, true));
-        if known.is_some_and(|(_, over)| over) {
+        if !self.ending.crashed(failure.rank, failure.step) {
             return;
         }
         let what = describe(node, Some(failure));
@@ -148,43 +99,37 @@ impl Job {
             Fact::LateCrash { generation: self.record.generation, node: node.clone(), failure: failure.clone(), with };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
         let say = format!("warning: {what}, {why}: the training counts as finished and is not done again");
-        let own = self.nodes.get(node).and_then(|n| n.session);
+        let own = self.nodes.session(node);
         for session in own.into_iter().chain(self.leader().filter(|s| Some(*s) != own)) {
             out.push(Command::Send { session, order: Order::Notice { what: say.clone() }, after: None });
         }
-        if self.ending.late.len() < TOLD {
-            self.ending.late.push(what);
-        }
+        self.ending.lists(what);
         self.settle_held(now, out);
         self.finish();
     }
 
     /// Ends the job when the processes of all ranks are over.
     pub(super) fn finish(&mut self) {
-        let over = |rank: u32| self.ending.over.get(&Rank(rank)).is_some_and(|(_, over)| *over);
-        let slots = &self.record.world.slots;
-        let nodes: Vec<NodeId> = slots.iter().filter(|s| s.ranks().all(over)).map(|s| s.node.clone()).collect();
         let Phase::Training { finished, .. } = &mut self.phase else { return };
-        finished.extend(nodes);
+        let slots = &self.record.world.slots;
+        finished.extend(slots.iter().filter(|s| self.ending.is_over(s)).map(|s| s.node.clone()));
         if slots.iter().all(|s| finished.contains(&s.node)) {
-            let late: String = self.ending.late.iter().map(|what| format!("; {what}, after the end")).collect();
-            self.phase = Phase::Over { code: 0, why: format!("all workers finished{late}") };
+            self.phase = Phase::Over { code: 0, why: format!("all workers finished{}", self.ending.late()) };
         }
     }
 
     /// Treats held crashes as failures when their time is over.
     pub(super) fn end_wait(&mut self, now: Time, out: &mut Vec<Command>) {
-        if !matches!(self.phase, Phase::Training { .. }) {
-            (self.ending.until, self.ending.held) = (None, Vec::new());
-        } else if self.ending.until.is_some_and(|until| now >= until) {
+        if !self.phase.is_training() {
+            self.ending.release();
+        } else if self.ending.until().is_some_and(|until| now >= until) {
             self.release(now, out);
         }
     }
 
     /// Treats held crashes as failures now. Returns whether there were any.
     pub(super) fn release(&mut self, now: Time, out: &mut Vec<Command>) -> bool {
-        self.ending.until = None;
-        let mut held = std::mem::take(&mut self.ending.held).into_iter();
+        let mut held = self.ending.release().into_iter();
         let Some((node, failure)) = held.next() else { return false };
         let generation = self.record.generation;
         self.fail_now(now, &node, Some(failure), out);
@@ -198,8 +143,7 @@ impl Job {
     /// their work.
     pub(super) fn unfinished(&self) -> Option<(i32, String)> {
         let with = self.ending.any()?;
-        let counted = matches!(self.record.spec.restarts, RestartBudget::Exactly(_));
-        (!counted).then(|| {
+        (!self.record.restarts_are_counted()).then(|| {
             let why = format!(
                 "rank {with} had ended by itself and this one was not known to have done the same steps: the training is not finished, and a \
                  restart would do again what rank {with} has done (give --max-restarts N to restart all the same)"
@@ -208,23 +152,11 @@ impl Job {
         })
     }
 
-    /// Returns whether a process was killed or hung, or a node was lost, during the incident: that
-    /// may have caused an unexplained exception.
-    pub(super) fn killed_beside(&self) -> bool {
-        let killed = |f: &Failure| match f.cause {
-            Cause::Exited(Outcome::Signal(signal)) => !matches!(signal, 6 | 15),
-            Cause::Hung { .. } => true,
-            Cause::Exited(Outcome::Code(_)) | Cause::NotStarted | Cause::Fenced => false,
-        };
-        let witnesses = self.inquiry.iter().flat_map(|i| &i.witnesses);
-        witnesses.into_iter().any(|w| w.failure.as_ref().is_none_or(killed))
-    }
-
     /// Returns why an exception of the script ends a job without checkpoints: a restart would begin
     /// at the first step and fail the same way.
     pub(super) fn no_way_back(&self, failure: Option<&Failure>) -> Option<(i32, String)> {
         let failure = failure?;
-        let counted = matches!(self.record.spec.restarts, RestartBudget::Exactly(_));
+        let counted = self.record.restarts_are_counted();
         let exception = matches!(failure.cause, Cause::Exited(Outcome::Code(_)));
         let own = matches!(failure.verdict.scope, Scope::User | Scope::Unknown | Scope::Storage);
         (exception && own && !failure.verdict.follows && !counted && !self.record.checkpointed).then(|| {

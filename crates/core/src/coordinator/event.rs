@@ -1,6 +1,6 @@
 //! Everything that can happen to the coordinator: a closed list.
 
-use super::unlike::Finding;
+use super::finding::Finding;
 use crate::id::{JobId, PersistId, Session};
 use crate::message::{Hello, Report};
 use crate::progress::RankProgress;

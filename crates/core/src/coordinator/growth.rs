@@ -6,35 +6,22 @@
 //! world forms again. Other jobs have their own way back and are restarted as under torchrun.
 
 use super::command::{Command, Fact};
-use super::state::{Job, Node, Phase};
+use super::job::{Job, Node, Phase};
 use crate::id::{Generation, NodeId, Step};
 use crate::message::Order;
 use crate::time::Time;
-use std::time::Duration;
-
-/// The named step must become readable for every node within this time, or training continues
-/// unchanged.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long growth is not tried again after that.
-const PAUSE: Duration = Duration::from_secs(600);
-
-/// An attempt to change the size of the world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Growth {
-    /// When the attempt is given up.
-    pub until: Time,
-    /// The step at which all ranks hold, once it is named.
-    pub step: Option<Step>,
-}
 
 impl Job {
     /// Returns the nodes outside the world that are ready to be taken in.
     pub(super) fn waiting(&self) -> impl Iterator<Item = (&NodeId, &Node)> {
-        let ready = |n: &Node| n.session.is_some() && n.clean;
+        let record = &self.record;
         self.nodes
             .iter()
-            .filter(move |(id, n)| ready(n) && !self.unable.contains_key(*id) && self.record.world.slot(id).is_none())
-            .filter(|(id, n)| !self.is_excluded(id, n.hello.incarnation) && !self.moves_away(id, n.hello.incarnation))
+            .filter(|(id, n)| n.is_ready() && self.growth.is_able(id) && record.world.slot(id).is_none())
+            .filter(|(id, n)| {
+                let life = n.hello.incarnation;
+                !record.is_excluded(id, life) && !record.gives_away(id, life)
+            })
     }
 
     /// Tells nodes outside the world that they are idle, and waiting ones to stand by with torch
@@ -42,7 +29,7 @@ impl Job {
     pub(super) fn stand_by(&self, out: &mut Vec<Command>) {
         let outside = self.nodes.iter().filter(|(id, n)| n.clean && self.record.world.slot(id).is_none());
         out.extend(outside.filter_map(|(id, n)| {
-            let order = Order::Idle { excluded: self.is_excluded(id, n.hello.incarnation) };
+            let order = Order::Idle { excluded: self.record.is_excluded(id, n.hello.incarnation) };
             Some(Command::Send { session: n.session?, order, after: None })
         }));
         let spec = &self.record.spec;
@@ -67,32 +54,32 @@ impl Job {
         let usable = have.min(spec.nodes_max) / spec.node_unit * spec.node_unit;
         let larger = usable as usize > members;
         let ladder = spec.ladder();
-        let settled = if self.stepped {
-            Some(self.trained_since)
+        let since = self.recovery.since();
+        let settled = if self.recovery.has_stepped() {
+            Some(since)
         } else {
             // Steps are not reported: the job must run long enough to rule out a crash loop.
-            (!self.record.checkpointed).then(|| self.trained_since.after(ladder.last_call * 2))
+            (!self.record.checkpointed).then(|| since.after(ladder.last_call * 2))
         };
-        (larger || smaller).then_some(settled?.max(newest.after(ladder.last_call)).max(self.growth_after))
+        (larger || smaller).then_some(settled?.max(newest.after(ladder.last_call)).max(self.growth.not_before()))
     }
 
     /// Starts, finishes or gives up an attempt to change the size of the world.
     pub(super) fn consider_growth(&mut self, now: Time, out: &mut Vec<Command>) {
         let Phase::Training { finished, reattach_until: None } = &self.phase else {
-            self.growth = None;
+            self.growth.drops();
             return;
         };
         if !finished.is_empty() {
             return self.give_up_growth(now, out);
         }
-        if let Some(growth) = self.growth {
-            if now >= growth.until {
+        if let Some(until) = self.growth.until() {
+            if now >= until {
                 self.give_up_growth(now, out);
             }
             return;
         }
-        let whole =
-            self.record.world.slots.iter().all(|s| self.nodes.get(&s.node).is_some_and(|n| n.session.is_some()));
+        let whole = self.record.world.slots.iter().all(|s| self.nodes.session(&s.node).is_some());
         if self.ripe().is_none_or(|at| now < at) || !whole {
             return;
         }
@@ -100,7 +87,7 @@ impl Job {
             return self.regroup(now, out);
         }
         if let Some(session) = self.leader() {
-            self.growth = Some(Growth { until: now.after(PATIENCE), step: None });
+            self.growth.tries(now);
             let order = Order::ProposeStep { generation: self.record.generation };
             out.push(Command::Send { session, order, after: None });
         }
@@ -114,16 +101,15 @@ impl Job {
         step: Option<Step>,
         out: &mut Vec<Command>,
     ) {
-        let open = self.growth.filter(|g| g.step.is_none() && generation == self.record.generation);
-        let Some(growth) = open else { return };
-        let Some(step) = step else {
-            // The duration of a step is not known yet.
-            self.growth = None;
-            self.growth_after = now.after(self.record.spec.ladder().last_call);
+        if generation != self.record.generation {
             return;
-        };
-        self.growth = Some(Growth { step: Some(step), ..growth });
-        self.hold(Some(step), out);
+        }
+        match step {
+            // The duration of a step is not known yet.
+            None => self.growth.postpones(now, self.record.spec.ladder().last_call),
+            Some(step) if self.growth.names(step) => self.hold(Some(step), out),
+            Some(_) => {}
+        }
     }
 
     fn hold(&self, step: Option<Step>, out: &mut Vec<Command>) {
@@ -131,18 +117,15 @@ impl Job {
     }
 
     fn give_up_growth(&mut self, now: Time, out: &mut Vec<Command>) {
-        if let Some(growth) = self.growth.take() {
-            self.growth_after = now.after(PAUSE);
-            if growth.step.is_some() {
-                self.hold(None, out);
-            }
+        if self.growth.gives_up(now) {
+            self.hold(None, out);
         }
     }
 
     /// Forms the next world from this step if all ranks hold there. Ranks whose scripts count in
     /// strides hold at the first step at or after the named one.
     pub(super) fn grow_from(&mut self, now: Time, step: Step, out: &mut Vec<Command>) {
-        if self.growth.is_some_and(|g| g.step.is_some_and(|named| step >= named)) {
+        if self.growth.step().is_some_and(|named| step >= named) {
             self.regroup(now, out);
         }
     }
@@ -153,26 +136,26 @@ impl Job {
         self.record_progress(out);
         let fact = Fact::Growing { generation: self.record.generation, nodes };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
-        self.growth = None;
-        self.newcomers = true;
-        self.reached = None;
+        self.growth.succeeds();
+        self.recovery.stops();
         self.fence(now, out);
-        self.phase = Phase::Forming { since: now, last_join: None };
+        self.phase = Phase::forming(now);
     }
 
     /// Continues without new nodes that cannot read the state that the others have.
     pub(super) fn leave_out(&mut self, now: Time, nodes: Vec<NodeId>, out: &mut Vec<Command>) {
         let fact = Fact::LeftOut { generation: self.record.generation, nodes: nodes.clone() };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
-        let too_early = self.record.durable.is_none();
-        self.unable.extend(nodes.into_iter().map(|n| (n, too_early)));
+        self.growth.cannot_read(nodes, self.record.durable.is_none());
         self.fence(now, out);
-        self.phase = Phase::Forming { since: now, last_join: None };
+        self.phase = Phase::forming(now);
     }
 
     /// Returns when [`Job::consider_growth`] has something to do next.
     pub(super) fn growth_deadline(&self) -> Option<Time> {
-        let Phase::Training { reattach_until: None, .. } = &self.phase else { return None };
-        self.growth.map(|g| g.until).or_else(|| self.ripe())
+        if !self.phase.is_settled() {
+            return None;
+        }
+        self.growth.until().or_else(|| self.ripe())
     }
 }

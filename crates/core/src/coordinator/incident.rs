@@ -1,17 +1,13 @@
 //! From a failure to an action: restart in place, wait for a node, or give up.
 
 use super::command::{Action, Command, Fact};
-use super::state::{Job, Node, Phase, RECENT};
+use super::job::{Job, Phase};
 use crate::digests::Odd;
 use crate::id::{Generation, NodeId, Rank, Step};
 use crate::message::{Cause, Failure, Order, Outcome};
 use crate::severity::{Scope, Verdict};
 use crate::slow::Change;
-use crate::spec::RestartBudget;
 use crate::time::Time;
-use std::time::Duration;
-
-const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Exit code of a job that failed and is not restarted.
 pub const EXIT_FAILED: i32 = 1;
@@ -21,43 +17,13 @@ pub const EXIT_REQUEUE: i32 = 75;
 pub const EXIT_SAME_AGAIN: i32 = 93;
 
 impl Job {
-    /// Returns the number of restarts for `TORCHELASTIC_MAX_RESTARTS`.
-    #[must_use]
-    pub fn max_restarts(&self) -> u32 {
-        match self.record.spec.restarts {
-            RestartBudget::Exactly(n) | RestartBudget::PerDayAfterFirstStep(n) => n,
-        }
-    }
-
-    /// Checks whether the budget allows a restart after a failure of the `script` or of a node.
-    fn budget_allows(&self, now: Time, script: bool) -> Result<(), String> {
-        match self.record.spec.restarts {
-            RestartBudget::Exactly(n) if self.record.restarts >= n => Err(if n == 0 {
-                "--max-restarts 0 allows no restart".into()
-            } else {
-                format!("all {n} restarts of --max-restarts are used")
-            }),
-            RestartBudget::Exactly(_) => Ok(()),
-            // A lost node says nothing about the script, and its agent may have died before it
-            // reported a step.
-            RestartBudget::PerDayAfterFirstStep(_) if script && !self.record.progressed => {
-                Err("no optimizer step was completed, so a restart would fail the same way (give --max-restarts N to restart all the same)".into())
-            }
-            RestartBudget::PerDayAfterFirstStep(n) => {
-                let today = self.record.recent.iter().filter(|t| now.since(**t) < DAY).count();
-                if today >= n as usize { Err(format!("{n} restarts within 24 hours are used")) } else { Ok(()) }
-            }
-        }
-    }
-
     /// Returns why not to restart after the same error at the same step as last time: the script
     /// fails that way every time. Not checked if the user has set the number of restarts.
     fn same_again(&mut self, failure: Option<&Failure>) -> Option<String> {
         let error = failure.and_then(error_of);
         let again = error.is_some() && error == self.record.last_error;
         self.record.last_error = error;
-        let counted = matches!(self.record.spec.restarts, RestartBudget::Exactly(_));
-        (again && !counted).then(|| {
+        (again && !self.record.restarts_are_counted()).then(|| {
             "the same error after the same step as the last time: a restart would end the same way; mend it, or give --max-restarts N to restart all the same".into()
         })
     }
@@ -90,7 +56,8 @@ impl Job {
         let refusal = first.or_else(|| {
             again.map_or_else(
                 || {
-                    self.budget_allows(now, failure.as_ref().is_some_and(|f| f.cause != Cause::Fenced))
+                    self.record
+                        .budget_allows(now, failure.as_ref().is_some_and(|f| f.cause != Cause::Fenced))
                         .err()
                         .map(|why| (EXIT_FAILED, why))
                 },
@@ -107,7 +74,7 @@ impl Job {
         };
         let what = describe(node, failure.as_ref());
         // The node's own console shows its workers' failures at once.
-        let others = self.sessions().filter(|(id, _)| failure.is_none() || *id != node);
+        let others = self.nodes.sessions().filter(|(id, _)| failure.is_none() || *id != node);
         let tell = |(_, session)| Command::Send { session, order: Order::Notice { what: what.clone() }, after: None };
         out.extend(others.map(tell));
         let follows = failure.as_ref().is_some_and(|f| f.verdict.follows);
@@ -121,43 +88,33 @@ impl Job {
             action,
         };
         out.push(Command::Record { job, fact });
-        self.back_off(now);
+        self.restarts.failed(now, self.recovery.has_lasted(now), self.record.restarts_are_counted());
         self.doubt(now, failure.as_ref());
         if refusal.is_none() {
             self.charged(now, node, failure.as_ref());
         }
         self.inquire(now, incident, node, failure, out);
-        self.reached = None;
+        self.recovery.stops();
         match refusal {
             // After a hang, all ranks are still asked for their stacks.
-            Some((code, why)) if follows || hung || unclear => self.giving_up = Some((code, why)),
+            Some((code, why)) if follows || hung || unclear => self.evidence.give_up(code, why),
             Some((code, why)) => {
                 self.phase = Phase::Over { code, why: format!("{what}; {why}") };
                 return;
             }
             None => {}
         }
-        if self.giving_up.is_none() {
-            self.count_restart(now);
+        if !self.evidence.is_giving_up() {
+            self.record.count_restart(now);
         }
-        self.open_incident = Some(incident);
-        (self.ended_incident, self.behind) = (None, None);
-        self.newcomers = false;
+        self.recovery.opens(incident);
+        self.growth.takes_none();
         // It is known which rank hangs; what the others wait for shows why.
         self.fence_all(now, hung, out);
-        self.phase = Phase::Forming { since: now, last_join: None };
+        self.phase = Phase::forming(now);
     }
 
-    pub(super) fn count_restart(&mut self, now: Time) {
-        self.record.restarts += 1;
-        self.record.recent.push(now);
-        let surplus = self.record.recent.len().saturating_sub(RECENT);
-        self.record.recent.drain(..surplus);
-    }
-
-    /// Records the first new step of a generation. If the job had been further, the incident is
-    /// over when it is there again. If the script continues `from` an unknown step, nobody can tell
-    /// when that is.
+    /// Records the first new step of a generation, which continues `from` a step if that is known.
     pub(super) fn first_step(
         &mut self,
         generation: Generation,
@@ -165,29 +122,23 @@ impl Job {
         from: Option<Step>,
         out: &mut Vec<Command>,
     ) {
-        let incident = self.open_incident.take();
-        self.ended_incident = incident;
-        self.began = from.map(|from| (generation, from));
-        self.in_a_row = (0, Time(0));
-        self.behind = from.and(incident).zip(self.highest.filter(|high| *high > step));
-        let fact = Fact::FirstStep { generation, step, incident, from, had: self.highest };
+        let incident = self.recovery.first_step(generation, step, from);
+        self.restarts.worked();
+        let fact = Fact::FirstStep { generation, step, incident, from, had: self.recovery.highest() };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
     }
 
     /// Records the step that the ranks continue from, if [`Job::first_step`] did not have it.
     pub(super) fn began(&mut self, generation: Generation, step: Step, from: Step, out: &mut Vec<Command>) {
-        if generation != self.record.generation || self.began == Some((generation, from)) {
-            return;
+        if generation == self.record.generation && self.recovery.began(generation, step, from) {
+            let fact = Fact::Began { generation, step, from, had: self.recovery.highest() };
+            out.push(Command::Record { job: self.record.spec.job.clone(), fact });
         }
-        self.began = Some((generation, from));
-        self.behind = self.ended_incident.zip(self.highest.filter(|high| *high > step));
-        let fact = Fact::Began { generation, step, from, had: self.highest };
-        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
     }
 
     /// Records that all ranks have completed this step.
     pub(super) fn reached(&mut self, step: Step, out: &mut Vec<Command>) {
-        let Some((incident, _)) = self.behind.take_if(|(_, high)| *high <= step) else { return };
+        let Some(incident) = self.recovery.completed(step) else { return };
         let fact = Fact::CaughtUp { generation: self.record.generation, step, incident };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact });
     }
@@ -245,18 +196,16 @@ impl Job {
     }
 
     fn fence_all(&mut self, now: Time, stacks: bool, out: &mut Vec<Command>) {
-        let generation = self.record.generation;
-        for node in self.nodes.values_mut().filter(|n| !n.clean) {
-            fence(node, (generation, stacks), now, out);
-        }
+        let order = Order::Fence { generation: self.record.generation, stacks };
+        let told = self.nodes.fence(now, None);
+        out.extend(told.into_iter().map(|session| Command::Send { session, order: order.clone(), after: None }));
     }
 
     /// Tells one node to end the workers of the current generation.
     pub(super) fn fence_node(&mut self, id: &NodeId, now: Time, out: &mut Vec<Command>) {
-        let generation = self.record.generation;
-        if let Some(node) = self.nodes.get_mut(id).filter(|n| !n.clean) {
-            fence(node, (generation, false), now, out);
-        }
+        let order = Order::Fence { generation: self.record.generation, stacks: false };
+        let told = self.nodes.fence(now, Some(id));
+        out.extend(told.into_iter().map(|session| Command::Send { session, order: order.clone(), after: None }));
     }
 }
 
@@ -280,13 +229,6 @@ fn error_of(failure: &Failure) -> Option<(String, Step)> {
         within = c.is_alphanumeric();
     }
     Some((known, failure.step?))
-}
-
-fn fence(node: &mut Node, (generation, stacks): (Generation, bool), now: Time, out: &mut Vec<Command>) {
-    node.fenced_at = Some(now);
-    if let Some(session) = node.session {
-        out.push(Command::Send { session, order: Order::Fence { generation, stacks }, after: None });
-    }
 }
 
 /// Describes a failure by the class that it turned out to have.

@@ -3,14 +3,11 @@
 
 use super::command::{Command, Fact, Reason};
 use super::incident::EXIT_REQUEUE;
-use super::state::{Job, Node, Phase};
+use super::job::{Job, Node, Phase};
 use crate::id::{NodeId, Session};
 use crate::message::{Hello, Order};
 use crate::time::Time;
 use std::time::Duration;
-
-/// A node that has not ended its workers within this time after a fence is not waited for.
-const FENCE_PATIENCE: Duration = Duration::from_secs(20);
 
 impl Job {
     /// Handles an agent that introduced itself on a new connection.
@@ -38,12 +35,11 @@ impl Job {
             }
         }
         if self.nodes.get(&id).is_none_or(|known| known.hello.incarnation != hello.incarnation) {
-            // Signs of an earlier life are void: the machine may have been repaired since.
-            self.signs.retain(|(_, node, _)| *node != id);
+            self.evidence.forget(&id);
         }
         out.push(Command::Send { session, order: Order::Welcome { epoch }, after: None });
         self.came_back(now, &hello, out);
-        let again = self.nodes.contains_key(&id);
+        let again = self.nodes.contains(&id);
         if !again {
             self.arrived(out);
         }
@@ -66,25 +62,26 @@ impl Job {
             bad_network_until,
         };
         self.nodes.insert(id.clone(), node);
-        // A later life of the node may find what the earlier one could not.
-        self.unable.remove(&id);
-        self.confirm(&id);
+        self.growth.may_read(&id);
+        self.nodes.confirm(&id, self.record.generation);
         if seen > self.record.generation {
             // The record was read before another coordinator's last write (or was lost), so the
             // numbers up to `seen` are used. Form a new world. If that write exists, ours conflicts
             // with it and this coordinator ends.
             self.record.generation = seen;
-            if matches!(self.phase, Phase::Training { .. }) {
+            if self.phase.is_training() {
                 self.fence(now, out);
                 self.phase = Phase::Forming { since: now, last_join: Some(now) };
             }
         }
         let generation = self.record.generation;
-        let member = self.is_member(&id, incarnation);
+        let member = self.record.is_member(&id, incarnation);
         let progressed = running.as_ref().filter(|r| r.progressed);
         self.record.progressed |= progressed.is_some();
         // A coordinator that has just started did not receive the report of the first step.
-        self.stepped |= progressed.is_some_and(|r| r.generation == generation);
+        if progressed.is_some_and(|r| r.generation == generation) {
+            self.recovery.steps();
+        }
         match &mut self.phase {
             Phase::Forming { last_join, .. } => {
                 if let Some(at) = last_join {
@@ -123,7 +120,7 @@ impl Job {
                     {
                         out.push(Command::Send { session, order, after });
                     }
-                    self.set_unclean(&id);
+                    self.nodes.set_unclean(&id);
                 } else {
                     let failure = self.fenced_before(&id);
                     self.fail(now, &id, failure, out);
@@ -145,24 +142,6 @@ impl Job {
         }
     }
 
-    /// Records that workers will run on this node from now on.
-    pub(super) fn set_unclean(&mut self, id: &NodeId) {
-        if let Some(node) = self.nodes.get_mut(id) {
-            node.clean = false;
-        }
-    }
-
-    /// Records that a member of the old world has no workers left, if `id` shows it.
-    pub(super) fn confirm(&mut self, id: &NodeId) {
-        let Some(node) = self.nodes.get(id) else { return };
-        let Some(life) = self.old.members.get(id) else { return };
-        // A later life attaches only when the processes of the earlier one are gone (node lock).
-        let no_workers_left = node.clean && node.hello.seen >= self.record.generation;
-        if node.hello.incarnation != *life || no_workers_left {
-            self.old.confirmed = true;
-        }
-    }
-
     /// Handles the end of a connection. The node may come back within the reconnect time; if it
     /// already has, the end of the old connection means nothing.
     pub(super) fn lost(&mut self, now: Time, id: &NodeId, session: Session, believe_stale: bool) {
@@ -178,7 +157,7 @@ impl Job {
         let Some(node) = self.nodes.remove(id) else { return };
         out.push(Command::Record { job: self.record.spec.job.clone(), fact: Fact::NodeLost { node: id.clone() } });
         self.check_without(now, id, out);
-        let member = self.is_member(id, node.hello.incarnation);
+        let member = self.record.is_member(id, node.hello.incarnation);
         match &mut self.phase {
             Phase::Training { finished, .. } if member && !finished.contains(id) => self.fail(now, id, None, out),
             Phase::Stopping { done, .. } => {
@@ -192,13 +171,7 @@ impl Job {
     /// Acts on deadlines that have passed.
     pub(super) fn tick(&mut self, now: Time, out: &mut Vec<Command>) {
         let ladder = self.record.spec.ladder();
-        let gone: Vec<NodeId> = self
-            .nodes
-            .iter()
-            .filter(|(_, n)| n.lost_at.is_some_and(|at| now >= at.after(n.reconnect(&ladder))))
-            .map(|(id, _)| id.clone())
-            .collect();
-        for id in gone {
+        for id in self.nodes.gone(now, &ladder) {
             self.remove(now, &id, out);
         }
         self.hear_out(now, out);
@@ -207,12 +180,8 @@ impl Job {
         if let Phase::Training { reattach_until, finished } = &mut self.phase
             && let Some(until) = *reattach_until
         {
-            let missing = self
-                .record
-                .world
-                .slots
-                .iter()
-                .find(|s| !self.nodes.contains_key(&s.node) && !finished.contains(&s.node));
+            let missing =
+                self.record.world.slots.iter().find(|s| !self.nodes.contains(&s.node) && !finished.contains(&s.node));
             match missing.map(|s| s.node.clone()) {
                 None => *reattach_until = None,
                 Some(node) if now >= until => self.fail(now, &node, None, out),
@@ -223,7 +192,7 @@ impl Job {
             Phase::Forming { since, .. } => {
                 let patience = Duration::from_millis(self.record.spec.join_timeout_ms);
                 let able = |(id, n): &(&NodeId, &Node)| {
-                    let usable = !self.unable.contains_key(*id) && !self.is_barred(id, n.hello.incarnation);
+                    let usable = self.growth.is_able(id) && !self.record.is_barred(id, n.hello.incarnation);
                     n.session.is_some() && usable
                 };
                 let have = self.nodes.iter().filter(able).count();
@@ -244,49 +213,5 @@ impl Job {
             }
             _ => {}
         }
-    }
-
-    /// Returns the members of the old world that may still have workers and have time left to
-    /// report their end.
-    pub(super) fn fencing(&self, now: Time) -> Vec<NodeId> {
-        let stuck = |n: &Node| n.fenced_at.is_some_and(|at| now >= at.after(FENCE_PATIENCE));
-        self.nodes
-            .iter()
-            .filter(|(id, n)| !n.clean && self.old.members.contains_key(*id) && !stuck(n))
-            .map(|(id, _)| id.clone())
-            .collect()
-    }
-
-    /// Returns when [`Job::tick`] has something to do next. What was due when it last `ticked` is
-    /// done.
-    pub(super) fn deadline(&self, ticked: Time) -> Option<Time> {
-        let ladder = self.record.spec.ladder();
-        let lost = self.nodes.values().filter_map(|n| Some(n.lost_at?.after(n.reconnect(&ladder))));
-        let phase = match &self.phase {
-            Phase::Forming { since, last_join } => {
-                let fences = self.nodes.values().filter(|n| !n.clean).filter_map(|n| n.fenced_at);
-                let mut next = vec![
-                    since.after(Duration::from_millis(self.record.spec.join_timeout_ms)),
-                    since.after(ladder.orphan + ladder.silence * 2),
-                ];
-                next.extend(last_join.map(|at| at.after(ladder.last_call)));
-                next.extend(fences.map(|at| at.after(FENCE_PATIENCE)));
-                next.extend(self.held_back(ticked));
-                next
-            }
-            Phase::Training { reattach_until, .. } => {
-                reattach_until.iter().copied().chain(self.growth_deadline()).collect()
-            }
-            Phase::Stopping { deadline, .. } => vec![*deadline],
-            Phase::Over { .. } => Vec::new(),
-        };
-        lost.chain(phase)
-            .chain(self.inquiry.iter().map(|i| i.until))
-            .chain(self.checking.iter().map(|c| c.until))
-            .chain(self.ending.until)
-            .chain(self.remedy_deadline())
-            .chain(self.write.retry.map(|(at, _)| at))
-            .filter(|at| *at > ticked)
-            .min()
     }
 }

@@ -5,28 +5,32 @@
 //! leaves only when that write has succeeded. A message of an old generation or connection changes
 //! nothing.
 
-pub(crate) mod blame;
+mod blame;
 pub mod command;
-pub mod durability;
-pub mod ending;
+mod durability;
+mod ending;
 pub mod event;
-pub mod exclusion;
-pub mod growth;
+mod exclusion;
+pub mod finding;
+pub mod found;
+mod growth;
 pub mod incident;
+pub mod job;
 mod membership;
 mod moving;
-pub mod network;
-pub mod node_check;
+mod network;
+mod node_check;
 mod plans;
 mod progress;
 mod promise;
 mod rebuild;
-pub mod remedy;
+mod remedy;
 mod rendezvous;
-pub mod replication;
+mod replication;
 mod reports;
-pub mod state;
-pub mod unlike;
+pub mod request;
+pub mod timers;
+mod unlike;
 pub mod wording;
 
 use crate::id::{Epoch, JobId, NodeId, PersistId, Session, Step};
@@ -34,10 +38,8 @@ use crate::message::{Hello, Order, Report};
 use crate::progress::ProgressWatch;
 use crate::time::Time;
 use command::{Command, Fact, Reason};
-use ending::Ending;
 use event::{Event, Version};
-use node_check::Checking;
-use state::{Durability, Job, JobRecord, OldWorld, Phase, Stage};
+use job::{Checking, Ending, Job, JobRecord, Phase, Replicas, Stage};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -94,7 +96,7 @@ impl Coordinator {
             let fact = Fact::CoordinatorStarted { epoch: epoch.0 };
             c.out.push_back(Command::Record { job: id.clone(), fact });
             let mut job = Job::from_record(record, Some(version), now);
-            job.replication.begin_after(epoch);
+            job.replicas.begin_after(epoch);
             // Write the record as it was read, so that a later write of an earlier coordinator
             // conflicts. If another write came after the read, this one conflicts, and the record
             // is read again.
@@ -121,7 +123,7 @@ impl Coordinator {
             Event::Lost { session } => self.lost(now, session),
             Event::Late { session } => {
                 if let Some((id, node)) = self.by_session.get(&session).cloned() {
-                    self.with(now, &id, |job, now, _| job.late(now, &node));
+                    self.with(now, &id, |job, now, _| job.nodes.late(now, &node));
                 }
             }
             Event::Report { session, report } => self.report(now, session, report),
@@ -154,7 +156,12 @@ impl Coordinator {
     /// that moment passed while another event was handled, it is `now`.
     #[must_use]
     pub fn deadline(&self, now: Time) -> Option<Time> {
-        let next = self.jobs.values().filter_map(|j| j.deadline(self.ticked)).chain(self.plans_deadline()).min()?;
+        let next = self
+            .jobs
+            .values()
+            .filter_map(|j| Some(j.next_timeout(self.ticked)?.1))
+            .chain(self.plans_deadline())
+            .min()?;
         Some(Time(now.0 + u64::try_from(next.since(now.after(self.behind)).as_millis()).unwrap_or(u64::MAX)))
     }
 
@@ -173,12 +180,7 @@ impl Coordinator {
     /// Returns whether no job needs this coordinator any more.
     #[must_use]
     pub fn idle(&self) -> bool {
-        self.jobs.values().all(|j| {
-            matches!(j.phase, Phase::Over { .. })
-                && j.nodes.is_empty()
-                && j.write.in_flight.is_none()
-                && j.write.retry.is_none()
-        })
+        self.jobs.values().all(|j| matches!(j.phase, Phase::Over { .. }) && j.nodes.is_empty() && j.write.is_answered())
     }
 
     fn joined(&mut self, now: Time, session: Session, hello: Hello) {
@@ -192,8 +194,8 @@ impl Coordinator {
             matches!(&job.record.stage, Stage::Ended { attached, .. } if attached.contains(&hello.incarnation));
         // A lost connection may come back for a while, but not to a job that is over: whoever
         // starts the job again right after its end wants a new run.
-        let gone = job.nodes.values().all(|n| n.session.is_none());
-        if over && gone && !job.write_pending() && hello.running.is_none() && !of_this_run {
+        let gone = job.nodes.sessions().next().is_none();
+        if over && gone && !job.write.is_pending() && hello.running.is_none() && !of_this_run {
             job.run_anew(hello.spec.clone(), now);
         } else if !over && job.record.spec != hello.spec {
             let why = format!(
@@ -208,9 +210,7 @@ impl Coordinator {
         let epoch = self.epoch;
         self.with(now, &id, |job, now, out| {
             #[cfg(feature = "planted")]
-            if planted == Some(crate::planted::Bug::DoubleAssignment)
-                && job.nodes.get(&hello.node).is_some_and(|n| n.session.is_some())
-            {
+            if planted == Some(crate::planted::Bug::DoubleAssignment) && job.nodes.session(&hello.node).is_some() {
                 let mut twin = hello.clone();
                 twin.node = NodeId(format!("{} ", hello.node));
                 return job.joined(now, session, twin, epoch, out);
@@ -232,7 +232,7 @@ impl Coordinator {
     fn report(&mut self, now: Time, session: Session, report: Report) {
         let Some((id, node)) = self.by_session.get(&session).cloned() else { return };
         self.with(now, &id, |job, now, out| {
-            if job.nodes.get(&node).is_some_and(|n| n.session == Some(session)) {
+            if job.nodes.session(&node) == Some(session) {
                 job.report(now, &node, report, out);
             }
         });
@@ -291,10 +291,9 @@ impl Job {
     }
 
     fn run_anew(&mut self, spec: crate::spec::JobSpec, now: Time) {
-        let (generation, version) = (self.record.generation, self.version);
-        let mut fresh = Job::new(spec, now);
+        let (generation, version) = (self.record.generation, self.write.version());
+        let mut fresh = Job::from_record(JobRecord::new(spec), version, now);
         fresh.record.generation = generation;
-        fresh.version = version;
         *self = fresh;
     }
 
@@ -304,7 +303,7 @@ impl Job {
         if matches!(self.record.stage, Stage::Ended { .. }) {
             return;
         }
-        let attached = self.nodes.values().map(|n| n.hello.incarnation).collect();
+        let attached = self.nodes.iter().map(|(_, n)| n.hello.incarnation).collect();
         let fact = Fact::Ended { code: *code, why: why.clone() };
         self.record.stage = Stage::Ended { code: *code, why: why.clone(), attached };
         self.record_progress(out);
@@ -316,52 +315,52 @@ impl Job {
         let ladder = self.record.spec.ladder();
         let Phase::Forming { since, last_join } = self.phase else {
             if let Phase::Training { reattach_until, .. } = &self.phase {
-                let missing = |s: &&crate::message::Slot| reattach_until.is_some() && !self.nodes.contains_key(&s.node);
+                let missing = |s: &&crate::message::Slot| reattach_until.is_some() && !self.nodes.contains(&s.node);
                 let waiting: Vec<NodeId> =
                     self.record.world.slots.iter().filter(missing).map(|s| s.node.clone()).collect();
                 self.reason = if waiting.is_empty() { Reason::Training } else { Reason::Reattaching { waiting } };
             }
             return;
         };
-        if self.giving_up.is_some() {
+        if self.evidence.is_giving_up() {
             return;
         }
-        if self.old.members.is_empty() && self.nodes.len() < self.record.spec.nodes_min as usize {
+        if !self.nodes.have_trained() && self.nodes.len() < self.record.spec.nodes_min as usize {
             // The common case while a large world gathers: avoid looking at every node.
             let have = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
             self.waits(Reason::WaitingForNodes { have, need: self.record.spec.nodes_min }, out);
             return;
         }
-        let waiting = self.fencing(now);
+        let waiting = self.nodes.fencing(now);
         if !waiting.is_empty() {
             self.reason = Reason::Fencing { waiting };
             return;
         }
-        if !self.old.confirmed && now < since.after(ladder.orphan + ladder.silence * 2) {
+        if !self.nodes.old_world_is_over() && now < since.after(ladder.orphan + ladder.silence * 2) {
             self.reason = Reason::OldWorldUnreachable;
             return;
         }
-        if let Some(until) = self.held_back(now) {
+        if let Some(until) = self.restarts.held_back(now) {
             self.reason = Reason::BackingOff { until };
             return;
         }
         let able: Vec<&Hello> = self
             .nodes
             .iter()
-            .filter(|(id, n)| n.session.is_some() && n.clean && !self.unable.contains_key(*id))
-            .filter(|(id, n)| !self.moves_away(id, n.hello.incarnation))
-            .filter(|(id, _)| !(leave_out && self.left_out.contains(*id)))
+            .filter(|(id, n)| n.is_ready() && self.growth.is_able(id))
+            .filter(|(id, n)| !self.record.gives_away(id, n.hello.incarnation))
+            .filter(|(id, _)| !(leave_out && self.growth.was_left_out(id)))
             .map(|(_, n)| &n.hello)
             .collect();
-        let candidates = self.fit(able);
+        let candidates = self.record.fit(able);
         // Nodes with the job's memory come first; others are taken in later, at a step boundary.
-        let keep_together = self.record.checkpointed && !self.newcomers;
+        let keep_together = self.record.checkpointed && !self.growth.takes_newcomers();
         match rendezvous::form(&self.record.spec, &candidates, &self.record.world, keep_together, last_join, now) {
             Err((reason, _)) => self.waits(reason, out),
             Ok(world) => {
                 let nodes: Vec<_> = candidates.iter().map(|h| (h.node.clone(), h.incarnation)).collect();
                 if self.check_before(now, &nodes, out) {
-                    let round = self.checking.as_ref().map_or(0, Checking::round);
+                    let round = self.checks.in_progress().map_or(0, Checking::round);
                     self.reason = Reason::Checking { round };
                 } else if matches!(self.phase, Phase::Forming { .. }) {
                     self.begin(now, world, out);
@@ -381,38 +380,24 @@ impl Job {
     }
 
     fn begin(&mut self, now: Time, world: crate::message::World, out: &mut Vec<Command>) {
-        for id in self.nodes.keys() {
-            if world.slot(id).is_none() {
-                self.left_out.insert(id.clone());
-            }
-        }
-        self.record.generation = self.record.generation.next();
-        self.record.stage = Stage::Training;
-        self.progress = ProgressWatch::default();
-        self.old = OldWorld {
-            members: world.slots.iter().map(|s| (s.node.clone(), s.incarnation)).collect(),
-            confirmed: false,
-        };
-        for slot in &world.slots {
-            self.set_unclean(&slot.node);
-        }
+        self.growth.begin(self.nodes.iter().map(|(id, _)| id).filter(|id| world.slot(id).is_none()).cloned());
+        self.nodes.begin(&world);
         let left_out = self.nodes.len() > world.slots.len();
-        self.high_water = self.reached.take().or(self.high_water);
-        self.highest = self.highest.max(self.high_water);
-        self.record.largest = self.record.largest.max(u32::try_from(world.slots.len()).unwrap_or(u32::MAX));
+        self.recovery.begin(now);
+        let record = &mut self.record;
+        record.generation = record.generation.next();
+        record.stage = Stage::Training;
+        record.largest = record.largest.max(u32::try_from(world.slots.len()).unwrap_or(u32::MAX));
         let place = |s: &crate::message::Slot| (s.node.clone(), s.incarnation, s.first_rank, s.workers);
-        let before = &self.record.world.slots;
+        let before = &record.world.slots;
         // A job that starts again has no previous world: each rank's memory is its own.
-        self.stayed = before.is_empty() || before.iter().map(place).eq(world.slots.iter().map(place));
-        self.record.world = world;
-        self.durability = Durability::default();
-        self.replication = replication::Replicas::default();
-        self.stepped = false;
-        self.trained_since = now;
-        self.newcomers = false;
-        self.growth = None;
+        let stayed = before.is_empty() || before.iter().map(place).eq(world.slots.iter().map(place));
+        record.world = world;
+        self.shards.begin(stayed);
+        self.replicas = Replicas::default();
         self.ending = Ending::default();
-        self.phase = Phase::Training { finished: BTreeSet::new(), reattach_until: None };
+        self.progress = ProgressWatch::default();
+        self.phase = Phase::training();
         self.reason = Reason::Training;
         out.push(Command::Record {
             job: self.record.spec.job.clone(),

@@ -3,27 +3,13 @@
 //! agent there.
 
 use super::command::Command;
-use super::remedy::{Remedy, Request, Stage};
-use super::state::{Job, Phase};
-use crate::id::{Incarnation, JobId, NodeId};
+use super::job::Job;
+use super::request::{Remedy, Request, Stage};
+use crate::id::{JobId, NodeId};
 use crate::message::Order;
 use crate::time::Time;
 
-impl Request {
-    /// Returns whether the request takes this life of a node away from its job.
-    fn takes(&self, id: &NodeId, life: Incarnation) -> bool {
-        let decided = !matches!(self.stage, Stage::Noted | Stage::Asked | Stage::Failed { .. });
-        let this = matches!(&self.remedy, Remedy::Move { node, incarnation, .. } if node == id && *incarnation == life);
-        decided && this
-    }
-}
-
 impl Job {
-    /// Returns whether this life of a node goes to another job, or has gone.
-    pub(super) fn moves_away(&self, id: &NodeId, life: Incarnation) -> bool {
-        self.record.requests.iter().any(|r| r.takes(id, life))
-    }
-
     /// Requests that a node be given to another job.
     pub(super) fn give_away(&mut self, now: Time, node: &NodeId, to: &JobId, why: String, out: &mut Vec<Command>) {
         let Some(known) = self.nodes.get(node) else { return };
@@ -39,7 +25,7 @@ impl Job {
     /// Returns whether members should leave and the job has enough nodes without them.
     pub(super) fn may_shrink(&self) -> bool {
         let goes = |s: &crate::message::Slot| {
-            self.moves_away(&s.node, s.incarnation) || self.is_excluded(&s.node, s.incarnation)
+            self.record.gives_away(&s.node, s.incarnation) || self.record.is_excluded(&s.node, s.incarnation)
         };
         let members = self.record.world.slots.len();
         let going = self.record.world.slots.iter().filter(|s| goes(s)).count();
@@ -49,12 +35,14 @@ impl Job {
 
     /// Lets nodes go that are given away and no longer part of the world.
     pub(super) fn let_go(&mut self, out: &mut Vec<Command>) {
-        if !matches!(self.phase, Phase::Training { reattach_until: None, .. }) {
+        if !self.phase.is_settled() {
             return;
         }
         let outside = self.nodes.iter().filter(|(id, n)| n.clean && self.record.world.slot(id).is_none());
-        let gone: Vec<NodeId> =
-            outside.filter(|(id, n)| self.moves_away(id, n.hello.incarnation)).map(|(id, _)| id.clone()).collect();
+        let gone: Vec<NodeId> = outside
+            .filter(|(id, n)| self.record.gives_away(id, n.hello.incarnation))
+            .map(|(id, _)| id.clone())
+            .collect();
         for id in gone {
             let Some(session) = self.nodes.remove(&id).and_then(|n| n.session) else { continue };
             let why = format!("node {id} goes to another job");

@@ -7,9 +7,9 @@
 //!  node lost or joined, job done ──> look_up ──> Fact::Planned ──(if it lasts)──> Remedy::Move
 //! ```
 
+use super::Coordinator;
 use super::command::{Command, Fact};
-use super::state::{Job, Phase};
-use super::{Coordinator, remedy};
+use super::job::{Job, MISSED, Phase};
 use crate::id::{JobId, NodeId};
 use crate::time::Time;
 use everstep_planner::{self as planner, Change, Plan, Problem, Table, Unit, assign, solve};
@@ -81,19 +81,14 @@ impl Job {
     /// beyond the spares of the job.
     fn units(&self) -> Vec<&NodeId> {
         let usable = |id: &NodeId| {
-            let well = |n: &super::state::Node| {
-                !self.is_excluded(id, n.hello.incarnation) && !self.moves_away(id, n.hello.incarnation)
-            };
-            self.nodes.get(id).is_some_and(well)
+            let life = self.nodes.get(id).map(|n| n.hello.incarnation);
+            life.is_some_and(|life| !self.record.is_excluded(id, life) && !self.record.gives_away(id, life))
         };
         let members = self.record.world.slots.iter().map(|s| &s.node).filter(|id| usable(id));
-        let outside = self.nodes.keys().filter(|id| self.record.world.slot(id).is_none() && usable(id));
+        let outside =
+            self.nodes.iter().map(|(id, _)| id).filter(|id| self.record.world.slot(id).is_none() && usable(id));
         let outside = outside.skip(self.record.spec.spares as usize);
         members.chain(outside).collect()
-    }
-
-    fn over(&self) -> bool {
-        matches!(self.phase, Phase::Over { .. })
     }
 
     /// Returns the job as the planner sees it.
@@ -111,13 +106,13 @@ impl Job {
 impl Plans {
     fn live<'a>(&'a self, jobs: &'a BTreeMap<JobId, Job>) -> impl Iterator<Item = (&'a JobId, &'a Job)> {
         let is_known = |id: &JobId| self.known.jobs.iter().any(|j| j.id == id.0);
-        jobs.iter().filter(move |(id, job)| !job.over() && is_known(id))
+        jobs.iter().filter(move |(id, job)| !job.phase.is_over() && is_known(id))
     }
 
     /// Returns the problem to plan for now.
     fn problem(&self, jobs: &BTreeMap<JobId, Job>) -> Problem {
         let of = |known: &planner::Job| {
-            let job = jobs.get(&JobId(known.id.clone())).filter(|job| !job.over())?;
+            let job = jobs.get(&JobId(known.id.clone())).filter(|job| !job.phase.is_over())?;
             Some(job.planned(known))
         };
         let units = self.live(jobs).map(|(_, job)| job.units().len()).sum::<usize>();
@@ -192,7 +187,7 @@ impl Coordinator {
         for happened in facts(said).filter_map(Happened::of) {
             let trained = !matches!(job.phase, Phase::Forming { .. }) && job.record.largest > 0;
             let matters = match &happened {
-                Happened::Lost(_) => job.record.largest > 0 && !job.over(),
+                Happened::Lost(_) => job.record.largest > 0 && !job.phase.is_over(),
                 // While a world gathers, nodes join one after another and must not be given away.
                 Happened::Joined => trained && now >= plans.changed.after(plans.known.dwell()),
                 Happened::Done => job.record.largest > 0,
@@ -208,7 +203,7 @@ impl Coordinator {
             let from_table = ready.is_some();
             let plan = ready.unwrap_or_else(|| solve(&before.after(&change)));
             let (lost, wait, incident) = match happened {
-                Happened::Lost(node) => (Some((id.clone(), node)), remedy::MISSED, job.record.incidents),
+                Happened::Lost(node) => (Some((id.clone(), node)), MISSED, job.record.incidents),
                 _ => (None, Duration::ZERO, 0),
             };
             let fact = Fact::Planned { incident, change: spoken(&change), from_table, units: plan.units.clone() };
@@ -230,7 +225,7 @@ impl Coordinator {
             }
         }
         let Some(due) = plans.due.take_if(|due| now >= due.at) else { return };
-        let back = |(job, node): &(JobId, NodeId)| self.jobs.get(job).is_some_and(|j| j.nodes.contains_key(node));
+        let back = |(job, node): &(JobId, NodeId)| self.jobs.get(job).is_some_and(|j| j.nodes.contains(node));
         if due.lost.as_ref().is_some_and(back) {
             return;
         }

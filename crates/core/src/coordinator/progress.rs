@@ -3,7 +3,7 @@
 
 use super::Coordinator;
 use super::command::{Command, Fact};
-use super::state::Job;
+use super::job::Job;
 use crate::id::{NodeId, Session};
 use crate::progress::RankProgress;
 use crate::time::Time;
@@ -14,7 +14,7 @@ impl Coordinator {
     pub(super) fn progressed(&mut self, now: Time, session: Session, ranks: Vec<RankProgress>) {
         let Some((id, node)) = self.by_session.get(&session) else { return };
         let Some(job) = self.jobs.get_mut(id) else { return };
-        if job.nodes.get(node).is_some_and(|n| n.session == Some(session)) {
+        if job.nodes.session(node) == Some(session) {
             let mut out = Vec::new();
             job.progressed(now, node, ranks, &mut out);
             self.out.extend(out);
@@ -31,7 +31,7 @@ impl Job {
         for change in changes {
             self.slow(change, out);
         }
-        if self.behind.is_some()
+        if self.recovery.is_behind()
             && let Some(step) = self.progress.completed_by_all(self.record.world.size())
         {
             self.reached(step, out);

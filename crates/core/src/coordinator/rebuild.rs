@@ -1,6 +1,6 @@
 //! Which lost shards can be computed from what is left of their stripes (X6).
 
-use super::state::Job;
+use super::job::Job;
 use crate::id::{Generation, Rank, Step};
 use crate::message::{Holding, Parity, Rebuild, StripeLeft};
 use std::collections::BTreeSet;
@@ -11,12 +11,11 @@ impl Job {
     pub(super) fn rebuilds(&self, rank: Rank) -> Vec<Rebuild> {
         let size = self.record.world.size();
         let all: Vec<(String, &Parity)> = self
-            .durability
-            .parity
-            .iter()
+            .shards
+            .parity()
             .filter_map(|(node, held)| Some((self.replica_address(node)?, held)))
             .flat_map(|(address, held)| held.iter().map(move |p| (address.clone(), p)))
-            .filter(|(_, p)| p.world_size == size && self.is_of_this_past(p.generation, p.step))
+            .filter(|(_, p)| p.world_size == size && self.record.is_of_this_past(p.generation, p.step))
             .collect();
         let of_rank = all.iter().filter(|(_, p)| p.members.contains(&Some(rank)));
         let steps: BTreeSet<(Generation, Step)> = of_rank.map(|(_, p)| (p.generation, p.step)).collect();
@@ -49,7 +48,7 @@ impl Job {
     fn holder(&self, rank: Rank, (generation, step): (Generation, Step)) -> Option<String> {
         let world_size = self.record.world.size();
         let is = |h: &Holding| (h.rank, h.world_size, h.generation, h.step) == (rank, world_size, generation, step);
-        let mut nodes = self.durability.holds.iter().filter(|(_, held)| held.iter().any(is));
+        let mut nodes = self.shards.held().filter(|(_, held)| held.iter().any(is));
         nodes.find_map(|(node, _)| self.replica_address(node))
     }
 }

@@ -10,125 +10,18 @@
 //! ```
 
 use super::command::{Command, Fact};
-use super::state::{Job, Phase, RECENT};
-use crate::id::{Incarnation, JobId, NodeId};
+use super::job::{Job, Phase};
+use super::request::{Remedy, Request, Stage};
 use crate::message::Order;
 use crate::spec::Policy;
 use crate::time::Time;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// How long nodes must be missing before others are requested: most come back.
-pub(super) const MISSED: Duration = Duration::from_secs(15);
 /// A requested machine that has not arrived within this time may be requested again.
 const ARRIVAL: Duration = Duration::from_secs(30 * 60);
 /// Attempts at one request, and the wait after the first; each further wait is twice as long.
 const TRIES: u32 = 5;
 const AGAIN: Duration = Duration::from_secs(5);
-
-/// Something to do about machines.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", tag = "action")]
-pub enum Remedy {
-    /// Keep this machine out of use until someone has looked after it.
-    Cordon {
-        /// The node.
-        node: NodeId,
-        /// Its host.
-        host: String,
-        /// The reason, for people.
-        why: String,
-    },
-    /// Give this machine to another job.
-    Move {
-        /// The node, under the name that its job uses.
-        node: NodeId,
-        /// This life of its agent.
-        incarnation: Incarnation,
-        /// Its host.
-        host: String,
-        /// The other job.
-        to: JobId,
-        /// The reason, for people.
-        why: String,
-    },
-    /// One more machine is needed.
-    Add {
-        /// The reason, for people.
-        why: String,
-    },
-}
-
-impl std::fmt::Display for Remedy {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Remedy::Cordon { node, host, why } => write!(f, "cordon node {node} ({host}): {why}"),
-            Remedy::Move { node, host, to, why, .. } => write!(f, "move node {node} ({host}) to job {to}: {why}"),
-            Remedy::Add { why } => write!(f, "add a machine: {why}"),
-        }
-    }
-}
-
-/// The stage of a request.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Stage {
-    /// It was only reported.
-    Noted,
-    /// It waits for approval.
-    Asked,
-    /// It must be carried out.
-    Due {
-        /// Attempts so far.
-        tries: u32,
-        /// Time of the next attempt at the earliest.
-        at: Time,
-    },
-    /// The machine provider has accepted it.
-    Taken,
-    /// The remedy is complete.
-    Done,
-    /// It could not be carried out.
-    Failed {
-        /// The reason.
-        why: String,
-    },
-}
-
-impl Stage {
-    /// Returns the stage in a word, for people.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Stage::Noted => "noted",
-            Stage::Asked => "waits",
-            Stage::Due { .. } => "due",
-            Stage::Taken => "taken",
-            Stage::Done => "done",
-            Stage::Failed { .. } => "failed",
-        }
-    }
-}
-
-/// A request for a remedy.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Request {
-    /// Its number within the job, from 1, by which the provider recognizes a repeated request.
-    pub id: u64,
-    /// The remedy.
-    pub remedy: Remedy,
-    /// How far it has come.
-    pub stage: Stage,
-    /// When it was made.
-    pub at: Time,
-}
-
-impl Request {
-    /// Returns whether it is for a machine that may still arrive.
-    fn awaits(&self) -> bool {
-        matches!(self.remedy, Remedy::Add { .. }) && !matches!(self.stage, Stage::Done | Stage::Failed { .. })
-    }
-}
 
 impl Job {
     /// Requests a cordon for each newly excluded bad machine.
@@ -152,7 +45,7 @@ impl Job {
 
     /// Returns the number of usable nodes, including those that may still reconnect.
     fn usable(&self) -> u32 {
-        let usable = self.nodes.iter().filter(|(id, n)| !self.is_excluded(id, n.hello.incarnation)).count();
+        let usable = self.nodes.iter().filter(|(id, n)| !self.record.is_excluded(id, n.hello.incarnation)).count();
         u32::try_from(usable).unwrap_or(u32::MAX)
     }
 
@@ -164,8 +57,7 @@ impl Job {
 
     fn refill(&mut self, now: Time, out: &mut Vec<Command>) {
         if !matches!(self.phase, Phase::Training { reattach_until: None, .. } | Phase::Forming { .. }) {
-            self.short_since = None;
-            return;
+            return self.provisioning.is_complete();
         }
         let coming =
             u32::try_from(self.record.requests.iter().filter(|r| r.awaits() && now.since(r.at) < ARRIVAL).count())
@@ -173,26 +65,15 @@ impl Job {
         let (wanted, usable) = (self.wanted(), self.usable());
         let missing = wanted.saturating_sub(usable.saturating_add(coming));
         if missing == 0 {
-            self.short_since = None;
+            return self.provisioning.is_complete();
+        }
+        if !self.provisioning.is_short(now) {
             return;
         }
-        if now < self.short_since.get_or_insert(now).after(MISSED) {
-            return;
-        }
-        self.short_since = None;
         for _ in 0..missing {
             let why = format!("{usable} of {wanted} nodes are there");
             self.request(now, Remedy::Add { why }, out);
         }
-    }
-
-    /// Returns when [`Job::remedy`] or a failed request has something to do next.
-    pub(super) fn remedy_deadline(&self) -> impl Iterator<Item = Time> + '_ {
-        let again = self.record.requests.iter().filter_map(|r| match r.stage {
-            Stage::Due { at, .. } => Some(at),
-            _ => None,
-        });
-        again.chain(self.short_since.map(|at| at.after(MISSED)))
     }
 
     /// Records a new node: the oldest open request for a machine is done.
@@ -204,18 +85,15 @@ impl Job {
     }
 
     pub(super) fn request(&mut self, now: Time, remedy: Remedy, out: &mut Vec<Command>) {
-        let id = self.record.requests.last().map_or(0, |r| r.id) + 1;
-        let (stage, said) = match self.record.spec.policy {
-            Policy::Observe => (Stage::Noted, format!("with --policy act this would be asked for: {remedy}")),
-            Policy::Advise => (Stage::Asked, format!("to be decided: {remedy}; everstep approve {id}")),
-            Policy::Act => (Stage::Due { tries: 0, at: now }, format!("asked for: {remedy}")),
+        let request = self.record.add_request(now, remedy);
+        let Request { id, remedy, .. } = &request;
+        let what = match self.record.spec.policy {
+            Policy::Observe => format!("with --policy act this would be asked for: {remedy}"),
+            Policy::Advise => format!("to be decided: {remedy}; everstep approve {id}"),
+            Policy::Act => format!("asked for: {remedy}"),
         };
-        let request = Request { id, remedy, stage, at: now };
-        self.record.requests.push(request.clone());
-        let surplus = self.record.requests.len().saturating_sub(RECENT);
-        self.record.requests.drain(..surplus);
         if let Some(session) = self.leader() {
-            out.push(Command::Send { session, order: Order::Notice { what: said }, after: None });
+            out.push(Command::Send { session, order: Order::Notice { what }, after: None });
         }
         self.tell_of(request, out);
     }
@@ -244,7 +122,7 @@ impl Job {
         if self.may_approve(id).is_err() {
             return;
         }
-        let Some(request) = self.record.requests.iter_mut().find(|r| r.id == id) else { return };
+        let Some(request) = self.record.request_mut(id) else { return };
         request.stage = Stage::Due { tries: 0, at: now };
         let request = request.clone();
         self.without_marked(&request, out);
@@ -253,22 +131,21 @@ impl Job {
 
     /// Returns the requests to carry out now, each once per attempt and life of the coordinator.
     pub(super) fn provisions(&mut self, now: Time) -> Vec<Command> {
-        if self.write_pending() {
+        if self.write.is_pending() {
             // A request is written before it leaves, so that a later life knows about it.
             return Vec::new();
         }
         let due = self.record.requests.iter().filter(|r| matches!(r.stage, Stage::Due { at, .. } if now >= at));
-        let new: Vec<Request> =
-            due.filter(|r| !self.provisioning.contains(&r.id) && self.may_leave(r)).cloned().collect();
-        self.provisioning.extend(new.iter().map(|r| r.id));
+        let mut new: Vec<Request> = due.filter(|r| self.may_leave(r)).cloned().collect();
+        new.retain(|r| self.provisioning.begins(r.id));
         let job = &self.record.spec.job;
         new.into_iter().map(|request| Command::Provision { job: job.clone(), request }).collect()
     }
 
     /// Records the machine provider's answer.
     pub(super) fn provisioned(&mut self, now: Time, id: u64, result: Result<(), String>, out: &mut Vec<Command>) {
-        self.provisioning.remove(&id);
-        let Some(request) = self.record.requests.iter_mut().find(|r| r.id == id) else { return };
+        self.provisioning.answered(id);
+        let Some(request) = self.record.request_mut(id) else { return };
         let Stage::Due { tries, .. } = request.stage else { return };
         request.stage = match (result, &request.remedy) {
             (Ok(()), Remedy::Cordon { .. } | Remedy::Move { .. }) => Stage::Done,

@@ -9,45 +9,11 @@
 //! the same. Each naming is a round: what comes from an earlier one is not counted, because nodes may have let go of it.
 
 use super::command::{Command, Fact};
-use super::state::Job;
-use crate::digests::odd_ones;
-use crate::id::{Epoch, Generation, NodeId, Rank, Step};
+use super::job::{Job, Round};
+use crate::id::{Generation, NodeId, Rank, Step};
 use crate::message::{Keeper, Member, Order, Redundancy, Replication, Slot, Stripe};
 use crate::placement::{code_groups, place, stripe};
 use crate::time::Time;
-use std::collections::{BTreeMap, BTreeSet};
-
-/// Replicas of one generation.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Replicas {
-    /// Newest sealed step by node, of nodes that take part.
-    sealed: BTreeMap<NodeId, Step>,
-    /// Nodes that have replicated the step at hand, with the step they took for it.
-    done: BTreeMap<NodeId, Step>,
-    /// What tells the ranks' states of the step at hand apart.
-    digests: BTreeMap<Rank, u64>,
-    /// Ranks that were found to hold something else.
-    odd: BTreeSet<Rank>,
-    /// The step at hand.
-    next: Option<Step>,
-    /// Newest step held by all.
-    pub committed: Option<Step>,
-    /// Copies of each shard on other nodes.
-    copies: u32,
-    /// What is to be kept beside the ranks' own.
-    wish: Redundancy,
-    /// Counts the steps that were named.
-    round: u64,
-    /// Steps are shorter than it takes to name one: a step that nobody has sealed yet is named.
-    ahead: bool,
-}
-
-impl Replicas {
-    /// Rounds of this life of the coordinator are no earlier one's.
-    pub(super) fn begin_after(&mut self, epoch: Epoch) {
-        self.round = epoch.0 << 32;
-    }
-}
 
 impl Job {
     /// A node takes part, or cannot replicate the step that was named.
@@ -63,49 +29,20 @@ impl Job {
             return;
         }
         self.has_checkpoints();
-        let known = self.replication.sealed.insert(node.clone(), step).is_some();
-        let again = instead.map_or(known, |round| round == self.replication.round);
-        if instead.is_some() && !again {
-            return;
-        }
-        self.replication.done.remove(node);
-        if self.replication.sealed.len() < self.record.world.slots.len() {
-            return;
-        }
-        self.replication.wish = wish;
-        if self.replication.next.is_none() || again {
-            // It asks because what was named is gone already, or because it waits for a step that was not named.
-            self.replication.ahead = self.replication.next.is_some_and(|next| step >= next);
+        let nodes = self.record.world.slots.len();
+        if self.replicas.sealed(node, step, wish, instead, nodes) {
             self.begin_replication(out);
         }
     }
 
-    fn name_next(&mut self) -> Step {
-        self.replication.done.clear();
-        self.replication.digests.clear();
-        self.replication.round += 1;
-        // What all hold they have sealed, whether the events of all workers have arrived or not.
-        let newest =
-            self.replication.sealed.values().max().copied().max(self.replication.committed).unwrap_or_default();
-        let held_for_growth = self.growth.and_then(|g| g.step);
-        let next = match held_for_growth {
-            Some(held) if held > newest => held,
-            _ if !self.replication.ahead && self.replication.committed.is_none_or(|c| newest > c) => newest,
-            _ => Step(newest.0 + 1),
-        };
-        self.replication.next = Some(next);
-        next
-    }
-
     /// Names a step and tells everybody with whom to replicate it.
     fn begin_replication(&mut self, out: &mut Vec<Command>) {
-        let next = self.name_next();
-        let wish = self.replication.wish;
+        let next = self.replicas.name_next(self.growth.step());
+        let wish = self.replicas.wish();
         let plans = if wish.data > 0 && !wish.shared { self.code(wish) } else { self.placement(wish) };
-        self.replication.copies = wish.replicas.min(u32::try_from(plans.len()).unwrap_or(u32::MAX).saturating_sub(1));
-        let (generation, round) = (self.record.generation, self.replication.round);
+        let (generation, round) = (self.record.generation, self.replicas.round());
         for (node, plan) in plans {
-            if let Some(session) = self.nodes.get(&node).and_then(|n| n.session) {
+            if let Some(session) = self.nodes.session(&node) {
                 let order = Order::Replicate { generation, plan, next, round };
                 out.push(Command::Send { session, order, after: None });
             }
@@ -191,53 +128,28 @@ impl Job {
         out: &mut Vec<Command>,
     ) {
         let current = generation == self.record.generation && self.record.world.slot(node).is_some();
-        if !current || self.replication.committed.is_some_and(|c| step <= c) {
+        if !current || self.replicas.is_committed(step) {
             return;
         }
-        self.replication.sealed.insert(node.clone(), sealed);
-        if round != self.replication.round {
-            return;
-        }
-        self.replication.done.insert(node.clone(), step);
-        self.replication.digests.extend(digests);
-        if self.replication.done.len() < self.record.world.slots.len() {
-            return;
-        }
-        let same = self.replication.done.values().all(|s| *s == step);
-        let first = self.replication.committed.is_none();
-        if !same {
-            // They took different steps for it: once more, with one that all are still to come to.
-            self.replication.ahead = true;
-            return self.begin_replication(out);
-        }
-        self.replication.committed = Some(step);
-        self.compare(step, out);
-        self.replication.ahead &= self.replication.sealed.values().all(|s| s.0 > step.0 + 1);
-        let (committed, next) = (step, self.name_next());
-        let round = self.replication.round;
-        let order = Order::Committed { generation, step: committed, next, round };
-        let members = self.sessions().filter(|(id, _)| self.record.world.slot(id).is_some());
-        out.extend(members.map(|(_, session)| Command::Send { session, order: order.clone(), after: None }));
-        if first {
-            let fact = Fact::Replicated { generation, step, replicas: self.replication.copies };
-            out.push(Command::Record { job: self.record.spec.job.clone(), fact });
-        }
-        self.grow_from(now, committed, out);
-    }
-
-    /// Ranks that hold the same must hold the same bits (X5).
-    fn compare(&mut self, step: Step, out: &mut Vec<Command>) {
-        if self.replication.digests.len() < self.record.world.size() as usize {
-            return;
-        }
-        let Some(found) = odd_ones(&self.replication.digests) else {
-            self.replication.odd.clear();
-            return;
+        let nodes = self.record.world.slots.len();
+        let first = match self.replicas.replicated(node, round, (step, sealed), digests, nodes) {
+            Round::Open => return,
+            Round::Mixed => return self.begin_replication(out),
+            Round::Complete { first } => first,
         };
-        let new = found.ranks.iter().any(|r| !self.replication.odd.contains(r));
-        self.replication.odd.extend(&found.ranks);
-        if new {
+        // Ranks that hold the same must hold the same bits (X5).
+        if let Some(found) = self.replicas.compare(self.record.world.size() as usize) {
             self.diverged(step, found, out);
         }
+        let next = self.replicas.name_next(self.growth.step());
+        let order = Order::Committed { generation, step, next, round: self.replicas.round() };
+        let members = self.nodes.sessions().filter(|(id, _)| self.record.world.slot(id).is_some());
+        out.extend(members.map(|(_, session)| Command::Send { session, order: order.clone(), after: None }));
+        if first {
+            let others = u32::try_from(nodes).unwrap_or(u32::MAX).saturating_sub(1);
+            let fact = Fact::Replicated { generation, step, replicas: self.replicas.wish().replicas.min(others) };
+            out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        }
+        self.grow_from(now, step, out);
     }
 }

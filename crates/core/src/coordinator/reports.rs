@@ -1,7 +1,7 @@
 //! Routes the reports of agents.
 
 use super::command::Command;
-use super::state::{Job, Phase};
+use super::job::{Job, Phase};
 use crate::id::{Generation, NodeId, Step};
 use crate::message::{Order, Report};
 use crate::time::Time;
@@ -10,13 +10,13 @@ impl Job {
     pub(super) fn report(&mut self, now: Time, node: &NodeId, report: Report, out: &mut Vec<Command>) {
         match report {
             Report::WorkerFailed { generation, failure } => {
-                if generation == self.record.generation && matches!(self.phase, Phase::Training { .. }) {
+                if generation == self.record.generation && self.phase.is_training() {
                     self.fail(now, node, Some(failure), out);
                 } else {
                     self.testify(node, generation, Some(failure), out);
                 }
             }
-            Report::Checked(answer) => self.checked(now, node, answer, out),
+            Report::Checked(answer) => self.checked(now, node, &answer, out),
             Report::Signed(sign) => self.signed(now, node, sign, out),
             Report::Ended { generation, ended } => self.ended(now, node, generation, &ended, out),
             Report::Finished { generation } => self.finished(generation, node),
@@ -24,8 +24,7 @@ impl Job {
                 self.node_stopped(generation, node, store_port, reached);
             }
             Report::FirstStep { generation, step, from } => {
-                if generation == self.record.generation && !self.stepped {
-                    self.stepped = true;
+                if generation == self.record.generation && !self.recovery.has_stepped() {
                     self.first_step(generation, step, from, out);
                     if !self.record.progressed {
                         self.record.progressed = true;
@@ -71,11 +70,7 @@ impl Job {
     /// Sends an order that concerns the ranks of a generation, if that is the current one.
     fn tell_all(&self, order: Order, generation: Generation, out: &mut Vec<Command>) {
         if generation == self.record.generation {
-            out.extend(self.sessions().map(|(_, session)| Command::Send {
-                session,
-                order: order.clone(),
-                after: None,
-            }));
+            self.to_all(&order, out);
         }
     }
 
@@ -106,15 +101,10 @@ impl Job {
         if generation < self.record.generation {
             return;
         }
-        if let Some(node) = self.nodes.get_mut(id) {
-            node.clean = true;
-            node.fenced_at = None;
-            node.hello.store_port = port;
-            node.hello.seen = node.hello.seen.max(generation);
-        }
-        self.confirm(id);
+        self.nodes.set_clean(id, generation, port);
+        self.nodes.confirm(id, self.record.generation);
         if let Some(step) = reached {
-            self.reached = Some(self.reached.map_or(step, |r| r.min(step)));
+            self.recovery.stopped_at(step);
         }
         self.stopping_done(id);
     }

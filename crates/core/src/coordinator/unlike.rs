@@ -8,52 +8,14 @@
 //! - `advise`, `observe`: a cordon is proposed or reported.
 
 use super::command::{Command, Fact};
-use super::remedy::{Remedy, Request, Stage};
-use super::state::{Job, Phase};
+use super::finding::Finding;
+use super::job::Job;
+use super::request::{Remedy, Request, Stage};
 use crate::id::{Incarnation, NodeId};
 use crate::message::Order;
 use crate::severity::{Table, Verdict};
 use crate::spec::{CheckWhen, Policy};
 use crate::time::Time;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
-/// A finding of a detector.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Finding {
-    /// The machines; more than one if they went bad together.
-    pub nodes: Vec<NodeId>,
-    /// The metrics that show it, the clearest first. Empty: samples stopped arriving.
-    pub metrics: Vec<String>,
-    /// Distance from the peers, in hundredths of their usual spread.
-    pub score: u64,
-    /// Whether it concerns a group (a switch, a rack), so that no single machine is at fault.
-    pub group: bool,
-    /// Whether it has two witnesses.
-    pub sure: bool,
-    /// File with the machine's curves against the others' (SVG), on the coordinator's host; empty:
-    /// none.
-    #[serde(default)]
-    pub picture: String,
-}
-
-impl Finding {
-    /// Returns the finding as the rest of a sentence.
-    fn why(&self) -> String {
-        let spread = self.score as f64 / 100.0;
-        match self.metrics.as_slice() {
-            [] => "its samples have ceased to come".into(),
-            all => format!("{} ({spread:.1} times the usual spread)", all.join(", ")),
-        }
-    }
-
-    /// Returns the class of the finding, with what was seen.
-    #[must_use]
-    pub fn verdict(&self) -> Verdict {
-        let class = if self.group { "group-unlike" } else { "machine-unlike" };
-        Verdict { line: self.why(), ..Table::built_in().named(class) }
-    }
-}
 
 impl Job {
     fn life(&self, node: &NodeId) -> Option<Incarnation> {
@@ -64,12 +26,14 @@ impl Job {
     /// Reports the finding, and acts as the policy says.
     pub(super) fn unlike(&mut self, now: Time, finding: Finding, out: &mut Vec<Command>) {
         // A machine that has just failed is unlike the others, too.
-        if !matches!(self.phase, Phase::Training { reattach_until: None, .. }) || self.open_incident.is_some() {
+        if !self.phase.is_settled() || self.recovery.is_open() {
             return;
         }
         let mut lives: Vec<(NodeId, Incarnation)> =
             finding.nodes.iter().filter_map(|n| Some((n.clone(), self.life(n)?))).collect();
-        lives.retain(|(node, life)| self.record.exclusion(node, *life).is_none() && !self.moves_away(node, *life));
+        lives.retain(|(node, life)| {
+            self.record.exclusion(node, *life).is_none() && !self.record.gives_away(node, *life)
+        });
         let Some((first, life)) = lives.first().cloned() else { return };
         let finding = Finding { nodes: lives.into_iter().map(|(node, _)| node).collect(), ..finding };
         self.record.incidents += 1;
@@ -91,7 +55,8 @@ impl Job {
         }
         match self.record.spec.policy {
             Policy::Act if finding.sure => self.do_without((&first, life), finding.verdict(), incident, false, out),
-            Policy::Act => self.check_asked |= self.record.spec.check != CheckWhen::Never,
+            Policy::Act if self.record.spec.check == CheckWhen::Never => {}
+            Policy::Act => self.checks.ask(),
             Policy::Advise | Policy::Observe => {
                 let host = self.nodes.get(&first).map_or_else(String::new, |n| n.hello.host.clone());
                 let why = format!("machine-unlike, incident {incident}");
@@ -109,7 +74,7 @@ impl Job {
         }
         let verdict = Verdict { line: why.clone(), ..Table::built_in().named("machine-unlike") };
         self.do_without((node, life), verdict, self.record.incidents, false, out);
-        if let Some(of) = self.record.excluded.iter_mut().find(|e| e.node == *node && e.incarnation == life) {
+        if let Some(of) = self.record.exclusion_mut(node, life) {
             // The approved request is the cordon.
             of.told_of = true;
         }

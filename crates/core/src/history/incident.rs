@@ -1,12 +1,12 @@
 //! Reconstructs incidents from recorded facts.
 
 use super::Entry;
-use crate::coordinator::blame::HEARING;
 use crate::coordinator::command::{Action, Fact};
+use crate::coordinator::finding::Finding;
+use crate::coordinator::found::Found;
 use crate::coordinator::incident::{describe, describe_as};
-use crate::coordinator::node_check::Found;
-use crate::coordinator::remedy::Request;
-use crate::coordinator::unlike::Finding;
+use crate::coordinator::job::HEARING;
+use crate::coordinator::request::Request;
 use crate::id::{Generation, NodeId, Step};
 use crate::message::{Cause, Failure, Tier};
 use crate::severity::Verdict;

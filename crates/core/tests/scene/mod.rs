@@ -4,8 +4,8 @@
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact};
 use everstep_core::coordinator::event::Event;
-use everstep_core::coordinator::remedy::Request;
-use everstep_core::coordinator::state::{Job, Phase};
+use everstep_core::coordinator::job::{Job, Phase};
+use everstep_core::coordinator::request::Request;
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session, Step};
 use everstep_core::message::{Cause, Failure, Hello, Order, Outcome, Report};
 use everstep_core::severity::Table;

@@ -5,8 +5,8 @@ use super::{Driver, Input};
 use crate::metrics::Live;
 use everstep_core::coordinator::command::Fact;
 use everstep_core::coordinator::event::Event;
-use everstep_core::coordinator::remedy::Request;
-use everstep_core::coordinator::state::{Job, Node, Phase};
+use everstep_core::coordinator::job::{Job, Node, Phase};
+use everstep_core::coordinator::request::Request;
 use everstep_core::id::{JobId, NodeId, Rank, Step};
 use everstep_core::injection::Injection;
 use everstep_core::message::Hello;
@@ -17,7 +17,7 @@ use everstep_wire::output::{CoordinatorStatus, FIRST, JobStatus, NodeStatus, Pha
 /// Returns the newest step that all nodes have in memory, with its copies. A single node has no
 /// copies elsewhere.
 fn replicated(job: &Job) -> Option<Step> {
-    job.replication.committed.filter(|_| job.record.world.slots.len() > 1)
+    job.replicas.committed().filter(|_| job.record.world.slots.len() > 1)
 }
 
 impl Driver {
@@ -125,7 +125,7 @@ impl Driver {
             replicated_step: replicated(job),
             slow: job.progress.slow().slow().clone(),
             sub_healthy: job.progress.slow().sub_healthy(),
-            nodes: job.nodes.values().map(|n| self.node_status(job, n)).collect(),
+            nodes: job.nodes.iter().map(|(_, n)| self.node_status(job, n)).collect(),
             workers,
             requests: record.requests.iter().map(request).collect(),
         }

@@ -4,7 +4,7 @@
 use crate::store::{Store, redb::RedbStore};
 use everstep_core::coordinator::command::Precondition;
 use everstep_core::coordinator::event::Version;
-use everstep_core::coordinator::state::JobRecord;
+use everstep_core::coordinator::job::JobRecord;
 use everstep_core::id::Epoch;
 use rustix::fs::OFlags;
 use std::fs::File;

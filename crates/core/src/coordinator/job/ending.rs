@@ -1,0 +1,132 @@
+//! The ranks of one generation whose scripts are over, and crashes that may have come after that.
+
+use crate::id::{NodeId, Rank, Step};
+use crate::message::{Failure, Slot};
+use crate::time::Time;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How long a crash that may have come after the last step waits for other ranks to end.
+const LAST_STEP: Duration = Duration::from_secs(1);
+/// The same while another rank's interpreter is shutting down, which shows that the end is near.
+const SHUT_DOWN: Duration = Duration::from_secs(10);
+/// Maximum number of late crashes that are listed individually.
+const TOLD: usize = 4;
+
+/// A rank whose script is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Over {
+    /// Its last step.
+    step: Option<Step>,
+    /// Whether its process is over, too.
+    process: bool,
+}
+
+/// The ranks of one generation that have ended, or may have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ending {
+    over: BTreeMap<Rank, Over>,
+    /// Crashes that may have come after the last step.
+    held: Vec<(NodeId, Failure)>,
+    /// When holding them ends.
+    until: Option<Time>,
+    /// Crashes after the end, which changed nothing.
+    late: Vec<String>,
+}
+
+impl Ending {
+    /// Returns a rank whose script ended after exactly this step.
+    #[must_use]
+    pub fn with(&self, step: Option<Step>) -> Option<Rank> {
+        let step = step?;
+        self.over.iter().find(|(_, over)| over.step == Some(step)).map(|(rank, _)| *rank)
+    }
+
+    /// Returns a rank whose script is over.
+    #[must_use]
+    pub fn any(&self) -> Option<Rank> {
+        self.over.keys().next().copied()
+    }
+
+    /// Returns the number of ranks whose scripts are over, or may be.
+    #[must_use]
+    pub fn known(&self) -> usize {
+        self.over.len() + self.held.len()
+    }
+
+    /// Returns whether a crash after `step` may belong to those that are held.
+    #[must_use]
+    pub fn is_together(&self, step: Option<Step>) -> bool {
+        self.held.first().is_none_or(|(_, f)| f.step == step)
+    }
+
+    /// Returns when holding crashes ends.
+    #[must_use]
+    pub fn until(&self) -> Option<Time> {
+        self.until
+    }
+
+    /// Holds a crash that may have come after the last step.
+    pub(crate) fn hold(&mut self, now: Time, node: &NodeId, failure: &Failure) {
+        let near = self.any().is_some();
+        self.until.get_or_insert(now.after(if near { SHUT_DOWN } else { LAST_STEP }));
+        self.held.push((node.clone(), failure.clone()));
+    }
+
+    /// Records that a rank's script is over; `process`: its process is, too.
+    pub(crate) fn ended(&mut self, rank: Rank, step: Option<Step>, process: bool) {
+        let over = self.over.entry(rank).or_insert(Over { step, process });
+        *over = Over { step: over.step.max(step), process: over.process || process };
+    }
+
+    /// Waits longer for held crashes, because a rank has ended.
+    pub(crate) fn wait_longer(&mut self, now: Time, process: bool) {
+        if let Some(until) = &mut self.until {
+            *until = (*until).max(now.after(if process { LAST_STEP } else { SHUT_DOWN }));
+        }
+    }
+
+    /// Records that a rank crashed when its script was over. Returns false if its process was known
+    /// to be over.
+    pub(crate) fn crashed(&mut self, rank: Rank, step: Option<Step>) -> bool {
+        !self.over.insert(rank, Over { step, process: true }).is_some_and(|over| over.process)
+    }
+
+    /// Lists a crash after the end.
+    pub(crate) fn lists(&mut self, what: String) {
+        if self.late.len() < TOLD {
+            self.late.push(what);
+        }
+    }
+
+    /// Takes a held crash out that turns out to have come after the last step, with a rank that has
+    /// ended at the same step.
+    pub(crate) fn settled(&mut self) -> Option<(NodeId, Failure, Rank)> {
+        let at = self.held.iter().position(|(_, f)| self.with(f.step).is_some());
+        let found = at.map(|at| self.held.remove(at));
+        if self.held.is_empty() {
+            self.until = None;
+        }
+        let (node, failure) = found?;
+        let with = self.with(failure.step)?;
+        Some((node, failure, with))
+    }
+
+    /// Takes all held crashes out.
+    pub(crate) fn release(&mut self) -> Vec<(NodeId, Failure)> {
+        self.until = None;
+        std::mem::take(&mut self.held)
+    }
+
+    /// Returns whether the processes of all of a node's ranks are over.
+    #[must_use]
+    pub fn is_over(&self, slot: &Slot) -> bool {
+        slot.ranks().all(|rank| self.over.get(&Rank(rank)).is_some_and(|over| over.process))
+    }
+
+    /// Returns the crashes after the end, as the rest of a sentence.
+    #[must_use]
+    pub fn late(&self) -> String {
+        self.late.iter().map(|what| format!("; {what}, after the end")).collect()
+    }
+}

@@ -1,0 +1,272 @@
+//! The failures around the latest incident, recent signs of machines, and which of them explains
+//! the others.
+
+use crate::failure::{SIGN_BEFORE, SIGNS_KEPT};
+use crate::id::{Generation, Incarnation, NodeId};
+use crate::message::{Cause, Failure, Outcome, Sign, World};
+use crate::severity::{Scope, Severity, Table, Verdict};
+use crate::time::Time;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// How long further failures are collected after the first one.
+pub(crate) const HEARING: Duration = Duration::from_secs(2);
+/// Maximum number of failures kept for one incident.
+const WITNESSES: usize = 16_384;
+
+/// A failure around an incident.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Witness {
+    /// The node that reported it or was lost.
+    pub node: NodeId,
+    /// The worker's failure; `None`: the node was lost.
+    pub failure: Option<Failure>,
+}
+
+impl Witness {
+    /// Returns which worker it is about; the node alone if the node was lost.
+    fn who(&self) -> (&NodeId, Option<crate::id::Rank>) {
+        (&self.node, self.failure.as_ref().map(|f| f.rank))
+    }
+}
+
+/// The failures collected for one incident.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inquiry {
+    /// Number of the incident.
+    incident: u64,
+    /// The generation that failed.
+    generation: Generation,
+    /// Nodes of that generation, and the lives of their agents.
+    members: BTreeMap<NodeId, Incarnation>,
+    /// When the inquiry began.
+    opened: Time,
+    /// When it ends.
+    until: Time,
+    /// Whether it was extended because all failures so far are consequences.
+    drawn_out: bool,
+    /// The failures, in the order in which they were reported.
+    witnesses: Vec<Witness>,
+}
+
+/// The first cause of an incident.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blame {
+    /// The node at fault.
+    pub node: NodeId,
+    /// What failed there; `None`: the machine itself.
+    pub failure: Option<Failure>,
+    /// The class of the failure.
+    pub verdict: Verdict,
+    /// How well it explains the other failures.
+    explanation: Explanation,
+}
+
+/// How well a failure explains the others; the best comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Explanation {
+    /// It names its own cause.
+    Cause,
+    /// The machine was lost, or reported a failure of its own.
+    Machine,
+    /// A process ended without an explanation.
+    Silent,
+    /// It follows from another failure.
+    Consequence,
+}
+
+impl Explanation {
+    fn of(verdict: &Verdict) -> Self {
+        match verdict {
+            v if v.follows => Explanation::Consequence,
+            v if v.says_why() => Explanation::Cause,
+            _ => Explanation::Silent,
+        }
+    }
+}
+
+impl Blame {
+    /// Returns whether it only follows from another failure, which nobody reported.
+    #[must_use]
+    pub fn is_consequence(&self) -> bool {
+        self.explanation == Explanation::Consequence
+    }
+}
+
+impl Inquiry {
+    /// Returns the first cause, from the reported failures and the machines' `signs`; `None` only
+    /// if there are no failures.
+    #[must_use]
+    pub fn first_cause(&self, signs: &[&(Time, NodeId, Sign)]) -> Option<Blame> {
+        let near = |at: &Time| at.after(SIGN_BEFORE) >= self.opened;
+        let signs: Vec<_> = signs.iter().filter(|(at, node, _)| near(at) && self.members.contains_key(node)).collect();
+        let heard = self.witnesses.iter().map(|w| {
+            let own = w.failure.as_ref().map_or_else(|| Table::built_in().named("node-lost"), |f| f.verdict.clone());
+            let of_node = signs.iter().filter(|(_, node, _)| *node == w.node).map(|(.., sign)| sign);
+            let explains = |s: &&Sign| w.failure.as_ref().is_none_or(|f| explains(s, f));
+            match of_node.clone().rfind(explains) {
+                Some(sign) => (Explanation::Cause, w.node.clone(), w.failure.clone(), sign.verdict.clone()),
+                None if w.failure.is_none() => (Explanation::Machine, w.node.clone(), None, own),
+                None => (Explanation::of(&own), w.node.clone(), w.failure.clone(), own),
+            }
+        });
+        let told = signs.iter().filter(|(.., sign)| sign.verdict.is_of_machine());
+        let told = told.map(|(_, node, sign)| (Explanation::Machine, node.clone(), None, sign.verdict.clone()));
+        let all = heard.chain(told);
+        let first = all.min_by_key(|(explanation, _, _, verdict)| (*explanation, verdict.severity != Severity::Sev1));
+        first.map(|(explanation, node, failure, verdict)| Blame { node, failure, verdict, explanation })
+    }
+
+    /// Returns the number of the incident.
+    #[must_use]
+    pub fn incident(&self) -> u64 {
+        self.incident
+    }
+
+    /// Returns the life of a node that was part of the generation.
+    #[must_use]
+    pub fn life(&self, node: &NodeId) -> Option<Incarnation> {
+        self.members.get(node).copied()
+    }
+
+    /// Returns the failure that was reported first.
+    #[must_use]
+    pub fn opening(&self) -> Option<&Witness> {
+        self.witnesses.first()
+    }
+
+    /// Counts the failures beside the first cause, by class.
+    #[must_use]
+    pub fn beside(&self, cause: &Blame) -> BTreeMap<String, u32> {
+        let mut others: BTreeMap<String, u32> = BTreeMap::new();
+        let first = (&cause.node, cause.failure.as_ref().map(|f| f.rank));
+        for w in self.witnesses.iter().filter(|w| w.who() != first) {
+            let class = w.failure.as_ref().map_or("node-lost", |f| f.verdict.class.as_str());
+            *others.entry(class.into()).or_default() += 1;
+        }
+        others
+    }
+
+    /// Returns whether a process was killed or hung, or a node was lost: that may have caused an
+    /// unexplained exception.
+    #[must_use]
+    pub fn has_killed(&self) -> bool {
+        let killed = |f: &Failure| match f.cause {
+            Cause::Exited(Outcome::Signal(signal)) => !matches!(signal, 6 | 15),
+            Cause::Hung { .. } => true,
+            Cause::Exited(Outcome::Code(_)) | Cause::NotStarted | Cause::Fenced => false,
+        };
+        self.witnesses.iter().any(|w| w.failure.as_ref().is_none_or(killed))
+    }
+}
+
+/// Returns whether a machine's sign explains the failure of a process on it: the sign names the
+/// process, or the machine itself failed and the process does not know better.
+fn explains(sign: &Sign, failure: &Failure) -> bool {
+    let named = sign.pid.is_some_and(|pid| pid == failure.pid && pid != 0) && !sign.verdict.follows;
+    let says = Explanation::of(&failure.verdict) == Explanation::Cause;
+    let knows_better = says && (failure.verdict.scope == Scope::User || failure.verdict.is_of_machine());
+    (named && sign.verdict.severity != Severity::Sev3) || (sign.verdict.is_of_machine() && !knows_better)
+}
+
+/// What is known about the latest incident and the machines.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Evidence {
+    /// The failures collected around the latest incident, for a moment.
+    inquiry: Option<Inquiry>,
+    /// Recent signs of machines.
+    signs: VecDeque<(Time, NodeId, Sign)>,
+    /// Exit code of the job once the first cause is known, and why it is not restarted.
+    giving_up: Option<(i32, String)>,
+}
+
+impl Evidence {
+    /// Starts collecting failures of a generation, with the first one.
+    pub(crate) fn inquire(&mut self, now: Time, incident: u64, generation: Generation, world: &World, first: Witness) {
+        self.inquiry = Some(Inquiry {
+            incident,
+            generation,
+            members: world.slots.iter().map(|s| (s.node.clone(), s.incarnation)).collect(),
+            opened: now,
+            until: now.after(HEARING),
+            drawn_out: false,
+            witnesses: vec![first],
+        });
+    }
+
+    /// Records another failure of the generation under inquiry. Returns whether all failures before
+    /// it only follow from another one; `None` if it is of another generation or known.
+    pub(crate) fn testify(&mut self, generation: Generation, witness: Witness) -> Option<bool> {
+        let inquiry = self.inquiry.as_mut().filter(|i| i.generation == generation)?;
+        if inquiry.witnesses.len() >= WITNESSES || inquiry.witnesses.iter().any(|w| w.who() == witness.who()) {
+            return None;
+        }
+        let echoes = inquiry.witnesses.iter().all(|w| w.failure.as_ref().is_some_and(|f| f.verdict.follows));
+        inquiry.witnesses.push(witness);
+        Some(echoes)
+    }
+
+    /// Records a problem that a machine reports about itself.
+    pub(crate) fn signed(&mut self, now: Time, node: &NodeId, sign: Sign) {
+        self.signs.push_back((now, node.clone(), sign));
+        if self.signs.len() > SIGNS_KEPT {
+            self.signs.pop_front();
+        }
+    }
+
+    /// Forgets the signs of an earlier life of a node: the machine may have been repaired since.
+    pub(crate) fn forget(&mut self, node: &NodeId) {
+        self.signs.retain(|(_, of, _)| of != node);
+    }
+
+    /// Returns the inquiry, if one is open.
+    #[must_use]
+    pub fn inquiry(&self) -> Option<&Inquiry> {
+        self.inquiry.as_ref()
+    }
+
+    /// Returns when the inquiry ends.
+    #[must_use]
+    pub fn until(&self) -> Option<Time> {
+        self.inquiry.as_ref().map(|i| i.until)
+    }
+
+    /// Returns the first cause as far as is known now.
+    #[must_use]
+    pub fn blame(&self) -> Option<Blame> {
+        self.inquiry.as_ref()?.first_cause(&self.signs.iter().collect::<Vec<_>>())
+    }
+
+    /// Extends the inquiry once to `wait` after its beginning. Returns false if it was extended
+    /// before, or that time is over.
+    pub(crate) fn draw_out(&mut self, now: Time, wait: Duration) -> bool {
+        let Some(inquiry) = self.inquiry.as_mut().filter(|i| !i.drawn_out) else { return false };
+        inquiry.drawn_out = true;
+        let longer = inquiry.opened.after(wait);
+        if longer > now {
+            inquiry.until = longer;
+        }
+        longer > now
+    }
+
+    /// Ends the inquiry.
+    pub(crate) fn close(&mut self) -> Option<Inquiry> {
+        self.inquiry.take()
+    }
+
+    /// Records that the job is not restarted, and ends when the first cause is known.
+    pub(crate) fn give_up(&mut self, code: i32, why: String) {
+        self.giving_up = Some((code, why));
+    }
+
+    /// Returns whether the job ends when the first cause is known.
+    #[must_use]
+    pub fn is_giving_up(&self) -> bool {
+        self.giving_up.is_some()
+    }
+
+    /// Returns the exit code of the job and why it is not restarted, and forgets them.
+    pub(crate) fn take_giving_up(&mut self) -> Option<(i32, String)> {
+        self.giving_up.take()
+    }
+}

@@ -1,0 +1,117 @@
+//! A job as the coordinator knows it, by concern. [`JobRecord`] is kept in the store; everything
+//! else is rebuilt from what agents report when they come back.
+//!
+//! What is here remembers, and answers questions about what it remembers. It sends nothing, and no
+//! file here knows another concern. The files beside this directory decide: each is an `impl Job`
+//! that handles what happens, changes the concerns that it touches, and says what to do.
+
+mod checks;
+mod ending;
+mod evidence;
+mod growth;
+mod nodes;
+mod phase;
+mod provisioning;
+mod record;
+mod record_write;
+mod recovery;
+mod replicas;
+mod restarts;
+mod shards;
+
+pub(crate) use checks::Checking;
+pub(crate) use ending::Ending;
+pub(crate) use evidence::{Blame, HEARING, Inquiry, Witness};
+pub use nodes::{Node, Nodes};
+pub use phase::Phase;
+pub(crate) use provisioning::MISSED;
+pub use record::{Exclusion, JobRecord, Stage};
+pub(crate) use replicas::{Replicas, Round};
+pub(crate) use restarts::Charge;
+pub(crate) use shards::{Decision, Unreadable};
+
+use super::command::Reason;
+use super::event::Version;
+use crate::progress::ProgressWatch;
+use crate::spec::JobSpec;
+use crate::time::Time;
+use checks::Checks;
+use evidence::Evidence;
+use growth::Growth;
+use provisioning::Provisioning;
+use record_write::RecordWrite;
+use recovery::Recovery;
+use restarts::Restarts;
+use shards::Shards;
+use std::collections::BTreeSet;
+
+/// One job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// The record that the store has, or will have.
+    pub record: JobRecord,
+    /// State of the writes to the store.
+    pub write: RecordWrite,
+    /// Nodes by id.
+    pub nodes: Nodes,
+    /// What the job is doing.
+    pub phase: Phase,
+    /// Why.
+    pub reason: Reason,
+    /// Shards of the current generation.
+    pub shards: Shards,
+    /// Replicas of the current generation.
+    pub replicas: Replicas,
+    /// How far the current generation is, against the ones before.
+    pub recovery: Recovery,
+    /// The failures around the latest incident.
+    pub evidence: Evidence,
+    /// The latest restarts.
+    pub restarts: Restarts,
+    /// Checks of nodes.
+    pub checks: Checks,
+    /// Attempts to change the size of the world.
+    pub growth: Growth,
+    /// Requests about machines.
+    pub provisioning: Provisioning,
+    /// The ranks that have ended, or may have.
+    pub ending: Ending,
+    /// What the ranks of the current generation report.
+    pub progress: ProgressWatch,
+}
+
+impl Job {
+    /// Returns a new job.
+    #[must_use]
+    pub fn new(spec: JobSpec, now: Time) -> Self {
+        Job::from_record(JobRecord::new(spec), None, now)
+    }
+
+    /// Returns a job from its record: its nodes are expected to come back.
+    #[must_use]
+    pub fn from_record(record: JobRecord, version: Option<Version>, now: Time) -> Self {
+        let reattach_until = Some(now.after(record.spec.ladder().reattach));
+        let phase = match &record.stage {
+            Stage::Forming => Phase::Forming { since: now, last_join: Some(now) },
+            Stage::Training => Phase::Training { finished: BTreeSet::new(), reattach_until },
+            Stage::Ended { code, why, .. } => Phase::Over { code: *code, why: why.clone() },
+        };
+        Job {
+            nodes: Nodes::expected(&record.world),
+            record,
+            write: RecordWrite::of(version),
+            phase,
+            reason: Reason::StoreBusy,
+            shards: Shards::default(),
+            replicas: Replicas::default(),
+            recovery: Recovery::new(now),
+            evidence: Evidence::default(),
+            restarts: Restarts::default(),
+            checks: Checks::default(),
+            growth: Growth::default(),
+            provisioning: Provisioning::default(),
+            ending: Ending::default(),
+            progress: ProgressWatch::default(),
+        }
+    }
+}

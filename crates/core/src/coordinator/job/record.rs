@@ -1,0 +1,300 @@
+//! What the store keeps about a job. Everything else is rebuilt from what agents report when they
+//! come back.
+
+use super::super::request::{Remedy, Request, Stage as RequestStage};
+use crate::id::{Generation, Incarnation, NodeId, Step};
+use crate::message::{Hello, World};
+use crate::spec::{JobSpec, Policy, RestartBudget};
+use crate::time::Time;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// A machine blamed for two failures within this time is excluded if another one can replace it.
+const AGAIN: Duration = Duration::from_secs(30 * 60);
+
+/// The value of a job's key in the store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobRecord {
+    /// What the user asked for.
+    pub spec: JobSpec,
+    /// Newest generation; it never decreases, not even when the job runs again.
+    pub generation: Generation,
+    /// World of that generation.
+    pub world: World,
+    /// Where the job stands.
+    pub stage: Stage,
+    /// Restarts used by this run of the job.
+    pub restarts: u32,
+    /// Times of the latest restarts (at most [`RECENT`]), for the daily budget.
+    pub recent: Vec<Time>,
+    /// Restarts of the last day that the network caused: not in the daily budget.
+    #[serde(default)]
+    pub network: Vec<Time>,
+    /// Whether some worker has completed an optimizer step.
+    pub progressed: bool,
+    /// Whether the script uses checkpoints: the memory of the job is worth keeping together.
+    #[serde(default)]
+    pub checkpointed: bool,
+    /// The steps that the latest generations (at most [`RECENT`]) restored: a later step captured
+    /// by an earlier generation belongs to a past that did not happen.
+    #[serde(default)]
+    pub restored: Vec<(Generation, Step)>,
+    /// Number of incidents so far.
+    pub incidents: u64,
+    /// The error of the latest failed worker, with its step, to recognize it if it comes again.
+    #[serde(default)]
+    pub last_error: Option<(String, Step)>,
+    /// Newest published durable checkpoint.
+    pub durable: Option<Step>,
+    /// Nodes that the job excludes.
+    #[serde(default)]
+    pub excluded: Vec<Exclusion>,
+    /// Nodes blamed for failures (at most [`RECENT`]), and when.
+    #[serde(default)]
+    pub blamed: Vec<(NodeId, Incarnation, Time)>,
+    /// Largest number of nodes in a world of this run.
+    #[serde(default)]
+    pub largest: u32,
+    /// Requests about machines (at most [`RECENT`]).
+    #[serde(default)]
+    pub requests: Vec<Request>,
+    /// Whether the nodes of this run were checked.
+    #[serde(default)]
+    pub checked: bool,
+}
+
+/// Maximum number of entries in each history of a record.
+pub const RECENT: usize = 64;
+
+/// Where a job stands, as far as the store needs to know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stage {
+    /// There is no world yet.
+    Forming,
+    /// The record's world was promised to its nodes.
+    Training,
+    /// The job is over.
+    Ended {
+        /// Exit code.
+        code: i32,
+        /// The cause.
+        why: String,
+        /// Agents attached at the end: they belong to this run, whether or not they have heard of
+        /// its end.
+        #[serde(default)]
+        attached: Vec<Incarnation>,
+    },
+}
+
+/// A node that the job excludes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exclusion {
+    /// The node.
+    pub node: NodeId,
+    /// This life of its agent. A later life means that the machine has been looked after.
+    pub incarnation: Incarnation,
+    /// The class of its failure.
+    pub class: String,
+    /// The incident that led to it.
+    pub incident: u64,
+    /// Whether it is excluded only if another node can replace it.
+    pub if_replaced: bool,
+    /// It was used anyway, for lack of others, and failed again: the job now waits for another
+    /// node.
+    #[serde(default)]
+    pub barred: bool,
+    /// Whether a cordon was requested, as far as the policy allows.
+    #[serde(default)]
+    pub told_of: bool,
+}
+
+/// Adds to a history, and forgets its oldest entries.
+fn remember<T>(history: &mut Vec<T>, entry: T) {
+    history.push(entry);
+    let surplus = history.len().saturating_sub(RECENT);
+    history.drain(..surplus);
+}
+
+impl JobRecord {
+    /// Returns the record of a new job.
+    #[must_use]
+    pub fn new(spec: JobSpec) -> Self {
+        JobRecord {
+            spec,
+            generation: Generation(0),
+            world: World::default(),
+            stage: Stage::Forming,
+            restarts: 0,
+            recent: Vec::new(),
+            network: Vec::new(),
+            progressed: false,
+            checkpointed: false,
+            restored: Vec::new(),
+            incidents: 0,
+            last_error: None,
+            durable: None,
+            excluded: Vec::new(),
+            blamed: Vec::new(),
+            largest: 0,
+            requests: Vec::new(),
+            checked: false,
+        }
+    }
+
+    /// Returns whether a snapshot of this step by this generation belongs to the past that the job
+    /// still has.
+    #[must_use]
+    pub fn is_of_this_past(&self, generation: Generation, step: Step) -> bool {
+        self.restored.iter().all(|(g, s)| *g <= generation || step <= *s)
+    }
+
+    /// Returns whether `node`, in this life, is part of the current world.
+    #[must_use]
+    pub fn is_member(&self, node: &NodeId, incarnation: Incarnation) -> bool {
+        self.world.slot(node).is_some_and(|s| s.incarnation == incarnation)
+    }
+
+    /// Returns whether the user has set the number of restarts.
+    #[must_use]
+    pub fn restarts_are_counted(&self) -> bool {
+        matches!(self.spec.restarts, RestartBudget::Exactly(_))
+    }
+
+    /// Returns the number of restarts for `TORCHELASTIC_MAX_RESTARTS`.
+    #[must_use]
+    pub fn max_restarts(&self) -> u32 {
+        match self.spec.restarts {
+            RestartBudget::Exactly(n) | RestartBudget::PerDayAfterFirstStep(n) => n,
+        }
+    }
+
+    /// Checks whether the budget allows a restart after a failure of the `script` or of a node.
+    pub(crate) fn budget_allows(&self, now: Time, script: bool) -> Result<(), String> {
+        match self.spec.restarts {
+            RestartBudget::Exactly(n) if self.restarts >= n => Err(if n == 0 {
+                "--max-restarts 0 allows no restart".into()
+            } else {
+                format!("all {n} restarts of --max-restarts are used")
+            }),
+            RestartBudget::Exactly(_) => Ok(()),
+            // A lost node says nothing about the script, and its agent may have died before it
+            // reported a step.
+            RestartBudget::PerDayAfterFirstStep(_) if script && !self.progressed => {
+                Err("no optimizer step was completed, so a restart would fail the same way (give --max-restarts N to restart all the same)".into())
+            }
+            RestartBudget::PerDayAfterFirstStep(n) => {
+                let today = self.recent.iter().filter(|t| now.since(**t) < DAY).count();
+                if today >= n as usize { Err(format!("{n} restarts within 24 hours are used")) } else { Ok(()) }
+            }
+        }
+    }
+
+    /// Counts a restart.
+    pub(crate) fn count_restart(&mut self, now: Time) {
+        self.restarts += 1;
+        remember(&mut self.recent, now);
+    }
+
+    /// Takes the restart at `at` off the daily budget, because the network caused it. At most
+    /// `most` restarts within a day are. Returns whether it was.
+    pub(crate) fn forgive_restart(&mut self, now: Time, at: Time, most: usize) -> bool {
+        self.network.retain(|at| now.since(*at) < DAY);
+        if self.restarts_are_counted() || self.network.len() >= most {
+            return false;
+        }
+        let Some(index) = self.recent.iter().rposition(|recent| *recent == at) else { return false };
+        self.recent.remove(index);
+        self.network.push(at);
+        true
+    }
+
+    /// Remembers which step a generation restores.
+    pub(crate) fn restores(&mut self, generation: Generation, step: Step) {
+        remember(&mut self.restored, (generation, step));
+    }
+
+    /// Remembers that a machine was blamed. Returns whether it was before, in the same life and
+    /// within half an hour.
+    pub(crate) fn blames(&mut self, now: Time, node: &NodeId, life: Incarnation) -> bool {
+        let same = |(id, of, at): &(NodeId, Incarnation, Time)| id == node && *of == life && now.since(*at) < AGAIN;
+        let before = self.blamed.iter().any(same);
+        remember(&mut self.blamed, (node.clone(), life, now));
+        before
+    }
+
+    /// Makes a request, with the stage that the policy gives it.
+    pub(crate) fn add_request(&mut self, now: Time, remedy: Remedy) -> Request {
+        let id = self.requests.last().map_or(0, |r| r.id) + 1;
+        let stage = match self.spec.policy {
+            Policy::Observe => RequestStage::Noted,
+            Policy::Advise => RequestStage::Asked,
+            Policy::Act => RequestStage::Due { tries: 0, at: now },
+        };
+        let request = Request { id, remedy, stage, at: now };
+        remember(&mut self.requests, request.clone());
+        request
+    }
+
+    /// Returns when requests are made again that are to be carried out.
+    pub(crate) fn requests_due(&self) -> impl Iterator<Item = Time> {
+        self.requests.iter().filter_map(|r| match r.stage {
+            RequestStage::Due { at, .. } => Some(at),
+            _ => None,
+        })
+    }
+
+    /// Returns the request with this number.
+    pub(crate) fn request_mut(&mut self, id: u64) -> Option<&mut Request> {
+        self.requests.iter_mut().find(|r| r.id == id)
+    }
+
+    /// Returns whether this life of a node goes to another job, or has gone.
+    #[must_use]
+    pub fn gives_away(&self, node: &NodeId, life: Incarnation) -> bool {
+        self.requests.iter().any(|r| r.takes(node, life))
+    }
+
+    /// Returns why the job excludes this life of a node, if it does.
+    #[must_use]
+    pub fn exclusion(&self, node: &NodeId, life: Incarnation) -> Option<&Exclusion> {
+        self.excluded.iter().find(|e| e.node == *node && e.incarnation == life)
+    }
+
+    /// The same, to change it.
+    pub(crate) fn exclusion_mut(&mut self, node: &NodeId, life: Incarnation) -> Option<&mut Exclusion> {
+        self.excluded.iter_mut().find(|e| e.node == *node && e.incarnation == life)
+    }
+
+    /// Returns whether the job excludes this life of a node, even if no other node can replace it.
+    #[must_use]
+    pub fn is_excluded(&self, node: &NodeId, life: Incarnation) -> bool {
+        self.exclusion(node, life).is_some_and(|e| !e.if_replaced)
+    }
+
+    /// Returns whether this life of a node is never used.
+    #[must_use]
+    pub fn is_barred(&self, node: &NodeId, life: Incarnation) -> bool {
+        self.exclusion(node, life).is_some_and(|e| e.barred)
+    }
+
+    /// Returns the given nodes without the excluded ones, as far as there are enough others.
+    pub(crate) fn fit<'h>(&self, able: Vec<&'h Hello>) -> Vec<&'h Hello> {
+        let spec = &self.spec;
+        let usable = |n: usize| n.min(spec.nodes_max as usize) / spec.node_unit as usize * spec.node_unit as usize;
+        let without = |only_firm: bool| -> Vec<&'h Hello> {
+            let out = |h: &Hello| self.exclusion(&h.node, h.incarnation).is_some_and(|e| !(only_firm && e.if_replaced));
+            able.iter().copied().filter(|h| !out(h)).collect()
+        };
+        let well = without(false);
+        if usable(well.len()) >= usable(able.len()) {
+            return well;
+        }
+        let well = without(true);
+        if usable(well.len()) >= spec.nodes_min as usize && usable(well.len()) > 0 {
+            return well;
+        }
+        // Use excluded nodes once more, for lack of others: their problems may have passed.
+        able.into_iter().filter(|h| !self.is_barred(&h.node, h.incarnation)).collect()
+    }
+}

@@ -1,0 +1,161 @@
+//! How far the replicas of one generation are: the step that was named, who has it, and the newest
+//! step that all have.
+
+use crate::digests::{Odd, odd_ones};
+use crate::id::{Epoch, NodeId, Rank, Step};
+use crate::message::Redundancy;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Replicas of one generation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Replicas {
+    /// Newest sealed step by node, of nodes that take part.
+    sealed: BTreeMap<NodeId, Step>,
+    /// Nodes that have replicated the step at hand, with the step they took for it.
+    done: BTreeMap<NodeId, Step>,
+    /// What tells the ranks' states of the step at hand apart.
+    digests: BTreeMap<Rank, u64>,
+    /// Ranks that were found to hold something else.
+    odd: BTreeSet<Rank>,
+    /// The step at hand.
+    next: Option<Step>,
+    /// Newest step held by all.
+    committed: Option<Step>,
+    /// What is to be kept beside the ranks' own.
+    wish: Redundancy,
+    /// Counts the steps that were named.
+    round: u64,
+    /// Steps are shorter than it takes to name one: a step that nobody has sealed yet is named.
+    ahead: bool,
+}
+
+/// How far a round is after a node's report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Round {
+    /// Others have not reported, or the report belongs to an earlier round.
+    Open,
+    /// All have reported, with different steps.
+    Mixed,
+    /// All have replicated this step. `first`: no step was before.
+    Complete {
+        /// Whether it is the first step of the generation.
+        first: bool,
+    },
+}
+
+impl Replicas {
+    /// Makes rounds of this life of the coordinator differ from those of all earlier ones.
+    pub(crate) fn begin_after(&mut self, epoch: Epoch) {
+        self.round = epoch.0 << 32;
+    }
+
+    /// Returns the newest step held by all.
+    #[must_use]
+    pub fn committed(&self) -> Option<Step> {
+        self.committed
+    }
+
+    /// Returns what is to be kept beside the ranks' own.
+    pub(crate) fn wish(&self) -> Redundancy {
+        self.wish
+    }
+
+    /// Returns the number of the current round.
+    pub(crate) fn round(&self) -> u64 {
+        self.round
+    }
+
+    /// Records that one of `nodes` nodes takes part and has sealed `step`, or that it cannot
+    /// replicate the step named in the round `instead`. Returns whether a step must be named.
+    pub(crate) fn sealed(
+        &mut self,
+        node: &NodeId,
+        step: Step,
+        wish: Redundancy,
+        instead: Option<u64>,
+        nodes: usize,
+    ) -> bool {
+        let known = self.sealed.insert(node.clone(), step).is_some();
+        let again = instead.map_or(known, |round| round == self.round);
+        if instead.is_some() && !again {
+            return false;
+        }
+        self.done.remove(node);
+        if self.sealed.len() < nodes {
+            return false;
+        }
+        self.wish = wish;
+        if self.next.is_some() && !again {
+            return false;
+        }
+        // It asks because what was named is gone already, or because it waits for a step that was
+        // not named.
+        self.ahead = self.next.is_some_and(|next| step >= next);
+        true
+    }
+
+    /// Names the next step: `held` if all ranks hold there to let the world grow.
+    pub(crate) fn name_next(&mut self, held: Option<Step>) -> Step {
+        self.done.clear();
+        self.digests.clear();
+        self.round += 1;
+        // What all hold they have sealed, whether the events of all workers have arrived or not.
+        let newest = self.sealed.values().max().copied().max(self.committed).unwrap_or_default();
+        let next = match held {
+            Some(held) if held > newest => held,
+            _ if !self.ahead && self.committed.is_none_or(|c| newest > c) => newest,
+            _ => Step(newest.0 + 1),
+        };
+        self.next = Some(next);
+        next
+    }
+
+    /// Returns whether a step is held by all, or an older one than that.
+    pub(crate) fn is_committed(&self, step: Step) -> bool {
+        self.committed.is_some_and(|c| step <= c)
+    }
+
+    /// Records that one of `nodes` nodes has replicated `step` in a round, and the newest step that
+    /// it has sealed.
+    pub(crate) fn replicated(
+        &mut self,
+        node: &NodeId,
+        round: u64,
+        (step, sealed): (Step, Step),
+        digests: Vec<(Rank, u64)>,
+        nodes: usize,
+    ) -> Round {
+        self.sealed.insert(node.clone(), sealed);
+        if round != self.round {
+            return Round::Open;
+        }
+        self.done.insert(node.clone(), step);
+        self.digests.extend(digests);
+        if self.done.len() < nodes {
+            return Round::Open;
+        }
+        if !self.done.values().all(|s| *s == step) {
+            // They took different steps for it: once more, with one that all are still to come to.
+            self.ahead = true;
+            return Round::Mixed;
+        }
+        let first = self.committed.replace(step).is_none();
+        self.ahead &= self.sealed.values().all(|s| s.0 > step.0 + 1);
+        Round::Complete { first }
+    }
+
+    /// Compares what all `size` ranks hold at the step at hand, where they should hold the same
+    /// bits. Returns the odd ones if there are new ones among them.
+    pub(crate) fn compare(&mut self, size: usize) -> Option<Odd> {
+        if self.digests.len() < size {
+            return None;
+        }
+        let Some(found) = odd_ones(&self.digests) else {
+            self.odd.clear();
+            return None;
+        };
+        let new = found.ranks.iter().any(|r| !self.odd.contains(r));
+        self.odd.extend(&found.ranks);
+        new.then_some(found)
+    }
+}

@@ -1,0 +1,147 @@
+//! The shards of one generation on their way to and from storage.
+
+use crate::id::{NodeId, Rank, Step};
+use crate::message::{Holding, Offers, Parity, ShardFile, Source, Tier, World};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Steps of which some shards are written and others may never be.
+const INCOMPLETE_MAX: usize = 16;
+
+/// A shard that was found unreadable: its rank, step and tier.
+pub type Unreadable = (Rank, Step, Tier);
+
+/// What a generation restores.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// The step; `None`: all ranks start fresh.
+    pub step: Option<Step>,
+    /// Where each rank's shard comes from, by rank.
+    pub sources: Vec<Source>,
+}
+
+/// The shards of a step that are written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Written {
+    directory: String,
+    by_rank: BTreeMap<Rank, ShardFile>,
+}
+
+/// What is known about the shards of one generation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shards {
+    /// What each rank could restore, and whether all ranks hold the same.
+    offers: BTreeMap<Rank, Offers>,
+    /// Contents of each node's memory.
+    held: BTreeMap<NodeId, Vec<Holding>>,
+    /// Parity shards in each node's memory.
+    parity: BTreeMap<NodeId, Vec<Parity>>,
+    /// The decision, kept for ranks that ask again.
+    decision: Option<Decision>,
+    /// Written shards by step.
+    written: BTreeMap<Step, Written>,
+    /// Shards that were found unreadable in this life of the coordinator.
+    unreadable: BTreeSet<Unreadable>,
+    /// Whether the same lives of the same nodes have the same ranks as in the generation before.
+    stayed: bool,
+}
+
+impl Shards {
+    /// Begins a generation. `stayed`: the same lives of the same nodes have the same ranks as in
+    /// the one before, if there was one, so nothing in memory is lost.
+    pub(crate) fn begin(&mut self, stayed: bool) {
+        let unreadable = std::mem::take(&mut self.unreadable);
+        *self = Shards { unreadable, stayed, ..Shards::default() };
+    }
+
+    /// Returns whether nothing that the generation before had in memory is lost by an exchange of
+    /// nodes or ranks.
+    #[must_use]
+    pub fn stayed(&self) -> bool {
+        self.stayed
+    }
+
+    /// Records what a node's memory holds.
+    pub(crate) fn holds(&mut self, node: &NodeId, held: Vec<Holding>, parity: Vec<Parity>) {
+        self.held.insert(node.clone(), held);
+        self.parity.insert(node.clone(), parity);
+    }
+
+    /// Records what a rank could restore.
+    pub(crate) fn offer(&mut self, rank: Rank, offers: Offers) {
+        self.offers.insert(rank, offers);
+    }
+
+    /// Returns what a rank said that it could restore.
+    #[must_use]
+    pub fn offers(&self, rank: Rank) -> Option<&Offers> {
+        self.offers.get(&rank)
+    }
+
+    /// Returns what this node's memory holds.
+    #[must_use]
+    pub fn held_by(&self, node: &NodeId) -> &[Holding] {
+        self.held.get(node).map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns what each node's memory holds.
+    pub fn held(&self) -> impl Iterator<Item = (&NodeId, &[Holding])> {
+        self.held.iter().map(|(node, held)| (node, held.as_slice()))
+    }
+
+    /// Returns the parity shards in each node's memory.
+    pub fn parity(&self) -> impl Iterator<Item = (&NodeId, &[Parity])> {
+        self.parity.iter().map(|(node, held)| (node, held.as_slice()))
+    }
+
+    /// Returns whether all ranks and nodes of the world have said what they have.
+    #[must_use]
+    pub fn all_have_told(&self, world: &World) -> bool {
+        self.offers.len() >= world.size() as usize && world.slots.iter().all(|s| self.held.contains_key(&s.node))
+    }
+
+    /// Returns what is restored, once that is decided.
+    #[must_use]
+    pub fn decision(&self) -> Option<&Decision> {
+        self.decision.as_ref()
+    }
+
+    /// Records what is restored.
+    pub(crate) fn decide(&mut self, decision: Decision) {
+        self.decision = Some(decision);
+    }
+
+    /// Returns whether nobody has found this shard to be unreadable.
+    #[must_use]
+    pub fn is_readable(&self, rank: Rank, step: Step, tier: Tier) -> bool {
+        !self.unreadable.contains(&(rank, step, tier))
+    }
+
+    /// Records that a shard cannot be read. Returns false if that was known.
+    pub(crate) fn cannot_read(&mut self, shard: Unreadable) -> bool {
+        self.unreadable.insert(shard)
+    }
+
+    /// Records that a shard is on durable storage. Returns the directory and all shards of the step
+    /// once there are `size` of them.
+    pub(crate) fn written(
+        &mut self,
+        step: Step,
+        directory: String,
+        shard: ShardFile,
+        size: usize,
+    ) -> Option<(String, Vec<ShardFile>)> {
+        let of = self.written.entry(step).or_insert_with(|| Written { directory, by_rank: BTreeMap::new() });
+        of.by_rank.insert(shard.rank, shard);
+        (of.by_rank.len() == size).then(|| (of.directory.clone(), of.by_rank.values().cloned().collect()))
+    }
+
+    /// Records that a step was published.
+    pub(crate) fn published(&mut self, step: Step) {
+        // Shards of an older step may still come: what is saved a second time is written behind
+        // later steps.
+        self.written.remove(&step);
+        while self.written.len() > INCOMPLETE_MAX {
+            self.written.pop_first();
+        }
+    }
+}
