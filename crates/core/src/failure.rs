@@ -8,6 +8,8 @@ use std::time::Duration;
 
 /// A sign this long before a failure or a silence may still explain it.
 pub(crate) const SIGN_BEFORE: Duration = Duration::from_secs(60);
+/// How long further failures are collected after the first one of an incident.
+pub(crate) const HEARING: Duration = Duration::from_secs(2);
 /// Number of signs that a node and a job remember.
 pub(crate) const SIGNS_KEPT: usize = 64;
 

@@ -2,8 +2,8 @@
 //! Counters are computed from the records, so they continue across lives of the coordinator. Gauges
 //! show what its nodes last reported. Nothing is broken down by rank or step.
 
+use everstep_core::history::sums;
 use everstep_core::history::{Entry, Incident, LogLine, Outcome, incidents};
-use everstep_core::ledger::sums;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;

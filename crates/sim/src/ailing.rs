@@ -1,5 +1,6 @@
 //! Error messages of workers, and machines that go bad.
 
+use crate::host::Shows;
 use crate::world::{Happening, World};
 use everstep_core::agent::event::Event as AgentEvent;
 use everstep_core::id::Generation;
@@ -23,19 +24,6 @@ const ERRORS: &[&str] = &[
 const GPU_ERROR: &str = "RuntimeError: CUDA error: uncorrectable ECC error encountered";
 /// The kernel's message about it.
 const GPU_LINE: &str = "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=python, GPU has fallen off the bus.";
-
-/// How a broken GPU shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shows {
-    /// The worker exits with an error that names the GPU.
-    Said,
-    /// The kernel reports it; the worker makes no progress.
-    Hang,
-    /// The worker is killed without a message; the kernel reports the GPU a moment later.
-    SilentThenSign,
-    /// Nothing reports it: the worker exits with the message of a lost peer.
-    Never,
-}
 
 impl World {
     /// Makes a worker exit with a random error of its own within `within` milliseconds.

@@ -69,6 +69,19 @@ pub struct HeldParity {
     pub rotten: bool,
 }
 
+/// How a broken GPU shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shows {
+    /// The worker exits with an error that names the GPU.
+    Said,
+    /// The kernel reports it; the worker makes no progress.
+    Hang,
+    /// The worker is killed without a message; the kernel reports the GPU a moment later.
+    SilentThenSign,
+    /// Nothing reports it: the worker exits with the message of a lost peer.
+    Never,
+}
+
 /// One machine.
 #[derive(Debug)]
 pub struct Host {
@@ -107,7 +120,7 @@ pub struct Host {
     /// How many of the next starts crash at once.
     pub crash_loop: u32,
     /// How a broken GPU shows, if one has failed.
-    pub gpu: Option<crate::ailing::Shows>,
+    pub gpu: Option<Shows>,
     /// Everything takes longer until this time.
     pub slow_until: u64,
     /// The exit code and reason of an agent that has ended.

@@ -133,7 +133,7 @@ impl World {
             }
             AgentCommand::Restore { generation, step, sources, .. } => self.restore(host, generation, step, &sources),
             AgentCommand::Replicate { generation, from, plan, base, round } => {
-                self.replicate(host, generation, from, crate::memory::Sending { plan, base, round, patience: 5000 });
+                self.replicate(host, generation, from, crate::world::Sending { plan, base, round, patience: 5000 });
             }
             AgentCommand::Committed { generation, step, keeps, keeps_parity } => {
                 self.committed(host, generation, step, (&keeps, &keeps_parity));

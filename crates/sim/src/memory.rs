@@ -1,31 +1,13 @@
 //! The machines' memory: their own steps, copies of others', and how copies get there and back.
 
 use crate::host::Held;
-use crate::oracle::Kept;
-use crate::world::{Happening, World};
+use crate::oracle::{Committed, Kept};
+use crate::world::{Happening, Sending, World};
 use everstep_core::agent::event::Event as AgentEvent;
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::invariant::InvariantId;
-use everstep_core::message::{Copies, Holding, Parity, Rebuild, Redundancy, Replication, Source, Stripe, Tier};
+use everstep_core::message::{Copies, Holding, Parity, Rebuild, Redundancy, Source, Stripe, Tier};
 use std::collections::BTreeSet;
-
-/// A step that every node is known to hold.
-#[derive(Clone, Copy, Debug)]
-pub struct Committed {
-    pub generation: Generation,
-    pub step: Step,
-    pub world_size: u32,
-}
-
-/// A step on its way to other machines, or into parity.
-#[derive(Clone, Debug)]
-pub struct Sending {
-    pub plan: Replication,
-    pub base: Option<Step>,
-    pub round: u64,
-    /// How long to wait for a machine that has not begun the round, in milliseconds.
-    pub patience: u64,
-}
 
 /// The result of computing a stripe.
 enum Computed {

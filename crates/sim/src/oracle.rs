@@ -117,6 +117,14 @@ pub struct Told {
     world: World,
 }
 
+/// A step that every node is known to hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Committed {
+    pub generation: Generation,
+    pub step: Step,
+    pub world_size: u32,
+}
+
 /// What the oracle remembers.
 #[derive(Debug, Default)]
 pub struct Oracle {
@@ -136,7 +144,7 @@ pub struct Oracle {
     pub tiers: BTreeMap<Tier, u64>,
     newest_stored: Generation,
     /// The newest step that all nodes hold, as far as any node was told.
-    pub committed: Option<crate::memory::Committed>,
+    pub committed: Option<Committed>,
     /// What held that step and on which host, minus what faults have removed since. Nothing else
     /// may remove it.
     pub kept: Vec<(usize, Kept)>,

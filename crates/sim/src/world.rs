@@ -12,7 +12,7 @@ use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::job::Phase;
 use everstep_core::id::{Epoch, Generation, JobId, NodeId, PersistId, Session, Step};
 use everstep_core::invariant::InvariantId;
-use everstep_core::message::{Checked, Hello, Order, Report, Tier};
+use everstep_core::message::{Checked, Hello, Order, Replication, Report, Tier};
 use everstep_core::spec::{CheckWhen, JobSpec, Policy, RestartBudget};
 use everstep_rng::Rng;
 use std::collections::{BTreeMap, BTreeSet};
@@ -84,6 +84,16 @@ pub struct Outcome {
     pub trace: Vec<String>,
 }
 
+/// A step on its way to other machines, or into parity.
+#[derive(Clone, Debug)]
+pub struct Sending {
+    pub plan: Replication,
+    pub base: Option<Step>,
+    pub round: u64,
+    /// How long to wait for a machine that has not begun the round, in milliseconds.
+    pub patience: u64,
+}
+
 /// A scheduled event.
 #[derive(Debug)]
 pub(crate) enum Happening {
@@ -96,7 +106,7 @@ pub(crate) enum Happening {
     Checked { host: usize, life: u64, answer: Checked },
     CoordinatorTick { index: usize },
     Killed { host: usize, generation: Generation },
-    Sent { host: usize, life: u64, generation: Generation, step: Option<Step>, sending: crate::memory::Sending },
+    Sent { host: usize, life: u64, generation: Generation, step: Option<Step>, sending: Sending },
     Apply { index: usize, id: PersistId, key: String, value: Vec<u8>, when: Precondition },
     Persisted { index: usize, id: PersistId, result: Result<Version, StoreFailure> },
     Provisioned { index: usize, job: JobId, id: u64, result: Result<(), String> },

@@ -9,8 +9,8 @@
 //! ```
 
 use super::command::{Command, Fact};
-use super::incident::describe_as;
 use super::job::{Blame, Inquiry, Job, Phase, Witness};
+use super::wording::describe_as;
 use crate::id::{Generation, NodeId};
 use crate::message::{Cause, Failure, Order, Sign};
 use crate::severity::{Scope, Table, Verdict};

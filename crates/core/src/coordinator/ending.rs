@@ -14,8 +14,9 @@
 //! step. Nor does a killed process, because its end has nothing to do with the script.
 
 use super::command::{Command, Fact};
-use super::incident::{EXIT_FAILED, describe};
+use super::incident::EXIT_FAILED;
 use super::job::{Job, Phase};
+use super::wording::describe;
 use crate::id::{Generation, NodeId, Rank};
 use crate::message::{Cause, Ended, Failure, HowEnded, Order, Outcome};
 use crate::severity::Scope;

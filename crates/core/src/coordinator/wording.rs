@@ -3,7 +3,8 @@
 
 use super::command::Reason;
 use crate::id::NodeId;
-use crate::message::HangEvidence;
+use crate::message::{Cause, Failure, HangEvidence, Outcome};
+use crate::severity::Verdict;
 
 fn nodes(ids: &[NodeId]) -> String {
     const SHOWN: usize = 5;
@@ -58,6 +59,41 @@ impl HangEvidence {
             HangEvidence::MachineSign => "its machine reported a failure",
         }
     }
+}
+
+/// Describes a failure by the class that it turned out to have.
+#[must_use]
+pub fn describe_as(node: &NodeId, failure: Option<&Failure>, verdict: &Verdict) -> String {
+    match failure {
+        Some(failure) => describe(node, Some(&Failure { verdict: verdict.clone(), ..failure.clone() })),
+        None if verdict.line.is_empty() => describe(node, None),
+        None => format!("node {node}: {} ({}): {}", verdict.what, verdict.class, verdict.line),
+    }
+}
+
+/// Describes a failure in one line: what failed, and how.
+#[must_use]
+pub fn describe(node: &NodeId, failure: Option<&Failure>) -> String {
+    let Some(f) = failure else { return format!("node {node} was lost") };
+    if f.cause == Cause::Fenced {
+        return format!("node {node} had ended its workers, for a failure that an earlier coordinator heard of");
+    }
+    let who = format!("rank {} (local rank {}, pid {}) on node {node}", f.rank, f.local_rank, f.pid);
+    let how = match &f.cause {
+        Cause::Exited(Outcome::Code(code)) => format!("exited with code {code}"),
+        Cause::Exited(Outcome::Signal(9)) => "was killed by SIGKILL (out of memory, or by hand)".into(),
+        Cause::Exited(Outcome::Signal(11)) => "died of a segmentation fault (SIGSEGV)".into(),
+        Cause::Exited(Outcome::Signal(6)) => "aborted (SIGABRT)".into(),
+        Cause::Exited(Outcome::Signal(s)) => format!("was ended by signal {s}"),
+        Cause::Hung { evidence, silence_ms } => {
+            format!("hangs: no step for {:.1} s, and {}", *silence_ms as f64 / 1000.0, evidence.sentence())
+        }
+        Cause::NotStarted | Cause::Fenced => "could not be started".into(),
+    };
+    let said = if f.message.is_empty() { String::new() } else { format!(": {}", f.message) };
+    let Verdict { class, what, .. } = &f.verdict;
+    let held = if what.is_empty() || class == "unknown" { String::new() } else { format!(" ({class}: {what})") };
+    format!("{who} {how}{said}{held}")
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Failures in a format for later questions ("what would it have cost with …"): one line each, the
 //! same for real and for simulated runs.
 
-use super::{Entry, incidents};
+use super::{Entry, incidents, sums};
 use crate::coordinator::command::Fact;
-use crate::ledger::{Category, sums};
+use crate::ledger::Category;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -12,11 +12,9 @@
 
 mod book;
 mod meter;
-mod sum;
 
 pub use book::{Account, Book, End, Steps};
 pub use meter::{Meter, Reading};
-pub use sum::{Sums, sums};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};

@@ -7,7 +7,7 @@
 
 mod stuck;
 
-use crate::agent::Input;
+use super::input::Input;
 use crate::coordinator::EndpointFile;
 use everstep_core::agent::event::Event;
 use everstep_core::message::Order;

@@ -2,8 +2,8 @@
 
 use super::Driver;
 use super::launch::Start;
-use everstep_core::coordinator::incident::describe;
 use everstep_core::coordinator::wording::counted;
+use everstep_core::coordinator::wording::describe;
 use everstep_core::id::NodeId;
 use everstep_core::message::Report;
 

@@ -1,7 +1,7 @@
 //! This node's shards on their way to durable storage: which are being written, which steps are
 //! being published, and which requests wait for them.
 
-use super::Input;
+use super::input::Input;
 use super::storage::{self, Destination};
 use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::persist::{self, Target};

@@ -1,6 +1,7 @@
 //! A shard that is not here, or not whole: copies on other nodes, the code over several of them, durable storage.
 
-use super::replicas::{Replicas, SLOTS, STREAMS};
+use super::pace::STREAMS;
+use super::replicas::{Replicas, SLOTS};
 use super::storage;
 use everstep_checkpoint::arena::{Pin, Slot, slot_bytes};
 use everstep_checkpoint::erasure::rebuild;

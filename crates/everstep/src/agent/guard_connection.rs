@@ -1,13 +1,13 @@
 //! The guard's process and the stream to it.
 
-use super::{Driver, Input};
+use super::input::Input;
 use crate::guard::protocol::Event as GuardEvent;
 use everstep_wire::frame;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command as Process, Stdio};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::mpsc;
@@ -50,14 +50,4 @@ pub fn start_guard(inbox: &mpsc::UnboundedSender<Input>, lock: &File) -> std::io
         }
     });
     Ok((writer, child))
-}
-
-impl Driver {
-    /// Writes the requests collected for the guard.
-    pub(super) async fn flush_guard(&mut self) {
-        let bytes = std::mem::take(&mut self.guard_outbox);
-        if !bytes.is_empty() {
-            let _ = self.guard.write_all(&bytes).await;
-        }
-    }
 }

@@ -5,7 +5,7 @@
 //! There is no coordinator to ask any more. Each agent writes its shards, with a note for each; the
 //! agent that finds the notes of all ranks publishes the checkpoint.
 
-use super::Input;
+use super::input::Input;
 use super::replicas::Own;
 use super::storage::{self, Destination};
 use super::workers::Crew;

@@ -9,11 +9,13 @@ pub mod external;
 pub mod file_timer;
 mod guard_connection;
 mod inject;
+mod input;
 pub mod kernel_log;
 mod last;
 pub mod launch;
 mod leftovers;
 mod listen;
+mod machine_samples;
 mod macros;
 mod memory_watch;
 pub mod metric;
@@ -30,7 +32,7 @@ pub mod streams;
 mod warm_up;
 mod workers;
 
-use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
+use crate::guard::protocol::Request as GuardRequest;
 use crate::listening::Place;
 use crate::pgstore::PgStore;
 use connection::Target;
@@ -38,15 +40,15 @@ use durable::Durable;
 use everstep_core::agent::command::Command;
 use everstep_core::agent::event::Event;
 use everstep_core::agent::{Agent, Config};
-use everstep_core::id::{Generation, Rank, Step};
+use everstep_core::id::Rank;
 use everstep_core::message::Order;
 use everstep_core::progress::RankProgress;
 use everstep_core::severity::Table;
-use everstep_core::stacks::Stack;
 use everstep_core::time::Time;
 use everstep_wire::envelope::{ToAgent, ToCoordinator, VERSION};
-use everstep_wire::worker::{Reply, Request};
+use everstep_wire::worker::Reply;
 use guard_connection::start_guard;
+pub use input::Input;
 use last::Last;
 use launch::{Start, Template};
 use replicas::Replicas;
@@ -63,54 +65,6 @@ use workers::Crew;
 const GUARD_END: Duration = Duration::from_secs(3);
 /// How often the coordinator receives this node's time account.
 const ACCOUNT: Duration = Duration::from_secs(2);
-
-/// Everything that reaches the driver.
-pub enum Input {
-    /// The stream to the coordinator is open.
-    Connected(mpsc::UnboundedSender<ToCoordinator>),
-    /// A message from the coordinator.
-    Line(ToAgent),
-    /// The stream to the coordinator ended.
-    Disconnected,
-    /// An error without a remedy: the agent exits.
-    Fatal {
-        /// Exit code.
-        code: i32,
-        /// A sentence for the user.
-        why: String,
-    },
-    /// An event from the guard, or `None` if the guard is gone.
-    Guard(Option<GuardEvent>),
-    /// A request from a worker.
-    Worker(Request, oneshot::Sender<Reply>),
-    /// The result of writing a shard.
-    Shard {
-        /// Worker whose shard this is.
-        local_rank: u32,
-        /// Generation that captured it.
-        generation: Generation,
-        /// Step of the shard.
-        step: Step,
-        /// Checkpoint directory, as the user gave it.
-        directory: String,
-        /// The file, or a sentence for the user.
-        result: Result<everstep_core::message::ShardFile, String>,
-    },
-    /// The result of publishing a checkpoint.
-    Published(Generation, Step, Result<(), String>),
-    /// The result of claiming a worker's directory.
-    Owned(Box<ownership::Owned>),
-    /// A signal arrived.
-    Signal(i32),
-    /// An injected network split is over.
-    Heard,
-    /// The stacks of the workers, by rank.
-    Stacks(Generation, BTreeMap<u32, Stack>),
-    /// One second's samples of this machine: time in milliseconds, kind of machine, values.
-    Sampled(u64, Arc<str>, metric::samples::Samples),
-    /// An event for the core alone.
-    Core(Event),
-}
 
 /// How an agent ended.
 pub struct End {
@@ -271,6 +225,14 @@ pub async fn run(
 }
 
 impl Driver {
+    /// Writes the requests collected for the guard.
+    async fn flush_guard(&mut self) {
+        let bytes = std::mem::take(&mut self.guard_outbox);
+        if !bytes.is_empty() {
+            let _ = self.guard.write_all(&bytes).await;
+        }
+    }
+
     fn now(&self) -> Time {
         Time(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX))
     }

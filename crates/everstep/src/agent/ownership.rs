@@ -1,9 +1,10 @@
 //! Ownership of checkpoint directories. A directory is claimed when the job's first worker names
 //! it, renewed by the agent that publishes, and released when the job ends here.
 
+use super::input::{Input, Owned};
 use super::leftovers::Heir;
 use super::storage::Destination;
-use super::{Driver, End, Input};
+use super::{Driver, End};
 use crate::places;
 use everstep_checkpoint::arena::run_label;
 use everstep_checkpoint::persist::{Claim, ClaimError, Claimant, Target};
@@ -58,14 +59,6 @@ impl Claims {
             let _ = tokio::time::timeout(RELEASE, released).await;
         }
     }
-}
-
-/// The result of claiming a worker's directory.
-pub struct Owned {
-    who: (Generation, u32),
-    to: Destination,
-    result: Result<u64, ClaimError>,
-    answer: oneshot::Sender<Reply>,
 }
 
 impl Driver {

@@ -11,6 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+/// Streams per peer.
+pub const STREAMS: usize = 2;
+
 /// Speed of the network to the peers in bytes per second, as measured by copies; 0 if unknown.
 #[derive(Debug, Default)]
 pub struct Speed(AtomicU64);

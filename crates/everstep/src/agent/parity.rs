@@ -1,7 +1,6 @@
 //! The driver's part in an erasure code over several nodes: it computes this node's stripes.
 
-use super::pace::Paced;
-use super::replicas::STREAMS;
+use super::pace::{Paced, STREAMS};
 use everstep_checkpoint::arena::Slot;
 use everstep_checkpoint::erasure::encode::{Streams, Task, encode};
 use everstep_checkpoint::replicate::holder::Holder;

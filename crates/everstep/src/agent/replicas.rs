@@ -1,9 +1,10 @@
 //! The driver's part in replication: streams to and from other agents, slots pinned and released, shards fetched.
 
+use super::Driver;
+use super::input::Input;
 use super::launch::{board_path, profile_path};
-use super::pace::{Paced, Speed};
+use super::pace::{Paced, STREAMS, Speed};
 use super::parity;
-use super::{Driver, Input};
 use crate::listening::Place;
 use everstep_checkpoint::arena::{Pin, Slot, job_hash, run_label, slot_paths};
 use everstep_checkpoint::board::Board;
@@ -26,8 +27,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
-/// Streams per peer.
-pub const STREAMS: usize = 2;
 /// How long a watcher waits before it looks whether it is still needed.
 const WATCH: Duration = Duration::from_millis(100);
 /// Until a replica that failed is tried again; one that was refused waits longer.

@@ -1,12 +1,9 @@
 //! What the step board and /proc show about a worker.
 
-use super::{Driver, metric};
-use crate::detect::packing;
 use everstep_checkpoint::board::{Board, Section, Word, monotonic};
 use everstep_core::agent::watch::Observation;
 use everstep_core::ledger::Reading;
 use everstep_core::progress::RankProgress;
-use everstep_wire::envelope::ToCoordinator;
 
 /// Returns the state letter and the CPU time in milliseconds from `/proc/PID/stat`.
 fn process_state(pid: u32) -> Option<(char, u64)> {
@@ -80,24 +77,5 @@ pub fn progress(rank: u32, pid: u32, board: &Board, seen: &Observation) -> RankP
         sealed: board.get(Word::Sealed).checked_sub(1),
         counted: !seen.numbered,
         doing,
-    }
-}
-
-impl Driver {
-    /// Sends the samples of one second, completed with values from the workers' step boards.
-    pub(super) fn sampled(&mut self, at: u64, kind: &str, mut samples: metric::samples::Samples) {
-        let Some((link, crew)) = self.link.as_ref().zip(self.crew.as_ref()) else { return };
-        let most = |of: &dyn Fn(&RankProgress) -> Option<f32>| self.progress.values().filter_map(of).reduce(f32::max);
-        let own = most(&|p| Some(p.own_us? as f32 / 1e6));
-        let share = most(&|p| Some(p.own_us? as f32 / p.step_us.filter(|us| *us > 0)? as f32));
-        for (name, value) in [("step-own", own), ("step-share", share)] {
-            samples.extend(everstep_detector::catalogue::number(name).zip(value).map(|(n, v)| (n as u8, v)));
-        }
-        let mut role = flate2::Crc::new();
-        role.update(kind.as_bytes());
-        crew.workers.values().for_each(|w| role.update(&w.board.get(Word::Role).to_le_bytes()));
-        let new = if role.sum() == self.role { 0 } else { role.sum() };
-        let _ = link.send(ToCoordinator::Samples { at, role: new, packed: packing::packed(&samples) });
-        self.role = role.sum();
     }
 }

@@ -2,7 +2,8 @@
 
 use super::{Failure, facts, print_json};
 use clap::{Args, ValueEnum};
-use everstep_core::ledger::{Category, Spent, Sums, sums};
+use everstep_core::history::{Sums, sums};
+use everstep_core::ledger::{Category, Spent};
 use everstep_wire::output::{Goodput, JobGoodput};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -120,7 +120,7 @@ impl Driver {
             generation: record.generation,
             world_size: record.world.size(),
             restarts: record.restarts,
-            max_restarts: job.max_restarts(),
+            max_restarts: record.max_restarts(),
             durable_step: record.durable,
             replicated_step: replicated(job),
             slow: job.progress.slow().slow().clone(),

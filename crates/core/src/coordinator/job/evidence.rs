@@ -1,7 +1,7 @@
 //! The failures around the latest incident, recent signs of machines, and which of them explains
 //! the others.
 
-use crate::failure::{SIGN_BEFORE, SIGNS_KEPT};
+use crate::failure::{HEARING, SIGN_BEFORE, SIGNS_KEPT};
 use crate::id::{Generation, Incarnation, NodeId};
 use crate::message::{Cause, Failure, Outcome, Sign, World};
 use crate::severity::{Scope, Severity, Table, Verdict};
@@ -9,8 +9,6 @@ use crate::time::Time;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// How long further failures are collected after the first one.
-pub(crate) const HEARING: Duration = Duration::from_secs(2);
 /// Maximum number of failures kept for one incident.
 const WITNESSES: usize = 16_384;
 

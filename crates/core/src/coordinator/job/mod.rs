@@ -21,7 +21,7 @@ mod shards;
 
 pub(crate) use checks::Checking;
 pub(crate) use ending::Ending;
-pub(crate) use evidence::{Blame, HEARING, Inquiry, Witness};
+pub(crate) use evidence::{Blame, Inquiry, Witness};
 pub use nodes::{Node, Nodes};
 pub use phase::Phase;
 pub(crate) use provisioning::MISSED;

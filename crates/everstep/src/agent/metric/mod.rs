@@ -11,7 +11,7 @@ mod qdisc;
 pub mod samples;
 mod table;
 
-use super::Input;
+use super::input::Input;
 use everstep_core::agent::event::Event;
 use everstep_core::health::{Health, Sample};
 use everstep_core::severity::Table;

@@ -8,7 +8,7 @@ use super::host::Host;
 use super::net::{self, bytes, interfaces};
 use super::nvml::Load;
 use super::table::again;
-use crate::agent::Input;
+use crate::agent::input::{Input, Samples};
 use crate::places::unix_millis;
 use everstep_detector::catalogue::number;
 use everstep_detector::counter::Counter;
@@ -26,9 +26,6 @@ const LOOKS: usize = 6000;
 
 /// The network traffic of the last minute: milliseconds since 1970, bytes received and sent so far.
 pub type Ring = Arc<Mutex<VecDeque<(u64, u64, u64)>>>;
-
-/// Values by metric, as numbered in the catalogue.
-pub type Samples = Vec<(u8, f32)>;
 
 #[derive(Default)]
 struct Rates(BTreeMap<&'static str, Counter>);

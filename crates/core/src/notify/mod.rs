@@ -2,11 +2,14 @@
 //! at fault, and once when the incident is over. A person is called only if one is needed: the job
 //! has ended, or does not recover.
 
+mod status;
+
+pub use status::Status;
+
 use crate::coordinator::command::Fact;
-use crate::coordinator::job::HEARING;
+use crate::failure::HEARING;
 use crate::history::{Entry, Incident, Outcome, incidents, tell};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Time until the fault is known, in microseconds; longer if only consequences were reported.
@@ -14,18 +17,6 @@ const KNOWN: u64 = HEARING.as_micros() as u64 + 300_000;
 const KNOWN_AT_LAST: u64 = HEARING.as_micros() as u64 + 3_500_000;
 /// An incident that is open for this long needs a person, in microseconds.
 const PATIENCE: u64 = 600_000_000;
-
-/// The state of an incident, for people.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Status {
-    /// The job is recovering.
-    Firing,
-    /// A person is needed.
-    Person,
-    /// The incident was handled.
-    Resolved,
-}
 
 /// One message about one incident. A later message with the same key replaces it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -1,9 +1,9 @@
 //! Sums up where the time of a job went, from recorded accounts and facts.
 
-use super::{Account, Category, Spent};
+use super::Entry;
 use crate::coordinator::command::Fact;
-use crate::history::Entry;
 use crate::id::{Generation, Incarnation, NodeId};
+use crate::ledger::{Account, Category, Spent};
 use std::collections::BTreeMap;
 
 /// Where the time of a job's latest run went.
