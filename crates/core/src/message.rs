@@ -86,6 +86,21 @@ pub struct Checked {
     pub cannot: Option<String>,
 }
 
+/// Shards of one node that are sealed and have their replicas.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Replicated {
+    /// Generation that captured them.
+    pub generation: Generation,
+    /// The step.
+    pub step: Step,
+    /// Newest step that all workers of this node have sealed.
+    pub sealed: Step,
+    /// Digest of each rank's state, where all ranks should hold the same.
+    pub digests: Vec<(Rank, u64)>,
+    /// The round of [`Order::Replicate`], so that a late report is not taken for a current one.
+    pub round: u64,
+}
+
 /// A message from an agent to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
@@ -174,18 +189,7 @@ pub enum Report {
         instead: Option<u64>,
     },
     /// All of this node's shards of a step are sealed and have their replicas.
-    Replicated {
-        /// Generation that captured them.
-        generation: Generation,
-        /// The step.
-        step: Step,
-        /// Newest step that all workers of this node have sealed.
-        sealed: Step,
-        /// Digest of each rank's state, where all ranks should hold the same.
-        digests: Vec<(Rank, u64)>,
-        /// The round of [`Order::Replicate`], so that a late report is not taken for a current one.
-        round: u64,
-    },
+    Replicated(Replicated),
     /// A rank's shard is on durable storage, but not yet published.
     ShardWritten {
         /// Generation of the rank.

@@ -7,7 +7,7 @@ use everstep_core::coordinator::command::Command;
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session, Step};
 use everstep_core::message::{
-    Hello, Holding, Offer, Offers, Order, Parity, Redundancy, Replication, Report, Source, Tier,
+    Hello, Holding, Offer, Offers, Order, Parity, Redundancy, Replicated, Replication, Report, Source, Tier,
 };
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
@@ -88,7 +88,10 @@ impl Scene {
     }
 
     fn done(&mut self, node: usize, step: Step, round: u64) {
-        self.report(node, Report::Replicated { generation: GENERATION, step, sealed: step, digests: vec![], round });
+        self.report(
+            node,
+            Report::Replicated(Replicated { generation: GENERATION, step, sealed: step, digests: vec![], round }),
+        );
     }
 
     /// Returns the replication plans once all nodes have reported a sealed step, and the round.
@@ -247,7 +250,13 @@ fn what_is_held_by_all_is_not_named_again() {
     let (_, round) = scene.plans();
     let later = Step(STEP.0 + 1);
     for node in 0..6 {
-        let report = Report::Replicated { generation: GENERATION, step: later, sealed: STEP, digests: vec![], round };
+        let report = Report::Replicated(Replicated {
+            generation: GENERATION,
+            step: later,
+            sealed: STEP,
+            digests: vec![],
+            round,
+        });
         scene.report(node, report);
     }
     assert_eq!(scene.committed(), [later.0]);

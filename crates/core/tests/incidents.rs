@@ -6,7 +6,7 @@ mod scene;
 use everstep_core::coordinator::event::Event;
 use everstep_core::coordinator::job::Phase;
 use everstep_core::id::{Generation, JobId, Rank, Session, Step};
-use everstep_core::message::{Failure, Holding, Offer, Offers, Order, Outcome, Redundancy, Report, Tier};
+use everstep_core::message::{Failure, Holding, Offer, Offers, Order, Outcome, Redundancy, Replicated, Report, Tier};
 use everstep_core::spec::RestartBudget;
 use scene::Scene;
 
@@ -138,7 +138,7 @@ fn who_holds_something_else_than_the_others_is_named_once() {
         let round = |o: &Order| if let Order::Replicate { round, .. } = o { Some(*round) } else { None };
         let round = scene.sent.iter().find_map(round).unwrap();
         let digests = (0..).map(Rank).zip(digests.iter().copied()).collect();
-        let done = Report::Replicated { generation, step, sealed: step, digests, round };
+        let done = Report::Replicated(Replicated { generation, step, sealed: step, digests, round });
         scene.event(Event::Report { session, report: done });
         let notice = |o: &Order| if let Order::Notice { what } = o { Some(what.clone()) } else { None };
         scene.sent.iter().find_map(notice)

@@ -3,7 +3,7 @@
 use super::Agent;
 use super::command::Command;
 use crate::id::{Generation, Rank, Step};
-use crate::message::{Redundancy, Replication, Report};
+use crate::message::{Redundancy, Replicated, Replication, Report};
 use std::collections::BTreeMap;
 
 /// State of one generation.
@@ -140,7 +140,7 @@ impl Agent {
             _ if stale => {}
             Some(step) => {
                 let digests = digests.iter().map(|(local, digest)| (Rank(first + local), *digest)).collect();
-                self.send(Report::Replicated { generation, step, sealed, digests, round });
+                self.send(Report::Replicated(Replicated { generation, step, sealed, digests, round }));
             }
             None => self.ask_for_a_step(generation, sealed, Some(round)),
         }

@@ -8,8 +8,9 @@
 //!                       └──> the first cause: named, and its machine excluded
 //! ```
 
-use super::command::{Command, Fact};
+use super::command::Fact;
 use super::job::{Blame, Inquiry, Job, Phase, Witness};
+use super::output::Output;
 use super::wording::describe_as;
 use crate::id::{Generation, NodeId};
 use crate::message::{Cause, Failure, Order, Sign};
@@ -25,7 +26,7 @@ impl Job {
         incident: u64,
         node: &NodeId,
         failure: Option<Failure>,
-        out: &mut Vec<Command>,
+        out: &mut Output,
     ) {
         let first = Witness { node: node.clone(), failure };
         self.evidence.inquire(now, incident, self.record.generation, &self.record.world, first);
@@ -38,7 +39,7 @@ impl Job {
         node: &NodeId,
         generation: Generation,
         failure: Option<Failure>,
-        out: &mut Vec<Command>,
+        out: &mut Output,
     ) {
         let way_back = self.no_way_back(failure.as_ref());
         let Some(echoes) = self.evidence.testify(generation, Witness { node: node.clone(), failure }) else { return };
@@ -53,9 +54,9 @@ impl Job {
     }
 
     /// Records a problem that a machine reports about itself.
-    pub(super) fn signed(&mut self, now: Time, node: &NodeId, sign: Sign, out: &mut Vec<Command>) {
+    pub(super) fn signed(&mut self, now: Time, node: &NodeId, sign: Sign, out: &mut Output) {
         let fact = Fact::Signed { node: node.clone(), sign: sign.clone() };
-        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        out.record(fact);
         self.evidence.signed(now, node, sign);
         self.weigh(out);
     }
@@ -77,7 +78,7 @@ impl Job {
     }
 
     /// Excludes the blamed node from the world being formed, if its machine failed.
-    fn weigh(&mut self, out: &mut Vec<Command>) {
+    fn weigh(&mut self, out: &mut Output) {
         let Some(blame) = self.evidence.blame().filter(|b| b.verdict.is_of_machine()) else { return };
         // A lost node is not attached, so there is nothing to exclude.
         let lost = blame.failure.is_none() && blame.verdict.class == "node-lost";
@@ -86,14 +87,14 @@ impl Job {
         }
     }
 
-    fn exclude(&mut self, node: &NodeId, verdict: Verdict, if_replaced: bool, out: &mut Vec<Command>) {
+    fn exclude(&mut self, node: &NodeId, verdict: Verdict, if_replaced: bool, out: &mut Output) {
         let Some(inquiry) = self.evidence.inquiry() else { return };
         let (Some(life), incident) = (inquiry.life(node), inquiry.incident()) else { return };
-        self.do_without((node, life), verdict, incident, if_replaced, out);
+        self.do_without(node, life, verdict, incident, if_replaced, out);
     }
 
     /// Ends the inquiry when its time is over.
-    pub(super) fn hear_out(&mut self, now: Time, out: &mut Vec<Command>) {
+    pub(super) fn hear_out(&mut self, now: Time, out: &mut Output) {
         if self.evidence.until().is_none_or(|until| now < until) {
             return;
         }
@@ -107,7 +108,7 @@ impl Job {
     }
 
     /// Settles which failure was the first cause.
-    pub(super) fn conclude(&mut self, now: Time, out: &mut Vec<Command>) {
+    pub(super) fn conclude(&mut self, now: Time, out: &mut Output) {
         let opened_by = self.evidence.inquiry().and_then(Inquiry::opening).and_then(|w| w.failure.as_ref());
         let only_exception = self.no_way_back(opened_by).is_some() && self.unfinished().is_none();
         let killed = self.evidence.inquiry().is_some_and(Inquiry::has_killed);
@@ -138,7 +139,7 @@ impl Job {
             let Blame { node, failure, verdict, .. } = blame;
             let (failure, verdict) = (failure.map(Box::new), Box::new(verdict));
             let fact = Fact::Blamed { incident: inquiry.incident(), node, failure, verdict, others };
-            out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+            out.record(fact);
         }
         if let Some((code, why)) = self.evidence.take_giving_up()
             && !self.phase.is_over()
@@ -149,7 +150,7 @@ impl Job {
 
     /// Excludes a machine that is blamed for the second time within half an hour, if another one
     /// can replace it.
-    fn blamed_again(&mut self, now: Time, blame: &Blame, out: &mut Vec<Command>) {
+    fn blamed_again(&mut self, now: Time, blame: &Blame, out: &mut Output) {
         let by_hand = ["killed", "interrupted"].contains(&blame.verdict.class.as_str());
         // A lost node has already been replaced.
         let machine = matches!(blame.verdict.scope, Scope::Process | Scope::Node)

@@ -1,7 +1,8 @@
 //! Which step is safe on which tier: the commit point, and when a durable checkpoint is complete.
 
-use super::command::{Command, Fact};
+use super::command::Fact;
 use super::job::{Decision, Job, Phase, Unreadable};
+use super::output::Output;
 use crate::id::{Generation, NodeId, Rank, Session, Step};
 use crate::message::{Copies, Holding, Offers, Order, Parity, ShardFile, Source, Tier};
 use crate::time::Time;
@@ -37,8 +38,9 @@ impl Job {
         now: Time,
         node: &NodeId,
         generation: Generation,
-        (held, parity): (Vec<Holding>, Vec<Parity>),
-        out: &mut Vec<Command>,
+        held: Vec<Holding>,
+        parity: Vec<Parity>,
+        out: &mut Output,
     ) {
         // A node that comes back when its job is over is in no world, and nothing is to be decided for it.
         if generation == self.record.generation && self.record.world.slot(node).is_some() {
@@ -55,7 +57,7 @@ impl Job {
         generation: Generation,
         rank: Rank,
         offers: Offers,
-        out: &mut Vec<Command>,
+        out: &mut Output,
     ) {
         if generation != self.record.generation || rank.0 >= self.record.world.size() {
             return;
@@ -64,8 +66,9 @@ impl Job {
         if self.shards.decision().is_some() {
             // While the decision is still to be written, the write tells everybody.
             if let Some(after) = self.write.promise() {
-                let told = self.restore_orders().into_iter().filter(|(id, ..)| id == node);
-                out.extend(told.map(|(_, session, order)| Command::Send { session, order, after }));
+                for (_, session, order) in self.restore_orders().into_iter().filter(|(id, ..)| id == node) {
+                    out.send_after(after, session, order);
+                }
             }
             return;
         }
@@ -89,7 +92,7 @@ impl Job {
 
     /// An earlier life of the coordinator has decided and perhaps told some of the nodes: this one has not heard of it
     /// and asks (again). The step stands; only its ranks' sources are looked up anew.
-    fn decided_before(&mut self, now: Time, node: &NodeId, step: Step, out: &mut Vec<Command>) {
+    fn decided_before(&mut self, now: Time, node: &NodeId, step: Step, out: &mut Output) {
         let Some((session, slot)) = self.nodes.get(node).and_then(|n| n.session).zip(self.record.world.slot(node))
         else {
             return;
@@ -110,10 +113,10 @@ impl Job {
         }
         let persist = self.in_memory_only(wanted);
         let order = Order::Restore { generation, step: wanted, sources, persist, best: self.recovery.high_water() };
-        out.push(Command::Send { session, order, after: None });
+        out.send(session, order);
     }
 
-    fn decide(&mut self, now: Time, out: &mut Vec<Command>) {
+    fn decide(&mut self, now: Time, out: &mut Output) {
         let size = self.record.world.size();
         if self.shards.decision().is_some() || !self.shards.all_have_told(&self.record.world) {
             return;
@@ -133,10 +136,7 @@ impl Job {
         self.changed(true);
         let nodes = u32::try_from(self.record.world.slots.len()).unwrap_or(u32::MAX);
         let lost = self.recovery.high_water().map_or(0, |high| high.0.saturating_sub(step.map_or(0, |s| s.0)));
-        out.push(Command::Record {
-            job: self.record.spec.job.clone(),
-            fact: Fact::Restored { generation, step, tiers, steps_lost: lost, nodes },
-        });
+        out.record(Fact::Restored { generation, step, tiers, steps_lost: lost, nodes });
     }
 
     /// The newest step that all ranks can restore; but where all ranks hold the same, the newest one that each rank captured itself, as long as
@@ -311,7 +311,7 @@ impl Job {
         now: Time,
         generation: Generation,
         unreadable: Unreadable,
-        out: &mut Vec<Command>,
+        out: &mut Output,
     ) {
         let current = generation == self.record.generation && self.phase.is_training();
         if !current || !self.shards.cannot_read(unreadable) {
@@ -319,7 +319,7 @@ impl Job {
         }
         let (rank, step, tier) = unreadable;
         let fact = Fact::RestoreFailed { generation, rank, step, tier };
-        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        out.record(fact);
         self.fence(now, out);
         self.phase = Phase::forming(now);
     }
@@ -331,7 +331,7 @@ impl Job {
         step: Step,
         directory: String,
         shard: ShardFile,
-        out: &mut Vec<Command>,
+        out: &mut Output,
     ) {
         if generation != self.record.generation {
             return;
@@ -341,12 +341,12 @@ impl Job {
             && let Some(session) = self.leader()
         {
             let order = Order::Publish { generation, step, directory, shards };
-            out.push(Command::Send { session, order, after: None });
+            out.send(session, order);
         }
     }
 
     /// The leader made a checkpoint visible: everybody may reuse its slots. Returns true when the record changed.
-    pub(super) fn published(&mut self, generation: Generation, step: Step, out: &mut Vec<Command>) -> bool {
+    pub(super) fn published(&mut self, generation: Generation, step: Step, out: &mut Output) -> bool {
         if generation != self.record.generation {
             return false;
         }
@@ -356,7 +356,7 @@ impl Job {
         let newer = self.record.durable.is_none_or(|d| d < step);
         if newer {
             self.record.durable = Some(step);
-            out.push(Command::Record { job: self.record.spec.job.clone(), fact: Fact::Published { step } });
+            out.record(Fact::Published { step });
         }
         newer
     }

@@ -13,12 +13,13 @@
 //! anything is restarted. A job with checkpoints does not wait, because it goes back to its last
 //! step. Nor does a killed process, because its end has nothing to do with the script.
 
-use super::command::{Command, Fact};
+use super::command::Fact;
 use super::incident::EXIT_FAILED;
 use super::job::{Job, Phase};
+use super::output::Output;
 use super::wording::describe;
 use crate::id::{Generation, NodeId, Rank};
-use crate::message::{Cause, Ended, Failure, HowEnded, Order, Outcome};
+use crate::message::{Cause, Ended, Failure, HowEnded, Outcome};
 use crate::severity::Scope;
 use crate::time::Time;
 
@@ -30,7 +31,7 @@ impl Job {
         now: Time,
         node: &NodeId,
         failure: Option<&Failure>,
-        out: &mut Vec<Command>,
+        out: &mut Output,
     ) -> bool {
         let Some(failure) = failure.filter(|f| matches!(f.cause, Cause::Exited(_))) else { return false };
         if let Some(with) = self.ending.with(failure.step) {
@@ -55,14 +56,7 @@ impl Job {
     }
 
     /// Records that a rank's script is over.
-    pub(super) fn ended(
-        &mut self,
-        now: Time,
-        node: &NodeId,
-        generation: Generation,
-        ended: &Ended,
-        out: &mut Vec<Command>,
-    ) {
+    pub(super) fn ended(&mut self, now: Time, node: &NodeId, generation: Generation, ended: &Ended, out: &mut Output) {
         if generation != self.record.generation || !self.phase.is_training() {
             return;
         }
@@ -77,7 +71,7 @@ impl Job {
     }
 
     /// Settles held crashes that turn out to have come after the last step.
-    fn settle_held(&mut self, now: Time, out: &mut Vec<Command>) {
+    fn settle_held(&mut self, now: Time, out: &mut Output) {
         while let Some((node, failure, with)) = self.ending.settled() {
             self.late_crash(now, &node, &failure, Some(with), out);
         }
@@ -85,7 +79,7 @@ impl Job {
 
     /// Reports a crash after the end of training, and counts the rank as finished. `with` is a rank
     /// that had ended at the same step; `None`: the crashed worker's own script was over.
-    fn late_crash(&mut self, now: Time, node: &NodeId, failure: &Failure, with: Option<Rank>, out: &mut Vec<Command>) {
+    fn late_crash(&mut self, now: Time, node: &NodeId, failure: &Failure, with: Option<Rank>, out: &mut Output) {
         if !self.ending.crashed(failure.rank, failure.step) {
             return;
         }
@@ -98,11 +92,11 @@ impl Job {
         };
         let fact =
             Fact::LateCrash { generation: self.record.generation, node: node.clone(), failure: failure.clone(), with };
-        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        out.record(fact);
         let say = format!("warning: {what}, {why}: the training counts as finished and is not done again");
         let own = self.nodes.session(node);
         for session in own.into_iter().chain(self.leader().filter(|s| Some(*s) != own)) {
-            out.push(Command::Send { session, order: Order::Notice { what: say.clone() }, after: None });
+            out.notice(session, say.clone());
         }
         self.ending.lists(what);
         self.settle_held(now, out);
@@ -120,7 +114,7 @@ impl Job {
     }
 
     /// Treats held crashes as failures when their time is over.
-    pub(super) fn end_wait(&mut self, now: Time, out: &mut Vec<Command>) {
+    pub(super) fn end_wait(&mut self, now: Time, out: &mut Output) {
         if !self.phase.is_training() {
             self.ending.release();
         } else if self.ending.until().is_some_and(|until| now >= until) {
@@ -129,7 +123,7 @@ impl Job {
     }
 
     /// Treats held crashes as failures now. Returns whether there were any.
-    pub(super) fn release(&mut self, now: Time, out: &mut Vec<Command>) -> bool {
+    pub(super) fn release(&mut self, now: Time, out: &mut Output) -> bool {
         let mut held = self.ending.release().into_iter();
         let Some((node, failure)) = held.next() else { return false };
         let generation = self.record.generation;

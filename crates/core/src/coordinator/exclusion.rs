@@ -1,7 +1,8 @@
 //! Excludes nodes from a job.
 
-use super::command::{Command, Fact};
+use super::command::Fact;
 use super::job::{Exclusion, Job};
+use super::output::Output;
 use crate::id::{Incarnation, NodeId};
 use crate::message::Order;
 use crate::severity::Verdict;
@@ -23,11 +24,12 @@ impl Job {
     /// and failed again in another incident, it is never used again.
     pub(super) fn do_without(
         &mut self,
-        (node, life): (&NodeId, Incarnation),
+        node: &NodeId,
+        life: Incarnation,
         verdict: Verdict,
         incident: u64,
         if_replaced: bool,
-        out: &mut Vec<Command>,
+        out: &mut Output,
     ) {
         let known = |e: &&mut Exclusion| e.node == *node && e.incarnation == life && (if_replaced || !e.if_replaced);
         if let Some(before) = self.record.excluded.iter_mut().find(known) {
@@ -58,10 +60,8 @@ impl Job {
         );
         let own = self.nodes.session(node);
         let told = self.leader().into_iter().chain(own.filter(|s| Some(*s) != self.leader()));
-        let notices =
-            told.map(|session| Command::Send { session, order: Order::Notice { what: what.clone() }, after: None });
-        out.extend(notices);
+        out.send_each(told, &Order::Notice { what });
         let fact = Fact::Excluded { incident, node: node.clone(), verdict };
-        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        out.record(fact);
     }
 }

@@ -5,8 +5,9 @@
 //! hold there. When every node can read that step, even one without the job's state in memory, the
 //! world forms again. Other jobs have their own way back and are restarted as under torchrun.
 
-use super::command::{Command, Fact};
+use super::command::Fact;
 use super::job::{Job, Node, Phase};
+use super::output::Output;
 use crate::id::{Generation, NodeId, Step};
 use crate::message::Order;
 use crate::time::Time;
@@ -26,17 +27,18 @@ impl Job {
 
     /// Tells nodes outside the world that they are idle, and waiting ones to stand by with torch
     /// imported: as many as `--spares`, or all while the world could be larger.
-    pub(super) fn stand_by(&self, out: &mut Vec<Command>) {
-        let outside = self.nodes.iter().filter(|(id, n)| n.clean && self.record.world.slot(id).is_none());
-        out.extend(outside.filter_map(|(id, n)| {
-            let order = Order::Idle { excluded: self.record.is_excluded(id, n.hello.incarnation) };
-            Some(Command::Send { session: n.session?, order, after: None })
-        }));
+    pub(super) fn stand_by(&self, out: &mut Output) {
+        for (id, node) in self.nodes.iter().filter(|(id, n)| n.clean && self.record.world.slot(id).is_none()) {
+            if let Some(session) = node.session {
+                let excluded = self.record.is_excluded(id, node.hello.incarnation);
+                out.send(session, Order::Idle { excluded });
+            }
+        }
         let spec = &self.record.spec;
         let full = self.record.world.slots.len() >= spec.nodes_max as usize;
         let ready = if full { spec.spares as usize } else { usize::MAX };
         let sessions = self.waiting().take(ready).filter_map(|(_, n)| n.session);
-        out.extend(sessions.map(|session| Command::Send { session, order: Order::StandBy, after: None }));
+        out.send_each(sessions, &Order::StandBy);
     }
 
     /// Returns when the world may change its size, if it can grow or should shrink.
@@ -65,7 +67,7 @@ impl Job {
     }
 
     /// Starts, finishes or gives up an attempt to change the size of the world.
-    pub(super) fn consider_growth(&mut self, now: Time, out: &mut Vec<Command>) {
+    pub(super) fn consider_growth(&mut self, now: Time, out: &mut Output) {
         let Phase::Training { finished, reattach_until: None } = &self.phase else {
             self.growth.drops();
             return;
@@ -89,18 +91,12 @@ impl Job {
         if let Some(session) = self.leader() {
             self.growth.tries(now);
             let order = Order::ProposeStep { generation: self.record.generation };
-            out.push(Command::Send { session, order, after: None });
+            out.send(session, order);
         }
     }
 
     /// Records the step that the leader named, and tells all ranks to hold there.
-    pub(super) fn step_proposed(
-        &mut self,
-        now: Time,
-        generation: Generation,
-        step: Option<Step>,
-        out: &mut Vec<Command>,
-    ) {
+    pub(super) fn step_proposed(&mut self, now: Time, generation: Generation, step: Option<Step>, out: &mut Output) {
         if generation != self.record.generation {
             return;
         }
@@ -112,11 +108,11 @@ impl Job {
         }
     }
 
-    fn hold(&self, step: Option<Step>, out: &mut Vec<Command>) {
+    fn hold(&self, step: Option<Step>, out: &mut Output) {
         self.to_all(&Order::HoldAt { generation: self.record.generation, step }, out);
     }
 
-    fn give_up_growth(&mut self, now: Time, out: &mut Vec<Command>) {
+    fn give_up_growth(&mut self, now: Time, out: &mut Output) {
         if self.growth.gives_up(now) {
             self.hold(None, out);
         }
@@ -124,18 +120,18 @@ impl Job {
 
     /// Forms the next world from this step if all ranks hold there. Ranks whose scripts count in
     /// strides hold at the first step at or after the named one.
-    pub(super) fn grow_from(&mut self, now: Time, step: Step, out: &mut Vec<Command>) {
+    pub(super) fn grow_from(&mut self, now: Time, step: Step, out: &mut Output) {
         if self.growth.step().is_some_and(|named| step >= named) {
             self.regroup(now, out);
         }
     }
 
     /// Forms the world again although nothing failed. The restart budget is not charged.
-    fn regroup(&mut self, now: Time, out: &mut Vec<Command>) {
+    fn regroup(&mut self, now: Time, out: &mut Output) {
         let nodes: Vec<NodeId> = self.waiting().map(|(id, _)| id.clone()).collect();
         self.record_progress(out);
         let fact = Fact::Growing { generation: self.record.generation, nodes };
-        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        out.record(fact);
         self.growth.succeeds();
         self.recovery.stops();
         self.fence(now, out);
@@ -143,9 +139,9 @@ impl Job {
     }
 
     /// Continues without new nodes that cannot read the state that the others have.
-    pub(super) fn leave_out(&mut self, now: Time, nodes: Vec<NodeId>, out: &mut Vec<Command>) {
+    pub(super) fn leave_out(&mut self, now: Time, nodes: Vec<NodeId>, out: &mut Output) {
         let fact = Fact::LeftOut { generation: self.record.generation, nodes: nodes.clone() };
-        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        out.record(fact);
         self.growth.cannot_read(nodes, self.record.durable.is_none());
         self.fence(now, out);
         self.phase = Phase::forming(now);

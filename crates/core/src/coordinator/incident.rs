@@ -1,7 +1,8 @@
 //! From a failure to an action: restart in place, wait for a node, or give up.
 
-use super::command::{Action, Command, Fact};
+use super::command::{Action, Fact};
 use super::job::{Job, Phase};
+use super::output::Output;
 use super::wording::describe;
 use crate::digests::Odd;
 use crate::id::{Generation, NodeId, Rank, Step};
@@ -30,7 +31,7 @@ impl Job {
     }
 
     /// Handles the failure of a member of the world: of a worker, or of the whole node (`None`).
-    pub(super) fn fail(&mut self, now: Time, node: &NodeId, failure: Option<Failure>, out: &mut Vec<Command>) {
+    pub(super) fn fail(&mut self, now: Time, node: &NodeId, failure: Option<Failure>, out: &mut Output) {
         if self.is_at_the_end(now, node, failure.as_ref(), out) {
             return;
         }
@@ -43,10 +44,9 @@ impl Job {
     }
 
     /// Handles what is certainly a failure.
-    pub(super) fn fail_now(&mut self, now: Time, node: &NodeId, failure: Option<Failure>, out: &mut Vec<Command>) {
+    pub(super) fn fail_now(&mut self, now: Time, node: &NodeId, failure: Option<Failure>, out: &mut Output) {
         // Nothing more will be heard about the previous failure.
         self.conclude(now, out);
-        let job = self.record.spec.job.clone();
         self.record.incidents += 1;
         let incident = self.record.incidents;
         if failure.as_ref().is_some_and(|f| f.progressed) {
@@ -76,8 +76,7 @@ impl Job {
         let what = describe(node, failure.as_ref());
         // The node's own console shows its workers' failures at once.
         let others = self.nodes.sessions().filter(|(id, _)| failure.is_none() || *id != node);
-        let tell = |(_, session)| Command::Send { session, order: Order::Notice { what: what.clone() }, after: None };
-        out.extend(others.map(tell));
+        out.send_each(others.map(|(_, session)| session), &Order::Notice { what: what.clone() });
         let follows = failure.as_ref().is_some_and(|f| f.verdict.follows);
         let hung = failure.as_ref().is_some_and(|f| matches!(f.cause, Cause::Hung { .. }));
         self.record_progress(out);
@@ -88,7 +87,7 @@ impl Job {
             failure: failure.clone(),
             action,
         };
-        out.push(Command::Record { job, fact });
+        out.record(fact);
         self.restarts.failed(now, self.recovery.has_lasted(now), self.record.restarts_are_counted());
         self.doubt(now, failure.as_ref());
         if refusal.is_none() {
@@ -116,40 +115,34 @@ impl Job {
     }
 
     /// Records the first new step of a generation, which continues `from` a step if that is known.
-    pub(super) fn first_step(
-        &mut self,
-        generation: Generation,
-        step: Step,
-        from: Option<Step>,
-        out: &mut Vec<Command>,
-    ) {
+    pub(super) fn first_step(&mut self, generation: Generation, step: Step, from: Option<Step>, out: &mut Output) {
         let incident = self.recovery.first_step(generation, step, from);
         self.restarts.worked();
         let fact = Fact::FirstStep { generation, step, incident, from, had: self.recovery.highest() };
-        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        out.record(fact);
     }
 
     /// Records the step that the ranks continue from, if [`Job::first_step`] did not have it.
-    pub(super) fn began(&mut self, generation: Generation, step: Step, from: Step, out: &mut Vec<Command>) {
+    pub(super) fn began(&mut self, generation: Generation, step: Step, from: Step, out: &mut Output) {
         if generation == self.record.generation && self.recovery.began(generation, step, from) {
             let fact = Fact::Began { generation, step, from, had: self.recovery.highest() };
-            out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+            out.record(fact);
         }
     }
 
     /// Records that all ranks have completed this step.
-    pub(super) fn reached(&mut self, step: Step, out: &mut Vec<Command>) {
+    pub(super) fn reached(&mut self, step: Step, out: &mut Output) {
         let Some(incident) = self.recovery.completed(step) else { return };
         let fact = Fact::CaughtUp { generation: self.record.generation, step, incident };
-        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        out.record(fact);
     }
 
     /// Reports that a rank holds the others up, or no longer does. Nothing else is done about it.
-    pub(super) fn slow(&mut self, change: Change, out: &mut Vec<Command>) {
+    pub(super) fn slow(&mut self, change: Change, out: &mut Output) {
         let rank = Rank(change.rank);
         let Some(node) = self.record.world.slot_of(rank).map(|s| s.node.clone()) else { return };
         let fact = Fact::SlowRank { rank, node: node.clone(), percent: change.percent, slow: change.slow };
-        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        out.record(fact);
         let what = if change.slow {
             let times = change.percent as f64 / 100.0;
             format!(
@@ -159,12 +152,12 @@ impl Job {
             format!("rank {rank} on node {node} keeps up again")
         };
         if let Some(session) = self.leader() {
-            out.push(Command::Send { session, order: Order::Notice { what }, after: None });
+            out.notice(session, what);
         }
     }
 
     /// Reports that ranks differ that should hold the same state; the job continues.
-    pub(super) fn diverged(&mut self, step: Step, found: Odd, out: &mut Vec<Command>) {
+    pub(super) fn diverged(&mut self, step: Step, found: Odd, out: &mut Output) {
         let Odd { ranks, certain } = found;
         let world = &self.record.world;
         let nodes: Vec<NodeId> = ranks.iter().filter_map(|r| Some(world.slot_of(*r)?.node.clone())).collect();
@@ -185,28 +178,26 @@ impl Job {
             )
         };
         let fact = Fact::Diverged { step, ranks, nodes, certain };
-        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        out.record(fact);
         if let Some(session) = self.leader() {
-            out.push(Command::Send { session, order: Order::Notice { what }, after: None });
+            out.notice(session, what);
         }
     }
 
     /// Tells every node to end the workers of the current generation.
-    pub(super) fn fence(&mut self, now: Time, out: &mut Vec<Command>) {
+    pub(super) fn fence(&mut self, now: Time, out: &mut Output) {
         self.fence_all(now, false, out);
     }
 
-    fn fence_all(&mut self, now: Time, stacks: bool, out: &mut Vec<Command>) {
+    fn fence_all(&mut self, now: Time, stacks: bool, out: &mut Output) {
         let order = Order::Fence { generation: self.record.generation, stacks };
-        let told = self.nodes.fence(now, None);
-        out.extend(told.into_iter().map(|session| Command::Send { session, order: order.clone(), after: None }));
+        out.send_each(self.nodes.fence(now, None), &order);
     }
 
     /// Tells one node to end the workers of the current generation.
-    pub(super) fn fence_node(&mut self, id: &NodeId, now: Time, out: &mut Vec<Command>) {
+    pub(super) fn fence_node(&mut self, id: &NodeId, now: Time, out: &mut Output) {
         let order = Order::Fence { generation: self.record.generation, stacks: false };
-        let told = self.nodes.fence(now, Some(id));
-        out.extend(told.into_iter().map(|session| Command::Send { session, order: order.clone(), after: None }));
+        out.send_each(self.nodes.fence(now, Some(id)), &order);
     }
 }
 

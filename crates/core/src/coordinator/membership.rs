@@ -1,9 +1,10 @@
 //! Tracks the nodes of a job: joins, lost connections, lives of agents, and nodes that must come
 //! back after a restart of the coordinator.
 
-use super::command::{Command, Fact, Reason};
+use super::command::{Fact, Reason};
 use super::incident::EXIT_REQUEUE;
 use super::job::{Job, Node, Phase};
+use super::output::Output;
 use crate::id::{NodeId, Session};
 use crate::message::{Hello, Order};
 use crate::time::Time;
@@ -17,7 +18,7 @@ impl Job {
         session: Session,
         hello: Hello,
         epoch: crate::id::Epoch,
-        out: &mut Vec<Command>,
+        out: &mut Output,
     ) {
         let id = hello.node.clone();
         if let Some(known) = self.nodes.get(&id) {
@@ -27,7 +28,7 @@ impl Job {
                     "node id {id} is already in use in job {} by an agent on {}; give each node its own --node-rank",
                     self.record.spec.job, known.hello.host
                 );
-                out.push(Command::Send { session, order: Order::Refused { why, code: 78 }, after: None });
+                out.send(session, Order::Refused { why, code: 78 });
                 return;
             }
             if !same_life {
@@ -37,16 +38,13 @@ impl Job {
         if self.nodes.get(&id).is_none_or(|known| known.hello.incarnation != hello.incarnation) {
             self.evidence.forget(&id);
         }
-        out.push(Command::Send { session, order: Order::Welcome { epoch }, after: None });
+        out.send(session, Order::Welcome { epoch });
         self.came_back(now, &hello, out);
         let again = self.nodes.contains(&id);
         if !again {
             self.arrived(out);
         }
-        out.push(Command::Record {
-            job: self.record.spec.job.clone(),
-            fact: Fact::NodeJoined { node: id.clone(), again },
-        });
+        out.record(Fact::NodeJoined { node: id.clone(), again });
         let clean = hello.running.is_none();
         let (running, seen, incarnation) = (hello.running.clone(), hello.seen, hello.incarnation);
         let (late, bad_network_until) =
@@ -90,7 +88,7 @@ impl Job {
                 let (have, need) = (u32::try_from(self.nodes.len()).unwrap_or(u32::MAX), self.record.spec.nodes_min);
                 if have < need {
                     let what = Reason::WaitingForNodes { have, need }.sentence();
-                    out.push(Command::Send { session, order: Order::Notice { what }, after: None });
+                    out.notice(session, what);
                 }
                 if let Some((of, failure)) = running.and_then(|r| Some((r.generation, r.failure?))) {
                     self.testify(&id, of, Some(failure), out);
@@ -118,7 +116,7 @@ impl Job {
                     if let Some(after) = self.write.promise()
                         && let Some(order) = self.start_order(&id, self.record.world.size())
                     {
-                        out.push(Command::Send { session, order, after });
+                        out.send_after(after, session, order);
                     }
                     self.nodes.set_unclean(&id);
                 } else {
@@ -129,15 +127,15 @@ impl Job {
             Phase::Training { .. } | Phase::Stopping { .. } => {
                 if clean {
                     let what = "joined; this node stands by until the world changes".to_owned();
-                    out.push(Command::Send { session, order: Order::Notice { what }, after: None });
+                    out.notice(session, what);
                     self.stand_by(out);
                 } else {
-                    out.push(Command::Send { session, order: Order::Fence { generation, stacks: false }, after: None });
+                    out.send(session, Order::Fence { generation, stacks: false });
                 }
             }
             Phase::Over { code, why } => {
                 let order = Order::End { code: *code, why: why.clone() };
-                out.push(Command::Send { session, order, after: None });
+                out.send(session, order);
             }
         }
     }
@@ -153,9 +151,9 @@ impl Job {
     }
 
     /// Removes a node that is lost for good.
-    pub(super) fn remove(&mut self, now: Time, id: &NodeId, out: &mut Vec<Command>) {
+    pub(super) fn remove(&mut self, now: Time, id: &NodeId, out: &mut Output) {
         let Some(node) = self.nodes.remove(id) else { return };
-        out.push(Command::Record { job: self.record.spec.job.clone(), fact: Fact::NodeLost { node: id.clone() } });
+        out.record(Fact::NodeLost { node: id.clone() });
         self.check_without(now, id, out);
         let member = self.record.is_member(id, node.hello.incarnation);
         match &mut self.phase {
@@ -169,7 +167,7 @@ impl Job {
     }
 
     /// Acts on deadlines that have passed.
-    pub(super) fn tick(&mut self, now: Time, out: &mut Vec<Command>) {
+    pub(super) fn tick(&mut self, now: Time, out: &mut Output) {
         let ladder = self.record.spec.ladder();
         for id in self.nodes.gone(now, &ladder) {
             self.remove(now, &id, out);

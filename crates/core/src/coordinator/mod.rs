@@ -20,6 +20,7 @@ mod membership;
 mod moving;
 mod network;
 mod node_check;
+mod output;
 mod plans;
 mod progress;
 mod promise;
@@ -40,6 +41,7 @@ use crate::time::Time;
 use command::{Command, Fact, Reason};
 use event::{Event, Version};
 use job::{Checking, Ending, Job, JobRecord, Phase, Replicas, Stage};
+use output::Output;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -246,18 +248,17 @@ impl Coordinator {
 
     /// Runs `act` on a job, then lets the job settle: forms a world, writes the record if it
     /// changed, and queues what depends on that write.
-    fn with(&mut self, now: Time, id: &JobId, act: impl FnOnce(&mut Job, Time, &mut Vec<Command>)) {
+    fn with(&mut self, now: Time, id: &JobId, act: impl FnOnce(&mut Job, Time, &mut Output)) {
         #[cfg(feature = "planted")]
         let planted = self.planted;
         let Some(job) = self.jobs.get_mut(id) else { return };
-        let mut out = Vec::new();
+        let mut out = Output::new(id.clone());
         act(job, now, &mut out);
         if matches!(job.phase, Phase::Over { .. }) {
             job.end(&mut out);
         }
         // Plan while the world is still the one it happened to.
-        let planned = self.plan_after(now, id, &out);
-        out.extend(planned);
+        self.plan_after(now, id, &mut out);
         let Some(job) = self.jobs.get_mut(id) else { return };
         #[cfg(feature = "planted")]
         let left_out = planted == Some(crate::planted::Bug::TrimmedNeverReadmitted);
@@ -268,7 +269,7 @@ impl Coordinator {
         job.remedy(now, &mut out);
         job.let_go(&mut out);
         self.outdate(now, &out);
-        self.out.extend(out);
+        self.out.extend(out.into_commands());
         let early = crate::is_planted!(self, SendBeforePersist);
         #[cfg(feature = "planted")]
         if planted == Some(crate::planted::Bug::BudgetResetOnRestart)
@@ -297,7 +298,7 @@ impl Job {
         *self = fresh;
     }
 
-    fn end(&mut self, out: &mut Vec<Command>) {
+    fn end(&mut self, out: &mut Output) {
         let Phase::Over { code, why } = &self.phase else { return };
         self.reason = Reason::Over { code: *code, why: why.clone() };
         if matches!(self.record.stage, Stage::Ended { .. }) {
@@ -307,11 +308,11 @@ impl Job {
         let fact = Fact::Ended { code: *code, why: why.clone() };
         self.record.stage = Stage::Ended { code: *code, why: why.clone(), attached };
         self.record_progress(out);
-        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        out.record(fact);
         self.changed(true);
     }
 
-    fn try_form(&mut self, now: Time, leave_out: bool, out: &mut Vec<Command>) {
+    fn try_form(&mut self, now: Time, leave_out: bool, out: &mut Output) {
         let ladder = self.record.spec.ladder();
         let Phase::Forming { since, last_join } = self.phase else {
             if let Phase::Training { reattach_until, .. } = &self.phase {
@@ -371,7 +372,7 @@ impl Job {
 
     /// Records why no world can form yet. When a job that ran before starts to wait for nodes, all
     /// consoles show it, once.
-    fn waits(&mut self, reason: Reason, out: &mut Vec<Command>) {
+    fn waits(&mut self, reason: Reason, out: &mut Output) {
         let lacks_nodes = |r: &Reason| matches!(r, Reason::WaitingForNodes { .. });
         if lacks_nodes(&reason) && !lacks_nodes(&self.reason) && self.record.generation.0 > 0 {
             self.to_all(&Order::Notice { what: reason.sentence() }, out);
@@ -379,7 +380,7 @@ impl Job {
         self.reason = reason;
     }
 
-    fn begin(&mut self, now: Time, world: crate::message::World, out: &mut Vec<Command>) {
+    fn begin(&mut self, now: Time, world: crate::message::World, out: &mut Output) {
         self.growth.begin(self.nodes.iter().map(|(id, _)| id).filter(|id| world.slot(id).is_none()).cloned());
         self.nodes.begin(&world);
         let left_out = self.nodes.len() > world.slots.len();
@@ -399,13 +400,10 @@ impl Job {
         self.progress = ProgressWatch::default();
         self.phase = Phase::training();
         self.reason = Reason::Training;
-        out.push(Command::Record {
-            job: self.record.spec.job.clone(),
-            fact: Fact::GenerationStarted {
-                generation: self.record.generation,
-                world_size: self.record.world.size(),
-                restarts: self.record.restarts,
-            },
+        out.record(Fact::GenerationStarted {
+            generation: self.record.generation,
+            world_size: self.record.world.size(),
+            restarts: self.record.restarts,
         });
         self.changed(true);
         if left_out {
@@ -413,7 +411,7 @@ impl Job {
         }
     }
 
-    fn stop(&mut self, now: Time, signal: i32, at: Option<Step>, out: &mut Vec<Command>) {
+    fn stop(&mut self, now: Time, signal: i32, at: Option<Step>, out: &mut Output) {
         match self.phase {
             Phase::Training { .. } => {
                 let generation = self.record.generation;

@@ -2,8 +2,8 @@
 //! (`growth.rs`) and lets its agent go. Then the machine provider is asked to start the other job's
 //! agent there.
 
-use super::command::Command;
 use super::job::Job;
+use super::output::Output;
 use super::request::{Remedy, Request, Stage};
 use crate::id::{JobId, NodeId};
 use crate::message::Order;
@@ -11,7 +11,7 @@ use crate::time::Time;
 
 impl Job {
     /// Requests that a node be given to another job.
-    pub(super) fn give_away(&mut self, now: Time, node: &NodeId, to: &JobId, why: String, out: &mut Vec<Command>) {
+    pub(super) fn give_away(&mut self, now: Time, node: &NodeId, to: &JobId, why: String, out: &mut Output) {
         let Some(known) = self.nodes.get(node) else { return };
         let (host, incarnation) = (known.hello.host.clone(), known.hello.incarnation);
         let same = |r: &Request| matches!(&r.remedy, Remedy::Move { node: n, incarnation: i, to: t, .. } if n == node && *i == incarnation && t == to);
@@ -34,7 +34,7 @@ impl Job {
     }
 
     /// Lets nodes go that are given away and no longer part of the world.
-    pub(super) fn let_go(&mut self, out: &mut Vec<Command>) {
+    pub(super) fn let_go(&mut self, out: &mut Output) {
         if !self.phase.is_settled() {
             return;
         }
@@ -46,8 +46,8 @@ impl Job {
         for id in gone {
             let Some(session) = self.nodes.remove(&id).and_then(|n| n.session) else { continue };
             let why = format!("node {id} goes to another job");
-            out.push(Command::Send { session, order: Order::Notice { what: why.clone() }, after: None });
-            out.push(Command::Send { session, order: Order::End { code: 0, why }, after: None });
+            out.notice(session, why.clone());
+            out.send(session, Order::End { code: 0, why });
             // The job must not ask for a replacement of a node that it gave away.
             let most = u32::try_from(self.record.world.slots.len()).unwrap_or(u32::MAX);
             self.record.largest = self.record.largest.min(most.max(1));

@@ -1,8 +1,8 @@
 //! Keeps network problems from being charged to the script. A node whose messages arrive late gets
 //! longer to reconnect. A restart explained only by lost connections is taken off the daily budget.
 
-use super::command::Command;
 use super::job::{Charge, Job};
+use super::output::Output;
 use crate::id::NodeId;
 use crate::message::{Cause, Failure, Hello, Order};
 use crate::time::Time;
@@ -25,7 +25,7 @@ impl Job {
 
     /// Takes a restart off the budget if the agent that counted as lost is back in the same life:
     /// only its connection was lost.
-    pub(super) fn came_back(&mut self, now: Time, hello: &Hello, out: &mut Vec<Command>) {
+    pub(super) fn came_back(&mut self, now: Time, hello: &Hello, out: &mut Output) {
         let lost =
             |c: &Charge| c.lost.as_ref().is_some_and(|(node, life)| *node == hello.node && *life == hello.incarnation);
         if let Some(charge) = self.restarts.take_charge(lost) {
@@ -35,13 +35,13 @@ impl Job {
     }
 
     /// Takes a restart off the budget if only lost connections were reported around the incident.
-    pub(super) fn only_connections(&mut self, now: Time, out: &mut Vec<Command>) {
+    pub(super) fn only_connections(&mut self, now: Time, out: &mut Output) {
         if let Some(charge) = self.restarts.take_charge(|c| c.consequence) {
             self.forgive(now, &charge, "nothing but lost connections was reported", out);
         }
     }
 
-    fn forgive(&mut self, now: Time, charge: &Charge, what: &str, out: &mut Vec<Command>) {
+    fn forgive(&mut self, now: Time, charge: &Charge, what: &str, out: &mut Output) {
         if self.record.forgive_restart(now, charge.at, NETWORK_RESTARTS_PER_DAY) {
             let what = format!("{what}: the restart is not counted in the daily budget");
             self.to_all(&Order::Notice { what }, out);

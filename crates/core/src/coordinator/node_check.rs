@@ -7,9 +7,10 @@
 //!                                           └──> findings: excluded, reported, recorded
 //! ```
 
-use super::command::{Command, Fact};
+use super::command::Fact;
 use super::found::Found;
 use super::job::{Checking, Job, Phase};
+use super::output::Output;
 use crate::id::{Incarnation, NodeId};
 use crate::message::{Cause, Checked, Failure, HangEvidence, Order, Partner};
 use crate::node_check::Task;
@@ -24,12 +25,7 @@ const EXIT_CANNOT: i32 = 78;
 
 impl Job {
     /// Starts a check of these nodes or continues it. Returns true if no world may form yet.
-    pub(super) fn check_before(
-        &mut self,
-        now: Time,
-        candidates: &[(NodeId, Incarnation)],
-        out: &mut Vec<Command>,
-    ) -> bool {
+    pub(super) fn check_before(&mut self, now: Time, candidates: &[(NodeId, Incarnation)], out: &mut Output) -> bool {
         if self.checks.in_progress().is_some() || (self.checks.is_doubtful() && self.evidence.inquiry().is_some()) {
             return true;
         }
@@ -54,7 +50,7 @@ impl Job {
     }
 
     /// Records the result of a node's part in a round.
-    pub(super) fn checked(&mut self, now: Time, node: &NodeId, answer: &Checked, out: &mut Vec<Command>) {
+    pub(super) fn checked(&mut self, now: Time, node: &NodeId, answer: &Checked, out: &mut Output) {
         let Some(checking) = self.checks.in_progress_mut().filter(|c| c.expects(node, answer)) else { return };
         if let Some(why) = &answer.cannot {
             return self.cannot_check(node, why, out);
@@ -66,7 +62,7 @@ impl Job {
     }
 
     /// Continues a check without a node that is gone.
-    pub(super) fn check_without(&mut self, now: Time, node: &NodeId, out: &mut Vec<Command>) {
+    pub(super) fn check_without(&mut self, now: Time, node: &NodeId, out: &mut Output) {
         let Some(checking) = self.checks.in_progress_mut().filter(|c| c.life(node).is_some()) else { return };
         checking.without(node);
         if checking.round_is_over() {
@@ -75,7 +71,7 @@ impl Job {
     }
 
     /// Ends a round whose time is over.
-    pub(super) fn check_in_time(&mut self, now: Time, out: &mut Vec<Command>) {
+    pub(super) fn check_in_time(&mut self, now: Time, out: &mut Output) {
         if !matches!(self.phase, Phase::Forming { .. }) {
             self.checks.take();
         }
@@ -88,12 +84,15 @@ impl Job {
     }
 
     /// Repeats a node's task of the current round after the node came back.
-    pub(super) fn check_again(&self, node: &NodeId, out: &mut Vec<Command>) {
+    pub(super) fn check_again(&self, node: &NodeId, out: &mut Output) {
         let Some(checking) = self.checks.in_progress() else { return };
-        out.extend(checking.task(node).and_then(|t| self.check_order(checking, t)));
+        if let Some(task) = checking.task(node) {
+            self.assign(checking, task, out);
+        }
     }
 
-    fn check_order(&self, checking: &Checking, task: &Task) -> Option<Command> {
+    /// Tells a node its task of the round.
+    fn assign(&self, checking: &Checking, task: &Task, out: &mut Output) {
         let partner = |peer: &usize| {
             // One side's store serves both.
             let host = &self.nodes.get(&checking.id(task.node.min(*peer)))?.hello;
@@ -103,21 +102,25 @@ impl Job {
         let partners = task.peers.iter().filter_map(partner).collect();
         let (check, round) = (checking.began(), checking.round());
         let order = Order::Check { check, round, measure: task.measure, partners };
-        Some(Command::Send { session: self.nodes.session(&checking.id(task.node))?, order, after: None })
+        if let Some(session) = self.nodes.session(&checking.id(task.node)) {
+            out.send(session, order);
+        }
     }
 
-    fn next_round(&mut self, now: Time, out: &mut Vec<Command>) {
+    fn next_round(&mut self, now: Time, out: &mut Output) {
         let Some(mut checking) = self.checks.take() else { return };
         let there =
             |id: &NodeId, life| self.nodes.get(id).is_some_and(|n| n.session.is_some() && n.hello.incarnation == life);
         if !checking.next_round(now, there) {
             return self.check_over(&checking, out);
         }
-        out.extend(checking.open().iter().filter_map(|t| self.check_order(&checking, t)));
+        for task in checking.open() {
+            self.assign(&checking, task, out);
+        }
         self.checks.put(checking);
     }
 
-    fn cannot_check(&mut self, node: &NodeId, why: &str, out: &mut Vec<Command>) {
+    fn cannot_check(&mut self, node: &NodeId, why: &str, out: &mut Output) {
         self.checks.take();
         self.check_done();
         let what = format!("the nodes cannot be checked: node {node}: {why}");
@@ -136,7 +139,7 @@ impl Job {
         }
     }
 
-    fn check_over(&mut self, checking: &Checking, out: &mut Vec<Command>) {
+    fn check_over(&mut self, checking: &Checking, out: &mut Output) {
         self.check_done();
         let found = checking.found();
         let incident = self.record.incidents;
@@ -148,7 +151,7 @@ impl Job {
             format!("{} checked in {}: {found}", count(checking.nodes(), "node"), count(checking.round(), "round"));
         let clean = found.is_clean();
         let fact = Fact::Checked { incident, nodes: checking.nodes() as u64, rounds: checking.round(), found };
-        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        out.record(fact);
         // With `Only`, the findings are the reason for the end, which everyone is told anyway.
         if clean || !only {
             self.to_all(&Order::Notice { what: what.clone() }, out);
@@ -160,13 +163,13 @@ impl Job {
     }
 
     /// Excludes bad nodes for good, and slow ones if another node can replace them.
-    fn use_none_of(&mut self, checking: &Checking, found: &Found, incident: u64, out: &mut Vec<Command>) {
+    fn use_none_of(&mut self, checking: &Checking, found: &Found, incident: u64, out: &mut Output) {
         let faulty = found.faulty.iter().map(|of| (of, "check-failed"));
         for ((node, why), class) in faulty.chain(found.slow.iter().map(|of| (of, "check-slow"))) {
             let Some(life) = checking.life(node) else { continue };
             let verdict = Verdict { line: why.clone(), ..Table::built_in().named(class) };
             let firm = verdict.is_of_machine();
-            self.do_without((node, life), verdict, incident, !firm, out);
+            self.do_without(node, life, verdict, incident, !firm, out);
             if let Some(of) = self.record.exclusion_mut(node, life) {
                 of.barred |= firm;
             }

@@ -8,8 +8,9 @@
 //! ```
 
 use super::Coordinator;
-use super::command::{Command, Fact};
+use super::command::Fact;
 use super::job::{Job, MISSED, Phase};
+use super::output::Output;
 use crate::id::{JobId, NodeId};
 use crate::time::Time;
 use everstep_planner::{self as planner, Change, Plan, Problem, Table, Unit, assign, solve};
@@ -60,10 +61,6 @@ impl Happened {
             _ => None,
         }
     }
-}
-
-fn facts(said: &[Command]) -> impl Iterator<Item = &Fact> {
-    said.iter().filter_map(|c| if let Command::Record { fact, .. } = c { Some(fact) } else { None })
 }
 
 /// Describes the change for people.
@@ -167,24 +164,22 @@ impl Coordinator {
         table.map_or(0, |t| t.plans().len())
     }
 
-    /// Marks the plans as stale if these commands record a change.
-    pub(super) fn outdate(&mut self, now: Time, said: &[Command]) {
+    /// Marks the plans as stale if a change was recorded.
+    pub(super) fn outdate(&mut self, now: Time, said: &Output) {
         let formed = |f: &Fact| matches!(f, Fact::GenerationStarted { .. } | Fact::Excluded { .. });
         if let Some(plans) = &mut self.plans
-            && facts(said).any(|f| formed(f) || Happened::of(f).is_some())
+            && said.facts().any(|f| formed(f) || Happened::of(f).is_some())
         {
             plans.stale = Some(now);
         }
     }
 
-    /// Looks up the best plan after what these commands record about a job.
-    pub(super) fn plan_after(&mut self, now: Time, id: &JobId, said: &[Command]) -> Vec<Command> {
-        let mut planned = Vec::new();
-        let Some(plans) = &mut self.plans else { return planned };
-        let Some(job) = self.jobs.get(id).filter(|_| plans.known.jobs.iter().any(|j| j.id == id.0)) else {
-            return planned;
-        };
-        for happened in facts(said).filter_map(Happened::of) {
+    /// Looks up the best plan after what was recorded about a job.
+    pub(super) fn plan_after(&mut self, now: Time, id: &JobId, out: &mut Output) {
+        let Some(plans) = &mut self.plans else { return };
+        let Some(job) = self.jobs.get(id).filter(|_| plans.known.jobs.iter().any(|j| j.id == id.0)) else { return };
+        let happened: Vec<Happened> = out.facts().filter_map(Happened::of).collect();
+        for happened in happened {
             let trained = !matches!(job.phase, Phase::Forming { .. }) && job.record.largest > 0;
             let matters = match &happened {
                 Happened::Lost(_) => job.record.largest > 0 && !job.phase.is_over(),
@@ -209,9 +204,8 @@ impl Coordinator {
             let fact = Fact::Planned { incident, change: spoken(&change), from_table, units: plan.units.clone() };
             let units = before.after(&change).units;
             plans.due = Some(Due { at: now.after(wait), units, plan, lost });
-            planned.push(Command::Record { job: id.clone(), fact });
+            out.record(fact);
         }
-        planned
     }
 
     /// Makes the plans for what may happen next, and carries out a plan that is due.

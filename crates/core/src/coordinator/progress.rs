@@ -2,8 +2,9 @@
 //! is, and an incident is over when all ranks are where they were before it.
 
 use super::Coordinator;
-use super::command::{Command, Fact};
+use super::command::Fact;
 use super::job::Job;
+use super::output::Output;
 use crate::id::{NodeId, Session};
 use crate::progress::RankProgress;
 use crate::time::Time;
@@ -15,15 +16,15 @@ impl Coordinator {
         let Some((id, node)) = self.by_session.get(&session) else { return };
         let Some(job) = self.jobs.get_mut(id) else { return };
         if job.nodes.session(node) == Some(session) {
-            let mut out = Vec::new();
+            let mut out = Output::new(id.clone());
             job.progressed(now, node, ranks, &mut out);
-            self.out.extend(out);
+            self.out.extend(out.into_commands());
         }
     }
 }
 
 impl Job {
-    fn progressed(&mut self, now: Time, node: &NodeId, ranks: Vec<RankProgress>, out: &mut Vec<Command>) {
+    fn progressed(&mut self, now: Time, node: &NodeId, ranks: Vec<RankProgress>, out: &mut Output) {
         let changes = self.progress.report(now, node, ranks);
         if self.progress.record_is_due(now) {
             self.record_progress(out);
@@ -39,11 +40,11 @@ impl Job {
     }
 
     /// Records for the ledger how far the job is.
-    pub(super) fn record_progress(&self, out: &mut Vec<Command>) {
+    pub(super) fn record_progress(&self, out: &mut Output) {
         let step = self.progress.lowest_step(self.record.world.size());
         if let (Some(step), Some(step_us)) = (step, self.progress.median_step_us()) {
             let fact = Fact::Progress { generation: self.record.generation, step, step_us };
-            out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+            out.record(fact);
         }
     }
 }

@@ -5,6 +5,7 @@
 use super::command::{Command, Precondition};
 use super::event::{StoreFailure, Version};
 use super::job::{Job, Phase};
+use super::output::Output;
 use super::{Coordinator, job_key};
 use crate::id::{JobId, NodeId, PersistId, Session};
 use crate::message::Order;
@@ -50,12 +51,8 @@ impl Coordinator {
 
 impl Job {
     /// Sends an order to every attached node, without waiting for a write.
-    pub(super) fn to_all(&self, order: &Order, out: &mut Vec<Command>) {
-        out.extend(self.nodes.sessions().map(|(_, session)| Command::Send {
-            session,
-            order: order.clone(),
-            after: None,
-        }));
+    pub(super) fn to_all(&self, order: &Order, out: &mut Output) {
+        out.send_each(self.nodes.sessions().map(|(_, session)| session), order);
     }
 
     /// Marks the record as changed; `announce` means that a promise depends on it.

@@ -11,8 +11,8 @@
 
 use super::command::{Command, Fact};
 use super::job::{Job, Phase};
+use super::output::Output;
 use super::request::{Remedy, Request, Stage};
-use crate::message::Order;
 use crate::spec::Policy;
 use crate::time::Time;
 use std::time::Duration;
@@ -25,7 +25,7 @@ const AGAIN: Duration = Duration::from_secs(5);
 
 impl Job {
     /// Requests a cordon for each newly excluded bad machine.
-    fn cordon(&mut self, now: Time, out: &mut Vec<Command>) {
+    fn cordon(&mut self, now: Time, out: &mut Output) {
         let mut new = Vec::new();
         for of in self.record.excluded.iter_mut().filter(|e| !e.if_replaced && !e.told_of) {
             of.told_of = true;
@@ -50,12 +50,12 @@ impl Job {
     }
 
     /// Requests what must be done about machines: bad ones at once, missing ones after a while.
-    pub(super) fn remedy(&mut self, now: Time, out: &mut Vec<Command>) {
+    pub(super) fn remedy(&mut self, now: Time, out: &mut Output) {
         self.cordon(now, out);
         self.refill(now, out);
     }
 
-    fn refill(&mut self, now: Time, out: &mut Vec<Command>) {
+    fn refill(&mut self, now: Time, out: &mut Output) {
         if !matches!(self.phase, Phase::Training { reattach_until: None, .. } | Phase::Forming { .. }) {
             return self.provisioning.is_complete();
         }
@@ -77,14 +77,14 @@ impl Job {
     }
 
     /// Records a new node: the oldest open request for a machine is done.
-    pub(super) fn arrived(&mut self, out: &mut Vec<Command>) {
+    pub(super) fn arrived(&mut self, out: &mut Output) {
         let Some(request) = self.record.requests.iter_mut().find(|r| r.awaits()) else { return };
         request.stage = Stage::Done;
         let request = request.clone();
         self.tell_of(request, out);
     }
 
-    pub(super) fn request(&mut self, now: Time, remedy: Remedy, out: &mut Vec<Command>) {
+    pub(super) fn request(&mut self, now: Time, remedy: Remedy, out: &mut Output) {
         let request = self.record.add_request(now, remedy);
         let Request { id, remedy, .. } = &request;
         let what = match self.record.spec.policy {
@@ -93,15 +93,15 @@ impl Job {
             Policy::Act => format!("asked for: {remedy}"),
         };
         if let Some(session) = self.leader() {
-            out.push(Command::Send { session, order: Order::Notice { what }, after: None });
+            out.notice(session, what);
         }
         self.tell_of(request, out);
     }
 
-    fn tell_of(&mut self, request: Request, out: &mut Vec<Command>) {
+    fn tell_of(&mut self, request: Request, out: &mut Output) {
         self.changed(false);
         let incident = self.record.incidents;
-        out.push(Command::Record { job: self.record.spec.job.clone(), fact: Fact::Requested { incident, request } });
+        out.record(Fact::Requested { incident, request });
     }
 
     /// Returns what a request is about, if a person may approve it.
@@ -118,7 +118,7 @@ impl Job {
     }
 
     /// Records that a person approved a request.
-    pub(super) fn approved(&mut self, now: Time, id: u64, out: &mut Vec<Command>) {
+    pub(super) fn approved(&mut self, now: Time, id: u64, out: &mut Output) {
         if self.may_approve(id).is_err() {
             return;
         }
@@ -143,7 +143,7 @@ impl Job {
     }
 
     /// Records the machine provider's answer.
-    pub(super) fn provisioned(&mut self, now: Time, id: u64, result: Result<(), String>, out: &mut Vec<Command>) {
+    pub(super) fn provisioned(&mut self, now: Time, id: u64, result: Result<(), String>, out: &mut Output) {
         self.provisioning.answered(id);
         let Some(request) = self.record.request_mut(id) else { return };
         let Stage::Due { tries, .. } = request.stage else { return };
@@ -158,7 +158,7 @@ impl Job {
         let request = request.clone();
         if let (Stage::Failed { why }, Some(session)) = (&request.stage, self.leader()) {
             let what = format!("request {} could not be carried out ({}): {why}", request.id, request.remedy);
-            out.push(Command::Send { session, order: Order::Notice { what }, after: None });
+            out.notice(session, what);
         }
         self.tell_of(request, out);
     }

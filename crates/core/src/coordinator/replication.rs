@@ -8,10 +8,11 @@
 //! Where a code takes the place of full copies (X6), a node's part is to compute the parity of others' shards; all else is
 //! the same. Each naming is a round: what comes from an earlier one is not counted, because nodes may have let go of it.
 
-use super::command::{Command, Fact};
+use super::command::Fact;
 use super::job::{Job, Round};
+use super::output::Output;
 use crate::id::{Generation, NodeId, Rank, Step};
-use crate::message::{Keeper, Member, Order, Redundancy, Replication, Slot, Stripe};
+use crate::message::{Keeper, Member, Order, Redundancy, Replicated, Replication, Slot, Stripe};
 use crate::placement::{code_groups, place, stripe};
 use crate::time::Time;
 
@@ -22,8 +23,9 @@ impl Job {
         node: &NodeId,
         generation: Generation,
         step: Step,
-        (wish, instead): (Redundancy, Option<u64>),
-        out: &mut Vec<Command>,
+        wish: Redundancy,
+        instead: Option<u64>,
+        out: &mut Output,
     ) {
         if generation != self.record.generation || self.record.world.slot(node).is_none() {
             return;
@@ -36,7 +38,7 @@ impl Job {
     }
 
     /// Names a step and tells everybody with whom to replicate it.
-    fn begin_replication(&mut self, out: &mut Vec<Command>) {
+    fn begin_replication(&mut self, out: &mut Output) {
         let next = self.replicas.name_next(self.growth.step());
         let wish = self.replicas.wish();
         let plans = if wish.data > 0 && !wish.shared { self.code(wish) } else { self.placement(wish) };
@@ -44,7 +46,7 @@ impl Job {
         for (node, plan) in plans {
             if let Some(session) = self.nodes.session(&node) {
                 let order = Order::Replicate { generation, plan, next, round };
-                out.push(Command::Send { session, order, after: None });
+                out.send(session, order);
             }
         }
     }
@@ -119,20 +121,14 @@ impl Job {
     }
 
     /// A node has its shards of a step where they belong. When all have, the step is committed.
-    pub(super) fn replicated(
-        &mut self,
-        now: Time,
-        node: &NodeId,
-        (generation, round): (Generation, u64),
-        (step, sealed, digests): (Step, Step, Vec<(Rank, u64)>),
-        out: &mut Vec<Command>,
-    ) {
+    pub(super) fn replicated(&mut self, now: Time, node: &NodeId, replicated: Replicated, out: &mut Output) {
+        let Replicated { generation, step, .. } = replicated;
         let current = generation == self.record.generation && self.record.world.slot(node).is_some();
         if !current || self.replicas.is_committed(step) {
             return;
         }
         let nodes = self.record.world.slots.len();
-        let first = match self.replicas.replicated(node, round, (step, sealed), digests, nodes) {
+        let first = match self.replicas.replicated(node, replicated, nodes) {
             Round::Open => return,
             Round::Mixed => return self.begin_replication(out),
             Round::Complete { first } => first,
@@ -144,11 +140,11 @@ impl Job {
         let next = self.replicas.name_next(self.growth.step());
         let order = Order::Committed { generation, step, next, round: self.replicas.round() };
         let members = self.nodes.sessions().filter(|(id, _)| self.record.world.slot(id).is_some());
-        out.extend(members.map(|(_, session)| Command::Send { session, order: order.clone(), after: None }));
+        out.send_each(members.map(|(_, session)| session), &order);
         if first {
             let others = u32::try_from(nodes).unwrap_or(u32::MAX).saturating_sub(1);
             let fact = Fact::Replicated { generation, step, replicas: self.replicas.wish().replicas.min(others) };
-            out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+            out.record(fact);
         }
         self.grow_from(now, step, out);
     }

@@ -1,13 +1,13 @@
 //! Routes the reports of agents.
 
-use super::command::Command;
 use super::job::{Job, Phase};
+use super::output::Output;
 use crate::id::{Generation, NodeId, Step};
 use crate::message::{Order, Report};
 use crate::time::Time;
 
 impl Job {
-    pub(super) fn report(&mut self, now: Time, node: &NodeId, report: Report, out: &mut Vec<Command>) {
+    pub(super) fn report(&mut self, now: Time, node: &NodeId, report: Report, out: &mut Output) {
         match report {
             Report::WorkerFailed { generation, failure } => {
                 if generation == self.record.generation && self.phase.is_training() {
@@ -34,17 +34,15 @@ impl Job {
                     self.began(generation, step, from, out);
                 }
             }
-            Report::Holds { generation, held, parity } => self.holds(now, node, generation, (held, parity), out),
+            Report::Holds { generation, held, parity } => self.holds(now, node, generation, held, parity, out),
             Report::Offers { generation, rank, offers } => self.offers(now, node, generation, rank, offers, out),
             Report::RestoreFailed { generation, rank, step, tier } => {
                 self.restore_failed(now, generation, (rank, step, tier), out);
             }
             Report::Sealed { generation, step, wish, instead } => {
-                self.sealed(node, generation, step, (wish, instead), out);
+                self.sealed(node, generation, step, wish, instead, out);
             }
-            Report::Replicated { generation, step, sealed, digests, round } => {
-                self.replicated(now, node, (generation, round), (step, sealed, digests), out);
-            }
+            Report::Replicated(replicated) => self.replicated(now, node, replicated, out),
             Report::ShardWritten { generation, step, directory, shard } => {
                 self.shard_written(generation, step, directory, shard, out);
             }
@@ -68,7 +66,7 @@ impl Job {
     }
 
     /// Sends an order that concerns the ranks of a generation, if that is the current one.
-    fn tell_all(&self, order: Order, generation: Generation, out: &mut Vec<Command>) {
+    fn tell_all(&self, order: Order, generation: Generation, out: &mut Output) {
         if generation == self.record.generation {
             self.to_all(&order, out);
         }

@@ -7,9 +7,10 @@
 //! - `act`, one witness: the nodes are checked before the next world forms.
 //! - `advise`, `observe`: a cordon is proposed or reported.
 
-use super::command::{Command, Fact};
+use super::command::Fact;
 use super::finding::Finding;
 use super::job::Job;
+use super::output::Output;
 use super::request::{Remedy, Request, Stage};
 use crate::id::{Incarnation, NodeId};
 use crate::message::Order;
@@ -24,7 +25,7 @@ impl Job {
     }
 
     /// Reports the finding, and acts as the policy says.
-    pub(super) fn unlike(&mut self, now: Time, finding: Finding, out: &mut Vec<Command>) {
+    pub(super) fn unlike(&mut self, now: Time, finding: Finding, out: &mut Output) {
         // A machine that has just failed is unlike the others, too.
         if !self.phase.is_settled() || self.recovery.is_open() {
             return;
@@ -46,15 +47,15 @@ impl Job {
             (false, false) => "may be behaving unlike its peers (one family of metrics says so)",
         };
         let what = format!("inc-{incident}: node {} {what}: {}", names.join(", "), finding.why());
-        out.extend(self.leader().map(|session| Command::Send { session, order: Order::Notice { what }, after: None }));
+        out.send_each(self.leader(), &Order::Notice { what });
         let fact = Fact::Unlike { incident, generation, finding: finding.clone() };
-        out.push(Command::Record { job: self.record.spec.job.clone(), fact });
+        out.record(fact);
         // Removing a machine does not fix what it shares with others.
         if finding.group || finding.nodes.len() > 1 {
             return;
         }
         match self.record.spec.policy {
-            Policy::Act if finding.sure => self.do_without((&first, life), finding.verdict(), incident, false, out),
+            Policy::Act if finding.sure => self.do_without(&first, life, finding.verdict(), incident, false, out),
             Policy::Act if self.record.spec.check == CheckWhen::Never => {}
             Policy::Act => self.checks.ask(),
             Policy::Advise | Policy::Observe => {
@@ -66,14 +67,14 @@ impl Job {
     }
 
     /// Excludes a machine that is still used after a person approved its cordon.
-    pub(super) fn without_marked(&mut self, request: &Request, out: &mut Vec<Command>) {
+    pub(super) fn without_marked(&mut self, request: &Request, out: &mut Output) {
         let Remedy::Cordon { node, why, .. } = &request.remedy else { return };
         let Some(life) = self.life(node).filter(|_| matches!(request.stage, Stage::Due { .. })) else { return };
         if self.record.exclusion(node, life).is_some() {
             return;
         }
         let verdict = Verdict { line: why.clone(), ..Table::built_in().named("machine-unlike") };
-        self.do_without((node, life), verdict, self.record.incidents, false, out);
+        self.do_without(node, life, verdict, self.record.incidents, false, out);
         if let Some(of) = self.record.exclusion_mut(node, life) {
             // The approved request is the cordon.
             of.told_of = true;

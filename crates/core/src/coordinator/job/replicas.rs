@@ -3,7 +3,7 @@
 
 use crate::digests::{Odd, odd_ones};
 use crate::id::{Epoch, NodeId, Rank, Step};
-use crate::message::Redundancy;
+use crate::message::{Redundancy, Replicated};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Replicas of one generation.
@@ -115,16 +115,9 @@ impl Replicas {
         self.committed.is_some_and(|c| step <= c)
     }
 
-    /// Records that one of `nodes` nodes has replicated `step` in a round, and the newest step that
-    /// it has sealed.
-    pub(crate) fn replicated(
-        &mut self,
-        node: &NodeId,
-        round: u64,
-        (step, sealed): (Step, Step),
-        digests: Vec<(Rank, u64)>,
-        nodes: usize,
-    ) -> Round {
+    /// Records that one of `nodes` nodes has replicated a step.
+    pub(crate) fn replicated(&mut self, node: &NodeId, replicated: Replicated, nodes: usize) -> Round {
+        let Replicated { step, sealed, digests, round, .. } = replicated;
         self.sealed.insert(node.clone(), sealed);
         if round != self.round {
             return Round::Open;
