@@ -7,6 +7,7 @@
 pub mod command;
 pub mod event;
 mod node_check;
+mod orders;
 mod replicas;
 mod signs;
 pub mod watch;
@@ -15,7 +16,7 @@ mod workers;
 use crate::coordinator::incident::EXIT_FAILED;
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Step};
 use crate::ledger::{Account, Book};
-use crate::message::{Checked, Ended, Failure, Hello, Order, Place, Report, Running, Slot};
+use crate::message::{Checked, Ended, Failure, Hello, Place, Report, Running, Slot};
 use crate::severity::Table;
 use crate::spec::JobSpec;
 use crate::time::Time;
@@ -270,103 +271,6 @@ impl Agent {
             crew.unacknowledged.push(report.clone());
         }
         self.send(report);
-    }
-
-    fn order(&mut self, now: Time, epoch: Epoch, order: Order) {
-        if epoch < self.epoch {
-            return;
-        }
-        self.epoch = epoch;
-        match order {
-            Order::Welcome { .. } => {
-                self.ever_welcome = true;
-                self.refused_since = None;
-                let again: Vec<Report> = self.crew.iter().flat_map(|c| c.unacknowledged.clone()).collect();
-                self.out.extend(again.into_iter().map(Command::Send));
-                self.take_part_again();
-            }
-            Order::Refused { why, code } => {
-                // An earlier life of this node may have just died: insist until that is detected.
-                let since = *self.refused_since.get_or_insert(now);
-                if now.since(since) >= self.config.spec.ladder().silence * 3 || code == 2 {
-                    self.end(now, code, why);
-                }
-            }
-            Order::Start { generation, place, restarts, max_restarts } => {
-                let stale = generation <= self.seen && !crate::is_planted!(self, MissingGenerationCheck);
-                if stale || self.over.is_some() {
-                    return;
-                }
-                if let Some(crew) = &self.crew {
-                    let old = crew.generation;
-                    self.queued = Some((generation, place, restarts, max_restarts));
-                    self.kill(old, self.config.spec.ladder().fence_grace);
-                } else {
-                    self.start(generation, place, restarts, max_restarts);
-                }
-            }
-            Order::Fence { generation, stacks } => self.fence(generation, stacks),
-            Order::Signal { generation, signal, at } => self.stop_workers(now, generation, signal, at),
-            Order::PersistAt { generation, step } => {
-                if self.runs(generation) {
-                    self.out.push_back(Command::PersistAt { step });
-                }
-            }
-            Order::SnapshotEvery { generation, from, every } => {
-                if self.runs(generation) {
-                    self.out.push_back(Command::SnapshotEvery { from, every });
-                }
-            }
-            Order::Check { check, round, measure, partners } => self.check(check, round, measure, partners),
-            Order::StandBy => self.warm(),
-            Order::Idle { excluded } if self.crew.is_none() => self.book.waits(now.micros(), excluded),
-            Order::Idle { .. } => {}
-            Order::Notice { what } => self.out.push_back(Command::Say { what }),
-            Order::ProposeStep { generation } => {
-                if self.runs(generation) {
-                    let step = self.step_ahead();
-                    self.send(Report::StepProposed { generation, step });
-                }
-            }
-            Order::HoldAt { generation, step } => {
-                if self.runs(generation) {
-                    self.hold(step);
-                }
-            }
-            Order::Restore { generation, step, sources, persist, best } => {
-                if self.acknowledge(generation, |r| matches!(r, Report::Offers { .. } | Report::Holds { .. })) {
-                    self.book.best(best.map_or(0, |s| s.0));
-                    self.goes_on_from(step);
-                    self.out.push_back(Command::Restore { generation, step, sources, persist });
-                }
-            }
-            Order::Replicate { generation, plan, next, round } => {
-                self.replicate_next(generation, Some(plan), (next, round));
-            }
-            Order::Committed { generation, step, next, round } => {
-                self.committed(generation, step);
-                self.replicate_next(generation, None, (next, round));
-            }
-            Order::Publish { generation, step, directory, shards } => {
-                if self.runs(generation) {
-                    self.out.push_back(Command::Publish { generation, step, directory, shards });
-                }
-            }
-            Order::Durable { generation, step } => {
-                let covered = |r: &Report| matches!(r, Report::ShardWritten { step: s, .. } | Report::Published { step: s, .. } if *s <= step);
-                if self.acknowledge(generation, covered) {
-                    self.out.push_back(Command::Durable { generation, step });
-                }
-            }
-            Order::End { code, why } => self.end(now, code, why),
-        }
-    }
-
-    fn hold(&mut self, step: Option<Step>) {
-        if step.is_some() || self.holding {
-            self.holding = step.is_some();
-            self.out.push_back(Command::HoldAt { step });
-        }
     }
 
     /// Requests a warm process, once: later restarts find it ready.

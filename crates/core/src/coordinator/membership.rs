@@ -5,21 +5,14 @@ use super::command::{Fact, Reason};
 use super::incident::EXIT_REQUEUE;
 use super::job::{Job, Node, Phase};
 use super::output::Output;
-use crate::id::{NodeId, Session};
-use crate::message::{Hello, Order};
+use crate::id::{Epoch, Generation, NodeId, Session};
+use crate::message::{Hello, Order, Running};
 use crate::time::Time;
 use std::time::Duration;
 
 impl Job {
     /// Handles an agent that introduced itself on a new connection.
-    pub(super) fn joined(
-        &mut self,
-        now: Time,
-        session: Session,
-        hello: Hello,
-        epoch: crate::id::Epoch,
-        out: &mut Output,
-    ) {
+    pub(super) fn joined(&mut self, now: Time, session: Session, hello: Hello, epoch: Epoch, out: &mut Output) {
         let id = hello.node.clone();
         if let Some(known) = self.nodes.get(&id) {
             let same_life = known.hello.incarnation == hello.incarnation;
@@ -28,15 +21,11 @@ impl Job {
                     "node id {id} is already in use in job {} by an agent on {}; give each node its own --node-rank",
                     self.record.spec.job, known.hello.host
                 );
-                out.send(session, Order::Refused { why, code: 78 });
-                return;
+                return out.send(session, Order::Refused { why, code: 78 });
             }
             if !same_life {
                 self.remove(now, &id, out);
             }
-        }
-        if self.nodes.get(&id).is_none_or(|known| known.hello.incarnation != hello.incarnation) {
-            self.evidence.forget(&id);
         }
         out.send(session, Order::Welcome { epoch });
         self.came_back(now, &hello, out);
@@ -45,10 +34,34 @@ impl Job {
             self.arrived(out);
         }
         out.record(Fact::NodeJoined { node: id.clone(), again });
+        let running = hello.running.clone();
+        self.attach(now, session, hello);
+        self.believe(now, &id, running.as_ref(), out);
+        match &self.phase {
+            Phase::Forming { .. } => self.joined_early(now, &id, session, running, out),
+            Phase::Training { .. } if self.record.world.slot(&id).is_some() => {
+                self.member_returned(now, &id, session, running, out);
+            }
+            Phase::Training { .. } | Phase::Stopping { .. } if running.is_none() => {
+                out.notice(session, "joined; this node stands by until the world changes".to_owned());
+                self.stand_by(out);
+            }
+            Phase::Training { .. } | Phase::Stopping { .. } => {
+                out.send(session, Order::Fence { generation: self.record.generation, stacks: false });
+            }
+            Phase::Over { code, why } => out.send(session, Order::End { code: *code, why: why.clone() }),
+        }
+    }
+
+    /// Adds a node, or replaces what was known about it.
+    fn attach(&mut self, now: Time, session: Session, hello: Hello) {
+        let id = hello.node.clone();
+        let known = self.nodes.get(&id);
+        if known.is_none_or(|known| known.hello.incarnation != hello.incarnation) {
+            self.evidence.forget(&id);
+        }
+        let (late, bad_network_until) = known.map_or((None, Time(0)), |known| (known.late, known.bad_network_until));
         let clean = hello.running.is_none();
-        let (running, seen, incarnation) = (hello.running.clone(), hello.seen, hello.incarnation);
-        let (late, bad_network_until) =
-            self.nodes.get(&id).map_or((None, Time(0)), |known| (known.late, known.bad_network_until));
         let node = Node {
             session: Some(session),
             lost_at: None,
@@ -59,9 +72,14 @@ impl Job {
             late,
             bad_network_until,
         };
-        self.nodes.insert(id.clone(), node);
         self.growth.may_read(&id);
+        self.nodes.insert(id.clone(), node);
         self.nodes.confirm(&id, self.record.generation);
+    }
+
+    /// Learns from a node what this coordinator has not heard.
+    fn believe(&mut self, now: Time, id: &NodeId, running: Option<&Running>, out: &mut Output) {
+        let seen = self.nodes.get(id).map_or(Generation(0), |n| n.hello.seen);
         if seen > self.record.generation {
             // The record was read before another coordinator's last write (or was lost), so the
             // numbers up to `seen` are used. Form a new world. If that write exists, ours conflicts
@@ -72,71 +90,70 @@ impl Job {
                 self.phase = Phase::Forming { since: now, last_join: Some(now) };
             }
         }
-        let generation = self.record.generation;
-        let member = self.record.is_member(&id, incarnation);
-        let progressed = running.as_ref().filter(|r| r.progressed);
-        self.record.progressed |= progressed.is_some();
-        // A coordinator that has just started did not receive the report of the first step.
-        if progressed.is_some_and(|r| r.generation == generation) {
-            self.recovery.steps();
+        if let Some(running) = running.filter(|r| r.progressed) {
+            self.record.progressed = true;
+            // A coordinator that has just started did not receive the report of the first step.
+            if running.generation == self.record.generation {
+                self.recovery.steps();
+            }
         }
-        match &mut self.phase {
-            Phase::Forming { last_join, .. } => {
-                if let Some(at) = last_join {
-                    *at = now;
-                }
-                let (have, need) = (u32::try_from(self.nodes.len()).unwrap_or(u32::MAX), self.record.spec.nodes_min);
-                if have < need {
-                    let what = Reason::WaitingForNodes { have, need }.sentence();
-                    out.notice(session, what);
-                }
-                if let Some((of, failure)) = running.and_then(|r| Some((r.generation, r.failure?))) {
-                    self.testify(&id, of, Some(failure), out);
-                }
-                self.fence_node(&id, now, out);
-                self.check_again(&id, out);
+    }
+
+    /// Handles a node that joins while the world forms.
+    fn joined_early(&mut self, now: Time, id: &NodeId, session: Session, running: Option<Running>, out: &mut Output) {
+        if let Phase::Forming { last_join: Some(at), .. } = &mut self.phase {
+            *at = now;
+        }
+        let (have, need) = (u32::try_from(self.nodes.len()).unwrap_or(u32::MAX), self.record.spec.nodes_min);
+        if have < need {
+            out.notice(session, Reason::WaitingForNodes { have, need }.sentence());
+        }
+        if let Some((of, failure)) = running.and_then(|r| Some((r.generation, r.failure?))) {
+            self.testify(id, of, Some(failure), out);
+        }
+        self.fence_node(id, now, out);
+        self.check_again(id, out);
+    }
+
+    /// Handles a node of the current world that is attached again.
+    fn member_returned(
+        &mut self,
+        now: Time,
+        id: &NodeId,
+        session: Session,
+        running: Option<Running>,
+        out: &mut Output,
+    ) {
+        let generation = self.record.generation;
+        let Some(hello) = self.nodes.get(id).map(|n| &n.hello) else { return };
+        let (incarnation, seen) = (hello.incarnation, hello.seen);
+        if !self.record.is_member(id, incarnation) {
+            self.fail(now, id, None, out);
+        } else if let Some(running) = running.filter(|r| r.generation == generation) {
+            if let Phase::Training { finished, .. } = &mut self.phase
+                && running.finished
+            {
+                finished.insert(id.clone());
             }
-            Phase::Training { finished, .. } if self.record.world.slot(&id).is_some() => {
-                if !member {
-                    self.fail(now, &id, None, out);
-                } else if let Some(r) = running.filter(|r| r.generation == generation) {
-                    if r.finished {
-                        finished.insert(id.clone());
-                    }
-                    for ended in &r.ended {
-                        self.ended(now, &id, generation, ended, out);
-                    }
-                    self.finish();
-                    if let Some(failure) = r.failure {
-                        self.fail(now, &id, Some(failure), out);
-                    }
-                } else if seen < generation {
-                    // The start order was promised but never arrived. If the promise is still to be
-                    // written, the write that succeeds sends it to all nodes.
-                    if let Some(after) = self.write.promise()
-                        && let Some(order) = self.start_order(&id, self.record.world.size())
-                    {
-                        out.send_after(after, session, order);
-                    }
-                    self.nodes.set_unclean(&id);
-                } else {
-                    let failure = self.fenced_before(&id);
-                    self.fail(now, &id, failure, out);
-                }
+            for ended in &running.ended {
+                self.ended(now, id, generation, ended, out);
             }
-            Phase::Training { .. } | Phase::Stopping { .. } => {
-                if clean {
-                    let what = "joined; this node stands by until the world changes".to_owned();
-                    out.notice(session, what);
-                    self.stand_by(out);
-                } else {
-                    out.send(session, Order::Fence { generation, stacks: false });
-                }
+            self.finish();
+            if let Some(failure) = running.failure {
+                self.fail(now, id, Some(failure), out);
             }
-            Phase::Over { code, why } => {
-                let order = Order::End { code: *code, why: why.clone() };
-                out.send(session, order);
+        } else if seen < generation {
+            // The start order was promised but never arrived. If the promise is still to be
+            // written, the write that succeeds sends it to all nodes.
+            if let Some(after) = self.write.promise()
+                && let Some(order) = self.start_order(id, self.record.world.size())
+            {
+                out.send_after(after, session, order);
             }
+            self.nodes.set_unclean(id);
+        } else {
+            let failure = self.fenced_before(id);
+            self.fail(now, id, failure, out);
         }
     }
 

@@ -1,12 +1,10 @@
-//! Reconstructs incidents from recorded facts.
+//! An incident: what failed, what was done, and how it ended.
 
-use super::Entry;
-use crate::coordinator::command::{Action, Fact};
+use crate::coordinator::command::Action;
 use crate::coordinator::finding::Finding;
 use crate::coordinator::found::Found;
 use crate::coordinator::request::Request;
 use crate::coordinator::wording::{describe, describe_as};
-use crate::failure::HEARING;
 use crate::id::{Generation, NodeId, Step};
 use crate::message::{Cause, Failure, Tier};
 use crate::severity::Verdict;
@@ -14,9 +12,6 @@ use crate::stacks::Stack;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
-
-/// Stacks recorded within this time after an incident was declared belong to it, in microseconds.
-const HEARD: u64 = HEARING.as_micros() as u64;
 
 /// How an incident ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -143,9 +138,20 @@ pub struct Blamed {
     pub others: BTreeMap<String, u32>,
 }
 
+/// The moment at which an incident was declared.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct When {
+    /// Time in microseconds since 1970.
+    pub at: u64,
+    /// Number of ranks.
+    pub world: u32,
+    /// Median duration of a step in microseconds.
+    pub step_us: Option<u64>,
+}
+
 impl Incident {
     /// Returns whether no further facts are expected.
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         match self.outcome {
             Outcome::Open | Outcome::Repeating => self.cut_off,
             Outcome::Recovered | Outcome::GoesOn | Outcome::Overtaken { .. } | Outcome::Ended { .. } => true,
@@ -154,12 +160,12 @@ impl Incident {
 
     /// Returns whether the next generation steps and the outcome is still a recovery, complete or
     /// not.
-    fn steps_again(&self) -> bool {
+    pub(super) fn steps_again(&self) -> bool {
         matches!(self.outcome, Outcome::Repeating | Outcome::Recovered | Outcome::GoesOn)
     }
 
     /// Records where the ranks continued, at their first step or once it becomes known.
-    fn began(&mut self, began: Began) {
+    pub(super) fn began(&mut self, began: Began) {
         self.began = Some(began);
         if let (Some((at, _)), Some(from)) = (self.stepped, began.from) {
             // If only the first step was lost, that step alone catches up.
@@ -169,7 +175,7 @@ impl Incident {
     }
 
     /// Records that all ranks have completed `step`, which may mean that the job has caught up.
-    fn stepped_to(&mut self, at: u64, step: u64) {
+    pub(super) fn stepped_to(&mut self, at: u64, step: u64) {
         let known = self.began.filter(|b| b.from.is_some()).and_then(|b| b.had);
         if self.caught_up.is_none() && known.is_some_and(|had| had <= step) {
             self.caught_up = Some(at);
@@ -177,7 +183,7 @@ impl Incident {
         self.settle();
     }
 
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         let stepped = self.began.is_some() || self.caught_up.is_some();
         if stepped && (self.outcome == Outcome::Open || self.steps_again()) {
             self.outcome = match (self.caught_up, self.began.and_then(|b| b.again())) {
@@ -188,30 +194,23 @@ impl Incident {
         }
     }
 
-    /// Creates an incident that was just declared: at `when`, in a world of `world` ranks with a
-    /// median step of `step_us`.
-    fn opened(
-        number: u64,
-        (generation, node): (Generation, NodeId),
-        failure: Option<Failure>,
-        action: Action,
-        (when, world, step_us): (u64, u32, Option<u64>),
-    ) -> Incident {
+    /// Creates an incident that was declared at `when`, of this generation and node.
+    pub(super) fn opened(number: u64, generation: Generation, node: NodeId, action: Action, when: When) -> Incident {
         Incident {
             number,
             generation: generation.0,
             node,
-            failure,
+            failure: None,
             action,
-            world: (world, None),
-            opened: when,
+            world: (when.world, None),
+            opened: when.at,
             regrouped: None,
             told: None,
             stepped: None,
             caught_up: None,
             restored: None,
             began: None,
-            step_us: (step_us, None),
+            step_us: (when.step_us, None),
             blamed: None,
             stacks: BTreeMap::new(),
             excluded: None,
@@ -298,158 +297,4 @@ impl Incident {
     pub fn rank_seconds(&self) -> Option<f64> {
         Some(self.lasted()? as f64 / 1e6 * f64::from(self.world.1.unwrap_or(self.world.0)))
     }
-}
-
-/// Returns the open incident that the start of this generation ends. An incident in the generation
-/// itself does not qualify.
-fn ended_by(found: &mut [Incident], generation: Generation) -> Option<&mut Incident> {
-    found.iter_mut().rfind(|i| i.generation < generation.0).filter(|i| i.outcome == Outcome::Open)
-}
-
-/// Returns the incidents of a job's latest run, in order.
-#[must_use]
-pub fn incidents(entries: &[Entry]) -> Vec<Incident> {
-    let mut found: Vec<Incident> = Vec::new();
-    let (mut world, mut step_us, mut over) = (0, None, false);
-    for Entry { at, fact } in entries {
-        match fact {
-            Fact::GenerationStarted { generation, world_size, restarts } => {
-                if *restarts == 0 && over {
-                    // A new run of the job.
-                    (found, step_us, over) = (Vec::new(), None, false);
-                } else if let Some(i) = ended_by(&mut found, *generation) {
-                    i.regrouped = Some(*at);
-                    i.world.1 = Some(*world_size);
-                }
-                world = *world_size;
-            }
-            Fact::IncidentOpened { incident, generation, node, failure, action } => {
-                let before = found.iter_mut().rfind(|i| i.action != Action::Tell);
-                if let Some(before) = before.filter(|i| !i.is_over()) {
-                    before.outcome = Outcome::Overtaken { by: *incident };
-                }
-                let node = node.clone();
-                found.push(Incident::opened(
-                    *incident,
-                    (*generation, node),
-                    failure.clone(),
-                    *action,
-                    (*at, world, step_us),
-                ));
-            }
-            Fact::Unlike { incident, generation, finding } => {
-                let Some(node) = finding.nodes.first().cloned() else { continue };
-                let about = (*at, world, step_us);
-                let mut of = Incident::opened(*incident, (*generation, node.clone()), None, Action::Tell, about);
-                of.blamed = Some(Blamed { node, failure: None, verdict: finding.verdict(), others: BTreeMap::new() });
-                of.finding = Some(finding.clone());
-                found.push(of);
-            }
-            Fact::Noted { incident, right, note } => {
-                if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
-                    i.noted = Some((*right, note.clone()));
-                }
-            }
-            Fact::Restored { generation, step, tiers, steps_lost, nodes } => {
-                if let Some(i) = ended_by(&mut found, *generation) {
-                    i.told = Some(*at);
-                    let (step, tiers, steps_lost, nodes) = (*step, tiers.clone(), *steps_lost, *nodes);
-                    i.restored = Some(Restore { step, tiers, steps_lost, nodes });
-                }
-            }
-            Fact::FirstStep { generation, step, from, had, .. } => {
-                // A coordinator that started in between does not record the incident's number.
-                if let Some(i) = ended_by(&mut found, *generation) {
-                    i.stepped = Some((*at, *step));
-                    let generation = generation.0;
-                    let (from, had) = (from.map(|s| s.0), had.map(|s| s.0));
-                    // Earlier versions recorded only the number of steps lost relative to the
-                    // restored one.
-                    let restored = i.restored.as_ref().map(|r| (r.step.map_or(0, |s| s.0), r.steps_lost, r.nodes));
-                    let earlier = restored.filter(|(.., nodes)| *nodes == 0).map(|(step, lost, _)| step + lost);
-                    let from = from.or(restored.map(|(step, ..)| step));
-                    i.began(Began { generation, from, had: had.or(earlier) });
-                }
-            }
-            Fact::Began { generation, step, from, had } => {
-                let of = |i: &&mut Incident| i.began.is_some_and(|b| b.generation == generation.0);
-                if let Some(i) = found.iter_mut().rfind(of) {
-                    i.began(Began { generation: generation.0, from: Some(from.0), had: had.map(|s| s.0) });
-                    i.stepped_to(*at, step.0);
-                }
-            }
-            Fact::Blamed { incident, node, failure, verdict, others } => {
-                if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
-                    let (node, failure) = (node.clone(), failure.as_deref().cloned());
-                    let verdict = Verdict::clone(verdict);
-                    i.blamed = Some(Blamed { node, failure, verdict, others: others.clone() });
-                }
-            }
-            Fact::Excluded { incident, node, .. } => {
-                if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
-                    i.excluded = Some(node.clone());
-                }
-            }
-            Fact::Requested { incident, request } => {
-                let known = |i: &&mut Incident| i.requests.iter().any(|r| r.id == request.id);
-                // The fate of a request may be recorded after a later incident.
-                let of = match found.iter_mut().rfind(known) {
-                    Some(of) => Some(of),
-                    None => found.iter_mut().rfind(|i| i.number == *incident),
-                };
-                if let Some(i) = of {
-                    i.requests.retain(|r| r.id != request.id);
-                    i.requests.push(request.clone());
-                }
-            }
-            Fact::Planned { incident, from_table, units, .. } => {
-                if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
-                    i.planned = Some((*from_table, units.clone()));
-                }
-            }
-            Fact::Checked { incident, found: all, .. } => {
-                if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
-                    i.checked = Some(all.clone());
-                }
-            }
-            Fact::CaughtUp { incident, .. } => {
-                if let Some(i) = found.iter_mut().rfind(|i| i.number == *incident) {
-                    i.caught_up.get_or_insert(*at);
-                    i.settle();
-                }
-            }
-            Fact::Ended { code, why } => {
-                over = true;
-                for i in &mut found {
-                    match i.outcome {
-                        Outcome::Open => i.outcome = Outcome::Ended { code: *code, why: why.clone() },
-                        // A job that finishes has repeated what was lost.
-                        Outcome::Repeating if *code == 0 => {
-                            i.caught_up = Some(*at);
-                            i.outcome = Outcome::Recovered;
-                        }
-                        Outcome::Repeating => i.cut_off = true,
-                        _ => {}
-                    }
-                }
-            }
-            Fact::Stacks { generation, stacks } => {
-                // Stacks requested by a person in the meantime belong to no failure.
-                if let Some(i) = found.last_mut().filter(|i| i.generation == generation.0 && *at < i.opened + HEARD) {
-                    i.stacks.extend(stacks.clone());
-                }
-            }
-            Fact::Progress { step, step_us: us, .. } => {
-                if let Some(i) = found.iter_mut().rfind(|i| i.steps_again()) {
-                    i.step_us.1.get_or_insert(*us);
-                    // A coordinator that started in between does not know how far the job had been,
-                    // so it records no `CaughtUp`.
-                    i.stepped_to(*at, step.0);
-                }
-                step_us = Some(*us);
-            }
-            _ => {}
-        }
-    }
-    found
 }

@@ -10,13 +10,15 @@
 
 mod entry;
 mod incident;
+mod incidents;
 mod lemons;
 mod record;
 mod sums;
 mod tell;
 
 pub use entry::{Entry, LogLine};
-pub use incident::{Began, Incident, Outcome, Restore, incidents};
+pub use incident::{Began, Incident, Outcome, Restore};
+pub use incidents::incidents;
 pub use lemons::{Lemon, lemons};
 pub use record::{Record, Span, lines, records};
 pub use sums::{Sums, sums};

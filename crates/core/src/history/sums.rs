@@ -89,107 +89,134 @@ fn count(generations: &mut [(Generation, Trained)]) -> (Option<u64>, Option<u64>
 /// Sums up the latest run; with `since` (microseconds since 1970), only the time after it.
 #[must_use]
 pub fn sums(entries: &[Entry], since: Option<u64>) -> Sums {
-    let mut accounts: BTreeMap<Owner, BTreeMap<Generation, Account>> = BTreeMap::new();
-    let mut before: BTreeMap<(Owner, Generation), Spent> = BTreeMap::new();
-    let mut steps: Vec<(Generation, Trained)> = Vec::new();
-    let mut opened: BTreeMap<Generation, u64> = BTreeMap::new();
-    let (mut over, mut joined, mut started) = (false, None, None);
+    let mut run = Run::default();
     for Entry { at, fact } in entries {
+        run.read(*at, fact, since);
+    }
+    run.sum()
+}
+
+/// What was recorded about a run.
+#[derive(Default)]
+struct Run {
+    accounts: BTreeMap<Owner, BTreeMap<Generation, Account>>,
+    /// What had been spent before the time that counts.
+    before: BTreeMap<(Owner, Generation), Spent>,
+    steps: Vec<(Generation, Trained)>,
+    /// Incidents by the generation that failed.
+    opened: BTreeMap<Generation, u64>,
+    /// When the first node joined.
+    joined: Option<u64>,
+    /// When the first generation started, and its number of ranks.
+    started: Option<(u64, u32)>,
+    over: bool,
+}
+
+impl Run {
+    fn read(&mut self, at: u64, fact: &Fact, since: Option<u64>) {
         match fact {
             Fact::Spent { node, incarnation, account } => {
-                let owner = (node.clone(), *incarnation);
-                if since.is_some_and(|since| *at < since) {
-                    before.insert((owner.clone(), account.generation), account.spent);
-                }
-                let of = accounts.entry(owner).or_default();
-                // Time that a node waited before its first generation is now part of that
-                // generation's account.
-                if account.generation > Generation(0) {
-                    of.remove(&Generation(0));
-                }
-                of.insert(account.generation, account.clone());
+                let counts = since.is_none_or(|since| at >= since);
+                self.spent((node.clone(), *incarnation), account, counts);
             }
             Fact::GenerationStarted { generation, restarts, world_size } => {
-                if *restarts == 0 && over {
-                    (steps, opened, over, started) = (Vec::new(), BTreeMap::new(), false, None);
-                    accounts.clear();
-                    before.clear();
+                if *restarts == 0 && self.over {
+                    *self = Run { joined: self.joined, ..Run::default() };
                 }
-                started.get_or_insert((*at, *world_size));
-                steps.push((*generation, Trained::default()));
+                self.started.get_or_insert((at, *world_size));
+                self.steps.push((*generation, Trained::default()));
             }
-            Fact::NodeJoined { .. } if started.is_none() || over => {
-                joined = Some(joined.filter(|_| !over).unwrap_or(*at))
+            Fact::NodeJoined { .. } if self.started.is_none() || self.over => {
+                self.joined = Some(self.joined.filter(|_| !self.over).unwrap_or(at));
             }
             Fact::IncidentOpened { incident, generation, .. } => {
-                opened.insert(*generation, *incident);
+                self.opened.insert(*generation, *incident);
             }
             Fact::Restored { generation, step, steps_lost, .. } => {
-                if let Some(of) = of(&mut steps, *generation) {
+                if let Some(of) = of(&mut self.steps, *generation) {
                     let step = step.map_or(0, |s| s.0);
                     (of.from, of.before) = (Some(step), step + steps_lost);
                 }
             }
             Fact::FirstStep { generation, step, from, .. } => {
-                if let Some(of) = of(&mut steps, *generation) {
+                if let Some(of) = of(&mut self.steps, *generation) {
                     (of.from, of.to) = (from.map(|s| s.0).or(of.from), of.to.max(step.0));
                 }
             }
             Fact::Began { generation, step, from, .. } => {
-                if let Some(of) = of(&mut steps, *generation) {
+                if let Some(of) = of(&mut self.steps, *generation) {
                     (of.from, of.to) = (Some(from.0), of.to.max(step.0));
                 }
             }
-            Fact::Ended { .. } => over = true,
+            Fact::Ended { .. } => self.over = true,
             Fact::Progress { generation, step, .. } => {
-                if let Some(of) = of(&mut steps, *generation) {
+                if let Some(of) = of(&mut self.steps, *generation) {
                     of.to = of.to.max(step.0);
                 }
             }
             _ => {}
         }
     }
-    for account in accounts.values().flat_map(BTreeMap::values) {
-        if let (Some(said), Some(of)) = (account.steps, of(&mut steps, account.generation)) {
-            of.done = of.done.max(said.done);
-            of.from = of.from.or(said.from);
+
+    fn spent(&mut self, owner: Owner, account: &Account, counts: bool) {
+        if !counts {
+            self.before.insert((owner.clone(), account.generation), account.spent);
         }
+        let of = self.accounts.entry(owner).or_default();
+        // Time that a node waited before its first generation is now part of that generation's
+        // account.
+        if account.generation > Generation(0) {
+            of.remove(&Generation(0));
+        }
+        of.insert(account.generation, account.clone());
     }
-    let (new_steps, repeated_steps, done) = count(&mut steps);
-    let generations = u32::try_from(steps.len()).unwrap_or(u32::MAX);
-    let mut found = Sums { generations, new_steps, repeated_steps, steps: done, ..Sums::default() };
-    // The incident that led to a generation: the latest one of an earlier generation.
-    let cause = |generation: Generation| opened.range(..generation).next_back().map(|(_, incident)| *incident);
-    for (owner, of) in &accounts {
-        let newest = of.keys().next_back().copied();
-        for (generation, account) in of {
-            let mut spent = account.spent;
-            // A step never completed, on a node that reports nothing more; or one in progress.
-            let ended = over || Some(*generation) != newest;
-            spent.put(if ended { Category::Detect } else { Category::Unknown }, account.pending);
-            if let Some(earlier) = before.get(&(owner.clone(), *generation)) {
-                spent = spent.less(earlier);
-            }
-            *found.nodes.entry(owner.0.clone()).or_default() += spent;
-            let of = |categories: &[Category]| {
-                let mut part = Spent::default();
-                categories.iter().for_each(|c| part.put(*c, spent.of(*c)));
-                part
-            };
-            if let Some(incident) = opened.get(generation) {
-                *found.incidents.entry(*incident).or_default() += of(&[Category::Detect, Category::Decide]);
-            }
-            if let Some(incident) = cause(*generation) {
-                use Category::{Init, Recompute, Restore, Schedule, Warmup};
-                *found.incidents.entry(incident).or_default() += of(&[Schedule, Init, Restore, Warmup, Recompute]);
+
+    fn sum(mut self) -> Sums {
+        for account in self.accounts.values().flat_map(BTreeMap::values) {
+            if let (Some(said), Some(of)) = (account.steps, of(&mut self.steps, account.generation)) {
+                of.done = of.done.max(said.done);
+                of.from = of.from.or(said.from);
             }
         }
+        let (new_steps, repeated_steps, steps) = count(&mut self.steps);
+        let generations = u32::try_from(self.steps.len()).unwrap_or(u32::MAX);
+        let mut found = Sums { generations, new_steps, repeated_steps, steps, ..Sums::default() };
+        for (owner, of) in &self.accounts {
+            let newest = of.keys().next_back().copied();
+            for (generation, account) in of {
+                let mut spent = account.spent;
+                // A step never completed, on a node that reports nothing more; or one in progress.
+                let ended = self.over || Some(*generation) != newest;
+                spent.put(if ended { Category::Detect } else { Category::Unknown }, account.pending);
+                if let Some(earlier) = self.before.get(&(owner.clone(), *generation)) {
+                    spent = spent.less(earlier);
+                }
+                *found.nodes.entry(owner.0.clone()).or_default() += spent;
+                self.charge(&mut found.incidents, *generation, &spent);
+            }
+        }
+        if let (Some(joined), Some((started, ranks))) = (self.joined, self.started) {
+            let waited = found.total().of(Category::Schedule);
+            found.queued = (u64::from(ranks) * started.saturating_sub(joined)).saturating_sub(waited);
+        }
+        found
     }
-    if let (Some(joined), Some((started, ranks))) = (joined, started) {
-        let waited = found.total().of(Category::Schedule);
-        found.queued = (u64::from(ranks) * started.saturating_sub(joined)).saturating_sub(waited);
+
+    /// Charges what a generation has `spent` on incidents: the one that ended it, and the one that
+    /// led to it, which is the latest one of an earlier generation.
+    fn charge(&self, incidents: &mut BTreeMap<u64, Spent>, generation: Generation, spent: &Spent) {
+        use Category::{Decide, Detect, Init, Recompute, Restore, Schedule, Warmup};
+        let mut charge = |incident: u64, categories: &[Category]| {
+            let charged = incidents.entry(incident).or_default();
+            categories.iter().for_each(|c| charged.put(*c, spent.of(*c)));
+        };
+        if let Some(incident) = self.opened.get(&generation) {
+            charge(*incident, &[Detect, Decide]);
+        }
+        if let Some((_, incident)) = self.opened.range(..generation).next_back() {
+            charge(*incident, &[Schedule, Init, Restore, Warmup, Recompute]);
+        }
     }
-    found
 }
 
 #[cfg(test)]
