@@ -3,7 +3,7 @@
 
 use everstep_core::agent::command::Command;
 use everstep_core::agent::event::{Event, Words};
-use everstep_core::agent::watch::Observation;
+use everstep_core::agent::observation::Observation;
 use everstep_core::agent::{Agent, Config};
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank};
 use everstep_core::message::{Cause, Order, Outcome, Place, Report, Slot};

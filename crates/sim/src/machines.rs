@@ -5,7 +5,7 @@ use crate::oracle::Violation;
 use crate::world::{Happening, World};
 use everstep_core::agent::command::Command as AgentCommand;
 use everstep_core::agent::event::{Event as AgentEvent, Words};
-use everstep_core::agent::watch::Observation;
+use everstep_core::agent::observation::Observation;
 use everstep_core::agent::{Agent, Config};
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::{Generation, Incarnation, Rank, Session, Step};

@@ -1,6 +1,6 @@
 //! Everything that can happen to an agent: a closed list.
 
-use super::watch::Observation;
+use super::observation::Observation;
 use crate::id::{Epoch, Generation, Rank, Step};
 use crate::message::{Checked, Holding, Offers, Order, Outcome, Parity, Redundancy, ShardFile, Sign, Tier};
 

@@ -7,6 +7,7 @@
 pub mod command;
 pub mod event;
 mod node_check;
+pub mod observation;
 mod orders;
 mod replicas;
 mod signs;

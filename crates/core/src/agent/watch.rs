@@ -1,7 +1,7 @@
 //! Judges whether a worker makes progress, from its own earlier steps. Silence is a hang only with
 //! evidence.
 
-use crate::ledger::Reading;
+use super::observation::{Observation, Script};
 use crate::message::{HangEvidence, Outcome};
 use crate::spec::Ladder;
 use crate::time::Time;
@@ -25,60 +25,6 @@ const EVALUATION: u32 = 60;
 /// A worker that uses less than this share of a CPU while silent is waiting.
 const IDLE_PERCENT: u128 = 2;
 
-/// A sample of a worker's step board and of /proc.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Observation {
-    /// Steps completed; `None` if the worker does not report steps (yet).
-    pub step: Option<u64>,
-    /// Step that the worker continued from; 0 for a fresh start.
-    pub restored: u64,
-    /// Both are the training's own numbers; false: steps are counted since the process started.
-    pub numbered: bool,
-    /// Rises with every step, heartbeat and change of section.
-    pub beats: u64,
-    /// Inside a section (checkpoint, evaluation, restore, …).
-    pub in_section: bool,
-    /// Timeout that the script set for the section, in milliseconds; 0 for none.
-    pub section_timeout_ms: u64,
-    /// The process is stopped (state T in /proc).
-    pub stopped: bool,
-    /// The main thread runs, or waits for a CPU (state R in /proc).
-    pub runnable: bool,
-    /// CPU time used by the process so far, in milliseconds.
-    pub cpu_ms: u64,
-    /// Rises while the interpreter lock can be acquired.
-    pub interpreter_ticks: u64,
-    /// Rises when the main thread is seen on another line of Python.
-    pub stack_changes: u64,
-    /// Rises while the interpreter lock can be acquired at once: the main thread is outside Python.
-    pub free_ticks: u64,
-    /// TERM only sets a flag in this process, so time between TERM and KILL gains nothing.
-    pub flags_stop: bool,
-    /// Steps are observed from outside: the script does not announce evaluations and saves.
-    pub from_outside: bool,
-    /// The worker waits until other nodes hold its newest step, too.
-    pub awaits_copies: bool,
-    /// The worker waits for its data loader.
-    pub waits_for_data: bool,
-    /// How the worker has spent its time so far.
-    pub reading: Reading,
-    /// The machine has reported a failure since the last progress, or shortly before.
-    pub machine_failed: bool,
-    /// The script is over and the interpreter is shutting down.
-    pub shutting_down: bool,
-    /// The worker called `os._exit` while shutting down.
-    pub left_at_once: bool,
-    /// The script failed with this exit code, and the interpreter is shutting down.
-    pub failed_with: Option<i32>,
-}
-
-impl Observation {
-    /// Returns the steps completed beyond the one that the worker continued from.
-    fn new_steps(&self) -> u64 {
-        self.step.unwrap_or(0).saturating_sub(self.restored)
-    }
-}
-
 /// What has been observed of one worker over time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Watch {
@@ -98,6 +44,8 @@ pub struct Watch {
     /// Longest silence that ended well.
     longest: Duration,
     reported: bool,
+    /// The machine has reported a failure since the last progress, or shortly before.
+    machine_failed: bool,
     /// New steps at the time when people were notified of the present silence.
     silence_told: Option<u64>,
 }
@@ -140,6 +88,12 @@ impl Watch {
         self.progress_at
     }
 
+    /// Records whether the machine has reported a failure since the last progress, or shortly
+    /// before.
+    pub fn machine_has_failed(&mut self, failed: bool) {
+        self.machine_failed = failed;
+    }
+
     /// Returns whether TERM only sets a flag in the worker.
     #[must_use]
     pub fn flags_stop(&self) -> bool {
@@ -149,7 +103,7 @@ impl Watch {
     /// Returns whether the script is over and the interpreter is shutting down.
     #[must_use]
     pub fn is_shutting_down(&self) -> bool {
-        self.last.is_some_and(|o| o.shutting_down)
+        self.last.is_some_and(|o| o.script.is_over())
     }
 
     /// Returns whether a worker with this outcome had finished its script before. An exit code is
@@ -157,7 +111,7 @@ impl Watch {
     /// during shutdown.
     #[must_use]
     pub fn was_over(&self, outcome: Outcome) -> bool {
-        let forced = self.last.is_some_and(|o| o.left_at_once);
+        let forced = self.last.is_some_and(|o| o.script == Script::LeftAtOnce);
         self.is_shutting_down() && (forced || matches!(outcome, Outcome::Signal(_) | Outcome::Code(NOT_FLUSHED)))
     }
 
@@ -165,8 +119,8 @@ impl Watch {
     /// interpreter of a failed script during shutdown, which is no evidence about the failure.
     #[must_use]
     pub fn of_script(&self, outcome: Outcome) -> Outcome {
-        match (outcome, self.last.and_then(|o| o.failed_with)) {
-            (Outcome::Signal(_), Some(code)) => Outcome::Code(code),
+        match (outcome, self.last.map(|o| o.script)) {
+            (Outcome::Signal(_), Some(Script::Failed(code))) => Outcome::Code(code),
             _ => outcome,
         }
     }
@@ -248,11 +202,12 @@ impl Watch {
         }
         let median = Duration::from_millis(self.median_step_ms()?);
         let long = (ladder.step_silence * 15).max(median * EVALUATION).max(self.longest * 2);
-        if lasted < long || seen.in_section || seen.shutting_down || seen.awaits_copies || self.reported {
+        if lasted < long || seen.section.inside || seen.script.is_over() || seen.section.awaits_copies || self.reported
+        {
             return None;
         }
         self.silence_told = Some(seen.new_steps());
-        Some(if seen.waits_for_data { Silence::WithoutData(lasted) } else { Silence::Lasts(lasted) })
+        Some(if seen.section.waits_for_data { Silence::WithoutData(lasted) } else { Silence::Lasts(lasted) })
     }
 
     fn judge(&self, now: Time, seen: &Observation, ladder: &Ladder) -> Option<(HangEvidence, Duration)> {
@@ -262,13 +217,13 @@ impl Watch {
         if self.stopped_since.is_some_and(|at| now.since(at.max(self.progress_at)) >= threshold) {
             return Some((HangEvidence::Stopped, silence));
         }
-        if seen.in_section {
-            let limit = Duration::from_millis(seen.section_timeout_ms);
-            return (seen.section_timeout_ms > 0 && silence >= limit)
+        if seen.section.inside {
+            let limit = Duration::from_millis(seen.section.timeout_ms);
+            return (seen.section.timeout_ms > 0 && silence >= limit)
                 .then_some((HangEvidence::SectionTimeout, silence));
         }
         let told = if self.durations.is_empty() { ladder.step_silence * 15 } else { threshold };
-        if seen.machine_failed && silence >= told {
+        if self.machine_failed && silence >= told {
             return Some((HangEvidence::MachineSign, silence));
         }
         // Before the first timed step there is nothing to compare with: setup, compilation,
@@ -300,7 +255,7 @@ impl Watch {
             return Some((HangEvidence::Spinning, silence));
         }
         // Storage may be slow; only a much longer wait means that the loader is stuck.
-        let idle_for = if seen.waits_for_data { idle_for.max(ladder.step_silence * 150) } else { idle_for };
+        let idle_for = if seen.section.waits_for_data { idle_for.max(ladder.step_silence * 150) } else { idle_for };
         let idle = cpu <= IDLE_PERCENT * silence.as_millis();
         (idle && silence >= idle_for).then_some((HangEvidence::NoCpu, silence))
     }
@@ -308,6 +263,7 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
+    use super::super::observation::Section;
     use super::*;
 
     fn ladder() -> Ladder {
@@ -337,7 +293,7 @@ mod tests {
         let mut watch = Watch::default();
         let crash = Outcome::Signal(6);
         assert_eq!(watch.of_script(crash), crash);
-        watch.observe(Time(1), Observation { failed_with: Some(3), ..Observation::default() }, &ladder());
+        watch.observe(Time(1), Observation { script: Script::Failed(3), ..Observation::default() }, &ladder());
         assert_eq!(watch.of_script(crash), Outcome::Code(3));
         assert_eq!(watch.of_script(Outcome::Code(0)), Outcome::Code(0));
         assert!(!watch.was_over(crash));
@@ -422,13 +378,13 @@ mod tests {
 
     #[test]
     fn a_section_and_a_short_wait_are_left_alone() {
-        assert_eq!(run(600, |_, s| Observation { in_section: true, ..s }), None);
+        assert_eq!(run(600, |_, s| Observation { section: Section { inside: true, ..s.section }, ..s }), None);
         assert_eq!(run(25, |_, s| Observation { interpreter_ticks: s.interpreter_ticks + 1, ..s }), None);
     }
 
     #[test]
     fn a_slow_store_of_data_is_no_hang_but_a_stuck_loader_is() {
-        let waits = |_, s: Observation| Observation { waits_for_data: true, ..s };
+        let waits = |_, s: Observation| Observation { section: Section { waits_for_data: true, ..s.section }, ..s };
         assert_eq!(run(120, waits), None);
         assert_eq!(run(400, waits).map(|(e, _)| e), Some(HangEvidence::NoCpu));
         assert_eq!(run(120, |_, s| s).map(|(e, _)| e), Some(HangEvidence::NoCpu));
@@ -466,7 +422,8 @@ mod tests {
             // 20 s without a step, then 35 s, then a minute that is announced.
             let silent = (50..250).contains(&i) || (300..650).contains(&i) || i > 700;
             step += u64::from(!silent);
-            let seen = Observation { step: Some(step), in_section: i > 700, cpu_ms: i * 10, ..Observation::default() };
+            let section = Section { inside: i > 700, ..Section::default() };
+            let seen = Observation { step: Some(step), section, cpu_ms: i * 10, ..Observation::default() };
             watch.observe(Time(i * 100), seen, &ladder());
             told.extend(watch.silence(Time(i * 100), &ladder()));
         }

@@ -2,7 +2,8 @@
 
 use super::command::Command;
 use super::event::{Event, Words};
-use super::watch::{Observation, Silence, Watch};
+use super::observation::Observation;
+use super::watch::{Silence, Watch};
 use super::{Agent, Crew, Stopping};
 use crate::id::{Generation, Rank, Step};
 use crate::ledger::{End, Reading};
@@ -356,7 +357,7 @@ impl Agent {
     fn sample(&mut self, now: Time, generation: Generation, local_rank: u32, pid: u32, seen: Observation) {
         let ladder = self.config.spec.ladder();
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
-        let (stopping, awaits_copies) = (crew.stopping.is_some(), seen.awaits_copies);
+        let (stopping, awaits_copies) = (crew.stopping.is_some(), seen.section.awaits_copies);
         let Some(watch) = crew.alive.get_mut(&local_rank) else { return };
         let Observation { step, restored, numbered, reading, .. } = seen;
         self.book.look(now.micros(), local_rank, Reading { step, restored, numbered, ..reading });
@@ -364,7 +365,8 @@ impl Agent {
             return watch.step_seen(seen);
         }
         let sign = self.signs.grave_since(watch.progress_at()).map(|s| s.verdict.line.clone());
-        let verdict = watch.observe(now, Observation { machine_failed: sign.is_some(), ..seen }, &ladder);
+        watch.machine_has_failed(sign.is_some());
+        let verdict = watch.observe(now, seen, &ladder);
         // Where one rank waits, all do, so only rank 0 reports it.
         let speaks =
             crew.slot.first_rank.0 + local_rank == 0 && crew.failure.is_none() && verdict.is_none() && !stopping;

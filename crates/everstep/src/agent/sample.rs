@@ -1,7 +1,7 @@
 //! What the step board and /proc show about a worker.
 
 use everstep_checkpoint::board::{Board, Section, Word, monotonic};
-use everstep_core::agent::watch::Observation;
+use everstep_core::agent::observation::{Observation, Script, Section as Beside};
 use everstep_core::ledger::Reading;
 use everstep_core::progress::RankProgress;
 
@@ -27,8 +27,12 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
         step: (board.get(Word::StepKnown) == 1).then(|| board.get(Word::Step)),
         restored: board.get(Word::Restored),
         beats: board.get(Word::Beats),
-        in_section: board.get(Word::SectionDepth) > 0,
-        section_timeout_ms: board.get(Word::SectionTimeout),
+        section: Beside {
+            inside: board.get(Word::SectionDepth) > 0,
+            timeout_ms: board.get(Word::SectionTimeout),
+            awaits_copies: board.get(Word::AwaitsCopies) == 1,
+            waits_for_data: board.get(Word::SectionKind) == Section::Data as u64,
+        },
         stopped: state == 'T',
         runnable: state == 'R',
         cpu_ms,
@@ -38,8 +42,6 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
         flags_stop: board.get(Word::FlagsStop) == 1,
         from_outside: board.get(Word::ZeroLine) == 1,
         numbered,
-        awaits_copies: board.get(Word::AwaitsCopies) == 1,
-        waits_for_data: board.get(Word::SectionKind) == Section::Data as u64,
         reading: Reading {
             since_step: monotonic().saturating_sub(board.get(Word::StepAt)) / 1000,
             data: micros(Section::Data),
@@ -48,10 +50,11 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
             restore: micros(Section::Restore),
             ..Reading::default()
         },
-        machine_failed: false,
-        shutting_down: matches!(shutdown, 1 | 2),
-        left_at_once: shutdown == 2,
-        failed_with: shutdown.checked_sub(256).and_then(|code| code.try_into().ok()),
+        script: match shutdown {
+            1 => Script::Over,
+            2 => Script::LeftAtOnce,
+            _ => shutdown.checked_sub(256).and_then(|code| code.try_into().ok()).map_or(Script::Runs, Script::Failed),
+        },
     }
 }
 
@@ -59,8 +62,8 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
 pub fn progress(rank: u32, pid: u32, board: &Board, seen: &Observation) -> RankProgress {
     let doing = match () {
         () if seen.stopped => "stopped".to_owned(),
-        () if seen.in_section => format!("section {}", board.section()),
-        () if seen.waits_for_data => "waits for data".to_owned(),
+        () if seen.section.inside => format!("section {}", board.section()),
+        () if seen.section.waits_for_data => "waits for data".to_owned(),
         () if seen.step.is_some() => "step".to_owned(),
         () => "starting".to_owned(),
     };

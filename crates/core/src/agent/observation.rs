@@ -1,0 +1,80 @@
+//! What one look at a worker shows.
+
+use crate::ledger::Reading;
+
+/// What a worker does beside steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Section {
+    /// Inside a section (checkpoint, evaluation, restore, …).
+    pub inside: bool,
+    /// Timeout that the script set for the section, in milliseconds; 0 for none.
+    pub timeout_ms: u64,
+    /// The worker waits until other nodes hold its newest step, too.
+    pub awaits_copies: bool,
+    /// The worker waits for its data loader.
+    pub waits_for_data: bool,
+}
+
+/// How far a worker's script is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Script {
+    /// It runs.
+    #[default]
+    Runs,
+    /// It is over, and the interpreter is shutting down.
+    Over,
+    /// The worker called `os._exit` while the interpreter was shutting down.
+    LeftAtOnce,
+    /// It failed with this exit code, and the interpreter is shutting down.
+    Failed(i32),
+}
+
+impl Script {
+    /// Returns whether it ended without an error.
+    #[must_use]
+    pub fn is_over(self) -> bool {
+        matches!(self, Script::Over | Script::LeftAtOnce)
+    }
+}
+
+/// A sample of a worker's step board and of /proc.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Observation {
+    /// Steps completed; `None` if the worker does not report steps (yet).
+    pub step: Option<u64>,
+    /// Step that the worker continued from; 0 for a fresh start.
+    pub restored: u64,
+    /// Both are the training's own numbers; false: steps are counted since the process started.
+    pub numbered: bool,
+    /// Rises with every step, heartbeat and change of section.
+    pub beats: u64,
+    /// What it does beside steps.
+    pub section: Section,
+    /// The process is stopped (state T in /proc).
+    pub stopped: bool,
+    /// The main thread runs, or waits for a CPU (state R in /proc).
+    pub runnable: bool,
+    /// CPU time used by the process so far, in milliseconds.
+    pub cpu_ms: u64,
+    /// Rises while the interpreter lock can be acquired.
+    pub interpreter_ticks: u64,
+    /// Rises when the main thread is seen on another line of Python.
+    pub stack_changes: u64,
+    /// Rises while the interpreter lock can be acquired at once: the main thread is outside Python.
+    pub free_ticks: u64,
+    /// TERM only sets a flag in this process, so time between TERM and KILL gains nothing.
+    pub flags_stop: bool,
+    /// Steps are observed from outside: the script does not announce evaluations and saves.
+    pub from_outside: bool,
+    /// How the worker has spent its time so far.
+    pub reading: Reading,
+    /// How far its script is.
+    pub script: Script,
+}
+
+impl Observation {
+    /// Returns the steps completed beyond the one that the worker continued from.
+    pub(super) fn new_steps(&self) -> u64 {
+        self.step.unwrap_or(0).saturating_sub(self.restored)
+    }
+}
