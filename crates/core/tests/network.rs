@@ -74,7 +74,7 @@ fn a_node_that_was_only_cut_off_does_not_use_up_the_daily_budget() {
             scene.event(Event::Report { session: Session(session), report });
         }
     }
-    assert_eq!(scene.job().record.recent.len(), 0);
+    assert_eq!(scene.job().record.restarts_today(everstep_core::time::Time(scene.now)), 0);
 }
 
 #[test]

@@ -136,20 +136,9 @@ pub async fn run(
             let _ = forward.send(Input::Server(inbound));
         }
     });
-    let (writer, writes) = blocking::channel::<StoreWrite>();
-    let results = inbox.clone();
-    let mut records_of = Writer::new(store, directory.join("store.redb"));
-    let write = move || {
-        while let Ok((id, key, value, when)) = writes.recv() {
-            let result = records_of.put(&key, &value, when);
-            if let Some(what) = records_of.news() {
-                let _ = results.send(Input::Store(what));
-            }
-            let _ = results.send(Input::Persisted(id, result));
-        }
-    };
-    let thread = std::thread::Builder::new().name("everstep-store".into()).spawn(write);
-    thread.map_err(|e| fail(format!("cannot start a thread: {e}; raise the limit of processes (ulimit -u)")))?;
+    let records_of = Writer::new(store, directory.join("store.redb"));
+    let writer = write_in_thread(records_of, inbox.clone())
+        .map_err(|e| fail(format!("cannot start a thread: {e}; raise the limit of processes (ulimit -u)")))?;
     let watcher = Watcher::start(detector, directory.join("unlike"), inbox.clone());
     let start = (places::unix_millis(), Instant::now());
     let now = Time(start.0);
@@ -195,6 +184,25 @@ pub async fn run(
             }
         }
     }
+}
+
+/// Starts the thread that writes records. Returns where it takes what to write.
+fn write_in_thread(
+    mut records: Writer,
+    results: mpsc::UnboundedSender<Input>,
+) -> std::io::Result<blocking::Sender<StoreWrite>> {
+    let (writer, writes) = blocking::channel::<StoreWrite>();
+    let write = move || {
+        while let Ok((id, key, value, when)) = writes.recv() {
+            let result = records.put(&key, &value, when);
+            if let Some(what) = records.news() {
+                let _ = results.send(Input::Store(what));
+            }
+            let _ = results.send(Input::Persisted(id, result));
+        }
+    };
+    std::thread::Builder::new().name("everstep-store".into()).spawn(write)?;
+    Ok(writer)
 }
 
 impl Driver {

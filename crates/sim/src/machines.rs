@@ -10,7 +10,7 @@ use everstep_core::agent::{Agent, Config};
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::{Generation, Incarnation, Rank, Session, Step};
 use everstep_core::invariant::InvariantId;
-use everstep_core::message::{Offers, Outcome as Exit, Purpose, ShardFile, Source, Tier};
+use everstep_core::message::{Offers, Outcome as Exit, Place, Purpose, ShardFile, Source, Tier};
 use everstep_core::progress::RankProgress;
 use everstep_core::severity::Table;
 use everstep_core::time::Time;
@@ -94,38 +94,7 @@ impl World {
                 let report = Some(report);
                 self.transmit(session, true, |_| Happening::ToCoordinator { session, hello: None, report });
             }
-            AgentCommand::Spawn { generation, place, .. } => {
-                self.oracle.spawned(self.now, host, generation, &place, self.budget);
-                let slot = place.slot;
-                let ready_at = self.now + self.rng.range(1500, 4000) * slow;
-                let living = (0..slot.workers).map(|l| (l, true)).collect();
-                let workers = slot.workers;
-                self.hosts[host].floor = generation;
-                self.hosts[host].memory.values_mut().flatten().for_each(|m| m.pinned = false);
-                self.hosts[host].crews.push(Crew {
-                    generation,
-                    slot,
-                    workers,
-                    living,
-                    hung: Vec::new(),
-                    stuck: false,
-                    ready_at,
-                    offered: false,
-                    training: false,
-                    step: 0,
-                    restored: 0,
-                    beats: 0,
-                    hold_at: None,
-                });
-                if self.hosts[host].gpu.is_some() {
-                    let delay = self.rng.range(500, 6000);
-                    self.at(delay, Happening::Ails { host, generation });
-                }
-                if self.hosts[host].crash_loop > 0 {
-                    self.hosts[host].crash_loop -= 1;
-                    self.worker_dies(host, 0);
-                }
-            }
+            AgentCommand::Spawn { generation, place, .. } => self.spawn(host, generation, place, slow),
             AgentCommand::Kill { generation, grace } => {
                 let grace = u64::try_from(grace.as_millis()).unwrap_or(0);
                 let delay = self.rng.range(1, 40 + grace) * slow;
@@ -158,21 +127,58 @@ impl World {
             | AgentCommand::Warm
             | AgentCommand::Say { .. }
             | AgentCommand::Durable { .. } => {}
-            AgentCommand::Exit { code, why, .. } => {
-                let h = &mut self.hosts[host];
-                h.agent = None;
-                let session = h.session.take();
-                let again = code != 0 && h.restart && matches!(code, 69 | 75 | 78);
-                if again {
-                    let delay = self.rng.range(1000, 20_000);
-                    self.at(delay, Happening::StartAgent { host });
-                } else {
-                    self.hosts[host].exited = Some((code, why));
-                }
-                if let Some(session) = session {
-                    self.close_agent_end(session);
-                }
-            }
+            AgentCommand::Exit { code, why, .. } => self.agent_exits(host, code, why),
+        }
+    }
+
+    /// Starts the workers of a generation, `slow` times as slowly as usual.
+    fn spawn(&mut self, host: usize, generation: Generation, place: Place, slow: u64) {
+        self.oracle.spawned(self.now, host, generation, &place, self.budget);
+        let slot = place.slot;
+        let ready_at = self.now + self.rng.range(1500, 4000) * slow;
+        let living = (0..slot.workers).map(|l| (l, true)).collect();
+        let workers = slot.workers;
+        self.hosts[host].floor = generation;
+        self.hosts[host].memory.values_mut().flatten().for_each(|m| m.pinned = false);
+        self.hosts[host].crews.push(Crew {
+            generation,
+            slot,
+            workers,
+            living,
+            hung: Vec::new(),
+            stuck: false,
+            ready_at,
+            offered: false,
+            training: false,
+            step: 0,
+            restored: 0,
+            beats: 0,
+            hold_at: None,
+        });
+        if self.hosts[host].gpu.is_some() {
+            let delay = self.rng.range(500, 6000);
+            self.at(delay, Happening::Ails { host, generation });
+        }
+        if self.hosts[host].crash_loop > 0 {
+            self.hosts[host].crash_loop -= 1;
+            self.worker_dies(host, 0);
+        }
+    }
+
+    /// Ends an agent that has nothing more to do. A scheduler may start it again.
+    fn agent_exits(&mut self, host: usize, code: i32, why: String) {
+        let h = &mut self.hosts[host];
+        h.agent = None;
+        let session = h.session.take();
+        let again = code != 0 && h.restart && matches!(code, 69 | 75 | 78);
+        if again {
+            let delay = self.rng.range(1000, 20_000);
+            self.at(delay, Happening::StartAgent { host });
+        } else {
+            self.hosts[host].exited = Some((code, why));
+        }
+        if let Some(session) = session {
+            self.close_agent_end(session);
         }
     }
 

@@ -120,6 +120,23 @@ pub enum Request {
 }
 
 impl Request {
+    /// Returns the generation of the worker that asks.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        match self {
+            Request::Reserve { generation, .. }
+            | Request::Restore { generation, .. }
+            | Request::AwaitDurable { generation, .. }
+            | Request::Persist { generation, .. }
+            | Request::PersistDue { generation }
+            | Request::SnapshotEvery { generation, .. }
+            | Request::Heal { generation, .. }
+            | Request::RestoreFailed { generation, .. }
+            | Request::Replicas { generation, .. }
+            | Request::Error { generation, .. } => *generation,
+        }
+    }
+
     /// Checks that every number is within its limit, before the request is carried out.
     ///
     /// # Errors

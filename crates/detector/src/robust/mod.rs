@@ -326,14 +326,7 @@ impl Watched {
                 self.off[*m] = means[*m] - middle;
             }
         }
-        // A sample of the machines suffices to estimate the spread.
-        let some = self.off.iter().zip(&self.own).step_by(sampled(self.off.len()));
-        if let Some(now) = median_of(some.map(|(off, own)| (off - own).abs() / level), scratch) {
-            // Scaled to the standard deviation of a normal distribution.
-            let now = (1.4826 * now).max(0.2 * s.effect);
-            let rate = SLOWLY.max(1.0 / self.blocks as f32);
-            self.spread += rate * (now - self.spread);
-        }
+        self.follow_spread(level, s.effect, scratch);
         self.sum.fill(0.0);
         self.seen.fill(0.0);
         if stands_still {
@@ -365,6 +358,18 @@ impl Watched {
             *off = z;
         }
         self.history.push(spans, self.looked, &self.flags);
+    }
+
+    /// Follows how far machines usually are from their own offsets.
+    fn follow_spread(&mut self, level: f32, effect: f32, scratch: &mut Vec<i32>) {
+        // A sample of the machines suffices.
+        let some = self.off.iter().zip(&self.own).step_by(sampled(self.off.len()));
+        if let Some(now) = median_of(some.map(|(off, own)| (off - own).abs() / level), scratch) {
+            // Scaled to the standard deviation of a normal distribution.
+            let now = (1.4826 * now).max(0.2 * effect);
+            let rate = SLOWLY.max(1.0 / self.blocks as f32);
+            self.spread += rate * (now - self.spread);
+        }
     }
 
     /// Learns from a machine's first blocks: its offset is their median, estimated a few times.

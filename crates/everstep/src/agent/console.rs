@@ -14,8 +14,11 @@ impl Driver {
         let (place, job) = (start.place, &self.template.job);
         let world = format!("{} on {}", counted(place.world_size, "rank"), counted(place.group_world_size, "node"));
         if std::mem::replace(&mut self.started, true) {
-            let budget =
-                if self.template.max_restarts_given { format!(" of {}", start.max_restarts) } else { String::new() };
+            let budget = if self.template.torchrun.max_restarts_given {
+                format!(" of {}", start.max_restarts)
+            } else {
+                String::new()
+            };
             crate::say!("restart {}{budget}: {world}", start.restarts);
         } else {
             let here = counted(place.slot.workers, "rank");

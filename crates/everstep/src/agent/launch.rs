@@ -35,20 +35,33 @@ pub struct Template {
     /// Directory to put on Python's path, so that scripts are watched even if they do not import
     /// everstep.
     pub preload: Option<PathBuf>,
-    /// `--rdzv-id`, exported as `TORCHELASTIC_RUN_ID`.
-    pub run_id: String,
     /// Job name.
     pub job: String,
     /// Node id.
     pub node: String,
     /// Where output goes.
     pub streams: Streams,
-    /// `--role`.
-    pub role: String,
     /// The agent's socket.
     pub socket: PathBuf,
     /// Directory of boards and arenas.
     pub memory: PathBuf,
+    /// torchrun's options, as far as workers see them.
+    pub torchrun: Torchrun,
+    /// The pipe of torch's timers, if the user has enabled them.
+    pub timer_file: Option<PathBuf>,
+    /// Where to read the kernel's log.
+    pub kernel_log: Option<PathBuf>,
+    /// NVIDIA's management library.
+    pub nvml: Option<PathBuf>,
+}
+
+/// torchrun's options that the workers' environment depends on.
+#[derive(Clone, Debug)]
+pub struct Torchrun {
+    /// `--rdzv-id`, exported as `TORCHELASTIC_RUN_ID`.
+    pub run_id: String,
+    /// `--role`.
+    pub role: String,
     /// `--max-restarts` was given, and `TORCHELASTIC_MAX_RESTARTS` reports it. Otherwise the
     /// variable is 0, torchrun's default.
     pub max_restarts_given: bool,
@@ -58,12 +71,6 @@ pub struct Template {
     pub virtual_local_rank: bool,
     /// `--numa-binding`.
     pub numa_binding: Option<String>,
-    /// The pipe of torch's timers, if the user has enabled them.
-    pub timer_file: Option<PathBuf>,
-    /// Where to read the kernel's log.
-    pub kernel_log: Option<PathBuf>,
-    /// NVIDIA's management library.
-    pub nvml: Option<PathBuf>,
 }
 
 /// Variables by name, as bytes: they need not be text.
@@ -111,7 +118,7 @@ impl Template {
             module: entry == Entry::Module,
             argv: argv.iter().skip(if entry == Entry::Module { 3 } else { 2 }).cloned().collect(),
         });
-        let cpus = match &self.numa_binding {
+        let cpus = match &self.torchrun.numa_binding {
             Some(mode) => super::numa::cpus(Path::new("/"), mode, local)?,
             None => Vec::new(),
         };
@@ -124,7 +131,7 @@ impl Template {
             cpus,
             stdout: self.streams.output(start.restarts, local, false),
             stderr: self.streams.output(start.restarts, local, true),
-            prefix: self.streams.prefix(&Who { role: &self.role, rank, local_rank: local }),
+            prefix: self.streams.prefix(&Who { role: &self.torchrun.role, rank, local_rank: local }),
         })
     }
 
@@ -152,24 +159,24 @@ impl Template {
         let mut env = self.common_environment();
         let (place, slot) = (start.place, &start.place.slot);
         let rank = (slot.first_rank.0 + local).to_string();
-        let max_restarts = if self.max_restarts_given { start.max_restarts } else { 0 };
+        let max_restarts = if self.torchrun.max_restarts_given { start.max_restarts } else { 0 };
         let mut set = |name: &str, value: String| env.insert(name.into(), value.into());
         set("RANK", rank);
-        set("LOCAL_RANK", if self.virtual_local_rank { "0".into() } else { local.to_string() });
+        set("LOCAL_RANK", if self.torchrun.virtual_local_rank { "0".into() } else { local.to_string() });
         set("WORLD_SIZE", place.world_size.to_string());
         set("LOCAL_WORLD_SIZE", slot.workers.to_string());
         set("GROUP_RANK", place.group_rank.to_string());
         set("GROUP_WORLD_SIZE", place.group_world_size.to_string());
         set("ROLE_RANK", (place.first_role_rank + local).to_string());
         set("ROLE_WORLD_SIZE", place.role_world_size.to_string());
-        set("ROLE_NAME", self.role.clone());
+        set("ROLE_NAME", self.torchrun.role.clone());
         set("MASTER_ADDR", place.leader_host.clone());
         set("MASTER_PORT", place.leader_port.to_string());
         set("TORCHELASTIC_RESTART_COUNT", start.restarts.to_string());
         set("TORCHELASTIC_MAX_RESTARTS", max_restarts.to_string());
-        set("TORCHELASTIC_RUN_ID", self.run_id.clone());
+        set("TORCHELASTIC_RUN_ID", self.torchrun.run_id.clone());
         set("TORCHELASTIC_USE_AGENT_STORE", "True".into());
-        set("TORCHELASTIC_SIGNALS_TO_HANDLE", self.signals_to_handle.clone());
+        set("TORCHELASTIC_SIGNALS_TO_HANDLE", self.torchrun.signals_to_handle.clone());
         set("EVERSTEP_JOB", self.job.clone());
         set("EVERSTEP_NODE", self.node.clone());
         set("EVERSTEP_GENERATION", start.generation.0.to_string());
@@ -184,7 +191,7 @@ impl Template {
             path(super::file_timer::FILE, timer.clone());
         }
         self.set_defaults(&mut env, slot.workers);
-        if self.virtual_local_rank {
+        if self.torchrun.virtual_local_rank {
             virtual_device(&mut env, local)?;
         }
         if let Some(preload) = &self.preload {

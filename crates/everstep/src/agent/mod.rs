@@ -206,17 +206,7 @@ pub async fn run(
             _ = look.tick() => driver.look().await,
         }
         if let Some(end) = driver.end.take() {
-            if end.code != 0 {
-                let own = (driver.replicas.own().clone(), driver.replicas.holder.run());
-                std::mem::take(&mut driver.last).persist(own, driver.impatient, &mut inputs).await;
-            }
-            driver.claims.release().await;
-            if driver.discard || !storage::holds_slots(&driver.template.job, &driver.template.node) {
-                storage::discard(&driver.template.job, &driver.template.node);
-            }
-            let _ = everstep_wire::private::remove(&driver.template.socket);
-            let _ = tokio::time::timeout(GUARD_END, driver.store.drained()).await;
-            let _ = driver.guard.shutdown().await;
+            driver.wind_down(&end, &mut inputs).await;
             let waited = tokio::task::spawn_blocking(move || guard_process.wait());
             let _ = tokio::time::timeout(GUARD_END, waited).await;
             return Ok(end);
@@ -225,6 +215,21 @@ pub async fn run(
 }
 
 impl Driver {
+    /// Makes the newest step durable if the job failed, and leaves nothing behind that is of no use.
+    async fn wind_down(&mut self, end: &End, inputs: &mut mpsc::UnboundedReceiver<Input>) {
+        if end.code != 0 {
+            let own = (self.replicas.own().clone(), self.replicas.holder.run());
+            std::mem::take(&mut self.last).persist(own, self.impatient, inputs).await;
+        }
+        self.claims.release().await;
+        if self.discard || !storage::holds_slots(&self.template.job, &self.template.node) {
+            storage::discard(&self.template.job, &self.template.node);
+        }
+        let _ = everstep_wire::private::remove(&self.template.socket);
+        let _ = tokio::time::timeout(GUARD_END, self.store.drained()).await;
+        let _ = self.guard.shutdown().await;
+    }
+
     /// Writes the requests collected for the guard.
     async fn flush_guard(&mut self) {
         let bytes = std::mem::take(&mut self.guard_outbox);

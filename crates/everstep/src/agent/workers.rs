@@ -10,7 +10,7 @@ use everstep_checkpoint::board::{Board, EVERY_BITS, Word};
 use everstep_checkpoint::persist::Target;
 use everstep_core::agent::event::{Event, Words};
 use everstep_core::id::{Generation, Rank, Step};
-use everstep_core::message::{Outcome, ShardFile, Slot};
+use everstep_core::message::{Outcome, Redundancy, ShardFile, Slot};
 use everstep_wire::worker::{Reply, Request};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -390,25 +390,10 @@ impl Driver {
     }
 
     pub(super) async fn worker_asks(&mut self, request: Request, answer: oneshot::Sender<Reply>) {
-        let current = self.crew.as_ref().map(|c| c.generation);
-        let from = match &request {
-            Request::Reserve { generation, .. }
-            | Request::Restore { generation, .. }
-            | Request::AwaitDurable { generation, .. }
-            | Request::Persist { generation, .. }
-            | Request::PersistDue { generation }
-            | Request::SnapshotEvery { generation, .. }
-            | Request::Heal { generation, .. }
-            | Request::RestoreFailed { generation, .. }
-            | Request::Replicas { generation, .. }
-            | Request::Error { generation, .. } => *generation,
-        };
-        if current != Some(from) {
-            let why = format!("generation {from} is over");
-            let _ = answer.send(Reply::Refused { why });
-            return;
-        }
-        if let Some(why) = self.stranger(&request) {
+        let from = request.generation();
+        let over =
+            (self.crew.as_ref().map(|c| c.generation) != Some(from)).then(|| format!("generation {from} is over"));
+        if let Some(why) = over.or_else(|| self.stranger(&request)) {
             let _ = answer.send(Reply::Refused { why });
             return;
         }
@@ -435,16 +420,7 @@ impl Driver {
                 self.event(Event::RestoreFailed { generation, rank, step, tier }).await;
             }
             Request::Replicas { generation, local_rank, run, wish } => {
-                if let Some(held) = self.replicas.belongs_to(&run) {
-                    let parity = self.replicas.holder.parity_held();
-                    self.event(Event::Holds { generation, held, parity }).await;
-                }
-                let over = self.crew.as_ref().map(|c| c.over.clone());
-                let board = Board::open(&board_path(&self.template.memory, local_rank));
-                let first = self.crew.as_mut().is_some_and(|c| c.watched.insert(local_rank));
-                if let (Some(over), Ok(board), true) = (over, board, first) {
-                    watch(board, wish, (generation, local_rank), over, self.inbox.clone());
-                }
+                self.replicate_for(generation, local_rank, &run, wish).await;
                 let _ = answer.send(Reply::Done);
             }
             Request::AwaitDurable { step, .. } => {
@@ -464,18 +440,43 @@ impl Driver {
             }
             Request::Error { generation, local_rank, message, uncaught } => {
                 let _ = answer.send(Reply::Done);
-                let Some(worker) = self.crew.as_mut().and_then(|c| c.workers.get_mut(&local_rank)) else { return };
-                worker.error = Some(message.clone());
-                if let Some(text) = uncaught {
-                    worker.raised = true;
-                    let pid = worker.pid;
-                    // Its last steps must be known before its end is reported.
-                    self.look_at(local_rank).await;
-                    self.ping(false);
-                    let words = Words { message, text };
-                    self.event(Event::WorkerRaised { generation, local_rank, pid, words }).await;
-                }
+                self.script_failed(generation, local_rank, message, uncaught).await;
             }
+        }
+    }
+
+    /// Watches what a worker seals, to replicate it, and says what this node holds of its run.
+    async fn replicate_for(&mut self, generation: Generation, local_rank: u32, run: &str, wish: Redundancy) {
+        if let Some(held) = self.replicas.belongs_to(run) {
+            let parity = self.replicas.holder.parity_held();
+            self.event(Event::Holds { generation, held, parity }).await;
+        }
+        let over = self.crew.as_ref().map(|c| c.over.clone());
+        let board = Board::open(&board_path(&self.template.memory, local_rank));
+        let first = self.crew.as_mut().is_some_and(|c| c.watched.insert(local_rank));
+        if let (Some(over), Ok(board), true) = (over, board, first) {
+            watch(board, wish, (generation, local_rank), over, self.inbox.clone());
+        }
+    }
+
+    /// Records a worker's error; `uncaught`: the exception that ends its script.
+    async fn script_failed(
+        &mut self,
+        generation: Generation,
+        local_rank: u32,
+        message: String,
+        uncaught: Option<String>,
+    ) {
+        let Some(worker) = self.crew.as_mut().and_then(|c| c.workers.get_mut(&local_rank)) else { return };
+        worker.error = Some(message.clone());
+        if let Some(text) = uncaught {
+            worker.raised = true;
+            let pid = worker.pid;
+            // Its last steps must be known before its end is reported.
+            self.look_at(local_rank).await;
+            self.ping(false);
+            let words = Words { message, text };
+            self.event(Event::WorkerRaised { generation, local_rank, pid, words }).await;
         }
     }
 }

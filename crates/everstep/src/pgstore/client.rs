@@ -13,6 +13,27 @@ const MAGIC: u32 = 0x3C85_F7CE;
 const STOP_WAITING: u8 = 0;
 const WAIT_CANCELED: u8 = 1;
 
+/// The first byte of a request (`QueryType` in torch's `TCPStoreBackend.hpp`).
+mod query {
+    pub const SET: u8 = 1;
+    pub const COMPARE_SET: u8 = 2;
+    pub const GET: u8 = 3;
+    pub const ADD: u8 = 4;
+    pub const CHECK: u8 = 5;
+    pub const WAIT: u8 = 6;
+    pub const COUNT_KEYS: u8 = 7;
+    pub const DELETE_KEY: u8 = 8;
+    pub const APPEND: u8 = 9;
+    pub const MULTI_GET: u8 = 10;
+    pub const MULTI_SET: u8 = 11;
+    pub const CANCEL_WAIT: u8 = 12;
+    pub const PING: u8 = 13;
+    pub const QUEUE_PUSH: u8 = 14;
+    pub const QUEUE_POP: u8 = 15;
+    pub const QUEUE_LEN: u8 = 16;
+    pub const LIST_KEYS: u8 = 17;
+}
+
 /// Serves one client until it disconnects. Its pass is returned after the handshake.
 ///
 /// # Errors
@@ -93,93 +114,110 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Client<R, W> {
         }
     }
 
+    /// Carries out one request, and answers if an answer is due.
     async fn answer(&mut self, query: u8) -> io::Result<()> {
         match query {
-            1 => {
+            query::SET => {
                 let (key, value) = (self.key().await?, self.value().await?);
                 self.shared.set(key, value)?;
             }
-            2 => {
+            query::COMPARE_SET => {
                 let (key, expected, desired) = (self.key().await?, self.value().await?, self.value().await?);
                 let now = self.shared.compare_set(key, expected, desired)?;
                 self.reply_value(&now).await?;
             }
-            3 => {
+            query::GET => {
                 let key = self.key().await?;
                 let value = self.shared.get(&key);
                 self.reply_value(&value).await?;
             }
-            4 => {
+            query::ADD => {
                 let (key, amount) = (self.key().await?, self.reader.read_i64_le().await?);
                 let sum = self.shared.add(key, amount)?;
                 self.writer.write_i64_le(sum).await?;
             }
-            5 => {
+            query::CHECK => {
                 let keys = self.keys().await?;
                 let ready = self.shared.all_there(&keys);
                 self.writer.write_u8(u8::from(!ready)).await?;
             }
-            6 => self.wait().await?,
-            7 => {
+            query::WAIT => self.wait().await?,
+            query::COUNT_KEYS => {
                 let count = self.shared.count();
                 self.writer.write_i64_le(i64::try_from(count).unwrap_or(i64::MAX)).await?;
             }
-            8 => {
+            query::DELETE_KEY => {
                 let key = self.key().await?;
                 let gone = self.shared.delete(&key);
                 self.writer.write_i64_le(i64::from(gone)).await?;
             }
-            9 => {
+            query::APPEND => {
                 let (key, more) = (self.key().await?, self.value().await?);
                 self.shared.append(key, &more)?;
             }
-            10 => {
-                for key in self.keys().await? {
-                    let value = self.shared.get(&key);
-                    self.reply_value(&value).await?;
-                }
-            }
-            11 => {
-                let count = self.reader.read_u64_le().await?;
-                if count > STORE_KEYS_MAX {
-                    return Err(malformed("too many keys"));
-                }
-                for _ in 0..count {
-                    let (key, value) = (self.key().await?, self.value().await?);
-                    self.shared.set(key, value)?;
-                }
-            }
+            query::MULTI_GET => self.multi_get().await?,
+            query::MULTI_SET => self.multi_set().await?,
             // A cancellation that crossed the answer to its wait.
-            12 => {}
-            13 => {
+            query::CANCEL_WAIT => {}
+            query::PING => {
                 let nonce = self.reader.read_u32_le().await?;
                 self.writer.write_u32_le(nonce).await?;
             }
-            14 => {
+            query::QUEUE_PUSH => {
                 let (key, value) = (self.key().await?, self.value().await?);
                 self.shared.push(key, value)?;
             }
-            15 => {
-                let key = self.key().await?;
-                let value = self.shared.pop(&key);
-                self.writer.write_i64_le(i64::from(value.is_some())).await?;
-                if let Some(value) = value {
-                    self.reply_value(&value).await?;
-                }
-            }
-            16 => {
+            query::QUEUE_POP => self.queue_pop().await?,
+            query::QUEUE_LEN => {
                 let key = self.key().await?;
                 let count = self.shared.queued(&key);
                 self.writer.write_i64_le(i64::try_from(count).unwrap_or(i64::MAX)).await?;
             }
-            17 => {
-                let keys = self.shared.names();
-                self.writer.write_i64_le(i64::try_from(keys.len()).unwrap_or(i64::MAX)).await?;
-                for key in keys {
-                    self.reply_value(&key).await?;
-                }
-            }
+            query::LIST_KEYS => self.list_keys().await?,
             _ => return Err(malformed("unknown query")),
+        }
+        Ok(())
+    }
+
+    /// Answers with the values of several keys.
+    async fn multi_get(&mut self) -> io::Result<()> {
+        for key in self.keys().await? {
+            let value = self.shared.get(&key);
+            self.reply_value(&value).await?;
+        }
+        Ok(())
+    }
+
+    /// Sets several keys.
+    async fn multi_set(&mut self) -> io::Result<()> {
+        let count = self.reader.read_u64_le().await?;
+        if count > STORE_KEYS_MAX {
+            return Err(malformed("too many keys"));
+        }
+        for _ in 0..count {
+            let (key, value) = (self.key().await?, self.value().await?);
+            self.shared.set(key, value)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a value from a queue, if it has one.
+    async fn queue_pop(&mut self) -> io::Result<()> {
+        let key = self.key().await?;
+        let value = self.shared.pop(&key);
+        self.writer.write_i64_le(i64::from(value.is_some())).await?;
+        if let Some(value) = value {
+            self.reply_value(&value).await?;
+        }
+        Ok(())
+    }
+
+    /// Answers with the names of all keys.
+    async fn list_keys(&mut self) -> io::Result<()> {
+        let keys = self.shared.names();
+        self.writer.write_i64_le(i64::try_from(keys.len()).unwrap_or(i64::MAX)).await?;
+        for key in keys {
+            self.reply_value(&key).await?;
         }
         Ok(())
     }

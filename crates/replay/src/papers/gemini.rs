@@ -39,18 +39,8 @@ fn effective(stall: f64, failures: f64, wasted: f64, recovery: f64) -> f64 {
     1.0 - stall - failures * (wasted + recovery) / DAY
 }
 
-/// Returns all numbers of the text.
-#[must_use]
-pub fn rows() -> Vec<Row> {
-    let s = &GPT2;
-    let recovered = s.detect + s.serialise + s.warm;
-    let gemini = wasted_seconds(s.step, s.step, s.step, 0.0);
-    let strawman = wasted_seconds(s.storage, 3.0 * 3600.0, s.step, s.storage);
-    // As often as storage allows: 8 iterations cover the 481 s. With the 81 s of torch.save before
-    // them, it is every 9th iteration.
-    let often = wasted_seconds(s.storage, (s.storage / s.step).ceil() * s.step, s.step, s.storage);
-    let every = ((s.storage + s.save) / s.step).round();
-    let stall = s.save / (every * s.step);
+/// Returns the rows about where copies lie.
+fn placements() -> Vec<Row> {
     let mut rows = Vec::new();
     let placement = "machines fail at once, any of them as likely";
     for (nodes, k, failed, paper) in [
@@ -75,6 +65,22 @@ pub fn rows() -> Vec<Row> {
         let what = format!("figure 9: {failed} of {nodes} machines, 2 copies in a ring");
         rows.push(Row::predicted(what, paper, survival(nodes, 2, failed, Scheme::Ring), placement));
     }
+    rows
+}
+
+/// Returns all numbers of the text.
+#[must_use]
+pub fn rows() -> Vec<Row> {
+    let s = &GPT2;
+    let recovered = s.detect + s.serialise + s.warm;
+    let gemini = wasted_seconds(s.step, s.step, s.step, 0.0);
+    let strawman = wasted_seconds(s.storage, 3.0 * 3600.0, s.step, s.storage);
+    // As often as storage allows: 8 iterations cover the 481 s. With the 81 s of torch.save before
+    // them, it is every 9th iteration.
+    let often = wasted_seconds(s.storage, (s.storage / s.step).ceil() * s.step, s.step, s.storage);
+    let every = ((s.storage + s.save) / s.step).round();
+    let stall = s.save / (every * s.step);
+    let mut rows = placements();
     let step = "one iteration takes 62 s (174 of them are 3 h)";
     rows.extend([
         Row::predicted(

@@ -27,10 +27,10 @@ pub struct JobRecord {
     /// Restarts used by this run of the job.
     pub restarts: u32,
     /// Times of the latest restarts (at most [`RECENT`]), for the daily budget.
-    pub recent: Vec<Time>,
+    recent: Vec<Time>,
     /// Restarts of the last day that the network caused: not in the daily budget.
     #[serde(default)]
-    pub network: Vec<Time>,
+    network: Vec<Time>,
     /// Whether some worker has completed an optimizer step.
     pub progressed: bool,
     /// Whether the script uses checkpoints: the memory of the job is worth keeping together.
@@ -52,7 +52,7 @@ pub struct JobRecord {
     pub excluded: Vec<Exclusion>,
     /// Nodes blamed for failures (at most [`RECENT`]), and when.
     #[serde(default)]
-    pub blamed: Vec<(NodeId, Incarnation, Time)>,
+    blamed: Vec<(NodeId, Incarnation, Time)>,
     /// Largest number of nodes in a world of this run.
     #[serde(default)]
     pub largest: u32,
@@ -161,6 +161,12 @@ impl JobRecord {
         matches!(self.spec.restarts, RestartBudget::Exactly(_))
     }
 
+    /// Returns the number of restarts in the last 24 hours that are in the daily budget.
+    #[must_use]
+    pub fn restarts_today(&self, now: Time) -> usize {
+        self.recent.iter().filter(|t| now.since(**t) < DAY).count()
+    }
+
     /// Returns the number of restarts for `TORCHELASTIC_MAX_RESTARTS`.
     #[must_use]
     pub fn max_restarts(&self) -> u32 {
@@ -184,8 +190,7 @@ impl JobRecord {
                 Err("no optimizer step was completed, so a restart would fail the same way (give --max-restarts N to restart all the same)".into())
             }
             RestartBudget::PerDayAfterFirstStep(n) => {
-                let today = self.recent.iter().filter(|t| now.since(**t) < DAY).count();
-                if today >= n as usize { Err(format!("{n} restarts within 24 hours are used")) } else { Ok(()) }
+                if self.restarts_today(now) >= n as usize { Err(format!("{n} restarts within 24 hours are used")) } else { Ok(()) }
             }
         }
     }

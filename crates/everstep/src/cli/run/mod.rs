@@ -10,9 +10,10 @@ pub use options::{Options, duration};
 pub use spelling::uniform;
 
 use super::{Failure, classify, plan, runtime};
+use crate::agent::End;
 use crate::agent::connection::Target;
 use crate::agent::file_timer;
-use crate::agent::launch::Template;
+use crate::agent::launch::{Template, Torchrun};
 use crate::agent::streams::{Console, Std, Streams};
 use crate::places;
 use everstep_core::agent::Config;
@@ -20,7 +21,7 @@ use everstep_core::id::{Generation, Incarnation, JobId, NodeId};
 use everstep_core::spec::{JobSpec, Policy, RESTARTS_PER_DAY, RestartBudget};
 use everstep_wire::private::{Directory, Root};
 use everstep_wire::raw::Raw;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How long a world waits for missing nodes by default.
@@ -167,46 +168,13 @@ fn start(o: &Options) -> Result<i32, Failure> {
     }
     let nanos = now();
     let target = target(o, &meet, &spec)?;
-    let folder = format!("{}_{:08x}", meet.run_id.replace('/', "-"), nanos as u32);
-    let kept = places::job(&meet.job).join("logs").join(&folder);
-    let no_logs = o.log_dir.as_deref() == Some(Path::new("/dev/null"));
-    let logs = if no_logs { kept.clone() } else { o.log_dir.as_ref().map_or(kept.clone(), |d| d.join(&folder)) };
-    for directory in [&logs, &kept] {
-        Directory::root(directory, Root::Named).map_err(|e| {
-            Failure::config(format!("cannot write logs to {}: {e}; give another --log-dir", directory.display()))
-        })?;
-    }
-    let memory = places::node_memory(&meet.job, &node);
-    places::open_node_memory(&meet.job, &node).map_err(|e| {
-        Failure::config(format!(
-            "cannot use {}: {e}; set EVERSTEP_SHM_DIR to a directory that only you can write",
-            memory.display()
-        ))
-    })?;
-    let about = serde_json::json!({"job": meet.job, "node": node, "pid": std::process::id(), "logs": Raw::from(&logs), "kept": Raw::from(&kept), "store": Raw::from(&meet.store), "endpoint": meet.endpoint, "memory": Raw::from(&memory), "token_file": o.token_file.as_ref().map(Raw::from)});
+    let streams = open_logs(o, &meet, nanos, streams)?;
+    let memory = open_memory(&meet.job, &node)?;
+    let about = serde_json::json!({"job": meet.job, "node": node, "pid": std::process::id(), "logs": Raw::from(&streams.logs), "kept": Raw::from(&streams.kept), "store": Raw::from(&meet.store), "endpoint": meet.endpoint, "memory": Raw::from(&memory), "token_file": o.token_file.as_ref().map(Raw::from)});
     let _ =
         places::write_whole(&places::job(&meet.job).join(format!("node-{node}.json")), about.to_string().as_bytes());
-    let short = everstep_checkpoint::arena::job_hash(&format!("{}/{node}", meet.job));
-    let template = Template {
-        argv: program.argv,
-        python: super::interpreter::python(),
-        warm: program.warm.filter(|_| !o.no_warm && o.numa_binding.is_none()),
-        preload: (!o.no_preload).then(|| places::job(&meet.job).join("preload")),
-        run_id: meet.run_id,
-        job: meet.job.clone(),
-        node: node.clone(),
-        streams: Streams { logs: logs.clone(), kept: kept.clone(), no_logs, ..streams },
-        role: o.role.clone(),
-        socket: places::memory().join(format!("{:08x}.sock", short as u32)),
-        timer_file: file_timer::wanted(&memory.join("timer")),
-        memory,
-        max_restarts_given: o.max_restarts.is_some(),
-        signals_to_handle: o.signals_to_handle.clone(),
-        virtual_local_rank: o.virtual_local_rank,
-        numa_binding: o.numa_binding.clone(),
-        kernel_log: Some(o.kernel_log.clone()).filter(|p| p != Path::new("off")),
-        nvml: Some(o.nvml.clone()).filter(|p| p != Path::new("off")),
-    };
+    let logs = streams.logs.clone();
+    let template = template(o, &meet, &node, program, streams, memory);
     let config = Config {
         node: NodeId(node),
         incarnation: Incarnation(nanos),
@@ -226,6 +194,72 @@ fn start(o: &Options) -> Result<i32, Failure> {
     let end = runtime()?.block_on(crate::agent::run(config, (template, meet.place), target, &lock));
     let end = end
         .map_err(|e| Failure { code: 1, why: format!("cannot run an agent here: {e}{}", crate::guard::advice(&e)) })?;
+    say_end(o, &meet.job, &end, &logs);
+    Ok(end.code)
+}
+
+/// Creates the directories for the workers' output.
+fn open_logs(o: &Options, meet: &meet::Meet, nanos: u64, streams: Streams) -> Result<Streams, Failure> {
+    let folder = format!("{}_{:08x}", meet.run_id.replace('/', "-"), nanos as u32);
+    let kept = places::job(&meet.job).join("logs").join(&folder);
+    let no_logs = o.log_dir.as_deref() == Some(Path::new("/dev/null"));
+    let logs = if no_logs { kept.clone() } else { o.log_dir.as_ref().map_or(kept.clone(), |d| d.join(&folder)) };
+    for directory in [&logs, &kept] {
+        Directory::root(directory, Root::Named).map_err(|e| {
+            Failure::config(format!("cannot write logs to {}: {e}; give another --log-dir", directory.display()))
+        })?;
+    }
+    Ok(Streams { logs, kept, no_logs, ..streams })
+}
+
+/// Creates the directory for this node's step boards and arenas.
+fn open_memory(job: &str, node: &str) -> Result<PathBuf, Failure> {
+    let memory = places::node_memory(job, node);
+    places::open_node_memory(job, node).map_err(|e| {
+        Failure::config(format!(
+            "cannot use {}: {e}; set EVERSTEP_SHM_DIR to a directory that only you can write",
+            memory.display()
+        ))
+    })?;
+    Ok(memory)
+}
+
+/// Returns what all workers of this node have in common.
+fn template(
+    o: &Options,
+    meet: &meet::Meet,
+    node: &str,
+    program: command::Program,
+    streams: Streams,
+    memory: PathBuf,
+) -> Template {
+    let short = everstep_checkpoint::arena::job_hash(&format!("{}/{node}", meet.job));
+    Template {
+        argv: program.argv,
+        python: super::interpreter::python(),
+        warm: program.warm.filter(|_| !o.no_warm && o.numa_binding.is_none()),
+        preload: (!o.no_preload).then(|| places::job(&meet.job).join("preload")),
+        job: meet.job.clone(),
+        node: node.to_owned(),
+        streams,
+        socket: places::memory().join(format!("{:08x}.sock", short as u32)),
+        timer_file: file_timer::wanted(&memory.join("timer")),
+        memory,
+        torchrun: Torchrun {
+            run_id: meet.run_id.clone(),
+            role: o.role.clone(),
+            max_restarts_given: o.max_restarts.is_some(),
+            signals_to_handle: o.signals_to_handle.clone(),
+            virtual_local_rank: o.virtual_local_rank,
+            numa_binding: o.numa_binding.clone(),
+        },
+        kernel_log: Some(o.kernel_log.clone()).filter(|p| p != Path::new("off")),
+        nvml: Some(o.nvml.clone()).filter(|p| p != Path::new("off")),
+    }
+}
+
+/// Says how a job that failed has ended, and passes the first worker's error on.
+fn say_end(o: &Options, job: &str, end: &End, logs: &Path) {
     if end.code != 0 && o.only_check {
         crate::say!("{}", end.why);
     } else if end.code != 0 {
@@ -233,7 +267,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
             copy_error(file, *code);
         }
         crate::say!("{}", end.why);
-        let (job, code, logs) = (&meet.job, end.code, logs.display());
+        let (code, logs) = (end.code, logs.display());
         // If a signal ended the job, the cause is known.
         match code {
             129..=192 => crate::say!("job {job} ended with exit code {code}; logs in {logs}"),
@@ -242,7 +276,6 @@ fn start(o: &Options) -> Result<i32, Failure> {
             ),
         }
     }
-    Ok(end.code)
 }
 
 /// Returns where the workers' output goes, as far as the options decide it.
