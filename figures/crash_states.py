@@ -54,6 +54,16 @@ def _unescape(text: str) -> bytes:
     return bytes.fromhex(text.replace("\\x", ""))
 
 
+def _made_durable(trace: Trace, path: str, at: int) -> None:
+    """Records that a file or directory was synced: what was done to it before is durable from then on."""
+    for op in trace.ops:
+        of_data = op.kind in ("write", "truncate")
+        folder = os.path.dirname(op.to or op.path)
+        mine = op.path == path if of_data else folder == path.rstrip(".").rstrip("/")
+        if mine and op.durable > at:
+            op.durable = at
+
+
 def record(out: Path, program: list[str]) -> Trace:
     """Runs a program and records what it does below ``out``."""
     with tempfile.NamedTemporaryFile("r") as log:
@@ -128,13 +138,7 @@ def record(out: Path, program: list[str]) -> Trace:
                     Op("rmdir" if name == "rmdir" or "AT_REMOVEDIR" in arguments else "unlink", path, at=at)
                 )
         elif name in ("fsync", "fdatasync") and here is not None:
-            for op in trace.ops:
-                data_here = op.kind in ("write", "truncate") and op.path == here
-                entry_here = op.kind not in ("write", "truncate") and os.path.dirname(op.to or op.path) == here.rstrip(
-                    "."
-                ).rstrip("/")
-                if op.durable > at and (data_here or entry_here):
-                    op.durable = at
+            _made_durable(trace, here, at)
     return trace
 
 

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,41 @@ def _get(url: str) -> Any:
     return None
 
 
+def _serve(at: Path, names: list[str], run: Callable[..., None]) -> None:
+    """Starts an exporter on each host, Prometheus on the first one, and traffic."""
+    # Only the network is specific to a network namespace, so the fault is in the network.
+    for i, name in enumerate(names[:MACHINES]):
+        run(
+            "ip",
+            "netns",
+            "exec",
+            name,
+            EXPORTER,
+            "--collector.disable-defaults",
+            "--collector.netdev",
+            "--collector.netstat",
+            f"--web.listen-address=10.77.8.{i + 1}:9100",
+        )
+    targets = ", ".join(f'"10.77.8.{i + 1}:9100"' for i in range(MACHINES))
+    (at / "prometheus.yml").write_text(
+        f"global: {{scrape_interval: 1s}}\nscrape_configs: [{{job_name: node, static_configs: [{{targets: [{targets}]}}]}}]\n"
+    )
+    run(
+        "ip",
+        "netns",
+        "exec",
+        names[0],
+        PROMETHEUS,
+        f"--config.file={at}/prometheus.yml",
+        f"--storage.tsdb.path={at}/data",
+        "--web.listen-address=0.0.0.0:9090",
+    )
+    # All of them send to one that is not observed. Then the network of one becomes very slow.
+    run("ip", "netns", "exec", names[MACHINES], "python3", "-c", _SINK)
+    for name in names[:MACHINES]:
+        run("ip", "netns", "exec", name, "python3", "-c", _SOURCE, f"10.77.8.{MACHINES + 1}")
+
+
 def _prometheus(at: Path) -> Iterator[Bound]:
     if not PROMETHEUS or not EXPORTER:
         print("no prometheus or node_exporter here (apt: prometheus prometheus-node-exporter): not measured")
@@ -103,37 +138,7 @@ def _prometheus(at: Path) -> Iterator[Bound]:
             process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             stack.callback(lambda: (process.send_signal(signal.SIGTERM), process.wait()))
 
-        # Only the network is specific to a network namespace, so the fault is in the network.
-        for i, name in enumerate(names[:MACHINES]):
-            run(
-                "ip",
-                "netns",
-                "exec",
-                name,
-                EXPORTER,
-                "--collector.disable-defaults",
-                "--collector.netdev",
-                "--collector.netstat",
-                f"--web.listen-address=10.77.8.{i + 1}:9100",
-            )
-        targets = ", ".join(f'"10.77.8.{i + 1}:9100"' for i in range(MACHINES))
-        (at / "prometheus.yml").write_text(
-            f"global: {{scrape_interval: 1s}}\nscrape_configs: [{{job_name: node, static_configs: [{{targets: [{targets}]}}]}}]\n"
-        )
-        run(
-            "ip",
-            "netns",
-            "exec",
-            names[0],
-            PROMETHEUS,
-            f"--config.file={at}/prometheus.yml",
-            f"--storage.tsdb.path={at}/data",
-            "--web.listen-address=0.0.0.0:9090",
-        )
-        # All of them send to one that is not observed. Then the network of one becomes very slow.
-        run("ip", "netns", "exec", names[MACHINES], "python3", "-c", _SINK)
-        for name in names[:MACHINES]:
-            run("ip", "netns", "exec", name, "python3", "-c", _SOURCE, f"10.77.8.{MACHINES + 1}")
+        _serve(at, names, run)
         time.sleep(150)
         onset = time.time()
         subprocess.run(

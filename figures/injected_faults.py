@@ -23,6 +23,8 @@ from figures.hosts import hosts, link
 from harness.machines import Machines
 
 NODES = 4
+#: What the lines of an explanation begin with.
+ANSWERS = ("What", "Why", "Lost", "Done", "Worked?", "Next")
 SEED = int(os.environ.get("EVERSTEP_FAULT_SEED", "1"))
 #: What the script raises on request, by its class.
 RAISED = [
@@ -159,6 +161,42 @@ def _blame(incident: dict[str, Any]) -> tuple[str, str, bool]:
     return node, verdict["class"] if verdict else "node-lost", not (verdict and verdict["follows"])
 
 
+def _place(rng: random.Random, kind: str) -> int:
+    """Returns the node for a fault.
+
+    The first machine runs the coordinator: its loss ends the job by design, unless the store is
+    shared.
+    """
+    return rng.randrange(int(kind in ("cut", "node", "agent", "netsplit", *BROKEN)), NODES)
+
+
+def _verdict(told: list[tuple[str, str, bool]], node: int, classes: set[str]) -> str:
+    """Returns how a fault on a node was judged, by what was said of its incidents.
+
+    If a lost machine is detected only after the others' failures, the inquiry takes a little longer.
+    """
+    named = [(n, k) for n, k, sure in told if sure]
+    if any(n != str(node) for n, _ in named):
+        return "healthy blamed"
+    if any(k in classes for _, k in named):
+        return "right"
+    return "unknown" if all(k == "unknown" for _, k in named) else "wrong class"
+
+
+def _bounds(tally: Counter[str], kinds: Counter[str], times: int) -> Iterator[Bound]:
+    n = sum(kinds.values())
+    yield Bound("faults", n, f"faults of {len(kinds)} kinds, seed {SEED}", ">=", times)
+    yield Bound("kinds", len(kinds), "kinds", ">=", 12)
+    right, named = (round(100 * tally[k] / n, 1) for k in ("right", "explained right"))
+    yield Bound("right", right, "% are blamed on the right machine for the right thing", ">=", 98)
+    other = tally["wrong class"]
+    yield Bound("wrong-class", other, "called something else (the rest say that they do not know)", "=", 0)
+    yield Bound("missed", tally["missed"], "missed", "=", 0)
+    yield Bound("healthy-blamed", tally["healthy blamed"], "blamed on a healthy machine", "=", 0)
+    yield Bound("explain.answered", tally["explained"], "explained, with all answers", "=", n - tally["missed"])
+    yield Bound("explain.named", named, "% of explanations name the machine", ">=", 98)
+
+
 def measure(soak: bool) -> Iterator[Bound]:
     times = 300 if soak else 60
     rng = random.Random(SEED)
@@ -179,13 +217,7 @@ def measure(soak: bool) -> Iterator[Bound]:
             for i, kind in enumerate(order):
                 run.whole()
                 time.sleep(rng.uniform(0.0, 0.5))
-                # The first machine runs the coordinator: its loss ends the job by design, unless
-                # the store is shared.
-                node = (
-                    rng.randrange(1, NODES)
-                    if kind in ("cut", "node", "agent", "netsplit", *BROKEN)
-                    else rng.randrange(NODES)
-                )
+                node = _place(rng, kind)
                 began = time.time()
                 how, classes = faults[kind]
                 at = how(node)
@@ -208,30 +240,16 @@ def measure(soak: bool) -> Iterator[Bound]:
                 asked = time.time()
                 listed = json.loads(c.ask("incidents", "ls", c.job, "--json").stdout)["incidents"]
                 of_fault = [r["incident"] for r in listed if r["incident"]["opened"] / 1e6 >= began - 0.01]
-                # If a lost machine is detected only after the others' failures, the inquiry takes a
-                # little longer.
                 told = [_blame(x) for x in of_fault]
-                named = [(n, k) for n, k, sure in told if sure]
-                if any(n != str(node) for n, _ in named):
-                    tally["healthy blamed"] += 1
-                    wrong.append(f"{i} {kind} on {node}: {told}")
-                elif any(k in classes for _, k in named):
-                    tally["right"] += 1
-                elif not named or all(k == "unknown" for _, k in named):
-                    tally["unknown"] += 1
-                    wrong.append(f"{i} {kind} on {node}: {told}")
-                else:
-                    tally["wrong class"] += 1
+                kind_of = _verdict(told, node, classes)
+                tally[kind_of] += 1
+                if kind_of != "right":
                     wrong.append(f"{i} {kind} on {node}: {told}")
                 number = next((x["number"] for x, t in zip(of_fault, told, strict=True) if t[2]), of_fault[0]["number"])
                 text = c.ask("explain", f"inc-{number}", "--job", c.job).stdout.splitlines()
                 latest = max(latest, asked - first["ts"])
                 longest = max(longest, len(text))
-                answers = [
-                    any(line.startswith(word) for line in text)
-                    for word in ("What", "Why", "Lost", "Done", "Worked?", "Next")
-                ]
-                tally["explained"] += int(all(answers))
+                tally["explained"] += int(all(any(line.startswith(w) for line in text) for w in ANSWERS))
                 where = next((line for line in text if line.startswith("What")), "")
                 tally["explained right"] += int(f"node {node}" in where)
                 if kind in BROKEN:
@@ -246,21 +264,7 @@ def measure(soak: bool) -> Iterator[Bound]:
             c.close()
     print("\n".join(wrong))
     print(dict(kinds))
-    n = sum(kinds.values())
-    yield Bound("faults", n, f"faults of {len(kinds)} kinds, seed {SEED}", ">=", times)
-    yield Bound("kinds", len(kinds), "kinds", ">=", 12)
-    yield Bound(
-        "right", round(100 * tally["right"] / n, 1), "% are blamed on the right machine for the right thing", ">=", 98
-    )
-    yield Bound(
-        "wrong-class", tally["wrong class"], "called something else (the rest say that they do not know)", "=", 0
-    )
-    yield Bound("missed", tally["missed"], "missed", "=", 0)
-    yield Bound("healthy-blamed", tally["healthy blamed"], "blamed on a healthy machine", "=", 0)
+    yield from _bounds(tally, kinds, times)
     yield Bound("goes-on", int(alive), "the job runs on all machines at the end", "=", 1)
-    yield Bound("explain.answered", tally["explained"], "explained, with all answers", "=", n - tally["missed"])
-    yield Bound(
-        "explain.named", round(100 * tally["explained right"] / n, 1), "% of explanations name the machine", ">=", 98
-    )
     yield Bound("explain.lines", longest, "lines at most", "<=", 12)
     yield Bound("explain.after", round(latest, 2), "s after the recovery at most", "<=", 2)

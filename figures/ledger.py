@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,51 +78,70 @@ def _exactness() -> Iterator[Bound]:
     )
 
 
+@dataclass(frozen=True)
+class Job:
+    """What a job's accounts said, and what a clock outside measured."""
+
+    codes: list[int]
+    #: Rank-seconds by a clock outside.
+    held: float
+    #: When a worker was killed.
+    killed: float
+    #: The accounts before and after the coordinator was killed, and at the end.
+    before: dict[str, Any]
+    after: dict[str, Any]
+    found: dict[str, Any]
+    incidents: int
+
+
+def _job(scratch: str) -> Job:
+    command = [
+        "figures/scripts/accounted.py",
+        "--out",
+        scratch,
+        "--steps",
+        str(STEPS),
+        "--pause",
+        str(PAUSE),
+        "--eval-at",
+        str(EVAL_AT),
+        "--eval",
+        str(EVAL),
+        "--stall-at",
+        str(STALL_AT),
+        "--stall",
+        str(STALL),
+    ]
+    with cluster("ledger", command, nodes=1, workers=WORKERS) as c:
+        began = time.time()
+        c.start_all()
+        c.wait_step(100)
+        # The coordinator dies in the middle of the evaluation, which must not affect any sum.
+        c.wait_for(lambda: any(w["doing"] == "section eval" for w in c.workers_now().values()), 120, "the evaluation")
+        before = _goodput(c)
+        pid = int(json.loads((c.store / "endpoint.json").read_text())["pid"])
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(20)
+        after = _goodput(c)
+        c.wait_step(STALL_AT + 60, timeout=180)
+        killed = c.kill_worker(1, signal.SIGKILL)
+        codes = c.wait(300)
+        held = (time.time() - began) * WORKERS
+        found = _goodput(c)
+        opened = c.facts("IncidentOpened")
+    return Job(codes, held, killed, before, after, found, len(opened))
+
+
 def measure(soak: bool) -> Iterator[Bound]:
     yield from _exactness()
     with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch)
-        command = [
-            "figures/scripts/accounted.py",
-            "--out",
-            scratch,
-            "--steps",
-            str(STEPS),
-            "--pause",
-            str(PAUSE),
-            "--eval-at",
-            str(EVAL_AT),
-            "--eval",
-            str(EVAL),
-            "--stall-at",
-            str(STALL_AT),
-            "--stall",
-            str(STALL),
-        ]
-        with cluster("ledger", command, nodes=1, workers=WORKERS) as c:
-            began = time.time()
-            c.start_all()
-            c.wait_step(100)
-            # The coordinator dies in the middle of the evaluation, which must not affect any sum.
-            c.wait_for(
-                lambda: any(w["doing"] == "section eval" for w in c.workers_now().values()), 120, "the evaluation"
-            )
-            before = _goodput(c)
-            pid = int(json.loads((c.store / "endpoint.json").read_text())["pid"])
-            os.kill(pid, signal.SIGKILL)
-            time.sleep(20)
-            after = _goodput(c)
-            c.wait_step(STALL_AT + 60, timeout=180)
-            killed = c.kill_worker(1, signal.SIGKILL)
-            codes = c.wait(300)
-            held = (time.time() - began) * WORKERS
-            found = _goodput(c)
-            opened = c.facts("IncidentOpened")
-        spent = {k: v / 1e6 for k, v in found["spent_us"].items()}
-        productive, data = _own_words(out)
-    print(json.dumps({k: round(v, 1) for k, v in spent.items()}), f"killed at {killed:.1f}")
+        job = _job(scratch)
+        productive, data = _own_words(Path(scratch))
+    found, held = job.found, job.held
+    spent = {k: v / 1e6 for k, v in found["spent_us"].items()}
+    print(json.dumps({k: round(v, 1) for k, v in spent.items()}), f"killed at {job.killed:.1f}")
     total = sum(found["spent_us"].values())
-    yield Bound("run.codes", sum(codes), "exit codes", "=", 0)
+    yield Bound("run.codes", sum(job.codes), "exit codes", "=", 0)
     yield Bound("sum.off", abs(total - found["held_us"]), "us between the sum of the parts and the whole", "=", 0)
     yield Bound(
         "held.off",
@@ -146,7 +166,7 @@ def measure(soak: bool) -> Iterator[Bound]:
         2,
     )
     lost = sum(spent.get(k, 0.0) for k in ("detect", "decide"))
-    yield Bound("kill.incidents", len(opened), "incidents", "=", 1)
+    yield Bound("kill.incidents", job.incidents, "incidents", "=", 1)
     print(
         f"kill: detect + decide {lost:.2f} rank-s, recompute {spent.get('recompute', 0):.2f}, "
         f"restore {spent.get('restore', 0):.2f}, init {spent.get('init', 0):.1f}"
@@ -159,8 +179,8 @@ def measure(soak: bool) -> Iterator[Bound]:
         "<=",
         0.5,
     )
-    shrunk = sum(1 for k, v in before["spent_us"].items() if after["spent_us"].get(k, 0) < v and k != "unknown")
-    grown = (after["held_us"] - before["held_us"]) / 1e6 / WORKERS
+    shrunk = sum(1 for k, v in job.before["spent_us"].items() if job.after["spent_us"].get(k, 0) < v and k != "unknown")
+    grown = (job.after["held_us"] - job.before["held_us"]) / 1e6 / WORKERS
     yield Bound("coordinator-killed.shrunk", shrunk, "totals that are less after the coordinator was killed", "=", 0)
     yield Bound(
         "coordinator-killed.held", round(grown, 1), "s of 20 (and the time to ask) accounted for meanwhile", ">=", 5

@@ -14,6 +14,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,82 +98,66 @@ def _incidents(bodies: list[Any], status: Any) -> list[tuple[str, str]]:
     return [status(b) for b in bodies]
 
 
-def measure(soak: bool) -> Iterator[Bound]:
-    with tempfile.TemporaryDirectory() as scratch:
-        at = Path(scratch)
-        # The first two requests are answered with 503, so their notices must be sent again.
-        got = Receivers(fail_first=2)
-        served = _alertmanager(at, got.url)
-        options = ["--max-restarts", "3", "--notify", str(_routes(at, got.url, served[1] if served else None))]
-        try:
-            with cluster("notify", [*COMMAND, "--out", scratch], options=options) as c:
-                c.start_all()
-                c.wait_step(30)
-                for incident, sign in enumerate((signal.SIGKILL, signal.SIGSTOP), 1):
-                    c.kill_worker(1, sign)
-                    c.wait_for(
-                        lambda n=incident: (
-                            len(c.facts("CaughtUp")) + len([f for f in c.facts("FirstStep") if f["incident"] == n]) > 0
-                        ),
-                        60,
-                        "recovery",
-                    )
-                    c.wait_for(
-                        lambda n=incident: [
-                            f for f in c.facts("Notified") if f["incident"] == n and f["status"] == "resolved"
-                        ],
-                        60,
-                        "the notice",
-                    )
-                # The coordinator is killed: its next life does not repeat the notices.
-                c.kill_coordinator()
-                time.sleep(4)
-                c.wait_step(30)
-                pages_before = len(got.taken.get("/pagerduty", []))
-                # Two more failures, the second of which ends the job.
-                c.kill_worker(0, signal.SIGKILL)
-                c.wait_for(
-                    lambda: [f for f in c.facts("Notified") if f["incident"] == 3 and f["status"] == "resolved"],
-                    60,
-                    "the third",
-                )
-                c.kill_worker(0, signal.SIGKILL)
-                codes = c.wait(60)
-                time.sleep(3)
-                if served:
-                    # Alertmanager resolves an alert 40 s later, and not before it has reported it
-                    # as firing.
-                    deadline = time.monotonic() + 60
-                    while (
-                        time.monotonic() < deadline
-                        and len([b for b in got.taken.get("/from-alertmanager", []) if b["status"] == "resolved"]) < 3
-                    ):
-                        time.sleep(0.2)
-                facts = c.facts("Notified")
-        finally:
-            if served:
-                served[0].kill()
-                served[0].wait()
-            got.close()
-    print("\n".join(got.wrong[:5]))
-    yield Bound(
-        "refused", len(got.wrong), "requests that the services would have refused (signatures, fields, tokens)", "=", 0
-    )
-    hook = [(b["commonLabels"]["incident"], b["status"]) for b in got.taken["/hook"]]
-    print("webhook:", hook, "exit", codes)
-    wanted = {(f"inc-{f['incident']}", "resolved" if f["status"] == "resolved" else "firing") for f in facts}
-    # Two statuses of one incident that are due at once become one message with the latest.
-    missing = [w for w in wanted if w not in hook and not (w[1] == "firing" and (w[0], "resolved") in hook)]
-    yield Bound("webhook.missing", len(missing), f"of {len(wanted)} messages", "=", 0)
-    yield Bound(
-        "webhook.twice",
-        len(hook) - len(set(hook)),
-        "messages that came twice (the coordinator was killed in between)",
-        "=",
-        0,
-    )
+@dataclass(frozen=True)
+class Job:
+    """A job that failed four times, and what it has recorded of its notices."""
+
+    codes: list[int]
+    facts: list[dict[str, Any]]
+    #: Pages before the failure that ended it.
+    pages_before: int
+
+
+def _job(scratch: str, options: list[str], got: Receivers, through_alertmanager: bool) -> Job:
+    with cluster("notify", [*COMMAND, "--out", scratch], options=options) as c:
+        c.start_all()
+        c.wait_step(30)
+        for incident, sign in enumerate((signal.SIGKILL, signal.SIGSTOP), 1):
+            c.kill_worker(1, sign)
+            c.wait_for(
+                lambda n=incident: (
+                    len(c.facts("CaughtUp")) + len([f for f in c.facts("FirstStep") if f["incident"] == n]) > 0
+                ),
+                60,
+                "recovery",
+            )
+            c.wait_for(
+                lambda n=incident: [f for f in c.facts("Notified") if f["incident"] == n and f["status"] == "resolved"],
+                60,
+                "the notice",
+            )
+        # The coordinator is killed: its next life does not repeat the notices.
+        c.kill_coordinator()
+        time.sleep(4)
+        c.wait_step(30)
+        pages_before = len(got.taken.get("/pagerduty", []))
+        # Two more failures, the second of which ends the job.
+        c.kill_worker(0, signal.SIGKILL)
+        c.wait_for(
+            lambda: [f for f in c.facts("Notified") if f["incident"] == 3 and f["status"] == "resolved"],
+            60,
+            "the third",
+        )
+        c.kill_worker(0, signal.SIGKILL)
+        codes = c.wait(60)
+        time.sleep(3)
+        if through_alertmanager:
+            # Alertmanager resolves an alert 40 s later, and not before it has reported it
+            # as firing.
+            deadline = time.monotonic() + 60
+            while (
+                time.monotonic() < deadline
+                and len([b for b in got.taken.get("/from-alertmanager", []) if b["status"] == "resolved"]) < 3
+            ):
+                time.sleep(0.2)
+        facts = c.facts("Notified")
+    return Job(codes, facts, pages_before)
+
+
+def _services(got: Receivers, job: Job, through_alertmanager: bool) -> Iterator[Bound]:
+    """Compares what each service received with what the job has recorded."""
     posts, updates = got.taken.get("/api/chat.postMessage", []), got.taken.get("/api/chat.update", [])
-    told = len({f["incident"] for f in facts})
+    told = len({f["incident"] for f in job.facts})
     yield Bound(
         "slack.messages", len(posts), "messages by the bot for four incidents, updated in place after that", "=", told
     )
@@ -190,12 +175,12 @@ def measure(soak: bool) -> Iterator[Bound]:
     )
     pages = [b["event_action"] for b in got.taken.get("/pagerduty", [])]
     yield Bound(
-        "pagerduty.pages-for-what-recovered", pages_before, "pages for three failures that were handled", "=", 0
+        "pagerduty.pages-for-what-recovered", job.pages_before, "pages for three failures that were handled", "=", 0
     )
     yield Bound(
         "pagerduty.pages-for-a-person", pages.count("trigger"), "page for the failure that ended the job", "=", 1
     )
-    if served:
+    if through_alertmanager:
         passed = {(b["alerts"][0]["labels"]["incident"], b["status"]) for b in got.taken.get("/from-alertmanager", [])}
         print("through alertmanager:", sorted(passed))
         yield Bound(
@@ -212,5 +197,39 @@ def measure(soak: bool) -> Iterator[Bound]:
             "=",
             told - 1,
         )
+
+
+def measure(soak: bool) -> Iterator[Bound]:
+    with tempfile.TemporaryDirectory() as scratch:
+        at = Path(scratch)
+        # The first two requests are answered with 503, so their notices must be sent again.
+        got = Receivers(fail_first=2)
+        served = _alertmanager(at, got.url)
+        options = ["--max-restarts", "3", "--notify", str(_routes(at, got.url, served[1] if served else None))]
+        try:
+            job = _job(scratch, options, got, served is not None)
+        finally:
+            if served:
+                served[0].kill()
+                served[0].wait()
+            got.close()
+    print("\n".join(got.wrong[:5]))
+    yield Bound(
+        "refused", len(got.wrong), "requests that the services would have refused (signatures, fields, tokens)", "=", 0
+    )
+    hook = [(b["commonLabels"]["incident"], b["status"]) for b in got.taken["/hook"]]
+    print("webhook:", hook, "exit", job.codes)
+    wanted = {(f"inc-{f['incident']}", "resolved" if f["status"] == "resolved" else "firing") for f in job.facts}
+    # Two statuses of one incident that are due at once become one message with the latest.
+    missing = [w for w in wanted if w not in hook and not (w[1] == "firing" and (w[0], "resolved") in hook)]
+    yield Bound("webhook.missing", len(missing), f"of {len(wanted)} messages", "=", 0)
+    yield Bound(
+        "webhook.twice",
+        len(hook) - len(set(hook)),
+        "messages that came twice (the coordinator was killed in between)",
+        "=",
+        0,
+    )
+    yield from _services(got, job, served is not None)
     tried = subprocess.run([str(EVERSTEP), "notify", "/nonexistent.toml"], capture_output=True, text=True, check=False)
     yield Bound("bad-file.code", tried.returncode, "exit code for a file that is not there", "=", 78)

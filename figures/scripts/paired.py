@@ -50,7 +50,7 @@ def family() -> float:
     return sum(int(x) for p in mine if p in table for x in table[p][11:15]) / TICK
 
 
-def main() -> None:
+def _arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser()
     p.add_argument("--bytes", type=int, default=10**9)
     p.add_argument("--modes", required=True)
@@ -62,7 +62,15 @@ def main() -> None:
         help="a step's computing is a wait, as for a device, which leaves the processor idle",
     )
     p.add_argument("--out", required=True)
-    a = p.parse_args()
+    return p.parse_args()
+
+
+def _report(mode: str, took: float, cpu: float, until: float) -> None:
+    print(json.dumps({"mode": mode, "seconds": took, "cpu": cpu, "until": until}), flush=True)
+
+
+def main() -> None:
+    a = _arguments()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     module, optimizer = state(a.bytes)
@@ -132,12 +140,7 @@ def main() -> None:
             took = time.perf_counter() - began
             settle()
             if round_ >= 0:
-                print(
-                    json.dumps(
-                        {"mode": mode, "seconds": took, "cpu": family() - cpu, "until": time.perf_counter() - began}
-                    ),
-                    flush=True,
-                )
+                _report(mode, took, family() - cpu, time.perf_counter() - began)
             time.sleep(0.3)
     ckpt._persist = 0
     ckpt.close()

@@ -250,14 +250,8 @@ def test_without_threads_the_training_thread_copies(tmp_path):
     assert 4 in _published(out)
 
 
-def test_a_structure_that_is_kept_notices_every_change(tmp_path):
-    """A capture from the kept structure equals what a walk through the objects finds."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, schedule=schedule, persist=1)
-    ckpt.restore()
+def _changes(model, optimizer, schedule):
+    """Returns a step of training, and everything that may change a structure between two steps."""
 
     def train() -> None:
         model(torch.randn(4, 8)).square().sum().backward()
@@ -309,8 +303,7 @@ def test_a_structure_that_is_kept_notices_every_change(tmp_path):
             lambda m, s, prefix, local: s.__setitem__(f"{prefix}weight", s[f"{prefix}weight"] * 2)
         )
 
-    step = 0
-    for change in [
+    return [
         train,
         replaced,
         transposed,
@@ -324,7 +317,21 @@ def test_a_structure_that_is_kept_notices_every_change(tmp_path):
         removed,
         persistent,
         hooked,
-    ]:
+    ]
+
+
+def test_a_structure_that_is_kept_notices_every_change(tmp_path):
+    """A capture from the kept structure equals what a walk through the objects finds."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, schedule=schedule, persist=1)
+    ckpt.restore()
+
+    train, *others = _changes(model, optimizer, schedule)
+    step = 0
+    for change in (train, *others):
         for now in (train, train, change):
             now()
             step += 1

@@ -42,6 +42,7 @@ pub mod spec;
 pub mod stacks;
 pub mod survival;
 pub mod time;
+pub mod world;
 
 /// Evaluates to `true` if the named bug is planted; always `false` outside the simulator's
 /// planted-bug runs.

@@ -165,25 +165,9 @@ pub async fn run(
         desk: Desk::open(routes, &events_file(directory)),
         watcher,
     };
-    driver.event(Event::Tick);
-    let mut pulse = tokio::time::interval(CHECK_EVERY);
-    loop {
-        let now = driver.now();
-        let deadline = driver.core.deadline(now).map_or(Duration::from_secs(3600), |at| at.since(now));
-        tokio::select! {
-            input = inputs.recv() => match input {
-                Some(input) => driver.input(input),
-                None => return Ok(()),
-            },
-            () = tokio::time::sleep(deadline) => driver.event(Event::Tick),
-            _ = pulse.tick() => {
-                if driver.pulse() {
-                    let _ = std::fs::remove_file(EndpointFile::path(directory));
-                    return Ok(());
-                }
-            }
-        }
-    }
+    driver.serve(&mut inputs).await;
+    let _ = std::fs::remove_file(EndpointFile::path(directory));
+    Ok(())
 }
 
 /// Starts the thread that writes records. Returns where it takes what to write.
@@ -206,6 +190,25 @@ fn write_in_thread(
 }
 
 impl Driver {
+    /// Handles what reaches the coordinator, until no job needs it any more.
+    async fn serve(&mut self, inputs: &mut mpsc::UnboundedReceiver<Input>) {
+        self.event(Event::Tick);
+        let mut pulse = tokio::time::interval(CHECK_EVERY);
+        loop {
+            let now = self.now();
+            let deadline = self.core.deadline(now).map_or(Duration::from_secs(3600), |at| at.since(now));
+            tokio::select! {
+                input = inputs.recv() => if let Some(input) = input { self.input(input) },
+                () = tokio::time::sleep(deadline) => self.event(Event::Tick),
+                _ = pulse.tick() => {
+                    if self.pulse() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
     fn now(&self) -> Time {
         Time(self.base.0 + u64::try_from(self.base.1.elapsed().as_millis()).unwrap_or(0))
     }

@@ -37,16 +37,20 @@ impl World {
     /// Breaks a GPU if the job can do without its machine. Half of the broken GPUs are repaired
     /// after a while.
     pub(crate) fn gpu_fails(&mut self) -> Option<()> {
-        let well = self.hosts.iter().filter(|h| h.agent.is_some() && h.session.is_some() && h.gpu.is_none()).count();
+        let well =
+            self.hosts.iter().filter(|h| h.agent.is_some() && h.session.is_some() && h.faults.gpu.is_none()).count();
         if well <= self.spec.nodes_min as usize + 1 {
             return None;
         }
         let host = self.any_host(|h| {
-            h.up && !h.frozen && h.gpu.is_none() && h.agent.is_some() && h.crews.iter().any(crate::host::Crew::alive)
+            h.up && !h.frozen
+                && h.faults.gpu.is_none()
+                && h.agent.is_some()
+                && h.crews.iter().any(crate::host::Crew::alive)
         })?;
         let shows = [Shows::Said, Shows::Hang, Shows::SilentThenSign, Shows::Never];
         let h = &mut self.hosts[host];
-        h.gpu = self.rng.pick(&shows).copied();
+        h.faults.gpu = self.rng.pick(&shows).copied();
         self.oracle.ailed.insert(h.node.clone());
         let generation = h.crews.last()?.generation;
         self.at(1, Happening::Ails { host, generation });
@@ -59,7 +63,7 @@ impl World {
 
     /// Makes the broken GPU show in the workers of `generation`.
     pub(crate) fn ails(&mut self, host: usize, generation: Generation) {
-        let Some(shows) = self.hosts[host].gpu else { return };
+        let Some(shows) = self.hosts[host].faults.gpu else { return };
         let Some(crew) = self.hosts[host].crews.last_mut().filter(|c| c.generation == generation) else { return };
         match shows {
             Shows::Said => self.worker_errs(host, 0, GPU_ERROR),
@@ -85,7 +89,7 @@ impl World {
 
     /// Repairs the machine and restarts its agent.
     pub(crate) fn mended(&mut self, host: usize) {
-        if self.hosts[host].gpu.take().is_some() && self.hosts[host].agent.is_some() {
+        if self.hosts[host].faults.gpu.take().is_some() && self.hosts[host].agent.is_some() {
             self.crash_agent(host);
             let delay = self.rng.range(2000, 20_000);
             self.at(delay, Happening::StartAgent { host });

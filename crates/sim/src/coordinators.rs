@@ -154,7 +154,7 @@ impl World {
         }
         let living: Vec<usize> = (0..self.processes.len()).filter(|i| self.processes[*i].alive).collect();
         let target = self.rng.pick(&living).copied();
-        let Some(index) = target.filter(|_| self.links[host].open(self.now) && !self.hosts[host].frozen) else {
+        let Some(index) = target.filter(|_| self.network.links[host].open(self.now) && !self.hosts[host].frozen) else {
             let delay = self.rng.range(200, 400);
             return self.at(delay, Happening::Connect { host, life });
         };
@@ -169,7 +169,7 @@ impl World {
     pub(crate) fn transmit(&mut self, session: Session, to_coordinator: bool, make: impl FnOnce(bool) -> Happening) {
         let Some(c) = self.network.connections.get(&session).cloned() else { return };
         let silence = self.silence();
-        let link = &mut self.links[c.host];
+        let link = &mut self.network.links[c.host];
         let blocked = if to_coordinator { link.to_blocked_until } else { link.from_blocked_until };
         let direction = usize::from(to_coordinator);
         let lost = std::mem::take(&mut link.drop_next) || blocked > self.now + silence;
@@ -193,7 +193,7 @@ impl World {
 
     pub(crate) fn send_order(&mut self, session: Session, epoch: Epoch, order: Order) {
         let Some(c) = self.network.connections.get(&session).filter(|c| c.coordinator_end) else { return };
-        let link = &mut self.links[c.host];
+        let link = &mut self.network.links[c.host];
         if link.duplicate_order {
             // Until the next start, the order that must not be carried out twice.
             link.duplicate_order = !matches!(order, Order::Start { .. });
@@ -237,7 +237,7 @@ impl World {
         let (host, life, other_open) = (c.host, c.life, c.coordinator_end);
         if other_open {
             // The coordinator notices as soon as the path allows, at the latest by silence.
-            let delay = if self.links[host].open(self.now) { self.rng.range(1, 1500) } else { self.silence() };
+            let delay = if self.network.links[host].open(self.now) { self.rng.range(1, 1500) } else { self.silence() };
             self.at(delay, Happening::CoordinatorSeesEnd { session });
         }
         let h = &mut self.hosts[host];

@@ -82,6 +82,34 @@ pub enum Shows {
     Never,
 }
 
+/// What a machine keeps for others.
+#[derive(Debug, Default)]
+pub struct Copies {
+    /// Copies of other nodes' steps.
+    pub replicas: Vec<Held>,
+    /// Parity of other nodes' steps.
+    pub parity: Vec<HeldParity>,
+    /// The current replication round, and the step that was taken for it.
+    pub taken: (Generation, u64, Option<Step>),
+    /// Copies of older generations are refused.
+    pub floor: Generation,
+}
+
+/// The faults of a machine.
+#[derive(Debug, Default)]
+pub struct Faults {
+    /// How many of the next transfers arrive incomplete.
+    pub cut_next: u32,
+    /// The machine is lost after the last of those transfers.
+    pub doomed: bool,
+    /// How many of the next starts crash at once.
+    pub crash_loop: u32,
+    /// How a broken GPU shows, if one has failed.
+    pub gpu: Option<Shows>,
+    /// Everything takes longer until this time.
+    pub slow_until: u64,
+}
+
 /// One machine.
 #[derive(Debug)]
 pub struct Host {
@@ -105,24 +133,10 @@ pub struct Host {
     pub next_port: u16,
     /// Sealed steps by local rank.
     pub memory: BTreeMap<u32, Vec<Held>>,
-    /// Copies of other nodes' steps.
-    pub replicas: Vec<Held>,
-    /// Parity of other nodes' steps.
-    pub parity: Vec<HeldParity>,
-    /// The current replication round, and the step that was taken for it.
-    pub taken: (Generation, u64, Option<Step>),
-    /// Copies of older generations are refused.
-    pub floor: Generation,
-    /// How many of the next transfers arrive incomplete.
-    pub cut_next: u32,
-    /// The machine is lost after the last of those transfers.
-    pub doomed: bool,
-    /// How many of the next starts crash at once.
-    pub crash_loop: u32,
-    /// How a broken GPU shows, if one has failed.
-    pub gpu: Option<Shows>,
-    /// Everything takes longer until this time.
-    pub slow_until: u64,
+    /// What it keeps for other nodes.
+    pub copies: Copies,
+    /// The faults that will show, or show now.
+    pub faults: Faults,
     /// The exit code and reason of an agent that has ended.
     pub exited: Option<(i32, String)>,
     /// A scheduler starts the agent again when it ends.
@@ -146,15 +160,8 @@ impl Host {
             session: None,
             next_port: 20_000,
             memory: BTreeMap::new(),
-            replicas: Vec::new(),
-            parity: Vec::new(),
-            taken: (Generation(0), 0, None),
-            floor: Generation(0),
-            cut_next: 0,
-            doomed: false,
-            crash_loop: 0,
-            gpu: None,
-            slow_until: 0,
+            copies: Copies::default(),
+            faults: Faults::default(),
             exited: None,
             restart: true,
             wake_at: None,
@@ -169,14 +176,14 @@ impl Host {
 
     /// Counts down `cut_next`, and returns true if the data being sent arrives incomplete.
     pub fn cuts(&mut self) -> bool {
-        let cut = self.cut_next > 0;
-        self.cut_next = self.cut_next.saturating_sub(1);
+        let cut = self.faults.cut_next > 0;
+        self.faults.cut_next = self.faults.cut_next.saturating_sub(1);
         cut
     }
 
     /// Returns all shards in memory.
     pub fn all(&self) -> impl Iterator<Item = &Held> {
-        self.memory.values().flatten().chain(&self.replicas)
+        self.memory.values().flatten().chain(&self.copies.replicas)
     }
 
     /// Returns what a rank could restore from its own slots or from durable storage.
@@ -223,21 +230,22 @@ impl Host {
     /// otherwise the newest.
     pub fn keep(&mut self, of: Holding, base: Option<Step>) {
         let same = |m: &Held| (m.of.rank, m.of.world_size) == (of.rank, of.world_size);
-        self.replicas.retain(|m| m.of != of);
-        let others = self.replicas.iter().filter(|m| same(m)).map(|m| (m.of.generation, m.of.step));
+        self.copies.replicas.retain(|m| m.of != of);
+        let others = self.copies.replicas.iter().filter(|m| same(m)).map(|m| (m.of.generation, m.of.step));
         let stays = stays(others, base);
-        self.replicas.retain(|m| !same(m) || Some((m.of.generation, m.of.step)) == stays);
-        self.replicas.push(Held { of, pinned: false, rotten: false });
+        self.copies.replicas.retain(|m| !same(m) || Some((m.of.generation, m.of.step)) == stays);
+        self.copies.replicas.push(Held { of, pinned: false, rotten: false });
     }
 
     /// Does the same for parity.
     pub fn keep_parity(&mut self, of: Parity, base: Option<Step>) {
         let name = |p: &Parity| (p.stripe, p.number, p.world_size);
-        self.parity.retain(|p| p.of != of);
-        let others = self.parity.iter().filter(|p| name(&p.of) == name(&of)).map(|p| (p.of.generation, p.of.step));
+        self.copies.parity.retain(|p| p.of != of);
+        let others =
+            self.copies.parity.iter().filter(|p| name(&p.of) == name(&of)).map(|p| (p.of.generation, p.of.step));
         let stays = stays(others, base);
-        self.parity.retain(|p| name(&p.of) != name(&of) || Some((p.of.generation, p.of.step)) == stays);
-        self.parity.push(HeldParity { of, rotten: false });
+        self.copies.parity.retain(|p| name(&p.of) != name(&of) || Some((p.of.generation, p.of.step)) == stays);
+        self.copies.parity.push(HeldParity { of, rotten: false });
     }
 }
 

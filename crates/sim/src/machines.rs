@@ -83,11 +83,11 @@ impl World {
     }
 
     pub(crate) fn execute(&mut self, host: usize, command: AgentCommand) {
-        let slow = if self.now < self.hosts[host].slow_until { 8 } else { 1 };
+        let slow = if self.now < self.hosts[host].faults.slow_until { 8 } else { 1 };
         match command {
             AgentCommand::Send(report) => {
                 let Some(session) = self.hosts[host].session else { return };
-                if std::mem::take(&mut self.links[host].duplicate_next) {
+                if std::mem::take(&mut self.network.links[host].duplicate_next) {
                     let report = Some(report.clone());
                     self.transmit(session, true, |_| Happening::ToCoordinator { session, hello: None, report });
                 }
@@ -138,7 +138,7 @@ impl World {
         let ready_at = self.now + self.rng.range(1500, 4000) * slow;
         let living = (0..slot.workers).map(|l| (l, true)).collect();
         let workers = slot.workers;
-        self.hosts[host].floor = generation;
+        self.hosts[host].copies.floor = generation;
         self.hosts[host].memory.values_mut().flatten().for_each(|m| m.pinned = false);
         self.hosts[host].crews.push(Crew {
             generation,
@@ -155,12 +155,12 @@ impl World {
             beats: 0,
             hold_at: None,
         });
-        if self.hosts[host].gpu.is_some() {
+        if self.hosts[host].faults.gpu.is_some() {
             let delay = self.rng.range(500, 6000);
             self.at(delay, Happening::Ails { host, generation });
         }
-        if self.hosts[host].crash_loop > 0 {
-            self.hosts[host].crash_loop -= 1;
+        if self.hosts[host].faults.crash_loop > 0 {
+            self.hosts[host].faults.crash_loop -= 1;
             self.worker_dies(host, 0);
         }
     }
@@ -187,7 +187,7 @@ impl World {
         let Some(c) = self.network.connections.get_mut(&session) else { return };
         c.agent_end = false;
         let host = c.host;
-        let delay = if self.links[host].open(self.now) { self.rng.range(1, 30) } else { self.silence() };
+        let delay = if self.network.links[host].open(self.now) { self.rng.range(1, 30) } else { self.silence() };
         self.at(delay, Happening::CoordinatorSeesEnd { session });
     }
 
@@ -289,7 +289,7 @@ impl World {
         let h = &self.hosts[host];
         let Some(crew) = h.crews.last().filter(|c| c.training && c.alive()) else { return };
         let (generation, first, step) = (crew.generation, crew.slot.first_rank.0, crew.step);
-        let own_us = if self.now < h.slow_until { 150_000 } else { 50_000 };
+        let own_us = if self.now < h.faults.slow_until { 150_000 } else { 50_000 };
         let ranks: Vec<RankProgress> = (first..first + crew.workers)
             .map(|rank| RankProgress {
                 rank,
@@ -299,7 +299,7 @@ impl World {
                 ..RankProgress::default()
             })
             .collect();
-        let Some(session) = h.session.filter(|_| self.links[host].open(self.now)) else { return };
+        let Some(session) = h.session.filter(|_| self.network.links[host].open(self.now)) else { return };
         let Some(c) = self.network.connections.get(&session).filter(|c| c.coordinator_end) else { return };
         let index = c.coordinator;
         for rank in &ranks {
@@ -316,7 +316,7 @@ impl World {
         if !crew.training && now >= crew.ready_at && !crew.offered {
             crew.offered = true;
             let held = self.hosts[host].all().map(|m| m.of).collect();
-            let parity = self.hosts[host].parity.iter().map(|p| p.of.clone()).collect();
+            let parity = self.hosts[host].copies.parity.iter().map(|p| p.of.clone()).collect();
             self.agent(host, AgentEvent::Holds { generation, held, parity });
             let shared = self.shared();
             let size = self.oracle.worlds.get(&generation).map_or(0, |w| w.size);

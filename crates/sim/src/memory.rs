@@ -123,12 +123,12 @@ impl World {
         };
         let common = (0..workers).map(steps).reduce(|a: BTreeSet<Step>, b| &a & &b).unwrap_or_default();
         let step = common.first().copied();
-        h.taken = (generation, sending.round, step);
+        h.copies.taken = (generation, sending.round, step);
         for held in h.memory.values_mut().flatten().filter(|m| m.of.generation == generation) {
             // Pins of earlier rounds are released, except for the base step.
             held.pinned = Some(held.of.step) == step || (held.pinned && Some(held.of.step) == sending.base);
         }
-        let (life, slow) = (h.life, if self.now < h.slow_until { 8 } else { 1 });
+        let (life, slow) = (h.life, if self.now < h.faults.slow_until { 8 } else { 1 });
         let alone = sending.plan.keepers.is_empty() && sending.plan.stripes.is_empty();
         let delay = self.rng.range(5, if alone { 20 } else { 900 }) * slow;
         self.at(delay, Happening::Sent { host, life, generation, step, sending });
@@ -168,10 +168,9 @@ impl World {
         let whole = sending.plan.keepers.is_empty() || !self.hosts[host].cuts();
         arrived &= whole;
         for keeper in &sending.plan.keepers {
-            let to = self
-                .hosts
-                .iter_mut()
-                .find(|k| k.node == keeper.node && k.up && !k.frozen && k.agent.is_some() && k.floor <= generation);
+            let to = self.hosts.iter_mut().find(|k| {
+                k.node == keeper.node && k.up && !k.frozen && k.agent.is_some() && k.copies.floor <= generation
+            });
             let some = if whole { shards.len() } else { 1 };
             match to {
                 Some(to) => shards.iter().take(some).for_each(|s| to.keep(s.of, sending.base)),
@@ -184,8 +183,8 @@ impl World {
         let first = shards.iter().map(|s| s.of.rank.0).min().unwrap_or(0);
         let digests = shards.iter().map(digest).map(|(rank, digest)| (rank - first, digest)).collect();
         self.agent(host, AgentEvent::Replicated { generation, step, digests, round: sending.round });
-        if self.hosts[host].doomed && self.hosts[host].cut_next == 0 {
-            self.hosts[host].doomed = false;
+        if self.hosts[host].faults.doomed && self.hosts[host].faults.cut_next == 0 {
+            self.hosts[host].faults.doomed = false;
             self.lose_node(host);
         }
     }
@@ -208,11 +207,11 @@ impl World {
                 }
                 return Computed::Failed;
             };
-            if (h.taken.0, h.taken.1) < (generation, sending.round) {
+            if (h.copies.taken.0, h.copies.taken.1) < (generation, sending.round) {
                 return Computed::NotYet;
             }
             let is = |m: &Held| (m.of.rank, m.of.generation, m.of.step) == (rank, generation, step);
-            let there = h.taken == (generation, sending.round, Some(step));
+            let there = h.copies.taken == (generation, sending.round, Some(step));
             if !there || !h.memory.values().flatten().any(|m| is(m) && m.pinned && !m.rotten) {
                 return Computed::Failed;
             }
@@ -234,8 +233,9 @@ impl World {
         }
         for (number, keeper) in (1..).zip(&stripe.keepers) {
             let mut all = self.hosts.iter_mut();
-            let to =
-                all.find(|k| k.node == keeper.node && k.up && !k.frozen && k.agent.is_some() && k.floor <= generation);
+            let to = all.find(|k| {
+                k.node == keeper.node && k.up && !k.frozen && k.agent.is_some() && k.copies.floor <= generation
+            });
             let Some(to) = to else { return Computed::Failed };
             to.keep_parity(parity(number), sending.base);
         }
@@ -255,8 +255,8 @@ impl World {
         for held in h.memory.values_mut().flatten() {
             held.pinned &= (held.of.generation, held.of.step) >= (generation, step);
         }
-        h.replicas.retain(|r| r.of.world_size == world_size && keeps.contains(&r.of.rank));
-        h.parity.retain(|p| p.of.world_size == world_size && keeps_parity.contains(&p.of.stripe));
+        h.copies.replicas.retain(|r| r.of.world_size == world_size && keeps.contains(&r.of.rank));
+        h.copies.parity.retain(|p| p.of.world_size == world_size && keeps_parity.contains(&p.of.stripe));
         let newer = self.oracle.committed.is_none_or(|c| (c.generation, c.step) < (generation, step));
         if newer {
             self.oracle.committed = Some(Committed { generation, step, world_size });
@@ -264,9 +264,9 @@ impl World {
             self.oracle.kept.clear();
             for (host, h) in self.hosts.iter().enumerate() {
                 let own = h.memory.values().flatten().filter(|m| now(&m.of) && !m.rotten).map(|m| Kept::Own(m.of));
-                let copies = h.replicas.iter().filter(|m| now(&m.of) && !m.rotten).map(|m| Kept::Copy(m.of));
+                let copies = h.copies.replicas.iter().filter(|m| now(&m.of) && !m.rotten).map(|m| Kept::Copy(m.of));
                 let parity =
-                    h.parity.iter().filter(|p| (p.of.generation, p.of.step) == (generation, step) && !p.rotten);
+                    h.copies.parity.iter().filter(|p| (p.of.generation, p.of.step) == (generation, step) && !p.rotten);
                 let all = own.chain(copies).chain(parity.map(|p| Kept::Parity(p.of.clone())));
                 self.oracle.kept.extend(all.map(|kept| (host, kept)));
             }
@@ -287,8 +287,9 @@ impl World {
             let of_parity = |(number, address): (u32, &Option<String>)| {
                 let is = |p: &Parity| (p.stripe, p.number, (p.generation, p.step)) == (stripe.number, number, at);
                 let holder = address.as_ref().and_then(|a| self.serves(a));
-                holder
-                    .is_some_and(|h| h.parity.iter().any(|p| is(&p.of) && p.of.members == stripe.members && !p.rotten))
+                holder.is_some_and(|h| {
+                    h.copies.parity.iter().any(|p| is(&p.of) && p.of.members == stripe.members && !p.rotten)
+                })
             };
             let data = stripe.members.iter().zip(&stripe.data).filter(|m| of_member(*m)).count();
             let parity = (0..).zip(&stripe.parity).filter(|p| of_parity(*p)).count();

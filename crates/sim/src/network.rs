@@ -54,10 +54,18 @@ pub struct Connection {
 pub struct Network {
     /// The connections by session number.
     pub connections: BTreeMap<Session, Connection>,
+    /// Each host's link to the others.
+    pub links: Vec<Link>,
     next: u64,
 }
 
 impl Network {
+    /// Returns the network of this number of hosts.
+    #[must_use]
+    pub fn new(hosts: usize) -> Self {
+        Network { links: vec![Link::default(); hosts], ..Network::default() }
+    }
+
     /// Opens a connection and returns its session.
     pub fn open(&mut self, host: usize, life: u64, coordinator: usize) -> Session {
         self.next += 1;

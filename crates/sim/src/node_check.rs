@@ -9,9 +9,11 @@ use everstep_core::time::Time;
 
 impl World {
     pub(crate) fn take_part(&mut self, host: usize, part: (Time, u32), measure: bool, partners: &[Partner]) {
-        let (well, life) = (self.hosts[host].gpu.is_none(), self.hosts[host].life);
+        let (well, life) = (self.hosts[host].faults.gpu.is_none(), self.hosts[host].life);
         let there = |p: &&Partner| {
-            self.hosts.iter().any(|h| h.node == p.node && h.up && !h.frozen && h.agent.is_some() && h.gpu.is_none())
+            self.hosts
+                .iter()
+                .any(|h| h.node == p.node && h.up && !h.frozen && h.agent.is_some() && h.faults.gpu.is_none())
         };
         let tested = |p: &Partner| (p.node.clone(), Some(p).filter(there).filter(|_| well).map(|_| 900));
         let pairs = partners.iter().map(tested).collect();

@@ -125,15 +125,35 @@ pub(crate) enum Happening {
     Inject(Fault),
 }
 
+/// Everything that is to happen, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Agenda {
+    queue: BTreeMap<(u64, u64), Happening>,
+    order: u64,
+    /// The number of events that have happened.
+    past: u64,
+}
+
+impl Agenda {
+    fn add(&mut self, at: u64, happening: Happening) {
+        self.order += 1;
+        self.queue.insert((at, self.order), happening);
+    }
+
+    fn next(&mut self) -> Option<(u64, Happening)> {
+        let ((at, _), happening) = self.queue.pop_first()?;
+        self.past += 1;
+        Some((at, happening))
+    }
+}
+
 /// A cluster during the simulation.
 pub(crate) struct World {
     pub now: u64,
     pub options: Options,
     pub rng: Rng,
-    pub queue: BTreeMap<(u64, u64), Happening>,
-    pub order: u64,
+    pub agenda: Agenda,
     pub hosts: Vec<Host>,
-    pub links: Vec<crate::network::Link>,
     pub network: Network,
     pub processes: Vec<Process>,
     pub store: Store,
@@ -144,7 +164,6 @@ pub(crate) struct World {
     pub counts: FaultCounts,
     pub durable: Option<u64>,
     pub quiet_at: u64,
-    pub events: u64,
 }
 
 /// Runs one simulation.
@@ -153,12 +172,11 @@ pub fn run(options: &Options) -> Outcome {
     let mut world = World::new(options.clone());
     world.prepare();
     let end = options.minutes * 60_000;
-    while let Some(((at, _), happening)) = world.queue.pop_first() {
+    while let Some((at, happening)) = world.agenda.next() {
         if at > end || !world.oracle.violations.is_empty() {
             break;
         }
         world.now = at;
-        world.events += 1;
         world.happen(happening);
         world.check();
     }
@@ -170,7 +188,7 @@ pub fn run(options: &Options) -> Outcome {
         violations: world.oracle.violations,
         faults: world.counts,
         hash: world.trace.hash(),
-        events: world.events,
+        events: world.agenda.past,
         generations: world.oracle.started.len(),
         restores: std::mem::take(&mut world.oracle.tiers),
         blames,
@@ -205,16 +223,13 @@ impl World {
             h.up = false;
             h
         }));
-        let links = vec![crate::network::Link::default(); hosts.len()];
         let quiet_at = options.minutes * 60_000 - 6 * 60_000;
         World {
             now: 0,
             rng,
-            queue: BTreeMap::new(),
-            order: 0,
+            agenda: Agenda::default(),
+            network: Network::new(hosts.len()),
             hosts,
-            links,
-            network: Network::default(),
             processes: Vec::new(),
             store: Store::default(),
             spec,
@@ -224,7 +239,6 @@ impl World {
             counts: FaultCounts::new(),
             durable: None,
             quiet_at,
-            events: 0,
             options,
         }
     }
@@ -256,8 +270,7 @@ impl World {
 
     /// Schedules an event `delay` milliseconds from now.
     pub(crate) fn at(&mut self, delay: u64, happening: Happening) {
-        self.order += 1;
-        self.queue.insert((self.now + delay, self.order), happening);
+        self.agenda.add(self.now + delay, happening);
     }
 
     /// Returns when a process that sleeps until `deadline` runs again. Like a real driver, it knows
@@ -371,7 +384,7 @@ impl World {
         let Some(process) = self.processes.iter().rev().find(|p| p.alive) else { return };
         let Some(job) = process.core.jobs().get(&self.spec.job) else { return };
         // A machine with a broken GPU is of no use, even if it is attached.
-        let well = self.hosts.iter().filter(|h| h.agent.is_some() && h.session.is_some() && h.gpu.is_none());
+        let well = self.hosts.iter().filter(|h| h.agent.is_some() && h.session.is_some() && h.faults.gpu.is_none());
         // If two machines use the same name, one of them is being refused.
         let usable = well.map(|h| &h.node).collect::<BTreeSet<_>>().len();
         if usable < self.spec.nodes_min as usize {

@@ -194,27 +194,33 @@ pub async fn run(
         stopping: false,
         impatient: false,
     };
-    let mut ping = tokio::time::interval(ladder.ping);
-    let mut look = tokio::time::interval(ladder.ping.min(Duration::from_millis(100)));
-    loop {
-        let deadline = driver.core.deadline();
-        let deadline = deadline.map_or(Duration::from_secs(3600), |at| at.since(driver.now()));
-        tokio::select! {
-            input = inputs.recv() => if let Some(input) = input { driver.input(input).await },
-            () = tokio::time::sleep(deadline) => driver.event(Event::Tick).await,
-            _ = ping.tick() => driver.ping(false),
-            _ = look.tick() => driver.look().await,
-        }
-        if let Some(end) = driver.end.take() {
-            driver.wind_down(&end, &mut inputs).await;
-            let waited = tokio::task::spawn_blocking(move || guard_process.wait());
-            let _ = tokio::time::timeout(GUARD_END, waited).await;
-            return Ok(end);
-        }
-    }
+    let end = driver.serve(&mut inputs, ladder.ping).await;
+    driver.wind_down(&end, &mut inputs).await;
+    let waited = tokio::task::spawn_blocking(move || guard_process.wait());
+    let _ = tokio::time::timeout(GUARD_END, waited).await;
+    Ok(end)
 }
 
 impl Driver {
+    /// Handles what reaches the agent, until the job is over.
+    async fn serve(&mut self, inputs: &mut mpsc::UnboundedReceiver<Input>, ping_every: Duration) -> End {
+        let mut ping = tokio::time::interval(ping_every);
+        let mut look = tokio::time::interval(ping_every.min(Duration::from_millis(100)));
+        loop {
+            let deadline = self.core.deadline();
+            let deadline = deadline.map_or(Duration::from_secs(3600), |at| at.since(self.now()));
+            tokio::select! {
+                input = inputs.recv() => if let Some(input) = input { self.input(input).await },
+                () = tokio::time::sleep(deadline) => self.event(Event::Tick).await,
+                _ = ping.tick() => self.ping(false),
+                _ = look.tick() => self.look().await,
+            }
+            if let Some(end) = self.end.take() {
+                return end;
+            }
+        }
+    }
+
     /// Makes the newest step durable if the job failed, and leaves nothing behind that is of no use.
     async fn wind_down(&mut self, end: &End, inputs: &mut mpsc::UnboundedReceiver<Input>) {
         if end.code != 0 {

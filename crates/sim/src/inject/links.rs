@@ -7,7 +7,7 @@ impl World {
     pub(super) fn drop_message(&mut self) -> Option<()> {
         let host = self.running()?;
         self.oracle.blames.cut(&self.hosts[host].node);
-        self.links[host].drop_next = true;
+        self.network.links[host].drop_next = true;
         self.worker_dies(host, 0);
         Some(())
     }
@@ -15,16 +15,16 @@ impl World {
     pub(super) fn delay_messages(&mut self, until: u64) -> Option<()> {
         let host = self.attached()?;
         self.oracle.blames.cut(&self.hosts[host].node);
-        self.links[host].slow = (self.rng.range(100, 1500), until);
+        self.network.links[host].slow = (self.rng.range(100, 1500), until);
         Some(())
     }
 
     /// Duplicates the next message, and orders up to the next start.
     pub(super) fn duplicate_message(&mut self) -> Option<()> {
         let host = self.running()?;
-        self.links[host].duplicate_next = true;
+        self.network.links[host].duplicate_next = true;
         self.worker_dies(host, 1);
-        for link in &mut self.links {
+        for link in &mut self.network.links {
             link.duplicate_order = true;
         }
         Some(())
@@ -32,7 +32,7 @@ impl World {
 
     pub(super) fn reorder_messages(&mut self) -> Option<()> {
         let host = self.running()?;
-        self.links[host].reorder_next = true;
+        self.network.links[host].reorder_next = true;
         self.worker_dies(host, 1);
         Some(())
     }
@@ -49,7 +49,7 @@ impl World {
     pub(super) fn partition(&mut self, until: u64, to: bool, from: bool) -> Option<()> {
         let host = self.attached()?;
         self.oracle.blames.cut(&self.hosts[host].node);
-        let link = &mut self.links[host];
+        let link = &mut self.network.links[host];
         if to {
             link.to_blocked_until = until;
         }

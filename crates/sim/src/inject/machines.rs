@@ -63,8 +63,8 @@ impl World {
         self.oracle.blames.cut(&self.hosts[host].node);
         let frozen_for = self.rng.range(3000, 20_000);
         self.at(frozen_for, Happening::Thaw { host });
-        self.links[host].to_blocked_until = self.now + frozen_for;
-        self.links[host].from_blocked_until = self.now + frozen_for;
+        self.network.links[host].to_blocked_until = self.now + frozen_for;
+        self.network.links[host].from_blocked_until = self.now + frozen_for;
         let session = self.hosts[host].session?;
         let silence = self.silence();
         self.at(silence, Happening::CoordinatorSeesEnd { session });
@@ -89,9 +89,9 @@ impl World {
     pub(super) fn slow_node(&mut self, until: u64) -> Option<()> {
         let host = self.attached()?;
         self.oracle.blames.cut(&self.hosts[host].node);
-        self.hosts[host].slow_until = until;
+        self.hosts[host].faults.slow_until = until;
         self.oracle.slowed.insert(self.hosts[host].node.clone());
-        self.links[host].slow = (400, until);
+        self.network.links[host].slow = (400, until);
         Some(())
     }
 
@@ -131,8 +131,8 @@ impl World {
         let h = &mut self.hosts[host];
         h.crews.clear();
         h.memory.clear();
-        h.replicas.clear();
-        h.parity.clear();
+        h.copies.replicas.clear();
+        h.copies.parity.clear();
         h.up = false;
         self.oracle.gone(host, |_| true);
     }

@@ -13,7 +13,7 @@ impl World {
     /// Kills a worker, and kills it again after each of its next two starts.
     pub(super) fn crash_loop(&mut self) -> Option<()> {
         let host = self.running()?;
-        self.hosts[host].crash_loop = 2;
+        self.hosts[host].faults.crash_loop = 2;
         self.worker_dies(host, 0);
         Some(())
     }
