@@ -57,7 +57,7 @@ impl Job {
     pub(super) fn signed(&mut self, now: Time, node: &NodeId, sign: Sign, out: &mut Output) {
         let fact = Fact::Signed { node: node.clone(), sign: sign.clone() };
         out.record(fact);
-        self.evidence.signed(now, node, sign);
+        self.evidence.add_sign(now, node, sign);
         self.weigh(out);
     }
 
@@ -119,7 +119,7 @@ impl Job {
         if let Some(blame) = &blame {
             self.blamed_again(now, blame, out);
             let unexplained = blame.is_consequence() || blame.verdict.class == "unknown";
-            self.checks.concludes(now, unexplained);
+            self.checks.conclude(now, unexplained);
             if blame.is_consequence() {
                 self.only_connections(now, out);
             }
@@ -160,7 +160,7 @@ impl Job {
         let Some(life) = life.filter(|_| machine && !by_hand) else { return };
         let member = |node: &NodeId| self.evidence.inquiry().is_some_and(|i| i.life(node).is_some());
         let replaced = self.nodes.sessions().any(|(id, _)| !member(id));
-        let before = self.record.blames(now, &blame.node, life);
+        let before = self.record.add_blame(now, &blame.node, life);
         if replaced && before {
             self.exclude(&blame.node, blame.verdict.clone(), true, out);
         }

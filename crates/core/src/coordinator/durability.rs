@@ -44,7 +44,7 @@ impl Job {
     ) {
         // A node that comes back when its job is over is in no world, and nothing is to be decided for it.
         if generation == self.record.generation && self.record.world.slot(node).is_some() {
-            self.shards.holds(node, held, parity);
+            self.shards.set_held(node, held, parity);
             self.decide(now, out);
         }
     }
@@ -72,7 +72,7 @@ impl Job {
             }
             return;
         }
-        self.shards.offer(rank, offers);
+        self.shards.add_offer(rank, offers);
         match self.record.restored.last() {
             Some((g, step)) if *g == generation => {
                 let step = *step;
@@ -131,7 +131,7 @@ impl Job {
         }
         let tiers = sources.iter().map(|s| s.tier).collect();
         self.shards.decide(Decision { step, sources });
-        self.record.restores(generation, step.unwrap_or(Step(0)));
+        self.record.add_restore(generation, step.unwrap_or(Step(0)));
         // Told when it is written: a coordinator that is restarted in between must not decide otherwise.
         self.changed(true);
         let nodes = u32::try_from(self.record.world.slots.len()).unwrap_or(u32::MAX);
@@ -314,7 +314,7 @@ impl Job {
         out: &mut Output,
     ) {
         let current = generation == self.record.generation && self.phase.is_training();
-        if !current || !self.shards.cannot_read(unreadable) {
+        if !current || !self.shards.mark_unreadable(unreadable) {
             return;
         }
         let (rank, step, tier) = unreadable;
@@ -337,7 +337,7 @@ impl Job {
             return;
         }
         let size = self.record.world.size() as usize;
-        if let Some((directory, shards)) = self.shards.written(step, directory, shard, size)
+        if let Some((directory, shards)) = self.shards.add_written(step, directory, shard, size)
             && let Some(session) = self.leader()
         {
             let order = Order::Publish { generation, step, directory, shards };
@@ -351,7 +351,7 @@ impl Job {
             return false;
         }
         self.shards.published(step);
-        self.growth.published();
+        self.growth.forget_too_early();
         self.to_all(&Order::Durable { generation, step }, out);
         let newer = self.record.durable.is_none_or(|d| d < step);
         if newer {

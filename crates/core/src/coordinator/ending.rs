@@ -64,7 +64,7 @@ impl Job {
             return self.late_crash(now, node, failure, None, out);
         }
         let is_over = matches!(ended.how, HowEnded::Exited);
-        self.ending.ended(ended.rank, ended.step, is_over);
+        self.ending.add_over(ended.rank, ended.step, is_over);
         self.settle_held(now, out);
         self.ending.wait_longer(now, is_over);
         self.finish();
@@ -72,7 +72,7 @@ impl Job {
 
     /// Settles held crashes that turn out to have come after the last step.
     fn settle_held(&mut self, now: Time, out: &mut Output) {
-        while let Some((node, failure, with)) = self.ending.settled() {
+        while let Some((node, failure, with)) = self.ending.take_settled() {
             self.late_crash(now, &node, &failure, Some(with), out);
         }
     }
@@ -80,7 +80,7 @@ impl Job {
     /// Reports a crash after the end of training, and counts the rank as finished. `with` is a rank
     /// that had ended at the same step; `None`: the crashed worker's own script was over.
     fn late_crash(&mut self, now: Time, node: &NodeId, failure: &Failure, with: Option<Rank>, out: &mut Output) {
-        if !self.ending.crashed(failure.rank, failure.step) {
+        if !self.ending.add_crashed(failure.rank, failure.step) {
             return;
         }
         let what = describe(node, Some(failure));
@@ -98,7 +98,7 @@ impl Job {
         for session in own.into_iter().chain(self.leader().filter(|s| Some(*s) != own)) {
             out.notice(session, say.clone());
         }
-        self.ending.lists(what);
+        self.ending.add_late(what);
         self.settle_held(now, out);
         self.finish();
     }

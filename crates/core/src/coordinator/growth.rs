@@ -21,7 +21,7 @@ impl Job {
             .filter(|(id, n)| n.is_ready() && self.growth.is_able(id) && record.world.slot(id).is_none())
             .filter(|(id, n)| {
                 let life = n.hello.incarnation;
-                !record.is_excluded(id, life) && !record.gives_away(id, life)
+                !record.is_excluded(id, life) && !record.is_given_away(id, life)
             })
     }
 
@@ -69,7 +69,7 @@ impl Job {
     /// Starts, finishes or gives up an attempt to change the size of the world.
     pub(super) fn consider_growth(&mut self, now: Time, out: &mut Output) {
         let Phase::Training { finished, reattach_until: None } = &self.phase else {
-            self.growth.drops();
+            self.growth.abandon();
             return;
         };
         if !finished.is_empty() {
@@ -89,7 +89,7 @@ impl Job {
             return self.regroup(now, out);
         }
         if let Some(session) = self.leader() {
-            self.growth.tries(now);
+            self.growth.start(now);
             let order = Order::ProposeStep { generation: self.record.generation };
             out.send(session, order);
         }
@@ -102,8 +102,8 @@ impl Job {
         }
         match step {
             // The duration of a step is not known yet.
-            None => self.growth.postpones(now, self.record.spec.ladder().last_call),
-            Some(step) if self.growth.names(step) => self.hold(Some(step), out),
+            None => self.growth.postpone(now, self.record.spec.ladder().last_call),
+            Some(step) if self.growth.set_step(step) => self.hold(Some(step), out),
             Some(_) => {}
         }
     }
@@ -113,7 +113,7 @@ impl Job {
     }
 
     fn give_up_growth(&mut self, now: Time, out: &mut Output) {
-        if self.growth.gives_up(now) {
+        if self.growth.give_up(now) {
             self.hold(None, out);
         }
     }
@@ -132,8 +132,8 @@ impl Job {
         self.record_progress(out);
         let fact = Fact::Growing { generation: self.record.generation, nodes };
         out.record(fact);
-        self.growth.succeeds();
-        self.recovery.stops();
+        self.growth.finish();
+        self.recovery.begin_stop();
         self.fence(now, out);
         self.phase = Phase::forming(now);
     }
@@ -142,7 +142,7 @@ impl Job {
     pub(super) fn leave_out(&mut self, now: Time, nodes: Vec<NodeId>, out: &mut Output) {
         let fact = Fact::LeftOut { generation: self.record.generation, nodes: nodes.clone() };
         out.record(fact);
-        self.growth.cannot_read(nodes, self.record.durable.is_none());
+        self.growth.mark_unable(nodes, self.record.durable.is_none());
         self.fence(now, out);
         self.phase = Phase::forming(now);
     }

@@ -94,7 +94,7 @@ impl Job {
             self.charged(now, node, failure.as_ref());
         }
         self.inquire(now, incident, node, failure, out);
-        self.recovery.stops();
+        self.recovery.begin_stop();
         match refusal {
             // After a hang, all ranks are still asked for their stacks.
             Some((code, why)) if follows || hung || unclear => self.evidence.give_up(code, why),
@@ -107,8 +107,8 @@ impl Job {
         if !self.evidence.is_giving_up() {
             self.record.count_restart(now);
         }
-        self.recovery.opens(incident);
-        self.growth.takes_none();
+        self.recovery.open_incident(incident);
+        self.growth.refuse_newcomers();
         // It is known which rank hangs; what the others wait for shows why.
         self.fence_all(now, hung, out);
         self.phase = Phase::forming(now);

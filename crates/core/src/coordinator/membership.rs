@@ -58,7 +58,7 @@ impl Job {
         let id = hello.node.clone();
         let known = self.nodes.get(&id);
         if known.is_none_or(|known| known.hello.incarnation != hello.incarnation) {
-            self.evidence.forget(&id);
+            self.evidence.forget_signs(&id);
         }
         let (late, bad_network_until) = known.map_or((None, Time(0)), |known| (known.late, known.bad_network_until));
         let clean = hello.running.is_none();
@@ -72,7 +72,7 @@ impl Job {
             late,
             bad_network_until,
         };
-        self.growth.may_read(&id);
+        self.growth.mark_able(&id);
         self.nodes.insert(id.clone(), node);
         self.nodes.confirm(&id, self.record.generation);
     }
@@ -94,7 +94,7 @@ impl Job {
             self.record.progressed = true;
             // A coordinator that has just started did not receive the report of the first step.
             if running.generation == self.record.generation {
-                self.recovery.steps();
+                self.recovery.mark_stepped();
             }
         }
     }

@@ -349,7 +349,7 @@ impl Job {
             .nodes
             .iter()
             .filter(|(id, n)| n.is_ready() && self.growth.is_able(id))
-            .filter(|(id, n)| !self.record.gives_away(id, n.hello.incarnation))
+            .filter(|(id, n)| !self.record.is_given_away(id, n.hello.incarnation))
             .filter(|(id, _)| !(leave_out && self.growth.was_left_out(id)))
             .map(|(_, n)| &n.hello)
             .collect();

@@ -25,7 +25,7 @@ impl Job {
     /// Returns whether members should leave and the job has enough nodes without them.
     pub(super) fn may_shrink(&self) -> bool {
         let goes = |s: &crate::message::Slot| {
-            self.record.gives_away(&s.node, s.incarnation) || self.record.is_excluded(&s.node, s.incarnation)
+            self.record.is_given_away(&s.node, s.incarnation) || self.record.is_excluded(&s.node, s.incarnation)
         };
         let members = self.record.world.slots.len();
         let going = self.record.world.slots.iter().filter(|s| goes(s)).count();
@@ -40,7 +40,7 @@ impl Job {
         }
         let outside = self.nodes.iter().filter(|(id, n)| n.clean && self.record.world.slot(id).is_none());
         let gone: Vec<NodeId> = outside
-            .filter(|(id, n)| self.record.gives_away(id, n.hello.incarnation))
+            .filter(|(id, n)| self.record.is_given_away(id, n.hello.incarnation))
             .map(|(id, _)| id.clone())
             .collect();
         for id in gone {

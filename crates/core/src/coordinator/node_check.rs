@@ -132,7 +132,7 @@ impl Job {
     }
 
     fn check_done(&mut self) {
-        self.checks.done();
+        self.checks.finish();
         if !self.record.checked {
             self.record.checked = true;
             self.changed(false);
@@ -186,7 +186,7 @@ impl Job {
             self.checks.ask();
         }
         let silent = failure.verdict.follows || failure.verdict.class == "unknown";
-        self.checks.doubts(now, silent && failure.cause != Cause::Fenced);
+        self.checks.set_doubt(now, silent && failure.cause != Cause::Fenced);
     }
 }
 

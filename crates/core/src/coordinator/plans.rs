@@ -79,7 +79,7 @@ impl Job {
     fn units(&self) -> Vec<&NodeId> {
         let usable = |id: &NodeId| {
             let life = self.nodes.get(id).map(|n| n.hello.incarnation);
-            life.is_some_and(|life| !self.record.is_excluded(id, life) && !self.record.gives_away(id, life))
+            life.is_some_and(|life| !self.record.is_excluded(id, life) && !self.record.is_given_away(id, life))
         };
         let members = self.record.world.slots.iter().map(|s| &s.node).filter(|id| usable(id));
         let outside =

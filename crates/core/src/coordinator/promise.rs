@@ -15,7 +15,7 @@ impl Coordinator {
     pub(super) fn persisted(&mut self, now: Time, id: PersistId, result: Result<Version, StoreFailure>) {
         let Some(job_id) = self.writes.remove(&id) else { return };
         let Some(job) = self.jobs.get_mut(&job_id) else { return };
-        if !job.write.returned(id) {
+        if !job.write.finish(id) {
             return;
         }
         match result {
@@ -32,7 +32,7 @@ impl Coordinator {
         let Some(job) = self.jobs.get_mut(id).filter(|job| job.write.is_due(now)) else { return };
         let write_id = self.next_write;
         self.next_write = write_id.next();
-        let announces = job.write.leaves(write_id);
+        let announces = job.write.start(write_id);
         let value = serde_json::to_vec(&job.record).unwrap_or_default();
         let precondition = job.write.version().map_or(Precondition::Absent, Precondition::Version);
         self.writes.insert(write_id, id.clone());

@@ -57,7 +57,7 @@ impl Job {
 
     fn refill(&mut self, now: Time, out: &mut Output) {
         if !matches!(self.phase, Phase::Training { reattach_until: None, .. } | Phase::Forming { .. }) {
-            return self.provisioning.is_complete();
+            return self.provisioning.none_missing();
         }
         let coming =
             u32::try_from(self.record.requests.iter().filter(|r| r.awaits() && now.since(r.at) < ARRIVAL).count())
@@ -65,9 +65,9 @@ impl Job {
         let (wanted, usable) = (self.wanted(), self.usable());
         let missing = wanted.saturating_sub(usable.saturating_add(coming));
         if missing == 0 {
-            return self.provisioning.is_complete();
+            return self.provisioning.none_missing();
         }
-        if !self.provisioning.is_short(now) {
+        if !self.provisioning.some_missing(now) {
             return;
         }
         for _ in 0..missing {
@@ -137,14 +137,14 @@ impl Job {
         }
         let due = self.record.requests.iter().filter(|r| matches!(r.stage, Stage::Due { at, .. } if now >= at));
         let mut new: Vec<Request> = due.filter(|r| self.may_leave(r)).cloned().collect();
-        new.retain(|r| self.provisioning.begins(r.id));
+        new.retain(|r| self.provisioning.start(r.id));
         let job = &self.record.spec.job;
         new.into_iter().map(|request| Command::Provision { job: job.clone(), request }).collect()
     }
 
     /// Records the machine provider's answer.
     pub(super) fn provisioned(&mut self, now: Time, id: u64, result: Result<(), String>, out: &mut Output) {
-        self.provisioning.answered(id);
+        self.provisioning.finish(id);
         let Some(request) = self.record.request_mut(id) else { return };
         let Stage::Due { tries, .. } = request.stage else { return };
         request.stage = match (result, &request.remedy) {

@@ -62,7 +62,7 @@ impl Job {
         add(Timer::Inquiry, self.evidence.until());
         add(Timer::Check, self.checks.until());
         add(Timer::LateCrash, self.ending.until());
-        add(Timer::Missing, self.provisioning.short_until());
+        add(Timer::Missing, self.provisioning.missing_until());
         add(Timer::StoreRetry, self.write.retry_at());
         all.extend(self.nodes.lost_until(&ladder).map(|at| (Timer::Reconnect, at)));
         all.extend(self.record.requests_due().map(|at| (Timer::Request, at)));

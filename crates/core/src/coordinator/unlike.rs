@@ -33,7 +33,7 @@ impl Job {
         let mut lives: Vec<(NodeId, Incarnation)> =
             finding.nodes.iter().filter_map(|n| Some((n.clone(), self.life(n)?))).collect();
         lives.retain(|(node, life)| {
-            self.record.exclusion(node, *life).is_none() && !self.record.gives_away(node, *life)
+            self.record.exclusion(node, *life).is_none() && !self.record.is_given_away(node, *life)
         });
         let Some((first, life)) = lives.first().cloned() else { return };
         let finding = Finding { nodes: lives.into_iter().map(|(node, _)| node).collect(), ..finding };

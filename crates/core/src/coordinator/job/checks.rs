@@ -228,7 +228,7 @@ impl Checks {
     }
 
     /// Records that a check has ended.
-    pub(crate) fn done(&mut self) {
+    pub(crate) fn finish(&mut self) {
         self.asked = false;
     }
 
@@ -239,12 +239,12 @@ impl Checks {
     }
 
     /// Records whether the current failure is unexplained so far, which it may not remain.
-    pub(crate) fn doubts(&mut self, now: Time, unexplained: bool) {
+    pub(crate) fn set_doubt(&mut self, now: Time, unexplained: bool) {
         self.doubtful = unexplained && self.unexplained.is_some_and(|at| now.since(at) < UNEXPLAINED);
     }
 
     /// Records that the first cause is known; `unexplained`: nothing explains it.
-    pub(crate) fn concludes(&mut self, now: Time, unexplained: bool) {
+    pub(crate) fn conclude(&mut self, now: Time, unexplained: bool) {
         let doubtful = std::mem::take(&mut self.doubtful);
         if unexplained {
             self.asked |= doubtful;

@@ -74,7 +74,7 @@ impl Ending {
     }
 
     /// Records that a rank's script is over; `process`: its process is, too.
-    pub(crate) fn ended(&mut self, rank: Rank, step: Option<Step>, process: bool) {
+    pub(crate) fn add_over(&mut self, rank: Rank, step: Option<Step>, process: bool) {
         let over = self.over.entry(rank).or_insert(Over { step, process });
         *over = Over { step: over.step.max(step), process: over.process || process };
     }
@@ -88,12 +88,12 @@ impl Ending {
 
     /// Records that a rank crashed when its script was over. Returns false if its process was known
     /// to be over.
-    pub(crate) fn crashed(&mut self, rank: Rank, step: Option<Step>) -> bool {
+    pub(crate) fn add_crashed(&mut self, rank: Rank, step: Option<Step>) -> bool {
         !self.over.insert(rank, Over { step, process: true }).is_some_and(|over| over.process)
     }
 
     /// Lists a crash after the end.
-    pub(crate) fn lists(&mut self, what: String) {
+    pub(crate) fn add_late(&mut self, what: String) {
         if self.late.len() < TOLD {
             self.late.push(what);
         }
@@ -101,7 +101,7 @@ impl Ending {
 
     /// Takes a held crash out that turns out to have come after the last step, with a rank that has
     /// ended at the same step.
-    pub(crate) fn settled(&mut self) -> Option<(NodeId, Failure, Rank)> {
+    pub(crate) fn take_settled(&mut self) -> Option<(NodeId, Failure, Rank)> {
         let at = self.held.iter().position(|(_, f)| self.with(f.step).is_some());
         let found = at.map(|at| self.held.remove(at));
         if self.held.is_empty() {

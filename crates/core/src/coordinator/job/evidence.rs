@@ -205,7 +205,7 @@ impl Evidence {
     }
 
     /// Records a problem that a machine reports about itself.
-    pub(crate) fn signed(&mut self, now: Time, node: &NodeId, sign: Sign) {
+    pub(crate) fn add_sign(&mut self, now: Time, node: &NodeId, sign: Sign) {
         self.signs.push_back((now, node.clone(), sign));
         if self.signs.len() > SIGNS_KEPT {
             self.signs.pop_front();
@@ -213,7 +213,7 @@ impl Evidence {
     }
 
     /// Forgets the signs of an earlier life of a node: the machine may have been repaired since.
-    pub(crate) fn forget(&mut self, node: &NodeId) {
+    pub(crate) fn forget_signs(&mut self, node: &NodeId) {
         self.signs.retain(|(_, of, _)| of != node);
     }
 

@@ -67,38 +67,38 @@ impl Growth {
     }
 
     /// Starts an attempt.
-    pub(crate) fn tries(&mut self, now: Time) {
+    pub(crate) fn start(&mut self, now: Time) {
         self.attempt = Some(Attempt { until: now.after(PATIENCE), step: None });
     }
 
     /// Records the step at which all ranks hold. Returns false if none is to be named.
-    pub(crate) fn names(&mut self, step: Step) -> bool {
+    pub(crate) fn set_step(&mut self, step: Step) -> bool {
         let Some(attempt) = self.attempt.as_mut().filter(|a| a.step.is_none()) else { return false };
         attempt.step = Some(step);
         true
     }
 
     /// Drops an attempt without a step, which may be made again after a `pause`.
-    pub(crate) fn postpones(&mut self, now: Time, pause: Duration) {
+    pub(crate) fn postpone(&mut self, now: Time, pause: Duration) {
         if self.attempt.take_if(|a| a.step.is_none()).is_some() {
             self.not_before = now.after(pause);
         }
     }
 
     /// Drops the attempt, because the world ends for another reason.
-    pub(crate) fn drops(&mut self) {
+    pub(crate) fn abandon(&mut self) {
         self.attempt = None;
     }
 
     /// Gives the attempt up. Returns whether ranks hold for it.
-    pub(crate) fn gives_up(&mut self, now: Time) -> bool {
+    pub(crate) fn give_up(&mut self, now: Time) -> bool {
         let Some(attempt) = self.attempt.take() else { return false };
         self.not_before = now.after(PAUSE);
         attempt.step.is_some()
     }
 
     /// Ends the attempt with a new world that takes waiting nodes in.
-    pub(crate) fn succeeds(&mut self) {
+    pub(crate) fn finish(&mut self) {
         self.attempt = None;
         self.newcomers = true;
     }
@@ -110,7 +110,7 @@ impl Growth {
     }
 
     /// Records that the next world forms for another reason.
-    pub(crate) fn takes_none(&mut self) {
+    pub(crate) fn refuse_newcomers(&mut self) {
         self.newcomers = false;
     }
 
@@ -127,17 +127,17 @@ impl Growth {
     }
 
     /// Records nodes that cannot read the job's state; `too_early`: because nothing is durable yet.
-    pub(crate) fn cannot_read(&mut self, nodes: Vec<NodeId>, too_early: bool) {
+    pub(crate) fn mark_unable(&mut self, nodes: Vec<NodeId>, too_early: bool) {
         self.unable.extend(nodes.into_iter().map(|n| (n, too_early)));
     }
 
     /// Records that a later life of the node may find what the earlier one could not.
-    pub(crate) fn may_read(&mut self, node: &NodeId) {
+    pub(crate) fn mark_able(&mut self, node: &NodeId) {
         self.unable.remove(node);
     }
 
     /// Records that a step is durable, which was too early for some nodes before.
-    pub(crate) fn published(&mut self) {
+    pub(crate) fn forget_too_early(&mut self) {
         self.unable.retain(|_, too_early| !*too_early);
     }
 

@@ -18,13 +18,13 @@ pub struct Provisioning {
 
 impl Provisioning {
     /// Records that no node is missing.
-    pub(crate) fn is_complete(&mut self) {
+    pub(crate) fn none_missing(&mut self) {
         self.short_since = None;
     }
 
     /// Records that nodes are missing. Returns whether they have been for so long that others must
     /// be requested.
-    pub(crate) fn is_short(&mut self, now: Time) -> bool {
+    pub(crate) fn some_missing(&mut self, now: Time) -> bool {
         let long = now >= self.short_since.get_or_insert(now).after(MISSED);
         if long {
             self.short_since = None;
@@ -34,17 +34,17 @@ impl Provisioning {
 
     /// Returns when other nodes must be requested, unless the missing ones come back.
     #[must_use]
-    pub fn short_until(&self) -> Option<Time> {
+    pub fn missing_until(&self) -> Option<Time> {
         self.short_since.map(|at| at.after(MISSED))
     }
 
     /// Records that a request is being carried out. Returns false if it was.
-    pub(crate) fn begins(&mut self, request: u64) -> bool {
+    pub(crate) fn start(&mut self, request: u64) -> bool {
         self.in_progress.insert(request)
     }
 
     /// Records that a request was answered.
-    pub(crate) fn answered(&mut self, request: u64) {
+    pub(crate) fn finish(&mut self, request: u64) {
         self.in_progress.remove(&request);
     }
 }

@@ -215,13 +215,13 @@ impl JobRecord {
     }
 
     /// Remembers which step a generation restores.
-    pub(crate) fn restores(&mut self, generation: Generation, step: Step) {
+    pub(crate) fn add_restore(&mut self, generation: Generation, step: Step) {
         remember(&mut self.restored, (generation, step));
     }
 
     /// Remembers that a machine was blamed. Returns whether it was before, in the same life and
     /// within half an hour.
-    pub(crate) fn blames(&mut self, now: Time, node: &NodeId, life: Incarnation) -> bool {
+    pub(crate) fn add_blame(&mut self, now: Time, node: &NodeId, life: Incarnation) -> bool {
         let same = |(id, of, at): &(NodeId, Incarnation, Time)| id == node && *of == life && now.since(*at) < AGAIN;
         let before = self.blamed.iter().any(same);
         remember(&mut self.blamed, (node.clone(), life, now));
@@ -256,7 +256,7 @@ impl JobRecord {
 
     /// Returns whether this life of a node goes to another job, or has gone.
     #[must_use]
-    pub fn gives_away(&self, node: &NodeId, life: Incarnation) -> bool {
+    pub fn is_given_away(&self, node: &NodeId, life: Incarnation) -> bool {
         self.requests.iter().any(|r| r.takes(node, life))
     }
 

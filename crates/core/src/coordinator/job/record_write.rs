@@ -82,7 +82,7 @@ impl RecordWrite {
     }
 
     /// Records that a write leaves. Returns whether it carries a promise.
-    pub(crate) fn leaves(&mut self, id: PersistId) -> bool {
+    pub(crate) fn start(&mut self, id: PersistId) -> bool {
         let announces = self.announce_next || self.announces;
         *self = RecordWrite {
             version: self.version,
@@ -96,7 +96,7 @@ impl RecordWrite {
 
     /// Records that the store has answered this write. Returns false if it is not the one in
     /// flight.
-    pub(crate) fn returned(&mut self, id: PersistId) -> bool {
+    pub(crate) fn finish(&mut self, id: PersistId) -> bool {
         self.in_flight.take_if(|known| *known == id).is_some()
     }
 

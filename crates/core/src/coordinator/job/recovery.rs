@@ -97,13 +97,13 @@ impl Recovery {
     }
 
     /// Opens an incident.
-    pub(crate) fn opens(&mut self, incident: u64) {
+    pub(crate) fn open_incident(&mut self, incident: u64) {
         self.open_incident = Some(incident);
         (self.ended_incident, self.behind) = (None, None);
     }
 
     /// Begins to collect how far the nodes were that stop now.
-    pub(crate) fn stops(&mut self) {
+    pub(crate) fn begin_stop(&mut self) {
         self.reached = None;
     }
 
@@ -113,7 +113,7 @@ impl Recovery {
     }
 
     /// Records that the current generation has done a step, though it is not known which.
-    pub(crate) fn steps(&mut self) {
+    pub(crate) fn mark_stepped(&mut self) {
         self.stepped = true;
     }
 

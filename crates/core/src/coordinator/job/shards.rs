@@ -61,13 +61,13 @@ impl Shards {
     }
 
     /// Records what a node's memory holds.
-    pub(crate) fn holds(&mut self, node: &NodeId, held: Vec<Holding>, parity: Vec<Parity>) {
+    pub(crate) fn set_held(&mut self, node: &NodeId, held: Vec<Holding>, parity: Vec<Parity>) {
         self.held.insert(node.clone(), held);
         self.parity.insert(node.clone(), parity);
     }
 
     /// Records what a rank could restore.
-    pub(crate) fn offer(&mut self, rank: Rank, offers: Offers) {
+    pub(crate) fn add_offer(&mut self, rank: Rank, offers: Offers) {
         self.offers.insert(rank, offers);
     }
 
@@ -117,13 +117,13 @@ impl Shards {
     }
 
     /// Records that a shard cannot be read. Returns false if that was known.
-    pub(crate) fn cannot_read(&mut self, shard: Unreadable) -> bool {
+    pub(crate) fn mark_unreadable(&mut self, shard: Unreadable) -> bool {
         self.unreadable.insert(shard)
     }
 
     /// Records that a shard is on durable storage. Returns the directory and all shards of the step
     /// once there are `size` of them.
-    pub(crate) fn written(
+    pub(crate) fn add_written(
         &mut self,
         step: Step,
         directory: String,
