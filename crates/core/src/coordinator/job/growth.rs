@@ -42,12 +42,6 @@ impl Growth {
         self.left_out.extend(left_out);
     }
 
-    /// Returns whether an attempt is being made.
-    #[must_use]
-    pub fn is_tried(&self) -> bool {
-        self.attempt.is_some()
-    }
-
     /// Returns the time before which no attempt is made.
     #[must_use]
     pub fn not_before(&self) -> Time {
