@@ -115,3 +115,75 @@ impl RecordWrite {
         self.retry = Some(now.after(pause));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SHORTEST: Duration = Duration::from_millis(100);
+
+    #[test]
+    fn a_promise_waits_for_the_write_that_carries_it() {
+        let mut write = RecordWrite::of(Some(1));
+        assert_eq!(write.promise(), Some(None), "the store has everything");
+        write.changed(true);
+        assert_eq!(write.promise(), None, "the write has not left yet");
+        assert!(write.start(PersistId(1)));
+        assert_eq!(write.promise(), Some(Some(PersistId(1))));
+        assert!(write.finish(PersistId(1)));
+        write.failed(Time(0), SHORTEST);
+        assert_eq!(write.promise(), None, "it must be written again");
+        assert!(write.start(PersistId(2)), "with the promise");
+        assert!(!write.finish(PersistId(1)), "an answer to an earlier write is void");
+        assert!(write.finish(PersistId(2)));
+        write.succeeded(2);
+        assert_eq!((write.promise(), write.version()), (Some(None), Some(2)));
+    }
+
+    #[test]
+    fn the_pauses_between_failures_grow_to_their_limit() {
+        let mut write = RecordWrite::default();
+        write.changed(false);
+        let mut pauses = Vec::new();
+        for n in 0..9 {
+            write.start(PersistId(n));
+            assert!(write.finish(PersistId(n)));
+            write.failed(Time(0), SHORTEST);
+            pauses.extend(write.retry_at().map(|at| at.since(Time(0))));
+        }
+        assert_eq!(pauses[..3], [SHORTEST, SHORTEST * 2, SHORTEST * 4]);
+        assert_eq!(pauses.last(), Some(&PAUSE_MAX));
+    }
+
+    proptest! {
+        #[test]
+        fn a_change_is_written_sooner_or_later(changes in prop::collection::vec((any::<bool>(), any::<bool>(), any::<bool>()), 1..40)) {
+            let mut write = RecordWrite::default();
+            let (mut next, mut in_flight, mut unwritten, mut leaving) = (1, None, false, false);
+            for (changed, announce, answered) in changes {
+                if changed {
+                    write.changed(announce);
+                    unwritten = true;
+                }
+                if let Some(id) = in_flight.filter(|_| answered) {
+                    prop_assert!(write.finish(id));
+                    in_flight = None;
+                    if announce {
+                        write.succeeded(id.0);
+                        leaving = false;
+                    } else {
+                        write.failed(Time(0), SHORTEST);
+                        unwritten |= leaving;
+                    }
+                }
+                if write.is_due(Time(u64::MAX)) {
+                    prop_assert!(in_flight.is_none());
+                    write.start(PersistId(next));
+                    (in_flight, next, leaving, unwritten) = (Some(PersistId(next)), next + 1, true, false);
+                }
+                prop_assert_eq!(write.is_pending(), in_flight.is_some() || unwritten);
+            }
+        }
+    }
+}

@@ -152,3 +152,77 @@ impl Replicas {
         new.then_some(found)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::Generation;
+
+    const WISH: Redundancy = Redundancy { replicas: 1, data: 0, shared: false };
+
+    fn node(number: usize) -> NodeId {
+        NodeId(number.to_string())
+    }
+
+    fn done(step: u64, round: u64, digests: &[u64]) -> Replicated {
+        let digests = (0..).map(Rank).zip(digests.iter().copied()).collect();
+        Replicated { generation: Generation(1), step: Step(step), sealed: Step(step), digests, round }
+    }
+
+    /// Returns replicas of two nodes that have named a step, and the step.
+    fn named(first: u64, second: u64) -> (Replicas, Step) {
+        let mut replicas = Replicas::default();
+        assert!(!replicas.sealed(&node(0), Step(first), WISH, None, 2), "one of two is not all");
+        assert!(replicas.sealed(&node(1), Step(second), WISH, None, 2));
+        let step = replicas.name_next(None);
+        (replicas, step)
+    }
+
+    #[test]
+    fn the_newest_sealed_step_is_replicated_first() {
+        let (mut replicas, step) = named(4, 6);
+        assert_eq!(step, Step(6));
+        let round = replicas.round();
+        assert_eq!(replicas.replicated(&node(0), done(6, round, &[]), 2), Round::Open);
+        assert_eq!(replicas.replicated(&node(1), done(6, round, &[]), 2), Round::Complete { first: true });
+        assert_eq!(replicas.committed(), Some(Step(6)));
+        assert!(replicas.is_committed(Step(5)) && !replicas.is_committed(Step(7)));
+        assert_eq!(replicas.name_next(None), Step(7));
+    }
+
+    #[test]
+    fn nodes_that_took_different_steps_take_one_that_is_still_to_come() {
+        let (mut replicas, _) = named(4, 4);
+        let round = replicas.round();
+        replicas.replicated(&node(0), done(4, round, &[]), 2);
+        assert_eq!(replicas.replicated(&node(1), done(5, round, &[]), 2), Round::Mixed);
+        assert_eq!(replicas.name_next(None), Step(6));
+        assert_eq!(replicas.replicated(&node(0), done(6, round, &[]), 2), Round::Open, "an earlier round is void");
+        assert_eq!(replicas.committed(), None);
+    }
+
+    #[test]
+    fn a_step_at_which_all_hold_comes_before_others() {
+        let (mut replicas, _) = named(4, 4);
+        assert_eq!(replicas.name_next(Some(Step(9))), Step(9));
+        assert_eq!(replicas.name_next(Some(Step(2))), Step(4), "it is over");
+    }
+
+    #[test]
+    fn an_odd_rank_is_told_once_until_all_agree() {
+        let (mut replicas, _) = named(1, 1);
+        let mut odd = |digests: &[u64]| {
+            let round = replicas.round();
+            replicas.replicated(&node(0), done(1, round, digests), 2);
+            let odd = replicas.compare(3).map(|odd| odd.ranks);
+            replicas.name_next(None);
+            odd
+        };
+        assert_eq!(odd(&[5, 5, 5]), None);
+        assert_eq!(odd(&[5, 6, 5]), Some(vec![Rank(1)]));
+        assert_eq!(odd(&[5, 6, 5]), None);
+        assert_eq!(odd(&[5, 5]), None, "too few to compare");
+        assert_eq!(odd(&[5, 5, 5]), None);
+        assert_eq!(odd(&[5, 6, 5]), Some(vec![Rank(1)]));
+    }
+}

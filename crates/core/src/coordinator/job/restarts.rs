@@ -59,3 +59,31 @@ impl Restarts {
         self.wait_until.filter(|until| *until > now)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generations_that_fail_early_wait_longer_each_time() {
+        let mut restarts = Restarts::default();
+        let mut waits = Vec::new();
+        for _ in 0..9 {
+            restarts.failed(Time(0), false, false);
+            waits.push(restarts.held_back(Time(0)).map_or(0, |until| until.0));
+        }
+        assert_eq!(waits, [0, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000, 30_000]);
+        assert_eq!(restarts.held_back(Time(30_000)), None);
+        restarts.failed(Time(0), true, false);
+        assert_eq!(restarts.held_back(Time(0)), None, "this one lasted");
+    }
+
+    #[test]
+    fn restarts_that_the_user_counts_do_not_wait() {
+        let mut restarts = Restarts::default();
+        for _ in 0..5 {
+            restarts.failed(Time(0), false, true);
+        }
+        assert_eq!(restarts.held_back(Time(0)), None);
+    }
+}
