@@ -25,7 +25,7 @@ help:
 	@echo "make fuzz SECONDS=n  fuzz every parser for n seconds each"
 	@echo "make miri            the slot protocol under Miri (installs a nightly compiler)"
 	@echo "make schema          write docs/schema from the types of what --json prints"
-	@echo "make check           formatting, lints, spelling, links; make fmt: format"
+	@echo "make check           formatting, lints, types, spelling, links; make fmt: format"
 
 # The virtual environment: torch and what tests need, from PyPI.
 $(VENV)/ready: python/requirements.txt
@@ -54,6 +54,7 @@ check: $(VENV)/ready
 	cargo clippy -q --workspace --all-targets -- -D warnings
 	$(VENV)/bin/ruff check -q $(PYTHON)
 	$(VENV)/bin/ruff format -q --check $(PYTHON)
+	cd python && ../$(VENV)/bin/mypy
 	$(VENV)/bin/typos
 	$(VENV)/bin/lychee -q --offline --include-fragments '*.md' 'docs/**/*.md'
 

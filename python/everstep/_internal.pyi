@@ -1,6 +1,7 @@
 """Types of the native half."""
 
 from os import PathLike
+from typing import Any
 
 __version__: str
 

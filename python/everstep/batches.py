@@ -31,7 +31,7 @@ Place = tuple[Any, int, int]
 
 def _place(tensor: Tensor) -> Place:
     size = tensor.element_size()
-    first = tensor.storage_offset() * size
+    first = int(tensor.storage_offset()) * size
     reach = sum((n - 1) * abs(stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     return tensor.untyped_storage(), first, first + (reach * size if tensor.numel() else 0)
 

@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 #: Seconds for a collective of two nodes, set-up included: over sockets, over NCCL.
@@ -91,7 +92,7 @@ def _speed_of(device: str) -> dict[str, int]:
 
     torch.set_num_threads(1)
     on_gpu = device != "cpu"
-    sync = torch.cuda.synchronize if on_gpu else lambda: None
+    sync: Callable[[], None] = torch.cuda.synchronize if on_gpu else lambda: None
     if on_gpu:
         torch.cuda.set_device(device)
     a = torch.rand(4096 if on_gpu else 384, 4096 if on_gpu else 384, device=device, dtype=torch.float16 if on_gpu else torch.float32)
@@ -121,7 +122,7 @@ def _speed_of(device: str) -> dict[str, int]:
 def _measure() -> dict[str, Any]:
     """The slowest of this node's devices."""
     devices = [f"cuda:{i}" for i in range(_devices())] or ["cpu"]
-    children = [_Child(lambda d=device: _speed_of(d), _MEASURE_SECONDS) for device in devices]
+    children = [_Child(partial(_speed_of, device), _MEASURE_SECONDS) for device in devices]
     results = [child.result() for child in children]
     for device, result in zip(devices, results, strict=True):
         if "why" in result:
@@ -176,7 +177,7 @@ def _pair(test: dict[str, Any], wait: float) -> list[_Child]:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         return _collective(met, local + (0 if test["first"] else theirs), len(devices) + theirs, devices[local], seconds)
 
-    return [_Child(lambda local=local: rank(local), wait + seconds) for local in range(len(devices))]
+    return [_Child(partial(rank, local), wait + seconds) for local in range(len(devices))]
 
 
 def _part(asked: dict[str, Any]) -> dict[str, Any]:

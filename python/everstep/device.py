@@ -18,7 +18,7 @@ from .tensors import bytes_of
 
 if TYPE_CHECKING:
     from .state import Item
-    from .tiers import Snapshot
+    from .slots import Snapshot
 
 #: A registration is made in pieces: some drivers fail on one of half a terabyte.
 _REGISTER_BYTES = 64 << 30
@@ -104,7 +104,8 @@ class DeviceCopies:
             # Whatever writes to the state next, the optimizer or anything else, comes after the copy: on the device, nobody
             # waits here.
             training.wait_stream(stream)
-        return stream.record_event()
+        event: torch.cuda.Event = stream.record_event()
+        return event
 
     def _seal(self, arena: Arena, done: list[torch.cuda.Event], threads: int, board: Board | None, _alive: Any) -> None:
         try:

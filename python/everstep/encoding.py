@@ -112,7 +112,7 @@ def _encode(value: Any, path: Path, take: TakeTensor | None, sharded: bool) -> t
 def join(head: bytes, key: str, value: bytes) -> bytes:
     """The blob of a dict with one more entry at its end, from those of the dict and of the value. Up to 15 entries; neither may refer to
     a container of the other."""
-    return MARK + bytes([head[1] + 1]) + head[2:] + msgpack.packb(key) + value[1:]
+    return MARK + bytes([head[1] + 1]) + head[2:] + bytes(msgpack.packb(key)) + value[1:]
 
 
 def decode(data: bytes, tensor: Callable[[str], Any], *, finish: bool = True) -> Any:

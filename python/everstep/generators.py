@@ -92,7 +92,8 @@ def _numpy_is_in_place() -> bool:
 
 
 def _memory_of_torch(generator: torch.Generator, numbers_at: int) -> _Memory:
-    return _Memory((generator._cdata + numbers_at - _TORCH_BEFORE, _TORCH_BEFORE + 4 * _NUMBERS + _TORCH_BEHIND))
+    address: int = generator._cdata  # type: ignore[attr-defined]
+    return _Memory((address + numbers_at - _TORCH_BEFORE, _TORCH_BEFORE + 4 * _NUMBERS + _TORCH_BEHIND))
 
 
 @cache
@@ -106,7 +107,8 @@ def _torch_numbers_at() -> int | None:
             return generator.get_state().numpy().tobytes()
 
         numbers = array("I", array("Q", returned()[_TORCH_NUMBERS_AT : _TORCH_NUMBERS_AT + 8 * _NUMBERS])).tobytes()
-        at = memory_at(generator._cdata, _TORCH_SEARCHED).find(numbers[:32])
+        address: int = generator._cdata  # type: ignore[attr-defined]
+        at = memory_at(address, _TORCH_SEARCHED).find(numbers[:32])
         if at < _TORCH_BEFORE or at % 4:
             return None
         memory = _memory_of_torch(generator, at)
@@ -174,11 +176,11 @@ def _read_python() -> list[Any]:
 def python() -> list[Any]:
     """The state of :mod:`random`: its version, its numbers and position as bytes, and the next number of ``gauss``."""
     global _python
-    generator = getattr(random, "_inst", None)
+    generator: Any = getattr(random, "_inst", None)
     if type(generator) is not random.Random or getattr(random.getstate, "__self__", None) is not generator or not _python_is_in_place():
         return _read_python()
     if _python is None or _python.generator is not generator:
-        _python = _Read(generator, _memory_of_python(generator))
+        _python = _Read(generator, _memory_of_python(generator))  # type: ignore[arg-type]
     read: list[Any] = _python.value(_read_python, generator.gauss_next)
     return read
 

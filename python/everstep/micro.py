@@ -32,7 +32,7 @@ class MicroBatches:
                 module.require_backward_grad_sync = i + 1 == plan.micro_steps
             yield self._next(loader)
         self._weigh(plan)
-        sampler = getattr(loader, "sampler", None)
+        sampler: Any = getattr(loader, "sampler", None)
         if hasattr(sampler, "advance"):
             sampler.advance(plan.global_batch_size)
 
@@ -48,7 +48,7 @@ class MicroBatches:
         batch_size = getattr(loader, "batch_size", None)
         if batch_size not in (None, plan.micro_batch_size):
             raise ValueError(f"the loader makes batches of {batch_size}, the micro-batch is {plan.micro_batch_size}: give them the same size")
-        sampler = getattr(loader, "sampler", None)
+        sampler: Any = getattr(loader, "sampler", None)
         if hasattr(sampler, "follow"):
             sampler.follow(plan)
         self._loader, self.plan = loader, plan

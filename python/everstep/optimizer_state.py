@@ -10,7 +10,7 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +74,7 @@ def unwrapped(obj: Any) -> Any:
     return found if is_complete(found) else obj
 
 
-def is_complete(obj: Any) -> bool:
+def is_complete(obj: Any) -> TypeGuard[Optimizer]:
     """A torch optimizer; wrappers that only subclass it have no hooks."""
     return isinstance(obj, Optimizer) and hasattr(obj, "_optimizer_step_pre_hooks")
 

@@ -105,7 +105,7 @@ def put(state: dict[str, Any]) -> None:
 
         kind = _bit_generator(state["numpy"])
         if numpy.random.get_state(legacy=False)["bit_generator"] != kind.__name__:
-            numpy.random.set_bit_generator(kind())
+            numpy.random.set_bit_generator(kind())  # type: ignore[attr-defined]
         numpy.random.set_state(_numpy(state["numpy"]))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([_bytes(s) for s in state["cuda"]])

@@ -10,6 +10,7 @@ import warnings
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from .compare import difference
 from .module_state import Entries, local
 from .optimizer_state import ParameterNames, TrainedParameters
 from .placed import PARTS, Parts, Place, Resharded, in_module, parameter_of, place_of
-from .tensors import DTYPES, storable, stored_as
+from .tensors import DTYPES, is_lazy, storable, stored_as
 from .values import EXTRA, LAYOUT, MODULE, OPTIMIZER, OTHER, RESERVED, RNG, Layout, Values
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class State:
         return zlib.crc32("\n".join(sorted(set(ParameterNames(self.objects).first.values()))).encode()) or 1
 
     def _optimized(self) -> set[int]:
-        parameters = (p for o in self.optimizers for p in optimizer_state.parameters_of(o) if not module_state.is_lazy(p))
+        parameters = (p for o in self.optimizers for p in optimizer_state.parameters_of(o) if not is_lazy(p))
         return {q.data_ptr() for p in parameters if not (q := local(p)).is_meta and q.data_ptr()}
 
     def _entries(self) -> dict[str, Entries]:
@@ -154,7 +155,7 @@ class State:
                 if not full.isascii() and full != full.encode("utf-8", "replace").decode():
                     raise CheckpointError(f"{full!a} is a tensor whose name is not valid Unicode; rename it")
                 # A copy, where it has to be one, is nothing that an optimizer updates.
-                tensor = storable(own, lambda full=full: full)  # type: ignore[misc]
+                tensor = storable(own, partial(str, full))
                 items.append(Item(full, tensor, tensor is not own or own.data_ptr() not in optimized, whole))
         return items
 
@@ -291,7 +292,7 @@ class State:
                 if key.endswith("_extra_state"):
                     # It may be a tensor now and something else then, or of another shape.
                     continue
-                wrong = f"{full}: not in the checkpoint" if full not in stored else module_state.mismatch((stored[full][1], stored[full][2]), storable(tensor, lambda full=full: full), full)
+                wrong = f"{full}: not in the checkpoint" if full not in stored else module_state.mismatch((stored[full][1], stored[full][2]), storable(tensor, partial(str, full)), full)
                 lines += [wrong] if wrong is not None else []
         unknown = {n for n in stored if in_module(n) and n not in known and (owner := n.partition(".")[0]) in self._modules and owner not in open_}
         if isinstance(shard, Resharded):
@@ -322,7 +323,7 @@ class State:
             if blob not in stored.entries or not (own or not isinstance(obj, Resumable)):
                 continue
             if name in self.optimizers_by_name and isinstance(shard, Resharded):
-                values[name] = shard.optimizer(blob, names.of(obj), stored.room)
+                values[name] = shard.optimizer(blob, names.of(self.optimizers_by_name[name]), stored.room)
             else:
                 value = stored.of_object(name, self._kinds[name])
                 if name in self._modules and module_state.read_beside(value)["values"]:
@@ -340,7 +341,7 @@ class State:
                 continue
             value = values[name]
             if name in self.optimizers_by_name and "groups" in value:
-                optimizer_state.restore(name, obj, value, names)
+                optimizer_state.restore(name, self.optimizers_by_name[name], value, names)
             else:
                 whole = name in self.optimizers_by_name
                 self._load(name, obj, value["whole"] if whole else value)
@@ -348,10 +349,10 @@ class State:
                     # Decoded once more: what was given away may have been taken apart.
                     again = stored.value(name)
                     self._compare(name, obj, again["whole"] if whole else again)
-        random, extra = values[RNG], values[EXTRA]
-        rng.put(random)
+        rng.put(values[RNG])
         if not own:
             rng.diverge(self.layout.rank)
+        extra: dict[str, Any] = values[EXTRA]
         return extra
 
     @staticmethod

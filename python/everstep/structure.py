@@ -164,7 +164,8 @@ def _same_places(tensors: list[Tensor]) -> Callable[[], bool]:
     except Exception:
 
         def same() -> bool:
-            return walked() == before
+            unchanged: bool = walked() == before
+            return unchanged
 
     return lambda: same() and conjugated() == conjugated_before
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import Parameter, UninitializedTensorMixin
+from torch.nn.parameter import Parameter, UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from ._internal import CheckpointError
 
@@ -135,7 +135,8 @@ def order_in_memory(tensor: Tensor) -> list[int] | None:
     """How to permute a dense tensor that is not contiguous (transposed, channels last) so that it is; ``None`` for any other."""
     if tensor.is_contiguous() or tensor.dim() < 2:
         return None
-    order = sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d))
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
     return order if tensor.permute(order).is_contiguous() else None
 
 

@@ -106,7 +106,8 @@ def load(directory: Path) -> dict[str, Any]:
         with reading(f"{name} in {directory}"):
             value = _tensor(directory, name, entry, places) if isinstance(entry, _Whole) else safe_load(_piece(directory, places[name, None]), name)
             _put(state, mappings.get(name, (name,)), value)
-    return _lists(state)
+    whole: dict[str, Any] = _lists(state)
+    return whole
 
 
 def _fields(made: Any, kind: str) -> dict[str, Any]:

@@ -159,7 +159,7 @@ class Writer(dcp.StorageWriter, AsyncStager):
 
     @staticmethod
     def _resolved(item: WriteItem, planner: SavePlanner) -> list[Piece]:
-        data = planner.resolve_data(item)
+        data: Any = planner.resolve_data(item)
         if item.type == WriteItemType.BYTE_IO:
             return [Piece(item.index.fqn, None, pickled=data.getvalue())]
         assert item.tensor_data is not None
