@@ -171,10 +171,7 @@ def _place(rng: random.Random, kind: str) -> int:
 
 
 def _verdict(told: list[tuple[str, str, bool]], node: int, classes: set[str]) -> str:
-    """Returns how a fault on a node was judged, by what was said of its incidents.
-
-    If a lost machine is detected only after the others' failures, the inquiry takes a little longer.
-    """
+    """Returns how a fault on a node was judged, by what was said of its incidents."""
     named = [(n, k) for n, k, sure in told if sure]
     if any(n != str(node) for n, _ in named):
         return "healthy blamed"
@@ -241,9 +238,9 @@ def measure(soak: bool) -> Iterator[Bound]:
                 listed = json.loads(c.ask("incidents", "ls", c.job, "--json").stdout)["incidents"]
                 of_fault = [r["incident"] for r in listed if r["incident"]["opened"] / 1e6 >= began - 0.01]
                 told = [_blame(x) for x in of_fault]
-                kind_of = _verdict(told, node, classes)
-                tally[kind_of] += 1
-                if kind_of != "right":
+                judged = _verdict(told, node, classes)
+                tally[judged] += 1
+                if judged != "right":
                     wrong.append(f"{i} {kind} on {node}: {told}")
                 number = next((x["number"] for x, t in zip(of_fault, told, strict=True) if t[2]), of_fault[0]["number"])
                 text = c.ask("explain", f"inc-{number}", "--job", c.job).stdout.splitlines()

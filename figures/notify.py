@@ -104,7 +104,7 @@ class Job:
 
     codes: list[int]
     facts: list[dict[str, Any]]
-    #: Pages before the failure that ended it.
+    #: Pages before the last two failures.
     pages_before: int
 
 
@@ -142,8 +142,7 @@ def _job(scratch: str, options: list[str], got: Receivers, through_alertmanager:
         codes = c.wait(60)
         time.sleep(3)
         if through_alertmanager:
-            # Alertmanager resolves an alert 40 s later, and not before it has reported it
-            # as firing.
+            # Alertmanager resolves an alert 40 s later, and not before it has reported it as firing.
             deadline = time.monotonic() + 60
             while (
                 time.monotonic() < deadline

@@ -19,8 +19,10 @@ from tree_sitter import Language, Node, Parser
 SOURCES = ("crates", "examples", "figures", "fuzz", "harness", "python")
 #: Directories below them that do not.
 FOREIGN = frozenset(("__pycache__", "everstep.data", "target"))
-#: Derives whose fields are the options of a command line, or a row of a schema (``docs/schema``).
-WIDE = frozenset(("Args", "JsonSchema", "Parser"))
+#: Derives whose fields are the options of a command line.
+COMMAND_LINE = frozenset(("Args", "Parser"))
+#: Types that are a row of a schema in ``docs/schema``.
+ROWS = frozenset(("Incident",))
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,13 @@ def public_fields(path: Path) -> list[Finding]:
     """
     found = []
     for node in _walk(rust_tree(path)):
-        if node.type == "struct_item" and not WIDE & _derives(node):
+        if node.type == "struct_item" and not COMMAND_LINE & _derives(node):
             body = node.child_by_field_name("body")
             fields = [f for f in body.named_children if f.type == "field_declaration"] if body is not None else []
             public = [f for f in fields if any(c.type == "visibility_modifier" for c in f.children)]
-            found.append(Finding(path, _text(node.child_by_field_name("name")), len(public)))
+            name = _text(node.child_by_field_name("name"))
+            if name not in ROWS:
+                found.append(Finding(path, name, len(public)))
     return found
 
 

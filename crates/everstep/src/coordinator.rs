@@ -170,7 +170,7 @@ pub async fn run(
     Ok(())
 }
 
-/// Starts the thread that writes records. Returns where it takes what to write.
+/// Starts the thread that writes records. Returns the channel for what it is to write.
 fn write_in_thread(
     mut records: Writer,
     results: mpsc::UnboundedSender<Input>,
@@ -198,7 +198,10 @@ impl Driver {
             let now = self.now();
             let deadline = self.core.deadline(now).map_or(Duration::from_secs(3600), |at| at.since(now));
             tokio::select! {
-                input = inputs.recv() => if let Some(input) = input { self.input(input) },
+                input = inputs.recv() => match input {
+                    Some(input) => self.input(input),
+                    None => return,
+                },
                 () = tokio::time::sleep(deadline) => self.event(Event::Tick),
                 _ = pulse.tick() => {
                     if self.pulse() {

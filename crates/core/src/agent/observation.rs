@@ -2,7 +2,7 @@
 
 use crate::ledger::Reading;
 
-/// What a worker does beside steps.
+/// What a worker does besides steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Section {
     /// Inside a section (checkpoint, evaluation, restore, …).
@@ -48,7 +48,7 @@ pub struct Observation {
     pub numbered: bool,
     /// Rises with every step, heartbeat and change of section.
     pub beats: u64,
-    /// What it does beside steps.
+    /// What it does besides steps.
     pub section: Section,
     /// The process is stopped (state T in /proc).
     pub stopped: bool,

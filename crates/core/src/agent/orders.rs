@@ -7,7 +7,7 @@ use crate::message::{Order, Report};
 use crate::time::Time;
 
 impl Agent {
-    /// Follows an order of the coordinator with this epoch. Those of earlier ones are void.
+    /// Follows an order of the coordinator with this epoch. Orders of earlier epochs are void.
     pub(super) fn order(&mut self, now: Time, epoch: Epoch, order: Order) {
         if epoch < self.epoch {
             return;

@@ -1,4 +1,4 @@
-//! Recorded facts, as the event log has them and as they are read.
+//! Recorded facts, as the event log stores them and as they are read.
 
 use crate::coordinator::command::Fact;
 use crate::id::JobId;

@@ -106,11 +106,12 @@ impl Reader {
             Fact::Requested { incident, request } => {
                 let known = |i: &&Incident| i.requests.iter().any(|r| r.id == request.id);
                 // The fate of a request may be recorded after a later incident.
-                let of = self.found.iter().rfind(known).map_or(*incident, |i| i.number);
-                self.change(of, |i| {
-                    i.requests.retain(|r| r.id != request.id);
-                    i.requests.push(request.clone());
-                });
+                let at = self.found.iter().rposition(|i| known(&i));
+                let at = at.or_else(|| self.found.iter().rposition(|i| i.number == *incident));
+                if let Some(of) = at.and_then(|at| self.found.get_mut(at)) {
+                    of.requests.retain(|r| r.id != request.id);
+                    of.requests.push(request.clone());
+                }
             }
             Fact::Planned { incident, from_table, units, .. } => {
                 self.change(*incident, |i| i.planned = Some((*from_table, units.clone())));

@@ -1,4 +1,4 @@
-//! The state of an incident, as people are told.
+//! The state of an incident, as reported to people.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

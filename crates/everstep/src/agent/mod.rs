@@ -221,7 +221,7 @@ impl Driver {
         }
     }
 
-    /// Makes the newest step durable if the job failed, and leaves nothing behind that is of no use.
+    /// Makes the newest step durable if the job failed, and removes what is no longer needed.
     async fn wind_down(&mut self, end: &End, inputs: &mut mpsc::UnboundedReceiver<Input>) {
         if end.code != 0 {
             let own = (self.replicas.own().clone(), self.replicas.holder.run());

@@ -1,7 +1,7 @@
 //! What the step board and /proc show about a worker.
 
 use everstep_checkpoint::board::{Board, Section, Word, monotonic};
-use everstep_core::agent::observation::{Observation, Script, Section as Beside};
+use everstep_core::agent::observation::{Observation, Script, Section as Doing};
 use everstep_core::ledger::Reading;
 use everstep_core::progress::RankProgress;
 
@@ -27,7 +27,7 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
         step: (board.get(Word::StepKnown) == 1).then(|| board.get(Word::Step)),
         restored: board.get(Word::Restored),
         beats: board.get(Word::Beats),
-        section: Beside {
+        section: Doing {
             inside: board.get(Word::SectionDepth) > 0,
             timeout_ms: board.get(Word::SectionTimeout),
             awaits_copies: board.get(Word::AwaitsCopies) == 1,

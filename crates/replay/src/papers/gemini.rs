@@ -39,7 +39,7 @@ fn effective(stall: f64, failures: f64, wasted: f64, recovery: f64) -> f64 {
     1.0 - stall - failures * (wasted + recovery) / DAY
 }
 
-/// Returns the rows about where copies lie.
+/// Returns the rows about the placement of copies.
 fn placements() -> Vec<Row> {
     let mut rows = Vec::new();
     let placement = "machines fail at once, any of them as likely";

@@ -198,7 +198,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
     Ok(end.code)
 }
 
-/// Creates the directories for the workers' output.
+/// Creates the directories for the workers' output. Returns the streams with them.
 fn open_logs(o: &Options, meet: &meet::Meet, nanos: u64, streams: Streams) -> Result<Streams, Failure> {
     let folder = format!("{}_{:08x}", meet.run_id.replace('/', "-"), nanos as u32);
     let kept = places::job(&meet.job).join("logs").join(&folder);
@@ -212,7 +212,7 @@ fn open_logs(o: &Options, meet: &meet::Meet, nanos: u64, streams: Streams) -> Re
     Ok(Streams { logs, kept, no_logs, ..streams })
 }
 
-/// Creates the directory for this node's step boards and arenas.
+/// Creates the directory for this node's step boards and arenas. Returns its path.
 fn open_memory(job: &str, node: &str) -> Result<PathBuf, Failure> {
     let memory = places::node_memory(job, node);
     places::open_node_memory(job, node).map_err(|e| {
