@@ -8,7 +8,7 @@ EXTENSION := pyo3/extension-module
 # Python tests at a time.
 SESSIONS := 2
 # Python that ruff checks.
-PYTHON := examples figures harness python/tests
+PYTHON := examples figures harness python
 # Rust that cargo tests: the extension module is tested from Python.
 WORKSPACE := --workspace --exclude everstep-python
 export GLOO_SOCKET_IFNAME ?= lo

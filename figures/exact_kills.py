@@ -47,11 +47,30 @@ COUNTED = (
     "python/src",
     *(
         f"python/everstep/{name}.py"
-        for name in ("batches", "branch", "checkpoint", "encoding", "generators", "in_place", "loading", "module_state")
-    ),
-    *(
-        f"python/everstep/{name}.py"
-        for name in ("optimizer_state", "rng", "slots", "state", "structure", "tensors", "tiers", "worker")
+        for name in [
+            "agent_tier",
+            "batches",
+            "blob_format",
+            "branch",
+            "checkpoint",
+            "decoding",
+            "disk_tier",
+            "encoding",
+            "generators",
+            "healing",
+            "in_place",
+            "loading",
+            "module_state",
+            "optimizer_state",
+            "restoring",
+            "rng",
+            "slots",
+            "state",
+            "structure",
+            "tensors",
+            "tiers",
+            "worker",
+        ]
     ),
 )
 

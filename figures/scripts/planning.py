@@ -28,8 +28,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from everstep._internal import Arena, Mark, publish, reserve_slot
 from everstep.placed import PARTS
+from everstep.slots import Snapshot
 from everstep.state import Item, Layout, State
-from everstep.tiers import Snapshot
 
 #: Rows of every tensor, divisible among both 256 and 192 ranks.
 ROWS = 768

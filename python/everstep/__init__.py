@@ -13,10 +13,10 @@ from .plan import BatchPlan, batch_plan
 from .worker import World, heartbeat, record, report_error, section, should_stop, world
 
 if TYPE_CHECKING:
-    from .checkpoint import CheckpointManager
-    from .outcome import Outcome
     from . import data, dcp
     from .batches import resumable
+    from .checkpoint import CheckpointManager
+    from .outcome import Outcome
 
 __all__ = [
     "AgentError",

@@ -38,7 +38,9 @@ class Branch:
         line = list_line(self._directory)
         if wanted is None:
             return line
-        return [r for r in line if r[0] == wanted and r[3] is None] or [r for r in list_checkpoints(self._directory) if r[0] == wanted]
+        return [r for r in line if r[0] == wanted and r[3] is None] or [
+            r for r in list_checkpoints(self._directory) if r[0] == wanted
+        ]
 
     def goes_on_from(self, step: int, path: str | None, asked: bool) -> None:
         """This was restored (0: nothing), from this path or from memory."""
@@ -52,7 +54,9 @@ class Branch:
             CheckpointError: when it cannot be recorded.
         """
         if isinstance(step, bool) or not 0 <= operator.index(step) <= STEP_MAX:
-            raise ValueError(f"step {step!r}: give the number of optimizer steps completed, an integer from 0 to {STEP_MAX}")
+            raise ValueError(
+                f"step {step!r}: give the number of optimizer steps completed, an integer from 0 to {STEP_MAX}"
+            )
         if self._origin is not None and _worker.world().rank == 0:
             begin_branch(self._directory, self._directory.mark(), *self._origin)
         self._origin = None
@@ -60,7 +64,11 @@ class Branch:
     def announce(self, step: int | None, wanted: int | None, done: int) -> None:
         """One line where the script has asked for ``step`` again, and goes on with what came of it."""
         if step != wanted and _worker.world().rank == 0:
-            print(f"everstep: restore(step={step}) was done before in this job; going on in its branch at step {done}", file=sys.stderr, flush=True)
+            print(
+                f"everstep: restore(step={step}) was done before in this job; going on in its branch at step {done}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def refuse_silent_restart(self, unreadable: list[str], some: bool, step: int | None) -> None:
         """Starting from scratch beside checkpoints that cannot be read would bury them.

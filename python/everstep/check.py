@@ -1,11 +1,13 @@
-"""A node's part in a check of the nodes: its own speed, and a real collective with others. Run by the agent as ``python -m everstep.check``.
+"""A node's part in a check of the nodes: its own speed, and a real collective with others. Run by the agent as
+``python -m everstep.check``.
 
 Each line on standard input asks for a part of a round, each line on standard output answers::
 
     {"measure": true, "wait": 100, "tests": [{"name": "7/1/a+b", "host": "10.0.0.1", "port": 4321, "first": true}]}
     {"speed": {"compute": 310, "memory": 2100}, "pairs": [5100], "cannot": null}
 
-Everything that may hang or crash with a bad device happens in a child of its own, which is killed when its time is up. Times are microseconds;
+Everything that may hang or crash with a bad device happens in a child of its own, which is killed when its
+time is up. Times are microseconds;
 a pair that failed is ``null``.
 """
 
@@ -55,7 +57,7 @@ class _Child:
                 os.dup2(2, 1)  # what libraries print is not an answer
                 os.write(theirs, json.dumps({"ok": work()}).encode())
                 code = 0
-            except BaseException as exc:
+            except BaseException as exc:  # noqa: BLE001  # a child of its own, which says why and ends
                 traceback.print_exc()
                 os.write(theirs, json.dumps({"why": f"{type(exc).__name__}: {exc}".splitlines()[0][:300]}).encode())
             finally:
@@ -95,7 +97,12 @@ def _speed_of(device: str) -> dict[str, int]:
     sync: Callable[[], None] = torch.cuda.synchronize if on_gpu else lambda: None
     if on_gpu:
         torch.cuda.set_device(device)
-    a = torch.rand(4096 if on_gpu else 384, 4096 if on_gpu else 384, device=device, dtype=torch.float16 if on_gpu else torch.float32)
+    a = torch.rand(
+        4096 if on_gpu else 384,
+        4096 if on_gpu else 384,
+        device=device,
+        dtype=torch.float16 if on_gpu else torch.float32,
+    )
     source = torch.ones((256 if on_gpu else 16) << 18, device=device)
     target = torch.empty_like(source)
 
@@ -163,7 +170,10 @@ def _pair(test: dict[str, Any], wait: float) -> list[_Child]:
 
     def store() -> Any:
         limit = timedelta(seconds=wait)
-        return dist.PrefixStore(f"check/{test['name']}", dist.TCPStore(test["host"], test["port"], is_master=False, wait_for_workers=False, timeout=limit))
+        return dist.PrefixStore(
+            f"check/{test['name']}",
+            dist.TCPStore(test["host"], test["port"], is_master=False, wait_for_workers=False, timeout=limit),
+        )
 
     devices = [f"cuda:{i}" for i in range(_devices())] or ["cpu"]
     seconds = _PAIR_SECONDS["gloo" if devices == ["cpu"] else "nccl"]
@@ -175,7 +185,9 @@ def _pair(test: dict[str, Any], wait: float) -> list[_Child]:
         theirs = int(met.get(f"{other}/0"))
         # Both are there. A library that waits in the kernel does not see the time pass.
         signal.setitimer(signal.ITIMER_REAL, seconds)
-        return _collective(met, local + (0 if test["first"] else theirs), len(devices) + theirs, devices[local], seconds)
+        return _collective(
+            met, local + (0 if test["first"] else theirs), len(devices) + theirs, devices[local], seconds
+        )
 
     return [_Child(partial(rank, local), wait + seconds) for local in range(len(devices))]
 
@@ -184,7 +196,11 @@ def _part(asked: dict[str, Any]) -> dict[str, Any]:
     speed = _measure() if asked["measure"] else None
     tests = [_pair(test, asked["wait"]) for test in asked["tests"]]
     results = [[child.result() for child in children] for children in tests]
-    return {"speed": speed, "pairs": [max(r["ok"] for r in rs) if all("ok" in r for r in rs) else None for rs in results], "cannot": None}
+    return {
+        "speed": speed,
+        "pairs": [max(r["ok"] for r in rs) if all("ok" in r for r in rs) else None for rs in results],
+        "cannot": None,
+    }
 
 
 def main() -> None:

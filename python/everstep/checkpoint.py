@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from os import PathLike
 from typing import Any, Literal
 
-from . import together
 from . import worker as _worker
-from ._internal import AgentError, CheckpointError, DamagedError, Shard, open_shard
+from ._internal import AgentError, CheckpointError, list_line
+from .agent_tier import AgentTier
 from .batches import watch_forward
 from .branch import Branch
 from .directory import Directory
+from .disk_tier import DiskTier
 from .micro import MicroBatches
 from .outcome import Arrivals, Outcome, Tier
-from .placed import Resharded
 from .plan import BatchPlan, batch_plan
-from .schedule import ASK_AGAIN, FREE_STALL, SLOT_SECONDS, STALL_BUDGET, STORAGE_SHARE, WRITING_SECONDS, Appointments, Snapshots, passes, refill, source_of
+from .restoring import Restoring
+from .schedule import (
+    ASK_AGAIN,
+    FREE_STALL,
+    SLOT_SECONDS,
+    STALL_BUDGET,
+    STORAGE_SHARE,
+    WRITING_SECONDS,
+    Appointments,
+    Snapshots,
+    passes,
+    refill,
+    source_of,
+)
 from .slots import OVERLAP_BYTES, Snapshot
 from .start import Start
 from .state import Layout, State, is_replicated
 from .structure import Structure
-from .tiers import EPOCH, RECOVERY, USER, AgentTier, DiskTier, HealingShard, Keep, Redundancy, newest_step
+from .tiers import EPOCH, RECOVERY, USER, Keep, Redundancy
 from .unsaved import UnsavedOptimizers
 
 Every = int | Literal["auto"]
@@ -108,20 +120,37 @@ class CheckpointManager:
             self._worker.managed = True
             self._worker.board.set("Role", self._state.role())
             self._tier: AgentTier | DiskTier = AgentTier(
-                agent, self._worker.board, self._directory, rules, durable, same, redundancy, persist_bandwidth, pacing, self._arrivals
+                agent,
+                self._worker.board,
+                self._directory,
+                rules,
+                durable,
+                same,
+                redundancy,
+                persist_bandwidth,
+                pacing,
+                self._arrivals,
             )
         else:
             self._tier = DiskTier(self._directory, rules, self._arrivals)
         early = self._tier if isinstance(self._tier, AgentTier) and overlap is not True else None
         self._start, self._structure = Start(self._directory, self._tier), Structure(self._state, early)
         budget = STALL_BUDGET if stall_budget is None else stall_budget
-        self._due = source_of(persist, budget, STORAGE_SHARE if self._tier.in_memory else 1.0, self._directory) if world.rank == 0 else None
+        self._due = (
+            source_of(persist, budget, STORAGE_SHARE if self._tier.in_memory else 1.0, self._directory)
+            if world.rank == 0
+            else None
+        )
         measures = world.rank == 0 and self._every is None and self._tier.in_memory
         self._snapshots = Snapshots(budget, FREE_STALL if stall_budget is None else 0.0) if measures else None
         self._stalled, self._refill, self._sections, self._failures, self._capture_failed = 0.0, 0, 0, 0, -1
         self._asked: float | None = None
         self._retake: tuple[int | None] | None = None
-        self._appointments = Appointments(self._due, self._tier.agree) if not isinstance(persist, int) and isinstance(self._tier, DiskTier) else None
+        self._appointments = (
+            Appointments(self._due, self._tier.agree)
+            if not isinstance(persist, int) and isinstance(self._tier, DiskTier)
+            else None
+        )
         self._epochs = keep_epochs and durable
         self._epoch_sources = [o for o in state.values() if isinstance(getattr(o, "epoch", None), int)]
         self._epoch: list[int] | None = None
@@ -150,11 +179,9 @@ class CheckpointManager:
                 model (the text shows what differs).
         """
         with _worker.section("restore"):
-            self._unreadable: list[str] = []
-            self._damaged: set[int] = set()
             wanted = self._branch.wanted(step)
-            while (done := self._restore_newest(wanted)) is None:
-                pass
+            done, self.extra = Restoring(self._state, self._tier, self._directory, self._branch).restore(wanted)
+            self._extra = self.extra
         self._branch.announce(step, wanted, done)
         self._step = done
         self._start.restored(done)
@@ -164,90 +191,16 @@ class CheckpointManager:
         self._tier.started()
         return done
 
-    def _restore_newest(self, step: int | None) -> int | None:
-        """One attempt: the steps that are complete then, 0 for a fresh start; ``None`` when an older one has to be tried."""
-        durable = self._durable_offers(step)
-        found = self._tier.choose(durable, step)
-        if found is None:
-            self._branch.refuse_silent_restart(self._unreadable, bool(durable), step)
-            return 0
-        done, shard = found
-        self._branch.goes_on_from(done, self._paths[done] if shard is durable.get(done) else None, step is not None)
-        together.begin()
-        damage: DamagedError | None = None
-        try:
-            self.extra = self._extra = self._load(done, shard)
-        except DamagedError as e:
-            damage = e
-        if self._tier.in_memory and damage is not None:
-            self._tier.failed(done)
-            raise CheckpointError(str(damage.args[0])) from damage
-        if self._tier.in_memory or not together.any_failed(damage is not None):
-            return done
-        self._damaged.add(done)
-        self._skip(str(damage.args[0]) if damage else f"another rank cannot read step {done}")
-        return None
-
-    def _skip(self, wrong: str) -> None:
-        self._unreadable.append(wrong)
-        warnings.warn(f"everstep: skipping a checkpoint: {wrong}", stacklevel=4)
-
-    def _load(self, step: int, shard: Shard | HealingShard | Resharded) -> dict[str, Any]:
-        try:
-            # All ranks read it as one, or none: they do it together.
-            as_one = isinstance(shard, Resharded) or (isinstance(shard, HealingShard) and self._state.is_placed_otherwise(shard))
-            if together.any_as_one(as_one) and not isinstance(shard, Resharded):
-                shard = self._as_one(step, shard)
-            return self._state.restore(shard)
-        except CheckpointError as e:
-            if isinstance(e.__cause__, DamagedError):
-                raise e.__cause__ from e
-            raise
-
-    def _as_one(self, step: int, shard: Shard | HealingShard) -> Resharded | Shard | HealingShard:
-        """The durable checkpoint of the step, for ranks that hold other parts now than when it was made."""
-        try:
-            return self._state.resharded(self._directory.step(step))
-        except CheckpointError as e:
-            if self._directory.has(step) or not self._state.is_sharded:
-                # It is of another model, which is said when it is loaded.
-                return shard
-            raise CheckpointError(
-                f"step {step} is in memory only, in parts of another sharding or model; run once more as before, which makes it durable, or "
-                f"forget it: everstep doctor --clean"
-            ) from e
-
-    def _durable_offers(self, wanted: int | None) -> dict[int, Shard | Resharded]:
-        """This rank's shards of the newest two durable checkpoints whose headers are good. Their bytes are verified when they are
-        read: another node can stand in, or an older step."""
-        world = _worker.world()
-        offers: dict[int, Shard | Resharded] = {}
-        self._paths: dict[int, str] = {}
-        for step, path, size, wrong in self._branch.rows(wanted):
-            if step in self._damaged or step in offers:
-                continue
-            if wrong is None:
-                try:
-                    shard: Shard | Resharded = open_shard(path, world.rank % (size or 1))
-                    others = size != world.world_size and not self._state.layout.replicated
-                    if others:
-                        shard = self._state.resharded(path)
-                    elif isinstance(shard, Shard) and self._state.is_placed_otherwise(shard):
-                        # What cannot be seen as one is of another model, which is said when it is loaded.
-                        with contextlib.suppress(CheckpointError):
-                            shard = self._state.resharded(path)
-                    offers[step], self._paths[step] = shard, path
-                except CheckpointError as e:
-                    wrong = str(e.args[0])
-            if wrong is not None:
-                self._skip(wrong)
-            if len(offers) == 2:
-                break
-        return offers
-
     def latest_step(self, tier: Tier | None = None) -> int | None:
         """Newest step in ``tier`` (``"local"`` memory, ``"peer"`` memory of other nodes, ``"disk"``), as far as this rank can tell."""
-        return newest_step(self._tier, self._directory, tier)
+        steps: list[int] = []
+        if tier in (None, "local"):
+            steps += self._tier.held()
+        if tier == "peer" and (replicated := self._tier.replicated()):
+            steps.append(replicated)
+        if tier in (None, "disk"):
+            steps += [s for s, _, _, wrong in list_line(self._directory) if wrong is None]
+        return max(steps, default=None)
 
     def step(self, step: int, *, metrics: dict[str, float] | None = None, **extra: Any) -> Outcome:
         """Call once at the end of each optimizer step, on all ranks.
@@ -257,7 +210,9 @@ class CheckpointManager:
             **extra: small values kept with this step; after a restore they are in :attr:`extra`.
         """
         if self._step is not None and step <= self._step:
-            raise ValueError(f"step({step}) after step {self._step}: give the number of steps completed, which must rise")
+            raise ValueError(
+                f"step({step}) after step {self._step}: give the number of steps completed, which must rise"
+            )
         began = time.perf_counter_ns()
         self._start.writing(bool(self._persist))
         self._branch.trains(step)
@@ -295,7 +250,9 @@ class CheckpointManager:
             if (failed := self._tier.failed_persist(self._failures)) is not None:
                 self._failures, step, why = failed
                 self._arrivals.failed(why, step, told=True)
-            if (removed := self._persisted_step) > max(durable, *self._arrivals.lost, 0) and self._tier.lost(surely=False):
+            if (removed := self._persisted_step) > max(durable, *self._arrivals.lost, 0) and self._tier.lost(
+                surely=False
+            ):
                 self._arrivals.failed(f"step {removed} was removed from memory before it was durable", removed)
         for step in self._arrivals.lost:
             if self._due is not None:
@@ -455,7 +412,9 @@ class CheckpointManager:
             since = time.monotonic()
             while not self._snapshot(step, extra, why) and self._capture_failed != step:
                 if time.monotonic() - since > SLOT_SECONDS:
-                    raise CheckpointError(f"every slot of memory has been in use for {SLOT_SECONDS} s: step {step} is not saved")
+                    raise CheckpointError(
+                        f"every slot of memory has been in use for {SLOT_SECONDS} s: step {step} is not saved"
+                    )
                 time.sleep(0.01)
         return time.perf_counter_ns() - began
 
@@ -472,7 +431,9 @@ class CheckpointManager:
     def _await_disk(self, seconds: float | None = None) -> None:
         self._look()
         if self._persist_lost == self._persisted_step:
-            raise CheckpointError(f"the checkpoint of step {self._persisted_step} was lost, as was said then: save() makes another one")
+            raise CheckpointError(
+                f"the checkpoint of step {self._persisted_step} was lost, as was said then: save() makes another one"
+            )
         with _worker.section("checkpoint"):
             self._tier.await_durable(self._persisted_step, seconds)
 
@@ -484,7 +445,12 @@ class CheckpointManager:
         self._tier.wait()
         self._look()
         lost = self._persist_lost == self._persisted_step
-        if self._persist and self._step and (lost or self._persisted_step != self._step) and self._tier.durable() < self._step:
+        if (
+            self._persist
+            and self._step
+            and (lost or self._persisted_step != self._step)
+            and self._tier.durable() < self._step
+        ):
             self._save(self._step, True, self._extra, RECOVERY)
         elif not lost:
             self.wait("disk")
@@ -494,7 +460,8 @@ class CheckpointManager:
         self._worker.unfinished.discard(self)
 
     def _finish(self) -> None:
-        """The script has ended without :meth:`close`: what was captured for durable storage still gets there, where all ranks have captured it."""
+        """The script has ended without :meth:`close`: what was captured for durable storage still gets there,
+        where all ranks have captured it."""
         with contextlib.suppress(CheckpointError), _worker.section("checkpoint"):
             self._tier.wait()
             self._await_disk(WRITING_SECONDS)

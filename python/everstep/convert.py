@@ -16,8 +16,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from . import encoding, module_state, optimizer_state
+from . import decoding, module_state, optimizer_state
 from ._internal import CheckpointError, WholeCheckpoint, list_checkpoints
+from .blob_format import BLOB
 from .damage import reading
 from .directory import Directory
 from .tensors import BY_NAME, as_real_dtype
@@ -55,31 +56,48 @@ def load(source: str | PathLike[str], step: int | None = None) -> dict[str, Any]
     path = _published(source, step)
     whole = WholeCheckpoint(path)
     names = {t[0]: t for t in whole.tensors()}
-    if encoding.BLOB + "dcp" in names:
+    if BLOB + "dcp" in names:
         return _through_dcp(path)
     check_step(names)
     # Room only for what is there.
-    whole.plan([(n, [0] * len(shape), shape, False, 0, 0) for n, _, shape, *_ in names.values() if not n.startswith(encoding.BLOB) and 0 not in shape])
-    tensors = {n: torch.empty(shape, dtype=BY_NAME[dtype]) for n, dtype, shape, *_ in names.values() if not n.startswith(encoding.BLOB)}
+    whole.plan(
+        [
+            (n, [0] * len(shape), shape, False, 0, 0)
+            for n, _, shape, *_ in names.values()
+            if not n.startswith(BLOB) and 0 not in shape
+        ]
+    )
+    tensors = {
+        n: torch.empty(shape, dtype=BY_NAME[dtype]) for n, dtype, shape, *_ in names.values() if not n.startswith(BLOB)
+    }
     largest = max((t.nbytes for t in tensors.values()), default=0)
-    whole.read([(n, [0] * t.dim(), list(t.shape), False, t.data_ptr(), t.nbytes) for n, t in tensors.items() if t.numel()], THREADS, largest)
+    whole.read(
+        [(n, [0] * t.dim(), list(t.shape), False, t.data_ptr(), t.nbytes) for n, t in tensors.items() if t.numel()],
+        THREADS,
+        largest,
+    )
     state: dict[str, Any] = {}
     for name, tensor in tensors.items():
         module, dot, key = name.partition(".")
         if dot and "/" not in module:
             state.setdefault(module, {})[key] = tensor
     for blob in names:
-        name = blob.removeprefix(encoding.BLOB)
-        if blob.startswith(encoding.BLOB) and name not in _OWN and "/" not in name:
-            value = encoding.decode(whole.bytes(0, blob), tensors.__getitem__)
+        name = blob.removeprefix(BLOB)
+        if blob.startswith(BLOB) and name not in _OWN and "/" not in name:
+            value = decoding.decode(whole.bytes(0, blob), tensors.__getitem__)
             if isinstance(value, dict) and {"state", "groups"} <= value.keys():
                 value = optimizer_state.exported(value)
             elif isinstance(value, dict) and (value.keys() == {"whole"} or name in state):
                 value = value["whole"] if value.keys() == {"whole"} else _beside(state[name], value)
-            state[name] = {**state[name], **value} if isinstance(state.get(name), dict) and isinstance(value, dict) else value
-    own = [n for n, *_, in_parts, _, _ in names.values() if not in_parts and not n.startswith(encoding.BLOB)]
+            state[name] = (
+                {**state[name], **value} if isinstance(state.get(name), dict) and isinstance(value, dict) else value
+            )
+    own = [n for n, *_, in_parts, _, _ in names.values() if not in_parts and not n.startswith(BLOB)]
     if whole.world_size > 1 and own and not _alike(whole):
-        warnings.warn(f"{path} has states of {whole.world_size} ranks that are each one's own (as {own[0]}): rank 0's are taken", stacklevel=2)
+        warnings.warn(
+            f"{path} has states of {whole.world_size} ranks that are each one's own (as {own[0]}): rank 0's are taken",
+            stacklevel=2,
+        )
     return state
 
 
@@ -94,7 +112,7 @@ def _beside(tensors: dict[str, Tensor], value: dict[str, Any]) -> dict[str, Any]
 
 def _alike(whole: WholeCheckpoint) -> bool:
     """Every rank held the same."""
-    layout = encoding.decode(whole.bytes(0, encoding.BLOB + "layout"), lambda name: None)
+    layout = decoding.decode(whole.bytes(0, BLOB + "layout"), lambda name: None)
     return bool(layout.get("replicated"))
 
 
@@ -121,11 +139,17 @@ def _dcp_state(reader: dcp.StorageReader) -> dict[str, Any]:
 
 def _weights(state: dict[str, Any]) -> dict[str, Tensor]:
     """The modules' tensors; with one module, by their own names."""
-    modules = {n: v for n, v in state.items() if isinstance(v, dict) and v and all(isinstance(t, Tensor) for t in v.values())}
+    modules = {
+        n: v for n, v in state.items() if isinstance(v, dict) and v and all(isinstance(t, Tensor) for t in v.values())
+    }
     if not modules:
         raise CheckpointError("there is no module in this checkpoint whose weights could be exported")
     one = len(modules) == 1
-    return {key if one else f"{name}.{key}": t.contiguous() for name, tensors in modules.items() for key, t in tensors.items()}
+    return {
+        key if one else f"{name}.{key}": t.contiguous()
+        for name, tensors in modules.items()
+        for key, t in tensors.items()
+    }
 
 
 def to_torch(state: dict[str, Any], out: Path) -> None:

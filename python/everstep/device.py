@@ -17,8 +17,8 @@ from ._internal import Arena, Board
 from .tensors import bytes_of
 
 if TYPE_CHECKING:
-    from .state import Item
     from .slots import Snapshot
+    from .state import Item
 
 #: A registration is made in pieces: some drivers fail on one of half a terabyte.
 _REGISTER_BYTES = 64 << 30
@@ -72,7 +72,9 @@ class DeviceCopies:
             else:
                 to.copy_(_dense_bytes(source))
         done = [self._copy(device, own) for device, own in by_device.items()]
-        sealing = threading.Thread(target=self._seal, args=(arena, done, threads, board, pairs), name="everstep-seal", daemon=True)
+        sealing = threading.Thread(
+            target=self._seal, args=(arena, done, threads, board, pairs), name="everstep-seal", daemon=True
+        )
         try:
             sealing.start()
             self._sealing = sealing
@@ -112,7 +114,7 @@ class DeviceCopies:
             for event in done:
                 event.synchronize()
             arena.seal(threads, board)
-        except BaseException as e:  # told to the training loop, at its next call
+        except BaseException as e:  # noqa: BLE001  # told to the training loop, at its next call
             self._failure = e
 
     def wait(self) -> None:
@@ -132,5 +134,8 @@ class DeviceCopies:
         for start in range(0, size, _REGISTER_BYTES):
             error = torch.cuda.cudart().cudaHostRegister(address + start, min(_REGISTER_BYTES, size - start), 0)
             if int(error) != 0:
-                warnings.warn(f"everstep: the driver does not pin checkpoint memory (error {int(error)}); snapshots will be slower", stacklevel=5)
+                warnings.warn(
+                    f"everstep: the driver does not pin checkpoint memory (error {int(error)}); snapshots will be slower",
+                    stacklevel=5,
+                )
                 return

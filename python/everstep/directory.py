@@ -30,7 +30,8 @@ def _release_all() -> None:
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: the claims are the parent's, and so are the threads that renew them. An object that is dropped waits for its thread,
+    """In a forked child: the claims are the parent's, and so are the threads that renew them. An object that
+    is dropped waits for its thread,
     which is not here, so they are never dropped."""
     for _, claim in _claims.values():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(claim))
@@ -50,7 +51,9 @@ class Directory:
     def __init__(self, given: str | PathLike[str] | Directory) -> None:
         text = os.fspath(given)
         if _COLLAPSED.match(text):
-            raise CheckpointError(f"{text} is the URL of a store that went through pathlib.Path, which takes one of its slashes: give it as a string")
+            raise CheckpointError(
+                f"{text} is the URL of a store that went through pathlib.Path, which takes one of its slashes: give it as a string"
+            )
         self._run: str | None = None
         self._epoch = 0
         #: True once :meth:`release` was called.
@@ -75,7 +78,9 @@ class Directory:
 
     def step(self, step: int) -> str:
         """Where the checkpoint of a step is: of several, that of the branch that ran last."""
-        found = (path for s, path, _, wrong in [*list_line(self), *list_checkpoints(self)] if s == step and wrong is None)
+        found = (
+            path for s, path, _, wrong in [*list_line(self), *list_checkpoints(self)] if s == step and wrong is None
+        )
         return next(found, f"{self._text}/step-{step}")
 
     def located(self) -> tuple[Directory, int | None]:
@@ -105,7 +110,8 @@ class Directory:
         return Mark(self.run, self._epoch, world.generation, world.attempt)
 
     def claim(self, agree: Callable[[int], int]) -> None:
-        """Makes this directory the job's, outside ``everstep run``, where the agent does. Rank 0 claims it, for all; ``agree`` gives rank 0's
+        """Makes this directory the job's, outside ``everstep run``, where the agent does. Rank 0 claims it,
+        for all; ``agree`` gives rank 0's
         number on every rank.
 
         Raises:
@@ -152,6 +158,8 @@ class Directory:
         try:
             os.makedirs(self._text, exist_ok=True)
         except OSError as e:
-            raise CheckpointError(f"cannot create the checkpoint directory {self}: {e.strerror}; give another one") from e
+            raise CheckpointError(
+                f"cannot create the checkpoint directory {self}: {e.strerror}; give another one"
+            ) from e
         if not os.access(self._text, os.W_OK | os.X_OK):
             raise CheckpointError(f"the checkpoint directory {self} is read-only; give one that can be written")

@@ -22,7 +22,11 @@ _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.
 def _wrapped(module: nn.Module) -> list[tuple[str, Any]]:
     """FSDP1's wrappers inside a module, by name. Nothing is imported for whoever does not use it."""
     fsdp = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
-    return [] if fsdp is None else [(n, m) for n, m in module.named_modules() if isinstance(m, fsdp.FullyShardedDataParallel)]
+    return (
+        []
+        if fsdp is None
+        else [(n, m) for n, m in module.named_modules() if isinstance(m, fsdp.FullyShardedDataParallel)]
+    )
 
 
 def is_flat(module: nn.Module) -> bool:
@@ -45,18 +49,28 @@ def _pieces(module: nn.Module) -> dict[str, tuple[Tensor, Place]]:
         if handle is None or not handle.uses_sharded_strategy:
             continue
         if not handle._use_orig_params:
-            raise CheckpointError("FullyShardedDataParallel without use_orig_params=True has no parameters of its own; pass use_orig_params=True")
+            raise CheckpointError(
+                "FullyShardedDataParallel without use_orig_params=True has no parameters of its own; pass use_orig_params=True"
+            )
         flat = handle.flat_param
         # Before the first forward pass the flat parameter itself is the shard.
         shard = getattr(flat, "_local_shard", None)
         shard = flat.detach() if shard is None else shard
         base = f"{prefix}." if prefix else ""
         for fqn, shape, info in zip(flat._fqns, flat._shapes, flat._shard_param_infos, strict=True):
-            first, count, at = (info.intra_param_start_idx, info.numel_in_shard, info.offset_in_shard) if info.in_shard else (0, 0, 0)
+            first, count, at = (
+                (info.intra_param_start_idx, info.numel_in_shard, info.offset_in_shard) if info.in_shard else (0, 0, 0)
+            )
             found[clean(base + fqn)] = shard[at : at + count], Place(tuple(shape), (first,), (count,), True)
         for shared in flat._shared_param_infos:
             # Tied: one piece, two names.
-            name, other = (clean(".".join(filter(None, (prefix, *parts)))) for parts in ((shared.module_name, shared.param_name), (shared.prim_module_name, shared.prim_param_name)))
+            name, other = (
+                clean(".".join(filter(None, (prefix, *parts))))
+                for parts in (
+                    (shared.module_name, shared.param_name),
+                    (shared.prim_module_name, shared.prim_param_name),
+                )
+            )
             if other in found:
                 found[name] = found[other]
     return found
@@ -85,4 +99,3 @@ def places(module: nn.Module) -> dict[str, Place]:
 def fits(tensor: Tensor, place: Place) -> bool:
     """An optimizer's state that is cut as the parameter is."""
     return place.flat and tuple(tensor.shape) == place.sizes
-

@@ -177,7 +177,11 @@ def python() -> list[Any]:
     """The state of :mod:`random`: its version, its numbers and position as bytes, and the next number of ``gauss``."""
     global _python
     generator: Any = getattr(random, "_inst", None)
-    if type(generator) is not random.Random or getattr(random.getstate, "__self__", None) is not generator or not _python_is_in_place():
+    if (
+        type(generator) is not random.Random
+        or getattr(random.getstate, "__self__", None) is not generator
+        or not _python_is_in_place()
+    ):
         return _read_python()
     if _python is None or _python.generator is not generator:
         _python = _Read(generator, _memory_of_python(generator))  # type: ignore[arg-type]
@@ -190,7 +194,13 @@ def _read_numpy() -> Any:
     found = numpy.random.get_state(legacy=False)
     if found["bit_generator"] == "MT19937":
         # The form that earlier versions wrote.
-        return ["MT19937", found["state"]["key"].tobytes(), int(found["state"]["pos"]), int(found["has_gauss"]), float(found["gauss"])]
+        return [
+            "MT19937",
+            found["state"]["key"].tobytes(),
+            int(found["state"]["pos"]),
+            int(found["has_gauss"]),
+            float(found["gauss"]),
+        ]
     return found
 
 
@@ -202,7 +212,11 @@ def numpy() -> Any:
         return None
     generator = getattr(module.random.get_state, "__self__", None)
     bits = getattr(generator, "_bit_generator", None)
-    if type(generator) is not module.random.RandomState or type(bits) is not module.random.MT19937 or not _numpy_is_in_place():
+    if (
+        type(generator) is not module.random.RandomState
+        or type(bits) is not module.random.MT19937
+        or not _numpy_is_in_place()
+    ):
         return _read_numpy()
     if _numpy is None or _numpy.generator != (generator, bits):
         _numpy = _Read((generator, bits), _memory_of_numpy(generator))

@@ -12,8 +12,8 @@ from ._internal import CheckpointError, Shard
 from .tensors import as_real_dtype, assign, real_dtype, same_bits
 
 if TYPE_CHECKING:
+    from .healing import HealingShard
     from .placed import Resharded
-    from .tiers import HealingShard
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -27,7 +27,11 @@ def _by_memory(tensors: dict[str, Tensor]) -> list[list[str]]:
     device, end = None, 0
     placed = ((str(t.device), t.data_ptr(), name, t) for name, t in tensors.items() if t.numel())
     for where, at, name, tensor in sorted(placed, key=lambda p: p[:3]):
-        reach = at + (1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))) * tensor.element_size()
+        reach = (
+            at
+            + (1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)))
+            * tensor.element_size()
+        )
         if where == device and at < end:
             groups[-1].append(name)
             end = max(end, reach)
@@ -37,7 +41,12 @@ def _by_memory(tensors: dict[str, Tensor]) -> list[list[str]]:
     return groups
 
 
-def fill(shard: Shard | HealingShard | Resharded, into: dict[str, Tensor], others: dict[str, Tensor], room: Callable[[str], Tensor]) -> None:
+def fill(
+    shard: Shard | HealingShard | Resharded,
+    into: dict[str, Tensor],
+    others: dict[str, Tensor],
+    room: Callable[[str], Tensor],
+) -> None:
     """Reads ``into`` and ``others`` in one pass.
 
     Args:
@@ -74,6 +83,7 @@ def fill(shard: Shard | HealingShard | Resharded, into: dict[str, Tensor], other
         for name in compared:
             if not same_bits(values(name), into[name]):
                 raise CheckpointError(
-                    f"{name} did not arrive: it shares its memory with another entry of the model (tied or overlapping tensors), for which the checkpoint has "
+                    f"{name} did not arrive: it shares its memory with another entry of the model (tied or "
+                    "overlapping tensors), for which the checkpoint has "
                     "other values; tie them as they were when it was made"
                 )

@@ -64,4 +64,6 @@ class _Decoder:
                 raise ValueError("an array of elements that are no numbers")
             array = numpy.frombuffer(raw, dtype=dtype).reshape(shape).copy()
             return array[()] if scalar else array
-        raise ValueError(f"unknown type code {code} in the checkpoint: it was written by a newer everstep; install that version")
+        raise ValueError(
+            f"unknown type code {code} in the checkpoint: it was written by a newer everstep; install that version"
+        )

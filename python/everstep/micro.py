@@ -39,7 +39,11 @@ class MicroBatches:
     def _open(self, loader: Iterable[Any], plan: BatchPlan) -> None:
         if self._loader is loader and self.plan == plan:
             return
-        world = torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
+        world = (
+            torch.distributed.get_world_size()
+            if torch.distributed.is_available() and torch.distributed.is_initialized()
+            else 1
+        )
         if world > 1 and not plan.equal and not self._wrapped:
             raise TypeError(
                 "ranks have different numbers of micro-batches: pass the DDP module itself to CheckpointManager (model=ddp_model), "
@@ -47,7 +51,9 @@ class MicroBatches:
             )
         batch_size = getattr(loader, "batch_size", None)
         if batch_size not in (None, plan.micro_batch_size):
-            raise ValueError(f"the loader makes batches of {batch_size}, the micro-batch is {plan.micro_batch_size}: give them the same size")
+            raise ValueError(
+                f"the loader makes batches of {batch_size}, the micro-batch is {plan.micro_batch_size}: give them the same size"
+            )
         sampler: Any = getattr(loader, "sampler", None)
         if hasattr(sampler, "follow"):
             sampler.follow(plan)

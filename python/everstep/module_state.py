@@ -51,7 +51,10 @@ def entries_of(name: str, module: nn.Module) -> Entries:
     if flat.is_flat(module):
         for inner, sub in module.named_modules():
             if _has_extra_state(sub):
-                raise CheckpointError(f"{name}.{inner} has extra state (get_extra_state), which cannot be saved inside FullyShardedDataParallel; use fully_shard (FSDP2)")
+                raise CheckpointError(
+                    f"{name}.{inner} has extra state (get_extra_state), which cannot be saved inside "
+                    "FullyShardedDataParallel; use fully_shard (FSDP2)"
+                )
         found.tensors = {key: (own, whole) for key, own, whole in flat.tensors(module)}
         return found
     state = module.state_dict()
@@ -94,7 +97,12 @@ def takes_part(module: nn.Module) -> bool:
 def _same_memory(one: Tensor, other: Tensor) -> bool:
     if is_lazy(other) or one.dtype != other.dtype or one.shape != other.shape or one.device != other.device:
         return False
-    return one.numel() == 0 or (one.data_ptr() == other.data_ptr() and one.stride() == other.stride() and one.is_conj() == other.is_conj() and one.is_neg() == other.is_neg())
+    return one.numel() == 0 or (
+        one.data_ptr() == other.data_ptr()
+        and one.stride() == other.stride()
+        and one.is_conj() == other.is_conj()
+        and one.is_neg() == other.is_neg()
+    )
 
 
 def loads_itself(module: nn.Module, entries: Entries) -> bool:
@@ -105,7 +113,10 @@ def loads_itself(module: nn.Module, entries: Entries) -> bool:
         return True
     own = {flat.clean(k): local(t) for k, t in module.named_parameters(remove_duplicate=False)}
     own.update((flat.clean(k), local(t)) for k, t in module.named_buffers(remove_duplicate=False))
-    return any((at := own.get(flat.clean(key))) is None or not _same_memory(tensor, at) for key, (tensor, _) in entries.tensors.items())
+    return any(
+        (at := own.get(flat.clean(key))) is None or not _same_memory(tensor, at)
+        for key, (tensor, _) in entries.tensors.items()
+    )
 
 
 def saved_beside(module: nn.Module, entries: Entries, *, parts: bool) -> dict[str, Any] | None:
@@ -113,7 +124,12 @@ def saved_beside(module: nn.Module, entries: Entries, *, parts: bool) -> dict[st
     dtypes = {key: dtype for key, (tensor, _) in entries.tensors.items() if (dtype := real_dtype(tensor)) is not None}
     if not (entries.values or dtypes or parts):
         return None
-    return {FORMAT: 1, "values": entries.values, "versions": entries.versions if parts or entries.values else None, "dtypes": dtypes}
+    return {
+        FORMAT: 1,
+        "values": entries.values,
+        "versions": entries.versions if parts or entries.values else None,
+        "dtypes": dtypes,
+    }
 
 
 def read_beside(value: Any) -> dict[str, Any]:
@@ -132,8 +148,12 @@ def checked_beside(value: Any) -> Any:
     found = read_beside(value)
     values, versions, dtypes = (found.get(key) for key in ("values", "versions", "dtypes"))
     good = isinstance(values, dict) and all(isinstance(k, str) for k in values)
-    good = good and (versions is None or (isinstance(versions, dict) and all(isinstance(v, dict) for v in versions.values())))
-    good = good and isinstance(dtypes, dict) and all(isinstance(k, str) and isinstance(d, str) for k, d in dtypes.items())
+    good = good and (
+        versions is None or (isinstance(versions, dict) and all(isinstance(v, dict) for v in versions.values()))
+    )
+    good = (
+        good and isinstance(dtypes, dict) and all(isinstance(k, str) and isinstance(d, str) for k, d in dtypes.items())
+    )
     if not good:
         raise DamagedError("what a module has beside its tensors is not what everstep writes", [])
     return value
@@ -145,7 +165,14 @@ def _whole(tensor: Tensor, live: Any) -> Tensor:
         return tensor
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(tensor.to(live.device), live.device_mesh, live.placements, run_check=False, shape=live.shape, stride=live.stride())
+    return DTensor.from_local(
+        tensor.to(live.device),
+        live.device_mesh,
+        live.placements,
+        run_check=False,
+        shape=live.shape,
+        stride=live.stride(),
+    )
 
 
 def load(name: str, module: nn.Module, tensors: Mapping[str, Tensor], beside: dict[str, Any]) -> None:
@@ -188,7 +215,9 @@ def load(name: str, module: nn.Module, tensors: Mapping[str, Tensor], beside: di
             # A hook has renamed it, or torch would have refused it.
             arrived = True
         if not arrived:
-            raise CheckpointError(f"{name}.{key} did not arrive: after load_state_dict() the module has another value (check its hooks and overrides)")
+            raise CheckpointError(
+                f"{name}.{key} did not arrive: after load_state_dict() the module has another value (check its hooks and overrides)"
+            )
 
 
 def mismatch(stored: tuple[str, list[int]], tensor: Tensor, name: str) -> str | None:

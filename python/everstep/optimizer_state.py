@@ -81,7 +81,9 @@ def is_complete(obj: Any) -> TypeGuard[Optimizer]:
 
 def _inner(outer: Any) -> Any:
     """What a wrapper wraps: ``.optimizer`` of something that looks like an optimizer (a scheduler does not)."""
-    if isinstance(outer, (nn.Module, Tensor)) or not all(hasattr(outer, a) for a in ("param_groups", "zero_grad", "state_dict")):
+    if isinstance(outer, (nn.Module, Tensor)) or not all(
+        hasattr(outer, a) for a in ("param_groups", "zero_grad", "state_dict")
+    ):
         return None
     inner = getattr(outer, "optimizer", None)
     if inner is None or inner is outer or not hasattr(inner, "param_groups"):
@@ -97,7 +99,7 @@ def _passes_on(outer: Any, inner: Any) -> bool:
     try:
         inner.state_dict = lambda *_, **__: probe
         return outer.state_dict() is probe
-    except Exception:
+    except Exception:  # noqa: BLE001  # any wrapper's own code
         return False
     finally:
         if before is not None:
@@ -122,7 +124,9 @@ def in_no_module(optimizer: Optimizer, order: list[str]) -> dict[str, Tensor]:
     return {n: p.detach() for n, p in loose.items() if not hasattr(p, "_local_tensor")}
 
 
-def by_names(optimizer: Optimizer, state: dict[str, Any], order: list[str], values: Mapping[str, Tensor]) -> dict[str, Any]:
+def by_names(
+    optimizer: Optimizer, state: dict[str, Any], order: list[str], values: Mapping[str, Tensor]
+) -> dict[str, Any]:
     """What is saved of a standard state, and of parameters of no module (``values``)."""
     parameters = parameters_of(optimizer)
 
@@ -146,12 +150,14 @@ def by_names(optimizer: Optimizer, state: dict[str, Any], order: list[str], valu
 def exported(value: dict[str, Any]) -> dict[str, Any]:
     """As ``state_dict()`` has it, by names of parameters; without the name of the object where there is only one."""
     names = [n for g in value["groups"] for n in g["params"]]
-    one = value.get("names") == NAMES and len({n.partition(".")[0] for n in names}) == 1 and all("." in n for n in names)
+    one = (
+        value.get("names") == NAMES and len({n.partition(".")[0] for n in names}) == 1 and all("." in n for n in names)
+    )
 
     def short(name: str) -> str:
         return name.partition(".")[2] if one else name
 
-    state = {**{short(n): v for n, v in value["state"].items()}, **{k: v for k, v in value.get("other", [])}}
+    state = {**{short(n): v for n, v in value["state"].items()}, **dict(value.get("other", []))}
     return {"state": state, "param_groups": [{**g, "params": [short(n) for n in g["params"]]} for g in value["groups"]]}
 
 
@@ -178,7 +184,9 @@ def _positions(name: str, value: dict[str, Any], optimizer: Optimizer, names: Pa
             found[key] = next(iter(at))
     for key, shape in value.get("shapes", {}).items():
         if key in found and list(parameters[found[key]].shape) != shape:
-            raise CheckpointError(f"{name}=: parameter {found[key]} had shape {shape} in the checkpoint, {list(parameters[found[key]].shape)} here")
+            raise CheckpointError(
+                f"{name}=: parameter {found[key]} had shape {shape} in the checkpoint, {list(parameters[found[key]].shape)} here"
+            )
     return found
 
 
@@ -206,13 +214,17 @@ def restore(name: str, optimizer: Optimizer, value: dict[str, Any], names: Param
     """
     order, parameters = names.of(optimizer), parameters_of(optimizer)
     if len(value["groups"]) != len(optimizer.param_groups):
-        raise CheckpointError(f"{name}=: the checkpoint's optimizer has {len(value['groups'])} parameter groups, this one {len(optimizer.param_groups)}")
+        raise CheckpointError(
+            f"{name}=: the checkpoint's optimizer has {len(value['groups'])} parameter groups, this one {len(optimizer.param_groups)}"
+        )
     found = _positions(name, value, optimizer, names)
     lines = _differences(value, optimizer, order, found)
     lines += [f"{n}: has state in the checkpoint, but is in no group there" for n in value["state"] if n not in found]
     if lines:
         shown = "\n  ".join(lines[:10]) + (f"\n  and {len(lines) - 10} more" if len(lines) > 10 else "")
-        raise CheckpointError(f"{name}=: the checkpoint's optimizer has other parameters than this one; give it the same in the same groups:\n  {shown}")
+        raise CheckpointError(
+            f"{name}=: the checkpoint's optimizer has other parameters than this one; give it the same in the same groups:\n  {shown}"
+        )
     _check_kind(name, value, optimizer)
     # torch goes by positions: those of this optimizer, whatever the order was that the checkpoint was made with.
     groups, at = [], 0
@@ -224,7 +236,9 @@ def restore(name: str, optimizer: Optimizer, value: dict[str, Any], names: Param
             group["param_names"] = [by_position[i] for i in members]
         groups.append(group)
         at += len(members)
-    state: dict[Any, Any] = {found[n]: {k: _like(x, parameters[found[n]]) for k, x in v.items()} for n, v in value["state"].items()}
+    state: dict[Any, Any] = {
+        found[n]: {k: _like(x, parameters[found[n]]) for k, x in v.items()} for n, v in value["state"].items()
+    }
     state.update((k, v) for k, v in value.get("other", []))
     before = [set(g) for g in optimizer.param_groups]
     plainly = _loads_plainly(optimizer)
@@ -232,10 +246,15 @@ def restore(name: str, optimizer: Optimizer, value: dict[str, Any], names: Param
     try:
         optimizer.load_state_dict({"state": given, "param_groups": groups})
     except Exception as e:
-        raise CheckpointError(f"{name}=: load_state_dict() of {kind_of(optimizer)} did not take the state in the checkpoint: {type(e).__name__}: {e}") from e
+        raise CheckpointError(
+            f"{name}=: load_state_dict() of {kind_of(optimizer)} did not take the state in the checkpoint: {type(e).__name__}: {e}"
+        ) from e
     for was, group in zip(before, optimizer.param_groups, strict=True):
         if lost := sorted(was - group.keys()):
-            raise CheckpointError(f"{name}=: the checkpoint is of {value.get('kind', 'another optimizer')}, whose groups have no {', '.join(lost)}, which {kind_of(optimizer)} needs")
+            raise CheckpointError(
+                f"{name}=: the checkpoint is of {value.get('kind', 'another optimizer')}, whose groups have no "
+                f"{', '.join(lost)}, which {kind_of(optimizer)} needs"
+            )
     if plainly:
         _keep_exact(optimizer, parameters, state)
     _verify(name, optimizer, state, groups, order)
@@ -248,7 +267,8 @@ def _put_back(name: str, values: dict[int, Tensor], parameters: list[Tensor]) ->
         parameter = parameters[i].detach()
         if (parameter.dtype, parameter.shape) != (saved.dtype, saved.shape):
             raise CheckpointError(
-                f"{name}=: parameter {i} is {saved.dtype} of shape {list(saved.shape)} in the checkpoint, {parameter.dtype} of shape {list(parameter.shape)} here"
+                f"{name}=: parameter {i} is {saved.dtype} of shape {list(saved.shape)} in the checkpoint, "
+                f"{parameter.dtype} of shape {list(parameter.shape)} here"
             )
         assign(parameter, saved)
 
@@ -259,7 +279,9 @@ def _check_kind(name: str, value: dict[str, Any], optimizer: Optimizer) -> None:
         return
     for saved, own in zip(value["groups"], optimizer.param_groups, strict=True):
         if differ := sorted(saved.keys() ^ own.keys() - {"initial_lr", "param_names"}):
-            raise CheckpointError(f"{name}=: the checkpoint is of {value['kind']}, this is {kind_of(optimizer)}; they differ in {', '.join(differ)}")
+            raise CheckpointError(
+                f"{name}=: the checkpoint is of {value['kind']}, this is {kind_of(optimizer)}; they differ in {', '.join(differ)}"
+            )
 
 
 def _like(value: Any, parameter: Tensor) -> Any:
@@ -270,7 +292,9 @@ def _like(value: Any, parameter: Tensor) -> Any:
     from torch.distributed.tensor import DTensor
 
     mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
-    return DTensor.from_local(value, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+    return DTensor.from_local(
+        value, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
 
 
 def _loads_plainly(optimizer: Optimizer) -> bool:
@@ -308,7 +332,11 @@ def _keep_exact(optimizer: Optimizer, parameters: list[Tensor], state: dict[Any,
             else:
                 if live.dtype != saved.dtype:
                     live = saved.to(live.device)
-                if live.shape == parameter.shape and live.stride() != parameter.stride() and not hasattr(live, "_local_tensor"):
+                if (
+                    live.shape == parameter.shape
+                    and live.stride() != parameter.stride()
+                    and not hasattr(live, "_local_tensor")
+                ):
                     # Kernels want state that lies in memory as its parameter does (channels last).
                     live = torch.empty_like(parameter, dtype=live.dtype, requires_grad=False).copy_(live)
                 if _same_kind(live, saved):
@@ -343,15 +371,23 @@ def _to(value: Any, device: torch.device, moved: dict[tuple[int, torch.device], 
     return found
 
 
-def _verify(name: str, optimizer: Optimizer, state: dict[Any, Any], groups: list[dict[str, Any]], order: list[str]) -> None:
+def _verify(
+    name: str, optimizer: Optimizer, state: dict[Any, Any], groups: list[dict[str, Any]], order: list[str]
+) -> None:
     """Everything has arrived. What torch has taken as it is is the very tensor that was read, and costs nothing to compare."""
     now = optimizer.state_dict()
-    places = {i: f"{name}/state/{order[i]}" if type(i) is int and 0 <= i < len(order) else f"{name}/state/{i}" for i in state.keys() | now["state"].keys()}
+    places = {
+        i: f"{name}/state/{order[i]}" if type(i) is int and 0 <= i < len(order) else f"{name}/state/{i}"
+        for i in state.keys() | now["state"].keys()
+    }
     for i, place in places.items():
         there = i in state and i in now["state"]
         at = difference(state[i], now["state"][i], place) if there else place
         if at is not None:
-            raise CheckpointError(f"{at} did not arrive: after load_state_dict() the optimizer has another value (a hook, or a load_state_dict of its own, changes it)")
+            raise CheckpointError(
+                f"{at} did not arrive: after load_state_dict() the optimizer has another value (a hook, or a "
+                "load_state_dict of its own, changes it)"
+            )
     for g, (saved, live) in enumerate(zip(groups, now["param_groups"], strict=True)):
         for key, value in saved.items():
             at = difference(value, live.get(key), f"{name}/groups[{g}]/{key}")

@@ -23,8 +23,12 @@ def checked(value: Any) -> Any:
 
 
 def _is_by_names(value: dict[str, Any]) -> bool:
-    state, groups, other, shapes = (value.get(key, empty) for key, empty in (("state", None), ("groups", None), ("other", []), ("shapes", {})))
-    if not (isinstance(state, dict) and isinstance(groups, list) and isinstance(other, list) and isinstance(shapes, dict)):
+    state, groups, other, shapes = (
+        value.get(key, empty) for key, empty in (("state", None), ("groups", None), ("other", []), ("shapes", {}))
+    )
+    if not (
+        isinstance(state, dict) and isinstance(groups, list) and isinstance(other, list) and isinstance(shapes, dict)
+    ):
         return False
     for key, _ in other:
         # An error where it is no key.
@@ -33,13 +37,21 @@ def _is_by_names(value: dict[str, Any]) -> bool:
     good = good and all(isinstance(n, str) and isinstance(s, list) for n, s in shapes.items())
     # A tensor that nobody wants is not read.
     values = value.get("values", {})
-    good = good and isinstance(values, dict) and all(isinstance(n, str) and isinstance(v, (Tensor, type(None))) for n, v in values.items())
+    good = (
+        good
+        and isinstance(values, dict)
+        and all(isinstance(n, str) and isinstance(v, (Tensor, type(None))) for n, v in values.items())
+    )
     return good and isinstance(value.get("kind"), (str, type(None)))
 
 
 def _is_group(group: Any) -> bool:
     """Its parameters by name, and options by name."""
-    if not isinstance(group, dict) or not all(isinstance(k, str) for k in group) or not isinstance(params := group.get("params"), list):
+    if (
+        not isinstance(group, dict)
+        or not all(isinstance(k, str) for k in group)
+        or not isinstance(params := group.get("params"), list)
+    ):
         return False
     labels = group.get("param_names")
     return all(isinstance(n, str) for n in params) and (not isinstance(labels, list) or len(labels) == len(params))

@@ -95,7 +95,11 @@ class Origin:
             if self.count == 1:
                 self.base = base if base is not None and base >= 0 else None
                 if self.base is None and self._search:
-                    self._along = [(s, s.last_epoch) for s in _schedulers(optimizer) if isinstance(getattr(s, "last_epoch", None), int)]
+                    self._along = [
+                        (s, s.last_epoch)
+                        for s in _schedulers(optimizer)
+                        if isinstance(getattr(s, "last_epoch", None), int)
+                    ]
             elif self.base is not None and base != self.base:
                 self.base = None  # it counts something else
         self._along = [(s, since) for s, since in self._along if s.last_epoch == since + self.count - 1]

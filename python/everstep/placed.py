@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from . import encoding, optimizer_value, together
+from . import decoding, optimizer_value, together
 from ._internal import CheckpointError, DamagedError, WholeCheckpoint
+from .blob_format import BLOB
 from .damage import reading
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from .state import Item
 
 #: The tensor of a shard that says where its tensors belong (read by ``python/src/resharded.rs``).
-PARTS = encoding.BLOB + "parts"
+PARTS = BLOB + "parts"
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class Place:
         if self.flat:
             return self.offsets[0] + math.prod(self.sizes) <= math.prod(self.shape)
         ends = (o + n for o, n in zip(self.offsets, self.sizes, strict=True))
-        return len(self.sizes) == len(self.shape) and all(end <= all_ for end, all_ in zip(ends, self.shape, strict=True))
+        return len(self.sizes) == len(self.shape) and all(
+            end <= all_ for end, all_ in zip(ends, self.shape, strict=True)
+        )
 
 
 def parameter_of(name: str) -> str:
@@ -145,7 +148,9 @@ class Resharded:
         CheckpointError: when it cannot be read, or holds no sharded state.
     """
 
-    def __init__(self, directory: str, rank: int, own: Mapping[str, Place], parameters: Mapping[str, Place], names: set[str]) -> None:
+    def __init__(
+        self, directory: str, rank: int, own: Mapping[str, Place], parameters: Mapping[str, Place], names: set[str]
+    ) -> None:
         self.path = directory
         self._whole = WholeCheckpoint(directory)
         self._tensors = {t[0]: t for t in self._whole.tensors()}
@@ -156,18 +161,21 @@ class Resharded:
         # What one process has saved is the whole of which this rank wants parts or a stage.
         one = one or (size == 1 and (bool(own) or names < {t[0] for t in modules}))
         if not one:
-            raise CheckpointError(f"{directory} was written by {size} ranks, each with a state of its own: run with as many, or, if all ranks hold the same, pass replicated=True")
+            raise CheckpointError(
+                f"{directory} was written by {size} ranks, each with a state of its own: run with as many, or, "
+                "if all ranks hold the same, pass replicated=True"
+            )
         self._own, self._parameters = own, parameters
         self.rank = rank % self._whole.world_size
         #: What is each rank's own (random numbers) is this very rank's.
         self.exact = self.rank == rank
 
     def _alike(self) -> bool:
-        layout = encoding.BLOB + "layout"
+        layout = BLOB + "layout"
         if layout not in self._tensors:
             return False
         with reading("the layout of the checkpoint"):
-            return bool(encoding.decode(self._whole.bytes(0, layout), lambda name: None).get("replicated"))
+            return bool(decoding.decode(self._whole.bytes(0, layout), lambda name: None).get("replicated"))
 
     def _place(self, name: str) -> Place:
         shape = self._tensors[name][2]
@@ -195,15 +203,21 @@ class Resharded:
 
     def optimizer(self, blob: str, parameters: list[str], room: Callable[[str], Any]) -> Any:
         """State and groups of an optimizer with these parameters, whichever ranks have saved them."""
-        mark = blob.removeprefix(encoding.BLOB) + "/"
-        saved = optimizer_value.checked(encoding.decode(self._whole.bytes(self.rank, blob), lambda name: None, finish=False))
+        mark = blob.removeprefix(BLOB) + "/"
+        saved = optimizer_value.checked(
+            decoding.decode(self._whole.bytes(self.rank, blob), lambda name: None, finish=False)
+        )
         if "groups" not in saved:
-            raise CheckpointError(f"{mark[:-1]}=: the state of this optimizer is of a format of its own, which only as many ranks as wrote it can restore")
+            raise CheckpointError(
+                f"{mark[:-1]}=: the state of this optimizer is of a format of its own, which only as many ranks as wrote it can restore"
+            )
         if "names" not in saved:
             # Earlier checkpoints: names without their objects.
             parameters = [n if n.startswith("param_") else n.partition(".")[2] for n in parameters]
             if len(set(parameters)) < len(parameters):
-                raise CheckpointError(f"{mark[:-1]}=: several modules have parameters of one name, which this earlier checkpoint does not tell apart")
+                raise CheckpointError(
+                    f"{mark[:-1]}=: several modules have parameters of one name, which this earlier checkpoint does not tell apart"
+                )
         left = dict.fromkeys(parameters)
 
         def mine(name: str) -> Any:
@@ -217,7 +231,7 @@ class Resharded:
         first = {parameter_of(n): rank for n, *_, rank in self._tensors.values() if n.startswith(mark)}
         known = dict.fromkeys(self.rank if n in near else first[n] for n in parameters if n in first)
         for rank in known | dict.fromkeys(range(self._whole.world_size)):
-            found = optimizer_value.checked(encoding.decode(self._whole.bytes(rank, blob), mine, finish=False))
+            found = optimizer_value.checked(decoding.decode(self._whole.bytes(rank, blob), mine, finish=False))
             if "whole" in found:
                 raise DamagedError(f"{blob} is not by names of parameters", [])
             state = {n: s for n, s in found["state"].items() if n in left}
@@ -245,5 +259,10 @@ class Resharded:
 
     def copy_to(self, targets: list[tuple[str, int, int]]) -> None:
         """Reads what this rank holds of each tensor, to (name, address, bytes)."""
-        wanted = [(n, list(p.offsets), list(p.sizes), p.flat, at, size) for n, at, size in targets if size for p in [self._place(n)]]
+        wanted = [
+            (n, list(p.offsets), list(p.sizes), p.flat, at, size)
+            for n, at, size in targets
+            if size
+            for p in [self._place(n)]
+        ]
         together.read(self._whole, wanted, max((size for *_, size in targets), default=0))

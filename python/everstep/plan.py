@@ -37,11 +37,14 @@ def batch_plan(
     rank = w.rank if rank is None else rank
     size = w.world_size if world_size is None else world_size
     if micro_batch_size < 1 or global_batch_size < 1:
-        raise ValueError(f"a global batch of {global_batch_size} in micro-batches of {micro_batch_size}: both must be at least 1")
+        raise ValueError(
+            f"a global batch of {global_batch_size} in micro-batches of {micro_batch_size}: both must be at least 1"
+        )
     if global_batch_size % micro_batch_size:
         raise ValueError(
             f"a global batch of {global_batch_size} is no multiple of the micro-batch of {micro_batch_size}: "
-            f"take {global_batch_size - global_batch_size % micro_batch_size} or {global_batch_size + micro_batch_size - global_batch_size % micro_batch_size}"
+            f"take {global_batch_size - global_batch_size % micro_batch_size} or "
+            f"{global_batch_size + micro_batch_size - global_batch_size % micro_batch_size}"
         )
     total = global_batch_size // micro_batch_size
     if total < size:
@@ -52,4 +55,6 @@ def batch_plan(
     each, more = divmod(total, size)
     first = rank * each + min(rank, more)
     scale = size * micro_batch_size / global_batch_size
-    return BatchPlan(global_batch_size, micro_batch_size, each + (rank < more), first * micro_batch_size, scale, more == 0)
+    return BatchPlan(
+        global_batch_size, micro_batch_size, each + (rank < more), first * micro_batch_size, scale, more == 0
+    )

@@ -41,7 +41,10 @@ def same(state: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def diverge(rank: int) -> None:
     """Seeds the generators from another rank's state, which was put before: differently on each rank, and the same every time."""
-    seed = int.from_bytes(hashlib.blake2b(torch.get_rng_state().numpy().tobytes() + rank.to_bytes(8, "little"), digest_size=8).digest(), "little")
+    seed = int.from_bytes(
+        hashlib.blake2b(torch.get_rng_state().numpy().tobytes() + rank.to_bytes(8, "little"), digest_size=8).digest(),
+        "little",
+    )
     random.seed(seed)
     torch.manual_seed(seed)
     numpy = sys.modules.get("numpy")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import statistics
 import time
 from collections import deque
@@ -216,7 +215,9 @@ class Measured:
             remember(self._directory, FILE, (json.dumps(kept, indent=1) + "\n").encode(), closed)
 
 
-def source_of(persist: int | timedelta | str, budget: float, share: float, directory: str | PathLike[str]) -> Source | None:
+def source_of(
+    persist: int | timedelta | str, budget: float, share: float, directory: str | PathLike[str]
+) -> Source | None:
     """Says when a durable checkpoint is due, unless the number of the step does."""
     if isinstance(persist, int):
         return None
@@ -262,7 +263,9 @@ class Snapshots:
         if len(self._stalls) < (LOOK if self._every == 1 else LOOK_AGAIN) or len(self._steps) < LOOK:
             return None
         # The budget is for all of them together: the mean counts, without the one that something else held up.
-        stall = statistics.median(self._stalls) if len(self._stalls) < LOOK else sum(sorted(self._stalls)[:-1]) / (LOOK - 1)
+        stall = (
+            statistics.median(self._stalls) if len(self._stalls) < LOOK else sum(sorted(self._stalls)[:-1]) / (LOOK - 1)
+        )
         step = sorted(self._steps)[LOOK // 2]
         every = 1 if stall <= self._free else snapshot_interval(stall, step, self._budget * PLANNED)
         # Too often is put right at once, a little too seldom is left as it is.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from . import device
 from ._internal import Arena, Board, CheckpointError, SlotLayout, TornError, bytes_per_slot, thread_trouble
-from .encoding import BLOB
+from .blob_format import BLOB
 from .outcome import Arrivals
 from .state import Item
 
@@ -74,7 +74,11 @@ class Snapshot:
 
     def bytes(self) -> int:
         """Bytes of its tensors."""
-        return self.sizes.region if self.sizes is not None else sum(i.tensor.numel() * i.tensor.element_size() for i in self.items)
+        return (
+            self.sizes.region
+            if self.sizes is not None
+            else sum(i.tensor.numel() * i.tensor.element_size() for i in self.items)
+        )
 
     def alike(self) -> int:
         """Bytes that ranks with the same state have in common: what comes before the first item that changes outside the
@@ -136,7 +140,14 @@ class Slots:
             layout = snapshot.layout or described(items)
             self._alive = items
             begun = self.arena.capture(
-                snapshot.step, layout, snapshot.blobs, snapshot.persist, COPY_THREADS, board, snapshot.background, self.compares
+                snapshot.step,
+                layout,
+                snapshot.blobs,
+                snapshot.persist,
+                COPY_THREADS,
+                board,
+                snapshot.background,
+                self.compares,
             )
         self._in_flight = snapshot.step if begun and not snapshot.started else None
         if trouble := thread_trouble():

@@ -7,9 +7,9 @@ import sys
 
 from . import worker as _worker
 from ._internal import CheckpointError, list_checkpoints
+from .agent_tier import AgentTier
 from .directory import Directory
-from .tiers import AgentTier, DiskTier
-
+from .disk_tier import DiskTier
 
 #: The manager that wrote last, by what two managers of a process would both write to: a directory, or the rank's slots of memory.
 _writers: dict[str, Start] = {}
@@ -31,7 +31,11 @@ class Start:
         self._may_write = True
         if _worker.world().rank == 0:
             where = f"{self._directory} (run {self._directory.run[:8]})"
-            line = f"restored step {step} from {self._tier.source()}; {where}" if step else f"fresh start: no checkpoint in {where}"
+            line = (
+                f"restored step {step} from {self._tier.source()}; {where}"
+                if step
+                else f"fresh start: no checkpoint in {where}"
+            )
             print(f"everstep: {line}", file=sys.stderr, flush=True)
 
     def writing(self, durable: bool) -> None:
@@ -44,7 +48,9 @@ class Start:
         """
         self._refuse_misuse()
         if not self._may_write:
-            held = [step for step, _, _, wrong in list_checkpoints(self._directory) if wrong is None] + self._tier.held()
+            held = [
+                step for step, _, _, wrong in list_checkpoints(self._directory) if wrong is None
+            ] + self._tier.held()
             if held:
                 raise CheckpointError(
                     f"step() or save() without restore(), and {self._directory} holds checkpoints of this run up to step {max(held)}: call "
@@ -57,10 +63,13 @@ class Start:
     def _refuse_misuse(self) -> None:
         if os.getpid() != self._pid:
             raise CheckpointError(
-                "step() or save() in a process that was forked from the one that made this CheckpointManager: only that process may write checkpoints"
+                "step() or save() in a process that was forked from the one that made this CheckpointManager: "
+                "only that process may write checkpoints"
             )
         if self._directory.released:
-            raise CheckpointError(f"step() or save() after close(): call close() after the last step, or make a new CheckpointManager for {self._directory}")
+            raise CheckpointError(
+                f"step() or save() after close(): call close() after the last step, or make a new CheckpointManager for {self._directory}"
+            )
         last = _writers.get(self._target)
         if last is self:
             return
@@ -68,7 +77,8 @@ class Start:
         if last is not None and self._has_written:
             what = "this rank's memory" if self._target == _SLOTS else str(self._directory)
             raise CheckpointError(
-                f"another CheckpointManager of this process has written to {what} since this one did, and their checkpoints would be mixed: "
+                f"another CheckpointManager of this process has written to {what} since this one did, and their "
+                "checkpoints would be mixed: "
                 f"pass all objects to one manager (model=…, other=…)"
             )
         self._has_written = True

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from . import encoding, flat, in_place, module_state, optimizer_state, rng, together
 from ._internal import CheckpointError, Shard
 from .batches import Resumable
+from .blob_format import BLOB
 from .compare import difference
 from .module_state import Entries, local
 from .optimizer_state import ParameterNames, TrainedParameters
@@ -29,7 +30,7 @@ from .values import EXTRA, LAYOUT, MODULE, OPTIMIZER, OTHER, RESERVED, RNG, Layo
 
 if TYPE_CHECKING:
     from ._internal import Entry
-    from .tiers import HealingShard
+    from .healing import HealingShard
 
 __all__ = ["DTYPES", "Item", "Layout", "State", "is_replicated", "unwrap"]
 
@@ -90,7 +91,7 @@ def _root(name: str) -> encoding.Path:
 
 
 #: What a step consists of besides objects.
-_SURROUNDINGS = tuple(encoding.BLOB + name for name in (RNG, EXTRA, LAYOUT))
+_SURROUNDINGS = tuple(BLOB + name for name in (RNG, EXTRA, LAYOUT))
 #: The extra values of a step that has none.
 _NO_EXTRA = encoding.encode({}, _root(EXTRA))
 
@@ -122,19 +123,27 @@ class State:
                 hint = "wrap a batch function with everstep.resumable" if callable(obj) else "it is not Stateful"
                 raise TypeError(f"{name}= has no state_dict and load_state_dict: {hint}")
             if name in RESERVED or not name or name.startswith("__") or "." in name or "/" in name:
-                raise CheckpointError(f"{name!r} cannot be the name of an object: everstep uses it itself, or it has a dot or a slash; give it another name")
-        self.objects = {n: unwrap(o) if isinstance(o, nn.Module) else optimizer_state.unwrapped(o) for n, o in objects.items()}
+                raise CheckpointError(
+                    f"{name!r} cannot be the name of an object: everstep uses it itself, or it has a dot or a slash; give it another name"
+                )
+        self.objects = {
+            n: unwrap(o) if isinstance(o, nn.Module) else optimizer_state.unwrapped(o) for n, o in objects.items()
+        }
         self.optimizers_by_name = {n: o for n, o in self.objects.items() if optimizer_state.is_complete(o)}
         self.optimizers = list(self.optimizers_by_name.values())
         self._modules = {n: o for n, o in self.objects.items() if isinstance(o, nn.Module)}
         self._trained: TrainedParameters | None = None
-        self._kinds = {n: MODULE if n in self._modules else OPTIMIZER if n in self.optimizers_by_name else OTHER for n in self.objects}
+        self._kinds = {
+            n: MODULE if n in self._modules else OPTIMIZER if n in self.optimizers_by_name else OTHER
+            for n in self.objects
+        }
         self._layout_blob = encoding.encode({**vars(layout), "kinds": self._kinds})
         # Hooks and overrides are looked for once: what they mean for a snapshot is only which versions are saved beside it.
         self._takes_part: dict[str, bool] = {}
 
     def role(self) -> int:
-        """A number that ranks have in common which hold the same parameters, by name, however these are sharded: those of one pipeline stage."""
+        """A number that ranks have in common which hold the same parameters, by name, however these are
+        sharded: those of one pipeline stage."""
         return zlib.crc32("\n".join(sorted(set(ParameterNames(self.objects).first.values()))).encode()) or 1
 
     def _optimized(self) -> set[int]:
@@ -193,7 +202,7 @@ class State:
         parts = self._parts.of(items)
         if parts:
             items.append(Item(PARTS, torch.frombuffer(bytearray(parts), dtype=torch.uint8), True))
-        for name, blob in [*((encoding.BLOB + n, b) for n, b in blobs.items()), *self.surroundings(extra)]:
+        for name, blob in [*((BLOB + n, b) for n, b in blobs.items()), *self.surroundings(extra)]:
             items.append(Item(name, torch.frombuffer(bytearray(blob), dtype=torch.uint8), True))
         return items
 
@@ -211,7 +220,9 @@ class State:
 
     def _beside(self, name: str, module: nn.Module, found: Entries) -> dict[str, Any] | None:
         if found.lazy:
-            raise CheckpointError(f"{name}.{min(found.lazy)} is not initialized yet (lazy module): run one forward pass before the first step")
+            raise CheckpointError(
+                f"{name}.{min(found.lazy)} is not initialized yet (lazy module): run one forward pass before the first step"
+            )
         if name not in self._takes_part:
             self._takes_part[name] = not flat.is_flat(module) and module_state.takes_part(module)
         return module_state.saved_beside(module, found, parts=self._takes_part[name])
@@ -222,7 +233,9 @@ class State:
         try:
             return obj.state_dict()
         except Exception as e:
-            raise CheckpointError(f"{name}=: state_dict() of {type(obj).__module__}.{type(obj).__qualname__} failed: {type(e).__name__}: {e}") from e
+            raise CheckpointError(
+                f"{name}=: state_dict() of {type(obj).__module__}.{type(obj).__qualname__} failed: {type(e).__name__}: {e}"
+            ) from e
 
     def encoded(self, value: Any, name: str, items: list[Item], *, eager: bool, sharded: bool = False) -> bytes:
         """``value`` without its tensors, which are put into ``items``."""
@@ -240,7 +253,7 @@ class State:
         first = next((n for n, i in enumerate(items) if i.eager), len(items))
         gap = -sum(i.tensor.numel() * i.tensor.element_size() for i in items[:first]) % ALIGN
         if gap and first < len(items):
-            items.insert(first, Item(encoding.BLOB + "align", torch.zeros(gap, dtype=torch.uint8), True))
+            items.insert(first, Item(BLOB + "align", torch.zeros(gap, dtype=torch.uint8), True))
 
     def _ranges(self) -> dict[str, Place]:
         """Where this rank's pieces of FSDP1's flat parameters belong, by the names of parameters."""
@@ -292,14 +305,27 @@ class State:
                 if key.endswith("_extra_state"):
                     # It may be a tensor now and something else then, or of another shape.
                     continue
-                wrong = f"{full}: not in the checkpoint" if full not in stored else module_state.mismatch((stored[full][1], stored[full][2]), storable(tensor, partial(str, full)), full)
+                wrong = (
+                    f"{full}: not in the checkpoint"
+                    if full not in stored
+                    else module_state.mismatch(
+                        (stored[full][1], stored[full][2]), storable(tensor, partial(str, full)), full
+                    )
+                )
                 lines += [wrong] if wrong is not None else []
-        unknown = {n for n in stored if in_module(n) and n not in known and (owner := n.partition(".")[0]) in self._modules and owner not in open_}
+        unknown = {
+            n
+            for n in stored
+            if in_module(n)
+            and n not in known
+            and (owner := n.partition(".")[0]) in self._modules
+            and owner not in open_
+        }
         if isinstance(shard, Resharded):
             # Another rank may have what this one does not (pipeline stages).
             unknown = together.lacked_by_all(unknown)
         lines += [f"{n}: only in the checkpoint" for n in sorted(unknown)]
-        objects = {n.removeprefix(encoding.BLOB) for n in stored if n.startswith(encoding.BLOB)}
+        objects = {n.removeprefix(BLOB) for n in stored if n.startswith(BLOB)}
         others = self.objects.keys() - self._modules.keys()
         lines += [f"{n}=: not in the checkpoint" for n in sorted(others - objects)]
         if lines:
@@ -318,7 +344,7 @@ class State:
         values: dict[str, Any] = {}
         extra_state: set[str] = set()
         for name, obj in self.objects.items():
-            blob = encoding.BLOB + name
+            blob = BLOB + name
             # What random batches were in hand is each rank's own.
             if blob not in stored.entries or not (own or not isinstance(obj, Resumable)):
                 continue
@@ -362,7 +388,10 @@ class State:
         except CheckpointError:
             raise
         except Exception as e:
-            raise CheckpointError(f"{name}=: load_state_dict() of {optimizer_state.kind_of(obj)} did not take the state in the checkpoint: {type(e).__name__}: {e}") from e
+            raise CheckpointError(
+                f"{name}=: load_state_dict() of {optimizer_state.kind_of(obj)} did not take the state in the "
+                f"checkpoint: {type(e).__name__}: {e}"
+            ) from e
 
     @staticmethod
     def _compare(name: str, obj: Any, value: Any) -> None:
@@ -371,7 +400,8 @@ class State:
         at = difference(value, State.state_of(name, obj), name)
         if at is not None:
             warnings.warn(
-                f"everstep: {at} is not as in the checkpoint after load_state_dict() of {optimizer_state.kind_of(obj)}, which changes what it loads; "
+                f"everstep: {at} is not as in the checkpoint after load_state_dict() of "
+                f"{optimizer_state.kind_of(obj)}, which changes what it loads; "
                 "give modules and optimizers to CheckpointManager themselves",
                 stacklevel=6,
             )
@@ -426,7 +456,9 @@ class State:
         """The rank of this number had other parts of the same tensors."""
         stored = Values(shard)
         items = self.module_items()
-        if {i.name for i in items} != {n for n in stored.entries if in_module(n) and n.partition(".")[0] in self._modules}:
+        if {i.name for i in items} != {
+            n for n in stored.entries if in_module(n) and n.partition(".")[0] in self._modules
+        }:
             return True
         found = stored.places()
         own = _places(items)
@@ -442,7 +474,10 @@ class State:
         others = sorted(n for n in self.objects if saved.kinds and saved.kinds.get(n) != self._kinds[n])
         if others:
             name = others[0]
-            raise CheckpointError(f"{name}= is of the kind {saved.kinds.get(name, 'none')!r} in the checkpoint, {self._kinds[name]!r} here; give the objects it was made with")
+            raise CheckpointError(
+                f"{name}= is of the kind {saved.kinds.get(name, 'none')!r} in the checkpoint, "
+                f"{self._kinds[name]!r} here; give the objects it was made with"
+            )
         if (saved.rank, saved.world_size) == (self.layout.rank, self.layout.world_size):
             return True
         # One process has what all would have.

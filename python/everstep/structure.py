@@ -17,6 +17,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 from . import encoding, optimizer_state
 from ._internal import Members, Places, SlotLayout, encode_groups
+from .blob_format import BLOB, MARK
 from .optimizer_state import ParameterNames
 from .slots import Sizes, Snapshot, described
 from .state import Item, State
@@ -70,7 +71,11 @@ class _Modules:
         for module in self._modules:
             kind = type(module)
             own = (kind.state_dict, kind._save_to_state_dict, kind.get_extra_state)
-            if own != (nn.Module.state_dict, nn.Module._save_to_state_dict, nn.Module.get_extra_state) or "state_dict" in vars(module):
+            if own != (
+                nn.Module.state_dict,
+                nn.Module._save_to_state_dict,
+                nn.Module.get_extra_state,
+            ) or "state_dict" in vars(module):
                 raise _Differs
         self._vars = [vars(m) for m in self._modules]
         self._transient = [set(t) for t in map(_transient_of, self._vars)]
@@ -83,7 +88,9 @@ class _Modules:
             raise _Differs
 
     def same(self) -> bool:
-        return self._members.same() and (not self._any_transient or [*map(_transient_of, self._vars)] == self._transient)
+        return self._members.same() and (
+            not self._any_transient or [*map(_transient_of, self._vars)] == self._transient
+        )
 
     def tensors(self) -> list[Tensor]:
         found: list[Tensor | None] = []
@@ -114,7 +121,7 @@ class _Optimizer:
         self._names = [g["params"] for g in value.pop("groups")]
         self._encoded_names = [encoding.encode(names) for names in self._names]
         head = state.encoded(value, name, [], eager=False, sharded=True)
-        self._head = encoding.join(head, "groups", encoding.MARK)
+        self._head = encoding.join(head, "groups", MARK)
         self._path: encoding.Path = ((None, name, False), "groups", False)
         if self.blob() != state.encoded_optimizer(name, optimizer, names, []):
             # It is encoded in a way that this class does not handle.
@@ -137,7 +144,10 @@ class _Optimizer:
         groups = self._optimizer.param_groups
         if (plain := encode_groups(groups, self._encoded_names)) is not None:
             return self._head + plain[1:]
-        whole = [{k: v for k, v in g.items() if k != "params"} | {"params": names} for g, names in zip(groups, self._names, strict=True)]
+        whole = [
+            {k: v for k, v in g.items() if k != "params"} | {"params": names}
+            for g, names in zip(groups, self._names, strict=True)
+        ]
         if any(isinstance(v, Tensor) for g in whole for v in g.values()):
             raise _Differs
         encoded = encoding.encode_part(whole, self._path)
@@ -161,7 +171,7 @@ def _same_places(tensors: list[Tensor]) -> Callable[[], bool]:
     try:
         # One call for all of them; torch 2.10 and later.
         same = Places(tensors).same
-    except Exception:
+    except Exception:  # noqa: BLE001  # an earlier torch, or one whose layout in memory is another
 
         def same() -> bool:
             unchanged: bool = walked() == before
@@ -175,7 +185,11 @@ def _is_inert(obj: Any) -> bool:
     given to compute with are functions, of which nothing is saved."""
     kind = type(obj)
     own = kind.state_dict if kind in _SCHEDULERS and "state_dict" not in vars(obj) else None
-    return own is not None and own is _SCHEDULERS[kind] and all(type(f) is FunctionType for f in getattr(obj, "lr_lambdas", ()))
+    return (
+        own is not None
+        and own is _SCHEDULERS[kind]
+        and all(type(f) is FunctionType for f in getattr(obj, "lr_lambdas", ()))
+    )
 
 
 class Early(Protocol):
@@ -226,13 +240,13 @@ class _Known:
         for name, obj in state.objects.items():
             if isinstance(obj, nn.Module):
                 modules += obj.modules()
-                if any(i.name == encoding.BLOB + name for i in items):
+                if any(i.name == BLOB + name for i in items):
                     # Something is saved beside its tensors: extra state, or versions for load hooks.
                     raise _Differs
             elif name in state.optimizers_by_name:
                 self._optimizers[name] = _Optimizer(state, name, obj)
         self._modules = _Modules(modules)
-        self._items = [i for i in items if not i.name.startswith(encoding.BLOB) or i.name == encoding.BLOB + "align"]
+        self._items = [i for i in items if not i.name.startswith(BLOB) or i.name == BLOB + "align"]
         if any(i.whole is not None for i in self._items):
             raise _Differs
         tensors = self._modules.tensors() + [t for o in self._optimizers.values() for t in o.tensors()]
@@ -242,7 +256,7 @@ class _Known:
             raise _Differs
         self._same_places = _same_places(self._tensors)
         known = {t.data_ptr() for t in self._tensors}
-        if any(i.tensor.data_ptr() not in known for i in self._items if not i.name.startswith(encoding.BLOB)):
+        if any(i.tensor.data_ptr() not in known for i in self._items if not i.name.startswith(BLOB)):
             raise _Differs
         self._host = [Item(i.name, i.tensor.detach(), i.eager) for i in self._items]
         self._layout: SlotLayout = described(self._host)
@@ -252,7 +266,7 @@ class _Known:
         self._before = [n for n, o in others.items() if not _is_inert(o)]
         self._meanwhile = [n for n, o in others.items() if _is_inert(o)]
         self._inert = [others[n] for n in self._meanwhile]
-        self._blobs = [(n, encoding.BLOB + n) for n in state.objects if n in others or n in self._optimizers]
+        self._blobs = [(n, BLOB + n) for n in state.objects if n in others or n in self._optimizers]
 
     @classmethod
     def of(cls, state: State, items: list[Item]) -> _Known | None:
@@ -293,4 +307,6 @@ class _Known:
             if early is not None and started:
                 early.cancel()
             raise
-        return Snapshot(step, self._host, persist, layout=self._layout, blobs=values, sizes=self._sizes, started=started)
+        return Snapshot(
+            step, self._host, persist, layout=self._layout, blobs=values, sizes=self._sizes, started=started
+        )

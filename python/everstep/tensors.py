@@ -70,7 +70,10 @@ def _unstorable(tensor: Tensor) -> str | None:
         return "is not initialized yet (lazy module): run one forward pass first"
     if type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH:
         kind = type(tensor)
-        return f"is of type {kind.__module__}.{kind.__qualname__}, a tensor without plain memory, which cannot be saved; convert it to a dense tensor"
+        return (
+            f"is of type {kind.__module__}.{kind.__qualname__}, a tensor without plain memory, which cannot be saved; "
+            "convert it to a dense tensor"
+        )
     if tensor.is_nested:
         return "is a nested tensor, which cannot be saved; save its values() and offsets(), or unbind() it"
     if tensor.layout is not torch.strided:
@@ -78,7 +81,9 @@ def _unstorable(tensor: Tensor) -> str | None:
     if tensor.is_meta:
         return "is on the meta device and has no values; materialize it first"
     if tensor._is_zerotensor():
-        return "is a tensor of zeros without memory (of forward-mode differentiation), which cannot be saved; save it + 0"
+        return (
+            "is a tensor of zeros without memory (of forward-mode differentiation), which cannot be saved; save it + 0"
+        )
     if tensor.is_quantized:
         return "is a quantized tensor, which cannot be saved; save int_repr() with its scale and zero point"
     if tensor.dtype not in DTYPES and tensor.dtype not in _AS_OTHER:
@@ -93,9 +98,13 @@ def storable(tensor: Tensor, path: Callable[[], str]) -> Tensor:
         CheckpointError: naming ``path``, for tensors that cannot be restored as they are.
     """
     # Every tensor comes by here at every step. Quantized ones have dtypes of their own.
-    if type(tensor) in _KINDS and tensor.layout is torch.strided and tensor.dtype in DTYPES:
-        if not (tensor.is_conj() or tensor.is_neg() or tensor.is_nested or tensor.is_meta or tensor._is_zerotensor()):
-            return tensor
+    if (
+        type(tensor) in _KINDS
+        and tensor.layout is torch.strided
+        and tensor.dtype in DTYPES
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_nested or tensor.is_meta or tensor._is_zerotensor())
+    ):
+        return tensor
     wrong = _unstorable(tensor)
     if wrong is not None:
         raise CheckpointError(f"{path()} {wrong}")

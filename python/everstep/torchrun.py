@@ -32,7 +32,9 @@ def _binary() -> str:
     beside = Path(sys.executable).parent / "everstep"
     found = str(beside) if beside.is_file() else shutil.which("everstep")
     if not found:
-        raise RendezvousConnectionError(f"no everstep beside {sys.executable} nor on the path; install the everstep package here")
+        raise RendezvousConnectionError(
+            f"no everstep beside {sys.executable} nor on the path; install the everstep package here"
+        )
     return found
 
 
@@ -41,7 +43,16 @@ class EverstepRendezvousHandler(RendezvousHandler):
 
     def __init__(self, params: RendezvousParameters) -> None:
         self._run_id = params.run_id
-        line = [_binary(), "rendezvous", "--rdzv-backend", "c10d", "--rdzv-endpoint", params.endpoint, "--rdzv-id", params.run_id]
+        line = [
+            _binary(),
+            "rendezvous",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            params.endpoint,
+            "--rdzv-id",
+            params.run_id,
+        ]
         line += ["--nnodes", f"{params.min_nodes}:{params.max_nodes}", "--max-restarts", "1000000"]
         if params.local_addr:
             line += ["--local-addr", params.local_addr]
@@ -103,7 +114,9 @@ class EverstepRendezvousHandler(RendezvousHandler):
             raise RendezvousClosedError(self._over)
         store = TCPStore(place["host"], place["port"], is_master=False)
         info = RendezvousStoreInfo(place["host"], place["port"])
-        return RendezvousInfo(PrefixStore(f"torchelastic/{place['generation']}", store), place["rank"], place["world_size"], info)
+        return RendezvousInfo(
+            PrefixStore(f"torchelastic/{place['generation']}", store), place["rank"], place["world_size"], info
+        )
 
     def is_closed(self) -> bool:
         """True when the job is over."""

@@ -42,15 +42,19 @@ class UnsavedOptimizers:
             return
         self._seen.add(optimizer)
         modules = [o for o in state.objects.values() if isinstance(o, nn.Module)]
-        trained = {id(p) for m in modules for p in m.parameters()} | {id(p) for o in state.optimizers for p in parameters_of(o)}
+        trained = {id(p) for m in modules for p in m.parameters()} | {
+            id(p) for o in state.optimizers for p in parameters_of(o)
+        }
         if not any(optimizer.state.values()) or not any(id(p) in trained for p in parameters_of(optimizer)):
             return
         others = (o for n, o in state.objects.items() if o not in modules and n not in state.optimizers_by_name)
         if any(_holds(o, optimizer) for o in others if not isinstance(o, LRScheduler)):
             return
         warnings.warn(
-            f"everstep: an optimizer ({kind_of(optimizer)}) trains parameters that are saved, but is not saved itself: after a restart its state is lost; "
-            "give it to CheckpointManager, and where an optimizer is replaced in the loop, change the groups of the first one instead (add_param_group)",
+            f"everstep: an optimizer ({kind_of(optimizer)}) trains parameters that are saved, but is not saved "
+            "itself: after a restart its state is lost; "
+            "give it to CheckpointManager, and where an optimizer is replaced in the loop, change the groups "
+            "of the first one instead (add_param_group)",
             stacklevel=4,
         )
 
@@ -74,5 +78,13 @@ def _holds(obj: Any, optimizer: Optimizer, depth: int = 3) -> bool:
     """An object of the user's refers to the optimizer, and may save it."""
     if obj is optimizer:
         return True
-    inner = obj.values() if isinstance(obj, dict) else obj if isinstance(obj, (list, tuple)) else vars(obj).values() if hasattr(obj, "__dict__") else ()
+    inner = (
+        obj.values()
+        if isinstance(obj, dict)
+        else obj
+        if isinstance(obj, (list, tuple))
+        else vars(obj).values()
+        if hasattr(obj, "__dict__")
+        else ()
+    )
     return depth > 0 and any(_holds(i, optimizer, depth - 1) for i in list(inner))

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import encoding, module_state, optimizer_value, rng
+from . import decoding, module_state, optimizer_value, rng
 from ._internal import CheckpointError, DamagedError, Shard
+from .blob_format import BLOB
 from .damage import reading
 from .placed import PARTS, Place, Resharded, parts_from_bytes, read_parts
 from .tensors import BY_NAME
 
 if TYPE_CHECKING:
     from ._internal import Entry
-    from .tiers import HealingShard
+    from .healing import HealingShard
 
 RNG, EXTRA, LAYOUT = "rng", "extra", "layout"
 #: Names of everstep's own blobs (see :data:`everstep.convert`), which objects cannot have.
@@ -39,22 +40,31 @@ class Layout:
 
     def __post_init__(self) -> None:
         kinds = self.kinds
-        if type(self.rank) is not int or type(self.world_size) is not int or type(self.replicated) is not bool or not 0 <= self.rank < self.world_size:
+        if (
+            type(self.rank) is not int
+            or type(self.world_size) is not int
+            or type(self.replicated) is not bool
+            or not 0 <= self.rank < self.world_size
+        ):
             raise ValueError("a rank that is none")
-        if not isinstance(kinds, dict) or not all(type(n) is str and n not in RESERVED and k in (MODULE, OPTIMIZER, OTHER) for n, k in kinds.items()):
+        if not isinstance(kinds, dict) or not all(
+            type(n) is str and n not in RESERVED and k in (MODULE, OPTIMIZER, OTHER) for n, k in kinds.items()
+        ):
             raise ValueError("objects of unknown kinds")
 
 
 def objects(entries: Mapping[str, Entry]) -> set[str]:
     """Names of objects that have a value in a shard."""
-    names = {n.removeprefix(encoding.BLOB) for n in entries if n.startswith(encoding.BLOB)}
+    names = {n.removeprefix(BLOB) for n in entries if n.startswith(BLOB)}
     return {n for n in names - RESERVED if "/" not in n}
 
 
 def check_step(names: Container[str]) -> None:
     """Raises :class:`DamagedError` where values are missing that every snapshot of a manager has."""
-    if missing := [n for n in (EXTRA, RNG) if encoding.BLOB + n not in names]:
-        raise DamagedError(f"there is no {' and no '.join(missing)} in the checkpoint, which everstep always writes", [])
+    if missing := [n for n in (EXTRA, RNG) if BLOB + n not in names]:
+        raise DamagedError(
+            f"there is no {' and no '.join(missing)} in the checkpoint, which everstep always writes", []
+        )
 
 
 class Values:
@@ -71,13 +81,18 @@ class Values:
         if name not in self.targets:
             _, dtype, shape, _ = self.entries[name]
             if dtype not in BY_NAME:
-                raise CheckpointError(f"{name} is {dtype} in the checkpoint, which this torch does not have; install a newer one")
+                raise CheckpointError(
+                    f"{name} is {dtype} in the checkpoint, which this torch does not have; install a newer one"
+                )
             self.targets[name] = torch.empty(shape, dtype=BY_NAME[dtype])
         return self.targets[name]
 
     def has_numbers(self, name: str) -> bool:
         """There are tensors of fractions among the values of an object: weights, moments, averages."""
-        return any(n.startswith(f"{name}/") and dtype.startswith(("F", "BF", "C")) for n, (_, dtype, *_) in self.entries.items())
+        return any(
+            n.startswith(f"{name}/") and dtype.startswith(("F", "BF", "C"))
+            for n, (_, dtype, *_) in self.entries.items()
+        )
 
     def layout(self) -> Layout | None:
         """Whose it is; ``None`` where that is not said.
@@ -85,10 +100,10 @@ class Values:
         Raises:
             DamagedError: when it makes no sense.
         """
-        if encoding.BLOB + LAYOUT not in self.entries:
+        if BLOB + LAYOUT not in self.entries:
             return None
         with reading("the layout of the checkpoint"):
-            return Layout(**encoding.decode(self._shard.bytes(encoding.BLOB + LAYOUT), lambda name: None))
+            return Layout(**decoding.decode(self._shard.bytes(BLOB + LAYOUT), lambda name: None))
 
     def places(self) -> dict[str, Place]:
         """Where the shard's tensors belong, by name.
@@ -125,12 +140,14 @@ class Values:
         """
         check_step(self.entries)
         if not isinstance(extra := self._decoded(EXTRA), dict):
-            raise DamagedError(f"the extra values in the checkpoint are a {type(extra).__name__}, not values by name", [])
+            raise DamagedError(
+                f"the extra values in the checkpoint are a {type(extra).__name__}, not values by name", []
+            )
         rng.check(self._decoded(RNG))
 
     def _decoded(self, name: str) -> Any:
-        self._blobs[name] = self._shard.bytes(encoding.BLOB + name)
-        return encoding.decode(self._blobs[name], self.room, finish=False)
+        self._blobs[name] = self._shard.bytes(BLOB + name)
+        return decoding.decode(self._blobs[name], self.room, finish=False)
 
     def finished(self) -> dict[str, Any]:
         """All that were asked for, now that ``targets`` are filled."""
@@ -138,4 +155,4 @@ class Values:
 
     def value(self, name: str) -> Any:
         """One of them, made anew each time."""
-        return encoding.decode(self._blobs[name], self.targets.__getitem__)
+        return decoding.decode(self._blobs[name], self.targets.__getitem__)

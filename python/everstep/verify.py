@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from . import encoding
 from ._internal import CheckpointError, DamagedError, Shard, WholeCheckpoint, open_shards, open_slot
+from .blob_format import BLOB
 from .damage import reading
 from .dcp.foreign import safe_load
 from .dcp.pieces import TABLE, read_table
@@ -33,7 +33,10 @@ def shard_values(shard: Shard, rank: int, world_size: int) -> None:
     layout = values.layout()
     kinds = {} if layout is None else layout.kinds
     if layout is not None and (layout.rank, layout.world_size) != (rank, world_size):
-        raise DamagedError(f"{shard.path} says that it is of rank {layout.rank} of {layout.world_size}, it is of rank {rank} of {world_size}", [])
+        raise DamagedError(
+            f"{shard.path} says that it is of rank {layout.rank} of {layout.world_size}, it is of rank {rank} of {world_size}",
+            [],
+        )
     there = objects(values.entries)
     for name in sorted(kinds or there):
         if name in there:
@@ -60,7 +63,9 @@ def checkpoint_values(path: str) -> Iterator[Wrong]:
     if any(shard.places() for shard in shards):
         # Parts of larger tensors: together they are all of them.
         whole = WholeCheckpoint(path)
-        tensors = [(name, shape) for name, _, shape, *_ in whole.tensors() if not name.startswith(encoding.BLOB) and 0 not in shape]
+        tensors = [
+            (name, shape) for name, _, shape, *_ in whole.tensors() if not name.startswith(BLOB) and 0 not in shape
+        ]
         whole.plan([(name, [0] * len(shape), shape, False, 0, 0) for name, shape in tensors])
 
 

@@ -104,7 +104,7 @@ class _Worker:
     def _attach(self, path: str) -> None:
         try:
             board = Board(path)
-        except Exception:
+        except Exception:  # noqa: BLE001
             return  # the page of a generation that is over: work as if there were no agent
         if board.get("Generation") != world().generation:
             return
@@ -116,7 +116,11 @@ class _Worker:
             try:
                 board.start_pulse(main)
             except CheckpointError as e:
-                print(f"everstep: hangs are noticed by missing steps only, there is no thread to watch the interpreter: {e}", file=sys.stderr, flush=True)
+                print(
+                    f"everstep: hangs are noticed by missing steps only, there is no thread to watch the interpreter: {e}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         self._mark_exit()
         self._watch_exceptions()
 

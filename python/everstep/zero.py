@@ -56,7 +56,8 @@ class _Watcher:
 
 
 def install(*, warm_safe: bool, changed: Mapping[str, str | None] | None = None) -> None:
-    """Starts to watch. ``warm_safe``: a process that imports torch ahead can become this one. ``changed``: variables that torch reads when it
+    """Starts to watch. ``warm_safe``: a process that imports torch ahead can become this one. ``changed``:
+    variables that torch reads when it
     is imported and that the script had changed by then; ``None`` as a value: it had removed them."""
     worker = _worker.current()
     if worker.board is None:

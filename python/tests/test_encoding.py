@@ -12,6 +12,7 @@ import pytest
 
 from everstep import encoding
 from everstep._internal import encode_groups, encode_plain
+from everstep.blob_format import MARK
 
 _ROOT: encoding.Path = (None, "state", False)
 _LEAVES = [
@@ -25,7 +26,7 @@ _LEAVES = [
 
 def _by_python(value: Any) -> bytes:
     encoder = encoding._Encoder(None, False)
-    return encoding.MARK + msgpack.packb(encoder.value(value, _ROOT), strict_types=True)
+    return MARK + msgpack.packb(encoder.value(value, _ROOT), strict_types=True)
 
 
 def _random(rng: random.Random, depth: int) -> Any:

@@ -85,11 +85,18 @@ class Cursor:
         Raises:
             CheckpointError: the state is of another dataset, seed or order.
         """
-        for name, what in (("samples", "a dataset of {} samples, this one has {}"), ("fingerprint", "the dataset {!r}, this is {!r}"),
-                           ("seed", "seed {}, this sampler has seed {}"), ("shuffle", "shuffle={}, this sampler has shuffle={}")):  # fmt: skip
+        of_one_order = {
+            "samples": "a dataset of {} samples, this one has {}",
+            "fingerprint": "the dataset {!r}, this is {!r}",
+            "seed": "seed {}, this sampler has seed {}",
+            "shuffle": "shuffle={}, this sampler has shuffle={}",
+        }
+        for name, what in of_one_order.items():
             if state.get(name) != getattr(self, name):
                 text = what.format(state.get(name), getattr(self, name))
-                raise CheckpointError(f"the sampler's state is of {text}; going on would repeat or skip samples: give what it was saved with")
+                raise CheckpointError(
+                    f"the sampler's state is of {text}; going on would repeat or skip samples: give what it was saved with"
+                )
         self.at = state["epoch"] * self.samples + state["consumed"]
         self.hash = _pair(state["hash"])
         self.finished = {int(e): h for e, h in state["finished"]}

@@ -18,7 +18,9 @@ Source = Callable[[int, int], Iterable[Any]]
 class _Part(IterableDataset[Any]):
     """What one rank draws in one pass; inside a loader's workers, every k-th batch of that."""
 
-    def __init__(self, source: Source, start: int, rounds: int, samples: int, ranks: int, rank: int, batch: int) -> None:
+    def __init__(
+        self, source: Source, start: int, rounds: int, samples: int, ranks: int, rank: int, batch: int
+    ) -> None:
         self.source, self.start, self.rounds, self.samples = source, start, rounds, samples
         self.ranks, self.rank, self.batch = ranks, rank, batch
 
@@ -73,7 +75,9 @@ class ElasticIterable:
         w = world()
         self._rank = w.rank if rank is None else rank
         self._ranks = w.world_size if num_replicas is None else num_replicas
-        self._source = source if callable(source) and len(inspect.signature(source).parameters) == 2 else _Skipping(source)
+        self._source = (
+            source if callable(source) and len(inspect.signature(source).parameters) == 2 else _Skipping(source)
+        )
         self._batch, self._options = batch_size, options
         self._cursor = Cursor(samples, seed=0, shuffle=False, fingerprint=fingerprint)
         self._start, self._handed, self._rounds = 0, 0, 0
@@ -98,7 +102,9 @@ class ElasticIterable:
         while (end - self._start) // self._ranks == 0:
             end += self._cursor.samples
         self._rounds = (end - self._start) // self._ranks
-        part = _Part(self._source, self._start, self._rounds, self._cursor.samples, self._ranks, self._rank, self._batch)
+        part = _Part(
+            self._source, self._start, self._rounds, self._cursor.samples, self._ranks, self._rank, self._batch
+        )
         for batch in DataLoader(part, batch_size=self._batch, **self._options):
             self._handed = min(self._handed + self._batch, self._rounds)
             yield batch

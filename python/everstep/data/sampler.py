@@ -54,7 +54,9 @@ class ElasticDistributedSampler(Sampler[int]):
         self.rank = w.rank if rank is None else rank
         self.num_replicas = w.world_size if num_replicas is None else num_replicas
         if not 0 <= self.rank < self.num_replicas:
-            raise ValueError(f"rank {self.rank} is not one of {self.num_replicas} ranks: give rank from 0 to {self.num_replicas - 1}")
+            raise ValueError(
+                f"rank {self.rank} is not one of {self.num_replicas} ranks: give rank from 0 to {self.num_replicas - 1}"
+            )
         self.seed, self.drop_last = seed, drop_last
         #: Yield :class:`SampleId` instead of int (see :class:`Reproducible`).
         self.tagged = False
@@ -173,8 +175,10 @@ class ElasticDistributedSampler(Sampler[int]):
 
 def _cannot_count(kind: str) -> None:
     warnings.warn(
-        f"everstep: {kind} decides itself which samples make a batch, so ElasticDistributedSampler cannot be sure which ones the loop was given: "
-        "after a restart some may be left out or repeated; use torch's BatchSampler (batch_size=), or drop the sampler and save a position of your own",
+        f"everstep: {kind} decides itself which samples make a batch, so ElasticDistributedSampler cannot be "
+        "sure which ones the loop was given: "
+        "after a restart some may be left out or repeated; use torch's BatchSampler (batch_size=), or drop the "
+        "sampler and save a position of your own",
         stacklevel=6,
     )
 
@@ -208,7 +212,9 @@ class _Pass:
                 self.batch = owner.batch_size
                 if type(owner).__iter__ is not BatchSampler.__iter__:
                     _cannot_count(type(owner).__name__)
-            elif isinstance(owner, _BaseDataLoaderIter) or (hasattr(owner, "_num_yielded") and hasattr(owner, "_sampler_iter")):
+            elif isinstance(owner, _BaseDataLoaderIter) or (
+                hasattr(owner, "_num_yielded") and hasattr(owner, "_sampler_iter")
+            ):
                 if not self.batch:
                     self.batch = _batch_of(getattr(owner, "_index_sampler", None), sampler)
                 self._loader = weakref.ref(owner)

@@ -43,7 +43,7 @@ def open_regular(path: Path, *, follow: bool = False) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise CheckpointError(f"{path} is not a regular file")
-    return open(handle, "rb")  # noqa: SIM115  # the caller's
+    return open(handle, "rb")  # the caller's
 
 
 def safe_load(data: BinaryIO, what: str) -> Any:
@@ -104,7 +104,11 @@ def load(directory: Path) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for name, entry in entries.items():
         with reading(f"{name} in {directory}"):
-            value = _tensor(directory, name, entry, places) if isinstance(entry, _Whole) else safe_load(_piece(directory, places[name, None]), name)
+            value = (
+                _tensor(directory, name, entry, places)
+                if isinstance(entry, _Whole)
+                else safe_load(_piece(directory, places[name, None]), name)
+            )
             _put(state, mappings.get(name, (name,)), value)
     whole: dict[str, Any] = _lists(state)
     return whole
@@ -131,7 +135,11 @@ def _as(value: Any, kind: type[_T]) -> _T:
 def _size(value: Any) -> tuple[int, ...]:
     if isinstance(value, Made) and value.name == "torch.Size" and len(value.args) == 1:
         value = value.args[0]
-    if not isinstance(value, (tuple, list)) or len(value) > 64 or not all(type(n) is int and 0 <= n < 1 << 62 for n in value):
+    if (
+        not isinstance(value, (tuple, list))
+        or len(value) > 64
+        or not all(type(n) is int and 0 <= n < 1 << 62 for n in value)
+    ):
         raise ValueError("a shape that is none")
     return tuple(value)
 
@@ -142,7 +150,11 @@ def _pairs(value: Any) -> list[tuple[Any, Any]]:
     raise ValueError("a dict is missing")
 
 
-def _metadata(made: Any) -> tuple[dict[str, _Whole | None], dict[str, tuple[str | int, ...]], dict[tuple[str, tuple[int, ...] | None], _Place]]:
+def _metadata(
+    made: Any,
+) -> tuple[
+    dict[str, _Whole | None], dict[str, tuple[str | int, ...]], dict[tuple[str, tuple[int, ...] | None], _Place]
+]:
     """Entries by name (``None``: no tensor), their paths, and where their bytes are."""
     fields = _fields(made, _META + "Metadata")
     entries: dict[str, _Whole | None] = {}
@@ -150,21 +162,36 @@ def _metadata(made: Any) -> tuple[dict[str, _Whole | None], dict[str, tuple[str 
         if _as(name, str) in entries:
             raise ValueError(f"{name} twice")
         kind = entry.name if isinstance(entry, Made) else ""
-        entries[name] = None if kind == _META + "BytesStorageMetadata" else _whole(_fields(entry, _META + "TensorStorageMetadata"))
+        entries[name] = (
+            None if kind == _META + "BytesStorageMetadata" else _whole(_fields(entry, _META + "TensorStorageMetadata"))
+        )
     mappings: dict[str, tuple[str | int, ...]] = {}
     if fields.get("planner_data") is not None:
         for name, path in _pairs(fields["planner_data"]):
-            if not isinstance(path, tuple) or not path or len(path) > 64 or not all(type(p) in (str, int) for p in path):
+            if (
+                not isinstance(path, tuple)
+                or not path
+                or len(path) > 64
+                or not all(type(p) in (str, int) for p in path)
+            ):
                 raise ValueError(f"{name} has no path")
             mappings[_as(name, str)] = path
     places: dict[tuple[str, tuple[int, ...] | None], _Place] = {}
     for index, info in _pairs(fields["storage_data"]):
-        key, where = _fields(index, _META + "MetadataIndex"), _fields(info, "torch.distributed.checkpoint.filesystem._StorageInfo")
+        key, where = (
+            _fields(index, _META + "MetadataIndex"),
+            _fields(info, "torch.distributed.checkpoint.filesystem._StorageInfo"),
+        )
         if where.get("transform_descriptors"):
             raise refused("it was saved with transforms")
         offset = key.get("offset")
         place = _Place(_as(where["relative_path"], str), _as(where["offset"], int), _as(where["length"], int))
-        if os.path.basename(place.file) != place.file or place.file in ("", ".", "..") or "\0" in place.file or min(place.offset, place.length) < 0:
+        if (
+            os.path.basename(place.file) != place.file
+            or place.file in ("", ".", "..")
+            or "\0" in place.file
+            or min(place.offset, place.length) < 0
+        ):
             raise ValueError(f"{place.file!r} lies outside of the checkpoint")
         name = _as(key["fqn"], str)
         places[name, None if entries.get(name) is None else _size(offset if offset is not None else ())] = place
@@ -173,7 +200,11 @@ def _metadata(made: Any) -> tuple[dict[str, _Whole | None], dict[str, tuple[str 
 
 def _whole(fields: dict[str, Any]) -> _Whole:
     properties = fields["properties"]
-    if not isinstance(properties, Made) or properties.name != _META + "TensorProperties" or not isinstance(properties.state, tuple):
+    if (
+        not isinstance(properties, Made)
+        or properties.name != _META + "TensorProperties"
+        or not isinstance(properties.state, tuple)
+    ):
         raise ValueError("properties of a tensor are missing")
     named = properties.state[0]
     if not isinstance(named, Made) or named.called or named.name not in _DTYPES:
@@ -188,7 +219,11 @@ def _whole(fields: dict[str, Any]) -> _Whole:
 def _check(name: str, whole: _Whole) -> None:
     """Its chunks are all of it, and none lies over another."""
     for chunk in whole.chunks:
-        if len(chunk.offsets) != len(whole.size) or len(chunk.sizes) != len(whole.size) or any(o + n > m for o, n, m in zip(chunk.offsets, chunk.sizes, whole.size, strict=True)):
+        if (
+            len(chunk.offsets) != len(whole.size)
+            or len(chunk.sizes) != len(whole.size)
+            or any(o + n > m for o, n, m in zip(chunk.offsets, chunk.sizes, whole.size, strict=True))
+        ):
             raise ValueError(f"a part of {name} lies outside of it")
     if not cover(whole.size, [(c.offsets, c.sizes) for c in whole.chunks]):
         raise ValueError(f"the parts of {name} are not all of it")

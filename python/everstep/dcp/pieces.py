@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from .._internal import CheckpointError, Shard
+from ..blob_format import BLOB
 from ..damage import reading
-from ..encoding import BLOB
 from ..state import DTYPES, Item
 from .foreign import cover
 
@@ -77,7 +77,10 @@ def _of_dtensor(fqn: str, value: Any, local: Tensor) -> list[Piece]:
 
     at = value.device_mesh.get_coordinate()
     # Of equal copies the first is saved.
-    if at is None or any(c and not isinstance(p, Sharded) and not hasattr(p, "split_factor") for c, p in zip(at, value.placements, strict=True)):
+    if at is None or any(
+        c and not isinstance(p, Sharded) and not hasattr(p, "split_factor")
+        for c, p in zip(at, value.placements, strict=True)
+    ):
         return []
     shape, offsets = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
     part = local.detach()
@@ -103,7 +106,9 @@ def items(pieces: Iterable[Piece], mappings: Mapping[str, Any]) -> list[Item]:
         found.append(Item(piece.name, tensor, False))
         rows.append([piece.name, piece.fqn, dtype, list(piece.shape), list(piece.offsets), sizes])
     found.sort(key=lambda i: -i.tensor.element_size())
-    table = json.dumps({"version": VERSION, "pieces": rows, "objects": objects, "mappings": {k: list(v) for k, v in mappings.items()}})
+    table = json.dumps(
+        {"version": VERSION, "pieces": rows, "objects": objects, "mappings": {k: list(v) for k, v in mappings.items()}}
+    )
     return [*found, Item(TABLE, torch.frombuffer(bytearray(table.encode()), dtype=torch.uint8), True)]
 
 
@@ -143,13 +148,17 @@ def read_table(directory: str, shards: list[Shard]) -> Table:
             data = shard.bytes(TABLE)
         except CheckpointError as e:
             if not any(entry[0] == TABLE for entry in shard.entries()):
-                raise CheckpointError(f"{directory} was not saved through DCP: read it with everstep.CheckpointManager") from e
+                raise CheckpointError(
+                    f"{directory} was not saved through DCP: read it with everstep.CheckpointManager"
+                ) from e
             raise
         with reading(f"the table of {shard.path}"):
             said = json.loads(data)
         with reading(f"the table of {shard.path}"):
             if said["version"] != VERSION:
-                raise CheckpointError(f"{directory} has tables of version {said['version']}, this everstep reads {VERSION}; install the one that wrote it")
+                raise CheckpointError(
+                    f"{directory} has tables of version {said['version']}, this everstep reads {VERSION}; install the one that wrote it"
+                )
             entries = {entry[0]: entry for entry in shard.entries()}
             for row in said["pieces"]:
                 table.blocks.append(_stored(number, row, entries))
@@ -186,7 +195,9 @@ def _stored(number: int, row: Any, entries: Mapping[str, Any]) -> Stored:
     same = stored == DTYPES[dtype] and tuple(stored_shape) == sizes if dtype in DTYPES else stored == "U8"
     if not same or math.prod(sizes) * dtype.itemsize != length:
         raise ValueError(f"{name} is not stored as {dtype} {sizes}")
-    if not len(shape) == len(offsets) == len(sizes) or any(o + n > all_ for o, n, all_ in zip(offsets, sizes, shape, strict=True)):
+    if not len(shape) == len(offsets) == len(sizes) or any(
+        o + n > all_ for o, n, all_ in zip(offsets, sizes, shape, strict=True)
+    ):
         raise ValueError(f"{name} lies outside of {fqn}")
     return Stored(number, name, fqn, dtype, shape, offsets, sizes)
 
@@ -197,7 +208,9 @@ def _check(table: Table) -> None:
     for block in table.blocks:
         blocks = tensors.setdefault(block.fqn, {})
         first = next(iter(blocks.values()), block)
-        if (first.shape, first.dtype) != (block.shape, block.dtype) or blocks.setdefault(block.offsets, block).sizes != block.sizes:
+        if (first.shape, first.dtype) != (block.shape, block.dtype) or blocks.setdefault(
+            block.offsets, block
+        ).sizes != block.sizes:
             raise ValueError(f"{block.fqn} is different things in different shards")
     for fqn, blocks in tensors.items():
         if fqn in table.objects:

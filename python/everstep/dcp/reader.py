@@ -11,7 +11,15 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex, StorageMeta, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
@@ -62,7 +70,9 @@ class Reader(dcp.StorageReader):
                 return path
             wrongs.append(str(wrong))
         if any(os.path.exists(f"{place}/.metadata") for place in (root, self._path)):
-            raise CheckpointError(f"{self._path} is a checkpoint of DCP's own: read it with FileSystemReader, or import it with everstep ckpt import")
+            raise CheckpointError(
+                f"{self._path} is a checkpoint of DCP's own: read it with FileSystemReader, or import it with everstep ckpt import"
+            )
         what = "; ".join(wrongs) or "it holds none"
         raise CheckpointError(f"no checkpoint in {self._path} can be read: {what}")
 
@@ -75,14 +85,18 @@ class Reader(dcp.StorageReader):
         for block in table.blocks:
             found = tensors.get(block.fqn)
             if found is None:
-                found = tensors[block.fqn] = TensorStorageMetadata(TensorProperties(dtype=block.dtype), torch.Size(block.shape), [])
+                found = tensors[block.fqn] = TensorStorageMetadata(
+                    TensorProperties(dtype=block.dtype), torch.Size(block.shape), []
+                )
             index = MetadataIndex(block.fqn, block.offsets)
             # Equal copies: the first is read.
             if index not in self._blocks:
                 found.chunks.append(ChunkStorageMetadata(torch.Size(block.offsets), torch.Size(block.sizes)))
                 self._blocks[index] = block
         known: dict[str, Any] = {**tensors, **{fqn: BytesStorageMetadata() for fqn in table.objects}}
-        return Metadata(known, planner_data=dict(table.mappings), storage_data={}, storage_meta=StorageMeta(checkpoint_id=str(path)))
+        return Metadata(
+            known, planner_data=dict(table.mappings), storage_data={}, storage_meta=StorageMeta(checkpoint_id=str(path))
+        )
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Everything was set up with the metadata."""
@@ -124,7 +138,9 @@ class Reader(dcp.StorageReader):
         except DamagedError:
             raise
         except CheckpointError as e:
-            raise CheckpointError(f"{e}; or, which runs it, read it with everstep.dcp.Reader(…, allow_pickle=True)") from e
+            raise CheckpointError(
+                f"{e}; or, which runs it, read it with everstep.dcp.Reader(…, allow_pickle=True)"
+            ) from e
 
     @staticmethod
     def _read(shard: Shard, wanted: list[tuple[ReadItem, Stored]], planner: LoadPlanner) -> None:
@@ -134,14 +150,26 @@ class Reader(dcp.StorageReader):
         for item, block in wanted:
             target = planner.resolve_tensor(item).detach()
             if tuple(target.shape) != tuple(item.lengths):
-                raise CheckpointError(f"{block.fqn}: {tuple(item.lengths)} elements are to be read into {tuple(target.shape)}")
+                raise CheckpointError(
+                    f"{block.fqn}: {tuple(item.lengths)} elements are to be read into {tuple(target.shape)}"
+                )
             into = target
             if target.dtype != block.dtype or not target.is_contiguous() or target.device.type != "cpu":
                 into = torch.empty(tuple(item.lengths), dtype=block.dtype)
                 aside.append((target, into))
             targets.append((item, target))
             if into.numel():
-                blocks.append((block.name, list(block.sizes), into.element_size(), list(item.storage_offsets), list(item.lengths), into.data_ptr(), into.nbytes))
+                blocks.append(
+                    (
+                        block.name,
+                        list(block.sizes),
+                        into.element_size(),
+                        list(item.storage_offsets),
+                        list(item.lengths),
+                        into.data_ptr(),
+                        into.nbytes,
+                    )
+                )
         shard.read_blocks(blocks, THREADS)
         for target, into in aside:
             target.copy_(into)

@@ -54,7 +54,9 @@ def _share(alike: dict[str, int], store: Any, rank: int, size: int) -> list[str]
     names = json.dumps(alike, sort_keys=True)
     digest = hashlib.blake2b(names.encode(), digest_size=16).hexdigest()
     store.set(f"{key}/digest/{rank}", digest)
-    together = hashlib.blake2b(b"".join(store.get(f"{key}/digest/{r}") for r in range(size)), digest_size=16).hexdigest()
+    together = hashlib.blake2b(
+        b"".join(store.get(f"{key}/digest/{r}") for r in range(size)), digest_size=16
+    ).hexdigest()
     if _last is not None and _last[0] == together:
         return _last[1]
     store.set(f"{key}/names/{rank}", names)

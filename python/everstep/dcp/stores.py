@@ -12,14 +12,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from .. import worker as _worker
-from .._internal import Agent, AgentError, Arena, CheckpointError, foreign_steps, list_checkpoints, publish, reserve_slot
+from .._internal import (
+    Agent,
+    AgentError,
+    Arena,
+    CheckpointError,
+    foreign_steps,
+    list_checkpoints,
+    publish,
+    reserve_slot,
+)
+from ..agent_tier import AgentTier
 from ..directory import Directory
-from ..state import Item
 from ..outcome import Arrivals
 from ..slots import Snapshot, described
-from ..tiers import USER, AgentTier, Keep, Redundancy
+from ..state import Item
+from ..tiers import USER, Keep, Redundancy
 
 #: Everything stays: checkpoints made through DCP are the user's.
 _KEEP = Keep(2**31 - 1, None, True)
@@ -63,7 +74,9 @@ class _Numbered:
             self._step = None if self._step is None else max(self._step, fixed)
             return fixed
         if self._step is None:
-            self._step = _agree(self.root, max([0, *(row[0] for row in list_checkpoints(self.root)), *foreign_steps(self.root)]))
+            self._step = _agree(
+                self.root, max([0, *(row[0] for row in list_checkpoints(self.root)), *foreign_steps(self.root)])
+            )
         self._step += 1
         return self._step
 
@@ -81,15 +94,17 @@ class AgentStore(_Numbered):
     _destination: Directory | None = None
     _turns = threading.RLock()
     #: Steps in memory whose end is not known yet.
-    _under_way: dict[int, AgentStore] = {}
+    _under_way: ClassVar[dict[int, AgentStore]] = {}
     #: Why steps that ended before their own save asked have failed; ``None``: they are durable.
-    _ended: dict[int, str | None] = {}
+    _ended: ClassVar[dict[int, str | None]] = {}
 
     def __init__(self, root: Directory) -> None:
         super().__init__(root)
         worker = _worker.current()
         if worker.managed:
-            raise CheckpointError("this process has an everstep.CheckpointManager, whose memory everstep.dcp.Writer would share: use its save()")
+            raise CheckpointError(
+                "this process has an everstep.CheckpointManager, whose memory everstep.dcp.Writer would share: use its save()"
+            )
         self._arrivals = Arrivals()
         self._tier: AgentTier | None = None
 
@@ -117,7 +132,19 @@ class AgentStore(_Numbered):
         worker = _worker.current()
         assert worker.agent is not None and worker.board is not None
         if self._tier is None:
-            self._tier = AgentTier(worker.agent, worker.board, self.root, _KEEP, True, False, Redundancy(0), 0, False, self._arrivals, _KIND)
+            self._tier = AgentTier(
+                worker.agent,
+                worker.board,
+                self.root,
+                _KEEP,
+                True,
+                False,
+                Redundancy(0),
+                0,
+                False,
+                self._arrivals,
+                _KIND,
+            )
             return
         try:
             worker.agent.persist_to(str(self.root), self.root.run, *_KEEP.arguments(), 0, True)
@@ -129,7 +156,9 @@ class AgentStore(_Numbered):
         """As for all, and newer than all that this process has made."""
         newest = AgentStore.newest
         if fixed is not None and fixed <= newest:
-            raise CheckpointError(f"{self.root}/step-{fixed} after step {newest}: give numbers that rise, or a directory that has none in its name")
+            raise CheckpointError(
+                f"{self.root}/step-{fixed} after step {newest}: give numbers that rise, or a directory that has none in its name"
+            )
         step = super().next_step(fixed)
         if fixed is None:
             self._step = step = max(step, newest + 1)
@@ -142,7 +171,9 @@ class AgentStore(_Numbered):
         until = time.monotonic() + PATIENCE
         while not self._tier.capture(Snapshot(step, items, USER)):
             if time.monotonic() > until:
-                raise CheckpointError(f"no slot became free for step {step} within an hour: storage does not take what was saved before")
+                raise CheckpointError(
+                    f"no slot became free for step {step} within an hour: storage does not take what was saved before"
+                )
             time.sleep(0.01)
         AgentStore._under_way[step] = self
         self._tier.wait()
@@ -167,7 +198,9 @@ class AgentStore(_Numbered):
             try:
                 # A connection of its own: the training thread may want to save again meanwhile.
                 world = _worker.world()
-                Agent(os.environ["EVERSTEP_SOCKET"], world.generation, world.rank, world.local_rank).await_durable(step, None)
+                Agent(os.environ["EVERSTEP_SOCKET"], world.generation, world.rank, world.local_rank).await_durable(
+                    step, None
+                )
                 why = self._missing(step)
             except AgentError as e:
                 why = str(e)

@@ -87,7 +87,9 @@ class Writer(dcp.StorageWriter, AsyncStager):
         global _copied
         before = _copied
         if before is not None and not before.taken.wait(HANDOVER):
-            raise CheckpointError("the async_save before this one was not taken up; give async_save the same storage_writer")
+            raise CheckpointError(
+                "the async_save before this one was not taken up; give async_save the same storage_writer"
+            )
         flat, mappings = flatten_state_dict(state_dict)
         pieces = [piece for fqn, value in flat.items() for piece in of_object(fqn, value)]
         save = self._begin(shares.own(pieces), mappings)
@@ -121,7 +123,9 @@ class Writer(dcp.StorageWriter, AsyncStager):
             return
         if self._staged and Directory(checkpoint_id).located() != self._staged[-1].where:
             self._staged.pop().taken.set()
-            raise CheckpointError("async_save has copied the state for another directory already: give checkpoint_id to the Writer instead")
+            raise CheckpointError(
+                "async_save has copied the state for another directory already: give checkpoint_id to the Writer instead"
+            )
         self._path = Directory(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -185,5 +189,6 @@ class Writer(dcp.StorageWriter, AsyncStager):
 
     def __getstate__(self) -> Any:
         raise TypeError(
-            "everstep.dcp.Writer stays in the training process: leave async_checkpointer_type at THREAD; the agent writes outside of it anyway"
+            "everstep.dcp.Writer stays in the training process: leave async_checkpointer_type at THREAD; the "
+            "agent writes outside of it anyway"
         )

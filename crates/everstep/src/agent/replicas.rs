@@ -32,7 +32,7 @@ const WATCH: Duration = Duration::from_millis(100);
 /// Until a replica that failed is tried again; one that was refused waits longer.
 const RETRY: Duration = Duration::from_millis(200);
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
-/// Slots of a worker: see `tiers.py`.
+/// Slots of a worker: see `agent_tier.py`.
 pub const SLOTS: u32 = 3;
 
 /// Replica streams of one node.

@@ -1,0 +1,197 @@
+"""Decodes state that is no tensor (see :mod:`everstep.blob_format`)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import torch
+from torch import nn
+
+from . import legacy_encoding
+from .blob_format import (
+    ARRAY,
+    BIG_INT,
+    BYTEARRAY,
+    COMPLEX,
+    CONSTANT,
+    CONSTANTS,
+    COUNTER,
+    DEFAULT,
+    DEQUE,
+    DEVICE,
+    ELLIPSIS,
+    FACTORIES,
+    FROZENSET,
+    GENERATOR,
+    INLINE,
+    MARK,
+    NUMBERS,
+    NUMPY_KINDS,
+    ORDERED,
+    PAIRS,
+    RANGE,
+    SAME,
+    SCALAR,
+    SET,
+    SIZE,
+    SLICE,
+    TENSOR,
+    TEXT,
+    TUPLE,
+)
+from .damage import reading
+from .tensors import as_real_dtype, device_named
+
+
+def decode(data: bytes, tensor: Callable[[str], Any], *, finish: bool = True) -> Any:
+    """The value; ``tensor`` is asked for each tensor by name.
+
+    Without ``finish`` the tensors are those of ``tensor`` or share their memory, so that they can be filled afterwards.
+
+    Raises:
+        DamagedError: when the bytes are not those of a value.
+    """
+    with reading("a value in the checkpoint, which is damaged, or of a newer everstep,"):
+        if data[:1] != MARK:
+            return legacy_encoding.decode(data, tensor)
+        tree = msgpack.unpackb(data[1:], strict_map_key=False)
+        return _Decoder(tensor, finish).value(tree)
+
+
+class _Decoder:
+    def __init__(self, tensor: Callable[[str], Any], finish: bool) -> None:
+        self._tensor, self._finish = tensor, finish
+        self._seen: list[Any] = []
+
+    def value(self, node: Any) -> Any:
+        kind = type(node)
+        if kind is list:
+            return self._complete(self._items(node))
+        if kind is not dict:
+            return node
+        if len(node) == 1 and type(code := next(iter(node))) is int:
+            if code == SAME:
+                return self._seen[node[code]]
+            if code == TUPLE and set(map(type, node[code])) <= NUMBERS:
+                return tuple(node[code])
+            found = self._tagged(code, node[code])
+            return self._complete(found) if code in _NUMBERED else found
+        return self._complete({k: self.value(v) for k, v in node.items()})
+
+    def _complete(self, found: Any) -> Any:
+        self._seen.append(found)
+        return found
+
+    def _items(self, nodes: list[Any]) -> list[Any]:
+        return nodes if set(map(type, nodes)) <= NUMBERS else [self.value(n) for n in nodes]
+
+    def _pairs(self, nodes: list[Any]) -> list[tuple[Any, Any]]:
+        flat = [self.value(n) for n in nodes]
+        return list(zip(flat[::2], flat[1::2], strict=True))
+
+    def _with_attributes(self, found: Any, attributes: Any) -> Any:
+        if attributes is not None:
+            vars(found).update(self.value(attributes))
+        return found
+
+    def _tagged(self, code: int, given: Any) -> Any:
+        plain = _PLAIN.get(code)
+        if plain is not None:
+            return plain(given)
+        if code in _OF_ITEMS:
+            return _OF_ITEMS[code](self._items(given))
+        if code == PAIRS:
+            return dict(self._pairs(given))
+        if code == ORDERED:
+            return self._with_attributes(OrderedDict(self._pairs(given[0])), given[1])
+        if code == COUNTER:
+            return self._with_attributes(Counter(dict(self._pairs(given[0]))), given[1])
+        if code == DEFAULT:
+            return defaultdict(FACTORIES[given[0]], self._pairs(given[1]))
+        if code == DEQUE:
+            return deque(self._items(given[0]), given[1])
+        if code == RANGE:
+            return range(*[self.value(n) for n in given])
+        if code == SLICE:
+            return slice(*[self.value(n) for n in given])
+        if code == TENSOR:
+            name, note = (given, {}) if isinstance(given, str) else given
+            return self._finished(self._tensor(name), note)
+        if code == INLINE:
+            dtype, shape, data, note = given
+            return self._finished(legacy_encoding.tensor_of(dtype, shape, data), note)
+        raise ValueError(
+            f"unknown type code {code} in the checkpoint: it was written by a newer everstep; install that version"
+        )
+
+    def _finished(self, tensor: Any, note: dict[str, Any]) -> Any:
+        if tensor is None or not note:
+            return tensor
+        if "dtype" in note:
+            tensor = as_real_dtype(tensor, note["dtype"])
+        if "order" in note:
+            tensor = tensor.permute(sorted(range(tensor.dim()), key=note["order"].__getitem__))
+        if not self._finish:
+            return tensor
+        if "device" in note:
+            tensor = tensor.to(device_named(note["device"]))
+        if note.get("parameter"):
+            return nn.Parameter(tensor, requires_grad=bool(note.get("grad")))
+        return tensor.requires_grad_(bool(note.get("grad")))
+
+
+def _array(given: list[Any]) -> Any:
+    import numpy
+
+    dtype, data, shape, fortran = given
+    found = _from_bytes(dtype, shape, data)
+    return numpy.asfortranarray(found) if fortran else found
+
+
+def _scalar(given: list[Any]) -> Any:
+    dtype, data = given
+    return _from_bytes(dtype, [], data)[()]
+
+
+def _from_bytes(dtype: str, shape: list[int], data: bytes) -> Any:
+    import numpy
+
+    kind = numpy.dtype(dtype)
+    if kind.itemsize == 0 and data:
+        # Empty strings were once written without the size that they have in memory.
+        kind = numpy.dtype(f"{dtype[:-1]}1")
+    if not isinstance(dtype, str) or kind.kind not in NUMPY_KINDS or math.prod(shape) * kind.itemsize != len(data):
+        raise ValueError(f"an array of {len(data)} bytes in the checkpoint is not {dtype} {shape}: it is damaged")
+    found = numpy.ndarray(shape, kind)  # numpy.empty() gives strings without a size one
+    if data:
+        found.reshape(-1).view("u1")[...] = numpy.frombuffer(data, "u1")
+    return found
+
+
+def _generator(given: list[Any]) -> torch.Generator:
+    generator = torch.Generator(device_named(given[0]))
+    generator.set_state(torch.frombuffer(bytearray(given[1]), dtype=torch.uint8))
+    return generator
+
+
+_PLAIN: dict[int, Callable[[Any], Any]] = {
+    BIG_INT: lambda given: int.from_bytes(given, "little", signed=True),
+    COMPLEX: lambda given: complex(given[0], given[1]),
+    TEXT: lambda given: given.decode("utf-8", "surrogatepass"),
+    BYTEARRAY: bytearray,
+    ELLIPSIS: lambda given: ...,
+    ARRAY: _array,
+    SCALAR: _scalar,
+    CONSTANT: CONSTANTS.__getitem__,
+    DEVICE: torch.device,
+    GENERATOR: _generator,
+}
+_OF_ITEMS: dict[int, Callable[[list[Any]], Any]] = {TUPLE: tuple, SET: set, FROZENSET: frozenset, SIZE: torch.Size}
+#: Types that are numbered as they are complete, as the encoder does.
+_NUMBERED = {
+    TUPLE, SET, FROZENSET, PAIRS, ORDERED, DEFAULT, COUNTER, DEQUE, BYTEARRAY, ARRAY, TENSOR, INLINE, SIZE, GENERATOR,
+}  # fmt: skip

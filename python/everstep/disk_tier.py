@@ -1,0 +1,209 @@
+"""Snapshots of a process without an agent, which go straight to durable storage."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import worker as _worker
+from ._internal import (
+    Arena,
+    CheckpointError,
+    Shard,
+    note_shard,
+    publish_noted,
+    reserve_slot,
+)
+from .directory import Directory
+from .meeting import gathered
+from .outcome import Arrivals
+from .placed import Resharded
+from .slots import Slots, Snapshot
+from .tiers import Keep
+
+if TYPE_CHECKING:
+    from .healing import HealingShard
+
+
+class DiskTier:
+    """Without an agent: one slot to copy into, then files."""
+
+    in_memory = False
+
+    def __init__(self, directory: Directory, keep: Keep, arrivals: Arrivals) -> None:
+        self._directory, self._keep = directory, keep
+        # What is in the slot is nothing to rely on: it goes with the process.
+        self._slots, self._arrivals = Slots(Arrivals()), arrivals
+        self._scratch: str | None = None
+        self._done = 0
+
+    def held(self) -> list[int]:
+        """Nothing outlives the process in memory."""
+        return []
+
+    def choose(
+        self, durable: dict[int, Shard | Resharded], wanted: int | None
+    ) -> tuple[int, Shard | HealingShard | Resharded] | None:
+        """The newest step that all ranks can read."""
+        steps = self._common(sorted(durable, reverse=True))
+        return (steps[0], durable[steps[0]]) if steps else None
+
+    def failed(self, step: int) -> None:
+        """Ranks vote, and try an older one."""
+
+    def agree(self, value: int) -> int:
+        """Rank 0's value, on all ranks."""
+        return gathered([value])[0][0]
+
+    def own(self) -> None:
+        """Claims the directory, before the first checkpoint is made: reading needs no claim."""
+        self._directory.claim(self.agree)
+
+    def close(self) -> None:
+        """Lets go of the directory."""
+        self._directory.release()
+
+    def source(self) -> str:
+        """Where the step that was chosen comes from."""
+        return "disk"
+
+    def _common(self, steps: list[int]) -> list[int]:
+        every = gathered([*steps, -1, -1][:2])
+        return [s for s in steps[:2] if all(s in held for held in every)]
+
+    copies_late = False
+
+    def lost(self, *, surely: bool) -> bool:
+        """What the slot holds is on disk."""
+        return False
+
+    def capture(self, snapshot: Snapshot) -> bool:
+        """Writes and publishes: when it returns, the step is durable.
+
+        Raises:
+            CheckpointError: on all ranks, when one of them could not.
+        """
+        failure: Exception | None = None
+        try:
+            need = snapshot.slot_bytes()
+            if self._slots.arena is None or self._slots.capacity < need - (256 << 10):
+                self._open(need)
+            captured = self._slots.capture(snapshot, None)
+            self._slots.wait()
+            if not captured:
+                failure = CheckpointError(f"step {snapshot.step} was not captured: its slot of memory is in use")
+        except (CheckpointError, OSError) as e:
+            failure = e
+        self._write(snapshot.step, failure)
+        return True
+
+    def _open(self, need: int) -> None:
+        self.discard()
+        memory = Path("/dev/shm")
+        fits = memory.is_dir() and shutil.disk_usage(memory).free > 2 * need
+        self._scratch = tempfile.mkdtemp(prefix="everstep-", dir=memory if fits else None)
+        path = os.path.join(self._scratch, "slot")
+        reserve_slot(path, need)
+        world = _worker.world()
+        self._slots.arena = Arena([path], "", world.rank, world.world_size, 0)
+        # The file lives on through its mapping and leaves nothing behind when the process ends.
+        self.discard()
+        self._slots.capacity = need
+
+    def discard(self) -> None:
+        """Removes the scratch directory."""
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+
+    def fence(self) -> None:
+        """Nothing is copied late."""
+
+    def wait(self) -> None:
+        """Nothing is in flight."""
+
+    def _write(self, step: int, failure: Exception | None) -> None:
+        """From the slot to the directory, together with all ranks; ``failure``: this one has nothing to write."""
+        world, mark = _worker.world(), self._directory.mark()
+        try:
+            if failure is None and self._slots.arena is not None:
+                note_shard(self._directory, mark, step, self._slots.arena.write_shard(self._directory, step, mark))
+        except (CheckpointError, OSError) as e:
+            failure = e
+        # What an earlier life has left must not stand for a shard that could not be written.
+        failed = [rank for rank, (wrong,) in enumerate(gathered([int(failure is not None)])) if wrong]
+        if world.rank == 0 and not failed:
+            try:
+                path, trouble = publish_noted(self._directory, mark, step, world.world_size, self._keep.arguments())
+                self._say(step, path, trouble)
+            except (CheckpointError, OSError) as e:
+                failure = e
+        if failure is None and failed:
+            failure = CheckpointError(
+                f"step {step} was not written by every rank (rank {failed[0]} could not); the previous checkpoint stays"
+            )
+        ((published,), *_) = gathered([int(failure is None)])
+        if failure is None and not published:
+            failure = CheckpointError(f"step {step} could not be published by rank 0; the previous checkpoint stays")
+        if failure is not None:
+            raise CheckpointError(str(failure)) from failure
+        self._done = step
+        self._arrivals.durable(step)
+
+    def _say(self, step: int, path: str, trouble: str | None) -> None:
+        name = path.rpartition("/")[2]
+        if name != f"step-{step}":
+            warnings.warn(
+                f"everstep: step {step} is in {name}: step-{step} is another branch's, the user's, or not everstep's, and stays",
+                stacklevel=5,
+            )
+        if trouble is not None:
+            warnings.warn(
+                f"everstep: older checkpoints in {self._directory} could not be deleted: {trouble}", stacklevel=5
+            )
+
+    def started(self) -> None:
+        """Nobody sends anything here."""
+
+    def stepped(self) -> None:
+        """Nobody sends anything here."""
+
+    def replicated(self) -> int:
+        """There are no copies."""
+        return 0
+
+    def await_replicated(self, step: int) -> None:
+        """There are no copies."""
+
+    def ask_for_every(self, every: int) -> None:
+        """There are no snapshots in memory."""
+
+    def every(self, step: int) -> int:
+        """There are no snapshots in memory."""
+        return 1
+
+    def persist_due(self) -> None:
+        """Persisting is immediate here."""
+
+    def persist_at(self) -> int:
+        """Nobody announces steps here."""
+        return 0
+
+    def hold_at(self) -> int:
+        """The world does not change here."""
+        return 0
+
+    def durable(self) -> int:
+        """Newest step written by this manager; 0 for none."""
+        return self._done
+
+    def failed_persist(self, seen: int) -> tuple[int, int, str] | None:
+        """Failures are raised here."""
+        return None
+
+    def await_durable(self, step: int, seconds: float | None = None) -> None:
+        """Already is when :meth:`capture` returns."""
