@@ -13,7 +13,10 @@ PYTHON := examples figures harness python
 WORKSPACE := --workspace --exclude everstep-python
 export GLOO_SOCKET_IFNAME ?= lo
 
-.PHONY: help setup build demo test check figures figure soak papers sim fuzz miri s3s schema fmt clean
+# What `make check` runs, each a target of its own: `make check-types`. Figure house-checks plants what each must find.
+CHECKS := format clippy doc msrv deny python types spelling links counts
+
+.PHONY: help setup build demo test check $(addprefix check-,$(CHECKS)) figures figure soak papers sim fuzz miri s3s schema fmt clean
 
 help:
 	@echo "make demo            the main job on real text, with real kills"
@@ -25,7 +28,7 @@ help:
 	@echo "make fuzz SECONDS=n  fuzz every parser for n seconds each"
 	@echo "make miri            the slot protocol under Miri (installs a nightly compiler)"
 	@echo "make schema          write docs/schema from the types of what --json prints"
-	@echo "make check           formatting, lints, types, spelling, links; make fmt: format"
+	@echo "make check           formatting, lints, types, licences, spelling, links, counts; make fmt: format"
 
 # The virtual environment: torch and what tests need, from PyPI.
 $(VENV)/ready: python/requirements.txt
@@ -48,15 +51,50 @@ build: $(VENV)/ready
 demo: setup
 	$(PY) examples/gpt/demo.py
 
-check: $(VENV)/ready
+check: $(addprefix check-,$(CHECKS))
+
+check-format:
 	cargo fmt --check
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
+
+check-clippy:
 	cargo clippy -q --workspace --all-targets -- -D warnings
+
+# Private items are documented too, so links to them are in order.
+check-doc:
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc -q --no-deps --workspace --document-private-items
+
+# The oldest compiler that is promised, which need not be another one than that of all else.
+MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+check-msrv:
+	case "$$(rustc --version)" in \
+	"rustc $(MSRV)"*) cargo check -q --workspace --all-targets;; \
+	*) rustup run --install $(MSRV) cargo check -q --workspace --all-targets;; \
+	esac
+
+# Advisories are in a database on the network, which is asked where it can be reached.
+check-deny: target/tools/bin/cargo-deny
+	PATH=$(CURDIR)/target/tools/bin:$$PATH cargo deny --log-level error check bans licenses sources
+
+target/tools/bin/cargo-deny:
+	cargo install -q cargo-deny --version 0.20.2 --locked --debug --root target/tools
+
+check-python: $(VENV)/ready
 	$(VENV)/bin/ruff check -q $(PYTHON)
 	$(VENV)/bin/ruff format -q --check $(PYTHON)
+
+check-types: $(VENV)/ready
 	cd python && ../$(VENV)/bin/mypy
+
+check-spelling: $(VENV)/ready
 	$(VENV)/bin/typos
+
+check-links: $(VENV)/ready
 	$(VENV)/bin/lychee -q --offline --include-fragments '*.md' 'docs/**/*.md'
+
+# Numbers of things in prose, such as "16 invariants", are those of the source.
+check-counts:
+	python3 -m harness.counts
 
 # Writes docs/schema from the types; a test compares the two.
 schema:

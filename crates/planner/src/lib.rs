@@ -9,7 +9,7 @@
 //!
 //! The planner computes with integers only and breaks ties: the same problem gives the same plan
 //! everywhere. A unit is what is given to a job as a whole: a node, unless the jobs are small.
-//! [`assign`] chooses the units for a plan. Problems can be read with [`file`], and their numbers
+//! [`mod@assign`] chooses the units for a plan. Problems can be read with [`mod@file`], and their numbers
 //! computed with [`throughput`].
 
 #![forbid(unsafe_code)]

@@ -220,7 +220,7 @@ pub fn prune(directory: &Path, policy: Policy, mark: &Mark) -> io::Result<Pruned
 /// go.
 ///
 /// # Errors
-/// As [`prune`].
+/// As [`prune()`].
 pub fn prune_outside(directory: &Path, policy: Policy, dry_run: bool) -> io::Result<Pruned> {
     match known_run(directory)? {
         Some(run) => prune_of(directory, policy, run, (0, 0), dry_run),
