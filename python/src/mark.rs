@@ -39,7 +39,7 @@ impl PyClaim {
     fn take(py: Python<'_>, directory: PathBuf, silence: f64) -> PyResult<Self> {
         let claim = py.detach(|| {
             let who = Claimant::alone(Duration::from_secs_f64(silence)).map_err(|e| e.to_string())?;
-            Claim::take(&directory, &who, |line| drop(writeln!(std::io::stderr(), "everstep: {line}")))
+            persist::claim(&directory, &who, |line| drop(writeln!(std::io::stderr(), "everstep: {line}")))
                 .map_err(|e| e.to_string())
         });
         let claim = claim.map_err(checkpoint)?;

@@ -2,7 +2,7 @@
 //! named, so that it can be fetched from elsewhere.
 
 use crate::arena::{Label, Slot, SlotError};
-use crate::direct::{ALIGN, Source};
+use crate::direct::ALIGN;
 use crate::format::digest::{CHUNK_BYTES, combine_chunks, crc};
 use crate::format::index::Index;
 use crate::format::places::Places;
@@ -10,9 +10,10 @@ use crate::format::shard::{
     CHUNKS_KEY, Lines, PLACES_KEY, VALUES_KEY, chunks_from_text, parse_safetensors_header, values_from_text,
 };
 use crate::fused::Running;
-use crate::objects::{Location, Object, is_url};
+use crate::persist::at;
 pub use crate::read_plan::Readers;
 use crate::read_plan::touched;
+use crate::stored::Stored;
 use everstep_core::message::ShardFile;
 use everstep_wire::limits::HEADER_BYTES_MAX;
 use memmap2::MmapMut;
@@ -21,9 +22,6 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// Requests to a store under way at a time: each connection has a limit of its own.
-const CONNECTIONS: usize = 16;
 
 /// Why a shard cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -72,47 +70,6 @@ enum Bytes {
     StillSlot(Arc<Slot>),
     /// The region begins at the offset, which is aligned.
     Stored(Stored, u64),
-}
-
-/// Durable storage of one shard.
-enum Stored {
-    File(Source),
-    Object(Object),
-}
-
-impl Stored {
-    /// Opens it; its length.
-    fn open(directory: &Path, file: &str) -> std::io::Result<(Self, u64)> {
-        if is_url(directory) {
-            let object = Object::open(&Location::of(directory)?, file)?;
-            let bytes = object.bytes;
-            return Ok((Stored::Object(object), bytes));
-        }
-        let file = Source::open(&directory.join(file))?;
-        file.bytes().map(|bytes| (Stored::File(file), bytes))
-    }
-
-    /// Fills `into` (aligned, as is `at`) as far as it goes; returns how far that is.
-    fn read(&self, into: &mut [u8], at: u64) -> std::io::Result<usize> {
-        match self {
-            Stored::File(file) => file.read(into, at),
-            Stored::Object(object) => object.read(into, at),
-        }
-    }
-
-    /// Threads to read with, where files would be read with so many.
-    fn threads(&self, files: usize) -> usize {
-        match self {
-            Stored::File(_) => files,
-            Stored::Object(_) => files.max(CONNECTIONS),
-        }
-    }
-}
-
-/// The name stays within the checkpoint; in a store each has the name of its upload in front.
-fn is_inside(directory: &Path, file: &str) -> bool {
-    let parts: Vec<&str> = file.split('/').collect();
-    parts.len() == 1 + usize::from(is_url(directory)) && parts.iter().all(|p| !p.is_empty() && !p.starts_with('.'))
 }
 
 /// A shard whose index is verified; its chunks are when they are read.
@@ -182,10 +139,12 @@ impl Shard {
         let name = path.display().to_string();
         let unreadable = |source| RestoreError::Unreadable { path: name.clone(), source };
         let damaged = |what: &str| RestoreError::Damaged { path: name.clone(), what: what.into() };
-        if !is_inside(directory, &entry.file) {
+        let storage = at(directory).map_err(unreadable)?;
+        if !storage.may_hold(&entry.file) {
             return Err(damaged("its manifest names a file outside the checkpoint"));
         }
-        let (source, length) = Stored::open(directory, &entry.file).map_err(unreadable)?;
+        let source = storage.shard(&entry.file).map_err(unreadable)?;
+        let length = source.bytes().map_err(unreadable)?;
         if length != entry.bytes {
             return Err(damaged(&format!("{length} bytes long, {} were written", entry.bytes)));
         }

@@ -1,5 +1,6 @@
 //! Stores by their URLs.
 
+use crate::unique::unique;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use object_store::aws::{AmazonS3Builder, Checksum, S3ConditionalPut};
@@ -9,7 +10,7 @@ use object_store::multipart::MultipartStore;
 use object_store::path::Path as Key;
 use object_store::{ClientOptions, GetResult, ObjectStore, ObjectStoreExt, PutMode, PutPayload, RetryConfig};
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
@@ -54,6 +55,12 @@ pub struct Location {
     pub(super) url: String,
 }
 
+impl fmt::Debug for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.url)
+    }
+}
+
 /// The path is no path but the URL of an object store.
 #[must_use]
 pub fn is_url(path: &Path) -> bool {
@@ -66,11 +73,6 @@ pub(super) fn wait<T>(done: impl Future<Output = io::Result<T>>) -> io::Result<T
         Ok(runtime) => runtime.block_on(done),
         Err(e) => Err(io::Error::new(e.kind(), e.to_string())),
     }
-}
-
-/// A number that nobody else has.
-pub(crate) fn unique() -> u64 {
-    RandomState::new().build_hasher().finish()
 }
 
 /// The body of an answer, but no more than was to be expected: a store may send what it likes.
@@ -178,7 +180,7 @@ impl Location {
 ///
 /// # Errors
 /// Those of the store; `TimedOut` when it does not answer for a while.
-pub fn reach(at: &Location) -> io::Result<()> {
+pub(super) fn reach(at: &Location) -> io::Result<()> {
     wait(async {
         let below = at.join("manifests");
         let asked = at.bucket.store.list_with_delimiter(Some(&below));

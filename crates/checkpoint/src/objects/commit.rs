@@ -1,9 +1,10 @@
 //! The manifest in a store: one object, whose being there makes a checkpoint exist.
 
-use super::bucket::{Location, body, failed, unique, wait};
+use super::bucket::{Location, body, failed, wait};
 use crate::format::manifest::Manifest;
 use crate::format::mark::{self, Mark};
-use crate::persist::{Found, Target};
+use crate::storage::{Found, Target};
+use crate::unique::unique;
 use everstep_core::message::{Purpose, ShardFile};
 use everstep_wire::limits::MANIFEST_BYTES_MAX;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -43,7 +44,7 @@ pub(super) fn turn_of(manifest: &Manifest) -> (u64, u64) {
 /// # Errors
 /// Those of the store; `NotFound` when a shard is not there as it was written; `AlreadyExists` when a later generation has published
 /// this step, or when `target` names what something else has.
-pub fn publish(to: &Location, mark: &Mark, manifest: &Manifest, target: Target) -> io::Result<PathBuf> {
+pub(super) fn publish(to: &Location, mark: &Mark, manifest: &Manifest, target: Target) -> io::Result<PathBuf> {
     let (step, shards) = (manifest.step, &manifest.shards);
     let bytes: PutPayload = manifest.to_bytes().map_err(io::Error::other)?.into();
     let path = |name: &str| PathBuf::from(format!("{}/{}", to.url, name.trim_end_matches(".json")));
@@ -204,7 +205,7 @@ fn outlives(there: &Manifest, turn: (u64, u64), now: u64) -> bool {
 ///
 /// # Errors
 /// Those of the store; a prefix with nothing below holds none.
-pub fn list(of: &Location) -> io::Result<Vec<Found>> {
+pub(super) fn list(of: &Location) -> io::Result<Vec<Found>> {
     let path = |object: &ObjectMeta| {
         let name = object.location.filename().unwrap_or_default();
         PathBuf::from(format!("{}/{}", of.url, name.trim_end_matches(".json")))
@@ -216,7 +217,7 @@ pub fn list(of: &Location) -> io::Result<Vec<Found>> {
 ///
 /// # Errors
 /// A sentence with the URL.
-pub fn read_manifest(checkpoint: &Location) -> Result<Manifest, String> {
+pub(super) fn read_manifest(checkpoint: &Location) -> Result<Manifest, String> {
     let unreadable = |e: io::Error| format!("cannot read {}: {e}", checkpoint.url);
     let (of, step) = checkpoint.parent().map_err(unreadable)?;
     let own = wait(async {

@@ -16,12 +16,8 @@ mod commit;
 mod notes;
 mod orphans;
 mod source;
+mod storage;
 mod upload;
 
-pub(crate) use bucket::unique;
-pub use bucket::{Location, is_url, reach};
-pub use commit::{list, publish, read_manifest};
-pub use notes::{create_new, forget, names, note, noted, recall, remember, remove};
-pub use orphans::prune;
-pub use source::Object;
-pub use upload::write_shard;
+pub use bucket::{Location, is_url};
+pub(crate) use source::Object;

@@ -25,7 +25,7 @@ fn get(of: &Location, key: &Key) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// Those of the store.
-pub fn recall(of: &Location, name: &str) -> io::Result<Vec<u8>> {
+pub(super) fn recall(of: &Location, name: &str) -> io::Result<Vec<u8>> {
     get(of, &of.join(name))
 }
 
@@ -33,7 +33,7 @@ pub fn recall(of: &Location, name: &str) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// Those of the store.
-pub fn remember(of: &Location, name: &str, bytes: Vec<u8>) -> io::Result<()> {
+pub(super) fn remember(of: &Location, name: &str, bytes: Vec<u8>) -> io::Result<()> {
     wait(async { of.bucket.store.put(&of.join(name), bytes.into()).await.map_err(failed) }).map(drop)
 }
 
@@ -41,7 +41,7 @@ pub fn remember(of: &Location, name: &str, bytes: Vec<u8>) -> io::Result<()> {
 ///
 /// # Errors
 /// Those of the store.
-pub fn create_new(of: &Location, name: &str, bytes: Vec<u8>) -> io::Result<bool> {
+pub(super) fn create_new(of: &Location, name: &str, bytes: Vec<u8>) -> io::Result<bool> {
     wait(async {
         let (key, bytes) = (of.join(name), PutPayload::from(bytes));
         if !of.heeds_conditions().await? {
@@ -61,7 +61,7 @@ pub fn create_new(of: &Location, name: &str, bytes: Vec<u8>) -> io::Result<bool>
 ///
 /// # Errors
 /// Those of the store.
-pub fn names(of: &Location, prefix: &str) -> io::Result<Vec<String>> {
+pub(super) fn names(of: &Location, prefix: &str) -> io::Result<Vec<String>> {
     let below = of.join(prefix);
     let found = wait(async { of.bucket.store.list_with_delimiter(Some(&below)).await.map_err(failed) })?;
     Ok(found.objects.iter().filter_map(|o| o.location.filename().map(str::to_owned)).collect())
@@ -71,7 +71,7 @@ pub fn names(of: &Location, prefix: &str) -> io::Result<Vec<String>> {
 ///
 /// # Errors
 /// Those of the store; `NotFound`.
-pub fn remove(of: &Location, name: &str) -> io::Result<()> {
+pub(super) fn remove(of: &Location, name: &str) -> io::Result<()> {
     wait(async { of.bucket.store.delete(&of.join(name)).await.map_err(failed) })
 }
 
@@ -83,7 +83,7 @@ fn note_of(to: &Location, mark: &Mark, step: u64, rank: u32) -> Key {
 ///
 /// # Errors
 /// Those of the store.
-pub fn note(to: &Location, mark: &Mark, step: u64, shard: &ShardFile) -> io::Result<()> {
+pub(super) fn note(to: &Location, mark: &Mark, step: u64, shard: &ShardFile) -> io::Result<()> {
     let key = note_of(to, mark, step, shard.rank.0);
     let bytes = serde_json::to_vec(&Note { mark: *mark, shard: shard.clone() })?;
     wait(async { to.bucket.store.put(&key, bytes.into()).await.map_err(failed) }).map(drop)
@@ -91,7 +91,7 @@ pub fn note(to: &Location, mark: &Mark, step: u64, shard: &ShardFile) -> io::Res
 
 /// What [`note`] has written for a rank.
 #[must_use]
-pub fn noted(to: &Location, mark: &Mark, step: u64, rank: u32) -> Option<ShardFile> {
+pub(super) fn noted(to: &Location, mark: &Mark, step: u64, rank: u32) -> Option<ShardFile> {
     let key = note_of(to, mark, step, rank);
     let note: Note = serde_json::from_slice(&get(to, &key).ok()?).ok()?;
     (note.mark.run == mark.run).then_some(note.shard)
@@ -101,6 +101,6 @@ pub fn noted(to: &Location, mark: &Mark, step: u64, rank: u32) -> Option<ShardFi
 ///
 /// # Errors
 /// Those of the store; `NotFound`.
-pub fn forget(to: &Location, mark: &Mark, step: u64, rank: u32) -> io::Result<()> {
+pub(super) fn forget(to: &Location, mark: &Mark, step: u64, rank: u32) -> io::Result<()> {
     wait(async { to.bucket.store.delete(&note_of(to, mark, step, rank)).await.map_err(failed) })
 }

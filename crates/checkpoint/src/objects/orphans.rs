@@ -7,8 +7,8 @@ use super::upload::Begun;
 use crate::format::manifest::Manifest;
 use crate::format::mark::{MARK_FILE, Mark, turn_of};
 use crate::lineage::{self, Place};
-use crate::persist::{Foreign, Pruned, place_of, recorded};
-use crate::retain::{Candidate, Policy, surplus};
+use crate::retain::{Candidate, surplus};
+use crate::storage::{CleanUp, Foreign, Pruned, place_of};
 use everstep_core::id::RunId;
 use everstep_wire::limits::NOTE_BYTES_MAX;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -18,7 +18,6 @@ use object_store::{Error, ObjectMeta, ObjectStore, ObjectStoreExt};
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, HashSet};
 use std::io;
-use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What no manifest names is deleted after so long whoever wrote it.
@@ -29,14 +28,14 @@ const LEFT_FOR: Duration = Duration::from_secs(24 * 3600);
 ///
 /// # Errors
 /// Those of the store.
-pub fn prune(of: &Location, policy: Policy, run: RunId, before: (u64, u64), dry_run: bool) -> io::Result<Pruned> {
-    let record = recorded(Path::new(&of.url), Some(run))?.map(|r| r.lineage);
+pub(super) fn prune(of: &Location, what: &CleanUp<'_>) -> io::Result<Pruned> {
+    let CleanUp { policy, run, before, record, dry_run } = *what;
     wait(async {
         let all = manifests(of).await?;
         let good: Vec<(&ObjectMeta, &Manifest)> =
             all.iter().filter_map(|(_, object, m)| Some((object, m.as_ref().ok()?))).collect();
         let places: Vec<Place> = good.iter().map(|(_, m)| place_of(m, Some(run))).collect();
-        let running = lineage::last(record.as_ref(), &places).cloned().unwrap_or_default();
+        let running = lineage::last(record, &places).cloned().unwrap_or_default();
         let (own, mut done) = told(&all, run);
         let candidates: Vec<Candidate> = own
             .iter()

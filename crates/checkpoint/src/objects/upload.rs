@@ -1,11 +1,12 @@
 //! A sealed slot, written as one object: in parts, several at a time, each verified against the checksums of its capture before it goes.
 
-use super::bucket::{Location, failed, unique, wait};
+use super::bucket::{Location, failed, wait};
 use crate::arena::Slot;
 use crate::direct::Throttle;
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::mark::{MARK_FILE, Mark};
-use crate::persist::Prepared;
+use crate::prepared::Prepared;
+use crate::unique::unique;
 use bytes::Bytes;
 use everstep_core::message::ShardFile;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -85,7 +86,7 @@ fn verified(of: &Prepared<'_>, body: &Range<usize>) -> io::Result<()> {
 ///
 /// # Errors
 /// Those of the store; `InvalidData` when memory does not hold what was captured.
-pub fn write_shard(to: &Location, of: &Prepared<'_>, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
+pub(super) fn write_shard(to: &Location, of: &Prepared<'_>, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
     let attempt = format!("{}-{:016x}", mark.turn_text(), unique());
     let file = format!("{attempt}/{}", of.name);
     let key = to.join(&format!("step-{}/{file}", of.label.step));

@@ -1,13 +1,13 @@
 //! The branch that training is in: which checkpoints it continues (see [`crate::lineage`]). Whoever publishes reads it here; it is written
 //! when the first step of a branch is complete, so that a restart goes on in it even before anything of it is durable.
 
-use super::{list, place_of, recall, remember};
 use crate::format::mark::Mark;
 use crate::lineage::{self, From, Lineage, Place};
+use crate::storage::{Found, Storage, place_of};
 use everstep_core::id::RunId;
 use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
 use std::io;
-use std::path::Path;
 
 /// The file with the running branch.
 pub const BRANCH_FILE: &str = "everstep-branch.json";
@@ -16,7 +16,7 @@ const VERSION: u32 = 1;
 /// The running branch, as it is kept in the directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Version of this file, and the sign that it is everstep's (see [`remember`]).
+    /// Version of this file, and the sign that it is everstep's (see [`super::remember`]).
     everstep: u32,
     /// The directory's identity.
     pub run: RunId,
@@ -35,8 +35,8 @@ pub struct Record {
 ///
 /// # Errors
 /// Those of the file system or store; `InvalidData` for something else of this name.
-pub fn recorded(directory: &Path, run: Option<RunId>) -> io::Result<Option<Record>> {
-    let Some(bytes) = recall(directory, BRANCH_FILE)? else { return Ok(None) };
+pub(super) fn recorded(storage: &dyn Storage, run: Option<RunId>) -> io::Result<Option<Record>> {
+    let Some(bytes) = storage.recall(BRANCH_FILE)? else { return Ok(None) };
     match serde_json::from_slice::<Record>(&bytes) {
         Ok(found) if found.everstep == VERSION && found.lineage.is_possible() => {
             Ok(Some(found).filter(|r| Some(r.run) == run))
@@ -48,10 +48,21 @@ pub fn recorded(directory: &Path, run: Option<RunId>) -> io::Result<Option<Recor
     }
 }
 
+/// Published checkpoints, newest first; of several of one step, that of the branch that ran last comes first.
+pub(super) fn newest_first(storage: &dyn Storage) -> io::Result<Vec<Found>> {
+    let mut found = storage.list()?;
+    let order = |f: &Found| {
+        let own = f.2.as_ref().ok().map(|m| (m.lineage.as_ref().map(|l| l.turn), m.purpose(), m.saved_at));
+        (Reverse(f.0), Reverse(own), f.1.clone())
+    };
+    found.sort_by_cached_key(order);
+    Ok(found)
+}
+
 /// Where the checkpoints stand, and the steps of those that cannot be read.
-fn known(directory: &Path, run: Option<RunId>) -> io::Result<(Vec<Place>, Vec<u64>)> {
+fn known(storage: &dyn Storage, run: Option<RunId>) -> io::Result<(Vec<Place>, Vec<u64>)> {
     let (mut known, mut unread) = (Vec::new(), Vec::new());
-    for (step, _, manifest) in list(directory)? {
+    for (step, _, manifest) in newest_first(storage)? {
         match manifest {
             Ok(m) => known.push(place_of(&m, run)),
             Err(_) => unread.push(step),
@@ -64,16 +75,16 @@ fn known(directory: &Path, run: Option<RunId>) -> io::Result<(Vec<Place>, Vec<u6
 ///
 /// # Errors
 /// Those of the file system or store.
-pub fn begin(directory: &Path, from: From, asked: bool, mark: &Mark) -> io::Result<Lineage> {
+pub(super) fn begin(storage: &dyn Storage, from: From, asked: bool, mark: &Mark) -> io::Result<Lineage> {
     let run = mark.run;
-    let record = recorded(directory, Some(run))?;
+    let record = recorded(storage, Some(run))?;
     let before = record.as_ref().map(|r| &r.lineage);
     let step = match &from {
         From::Scratch => 0,
         From::Memory { step } => *step,
         From::Durable(place) => place.step,
     };
-    let (known, unread) = known(directory, Some(run))?;
+    let (known, unread) = known(storage, Some(run))?;
     let lineage = lineage::begin(before, &known, &unread, from, asked);
     // Whoever goes on in the branch goes on with what the user asked for.
     let earlier = record.as_ref().filter(|r| r.lineage == lineage).and_then(|r| r.asked);
@@ -89,7 +100,7 @@ pub fn begin(directory: &Path, from: From, asked: bool, mark: &Mark) -> io::Resu
     let same = record.as_ref().is_some_and(|r| r.lineage == now.lineage);
     let written = match &record {
         Some(there) if *there == now => Ok(()),
-        _ => remember(directory, BRANCH_FILE, serde_json::to_vec(&now)?),
+        _ => storage.remember(BRANCH_FILE, serde_json::to_vec(&now)?),
     };
     // On a full disk training goes on where the branch is recorded as it is.
     if !same {
@@ -102,19 +113,10 @@ pub fn begin(directory: &Path, from: From, asked: bool, mark: &Mark) -> io::Resu
 ///
 /// # Errors
 /// As [`begin`].
-pub(super) fn running(directory: &Path, mark: &Mark, step: u64) -> io::Result<Lineage> {
-    match recorded(directory, Some(mark.run))? {
+pub(super) fn running(storage: &dyn Storage, mark: &Mark, step: u64) -> io::Result<Lineage> {
+    match recorded(storage, Some(mark.run))? {
         Some(record) => Ok(record.lineage),
         // Somebody has deleted the record. What it may have left behind stays.
-        None => begin(directory, From::Memory { step: step.saturating_sub(1) }, true, mark),
+        None => begin(storage, From::Memory { step: step.saturating_sub(1) }, true, mark),
     }
-}
-
-/// The branch that ran last, for deciding what is kept.
-///
-/// # Errors
-/// As [`recorded`].
-pub(super) fn last(directory: &Path, run: Option<RunId>, known: &[Place]) -> io::Result<Lineage> {
-    let record = recorded(directory, run)?.map(|r| r.lineage);
-    Ok(lineage::last(record.as_ref(), known).cloned().unwrap_or_default())
 }

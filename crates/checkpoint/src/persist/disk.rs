@@ -1,13 +1,14 @@
 //! The calls to the file system that publishing and deleting make. None follows a link, none waits for a pipe, and an error never
 //! means "absent". With the feature `faults`, any of them can be made to fail.
 
-use crate::objects::unique;
 use crate::regular::read_regular;
+use crate::storage::gone;
+use crate::unique::unique;
 use rustix::fs::{AtFlags, CWD, FileType, RenameFlags, renameat_with, statat};
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 #[cfg(feature = "faults")]
 pub mod faults {
@@ -147,7 +148,7 @@ pub(super) fn exchange(one: &Path, other: &Path) -> io::Result<bool> {
 /// Removes a file; one that somebody else has removed will do.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     faults::check()?;
-    super::gone(fs::remove_file(path))
+    gone(fs::remove_file(path))
 }
 
 /// Removes a directory if it is empty. False when it is not.
@@ -165,16 +166,4 @@ pub(super) fn remove_empty(path: &Path) -> io::Result<bool> {
 pub(super) fn sync(directory: &Path) -> io::Result<()> {
     faults::check()?;
     File::open(directory)?.sync_all()
-}
-
-/// The first of the names `step-N`, `step-N.2`, `step-N.3` … under which there is nothing.
-pub(super) fn free_name(directory: &Path, step: u64, from: u32) -> io::Result<PathBuf> {
-    for number in from..=super::entries::SAME_STEP_MAX {
-        let path = directory.join(super::entries::name_of(step, number));
-        // What cannot be looked at is there.
-        if matches!(kind(&path), Ok(None)) {
-            return Ok(path);
-        }
-    }
-    Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("every name for step {step} is taken")))
 }

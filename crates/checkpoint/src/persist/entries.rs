@@ -1,15 +1,17 @@
 //! What lies in a directory of checkpoints: ours, somebody else's, or not to be told. Names prove nothing. Ours is what carries the mark of
 //! this directory's run, and only as far as it holds nothing but what everstep wrote.
 
-use super::{disk, place_of, prune};
+use super::disk;
 use crate::format::manifest::{MANIFEST_FILE, Manifest};
 use crate::format::mark::{MARK_FILE, Mark, turn_of};
 use crate::lineage::Place;
+use crate::storage::place_of;
+use crate::unique::unique;
 use everstep_core::id::RunId;
 use everstep_wire::limits::{MANIFEST_BYTES_MAX, NOTE_BYTES_MAX};
 use rustix::fs::FileType;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Checkpoints of one step beside each other, at most: of several branches, or automatic and the user's.
 pub(super) const SAME_STEP_MAX: u32 = 1000;
@@ -83,7 +85,7 @@ fn unpublished_named(name: &str) -> Option<(u64, (u64, u64))> {
 /// Where a checkpoint goes while it is deleted.
 #[must_use]
 pub(super) fn deleting_name(step: u64) -> String {
-    format!("step-{step}.gone-{:016x}", crate::objects::unique())
+    format!("step-{step}.gone-{:016x}", unique())
 }
 
 fn deleting_named(name: &str) -> Option<u64> {
@@ -214,7 +216,37 @@ fn not_ours(path: &Path, manifest: &Manifest, run: Option<RunId>) -> Option<Stri
     if manifest.lineage.is_none() {
         return Some("saved through torch.distributed.checkpoint".into());
     }
-    prune::only_ours(path, manifest).err()
+    only_ours(path, manifest).err()
+}
+
+/// A checkpoint's directory holds nothing but the files that its manifest names, as files.
+pub(super) fn only_ours(path: &Path, manifest: &Manifest) -> Result<(), String> {
+    if !manifest.shards.iter().all(|s| is_plain(&s.file)) {
+        return Err("its manifest names files that are not in it".into());
+    }
+    let named = |f: &std::ffi::OsString| {
+        *f == *MARK_FILE || *f == *MANIFEST_FILE || manifest.shards.iter().any(|s| *f == *s.file.as_str())
+    };
+    for file in disk::names(path).map_err(|e| format!("it cannot be read: {e}"))? {
+        let name = file.to_string_lossy();
+        let kind = disk::kind(&path.join(&file)).map_err(|e| format!("{name} in it cannot be read: {e}"))?;
+        if !named(&file) || kind.is_some_and(|k| k != FileType::RegularFile) {
+            return Err(format!("it holds {name}, which everstep did not write"));
+        }
+    }
+    Ok(())
+}
+
+/// The first of the names `step-N`, `step-N.2`, `step-N.3` … under which there is nothing.
+pub(super) fn free_name(directory: &Path, step: u64, from: u32) -> io::Result<PathBuf> {
+    for number in from..=SAME_STEP_MAX {
+        let path = directory.join(name_of(step, number));
+        // What cannot be looked at is there.
+        if matches!(disk::kind(&path), Ok(None)) {
+            return Ok(path);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("every name for step {step} is taken")))
 }
 
 /// Where the checkpoints among the entries stand.

@@ -8,12 +8,15 @@
 //!  step-N.2/                           the same where `step-N` is taken, by whatever it may be
 //! ```
 
-use super::entries::{self, SAME_STEP_MAX, What, is_shard_or_note, mark_in, name_of, unpublished_name};
-use super::prepared::Prepared;
-use super::{Found, Target, disk, prune, step_directory, still_owned};
+use super::entries::{
+    self, SAME_STEP_MAX, What, free_name, is_shard_or_note, mark_in, name_of, only_ours, unpublished_name,
+};
+use super::{disk, prune};
 use crate::direct::{Throttle, write_file};
 use crate::format::manifest::{MANIFEST_FILE, Manifest};
 use crate::format::mark::{MARK_FILE, Mark};
+use crate::prepared::Prepared;
+use crate::storage::{Found, StillOwned, Target};
 use everstep_core::id::RunId;
 use everstep_core::message::ShardFile;
 use everstep_wire::limits::NOTE_BYTES_MAX;
@@ -21,6 +24,10 @@ use rustix::fs::FileType;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Whoever makes a directory for a step leaves its mark there within this time.
+const MARK_WITHIN: Duration = Duration::from_secs(2);
 
 fn unpublished(directory: &Path, step: u64, mark: &Mark) -> PathBuf {
     directory.join(unpublished_name(step, mark))
@@ -54,7 +61,7 @@ fn prepare(directory: &Path, step: u64, mark: &Mark) -> io::Result<PathBuf> {
         match mark_in(&target)? {
             Some(there) if there.run == mark.run && there.turn() == mark.turn() => return Ok(target),
             Some(_) => return Err(taken(&target, "it has another writer's mark")),
-            None if since.elapsed() < super::MARK_WITHIN => std::thread::sleep(super::MARK_WITHIN / 100),
+            None if since.elapsed() < MARK_WITHIN => std::thread::sleep(MARK_WITHIN / 100),
             None => return Err(taken(&target, "it has no mark of everstep")),
         }
     }
@@ -64,7 +71,12 @@ fn prepare(directory: &Path, step: u64, mark: &Mark) -> io::Result<PathBuf> {
 ///
 /// # Errors
 /// Those of the file system; `InvalidData` when the slot does not hold the step any more.
-pub fn write_shard(directory: &Path, of: &Prepared<'_>, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
+pub(super) fn write_shard(
+    directory: &Path,
+    of: &Prepared<'_>,
+    mark: &Mark,
+    throttle: &Throttle,
+) -> io::Result<ShardFile> {
     fs::create_dir_all(directory)?;
     let within = prepare(directory, of.label.step, mark)?;
     let target = within.join(&of.name);
@@ -92,7 +104,13 @@ fn discard(within: &Path, shard: &Path) {
 ///
 /// # Errors
 /// Those of the file system; `AlreadyExists` where the name was given by the user and something else has it.
-pub fn publish(directory: &Path, mark: &Mark, manifest: &Manifest, target: Target) -> io::Result<PathBuf> {
+pub(super) fn publish(
+    directory: &Path,
+    mark: &Mark,
+    manifest: &Manifest,
+    target: Target,
+    still_owned: StillOwned<'_>,
+) -> io::Result<PathBuf> {
     let from = unpublished(directory, manifest.step, mark);
     match disk::kind(&from)? {
         Some(FileType::Directory) => {}
@@ -112,10 +130,10 @@ pub fn publish(directory: &Path, mark: &Mark, manifest: &Manifest, target: Targe
     }
     disk::write(&from.join(MANIFEST_FILE), &manifest.to_bytes().map_err(io::Error::other)?)?;
     disk::sync(&from)?;
-    // As late as possible: between this look and the rename is a moment, and `persist::publish` looks once more after it.
-    still_owned(directory, mark)?;
+    // As late as possible: between this look and the rename is a moment, so the caller looks once more after it.
+    still_owned()?;
     let newer = |m: &Manifest| m.writer.is_some_and(|w| w.run == mark.run && w.turn() > mark.turn());
-    if read_manifest(&step_directory(directory, manifest.step)).is_ok_and(|m| newer(&m)) {
+    if read_manifest(&directory.join(name_of(manifest.step, 1))).is_ok_and(|m| newer(&m)) {
         let what = "a later owner of the directory has published this step";
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
     }
@@ -132,7 +150,7 @@ pub fn publish(directory: &Path, mark: &Mark, manifest: &Manifest, target: Targe
 ///
 /// # Errors
 /// Those of the file system.
-pub fn withdraw(directory: &Path, to: &Path, mark: &Mark, step: u64) -> io::Result<()> {
+pub(super) fn withdraw(directory: &Path, to: &Path, mark: &Mark, step: u64) -> io::Result<()> {
     if mark_in(to)?.is_some_and(|found| found == *mark) {
         disk::rename_new(to, &unpublished(directory, step, mark))?;
         disk::sync(directory)?;
@@ -156,7 +174,7 @@ fn published_before(directory: &Path, mark: &Mark, manifest: &Manifest) -> io::R
 
 fn in_branch(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> io::Result<PathBuf> {
     let step = manifest.step;
-    let first = step_directory(directory, step);
+    let first = directory.join(name_of(step, 1));
     if let What::Checkpoint { manifest: old, kept: None } = entries::look(&first, &name_of(step, 1), Some(run))
         && manifest.stands_for(&old, run, false)
     {
@@ -166,7 +184,7 @@ fn in_branch(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> 
     loop {
         let to = match number {
             1 => first.clone(),
-            _ => disk::free_name(directory, step, number)?,
+            _ => free_name(directory, step, number)?,
         };
         match disk::rename_new(from, &to) {
             Ok(()) => return Ok(to),
@@ -177,7 +195,7 @@ fn in_branch(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> 
 }
 
 fn exactly(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> io::Result<PathBuf> {
-    let to = step_directory(directory, manifest.step);
+    let to = directory.join(name_of(manifest.step, 1));
     if disk::kind(&to)?.is_none() {
         return disk::rename_new(from, &to).map(|()| to);
     }
@@ -188,7 +206,7 @@ fn exactly(directory: &Path, from: &Path, manifest: &Manifest, run: RunId) -> io
     if !manifest.stands_for(&old, run, true) {
         return Err(taken(&to, "it was not saved in this way"));
     }
-    prune::only_ours(&to, &old).map_err(|why| taken(&to, &why))?;
+    only_ours(&to, &old).map_err(|why| taken(&to, &why))?;
     replace(directory, from, to, &old)
 }
 
@@ -197,7 +215,7 @@ fn replace(directory: &Path, from: &Path, to: PathBuf, old: &Manifest) -> io::Re
     let aside = if disk::exchange(from, &to)? {
         from.to_owned()
     } else {
-        let aside = disk::free_name(directory, old.step, 2)?;
+        let aside = free_name(directory, old.step, 2)?;
         disk::rename_new(&to, &aside)?;
         if let Err(e) = disk::rename_new(from, &to) {
             disk::rename_new(&aside, &to)?;
@@ -215,7 +233,7 @@ fn replace(directory: &Path, from: &Path, to: PathBuf, old: &Manifest) -> io::Re
 ///
 /// # Errors
 /// A sentence with the path.
-pub fn read_manifest(checkpoint: &Path) -> Result<Manifest, String> {
+pub(super) fn read_manifest(checkpoint: &Path) -> Result<Manifest, String> {
     entries::manifest_in(checkpoint).map_err(|(_, why)| why)
 }
 
@@ -223,7 +241,7 @@ pub fn read_manifest(checkpoint: &Path) -> Result<Manifest, String> {
 ///
 /// # Errors
 /// Those of reading the directory; a missing directory holds none.
-pub fn list(directory: &Path) -> io::Result<Vec<Found>> {
+pub(super) fn list(directory: &Path) -> io::Result<Vec<Found>> {
     let mut found: Vec<Found> = Vec::new();
     for entry in entries::scan(directory, None)? {
         let path = directory.join(&entry.name);
@@ -244,12 +262,12 @@ fn note_of(directory: &Path, mark: &Mark, step: u64, rank: u32) -> PathBuf {
 ///
 /// # Errors
 /// Those of the file system.
-pub fn note(directory: &Path, mark: &Mark, step: u64, shard: &ShardFile) -> io::Result<()> {
+pub(super) fn note(directory: &Path, mark: &Mark, step: u64, shard: &ShardFile) -> io::Result<()> {
     disk::write(&note_of(directory, mark, step, shard.rank.0), &serde_json::to_vec(shard)?)
 }
 
 /// What [`note`] has written for a rank.
 #[must_use]
-pub fn noted(directory: &Path, mark: &Mark, step: u64, rank: u32) -> Option<ShardFile> {
+pub(super) fn noted(directory: &Path, mark: &Mark, step: u64, rank: u32) -> Option<ShardFile> {
     serde_json::from_slice(&disk::read(&note_of(directory, mark, step, rank), NOTE_BYTES_MAX).ok()?).ok()
 }

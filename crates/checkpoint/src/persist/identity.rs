@@ -1,13 +1,10 @@
 //! Which run a directory belongs to: an id that is drawn when the directory is first used, and kept in it. Deleting the directory deletes
 //! the id; whatever else is edited or renamed does not.
 
-use super::recall;
-use crate::objects::{self, Location, is_url, unique};
+use crate::storage::Storage;
 use everstep_core::id::RunId;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::path::Path;
+use std::io;
 
 /// The file with the run id.
 pub const RUN_FILE: &str = "everstep-run.json";
@@ -25,17 +22,17 @@ struct Identity {
 ///
 /// # Errors
 /// Those of the file system or store; `InvalidData` when the file with it is damaged.
-pub fn run_id(directory: &Path) -> io::Result<RunId> {
-    if let Some(known) = known_run(directory)? {
+pub(super) fn run_id(storage: &dyn Storage) -> io::Result<RunId> {
+    if let Some(known) = known_run(storage)? {
         return Ok(known);
     }
     let run = drawn()?;
     let mut bytes = serde_json::to_vec(&Identity { version: VERSION, run })?;
     bytes.push(b'\n');
-    if create_new(directory, RUN_FILE, bytes)? {
+    if storage.create_new(RUN_FILE, bytes)? {
         return Ok(run);
     }
-    known_run(directory)?.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{RUN_FILE} comes and goes")))
+    known_run(storage)?.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{RUN_FILE} comes and goes")))
 }
 
 /// A number that nobody else has, forks of this process included.
@@ -52,10 +49,10 @@ pub(super) fn drawn() -> io::Result<RunId> {
 ///
 /// # Errors
 /// As [`run_id`].
-pub fn known_run(directory: &Path) -> io::Result<Option<RunId>> {
+pub(super) fn known_run(storage: &dyn Storage) -> io::Result<Option<RunId>> {
     let since = std::time::Instant::now();
     loop {
-        let Some(bytes) = recall(directory, RUN_FILE)? else { return Ok(None) };
+        let Some(bytes) = storage.recall(RUN_FILE)? else { return Ok(None) };
         match serde_json::from_slice::<Identity>(&bytes) {
             Ok(found) if found.version == VERSION => return Ok(Some(found.run)),
             // Somebody is writing it at this moment.
@@ -72,47 +69,23 @@ pub fn known_run(directory: &Path) -> io::Result<Option<RunId>> {
     }
 }
 
-/// Writes a small file unless it is there. False when it is, whoever wrote it.
-pub(super) fn create_new(directory: &Path, name: &str, bytes: Vec<u8>) -> io::Result<bool> {
-    if is_url(directory) {
-        return objects::create_new(&Location::of(directory)?, name, bytes);
-    }
-    let (path, temporary) = (directory.join(name), directory.join(format!(".{name}.{:016x}", unique())));
-    let mut file = File::create(&temporary)?;
-    file.write_all(&bytes)?;
-    file.sync_all()?;
-    let linked = fs::hard_link(&temporary, &path);
-    fs::remove_file(&temporary)?;
-    match linked {
-        Ok(()) => File::open(directory)?.sync_all().map(|()| true),
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-        // A file system without hard links.
-        Err(_) => match OpenOptions::new().write(true).create_new(true).open(&path) {
-            Ok(mut file) => {
-                file.write_all(&bytes)?;
-                file.sync_all().map(|()| true)
-            }
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-            Err(e) => Err(e),
-        },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::persist::directory::Directory;
+    use std::fs;
 
     #[test]
     fn a_directory_keeps_its_id_and_another_has_another() {
         let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        assert_eq!(known_run(a.path()).unwrap(), None);
+        assert_eq!(known_run(&Directory::of(a.path())).unwrap(), None);
         let ids: Vec<RunId> = std::thread::scope(|s| {
-            let all: Vec<_> = (0..8).map(|_| s.spawn(|| run_id(a.path()).unwrap())).collect();
+            let all: Vec<_> = (0..8).map(|_| s.spawn(|| run_id(&Directory::of(a.path())).unwrap())).collect();
             all.into_iter().map(|t| t.join().unwrap()).collect()
         });
         assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
-        assert_eq!(known_run(a.path()).unwrap(), Some(ids[0]));
-        assert_ne!(run_id(b.path()).unwrap(), ids[0]);
+        assert_eq!(known_run(&Directory::of(a.path())).unwrap(), Some(ids[0]));
+        assert_ne!(run_id(&Directory::of(b.path())).unwrap(), ids[0]);
         assert_eq!(fs::read_dir(a.path()).unwrap().count(), 1, "nothing else is left");
     }
 
@@ -120,6 +93,6 @@ mod tests {
     fn a_damaged_id_is_refused() {
         let a = tempfile::tempdir().unwrap();
         fs::write(a.path().join(RUN_FILE), "{}").unwrap();
-        assert_eq!(run_id(a.path()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(run_id(&Directory::of(a.path())).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 }

@@ -4,23 +4,21 @@
 //! Each epoch has a record of its own, whose creation is exclusive: of several that want the next epoch one gets it. Only its owner
 //! replaces it after that, and the newest epoch counts, so that no lock is needed, on a file system or in a store.
 
-use super::identity::{create_new, drawn, run_id};
-use super::recall;
+use super::identity::{drawn, run_id};
 use crate::format::digest::crc;
 use crate::format::mark::Mark;
-use crate::objects::{self, Location, is_url, unique};
+use crate::storage::Storage;
+use crate::unique::unique;
 use everstep_core::id::RunId;
 use everstep_core::ownership::{ProcessId, RENEWAL, Record, Verdict, Watch, may_publish, refusal};
 use everstep_core::time::Time;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const PREFIX: &str = "everstep-owner-";
 const LOOK: Duration = Duration::from_millis(200);
 /// Others of the same job have this long, beyond the silence, to claim for all.
 const LEADER: Duration = Duration::from_secs(30);
@@ -54,7 +52,7 @@ impl Claimant {
 #[derive(Debug)]
 pub struct Claim {
     record: Arc<Mutex<Record>>,
-    directory: PathBuf,
+    storage: Arc<dyn Storage>,
     stop: Option<(Sender<()>, JoinHandle<()>)>,
     predecessor: Option<String>,
 }
@@ -75,42 +73,47 @@ impl Claim {
     ///
     /// # Errors
     /// [`ClaimError`].
-    pub fn take(directory: &Path, who: &Claimant, mut notice: impl FnMut(String)) -> Result<Self, ClaimError> {
-        let failed = |e| ClaimError::Io(directory.display().to_string(), e);
-        let run = run_id(directory).map_err(failed)?;
+    pub(super) fn take(
+        storage: Arc<dyn Storage>,
+        directory: String,
+        who: &Claimant,
+        mut notice: impl FnMut(String),
+    ) -> Result<Self, ClaimError> {
+        let failed = |e| ClaimError::Io(directory.clone(), e);
+        let run = run_id(&*storage).map_err(failed)?;
         let start = Instant::now();
         let mut watch = Watch::new(who.life.clone(), who.silence);
         let mut told = false;
         loop {
-            let found = newest(directory).map_err(failed)?;
+            let found = newest(&*storage).map_err(failed)?;
             let dead = found.as_ref().is_some_and(|r| has_ended(&r.process));
             let now = Time(u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX));
             match watch.judge(now, found.as_ref(), dead) {
                 Verdict::Ours { epoch } => {
-                    return Self::hold(directory, who, own_record(run, epoch, who), &mut notice).map_err(failed);
+                    return Self::hold(&storage, &directory, who, own_record(run, epoch, who), &mut notice)
+                        .map_err(failed);
                 }
                 Verdict::Claim { epoch } if who.leads => {
                     let record = own_record(run, epoch, who);
                     let bytes = serde_json::to_vec(&record).map_err(|e| failed(e.into()))?;
-                    if create_new(directory, &name(directory, epoch), bytes).map_err(failed)? {
-                        forget_older(directory, epoch);
+                    if storage.create_new(&storage.owner_name(epoch), bytes).map_err(failed)? {
+                        forget_older(&*storage, epoch);
                         let predecessor = found.filter(|r| dead && !r.released).map(|r| r.job);
-                        let mut claim = Self::hold(directory, who, record, &mut notice).map_err(failed)?;
+                        let mut claim = Self::hold(&storage, &directory, who, record, &mut notice).map_err(failed)?;
                         claim.predecessor = predecessor;
                         return Ok(claim);
                     }
                     // Somebody else was first, or the store ignores conditions: the record says who has it.
                 }
                 Verdict::Refuse => {
-                    let owner = found.as_ref().map(|r| refusal(&directory.display().to_string(), r));
+                    let owner = found.as_ref().map(|r| refusal(&directory, r));
                     return Err(ClaimError::Refused(owner.unwrap_or_default()));
                 }
                 Verdict::Wait { left } => {
                     if let Some(owner) = found.filter(|_| !told && start.elapsed() > RENEWAL * 2) {
                         told = true;
                         notice(format!(
-                            "{} belongs to job {:?} (host {}, pid {}), which has not been heard of for {} s; taking over in {} s",
-                            directory.display(),
+                            "{directory} belongs to job {:?} (host {}, pid {}), which has not been heard of for {} s; taking over in {} s",
                             owner.job,
                             owner.host,
                             owner.process.pid,
@@ -130,28 +133,31 @@ impl Claim {
         }
     }
 
-    fn hold(directory: &Path, who: &Claimant, record: Record, notice: &mut impl FnMut(String)) -> io::Result<Self> {
-        let (held, directory) = (Arc::new(Mutex::new(record)), directory.to_owned());
+    fn hold(
+        storage: &Arc<dyn Storage>,
+        directory: &str,
+        who: &Claimant,
+        record: Record,
+        notice: &mut impl FnMut(String),
+    ) -> io::Result<Self> {
+        let (held, storage) = (Arc::new(Mutex::new(record)), storage.clone());
         if !who.leads {
-            return Ok(Claim { record: held, directory, stop: None, predecessor: None });
+            return Ok(Claim { record: held, storage, stop: None, predecessor: None });
         }
-        renew(&directory, &held)?;
+        renew(&*storage, &held)?;
         let (stop, stopped) = channel::<()>();
-        let (record, of) = (held.clone(), directory.clone());
+        let (record, of) = (held.clone(), storage.clone());
         let thread = std::thread::Builder::new().name("everstep-owner".into()).spawn(move || {
             while stopped.recv_timeout(RENEWAL) == Err(RecvTimeoutError::Timeout) {
                 // Where storage fails for a while, others see silence, and this owner publishes nothing either.
-                let _ = renew(&of, &record);
+                let _ = renew(&*of, &record);
             }
         });
         // Without a thread nothing is renewed: a later start may take over after its silence, and then nothing is published here.
         let thread = thread.inspect_err(|e| {
-            notice(format!(
-                "no thread to renew the claim on {} ({e}): another job may take it over",
-                directory.display()
-            ));
+            notice(format!("no thread to renew the claim on {directory} ({e}): another job may take it over"));
         });
-        Ok(Claim { record: held, directory, stop: thread.ok().map(|thread| (stop, thread)), predecessor: None })
+        Ok(Claim { record: held, storage, stop: thread.ok().map(|thread| (stop, thread)), predecessor: None })
     }
 
     /// The job that this claim was taken over from, because it had ended on this machine without letting go.
@@ -175,7 +181,7 @@ impl Claim {
     /// Nobody has taken the directory over.
     #[must_use]
     pub fn is_current(&self) -> bool {
-        newest_epoch(&self.directory).is_ok_and(|newest| may_publish(self.epoch(), newest))
+        newest_epoch(&*self.storage).is_ok_and(|newest| may_publish(self.epoch(), newest))
     }
 
     /// Renews no longer; another process of the same job does.
@@ -191,7 +197,7 @@ impl Claim {
         record.released = true;
         drop(record);
         if renewed {
-            let _ = renew(&self.directory, &self.record);
+            let _ = renew(&*self.storage, &self.record);
         }
     }
 
@@ -218,61 +224,29 @@ fn own_record(run: RunId, epoch: u64, who: &Claimant) -> Record {
 }
 
 /// Replaces the record, unless somebody else has the directory by now.
-fn renew(directory: &Path, record: &Mutex<Record>) -> io::Result<()> {
+fn renew(storage: &dyn Storage, record: &Mutex<Record>) -> io::Result<()> {
     let record = {
         let mut record = record.lock().unwrap_or_else(PoisonError::into_inner);
         record.beat += 1;
         record.clone()
     };
-    if may_publish(record.epoch, newest_epoch(directory)?) {
-        replace(directory, &name(directory, record.epoch), serde_json::to_vec(&record)?)?;
+    if may_publish(record.epoch, newest_epoch(storage)?) {
+        storage.replace(&storage.owner_name(record.epoch), serde_json::to_vec(&record)?)?;
     }
     Ok(())
 }
 
-fn replace(directory: &Path, name: &str, bytes: Vec<u8>) -> io::Result<()> {
-    if is_url(directory) {
-        return objects::remember(&Location::of(directory)?, name, bytes);
-    }
-    let temporary = directory.join(format!(".{name}.{:016x}", unique()));
-    fs::write(&temporary, bytes)?;
-    fs::rename(&temporary, directory.join(name))
-}
-
-fn name(directory: &Path, epoch: u64) -> String {
-    if is_url(directory) { format!("owners/{epoch}.json") } else { format!("{PREFIX}{epoch}.json") }
-}
-
-fn epochs(directory: &Path) -> io::Result<Vec<u64>> {
-    let names: Vec<String> = if is_url(directory) {
-        objects::names(&Location::of(directory)?, "owners")?
-    } else {
-        let entries = match fs::read_dir(directory) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            other => other?,
-        };
-        let names = entries.map(|e| Ok(e?.file_name().into_string().unwrap_or_default()));
-        names
-            .collect::<io::Result<Vec<_>>>()?
-            .iter()
-            .filter_map(|n| n.strip_prefix(PREFIX))
-            .map(str::to_owned)
-            .collect()
-    };
-    Ok(names.iter().filter_map(|n| n.strip_suffix(".json")?.parse().ok()).collect())
-}
-
-fn newest_epoch(directory: &Path) -> io::Result<Option<u64>> {
-    Ok(epochs(directory)?.into_iter().max())
+fn newest_epoch(storage: &dyn Storage) -> io::Result<Option<u64>> {
+    Ok(storage.owners()?.into_iter().max())
 }
 
 /// The record that counts; `None` when nobody has ever owned the directory.
 ///
 /// # Errors
 /// Those of the file system or store.
-pub fn newest(directory: &Path) -> io::Result<Option<Record>> {
-    let Some(epoch) = newest_epoch(directory)? else { return Ok(None) };
-    let Some(bytes) = recall(directory, &name(directory, epoch))? else { return Ok(None) };
+fn newest(storage: &dyn Storage) -> io::Result<Option<Record>> {
+    let Some(epoch) = newest_epoch(storage)? else { return Ok(None) };
+    let Some(bytes) = storage.recall(&storage.owner_name(epoch))? else { return Ok(None) };
     // A record that cannot be read has an owner all the same: one that changes, or does not.
     let damaged = |_| Record {
         run: RunId(0),
@@ -293,11 +267,11 @@ pub fn newest(directory: &Path) -> io::Result<Option<Record>> {
 ///
 /// # Errors
 /// `PermissionDenied` then; those of the file system or store.
-pub fn still_owned(directory: &Path, mark: &Mark) -> io::Result<()> {
-    if mark.epoch == 0 || may_publish(mark.epoch, newest_epoch(directory)?) {
+pub(super) fn still_owned(storage: &dyn Storage, mark: &Mark) -> io::Result<()> {
+    if mark.epoch == 0 || may_publish(mark.epoch, newest_epoch(storage)?) {
         return Ok(());
     }
-    let by = newest(directory)?
+    let by = newest(storage)?
         .map_or_else(String::new, |r| format!(" by job {:?} (host {}, pid {})", r.job, r.host, r.process.pid));
     let what = format!(
         "the directory was taken over{by} while this job did not renew its claim; nothing is published from here any more"
@@ -306,14 +280,9 @@ pub fn still_owned(directory: &Path, mark: &Mark) -> io::Result<()> {
 }
 
 /// Records of past owners say nothing any more.
-fn forget_older(directory: &Path, epoch: u64) {
-    for older in epochs(directory).unwrap_or_default().into_iter().filter(|e| *e < epoch) {
-        let gone = name(directory, older);
-        let _ = if is_url(directory) {
-            Location::of(directory).and_then(|at| objects::remove(&at, &gone))
-        } else {
-            fs::remove_file(directory.join(gone))
-        };
+fn forget_older(storage: &dyn Storage, epoch: u64) {
+    for older in storage.owners().unwrap_or_default().into_iter().filter(|e| *e < epoch) {
+        let _ = storage.remove(&storage.owner_name(older));
     }
 }
 
@@ -346,6 +315,7 @@ fn has_ended(process: &ProcessId) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::persist::{claim, still_owned};
 
     fn who(life: &str, silence: Duration) -> Claimant {
         Claimant { life: life.into(), job: life.into(), nodes: 1, leads: true, silence }
@@ -356,27 +326,27 @@ mod tests {
     #[test]
     fn a_second_job_is_refused_by_name_and_the_first_goes_on() {
         let scratch = tempfile::tempdir().unwrap();
-        let first = Claim::take(scratch.path(), &who("first", SHORT), |_| ()).unwrap();
+        let first = claim(scratch.path(), &who("first", SHORT), |_| ()).unwrap();
         let long = Duration::from_secs(60);
-        let refused = Claim::take(scratch.path(), &who("second", long), |_| ()).unwrap_err().to_string();
+        let refused = claim(scratch.path(), &who("second", long), |_| ()).unwrap_err().to_string();
         assert!(refused.contains("job first") && refused.contains(&std::process::id().to_string()), "{refused}");
         assert!(first.is_current());
         // Another process of the same job shares it.
-        let shared = Claim::take(scratch.path(), &Claimant { leads: false, ..who("first", SHORT) }, |_| ()).unwrap();
+        let shared = claim(scratch.path(), &Claimant { leads: false, ..who("first", SHORT) }, |_| ()).unwrap();
         assert_eq!(shared.epoch(), first.epoch());
         first.release();
-        assert_eq!(Claim::take(scratch.path(), &who("second", long), |_| ()).unwrap().epoch(), 2);
+        assert_eq!(claim(scratch.path(), &who("second", long), |_| ()).unwrap().epoch(), 2);
     }
 
     #[test]
     fn an_owner_that_is_silent_loses_the_directory_and_may_not_publish() {
         let scratch = tempfile::tempdir().unwrap();
-        let first = Claim::take(scratch.path(), &who("first", SHORT), |_| ()).unwrap();
+        let first = claim(scratch.path(), &who("first", SHORT), |_| ()).unwrap();
         let mark = |claim: &Claim| Mark { run: claim.run(), epoch: claim.epoch(), generation: 1, attempt: 0 };
         let old = mark(&first);
         still_owned(scratch.path(), &old).unwrap();
         first.hand_over();
-        let second = Claim::take(scratch.path(), &who("second", SHORT), |_| ()).unwrap();
+        let second = claim(scratch.path(), &who("second", SHORT), |_| ()).unwrap();
         assert_eq!(second.epoch(), 2);
         assert!(still_owned(scratch.path(), &old).unwrap_err().to_string().contains("taken over by job \"second\""));
         still_owned(scratch.path(), &mark(&second)).unwrap();
@@ -388,7 +358,7 @@ mod tests {
         let got: Vec<_> = std::thread::scope(|s| {
             let path = scratch.path();
             let jobs: Vec<_> = (0..6)
-                .map(|i| s.spawn(move || Claim::take(path, &who(&format!("job-{i}"), Duration::from_secs(60)), |_| ())))
+                .map(|i| s.spawn(move || claim(path, &who(&format!("job-{i}"), Duration::from_secs(60)), |_| ())))
                 .collect();
             jobs.into_iter().map(|t| t.join().unwrap()).collect()
         });

@@ -5,11 +5,13 @@
 //!  step-N.gone-X/   the files that its manifest names, the mark, the manifest; then the directory, if nothing else is in it
 //! ```
 
-use super::entries::{self, Entry, What, deleting_name, is_plain, is_shard_or_note};
-use super::{Foreign, Pruned, branch, disk, place_of};
+use super::disk;
+use super::entries::{self, Entry, What, deleting_name, is_plain, is_shard_or_note, only_ours};
 use crate::format::manifest::{MANIFEST_FILE, Manifest};
 use crate::format::mark::{MARK_FILE, Mark};
-use crate::retain::{Candidate, Policy, surplus};
+use crate::lineage;
+use crate::retain::{Candidate, surplus};
+use crate::storage::{CleanUp, Foreign, Pruned, place_of};
 use everstep_core::id::RunId;
 use rustix::fs::FileType;
 use std::io;
@@ -20,10 +22,11 @@ use std::path::Path;
 ///
 /// # Errors
 /// Those of the file system. What could not be read is left alone.
-pub fn prune(directory: &Path, policy: Policy, run: RunId, before: (u64, u64), dry_run: bool) -> io::Result<Pruned> {
+pub(super) fn prune(directory: &Path, what: &CleanUp<'_>) -> io::Result<Pruned> {
+    let CleanUp { policy, run, before, record, dry_run } = *what;
     let all = entries::scan(directory, Some(run))?;
     let places = entries::places(&all, Some(run));
-    let running = branch::last(directory, Some(run), &places)?;
+    let running = lineage::last(record, &places).cloned().unwrap_or_default();
     let own: Vec<(&Entry, &Manifest)> = all
         .iter()
         .filter_map(|e| match &e.what {
@@ -88,28 +91,10 @@ fn foreign(all: &[Entry]) -> Vec<Foreign> {
 ///
 /// # Errors
 /// Those of reading the directory.
-pub fn foreign_in(directory: &Path, run: Option<RunId>) -> io::Result<Vec<Foreign>> {
+pub(super) fn foreign_in(directory: &Path, run: Option<RunId>) -> io::Result<Vec<Foreign>> {
     let all = entries::scan(directory, run)?;
     let unknown: Vec<Entry> = all.into_iter().filter(|e| matches!(e.what, What::Foreign { .. })).collect();
     Ok(foreign(&unknown))
-}
-
-/// A checkpoint's directory holds nothing but the files that its manifest names, as files.
-pub(super) fn only_ours(path: &Path, manifest: &Manifest) -> Result<(), String> {
-    if !manifest.shards.iter().all(|s| is_plain(&s.file)) {
-        return Err("its manifest names files that are not in it".into());
-    }
-    let named = |f: &std::ffi::OsString| {
-        *f == *MARK_FILE || *f == *MANIFEST_FILE || manifest.shards.iter().any(|s| *f == *s.file.as_str())
-    };
-    for file in disk::names(path).map_err(|e| format!("it cannot be read: {e}"))? {
-        let name = file.to_string_lossy();
-        let kind = disk::kind(&path.join(&file)).map_err(|e| format!("{name} in it cannot be read: {e}"))?;
-        if !named(&file) || kind.is_some_and(|k| k != FileType::RegularFile) {
-            return Err(format!("it holds {name}, which everstep did not write"));
-        }
-    }
-    Ok(())
 }
 
 /// Deletes a checkpoint of this run: first it does not exist any more, then its files go.

@@ -7,7 +7,7 @@ use super::storage::Destination;
 use super::{Driver, End};
 use crate::places;
 use everstep_checkpoint::arena::run_label;
-use everstep_checkpoint::persist::{Claim, ClaimError, Claimant, Target};
+use everstep_checkpoint::persist::{self, Claim, ClaimError, Claimant, Target};
 use everstep_checkpoint::retain::Policy;
 use everstep_core::id::Generation;
 use everstep_core::ownership::SILENCE;
@@ -40,7 +40,7 @@ impl Claims {
             // Publishing has moved to another agent of this job, or to this one.
             claim.hand_over();
         }
-        let claim = Claim::take(directory, who, |line| crate::say!("{line}"))?;
+        let claim = persist::claim(directory, who, |line| crate::say!("{line}"))?;
         if let Some(predecessor) = claim.predecessor() {
             inherit(predecessor);
         }

@@ -1,0 +1,147 @@
+//! A directory on a file system, as storage.
+
+use super::{disk, files, prune};
+use crate::direct::{Source, Throttle};
+use crate::format::manifest::Manifest;
+use crate::format::mark::Mark;
+use crate::prepared::Prepared;
+use crate::storage::{CleanUp, Foreign, Found, Pruned, StillOwned, Storage, Target, absent, is_ours, not_ours};
+use crate::stored::{Stored, is_inside};
+use crate::unique::unique;
+use everstep_core::id::RunId;
+use everstep_core::message::ShardFile;
+use everstep_wire::limits::NOTE_BYTES_MAX;
+use rustix::fs::FileType;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+const OWNER_PREFIX: &str = "everstep-owner-";
+
+/// A directory of checkpoints, or one of its checkpoints.
+#[derive(Debug)]
+pub(super) struct Directory {
+    path: PathBuf,
+}
+
+impl Directory {
+    /// What a path names. It need not be there.
+    pub fn of(path: &Path) -> Self {
+        Directory { path: path.to_owned() }
+    }
+}
+
+impl Storage for Directory {
+    fn reach(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write_shard(&self, of: &Prepared<'_>, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
+        files::write_shard(&self.path, of, mark, throttle)
+    }
+
+    fn publish(&self, mark: &Mark, manifest: &Manifest, target: Target, owned: StillOwned<'_>) -> io::Result<PathBuf> {
+        let to = files::publish(&self.path, mark, manifest, target, owned)?;
+        // This process may have been stopped between the last look and the rename.
+        let still = owned();
+        if still.is_err() {
+            files::withdraw(&self.path, &to, mark, manifest.step)?;
+        }
+        still.map(|()| to)
+    }
+
+    fn manifest(&self) -> Result<Manifest, String> {
+        files::read_manifest(&self.path)
+    }
+
+    fn may_hold(&self, file: &str) -> bool {
+        is_inside(file, 1)
+    }
+
+    fn shard(&self, file: &str) -> io::Result<Stored> {
+        Source::open(&self.path.join(file)).map(Stored::File)
+    }
+
+    fn list(&self) -> io::Result<Vec<Found>> {
+        files::list(&self.path)
+    }
+
+    fn foreign(&self, run: Option<RunId>) -> io::Result<Vec<Foreign>> {
+        prune::foreign_in(&self.path, run)
+    }
+
+    fn prune(&self, what: &CleanUp<'_>) -> io::Result<Pruned> {
+        prune::prune(&self.path, what)
+    }
+
+    fn note(&self, mark: &Mark, step: u64, shard: &ShardFile) -> io::Result<()> {
+        files::note(&self.path, mark, step, shard)
+    }
+
+    fn noted(&self, mark: &Mark, step: u64, rank: u32) -> Option<ShardFile> {
+        files::noted(&self.path, mark, step, rank)
+    }
+
+    /// Notes go with the publication.
+    fn forget(&self, _: &Mark, _: u64, _: u32) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn recall(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        absent(disk::read(&self.path.join(name), NOTE_BYTES_MAX))
+    }
+
+    fn remember(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
+        let path = self.path.join(name);
+        match disk::kind(&path)? {
+            None => {}
+            Some(FileType::RegularFile) if is_ours(&disk::read(&path, NOTE_BYTES_MAX)?) => {}
+            Some(_) => return Err(not_ours(name)),
+        }
+        disk::write(&path, &bytes)?;
+        disk::sync(&self.path)
+    }
+
+    fn create_new(&self, name: &str, bytes: Vec<u8>) -> io::Result<bool> {
+        let (path, temporary) = (self.path.join(name), self.path.join(format!(".{name}.{:016x}", unique())));
+        let mut file = File::create(&temporary)?;
+        file.write_all(&bytes)?;
+        file.sync_all()?;
+        let linked = fs::hard_link(&temporary, &path);
+        fs::remove_file(&temporary)?;
+        match linked {
+            Ok(()) => File::open(&self.path)?.sync_all().map(|()| true),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            // A file system without hard links.
+            Err(_) => match OpenOptions::new().write(true).create_new(true).open(&path) {
+                Ok(mut file) => {
+                    file.write_all(&bytes)?;
+                    file.sync_all().map(|()| true)
+                }
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+                Err(e) => Err(e),
+            },
+        }
+    }
+
+    fn replace(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
+        let temporary = self.path.join(format!(".{name}.{:016x}", unique()));
+        fs::write(&temporary, bytes)?;
+        fs::rename(&temporary, self.path.join(name))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        fs::remove_file(self.path.join(name))
+    }
+
+    fn owner_name(&self, epoch: u64) -> String {
+        format!("{OWNER_PREFIX}{epoch}.json")
+    }
+
+    fn owners(&self) -> io::Result<Vec<u64>> {
+        let Some(entries) = absent(fs::read_dir(&self.path))? else { return Ok(Vec::new()) };
+        let names = entries.map(|e| Ok(e?.file_name().into_string().unwrap_or_default()));
+        let names = names.collect::<io::Result<Vec<String>>>()?;
+        Ok(names.iter().filter_map(|n| n.strip_prefix(OWNER_PREFIX)?.strip_suffix(".json")?.parse().ok()).collect())
+    }
+}

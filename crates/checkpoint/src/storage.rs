@@ -1,0 +1,162 @@
+//! Where durable checkpoints are kept: what a directory and a prefix in an object store have in common. Which of them it is, is decided
+//! once, by [`crate::persist`]; nobody else asks.
+
+use crate::direct::Throttle;
+use crate::format::manifest::Manifest;
+use crate::format::mark::Mark;
+use crate::lineage::{Lineage, OUTSIDE, Place};
+use crate::prepared::Prepared;
+use crate::retain::Policy;
+use crate::stored::Stored;
+use everstep_core::id::RunId;
+use everstep_core::message::ShardFile;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// A published checkpoint: its step, its directory, its manifest or what is wrong with it.
+pub type Found = (u64, PathBuf, Result<Manifest, String>);
+
+/// Where a checkpoint is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// As the next one of the running branch. Where the name is taken, beside what has it.
+    Branch,
+    /// Under this very name, in no branch: saved through `torch.distributed.checkpoint`. Only what was saved in the same way is replaced.
+    Exactly,
+}
+
+/// An entry that everstep leaves alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Foreign {
+    /// Its name.
+    pub name: String,
+    /// The step in its name, if there is one.
+    pub step: Option<u64>,
+    /// Why it is not everstep's, or cannot be told.
+    pub why: String,
+}
+
+/// What a clean-up has deleted, or would delete.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pruned {
+    /// Checkpoints: steps and names.
+    pub gone: Vec<(u64, String)>,
+    /// Half of a checkpoint, left by writers that died.
+    pub leftovers: Vec<String>,
+    /// What is left alone, whatever is to be kept.
+    pub foreign: Vec<Foreign>,
+}
+
+/// Where a checkpoint stands among the others of a directory. What comes from another directory has no place in its branches, but may be
+/// what they began with.
+#[must_use]
+pub fn place_of(manifest: &Manifest, run: Option<RunId>) -> Place {
+    let own = manifest.writer.filter(|w| Some(w.run) == run);
+    let lineage = match (own, &manifest.lineage) {
+        (Some(_), Some(lineage)) => lineage.clone(),
+        (Some(_), None) => Lineage { branch: OUTSIDE, ..Lineage::default() },
+        (None, _) => Lineage::default(),
+    };
+    Place { step: manifest.step, lineage }
+}
+
+/// What a clean-up deletes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CleanUp<'a> {
+    /// What stays.
+    pub policy: Policy,
+    /// Only what this run has written goes.
+    pub run: RunId,
+    /// Turns before this one have left what they did not publish.
+    pub before: (u64, u64),
+    /// The branch that ran last, as it is recorded.
+    pub record: Option<&'a Lineage>,
+    /// Only says what would go.
+    pub dry_run: bool,
+}
+
+/// Fails once somebody else has the directory.
+pub(crate) type StillOwned<'a> = &'a dyn Fn() -> io::Result<()>;
+
+/// A directory of checkpoints. Errors are those of the file system or the store.
+pub(crate) trait Storage: fmt::Debug + Send + Sync {
+    /// Answers at all, within seconds.
+    fn reach(&self) -> io::Result<()>;
+
+    /// Writes one rank's shard. `InvalidData` when its slot does not hold the step any more.
+    fn write_shard(&self, of: &Prepared<'_>, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile>;
+
+    /// Makes a checkpoint visible if the directory is still its writer's, and says where. Doing it again changes nothing.
+    /// `AlreadyExists` where `target` names what something else has.
+    fn publish(&self, mark: &Mark, manifest: &Manifest, target: Target, owned: StillOwned<'_>) -> io::Result<PathBuf>;
+
+    /// The manifest of the checkpoint that this is itself. Errors are a sentence with the path.
+    fn manifest(&self) -> Result<Manifest, String>;
+
+    /// A manifest may give a shard of this checkpoint such a name: it stays below the checkpoint.
+    fn may_hold(&self, file: &str) -> bool;
+
+    /// Opens a shard of the checkpoint that this is itself.
+    fn shard(&self, file: &str) -> io::Result<Stored>;
+
+    /// Published checkpoints in no order, damaged ones with the reason. A directory that is missing has none.
+    fn list(&self) -> io::Result<Vec<Found>>;
+
+    /// Entries named as checkpoints that everstep did not write, or that cannot be told.
+    fn foreign(&self, run: Option<RunId>) -> io::Result<Vec<Foreign>>;
+
+    /// Deletes.
+    fn prune(&self, what: &CleanUp<'_>) -> io::Result<Pruned>;
+
+    /// Writes down a shard, for whoever publishes.
+    fn note(&self, mark: &Mark, step: u64, shard: &ShardFile) -> io::Result<()>;
+
+    /// What [`Storage::note`] has written for a rank.
+    fn noted(&self, mark: &Mark, step: u64, rank: u32) -> Option<ShardFile>;
+
+    /// Removes such a note, if publishing does not.
+    fn forget(&self, mark: &Mark, step: u64, rank: u32) -> io::Result<()>;
+
+    /// A small file beside the checkpoints; `None` when there is none.
+    fn recall(&self, name: &str) -> io::Result<Option<Vec<u8>>>;
+
+    /// Writes one for good. `AlreadyExists` for something that [`is_ours`] does not know.
+    fn remember(&self, name: &str, bytes: Vec<u8>) -> io::Result<()>;
+
+    /// Writes one unless it is there. False when it is, whoever wrote it.
+    fn create_new(&self, name: &str, bytes: Vec<u8>) -> io::Result<bool>;
+
+    /// Replaces one at once. It need not survive a loss of power.
+    fn replace(&self, name: &str, bytes: Vec<u8>) -> io::Result<()>;
+
+    /// Removes one.
+    fn remove(&self, name: &str) -> io::Result<()>;
+
+    /// The name of the record of an epoch's owner.
+    fn owner_name(&self, epoch: u64) -> String;
+
+    /// Epochs that have such a record.
+    fn owners(&self) -> io::Result<Vec<u64>>;
+}
+
+/// A small file is everstep's: a JSON object with the key `everstep`.
+pub(crate) fn is_ours(bytes: &[u8]) -> bool {
+    serde_json::from_slice::<serde_json::Value>(bytes).is_ok_and(|v| v.get("everstep").is_some())
+}
+
+/// The error for one that is not.
+pub(crate) fn not_ours(name: &str) -> io::Error {
+    let what = format!("{name} is there and is not everstep's; move it away");
+    io::Error::new(io::ErrorKind::AlreadyExists, what)
+}
+
+/// Whoever else deletes the same at this moment (the next step's publication, another agent) may be first.
+pub(crate) fn gone(done: io::Result<()>) -> io::Result<()> {
+    absent(done).map(drop)
+}
+
+/// `None` for what is not there.
+pub(crate) fn absent<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    found.map(Some).or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(None) } else { Err(e) })
+}

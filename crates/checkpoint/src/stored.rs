@@ -1,0 +1,48 @@
+//! The bytes of one durable shard: a file, or an object in a store.
+
+use crate::direct::Source;
+use crate::objects::Object;
+use std::io;
+
+/// Requests to a store under way at a time: each connection has a limit of its own.
+const CONNECTIONS: usize = 16;
+
+/// Durable storage of one shard.
+pub(crate) enum Stored {
+    /// On a file system.
+    File(Source),
+    /// In a store.
+    Object(Object),
+}
+
+impl Stored {
+    /// Its length.
+    pub fn bytes(&self) -> io::Result<u64> {
+        match self {
+            Stored::File(file) => file.bytes(),
+            Stored::Object(object) => Ok(object.bytes),
+        }
+    }
+
+    /// Fills `into` (aligned, as is `at`) as far as it goes; returns how far that is.
+    pub fn read(&self, into: &mut [u8], at: u64) -> io::Result<usize> {
+        match self {
+            Stored::File(file) => file.read(into, at),
+            Stored::Object(object) => object.read(into, at),
+        }
+    }
+
+    /// Threads to read with, where files would be read with so many.
+    pub fn threads(&self, files: usize) -> usize {
+        match self {
+            Stored::File(_) => files,
+            Stored::Object(_) => files.max(CONNECTIONS),
+        }
+    }
+}
+
+/// The name of a shard has so many parts, and stays below its checkpoint.
+pub(crate) fn is_inside(file: &str, parts: usize) -> bool {
+    let found: Vec<&str> = file.split('/').collect();
+    found.len() == parts && found.iter().all(|p| !p.is_empty() && !p.starts_with('.'))
+}
