@@ -237,7 +237,7 @@ fn frames(directory: &Path, source: &Slot, count: usize) {
         extent.extend([0; 12]);
         let parts = [
             frame::encode(&begin).unwrap(),
-            index.to_vec(),
+            index.clone(),
             frame::encode(&Ask::Data).unwrap(),
             extent,
             frame::encode(&Ask::Seal).unwrap(),

@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn what_is_stored_at_any_offset_is_loaded_and_nothing_beside_it_changes() {
         let memory = Heap::new(64);
-        let all = Vec::from_iter(1..=64u8);
+        let all: Vec<u8> = (1..=64).collect();
         // Miri takes a thousand times as long.
         let every = if cfg!(miri) { 5 } else { 1 };
         for from in (0..20).step_by(every) {

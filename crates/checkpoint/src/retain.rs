@@ -153,7 +153,7 @@ mod tests {
                 (7, 4100, Recovery),
             ],
         );
-        let hourly = Policy { every: Some(Duration::from_secs(3600)), epochs: true, ..LAST };
+        let hourly = Policy { every: Some(Duration::from_hours(1)), epochs: true, ..LAST };
         assert_eq!(gone(hourly, &first(), &all), [(1, 4)]);
         let none = Policy { last: 0, ..LAST };
         assert_eq!(gone(none, &first(), &all), [(1, 1), (1, 3), (1, 4), (1, 5)]);

@@ -6,9 +6,9 @@ use std::time::Duration;
 /// An idle coordinator ends after this time.
 const IDLE: Duration = Duration::from_secs(2);
 /// The same while notices are still to be sent: the end of a job is what users most need to learn.
-const NOTICES: Duration = Duration::from_secs(60);
+const NOTICES: Duration = Duration::from_mins(1);
 /// A coordinator that no agent has ever joined ends after this time.
-const UNUSED: Duration = Duration::from_secs(60);
+const UNUSED: Duration = Duration::from_mins(1);
 
 /// What keeps a coordinator running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -104,7 +104,7 @@ impl Watch {
         match &self.seen {
             Some((before, since)) if before == record => {
                 let quiet = now.since(*since);
-                if quiet >= self.silence { next } else { Verdict::Wait { left: self.silence - quiet } }
+                if quiet >= self.silence { next } else { Verdict::Wait { left: self.silence.saturating_sub(quiet) } }
             }
             // The record changed while it was watched.
             Some(_) => {
@@ -142,6 +142,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
+    use std::fmt::Write as _;
 
     fn record(epoch: u64, life: &str, beat: u64) -> Record {
         Record {
@@ -227,7 +228,7 @@ mod tests {
             for act in acts {
                 match act {
                     Act::Pass(ms) => now += ms,
-                    Act::Crash(i) => { let skew = jobs[i].skew; lives += 1; jobs[i] = Actor { skew, ..new(i) }; jobs[i].watch.life += &format!(".{lives}"); }
+                    Act::Crash(i) => { let skew = jobs[i].skew; lives += 1; jobs[i] = Actor { skew, ..new(i) }; write!(jobs[i].watch.life, ".{lives}").expect("a string takes it"); }
                     Act::Look(i) if jobs[i].epoch.is_none() => {
                         let newest = records.last_key_value().map(|(_, r)| r.clone());
                         let job = &mut jobs[i];

@@ -34,15 +34,15 @@ const SUB_HEALTHY_PERCENT: u64 = 110;
 const NOISE_MICROS: u64 = 5000;
 /// After an announcement, the next rank must be slow for this long before it is announced. The time
 /// doubles with each further announcement.
-const PATIENCE: Duration = Duration::from_secs(60);
-const PATIENCE_MAX: Duration = Duration::from_secs(960);
+const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE_MAX: Duration = Duration::from_mins(16);
 /// A rank whose percentage is this many percent of the highest one announced before is announced at
 /// once: it is slower than what may have been noise.
 const BEYOND_PERCENT: u64 = 150;
 /// An announced rank must keep up for this long before its recovery is announced.
 const RECOVERED: Duration = Duration::from_secs(20);
 /// If no rank is slow for this long, the patience is halved.
-const CALM: Duration = Duration::from_secs(1200);
+const CALM: Duration = Duration::from_mins(20);
 
 /// A rank became slow, or recovered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

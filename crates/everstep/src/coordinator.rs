@@ -196,7 +196,7 @@ impl Driver {
         let mut pulse = tokio::time::interval(CHECK_EVERY);
         loop {
             let now = self.now();
-            let deadline = self.core.deadline(now).map_or(Duration::from_secs(3600), |at| at.since(now));
+            let deadline = self.core.deadline(now).map_or(Duration::from_hours(1), |at| at.since(now));
             tokio::select! {
                 input = inputs.recv() => match input {
                     Some(input) => self.input(input),

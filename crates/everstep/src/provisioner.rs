@@ -13,7 +13,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 /// A program that takes longer is killed, and the request is tried again.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);
 /// Number of characters kept of its standard error.
 const SAID: usize = 300;
 

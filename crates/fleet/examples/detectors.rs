@@ -38,7 +38,7 @@ fn usual(matrix: Matrix, bad: usize) -> Recipe {
 /// Runs `work` on all seeds, on all cores. Results are in the order of the seeds.
 fn each<T: Send>(seeds: std::ops::Range<u64>, work: impl Fn(u64) -> T + Sync) -> Vec<T> {
     let (next, done) = (AtomicU64::new(seeds.start), Mutex::new(BTreeMap::new()));
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
         for _ in 0..cores {
             scope.spawn(|| {
@@ -48,12 +48,12 @@ fn each<T: Send>(seeds: std::ops::Range<u64>, work: impl Fn(u64) -> T + Sync) ->
                         return;
                     }
                     let result = work(seed);
-                    done.lock().unwrap_or_else(|e| e.into_inner()).insert(seed, result);
+                    done.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(seed, result);
                 }
             });
         }
     });
-    done.into_inner().unwrap_or_else(|e| e.into_inner()).into_values().collect()
+    done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).into_values().collect()
 }
 
 /// Trains on normal episodes of the development seeds. No labels are needed.

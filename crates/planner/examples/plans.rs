@@ -69,11 +69,8 @@ fn main() -> Result<(), &'static str> {
     };
     let mut rng = Rng::new(u64::from(seed));
     let jobs: Vec<Job> = (0..jobs).map(|n| job(&mut rng, n.into(), units, units / jobs, most)).collect();
-    let rates = Rates {
-        unit_mtbf: Some(Duration::from_secs(260 * 86_400)),
-        at_least: Duration::from_secs(700),
-        ..Rates::default()
-    };
+    let rates =
+        Rates { unit_mtbf: Some(Duration::from_hours(6240)), at_least: Duration::from_secs(700), ..Rates::default() };
     let problem = Problem { units, jobs, mode: Mode::Floor, rates };
     let (plan, first) = timed(|| solve(&problem));
     let mut said = serde_json::json!({"plan_ms": plan * 1e3, "used": first.used()});

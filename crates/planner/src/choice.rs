@@ -199,5 +199,5 @@ pub(super) fn best_sum<K: Key>(left: &[K], right: &[K]) -> K {
         }
     }
     let rest = left.iter().zip(right).map(|(a, b)| *a + *b);
-    lanes.into_iter().chain(rest).fold(none, |best, this| best.or(this))
+    lanes.into_iter().chain(rest).fold(none, Key::or)
 }

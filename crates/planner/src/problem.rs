@@ -8,7 +8,7 @@ const HOUR: i64 = 3_600_000;
 /// Limit for gains: more than seventy million units' peaks during an hour make no difference.
 const GAIN: i64 = 1 << 46;
 /// Longest time for which a plan is assumed to hold.
-const LONGEST: Duration = Duration::from_secs(24 * 3600);
+const LONGEST: Duration = Duration::from_hours(24);
 
 /// The objective of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -87,7 +87,7 @@ fn problems(most: usize, units: u32) -> impl Strategy<Value = Problem> {
     (0..=units, mode, prop::option::of(1..200u64)).prop_flat_map(move |(units, mode, mtbf)| {
         let rates = Rates {
             unit_mtbf: mtbf.map(|h| Duration::from_secs(h * 3600)),
-            at_least: Duration::from_secs(1800),
+            at_least: Duration::from_mins(30),
             ..Rates::default()
         };
         jobs(most, units).prop_map(move |jobs| Problem { units, jobs, mode, rates: rates.clone() })
@@ -165,7 +165,7 @@ fn the_table_has_the_plans_that_would_be_made() {
 
 /// A job as a person would describe it.
 fn job(id: &str, min: u32, current: u32, achieved: &[i64]) -> Job {
-    let moves = Move { regroup: Duration::from_secs(60), ..Move::default() };
+    let moves = Move { regroup: Duration::from_mins(1), ..Move::default() };
     let achieved = achieved.iter().map(|v| v * 1000).collect();
     Job { id: id.into(), weight: 1000, min, current, hit: false, achieved, moves }
 }

@@ -38,7 +38,7 @@ fn main() -> Result<(), String> {
     let mut args = std::env::args().skip(1);
     let directory = args.next().filter(|d| d != "-").map(PathBuf::from);
     let seeds = args.next().and_then(|n| n.parse().ok()).unwrap_or(200);
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let (figure_11, fitted) = unicron::figure_11(seeds, threads)?;
     let ablation = unicron::ablation(seeds, threads)?;
     let (gemini, ettr, checkfreq) = (gemini::rows(), ettr::rows(seeds, threads)?, checkfreq::rows());

@@ -200,7 +200,7 @@ impl Oracle {
                 self.unreadable.insert(*step);
             }
             Fact::IncidentOpened { .. } | Fact::NodeLost { .. } | Fact::CoordinatorStarted { .. } => {
-                self.growing = false
+                self.growing = false;
             }
             Fact::Restored { generation, steps_lost, .. } if std::mem::take(&mut self.growing) && *steps_lost > 0 => {
                 let what = format!("generation {generation} grew and lost {steps_lost} steps");

@@ -89,7 +89,7 @@ pub fn gather(nodes: u32, model: Model) -> Gathered {
             while let Some(command) = core.poll() {
                 commands.push(command);
             }
-            spent += cpu() - began;
+            spent += cpu().saturating_sub(began);
             for command in commands {
                 match command {
                     Command::Send { session, order, after: None } => waiting.push((session, order)),

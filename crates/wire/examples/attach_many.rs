@@ -67,7 +67,7 @@ async fn main() {
     let sent = Instant::now();
     let mut latest = began;
     for _ in 0..nodes {
-        match tokio::time::timeout(Duration::from_secs(60), places.recv()).await {
+        match tokio::time::timeout(Duration::from_mins(1), places.recv()).await {
             Ok(Some(at)) => latest = latest.max(at),
             _ => {
                 eprintln!("not every node was given a place within 60 s");

@@ -237,7 +237,7 @@ pub struct Trouble {
 /// First and longest pause.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 /// Time without errors after which a burst is over.
-const BURST: Duration = Duration::from_secs(60);
+const BURST: Duration = Duration::from_mins(1);
 
 impl Trouble {
     /// Records that accepting at `what` failed. Returns how long to pause, and a message if this

@@ -106,7 +106,7 @@ fn plain(name: &OsStr) -> io::Result<()> {
     let mut parts = Path::new(name).components();
     match (parts.next(), parts.next()) {
         (Some(Component::Normal(only)), None) if only == name => Ok(()),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name:?} is not a name"))),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} is not a name", name.display()))),
     }
 }
 

@@ -106,7 +106,7 @@ impl Memory {
             4 => found["members"] = json!([]),
             5 => found["crcs"] = json!(vec![random.next(); random.below(4)]),
             6 => {
-                found["members"].as_array_mut().into_iter().for_each(|m| m.extend(vec![Value::Null; random.below(70)]))
+                found["members"].as_array_mut().into_iter().for_each(|m| m.extend(vec![Value::Null; random.below(70)]));
             }
             _ => {}
         }

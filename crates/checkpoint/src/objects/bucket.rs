@@ -18,9 +18,9 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 
 /// A request that has not ended by then is tried again.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
+const REQUEST_TIMEOUT: Duration = Duration::from_mins(2);
 /// A request is given up after so long.
-const RETRY_TIMEOUT: Duration = Duration::from_secs(180);
+const RETRY_TIMEOUT: Duration = Duration::from_mins(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A store that has not answered a first request by then is taken to be none.
 const REACH_TIMEOUT: Duration = Duration::from_secs(15);
@@ -140,7 +140,7 @@ impl Location {
 
     /// A key below this one.
     pub(super) fn join(&self, name: &str) -> Key {
-        Key::from_iter(self.key.parts().chain(name.split('/').map(Into::into)))
+        self.key.parts().chain(name.split('/').map(Into::into)).collect()
     }
 
     /// The directory that a checkpoint lies in, and its step.

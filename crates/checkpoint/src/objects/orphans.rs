@@ -21,7 +21,7 @@ use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What no manifest names is deleted after so long whoever wrote it.
-const LEFT_FOR: Duration = Duration::from_secs(24 * 3600);
+const LEFT_FOR: Duration = Duration::from_hours(24);
 
 /// Deletes published checkpoints that `policy` does not keep, and what turns before `before` left unpublished, or anybody a day ago. The
 /// manifest goes first, so that half a deletion never looks like a checkpoint. With `dry_run` only says so.

@@ -327,7 +327,7 @@ mod tests {
     fn a_second_job_is_refused_by_name_and_the_first_goes_on() {
         let scratch = tempfile::tempdir().unwrap();
         let first = claim(scratch.path(), &who("first", SHORT), |_| ()).unwrap();
-        let long = Duration::from_secs(60);
+        let long = Duration::from_mins(1);
         let refused = claim(scratch.path(), &who("second", long), |_| ()).unwrap_err().to_string();
         assert!(refused.contains("job first") && refused.contains(&std::process::id().to_string()), "{refused}");
         assert!(first.is_current());
@@ -358,7 +358,7 @@ mod tests {
         let got: Vec<_> = std::thread::scope(|s| {
             let path = scratch.path();
             let jobs: Vec<_> = (0..6)
-                .map(|i| s.spawn(move || claim(path, &who(&format!("job-{i}"), Duration::from_secs(60)), |_| ())))
+                .map(|i| s.spawn(move || claim(path, &who(&format!("job-{i}"), Duration::from_mins(1)), |_| ())))
                 .collect();
             jobs.into_iter().map(|t| t.join().unwrap()).collect()
         });

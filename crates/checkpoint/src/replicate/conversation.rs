@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// After this much silence, TCP checks whether the machine at the other end still exists.
-const KEEPALIVE: Duration = Duration::from_secs(60);
+const KEEPALIVE: Duration = Duration::from_mins(1);
 /// Bytes copied out of a slot at a time: few enough to be still in the cache when they are sent.
 const PIECE_BYTES: usize = 256 << 10;
 

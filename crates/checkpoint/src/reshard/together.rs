@@ -214,7 +214,7 @@ impl Party<'_> {
                     let into = (part.address + (from - part.offset) as usize) as *mut u8;
                     // SAFETY: the chunk stays in its place until all users are done; the target is the caller's promise.
                     unsafe {
-                        std::ptr::copy_nonoverlapping(data.add((from - begins) as usize), into, (to - from) as usize)
+                        std::ptr::copy_nonoverlapping(data.add((from - begins) as usize), into, (to - from) as usize);
                     };
                 }
             }

@@ -226,7 +226,7 @@ impl Agent {
                 self.worker_sealed(generation, local_rank, step, wish);
             }
             Event::Replicated { generation, step, digests, round } => {
-                self.replica_done(generation, (step, round), &digests)
+                self.replica_done(generation, (step, round), &digests);
             }
             Event::ShardWritten { generation, step, directory, shard } if self.runs(generation) => {
                 self.send_surely(Report::ShardWritten { generation, step, directory, shard });

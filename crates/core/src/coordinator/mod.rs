@@ -46,7 +46,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// A job that was asked to stop is over after this time at the latest.
-const STOP_PATIENCE: Duration = Duration::from_secs(60);
+const STOP_PATIENCE: Duration = Duration::from_mins(1);
 
 /// Returns a job's key in the store.
 #[must_use]

@@ -18,7 +18,7 @@ use crate::time::Time;
 use std::time::Duration;
 
 /// A requested machine that has not arrived within this time may be requested again.
-const ARRIVAL: Duration = Duration::from_secs(30 * 60);
+const ARRIVAL: Duration = Duration::from_mins(30);
 /// Attempts at one request, and the wait after the first; each further wait is twice as long.
 const TRIES: u32 = 5;
 const AGAIN: Duration = Duration::from_secs(5);

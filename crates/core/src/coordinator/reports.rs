@@ -57,7 +57,7 @@ impl Job {
             Report::StopRequested { signal, at } => self.stop(now, signal, at, out),
             Report::StepProposed { generation, step } => self.step_proposed(now, generation, step, out),
             Report::PersistDue { generation, at } => {
-                self.tell_all(Order::PersistAt { generation, step: at }, generation, out)
+                self.tell_all(Order::PersistAt { generation, step: at }, generation, out);
             }
             Report::SnapshotEvery { generation, from, every } => {
                 self.tell_all(Order::SnapshotEvery { generation, from, every }, generation, out);

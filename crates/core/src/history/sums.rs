@@ -180,7 +180,7 @@ impl Run {
         }
         let (new_steps, repeated_steps, steps) = count(&mut self.steps);
         let generations = u32::try_from(self.steps.len()).unwrap_or(u32::MAX);
-        let mut found = Sums { generations, new_steps, repeated_steps, steps, ..Sums::default() };
+        let mut found = Sums { new_steps, repeated_steps, steps, generations, ..Sums::default() };
         for (owner, of) in &self.accounts {
             let newest = of.keys().next_back().copied();
             for (generation, account) in of {

@@ -149,13 +149,13 @@ impl Meter {
         let steps = step - before;
         let mut time = std::mem::take(&mut self.pending);
         let d = usual.median();
-        if !std::mem::replace(&mut self.warm, true) {
+        if std::mem::replace(&mut self.warm, true) {
+            usual.saw(time / steps, steps);
+        } else {
             // The first step compiles, allocates and connects.
             let first = (time - time / steps * (steps - 1)).saturating_sub(d);
             self.spent.put(Category::Warmup, first);
             time -= first;
-        } else {
-            usual.saw(time / steps, steps);
         }
         if of.some && !numbered {
             // These steps may be new, or repeated.

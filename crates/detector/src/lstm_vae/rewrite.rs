@@ -181,15 +181,15 @@ mod tests {
                 (0..WINDOW * width).map(|at| std::array::from_fn(|lane| wave(at, lane))).collect();
             let mut plain = window.clone();
             reconstruct::<f32, Fast>(&layout, &p, &window, &mut plain);
-            let rows: Vec<&[f32]> = window.iter().map(|w| w.as_slice()).collect();
+            let rows: Vec<&[f32]> = window.iter().map(<[f32; 16]>::as_slice).collect();
             for wide in [false, true] {
                 let mut out = vec![vec![0.0; LANES]; WINDOW * width];
                 let rewrite = Rewrite { of: &layout, p: &p, windows: &rows, out: &mut out };
                 if wide {
-                    pulp::Arch::new().dispatch(rewrite)
+                    pulp::Arch::new().dispatch(rewrite);
                 } else {
-                    rewrite.with_simd(pulp::Scalar::new())
-                };
+                    rewrite.with_simd(pulp::Scalar::new());
+                }
                 for (a, b) in out.iter().flatten().zip(plain.iter().flatten()) {
                     assert!((a - b).abs() < 2e-5, "{a} {b}");
                 }

@@ -109,7 +109,7 @@ pub fn train_from(layout: &Layout, mut parameters: Vec<f32>, windows: &[&[f32]],
             }
             let scale = 1.0 / (chosen.len() * WINDOW * layout.width) as f32;
             gradient.iter_mut().for_each(|g| *g *= scale);
-            let left = 1.0 - done as f64 / steps as f64;
+            let left = 1.0 - f64::from(done) / steps as f64;
             adam.step(&mut parameters, &gradient, (how.rate * (0.01 + 0.99 * left * left)) as f32);
             done += 1;
         }

@@ -232,7 +232,7 @@ mod tests {
         drop(tokio::task::spawn_blocking(move || done.send((2, 0)).expect("the test waits")));
         let mut expected = [0, 0, 0];
         for _ in 0..201 {
-            let (name, item) = all.recv_timeout(Duration::from_secs(60)).expect("all work is done");
+            let (name, item) = all.recv_timeout(Duration::from_mins(1)).expect("all work is done");
             assert_eq!(item, expected[name], "queue {name} is out of order");
             expected[name] += 1;
         }

@@ -60,7 +60,7 @@ pub async fn run(mut config: Config, place: Place, target: Target) -> std::io::R
     };
     while external.end.is_none() {
         let deadline = external.core.deadline();
-        let deadline = deadline.map_or(Duration::from_secs(3600), |at| at.since(external.now()));
+        let deadline = deadline.map_or(Duration::from_hours(1), |at| at.since(external.now()));
         tokio::select! {
             input = inputs.recv() => external.input(input).await,
             line = lines.next_line() => match line? {

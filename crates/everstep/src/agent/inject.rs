@@ -109,7 +109,7 @@ fn slow(process: Pid, percent: u8, lasts: Duration) {
     let until = Instant::now() + lasts;
     let turns = move || {
         while Instant::now() < until && kill_process(process, Signal::STOP).is_ok() {
-            std::thread::sleep(TURN - runs);
+            std::thread::sleep(TURN.saturating_sub(runs));
             if kill_process(process, Signal::CONT).is_err() {
                 return;
             }

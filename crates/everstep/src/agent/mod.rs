@@ -208,7 +208,7 @@ impl Driver {
         let mut look = tokio::time::interval(ping_every.min(Duration::from_millis(100)));
         loop {
             let deadline = self.core.deadline();
-            let deadline = deadline.map_or(Duration::from_secs(3600), |at| at.since(self.now()));
+            let deadline = deadline.map_or(Duration::from_hours(1), |at| at.since(self.now()));
             tokio::select! {
                 input = inputs.recv() => if let Some(input) = input { self.input(input).await },
                 () = tokio::time::sleep(deadline) => self.event(Event::Tick).await,
@@ -287,7 +287,7 @@ impl Driver {
                 self.over |= matches!(order, Order::End { .. });
                 self.event(Event::Order { epoch, order }).await;
             }
-            Input::Fatal { code, why } => self.fatal(code, why).await,
+            Input::Fatal { code, why } => self.fatal(code, why),
             Input::Guard(event) => self.guard_says(event).await,
             Input::Worker(request, answer) => self.worker_asks(request, answer).await,
             Input::Shard { local_rank, generation, step, directory, result } => match result {
@@ -318,7 +318,7 @@ impl Driver {
         self.flush_guard().await;
     }
 
-    async fn fatal(&mut self, code: i32, why: String) {
+    fn fatal(&mut self, code: i32, why: String) {
         // While workers run, an unreachable coordinator is only a reason to keep trying.
         if self.crew.is_none() {
             self.end = Some(End { code, why, first_error: None });

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 /// How long a node waits for its partner, in the first round and later. In the first round, the
 /// partner imports torch.
-const WAIT: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(15));
+const WAIT: (Duration, Duration) = (Duration::from_mins(1), Duration::from_secs(15));
 /// How long a part may take: after this, it never ends.
 const PART: Duration = Duration::from_secs(140);
 

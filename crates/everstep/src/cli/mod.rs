@@ -178,7 +178,7 @@ fn print_json(document: &impl serde::Serialize) -> Result<(), Failure> {
 }
 
 /// Threads are never given up, because the system may refuse the next one.
-const KEEP_THREADS: std::time::Duration = std::time::Duration::from_secs(365 * 24 * 3600);
+const KEEP_THREADS: std::time::Duration = std::time::Duration::from_hours(8760);
 
 /// Runs the command line and returns the exit code.
 pub fn main() -> i32 {

@@ -25,7 +25,7 @@ const WAITING: usize = 8192;
 /// How often the detector advances if no samples arrive.
 const PULSE: Duration = Duration::from_millis(250);
 /// A job without samples for this long is over.
-const OVER: Duration = Duration::from_secs(120);
+const OVER: Duration = Duration::from_mins(2);
 
 /// One second of one machine.
 struct Heard {

@@ -235,8 +235,10 @@ mod tests {
         let far = series(vec![row(0.0, "a", 1.0, 2), row(1.7e12, "b", 2.0, 3)].into_iter(), &Described::default());
         assert!(far.unwrap_err().contains("is the time in seconds?"));
         // 2^63 is beyond the last second that can be counted, so it is taken for that one.
-        let last =
-            series([9.223372036854775e18, 1e19].map(|time| row(time, "a", 1.0, 1)).into_iter(), &Described::default());
+        let last = series(
+            [9.223_372_036_854_775e18, 1e19].map(|time| row(time, "a", 1.0, 1)).into_iter(),
+            &Described::default(),
+        );
         assert_eq!(last.unwrap().episodes[0].series.seconds(), 1024);
     }
 

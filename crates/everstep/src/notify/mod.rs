@@ -18,8 +18,8 @@ use tokio::sync::mpsc;
 /// Time limit for one request.
 const REQUEST: Duration = Duration::from_secs(10);
 /// First and longest pause between attempts. Attempts for one notice end after `PATIENCE`.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-const PATIENCE: Duration = Duration::from_secs(3600);
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+const PATIENCE: Duration = Duration::from_hours(1);
 const SLACK: &str = "https://slack.com/api";
 const PAGERDUTY: &str = "https://events.pagerduty.com/v2/enqueue";
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Maximum duration of a round: it imports torch and sets up communicators, perhaps for many GPUs.
 const ROUND: Duration = Duration::from_secs(150);
 /// A second unexplained failure within this time leads to a check.
-const UNEXPLAINED: Duration = Duration::from_secs(30 * 60);
+const UNEXPLAINED: Duration = Duration::from_mins(30);
 
 /// A check in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]

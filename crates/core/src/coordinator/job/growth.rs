@@ -7,9 +7,9 @@ use std::time::Duration;
 
 /// The named step must become readable for every node within this time, or training continues
 /// unchanged.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// How long growth is not tried again after that.
-const PAUSE: Duration = Duration::from_secs(600);
+const PAUSE: Duration = Duration::from_mins(10);
 
 /// An attempt to change the size of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

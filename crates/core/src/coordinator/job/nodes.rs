@@ -11,9 +11,9 @@ use std::time::Duration;
 /// A node that has not ended its workers within this time after a fence is not waited for.
 const FENCE_PATIENCE: Duration = Duration::from_secs(20);
 /// Two late messages within this time are a bad network, not a hiccup.
-const LATE_WITHIN: Duration = Duration::from_secs(60);
+const LATE_WITHIN: Duration = Duration::from_mins(1);
 /// The network counts as bad for this long after the last late message.
-const BAD_FOR: Duration = Duration::from_secs(10 * 60);
+const BAD_FOR: Duration = Duration::from_mins(10);
 
 /// A node that is attached, or was a moment ago.
 #[derive(Clone, Debug, PartialEq, Eq)]

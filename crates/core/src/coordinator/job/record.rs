@@ -9,9 +9,9 @@ use crate::time::Time;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-const DAY: Duration = Duration::from_secs(24 * 3600);
+const DAY: Duration = Duration::from_hours(24);
 /// A machine blamed for two failures within this time is excluded if another one can replace it.
-const AGAIN: Duration = Duration::from_secs(30 * 60);
+const AGAIN: Duration = Duration::from_mins(30);
 
 /// The value of a job's key in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

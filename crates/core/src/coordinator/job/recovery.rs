@@ -5,7 +5,7 @@ use crate::time::Time;
 use std::time::Duration;
 
 /// A generation that lasted this long does not count as one that failed before its first step.
-const LASTING: Duration = Duration::from_secs(60);
+const LASTING: Duration = Duration::from_mins(1);
 
 /// How far the current generation is, against the ones before.
 #[derive(Clone, Debug, PartialEq, Eq)]

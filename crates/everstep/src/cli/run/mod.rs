@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How long a world waits for missing nodes by default.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(600);
+const JOIN_TIMEOUT: Duration = Duration::from_mins(10);
 /// The same for a job on one node whose generated name only its agent knows. No other node can
 /// join, but the agent may have been suspended for a while.
 const NAMELESS_TIMEOUT: Duration = Duration::from_secs(90);
