@@ -47,7 +47,13 @@ def measure(soak: bool) -> Iterator[Bound]:
     copies = [r for r in rows if "bare" in r]
     share = statistics.median(r["bare"] / r["copied"] for r in copies)
     rate = copies[0]["bytes"] / min(r["copied"] for r in copies) / 1e9
-    yield Bound("copy", round(share, 3), f"of a copy into pinned memory ({rate:.1f} GB/s at best)", ">=", 0.9)
+    yield Bound(
+        "copy",
+        round(share, 3),
+        f"of a copy into pinned memory ({rate:.1f} GB/s at best, {torch.cuda.get_device_name()})",
+        ">=",
+        0.9,
+    )
     steps = {arm: statistics.median(r["step"] for r in rows if r.get("arm") == arm) for arm in ("with", "without")}
     cost = (steps["with"] / steps["without"] - 1) * 100
     yield Bound("every-step", round(cost, 2), f"% of a step of {steps['without'] * 1000:.0f} ms", "<=", 2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 #: A registration is made in pieces: some drivers fail on one of half a terabyte.
 _REGISTER_BYTES = 64 << 30
+#: How much is copied on the device before its way to the host begins.
+_PART_BYTES = 64 << 20
 #: Device memory that stays free beside a copy of the state.
 _HEADROOM_BYTES = 1 << 30
 
@@ -38,6 +41,20 @@ def on_device(items: list[Item]) -> bool:
 def _dense_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The values in the order of their indices, as a shard stores them: of a transposed or channels-last tensor a copy."""
     return bytes_of(tensor.contiguous())
+
+
+def _parts(pairs: list[Pair]) -> Iterator[list[Pair]]:
+    """Yields the pairs in lists of at least ``_PART_BYTES``, except for the last."""
+    part: list[Pair] = []
+    size = 0
+    for pair in pairs:
+        part.append(pair)
+        size += pair[0].numel()
+        if size >= _PART_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 class DeviceCopies:
@@ -94,14 +111,16 @@ class DeviceCopies:
         training = torch.cuda.current_stream(where)
         need = sum(s.numel() * s.element_size() for _, s in pairs)
         room = torch.cuda.mem_get_info(where)[0] > need + _HEADROOM_BYTES
-        if room:
-            # On the training stream: whatever comes after it may change the state at once.
-            pairs = [(to, source.clone(memory_format=torch.contiguous_format)) for to, source in pairs]
-        stream.wait_stream(training)
-        with torch.cuda.stream(stream):
-            for to, source in pairs:
-                to.copy_(_dense_bytes(source), non_blocking=True)
-                source.record_stream(stream)
+        for part in _parts(pairs) if room else [pairs]:
+            if room:
+                # On the training stream: whatever comes after it may change the state at once.
+                part = [(to, source.clone(memory_format=torch.contiguous_format)) for to, source in part]
+            # The first parts travel to the host while the next ones are still copied on the device.
+            stream.wait_stream(training)
+            with torch.cuda.stream(stream):
+                for to, source in part:
+                    to.copy_(_dense_bytes(source), non_blocking=True)
+                    source.record_stream(stream)
         if not room:
             # Whatever writes to the state next, the optimizer or anything else, comes after the copy: on the device, nobody
             # waits here.
