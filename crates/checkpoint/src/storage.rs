@@ -44,7 +44,7 @@ pub struct Pruned {
     pub gone: Vec<(u64, String)>,
     /// Half of a checkpoint, left by writers that died.
     pub leftovers: Vec<String>,
-    /// What is left alone, whatever is to be kept.
+    /// Entries that are never deleted, whatever the policy says.
     pub foreign: Vec<Foreign>,
 }
 

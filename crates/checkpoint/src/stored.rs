@@ -41,7 +41,7 @@ impl Stored {
     }
 }
 
-/// The name of a shard has so many parts, and stays below its checkpoint.
+/// Returns whether a shard's name has this many parts and stays below its checkpoint.
 pub(crate) fn is_inside(file: &str, parts: usize) -> bool {
     let found: Vec<&str> = file.split('/').collect();
     found.len() == parts && found.iter().all(|p| !p.is_empty() && !p.starts_with('.'))

@@ -1,4 +1,4 @@
-//! Attempts to change the size of the world, and who is left out of it.
+//! Attempts to change the size of the world, and the nodes that are left out of it.
 
 use crate::id::{NodeId, Step};
 use crate::time::Time;
@@ -65,7 +65,7 @@ impl Growth {
         self.attempt = Some(Attempt { until: now.after(PATIENCE), step: None });
     }
 
-    /// Records the step at which all ranks hold. Returns false if none is to be named.
+    /// Records the step at which all ranks hold. Returns false if no attempt waits for one.
     pub(crate) fn set_step(&mut self, step: Step) -> bool {
         let Some(attempt) = self.attempt.as_mut().filter(|a| a.step.is_none()) else { return false };
         attempt.step = Some(step);

@@ -1,5 +1,5 @@
-//! The nodes of a job: who is attached, who may come back, and who may still have workers of the
-//! previous world.
+//! The nodes of a job: which are attached, which may come back, and which may still run workers of
+//! the previous world.
 
 use crate::id::{Generation, Incarnation, NodeId, Session};
 use crate::message::{Hello, World};

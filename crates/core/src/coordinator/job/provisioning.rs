@@ -22,8 +22,8 @@ impl Provisioning {
         self.short_since = None;
     }
 
-    /// Records that nodes are missing. Returns whether they have been for so long that others must
-    /// be requested.
+    /// Records that nodes are missing. Returns whether they have been missing long enough for
+    /// others to be requested.
     pub(crate) fn some_missing(&mut self, now: Time) -> bool {
         let long = now >= self.short_since.get_or_insert(now).after(MISSED);
         if long {

@@ -241,7 +241,7 @@ impl JobRecord {
         request
     }
 
-    /// Returns when requests are made again that are to be carried out.
+    /// Returns the times at which pending requests are made again.
     pub(crate) fn requests_due(&self) -> impl Iterator<Item = Time> {
         self.requests.iter().filter_map(|r| match r.stage {
             RequestStage::Due { at, .. } => Some(at),

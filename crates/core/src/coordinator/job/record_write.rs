@@ -46,7 +46,7 @@ impl RecordWrite {
         self.dirty || self.retry.is_some() || self.in_flight.is_some()
     }
 
-    /// Returns whether the store owes no answer and no write is to be tried again.
+    /// Returns whether the store has answered every write and none is to be repeated.
     #[must_use]
     pub fn is_answered(&self) -> bool {
         self.in_flight.is_none() && self.retry.is_none()

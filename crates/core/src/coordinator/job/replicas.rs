@@ -1,5 +1,5 @@
-//! How far the replicas of one generation are: the step that was named, who has it, and the newest
-//! step that all have.
+//! The progress of one generation's replicas: the step that was named, the nodes that hold it, and the
+//! newest step that all of them hold.
 
 use crate::digests::{Odd, odd_ones};
 use crate::id::{Epoch, NodeId, Rank, Step};
@@ -21,7 +21,7 @@ pub struct Replicas {
     next: Option<Step>,
     /// Newest step held by all.
     committed: Option<Step>,
-    /// What is to be kept beside the ranks' own.
+    /// The replicas to keep in addition to each rank's own state.
     wish: Redundancy,
     /// Counts the steps that were named.
     round: u64,
@@ -55,7 +55,7 @@ impl Replicas {
         self.committed
     }
 
-    /// Returns what is to be kept beside the ranks' own.
+    /// Returns the replicas to keep in addition to each rank's own state.
     pub(crate) fn wish(&self) -> Redundancy {
         self.wish
     }
