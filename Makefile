@@ -5,6 +5,8 @@ PY := $(VENV)/bin/python
 # Profile of cargo, and features of the extension module: `checked` and `one-build` in tests.
 PROFILE := release
 EXTENSION := pyo3/extension-module
+# What builds the binary. Empty if it was built already, as it is with the tests.
+BINARY := binary
 # Python tests at a time.
 SESSIONS := 2
 # Python that ruff checks.
@@ -16,7 +18,7 @@ export GLOO_SOCKET_IFNAME ?= lo
 # What `make check` runs, each a target of its own: `make check-types`. Figure house-checks plants what each must find.
 CHECKS := format clippy doc msrv deny python types spelling links counts
 
-.PHONY: help setup build demo test check $(addprefix check-,$(CHECKS)) figures figure soak papers sim fuzz miri s3s schema fmt clean
+.PHONY: help setup build binary demo test check $(addprefix check-,$(CHECKS)) figures figure soak papers sim fuzz miri s3s schema fmt clean
 
 help:
 	@echo "make demo            the main job on real text, with real kills"
@@ -39,9 +41,11 @@ $(VENV)/ready: python/requirements.txt
 
 setup: $(VENV)/ready build
 
-# The binary travels in the wheel as a script: one pip install brings all.
-build: $(VENV)/ready
+binary:
 	cargo build -q --profile $(PROFILE) -p everstep
+
+# The binary travels in the wheel as a script: one pip install brings all.
+build: $(VENV)/ready $(BINARY)
 	mkdir -p python/everstep.data/scripts
 	install -m 755 target/$(PROFILE)/everstep python/everstep.data/scripts/everstep
 	cd python && VIRTUAL_ENV=$(CURDIR)/$(VENV) ../$(VENV)/bin/maturin build -q --profile $(PROFILE) --features $(EXTENSION) -o ../target/wheels
@@ -110,7 +114,7 @@ test: check
 	$(TESTED) $(SIMULATED) --lib
 	$(TESTED) $(WORKSPACE) --test simulation --test replay --test fleet -- --nocapture
 	$(TESTED) -p everstep-sim --features planted --test planted -- --nocapture
-	$(MAKE) setup PROFILE=checked EXTENSION=$(EXTENSION),one-build
+	$(MAKE) setup PROFILE=checked BINARY= EXTENSION=$(EXTENSION),one-build
 	$(PY) -m pytest -q -n $(SESSIONS) --dist worksteal --durations=15 --durations-min=5 python/tests
 
 # A second server of the S3 protocol, for figure s3-faults.
