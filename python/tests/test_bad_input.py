@@ -30,7 +30,7 @@ def _says(done, code: int, *words: str) -> None:
         (["run", "--nproc-per-node", "none", "{script}"], 2, ["no number of workers"]),
         (["run", "--nproc-per-node", "0", "{script}"], 2, ["give 1 or more"]),
         (["run", "--redirects", "9", "{script}"], 2, ["0, 1, 2, 3"]),
-        (["run", "--detect-timeout", "soon", "{script}"], 2, ["2s or 500ms"]),
+        (["run", "--detect-timeout", "soon", "{script}"], 2, ["2s, 500ms or 90m"]),
         (["run", "--detect-timeout", "1ms", "{script}"], 2, ["200 ms or more"]),
         (["run", "-m", "--no-python", "x"], 2, ["cannot be used together"]),
         (["run", "--name", "a/b", "{script}"], 2, ["letters, digits"]),

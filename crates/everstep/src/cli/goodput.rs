@@ -65,17 +65,9 @@ A new step is one beyond the highest that the job had completed. Where neither t
 number, the steps after a restart may be new ones or the same again: their time is unknown, and so are the numbers of both.
 The parts sum to the whole.";
 
-/// Parses `90m`, `12h`, `7d`, or what `run::duration` accepts.
+/// Parses a length of time of at most ten years.
 fn span(text: &str) -> Result<Duration, String> {
-    if let Some(days) = text.strip_suffix('d').and_then(|d| d.parse::<f64>().ok()).filter(|d| *d > 0.0 && *d < 1e5) {
-        return Ok(Duration::from_secs_f64(days * 86_400.0));
-    }
-    for (unit, seconds) in [("h", 3600.0), ("m", 60.0)] {
-        if let Some(n) = text.strip_suffix(unit).and_then(|d| d.parse::<f64>().ok()).filter(|n| *n > 0.0 && *n < 1e7) {
-            return Ok(Duration::from_secs_f64(n * seconds));
-        }
-    }
-    super::run::duration(text)
+    super::duration::parse(text, Duration::from_hours(87_600))
 }
 
 /// One job's sums, over the whole period.

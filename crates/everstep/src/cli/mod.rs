@@ -7,6 +7,7 @@ mod classify;
 mod completion;
 mod detect;
 mod doctor;
+mod duration;
 mod export;
 mod facts;
 mod goodput;
