@@ -99,6 +99,7 @@ def test_what_prometheus_reads_counts_what_happened(job):
         facts = [json.loads(line) for line in files.extractfile("job-inc-1/facts.jsonl")]
     assert about["incident"]["number"] == 1 and any("IncidentOpened" in f["fact"] for f in facts)
     assert "job-inc-1/explain.txt" in names and any(n.endswith("stderr.log") for n in names), names
+    assert {"job-inc-1/logs/agent-0.jsonl", "job-inc-1/logs/coordinator.jsonl"} <= {*names}, names
     assert bundle.stat().st_mode & 0o777 == 0o600
     again = j.ask("incidents", "export", "inc-1", "-o", str(bundle))
     assert again.returncode == 78 and "another -o" in again.stderr
@@ -203,7 +204,38 @@ def test_a_log_collector_can_read_what_everstep_says(everstep, script):
         script("import sys; print('mine', file=sys.stderr); sys.exit(3)"),
     )
     own = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    assert {line["level"] for line in own} == {"info", "error"} and all(line["node"] == "0" for line in own), own
+    assert own[-1]["generation"] == 1, own[-1]
     assert done.returncode == 1 and "everstep: " not in done.stderr and "mine" in done.stderr.splitlines(), done.stderr
     assert len(own) >= 2 and all(
         (line["job"], line["from"]) == ("lines", "everstep") and line["message"] for line in own
     ), own
+
+
+def test_messages_are_selected_by_level_and_kept_with_what_they_belong_to(job):
+    j = job()
+    j.ask("inject", "kill", "--rank", "1")
+    j.incident(1)
+    j.steps()
+    own = Path(j.env["EVERSTEP_STATE_DIR"]) / "jobs" / "job" / "agent-0.jsonl"
+    kept = [json.loads(line) for line in own.read_text().splitlines()]
+    assert own.stat().st_mode & 0o777 == 0o600
+    assert all((line["job"], line["node"]) == ("job", "0") for line in kept), kept
+    assert {line["generation"] for line in kept if "generation" in line} >= {1, 2}, kept
+    assert any(line["level"] == "info" and line["message"].startswith("restart 1") for line in kept), kept
+    assert any(line["level"] == "debug" and line["message"].startswith("order: Start") for line in kept), kept
+
+
+@pytest.mark.parametrize(
+    ("chosen", "code", "shown", "hidden"),
+    [
+        ("debug", 0, "everstep: debug everstep::", "everstep: trace"),
+        ("everstep::agent=error,everstep=info", 0, "", "job quiet: 1 rank"),
+        ("off", 0, "", "everstep: "),
+        ("loud", 2, "EVERSTEP_LOG=loud", "job quiet"),
+    ],
+)
+def test_the_console_shows_what_was_asked_for(env, everstep, script, chosen, code, shown, hidden):
+    env["EVERSTEP_LOG"] = chosen
+    done = everstep("run", "--standalone", "--name", "quiet", script("pass"))
+    assert done.returncode == code and shown in done.stderr and hidden not in done.stderr, done.stderr

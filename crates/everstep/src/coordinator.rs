@@ -35,6 +35,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc as blocking;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
+use tracing::Span;
 use watcher::Watcher;
 
 /// Why a coordinator could not start.
@@ -67,6 +68,14 @@ struct Peer {
     owner: Option<Owner>,
     /// Checksum of the machine's role, see [`ToCoordinator::Samples`]; 0 until it is known.
     role: u32,
+}
+
+impl Peer {
+    /// Returns the span of what is exchanged with this agent.
+    fn span(&self, session: Session) -> Span {
+        let (job, node) = self.owner.as_ref().map(|(job, node, _)| (job.as_str(), node.0.as_str())).unzip();
+        tracing::info_span!("session", session = session.0, job, node)
+    }
 }
 
 type StoreWrite = (PersistId, String, Vec<u8>, Precondition);
@@ -119,6 +128,7 @@ pub async fn run(
     let endpoint = listener.local_addr().map_err(|e| fail(format!("cannot listen on port {port}: {e}")))?.to_string();
     let store = RedbStore::open(&directory.join("store.redb")).map_err(fail)?;
     let epoch = take_epoch(&store).map_err(|why| fail(format!("{why} (in {})", directory.display())))?;
+    crate::log::set("epoch", epoch.0);
     let records = load(&store).map_err(fail)?;
     let events = EventLog::open(&events_file(directory))
         .map_err(|e| fail(format!("cannot write {}: {e}", events_file(directory).display())))?;
@@ -223,6 +233,7 @@ impl Driver {
                 let session = Session(self.sessions);
                 self.linger.used();
                 self.keep_alive.opened(self.now(), session);
+                tracing::debug!(session = session.0, "an agent has connected");
                 self.peers.insert(session, Peer { orders, job: None, owner: None, role: 0 });
                 let inbox = self.inbox.clone();
                 tokio::spawn(async move {
@@ -305,7 +316,11 @@ impl Driver {
                     self.write_all(&owner.0, lines);
                 }
             }
-            ToCoordinator::Report(report) => self.event(Event::Report { session, report }),
+            ToCoordinator::Report(report) => {
+                let _about = peer.span(session).entered();
+                crate::log::exchange::report(&report);
+                self.event(Event::Report { session, report });
+            }
             ToCoordinator::Samples { at, role, packed } => self.sampled(session, at, role, &packed),
             ToCoordinator::Burst(looks) => {
                 if let Some((job, node, _)) = peer.owner.clone() {
@@ -319,6 +334,7 @@ impl Driver {
     fn close(&mut self, session: Session) {
         self.keep_alive.closed(session);
         if let Some(peer) = self.peers.remove(&session) {
+            peer.span(session).in_scope(|| tracing::debug!("the connection is closed"));
             if let Some(owner) = peer.owner {
                 let lines = self.books.silent(&owner);
                 self.write_all(&owner.0, lines);
@@ -329,6 +345,8 @@ impl Driver {
 
     fn send(&mut self, session: Session, order: Order) {
         if let Some(peer) = self.peers.get(&session) {
+            let _about = peer.span(session).entered();
+            crate::log::exchange::order(&order);
             let _ = peer.orders.send(ToAgent::Order { epoch: self.epoch, order });
         }
     }
@@ -347,7 +365,7 @@ impl Driver {
                 Command::Record { job, fact } => self.write(&job.0, fact),
                 Command::Provision { job, request } => self.provision(job, request),
                 Command::StepDown { why } => {
-                    eprintln!("everstep coordinator: {why}");
+                    crate::say!("{why}");
                     std::process::exit(0);
                 }
             }

@@ -14,13 +14,13 @@ mod file_size;
 mod guard;
 mod listening;
 mod lock;
+mod log;
 mod metrics;
 mod notify;
 mod pgstore;
 mod places;
 mod preload;
 mod provisioner;
-mod say;
 mod store;
 
 use everstep::detect;

@@ -53,6 +53,16 @@ pub fn job(name: &str) -> PathBuf {
     state().join("jobs").join(name)
 }
 
+/// Returns the log of a node's agent, in the directory of its job.
+pub fn agent_log(job_name: &str, node: &str) -> PathBuf {
+    job(job_name).join(format!("agent-{node}.jsonl"))
+}
+
+/// Returns the log of the coordinator with this store.
+pub fn coordinator_log(store: &Path) -> PathBuf {
+    store.join("coordinator.jsonl")
+}
+
 /// Opens the directory of a job, creating it if necessary.
 ///
 /// # Errors

@@ -315,6 +315,8 @@ fn start(bind: &str, target: &Target) -> std::io::Result<Child> {
         command.arg("--cluster").arg(cluster).arg("--jobs").arg(jobs);
     }
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    // Its standard error is read for why it could not start; it keeps a log of its own.
+    command.env_remove(crate::log::VARIABLE);
     // SAFETY: setsid is async-signal-safe. In its own session, the coordinator outlives the agent
     // and its terminal.
     unsafe {

@@ -284,6 +284,7 @@ impl Driver {
             }
             Input::Heard => self.silenced = None,
             Input::Line(ToAgent::Order { epoch, order }) => {
+                crate::log::exchange::order(&order);
                 self.over |= matches!(order, Order::End { .. });
                 self.event(Event::Order { epoch, order }).await;
             }
@@ -353,6 +354,7 @@ impl Driver {
     }
 
     fn execute(&mut self, command: Command) -> Option<Event> {
+        crate::log::exchange::command(&command);
         match command {
             Command::Send(report) => {
                 self.announce(&report);

@@ -149,6 +149,7 @@ fn last_words(error_file: &Path, last_lines: &str, own: Option<&str>, outcome: O
 impl Driver {
     pub(super) fn spawn(&mut self, start: &Start<'_>) -> Option<Event> {
         let (generation, restarts, slot) = (start.generation, start.restarts, &start.place.slot);
+        crate::log::set("generation", generation.0);
         self.announce_start(start);
         self.store.open();
         self.progress.clear();

@@ -16,7 +16,7 @@ const AROUND: (f64, f64) = (600.0, 60.0);
 const LOG_BYTES: usize = 256 << 10;
 
 /// Writes an archive of `about` (as JSON), `explained` (as `everstep explain` prints it), the facts
-/// around the incident, and the ends of the logs on this machine. Only its owner can read it,
+/// around the incident, and the ends of the logs on this machine, everstep's own included. Only its owner can read it,
 /// because logs may contain private data.
 pub fn write(to: &Path, told: &facts::Told, about: &IncidentReport, explained: &[String]) -> Result<(), Failure> {
     let of = &about.incident;
@@ -35,7 +35,7 @@ pub fn write(to: &Path, told: &facts::Told, about: &IncidentReport, explained: &
     add("incident.json", format!("{text}\n").as_bytes()).map_err(failed)?;
     add("explain.txt", format!("{}\n", explained.join("\n")).as_bytes()).map_err(failed)?;
     add("facts.jsonl", around(told, of).as_bytes()).map_err(failed)?;
-    for (name, path) in logs::files(&told.job) {
+    for (name, path) in logs::files(&told.job).into_iter().chain(logs::own(&told.job)) {
         if let Ok(bytes) = std::fs::read(&path) {
             let end = bytes.get(bytes.len().saturating_sub(LOG_BYTES)..).unwrap_or_default();
             add(&format!("logs/{name}"), end).map_err(failed)?;

@@ -68,6 +68,23 @@ pub fn files(job: &str) -> Vec<(String, PathBuf)> {
     found
 }
 
+/// Returns the logs that everstep itself keeps of a job on this machine: a distinct name and the path
+/// of each.
+pub fn own(job: &str) -> Vec<(String, PathBuf)> {
+    let mut found = std::collections::BTreeMap::new();
+    for agent in agents(job) {
+        let of_agent = agent["node"].as_str().map(|node| places::agent_log(job, node));
+        let of_coordinator = places::path_in(&agent["store"]).map(|store| places::coordinator_log(&store));
+        for log in of_agent.into_iter().chain(of_coordinator) {
+            for path in [crate::log::before(&log), log].into_iter().filter(|p| p.is_file()) {
+                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                found.insert(name, path);
+            }
+        }
+    }
+    found.into_iter().collect()
+}
+
 fn first_cause(job: &str, agents: &[serde_json::Value]) -> Option<()> {
     let told = facts::told(Some(job)).into_iter().next()?;
     let all = told.entries();

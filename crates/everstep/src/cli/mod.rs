@@ -46,7 +46,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    fn usage(why: impl Into<String>) -> Self {
+    pub fn usage(why: impl Into<String>) -> Self {
         Failure { code: USAGE, why: why.into() }
     }
 
@@ -55,7 +55,7 @@ impl Failure {
     }
 
     fn end(self) -> i32 {
-        crate::say!("{}", self.why);
+        tracing::error!("{}", self.why);
         self.code
     }
 }
@@ -183,6 +183,9 @@ const KEEP_THREADS: std::time::Duration = std::time::Duration::from_hours(8760);
 
 /// Runs the command line and returns the exit code.
 pub fn main() -> i32 {
+    if let Err(failure) = crate::log::start() {
+        return failure.end();
+    }
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     let command = arguments.get(1).map(|c| c.to_string_lossy().into_owned()).unwrap_or_default();
     if ["run", "rendezvous", "check"].contains(&command.as_str()) {
@@ -297,6 +300,8 @@ fn coordinator(
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let place = Place::at(host, insecure).map_err(Failure::config)?;
     let place = (place, port.parse().map_err(|_| bad())?);
+    let _inside = crate::log::as_process(tracing::info_span!("coordinator", epoch = tracing::field::Empty));
+    crate::log::keep_in(&crate::places::coordinator_log(store));
     let done = runtime()?.block_on(crate::coordinator::run(place, store, token_file, routes, provisioner, known));
     done.map(|()| 0).map_err(|e| Failure { code: e.code, why: e.why })
 }

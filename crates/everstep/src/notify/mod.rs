@@ -70,7 +70,7 @@ impl Sender {
     async fn insist(&mut self, notice: &Notice) {
         let (began, mut pause) = (tokio::time::Instant::now(), RETRY.0);
         while let Err(why) = self.send(notice).await {
-            eprintln!("everstep coordinator: {} was not told of {}: {why}", self.route.name(), notice.key);
+            crate::say!("{} was not told of {}: {why}", self.route.name(), notice.key);
             if began.elapsed() >= PATIENCE {
                 return;
             }

@@ -163,8 +163,10 @@ fn start(o: &Options) -> Result<i32, Failure> {
         spec.join_timeout_ms = NAMELESS_TIMEOUT.as_millis() as u64;
     }
     let (node, lock) = node::node_id(o, &meet, spec.nodes_max)?;
+    let (job, generation) = (meet.job.as_str(), tracing::field::Empty);
+    let _inside = crate::log::as_process(tracing::info_span!("agent", job, node, generation));
     if o.log_format == "json" {
-        crate::say::in_json(&meet.job, &node);
+        crate::log::in_json();
     }
     let nanos = now();
     let target = target(o, &meet, &spec)?;
@@ -173,6 +175,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
     let about = serde_json::json!({"job": meet.job, "node": node, "pid": std::process::id(), "logs": Raw::from(&streams.logs), "kept": Raw::from(&streams.kept), "store": Raw::from(&meet.store), "endpoint": meet.endpoint, "memory": Raw::from(&memory), "token_file": o.token_file.as_ref().map(Raw::from)});
     let _ =
         places::write_whole(&places::job(&meet.job).join(format!("node-{node}.json")), about.to_string().as_bytes());
+    crate::log::keep_in(&places::agent_log(&meet.job, &node));
     let logs = streams.logs.clone();
     let template = template(o, &meet, &node, program, streams, memory);
     let config = Config {
@@ -261,17 +264,17 @@ fn template(
 /// Says how a job that failed has ended, and passes the first worker's error on.
 fn say_end(o: &Options, job: &str, end: &End, logs: &Path) {
     if end.code != 0 && o.only_check {
-        crate::say!("{}", end.why);
+        tracing::error!("{}", end.why);
     } else if end.code != 0 {
         if let Some((file, code)) = &end.first_error {
             copy_error(file, *code);
         }
-        crate::say!("{}", end.why);
+        tracing::error!("{}", end.why);
         let (code, logs) = (end.code, logs.display());
         // If a signal ended the job, the cause is known.
         match code {
-            129..=192 => crate::say!("job {job} ended with exit code {code}; logs in {logs}"),
-            _ => crate::say!(
+            129..=192 => tracing::error!("job {job} ended with exit code {code}; logs in {logs}"),
+            _ => tracing::error!(
                 "job {job} ended with exit code {code}; logs in {logs}; see: everstep logs {job} --first-cause"
             ),
         }

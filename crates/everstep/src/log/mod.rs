@@ -1,0 +1,108 @@
+//! everstep's own messages: lines for people, and a record for whoever looks for a defect.
+//!
+//! [`say!`](crate::say!) writes a line for people. The macros of `tracing` at the levels debug and
+//! trace describe what the drivers do. Both go to standard error if `EVERSTEP_LOG` selects them (by
+//! default, only the lines for people), and to the log file of the agent or coordinator that this
+//! process is. Workers' output is never changed.
+
+pub mod exchange;
+mod file;
+mod lines;
+
+use crate::cli::Failure;
+use file::Rotating;
+pub use file::before;
+use lines::{Format, Lines, Output};
+use std::path::Path;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use tracing::Span;
+use tracing::span::EnteredSpan;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+/// Selects what goes to standard error, as in `debug` or `everstep::agent=trace`.
+pub const VARIABLE: &str = "EVERSTEP_LOG";
+/// Lines for people.
+const ON_CONSOLE: &str = "off,everstep=info";
+/// Lines for people, what the drivers do, and what libraries warn of.
+const IN_FILE: &str = "warn,everstep=debug";
+
+/// The format of what goes to standard error.
+static FORMAT: OnceLock<Format> = OnceLock::new();
+/// The log file, once this process has one.
+static FILE: Mutex<Option<Rotating>> = Mutex::new(None);
+/// What this process is: its fields belong to the messages of all threads.
+static PROCESS: OnceLock<Span> = OnceLock::new();
+
+/// Begins to write messages.
+///
+/// # Errors
+/// If `EVERSTEP_LOG` cannot be read as a filter.
+pub fn start() -> Result<(), Failure> {
+    let chosen = std::env::var_os(VARIABLE).filter(|v| !v.is_empty());
+    let chosen =
+        chosen.map(|v| v.into_string().map_err(|v| (v.to_string_lossy().into_owned(), "not UTF-8".to_owned())));
+    let filter = match chosen {
+        None => Ok(EnvFilter::new(ON_CONSOLE)),
+        Some(Ok(text)) => EnvFilter::try_new(of_everstep(&text)).map_err(|e| (text, e.to_string())),
+        Some(Err(wrong)) => Err(wrong),
+    };
+    let (filter, wrong) = match filter {
+        Ok(filter) => (filter, None),
+        Err(wrong) => (EnvFilter::new(ON_CONSOLE), Some(wrong)),
+    };
+    let console = Lines::new(Output::new(|| *FORMAT.get().unwrap_or(&Format::Text), to_console)).with_filter(filter);
+    let kept = Lines::new(Output::new(|| Format::Json, to_file)).with_filter(EnvFilter::new(IN_FILE));
+    // Fails only if there is another subscriber, which then gets the messages.
+    let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry().with(console).with(kept));
+    match wrong {
+        None => Ok(()),
+        Some((text, why)) => Err(Failure::usage(format!(
+            "{VARIABLE}={text} is not a filter of messages ({why}); give a level, such as debug, or PART=LEVEL, such as \
+             everstep::agent=trace"
+        ))),
+    }
+}
+
+/// A level alone is that of everstep, not that of its libraries.
+fn of_everstep(text: &str) -> String {
+    if text.contains(['=', ',', '[']) { text.to_owned() } else { format!("off,everstep={text}") }
+}
+
+/// Switches standard error to lines of JSON.
+pub fn in_json() {
+    let _ = FORMAT.set(Format::Json);
+}
+
+/// Keeps messages in this file from now on. Without it, nothing is kept, and nobody needs to know.
+pub fn keep_in(path: &Path) {
+    *FILE.lock().unwrap_or_else(PoisonError::into_inner) = Rotating::open(path).ok();
+}
+
+/// Adds the fields of this span to all messages of this process, from now on.
+pub fn as_process(span: Span) -> EnteredSpan {
+    PROCESS.get_or_init(|| span).clone().entered()
+}
+
+/// Sets a field of the span that was given to [`as_process`].
+pub fn set(field: &'static str, value: u64) {
+    if let Some(span) = PROCESS.get() {
+        span.record(field, value);
+    }
+}
+
+fn to_console(line: &str) {
+    eprintln!("{line}");
+}
+
+fn to_file(line: &str) {
+    if let Some(file) = FILE.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+        file.write(line);
+    }
+}
+
+/// Writes a line for people: format string and arguments, as for `println!`.
+#[macro_export]
+macro_rules! say {
+    ($($what:tt)*) => { ::tracing::info!($($what)*) };
+}
