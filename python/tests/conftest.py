@@ -37,12 +37,21 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def everstep(env: dict[str, str], tmp_path: Path) -> Run:
-    """Runs the command line in ``tmp_path``. Keyword arguments become environment variables."""
+    """Runs the command line in ``tmp_path``. Keyword arguments become environment variables.
+
+    Few of these jobs restart, so nothing is kept ready for that: importing torch takes longer than most of them.
+    """
 
     def run(*arguments: str, timeout: float = 60, **more: str) -> subprocess.CompletedProcess[str]:
         line = [EVERSTEP, *arguments]
         return subprocess.run(
-            line, env={**env, **more}, cwd=tmp_path, capture_output=True, text=True, timeout=timeout, check=False
+            line,
+            env={"EVERSTEP_NO_WARM": "1", **env, **more},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
         )
 
     return run
