@@ -108,6 +108,8 @@ class _Worker:
             return  # the page of a generation that is over: work as if there were no agent
         if board.get("Generation") != world().generation:
             return
+        if not board.claim():
+            return  # a process that the script started (an evaluation, a tool): the rank is another one, which lives
         self.board = board
         board.set("Attached", 1)
         self._offer_stacks(board)

@@ -33,6 +33,11 @@ impl PyBoard {
         Ok(PyBoard { board: Arc::new(Board::open(&path).map_err(checkpoint)?) })
     }
 
+    /// Makes this process the worker that the board is of. False if another process is, and lives.
+    fn claim(&self) -> bool {
+        self.board.claim()
+    }
+
     fn get(&self, name: &str) -> PyResult<u64> {
         Ok(self.board.get(word(name)?))
     }

@@ -271,3 +271,30 @@ def test_every_start_says_what_it_restored(tmp_path: Path, capfd: pytest.Capture
         ) in said
         ckpt.step(start + 1)
         ckpt.close()
+
+
+def test_a_copy_of_a_directory_has_its_own_memory_and_owner(
+    everstep: Run, env: dict[str, str], tmp_path: Path, script: Callable[[str], str]
+) -> None:
+    train, stop, out, copy = script(_LOOP), tmp_path / "stop", tmp_path / "out", tmp_path / "copy"
+    line = ("run", "--standalone", "--name", "same", "--max-restarts", "0", train)
+    assert everstep(*line, str(out), str(stop), LAST="5", DIE="1").returncode != 0
+    shutil.copytree(out, copy, symlinks=True)
+    # What the original has in memory is newer than what was copied.
+    later = everstep(*line, str(out), str(stop), LAST="8", DIE="1")
+    assert "start 5" in later.stdout and max(_steps(copy)) == 5, later.stderr
+    of_copy = everstep(*line, str(copy), str(stop), LAST="6", DIE="1")
+    assert "start 5" in of_copy.stdout, (of_copy.stdout, of_copy.stderr)
+    assert 5 in _steps(copy) and 8 not in _steps(copy)
+    # The owner of the original is no owner of a copy.
+    with _started(EVERSTEP, "run", "--standalone", "--name", "first", train, str(out), str(stop), env=env) as first:
+        _reaches(first, "step")
+        shutil.rmtree(copy)
+        shutil.copytree(out, copy, symlinks=True)
+        began = time.monotonic()
+        second = everstep(
+            "run", "--standalone", "--name", "second", train, str(copy), str(stop), LAST="1000", PAUSE="0"
+        )
+        assert second.returncode == 0 and "step" in second.stdout, second.stderr
+        stop.touch()
+        assert first.wait(30) == 0 and time.monotonic() - began < 60

@@ -2,6 +2,7 @@
 //! call in the training loop), its agent reads it; three words go the other way.
 
 use crate::memory::Memory;
+use crate::process;
 use crate::shm::Mapping;
 use rustix::thread::{Timespec, futex};
 use std::io;
@@ -131,6 +132,8 @@ words! {
     FailedStep = 46,
     /// 1: `Step` and `Restored` are the training's own numbers; 0: steps are counted since the process started.
     Numbered = 47,
+    /// The process that writes, see [`Board::claim`]: its number in the low 32 bits, and when it was started; 0: nobody yet.
+    Worker = 48,
 }
 
 /// What a section is, for the ledger.
@@ -231,6 +234,29 @@ impl Board {
             return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{} is no step board", path.display())));
         }
         Ok(Board { map })
+    }
+
+    /// Makes this process the worker that this page is of; its agent believes nobody else. False if another process is,
+    /// and has not ended: a script may start programs that use everstep, too. Where a launched program starts the script (a
+    /// shell, say), the first process that asks gets it, and the next one when that has ended.
+    #[must_use]
+    pub fn claim(&self) -> bool {
+        let (own, word) = (process::this(), self.map.word(Word::Worker as usize * 8));
+        let free = |known: u64| (known == 0 || known == own || !process::lives(known)).then_some(own);
+        let Ok(before) = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, free) else { return false };
+        if before != 0 && before != own {
+            // What the earlier process was doing when it ended says nothing about this one.
+            for word in [Word::ShuttingDown, Word::SectionDepth, Word::SectionTimeout, Word::SectionSince] {
+                self.set(word, 0);
+            }
+        }
+        true
+    }
+
+    /// Whether the process that has claimed the page has this number; false also if nobody has.
+    #[must_use]
+    pub fn is_of(&self, pid: u32) -> bool {
+        process::number(self.get(Word::Worker)) == pid
     }
 
     /// Reads a word.

@@ -22,6 +22,7 @@ pub mod objects;
 mod pass;
 pub mod persist;
 mod prepared;
+mod process;
 mod read_plan;
 pub mod regular;
 pub mod replicate;

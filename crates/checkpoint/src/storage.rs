@@ -10,12 +10,35 @@ use crate::retain::Policy;
 use crate::stored::Stored;
 use everstep_core::id::RunId;
 use everstep_core::message::ShardFile;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
 /// A published checkpoint: its step, its directory, its manifest or what is wrong with it.
 pub type Found = (u64, PathBuf, Result<Manifest, String>);
+
+/// Where a directory of checkpoints is, so that a copy of it can be told from it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Home {
+    /// Its path without links, or its URL.
+    pub path: String,
+    /// The number that its file system gives to it; a store gives none.
+    pub inode: Option<u64>,
+    /// When the file was written here, in nanoseconds since 1970; 0 where nothing tells.
+    #[serde(skip)]
+    pub written: i128,
+}
+
+impl Home {
+    /// Whether what was recorded there has been copied here. Moving it changes the path only, and restoring a backup the number
+    /// only; some network file systems give other numbers after each mount.
+    #[must_use]
+    pub fn is_copy_of(&self, recorded: &Home) -> bool {
+        let same_number = self.inode.is_some() && self.inode == recorded.inode;
+        self.path != recorded.path && !same_number
+    }
+}
 
 /// Where a checkpoint is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +140,9 @@ pub(crate) trait Storage: fmt::Debug + Send + Sync {
 
     /// Removes such a note, if publishing does not.
     fn forget(&self, mark: &Mark, step: u64, rank: u32) -> io::Result<()>;
+
+    /// Where this is. `file` is one that is written when it is first used.
+    fn home(&self, file: &str) -> io::Result<Home>;
 
     /// A small file beside the checkpoints; `None` when there is none.
     fn recall(&self, name: &str) -> io::Result<Option<Vec<u8>>>;

@@ -7,7 +7,7 @@ use crate::direct::Throttle;
 use crate::format::manifest::Manifest;
 use crate::format::mark::Mark;
 use crate::prepared::Prepared;
-use crate::storage::{CleanUp, Foreign, Found, Pruned, StillOwned, Storage, Target, absent, is_ours, not_ours};
+use crate::storage::{CleanUp, Foreign, Found, Home, Pruned, StillOwned, Storage, Target, absent, is_ours, not_ours};
 use crate::stored::{Stored, is_inside};
 use everstep_core::id::RunId;
 use everstep_core::message::ShardFile;
@@ -17,6 +17,10 @@ use std::path::PathBuf;
 impl Storage for Location {
     fn reach(&self) -> io::Result<()> {
         reach(self)
+    }
+
+    fn home(&self, _file: &str) -> io::Result<Home> {
+        Ok(Home { path: self.url.clone(), inode: None, written: 0 })
     }
 
     fn write_shard(&self, of: &Prepared<'_>, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {

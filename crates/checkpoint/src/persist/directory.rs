@@ -5,7 +5,7 @@ use crate::direct::{Source, Throttle};
 use crate::format::manifest::Manifest;
 use crate::format::mark::Mark;
 use crate::prepared::Prepared;
-use crate::storage::{CleanUp, Foreign, Found, Pruned, StillOwned, Storage, Target, absent, is_ours, not_ours};
+use crate::storage::{CleanUp, Foreign, Found, Home, Pruned, StillOwned, Storage, Target, absent, is_ours, not_ours};
 use crate::stored::{Stored, is_inside};
 use crate::unique::unique;
 use everstep_core::id::RunId;
@@ -14,6 +14,7 @@ use everstep_wire::limits::NOTE_BYTES_MAX;
 use rustix::fs::FileType;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const OWNER_PREFIX: &str = "everstep-owner-";
@@ -34,6 +35,17 @@ impl Directory {
 impl Storage for Directory {
     fn reach(&self) -> io::Result<()> {
         Ok(())
+    }
+
+    fn home(&self, file: &str) -> io::Result<Home> {
+        let directory = absent(fs::metadata(&self.path))?;
+        let file = absent(fs::symlink_metadata(self.path.join(file)))?;
+        let path = absent(fs::canonicalize(&self.path))?.unwrap_or_else(|| self.path.clone());
+        Ok(Home {
+            path: path.to_string_lossy().into_owned(),
+            inode: directory.map(|d| d.ino()),
+            written: file.map_or(0, |f| i128::from(f.ctime()) * 1_000_000_000 + i128::from(f.ctime_nsec())),
+        })
     }
 
     fn write_shard(&self, of: &Prepared<'_>, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {

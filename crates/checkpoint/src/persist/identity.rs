@@ -1,7 +1,7 @@
 //! Which run a directory belongs to: an id that is drawn when the directory is first used, and kept in it. Deleting the directory deletes
-//! the id; whatever else is edited or renamed does not.
+//! the id; whatever else is edited or renamed does not. A copy of the directory is of another run: what is in memory is of the original.
 
-use crate::storage::Storage;
+use crate::storage::{Home, Storage};
 use everstep_core::id::RunId;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -12,10 +12,29 @@ const VERSION: u32 = 1;
 /// Whoever creates the file where hard links are missing has this long to fill it.
 const HALF_WRITTEN: std::time::Duration = std::time::Duration::from_secs(2);
 
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Identity {
     version: u32,
     run: RunId,
+    /// Where the directory is; missing in files of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    home: Option<Home>,
+}
+
+impl Identity {
+    fn bytes(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = serde_json::to_vec(self)?;
+        bytes.push(b'\n');
+        Ok(bytes)
+    }
+
+    /// What this file means for a directory that is here. All processes that look come to the same result.
+    fn seen_from(self, here: &Home) -> Self {
+        let Some(recorded) = &self.home else { return self };
+        let copied = here.is_copy_of(recorded);
+        let name = || format!("copied to {} ({:?}) at {}", here.path, here.inode, here.written);
+        Identity { run: if copied { self.run.kind(&name()) } else { self.run }, home: Some(here.clone()), ..self }
+    }
 }
 
 /// The directory's run id, drawn now if it has none. Of several that ask at the same time all get the same.
@@ -23,13 +42,20 @@ struct Identity {
 /// # Errors
 /// Those of the file system or store; `InvalidData` when the file with it is damaged.
 pub(super) fn run_id(storage: &dyn Storage) -> io::Result<RunId> {
-    if let Some(known) = known_run(storage)? {
-        return Ok(known);
+    // In this order: if the file is replaced in between, it says that the directory is here.
+    let here = storage.home(RUN_FILE)?;
+    if let Some(recorded) = recorded(storage)? {
+        let home = recorded.home.clone();
+        let now = recorded.seen_from(&here);
+        if home.is_some_and(|home| (&home.path, home.inode) != (&here.path, here.inode)) {
+            // From now on a copy of this directory is told from it. Where nothing can be written, nothing will be.
+            let _ = storage.replace(RUN_FILE, now.bytes()?);
+        }
+        return Ok(now.run);
     }
     let run = drawn()?;
-    let mut bytes = serde_json::to_vec(&Identity { version: VERSION, run })?;
-    bytes.push(b'\n');
-    if storage.create_new(RUN_FILE, bytes)? {
+    let identity = Identity { version: VERSION, run, home: Some(here) };
+    if storage.create_new(RUN_FILE, identity.bytes()?)? {
         return Ok(run);
     }
     known_run(storage)?.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{RUN_FILE} comes and goes")))
@@ -50,11 +76,17 @@ pub(super) fn drawn() -> io::Result<RunId> {
 /// # Errors
 /// As [`run_id`].
 pub(super) fn known_run(storage: &dyn Storage) -> io::Result<Option<RunId>> {
+    let here = storage.home(RUN_FILE);
+    let Some(recorded) = recorded(storage)? else { return Ok(None) };
+    Ok(Some(recorded.seen_from(&here?).run))
+}
+
+fn recorded(storage: &dyn Storage) -> io::Result<Option<Identity>> {
     let since = std::time::Instant::now();
     loop {
         let Some(bytes) = storage.recall(RUN_FILE)? else { return Ok(None) };
         match serde_json::from_slice::<Identity>(&bytes) {
-            Ok(found) if found.version == VERSION => return Ok(Some(found.run)),
+            Ok(found) if found.version == VERSION => return Ok(Some(found)),
             // Somebody is writing it at this moment.
             Err(_) if bytes.is_empty() && since.elapsed() < HALF_WRITTEN => {
                 std::thread::sleep(std::time::Duration::from_millis(20));
@@ -87,6 +119,54 @@ mod tests {
         assert_eq!(known_run(&Directory::of(a.path())).unwrap(), Some(ids[0]));
         assert_ne!(run_id(&Directory::of(b.path())).unwrap(), ids[0]);
         assert_eq!(fs::read_dir(a.path()).unwrap().count(), 1, "nothing else is left");
+    }
+
+    fn copied(from: &std::path::Path, to: &std::path::Path) {
+        fs::create_dir(to).unwrap();
+        fs::copy(from.join(RUN_FILE), to.join(RUN_FILE)).unwrap();
+    }
+
+    fn id(path: &std::path::Path) -> RunId {
+        let known = known_run(&Directory::of(path)).unwrap();
+        let id = run_id(&Directory::of(path)).unwrap();
+        assert!(known.is_none_or(|known| known == id), "whoever only reads sees the same");
+        id
+    }
+
+    #[test]
+    fn a_copy_is_of_another_run_and_what_was_moved_of_the_same() {
+        let scratch = tempfile::tempdir().unwrap();
+        let [a, b, moved] = ["a", "b", "moved"].map(|name| scratch.path().join(name));
+        fs::create_dir(&a).unwrap();
+        let original = id(&a);
+        copied(&a, &b);
+        let copy = id(&b);
+        assert_ne!(copy, original);
+        assert_eq!((id(&b), id(&a)), (copy, original), "it stays");
+        // Another copy under the same name, perhaps with the same number.
+        fs::remove_dir_all(&b).unwrap();
+        copied(&a, &b);
+        assert_ne!(id(&b), copy);
+        fs::rename(&a, &moved).unwrap();
+        assert_eq!(id(&moved), original);
+        copied(&moved, &a);
+        assert_ne!(id(&a), original, "a copy in the place of the original");
+        std::os::unix::fs::symlink(&moved, scratch.path().join("link")).unwrap();
+        assert_eq!(id(&scratch.path().join("link")), original);
+    }
+
+    #[test]
+    fn all_who_look_at_a_copy_see_the_same() {
+        let scratch = tempfile::tempdir().unwrap();
+        let [a, b] = ["a", "b"].map(|name| scratch.path().join(name));
+        fs::create_dir(&a).unwrap();
+        let original = id(&a);
+        copied(&a, &b);
+        let ids: Vec<RunId> = std::thread::scope(|s| {
+            let all: Vec<_> = (0..8).map(|_| s.spawn(|| run_id(&Directory::of(&b)).unwrap())).collect();
+            all.into_iter().map(|t| t.join().unwrap()).collect()
+        });
+        assert!(ids.iter().all(|id| *id == ids[0] && *id != original), "{ids:?}");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use super::identity::{drawn, run_id};
 use crate::format::digest::crc;
 use crate::format::mark::Mark;
+use crate::process::stat;
 use crate::storage::Storage;
 use crate::unique::unique;
 use everstep_core::id::RunId;
@@ -20,6 +21,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const LOOK: Duration = Duration::from_millis(200);
+/// The run of a record that cannot be read.
+const DAMAGED: RunId = RunId(0);
 /// Others of the same job have this long, beyond the silence, to claim for all.
 const LEADER: Duration = Duration::from_secs(30);
 
@@ -85,7 +88,7 @@ impl Claim {
         let mut watch = Watch::new(who.life.clone(), who.silence);
         let mut told = false;
         loop {
-            let found = newest(&*storage).map_err(failed)?;
+            let found = newest(&*storage).map_err(failed)?.map(|record| of_this_run(record, run));
             let dead = found.as_ref().is_some_and(|r| has_ended(&r.process));
             let now = Time(u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX));
             match watch.judge(now, found.as_ref(), dead) {
@@ -249,7 +252,7 @@ fn newest(storage: &dyn Storage) -> io::Result<Option<Record>> {
     let Some(bytes) = storage.recall(&storage.owner_name(epoch))? else { return Ok(None) };
     // A record that cannot be read has an owner all the same: one that changes, or does not.
     let damaged = |_| Record {
-        run: RunId(0),
+        run: DAMAGED,
         epoch,
         life: "?".into(),
         job: "?".into(),
@@ -261,6 +264,12 @@ fn newest(storage: &dyn Storage) -> io::Result<Option<Record>> {
     };
     let record: Record = serde_json::from_slice(&bytes).unwrap_or_else(damaged);
     Ok(Some(Record { epoch, ..record }))
+}
+
+/// The owner of a directory that this one was copied from owns that one only.
+fn of_this_run(record: Record, run: RunId) -> Record {
+    let of_another = record.run != run && record.run != DAMAGED;
+    Record { released: record.released || of_another, ..record }
 }
 
 /// Fails once somebody else has the directory, with a sentence that says who. Marks without an epoch belong to no owner.
@@ -290,15 +299,6 @@ fn place() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let space = fs::read_link("/proc/self/ns/pid").map(|p| p.display().to_string()).unwrap_or_default();
     if boot.is_empty() || space.is_empty() { String::new() } else { format!("{} {space}", boot.trim()) }
-}
-
-/// State and start time of a process; `None` when there is none.
-fn stat(pid: u32) -> Option<(char, u64)> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?.chars().next()?;
-    Some((state, fields.nth(18)?.parse().ok()?))
 }
 
 fn this_process() -> ProcessId {

@@ -22,7 +22,8 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
     let micros = |section| board.time_in(section) / 1000;
     // The worker writes this word last, so the numbers read after it are those it describes.
     let numbered = board.get(Word::Numbered) == 1;
-    let shutdown = board.get(Word::ShuttingDown);
+    // Behind a launched program, the script may be one of several.
+    let shutdown = if board.is_of(pid) { board.get(Word::ShuttingDown) } else { 0 };
     Observation {
         step: (board.get(Word::StepKnown) == 1).then(|| board.get(Word::Step)),
         restored: board.get(Word::Restored),
