@@ -9,6 +9,7 @@ from datetime import timedelta
 from os import PathLike
 from typing import Any, Literal
 
+from . import options
 from . import worker as _worker
 from ._internal import AgentError, CheckpointError, list_line
 from .agent_tier import AgentTier
@@ -98,16 +99,21 @@ class CheckpointManager:
     ) -> None:
         if not state:
             raise TypeError("nothing to checkpoint: pass model=…, optimizer=…, data=…")
+        self._every = options.snapshot_interval(every)
+        self._persist = persist = options.durable_interval(persist)
+        self._overlap = options.flag_or_auto("overlap", overlap)
+        replicated = options.flag_or_auto("replicated", replicated)
+        stall_budget, pacing = options.budget(stall_budget), options.flag("pacing", pacing)
+        keep = options.count("keep", keep, 1, "a number of checkpoints, at least 2")
+        keep_every, keep_epochs = options.span("keep_every", keep_every), options.flag("keep_epochs", keep_epochs)
+        bandwidth = options.count("persist_bandwidth", persist_bandwidth, 0, "bytes per second, or 0 for no limit")
         self.extra: dict[str, Any] = {}
         self._extra: dict[str, Any] = {}
         same = is_replicated(state) if replicated == "auto" else replicated
         world = _worker.world()
         self._state = State(state, Layout(world.rank, world.world_size, same))
         self._directory, self._arrivals = Directory(directory), Arrivals()
-        if isinstance(every, timedelta):
-            raise TypeError("every= is a number of steps, or 'auto': time passes differently on each rank")
-        self._every = every if isinstance(every, int) else None
-        self._persist, self._overlap, self._closed = persist, overlap, False
+        self._closed = False
         self._step: int | None = None
         self._branch = Branch(self._directory)
         self._snapshot_step = self._persisted_step = self._persist_lost = 0
@@ -127,7 +133,7 @@ class CheckpointManager:
                 durable,
                 same,
                 redundancy,
-                persist_bandwidth,
+                bandwidth,
                 pacing,
                 self._arrivals,
             )

@@ -49,7 +49,7 @@ class Directory:
     """
 
     def __init__(self, given: str | PathLike[str] | Directory) -> None:
-        text = os.fspath(given)
+        text = os.fsdecode(given)
         if _COLLAPSED.match(text):
             raise CheckpointError(
                 f"{text} is the URL of a store that went through pathlib.Path, which takes one of its slashes: give it as a string"

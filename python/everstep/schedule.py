@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import statistics
 import time
 from collections import deque
@@ -107,6 +108,18 @@ class Clock:
         """Nothing is kept."""
 
 
+def _makes_sense(kept: dict[str, Any]) -> bool:
+    """Measurements that somebody has edited or damaged are none: they are taken again."""
+    seconds, failures = kept.get("seconds", 0.0), kept.get("failures", 0)
+    return (
+        isinstance(seconds, (int, float))
+        and 0 <= seconds < math.inf
+        and isinstance(failures, int)
+        and failures >= 0
+        and isinstance(kept.get("closed", True), bool)
+    )
+
+
 class Measured:
     """As often as the budget allows, from what checkpoints are seen to cost.
 
@@ -120,7 +133,7 @@ class Measured:
         self._budget, self._directory = budget, directory
         kept = self._kept()
         self._rate = Rate(budget, share, json.dumps(kept["rate"]) if "rate" in kept else None)
-        self._ran, self._failures = float(kept.get("seconds", 0.0)), int(kept.get("failures", 0))
+        self._ran, self._failures = kept.get("seconds", 0.0), kept.get("failures", 0)
         if kept and not kept.get("closed", True):
             # Whoever wrote it last did not come to its end.
             self._failures += 1
@@ -136,7 +149,7 @@ class Measured:
             kept = json.loads(recall(self._directory, FILE) or b"{}")
         except (CheckpointError, ValueError):
             return {}
-        return kept if isinstance(kept, dict) else {}
+        return kept if isinstance(kept, dict) and _makes_sense(kept) else {}
 
     def stepped(self, durable: int, held_up: bool) -> None:
         """Takes the time since the step before."""
