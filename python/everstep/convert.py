@@ -137,13 +137,27 @@ def _dcp_state(reader: dcp.StorageReader) -> dict[str, Any]:
     return state
 
 
+def _is_module(value: Any) -> bool:
+    """A module's state: tensors by name, and perhaps extra state."""
+    return (
+        isinstance(value, dict)
+        and any(isinstance(v, Tensor) for v in value.values())
+        and all(isinstance(v, Tensor) or str(k).endswith("_extra_state") for k, v in value.items())
+    )
+
+
 def _weights(state: dict[str, Any]) -> dict[str, Tensor]:
     """The modules' tensors; with one module, by their own names."""
     modules = {
-        n: v for n, v in state.items() if isinstance(v, dict) and v and all(isinstance(t, Tensor) for t in v.values())
+        name: {key: t for key, t in value.items() if isinstance(t, Tensor)}
+        for name, value in state.items()
+        if _is_module(value)
     }
     if not modules:
         raise CheckpointError("there is no module in this checkpoint whose weights could be exported")
+    left_out = [f"{n}.{k}" for n in modules for k, v in state[n].items() if not isinstance(v, Tensor)]
+    if left_out:
+        warnings.warn(f"left out, because it is no tensor: {', '.join(left_out[:5])}", stacklevel=3)
     one = len(modules) == 1
     return {
         key if one else f"{name}.{key}": t.contiguous()
@@ -167,10 +181,11 @@ def to_hf(state: dict[str, Any], out: Path) -> None:
     import json
 
     save_file = _safetensors().save_file
+    weights = _weights(state)
     out.mkdir(parents=True, exist_ok=True)
     files: list[dict[str, Tensor]] = [{}]
     size = total = 0
-    for name, tensor in _weights(state).items():
+    for name, tensor in weights.items():
         bytes_ = tensor.numel() * tensor.element_size()
         if files[-1] and size + bytes_ > HF_FILE_BYTES:
             files.append({})

@@ -119,6 +119,22 @@ def loads_itself(module: nn.Module, entries: Entries) -> bool:
     )
 
 
+def refuse_expanded(name: str, module: nn.Module, entries: Entries) -> None:
+    """Elements that share memory cannot be loaded by torch's ``load_state_dict``.
+
+    Raises:
+        CheckpointError: naming such a tensor of a module that loads its state itself.
+    """
+    for key, (tensor, _) in entries.tensors.items():
+        shares = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+        if shares and loads_itself(module, entries):
+            raise CheckpointError(
+                f"{name}.{key} is an expanded view: its elements share memory, and load_state_dict(), which this module "
+                "needs (hooks, extra state or a method of its own), cannot write to it; keep a copy in the module "
+                "(.contiguous())"
+            )
+
+
 def saved_beside(module: nn.Module, entries: Entries, *, parts: bool) -> dict[str, Any] | None:
     """What is saved of a module beside its tensors; ``None`` when there is nothing. ``parts``: :func:`takes_part` of it."""
     dtypes = {key: dtype for key, (tensor, _) in entries.tensors.items() if (dtype := real_dtype(tensor)) is not None}

@@ -278,7 +278,7 @@ def _check_kind(name: str, value: dict[str, Any], optimizer: Optimizer) -> None:
     if value.get("kind") in (None, kind_of(optimizer)):
         return
     for saved, own in zip(value["groups"], optimizer.param_groups, strict=True):
-        if differ := sorted(saved.keys() ^ own.keys() - {"initial_lr", "param_names"}):
+        if differ := sorted((saved.keys() ^ own.keys()) - {"initial_lr", "param_names"}):
             raise CheckpointError(
                 f"{name}=: the checkpoint is of {value['kind']}, this is {kind_of(optimizer)}; they differ in {', '.join(differ)}"
             )

@@ -225,6 +225,7 @@ class State:
             )
         if name not in self._takes_part:
             self._takes_part[name] = not flat.is_flat(module) and module_state.takes_part(module)
+            module_state.refuse_expanded(name, module, found)
         return module_state.saved_beside(module, found, parts=self._takes_part[name])
 
     @staticmethod

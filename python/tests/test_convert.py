@@ -90,6 +90,35 @@ def test_safetensors_out_and_in(tmp_path, monkeypatch):
     )
 
 
+class _Counted(nn.Linear):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"k": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"k": 1}
+
+
+def test_weights_of_a_module_with_extra_state_are_exported_without_it(tmp_path):
+    from safetensors.torch import load_file
+
+    model = _Counted(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    ckpt = es.CheckpointManager(tmp_path / "out", persist=1, model=model, optimizer=optimizer)
+    model(torch.randn(2, 3)).sum().backward()
+    optimizer.step()
+    ckpt.step(1)
+    ckpt.close()
+    done = _ckpt("export", tmp_path / "out", tmp_path / "hf", "--to", "hf")
+    assert done.returncode == 0 and "model._extra_state" in done.stderr, done.stderr
+    assert load_file(tmp_path / "hf" / "model.safetensors").keys() == {"weight", "bias"}
+    # Nothing is left where there is nothing to export.
+    ckpt = es.CheckpointManager(tmp_path / "none", persist=1, data=torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]))
+    ckpt.step(1)
+    ckpt.close()
+    done = _ckpt("export", tmp_path / "none", tmp_path / "no-hf", "--to", "hf")
+    assert done.returncode == 1 and "no module" in done.stderr and not (tmp_path / "no-hf").exists(), done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

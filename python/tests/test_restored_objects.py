@@ -476,3 +476,41 @@ def test_a_parameter_that_its_optimizer_lost_sight_of_is_refused_at_capture(tmp_
     again = es.CheckpointManager(tmp_path, model=fresh, optimizer=torch.optim.AdamW(fresh.parameters(), lr=0.1))
     assert again.restore() == 4
     assert torch.equal(fresh.weight, average)
+
+
+class _Expanded(_Extra):
+    """Loads itself, because of its extra state."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("shared", torch.ones(1).expand(4))
+
+
+def test_an_expanded_buffer_that_could_not_be_loaded_is_refused_at_once(tmp_path):
+    ckpt = es.CheckpointManager(tmp_path, model=_Expanded(), persist=1)
+    with pytest.raises(es.CheckpointError, match=r"model\.shared is an expanded view.*\.contiguous\(\)"):
+        ckpt.step(1)
+
+
+class _Renamed(torch.optim.Adam):
+    """The same under another name."""
+
+
+def test_an_optimizer_class_of_another_name_takes_the_state_of_one_with_a_scheduler(tmp_path):
+    def training(kind: type[torch.optim.Optimizer]):
+        model = nn.Linear(2, 2)
+        optimizer = kind(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        return {"model": model, "optimizer": optimizer, "schedule": schedule}
+
+    saved = training(torch.optim.Adam)
+    ckpt = es.CheckpointManager(tmp_path, persist=1, **saved)
+    for step in range(1, 4):
+        saved["model"](torch.ones(1, 2)).sum().backward()
+        saved["optimizer"].step()
+        saved["schedule"].step()
+        ckpt.step(step)
+    ckpt.close()
+    restored = training(_Renamed)
+    assert es.CheckpointManager(tmp_path, **restored).restore() == 3
+    assert restored["optimizer"].param_groups[0]["lr"] == saved["optimizer"].param_groups[0]["lr"]
