@@ -225,3 +225,27 @@ def test_parameters_of_no_module_keep_their_values(tmp_path):
     *two, ckpt, _, _ = made()
     assert ckpt.restore() == 3
     assert all(torch.equal(a, b) and a.abs().sum() > 0 for a, b in zip(one, two, strict=True))
+
+
+class _Renamed(torch.optim.Adam):
+    """The same under another name."""
+
+
+def test_an_optimizer_class_of_another_name_takes_the_state_of_one_with_a_scheduler(tmp_path):
+    def training(kind: type[torch.optim.Optimizer]):
+        model = nn.Linear(2, 2)
+        optimizer = kind(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        return {"model": model, "optimizer": optimizer, "schedule": schedule}
+
+    saved = training(torch.optim.Adam)
+    ckpt = es.CheckpointManager(tmp_path, persist=1, **saved)
+    for step in range(1, 4):
+        saved["model"](torch.ones(1, 2)).sum().backward()
+        saved["optimizer"].step()
+        saved["schedule"].step()
+        ckpt.step(step)
+    ckpt.close()
+    restored = training(_Renamed)
+    assert es.CheckpointManager(tmp_path, **restored).restore() == 3
+    assert restored["optimizer"].param_groups[0]["lr"] == saved["optimizer"].param_groups[0]["lr"]

@@ -303,3 +303,20 @@ def test_what_is_no_number_of_steps_is_refused(tmp_path, call, step):
         getattr(ckpt, call)(step)
     ckpt.step(1)
     assert [p.name for p in tmp_path.glob("step-*")] == ["step-1"]
+
+
+class _Expanded(nn.Linear):
+    """Loads itself, because of its extra state."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("shared", torch.ones(1).expand(4))
+
+    def get_extra_state(self) -> int:
+        return 1
+
+
+def test_an_expanded_buffer_that_could_not_be_loaded_is_refused_at_once(tmp_path):
+    ckpt = es.CheckpointManager(tmp_path, model=_Expanded(), persist=1)
+    with pytest.raises(es.CheckpointError, match=r"model\.shared is an expanded view.*\.contiguous\(\)"):
+        ckpt.step(1)
