@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,7 +50,9 @@ print("restored", everstep.CheckpointManager(sys.argv[1], model=model).restore()
 """
 
 
-def _train(everstep: Run, script: Callable[[str, str], str], out: Path, helper: str):
+def _train(
+    everstep: Run, script: Callable[[str, str], str], out: Path, helper: str
+) -> subprocess.CompletedProcess[str]:
     line = ("run", "--standalone", "--name", "job", script(TRAINING, "training.py"), str(out))
     return everstep(*line, script(helper, "helper.py"), timeout=120)
 
@@ -94,10 +98,9 @@ print("end", sys.argv[1], flush=True)
 """
     )
     shell = tmp_path / "job.sh"
-    shell.write_text(
-        f"#!/bin/sh\\nset -e\\n. /dev/null\\npython3 {program} first\\npython3 {program} second\\n".replace("\\n", "\n")
-    )
+    python = sys.executable
+    shell.write_text(f"#!/bin/sh\nset -e\n{python} {program} first\n{python} {program} second\n")
     shell.chmod(0o755)
-    done = everstep("run", "--standalone", "--max-restarts", "1", "--no-python", str(shell), timeout=120)
+    done = everstep("run", "--standalone", "--no-python", str(shell), timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("end ")[1:] == ["first\n", "first\n", "second\n"], done.stdout
