@@ -107,7 +107,8 @@ schema:
 # Selecting the whole workspace keeps the features of dependencies the same, so cargo does not rebuild them.
 TESTED := cargo test -q --profile checked
 SIMULATED := -p everstep-sim -p everstep-replay -p everstep-fleet
-test: check
+test:
+	$(MAKE) -j 3 -O check
 	$(TESTED) $(WORKSPACE) $(subst -p,--exclude,$(SIMULATED))
 	$(TESTED) $(WORKSPACE) --test damage -- --nocapture
 	$(MAKE) miri

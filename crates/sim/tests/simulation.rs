@@ -2,8 +2,9 @@
 //! trace.
 
 use everstep_sim::fault::{Fault, FaultCounts};
-use everstep_sim::{Options, run};
+use everstep_sim::{Options, Outcome, run};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Seeds that once found a bug. They are never removed.
 const REGRESSIONS: &[u64] = &[169, 373, 375, 904, 1092, 1874, 3868];
@@ -15,6 +16,22 @@ fn seeds() -> u64 {
     std::env::var("EVERSTEP_SIM_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(600)
 }
 
+/// Runs all of them, on all processors, and returns their outcomes, by seed.
+fn outcomes(seeds: &[u64]) -> Vec<(u64, Outcome)> {
+    let next = AtomicUsize::new(0);
+    let some = || {
+        let taken = std::iter::from_fn(|| seeds.get(next.fetch_add(1, Ordering::Relaxed)));
+        taken.map(|seed| (*seed, run(&Options::usual(*seed)))).collect::<Vec<_>>()
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut all: Vec<(u64, Outcome)> = std::thread::scope(|s| {
+        let threads: Vec<_> = (0..threads).map(|_| s.spawn(some)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("a seed panicked")).collect()
+    });
+    all.sort_by_key(|(seed, _)| *seed);
+    all
+}
+
 #[test]
 fn no_seed_breaks_an_invariant() {
     let (mut counts, mut restores) = (FaultCounts::new(), BTreeMap::new());
@@ -22,8 +39,7 @@ fn no_seed_breaks_an_invariant() {
     let (mut blames, mut checks) = ((0, 0, 0), (0, 0));
     let all: Vec<u64> = REGRESSIONS.iter().copied().chain(0..seeds()).collect();
     let mut bad = Vec::new();
-    for seed in &all {
-        let outcome = run(&Options::usual(*seed));
+    for (seed, outcome) in outcomes(&all) {
         fewest = fewest.min(outcome.faults.values().sum());
         events += outcome.events;
         checks = (checks.0 + outcome.checks.0, checks.1 + outcome.checks.1);
