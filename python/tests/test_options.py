@@ -21,7 +21,7 @@ def _manager(directory, **options):
     [
         *(
             ("persist", v)
-            for v in (2.0, 2.5, math.inf, "2", "auot", None, True, -5, timedelta(0), timedelta(seconds=-1))
+            for v in (2.0, 2.5, math.inf, "2", "often", None, True, -5, timedelta(0), timedelta(seconds=-1))
         ),
         *(("every", v) for v in (2.0, None, "x", 0, -1, True, timedelta(seconds=1))),
         *(("stall_budget", v) for v in (math.nan, -1, "1%", 2.0, True)),
