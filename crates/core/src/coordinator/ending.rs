@@ -141,7 +141,7 @@ impl Job {
         (!self.record.restarts_are_counted()).then(|| {
             let why = format!(
                 "rank {with} had ended by itself and this one was not known to have done the same steps: the training is not finished, and a \
-                 restart would do again what rank {with} has done (give --max-restarts N to restart all the same)"
+                 restart would do again what rank {with} has done (to restart anyway, give --max-restarts N)"
             );
             (EXIT_FAILED, why)
         })
@@ -156,7 +156,7 @@ impl Job {
         let own = matches!(failure.verdict.scope, Scope::User | Scope::Unknown | Scope::Storage);
         (exception && own && !failure.verdict.follows && !counted && !self.record.checkpointed).then(|| {
             let why = "the script ended with an error of its own and has no everstep.CheckpointManager, so a restart would begin at its \
-                       first step again (give --max-restarts N to restart all the same)";
+                       first step again (to restart anyway, give --max-restarts N)";
             (EXIT_FAILED, why.into())
         })
     }

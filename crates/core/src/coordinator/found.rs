@@ -31,10 +31,12 @@ impl std::fmt::Display for Found {
         let mut parts = Vec::new();
         parts.extend(self.faulty.iter().map(|(n, why)| format!("node {n} is bad ({why})")));
         parts.extend(self.slow.iter().map(|(n, why)| format!("node {n} is slow ({why})")));
-        parts.extend(self.links.iter().map(|(a, b)| format!("nodes {a} and {b} are good, what connects them is not")));
+        parts.extend(
+            self.links.iter().map(|(a, b)| format!("nodes {a} and {b} are good, but the link between them is not")),
+        );
         if !self.suspects.is_empty() {
             parts.push(format!(
-                "one of nodes {} is bad, or what connects them; check them with two good nodes to know",
+                "one of nodes {} is bad, or the link between them is; check them with two good nodes to find out",
                 names(&self.suspects)
             ));
         }

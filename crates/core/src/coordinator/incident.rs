@@ -26,7 +26,7 @@ impl Job {
         let again = error.is_some() && error == self.record.last_error;
         self.record.last_error = error;
         (again && !self.record.restarts_are_counted()).then(|| {
-            "the same error after the same step as the last time: a restart would end the same way; mend it, or give --max-restarts N to restart all the same".into()
+            "the same error after the same step as the last time: a restart would end the same way; fix it, or give --max-restarts N to restart anyway".into()
         })
     }
 

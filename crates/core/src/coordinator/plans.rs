@@ -242,7 +242,7 @@ impl Coordinator {
             let place = unit.parse().ok().and_then(|at: usize| who.get(at).cloned());
             let (Some((from, node)), Some(to)) = (place, to) else { continue };
             let count = plan.units.get(&to).copied().unwrap_or(0);
-            let why = format!("job {to} is to have {count}");
+            let why = format!("job {to} should have {count}");
             self.with(now, &from, |job, now, out| job.give_away(now, &node, &JobId(to), why, out));
         }
     }

@@ -142,7 +142,7 @@ fn done(of: &Incident) -> String {
         Action::Restart => "restarted the processes",
         Action::Reconfigure => "formed the world anew",
         Action::Fail => "ended the job",
-        Action::Tell => "named it, and trained on",
+        Action::Tell => "named it without restarting",
     };
     let world = match of.world {
         (before, Some(after)) if before != after => format!(", {before} ranks → {after}"),

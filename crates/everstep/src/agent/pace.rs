@@ -39,7 +39,7 @@ pub fn outlook(path: &Path, bytes: u64, speed: f64) -> Option<String> {
     let every = match interval(bytes, fits) {
         1 => {
             let last = schedule(&idle, bytes, EXTENT as u64, cost).last().map_or(0, |c| c.span + 1);
-            format!("each step's are sent by its {last}. idle span of {}", idle.len())
+            format!("each step's are sent by the end of idle span {last} of {}", idle.len())
         }
         n => format!("they go out every {n} steps"),
     };

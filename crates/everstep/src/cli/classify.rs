@@ -50,7 +50,7 @@ fn read(file: Option<&Path>) -> std::io::Result<String> {
 /// Describes the action that a severity asks for.
 fn action(severity: Severity) -> &'static str {
     match severity {
-        Severity::Sev1 => "leave the machine out and go on without it",
+        Severity::Sev1 => "exclude the machine and continue without it",
         Severity::Sev2 => "restart the processes",
         Severity::Sev3 => "wait, it may pass; then restart the processes",
     }
