@@ -115,6 +115,8 @@ class CheckpointManager:
         self._directory, self._arrivals = Directory(directory), Arrivals()
         self._closed = False
         self._step: int | None = None
+        #: There is something that :meth:`close` may have to make durable: a step was completed here, or restored from memory.
+        self._unsaved = False
         self._branch = Branch(self._directory)
         self._snapshot_step = self._persisted_step = self._persist_lost = 0
         self._worker = _worker.current()
@@ -189,7 +191,7 @@ class CheckpointManager:
             done, self.extra = Restoring(self._state, self._tier, self._directory, self._branch).restore(wanted)
             self._extra = self.extra
         self._branch.announce(step, wanted, done)
-        self._step = done
+        self._step, self._unsaved = done, done > 0 and self._tier.source() != "disk"
         self._start.restored(done)
         for optimizer in self._state.optimizers:
             _worker.watch_gradients(optimizer)
@@ -223,6 +225,7 @@ class CheckpointManager:
         self._start.writing(bool(self._persist))
         self._branch.trains(step)
         before, self._step, self._extra = (step - 1 if self._step is None else self._step), step, extra
+        self._unsaved = True
         self._look()
         self._measure()
         hold = before < self._tier.hold_at() - 1 <= step
@@ -454,6 +457,7 @@ class CheckpointManager:
         if (
             self._persist
             and self._step
+            and self._unsaved
             and (lost or self._persisted_step != self._step)
             and self._tier.durable() < self._step
         ):

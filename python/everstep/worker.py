@@ -260,12 +260,15 @@ class _Worker:
             self.watches_data = loading.watch(self)
         if not self.noted_imports:
             self.noted_imports = True
+            # A program that the script has started meanwhile may have claimed it.
+            self.board.claim()  # type: ignore[union-attr]
             imports.note(os.environ.get("EVERSTEP_BOARD", ""))
         self.step_began = now
 
     def restored(self, step: int) -> None:
         """Training continues after ``step`` completed steps."""
         if self.board is not None:
+            self.board.claim()
             self._tells()
             self._number(step)
             self.board.set("Step", step)

@@ -104,3 +104,42 @@ print("end", sys.argv[1], flush=True)
     done = everstep("run", "--standalone", "--no-python", str(shell), timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("end ")[1:] == ["first\n", "first\n", "second\n"], done.stdout
+
+
+def test_a_program_that_starts_the_training_leaves_the_rank_to_it(everstep, script, tmp_path) -> None:
+    wrapper = script(
+        "import subprocess, sys, torch, everstep\n"
+        "everstep.heartbeat()\n"
+        "sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)\n",
+        "wrapper.py",
+    )
+    line = (script(TRAINING, "training.py"), str(tmp_path / "out"), script("pass", "helper.py"))
+    done = everstep("run", "--standalone", "--max-restarts", "1", wrapper, *line, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "start 20" in done.stdout and "end 30" in done.stdout, (done.stdout, done.stderr)
+
+
+def test_reading_a_checkpoint_writes_none(tmp_path) -> None:
+    import torch
+
+    import everstep as es
+
+    def objects():
+        model = torch.nn.Linear(2, 2)
+        return {"model": model, "optimizer": torch.optim.Adam(model.parameters())}
+
+    training = objects()
+    ckpt = es.CheckpointManager(tmp_path, persist=1, **training)
+    ckpt.restore()
+    for step in (1, 2, 3):
+        training["model"](torch.ones(1, 2)).sum().backward()
+        training["optimizer"].step()
+        ckpt.step(step)
+    ckpt.close()
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    for step in (None, 2):
+        reader = es.CheckpointManager(tmp_path, model=torch.nn.Linear(2, 2))
+        assert reader.restore(step=step) == (step or 3)
+        reader.close()
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+    assert es.CheckpointManager(tmp_path, **objects()).restore() == 3

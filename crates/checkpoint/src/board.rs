@@ -237,12 +237,13 @@ impl Board {
     }
 
     /// Makes this process the worker that this page is of; its agent believes nobody else. False if another process is,
-    /// and has not ended: a script may start programs that use everstep, too. Where a launched program starts the script (a
-    /// shell, say), the first process that asks gets it, and the next one when that has ended.
+    /// has not ended, and has restored or completed a step: a script may start programs that use everstep, too. Where a
+    /// launched program starts the script, the script gets it, even if that program has imported torch.
     #[must_use]
     pub fn claim(&self) -> bool {
         let (own, word) = (process::this(), self.map.word(Word::Worker as usize * 8));
-        let free = |known: u64| (known == 0 || known == own || !process::lives(known)).then_some(own);
+        let trains = self.get(Word::StepKnown) == 1;
+        let free = |known: u64| (known == own || !trains || !process::lives(known)).then_some(own);
         let Ok(before) = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, free) else { return false };
         if before != 0 && before != own {
             // What the earlier process was doing when it ended says nothing about this one.
