@@ -464,7 +464,7 @@ class CheckpointManager:
             self._save(self._step, True, self._extra, RECOVERY)
         elif not lost:
             self.wait("disk")
-        if self._due is not None:
+        if self._due is not None and self._unsaved:
             self._due.close()
         self._tier.close()
         self._worker.unfinished.discard(self)
