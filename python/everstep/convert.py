@@ -157,7 +157,7 @@ def _weights(state: dict[str, Any]) -> dict[str, Tensor]:
         raise CheckpointError("there is no module in this checkpoint whose weights could be exported")
     left_out = [f"{n}.{k}" for n in modules for k, v in state[n].items() if not isinstance(v, Tensor)]
     if left_out:
-        warnings.warn(f"left out, because it is no tensor: {', '.join(left_out[:5])}", stacklevel=3)
+        warnings.warn(f"not exported, because only tensors can be: {', '.join(left_out[:5])}", stacklevel=3)
     one = len(modules) == 1
     return {
         key if one else f"{name}.{key}": t.contiguous()

@@ -10,8 +10,6 @@ import operator
 from datetime import timedelta
 from typing import Any, Literal
 
-_SPAN = timedelta(0)
-
 
 def _refused(name: str, value: object, wanted: str, kind: type[Exception] = TypeError) -> Exception:
     return kind(f"{name}={value!r}: give {wanted}")
@@ -46,9 +44,7 @@ def durable_interval(value: Any) -> int | timedelta | Literal["auto"]:
     """``persist``: steps, time, or "auto"."""
     wanted = "a number of steps (0: no durable checkpoints), a timedelta, or 'auto'"
     if isinstance(value, timedelta):
-        if value <= _SPAN:
-            raise _refused("persist", value, wanted, ValueError)
-        return value
+        return _above_zero("persist", value, wanted)
     return "auto" if _is_auto(value) else count("persist", value, 0, wanted)
 
 
@@ -75,7 +71,11 @@ def span(name: str, value: Any) -> timedelta | None:
         return None
     if not isinstance(value, timedelta):
         raise _refused(name, value, wanted)
-    if value <= _SPAN:
+    return _above_zero(name, value, wanted)
+
+
+def _above_zero(name: str, value: timedelta, wanted: str) -> timedelta:
+    if value <= timedelta(0):
         raise _refused(name, value, wanted, ValueError)
     return value
 

@@ -46,7 +46,8 @@ import everstep
 with everstep.section("evaluation"):
     everstep.heartbeat(5)
 model = torch.nn.Linear(3, 3)
-print("restored", everstep.CheckpointManager(sys.argv[1], model=model).restore(), flush=True)
+optimizer = torch.optim.Adam(model.parameters())
+print("restored", everstep.CheckpointManager(sys.argv[1], model=model, optimizer=optimizer).restore(), flush=True)
 """
 
 
@@ -65,12 +66,7 @@ def test_the_end_of_a_helper_is_not_the_end_of_the_training(everstep, script, tm
 
 
 def test_a_helper_reads_the_checkpoints_of_a_running_training(everstep, script, tmp_path) -> None:
-    done = _train(
-        everstep,
-        script,
-        tmp_path / "out",
-        EVALUATION.replace("model=model", "model=model, optimizer=torch.optim.Adam(model.parameters())"),
-    )
+    done = _train(everstep, script, tmp_path / "out", EVALUATION)
     assert done.returncode == 0, done.stderr
     assert "restored 10" in done.stdout and "end 30" in done.stdout, (done.stdout, done.stderr)
 

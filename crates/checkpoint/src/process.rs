@@ -2,13 +2,14 @@
 
 use std::fs;
 
-/// State and start time of a process, in clock ticks since the machine was started; `None` if there is none.
-pub(crate) fn stat(pid: u32) -> Option<(char, u64)> {
+/// When a process was started, in clock ticks since the machine was; `None` if there is none, or if it has ended and has not been
+/// waited for yet.
+pub(crate) fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold anything.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?.chars().next()?;
-    Some((state, fields.nth(18)?.parse().ok()?))
+    let ended = matches!(fields.next()?, "Z" | "X");
+    fields.nth(18)?.parse().ok().filter(|_| !ended)
 }
 
 fn identity(pid: u32, started: u64) -> u64 {
@@ -18,7 +19,7 @@ fn identity(pid: u32, started: u64) -> u64 {
 /// This process as one word.
 pub(crate) fn this() -> u64 {
     let pid = std::process::id();
-    identity(pid, stat(pid).map_or(0, |(_, started)| started))
+    identity(pid, started(pid).unwrap_or(0))
 }
 
 /// The number of the process.
@@ -29,7 +30,7 @@ pub(crate) fn number(process: u64) -> u32 {
 /// Whether a process that [`this`] has described has not ended.
 pub(crate) fn lives(process: u64) -> bool {
     let pid = number(process);
-    stat(pid).is_some_and(|(state, started)| !matches!(state, 'Z' | 'X') && identity(pid, started) == process)
+    started(pid).is_some_and(|started| identity(pid, started) == process)
 }
 
 #[cfg(test)]
@@ -43,10 +44,10 @@ mod tests {
         assert!(lives(this()) && number(this()) == std::process::id());
         assert!(!lives(identity(std::process::id(), 1)), "another process had this number");
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        let known = identity(child.id(), stat(child.id()).unwrap().1);
+        let known = identity(child.id(), started(child.id()).unwrap());
         assert!(lives(known));
         child.kill().unwrap();
-        while stat(child.id()).is_some_and(|(state, _)| state != 'Z') {
+        while started(child.id()).is_some() {
             std::thread::yield_now();
         }
         assert!(!lives(known), "it has not been waited for");

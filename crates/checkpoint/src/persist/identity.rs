@@ -12,7 +12,7 @@ const VERSION: u32 = 1;
 /// Whoever creates the file where hard links are missing has this long to fill it.
 const HALF_WRITTEN: std::time::Duration = std::time::Duration::from_secs(2);
 
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Serialize, Deserialize)]
 struct Identity {
     version: u32,
     run: RunId,

@@ -7,7 +7,7 @@
 use super::identity::{drawn, run_id};
 use crate::format::digest::crc;
 use crate::format::mark::Mark;
-use crate::process::stat;
+use crate::process::started;
 use crate::storage::Storage;
 use crate::unique::unique;
 use everstep_core::id::RunId;
@@ -303,13 +303,13 @@ fn place() -> String {
 
 fn this_process() -> ProcessId {
     let pid = std::process::id();
-    ProcessId { place: place(), pid, started: stat(pid).map_or(0, |(_, started)| started) }
+    ProcessId { place: place(), pid, started: started(pid).unwrap_or(0) }
 }
 
 /// It ran on this machine, and has certainly ended.
 fn has_ended(process: &ProcessId) -> bool {
     let here = !process.place.is_empty() && process.place == place();
-    here && stat(process.pid).is_none_or(|(state, started)| matches!(state, 'Z' | 'X') || started != process.started)
+    here && started(process.pid) != Some(process.started)
 }
 
 #[cfg(test)]
