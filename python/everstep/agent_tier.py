@@ -30,6 +30,7 @@ from .slots import EARLY_BYTES, OVERLAP_BYTES, Sizes, Slots, Snapshot
 from .tiers import Keep, Redundancy
 
 if TYPE_CHECKING:
+    from .branch import Wanted
     from ._internal import NetworkWatch
 
 #: One being written and two complete; one more where a persist may hold one for long.
@@ -119,12 +120,12 @@ class AgentTier:
         return self._slots.arena.held() if self._slots.arena else []
 
     def choose(
-        self, durable: dict[int, Shard | Resharded], wanted: int | None
+        self, durable: dict[int, Shard | Resharded], wanted: Wanted
     ) -> tuple[int, Shard | HealingShard | Resharded] | None:
         """Agrees with all ranks on a step and opens this rank's shard of it."""
-        memory = [(s, True, generation) for s, generation in self._held() if wanted in (None, s)]
+        memory = [(s, True, generation) for s, generation in self._held() if wanted.allows(s)]
         offers = memory + [(s, False, 0) for s in durable]
-        found = self._agent.restore(offers, self._any_rank, wanted)
+        found = self._agent.restore(offers, self._any_rank, wanted.step)
         if found is None:
             return None
         step, self._tier, path = found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
+from dataclasses import dataclass
 
 from . import worker as _worker
 from ._internal import CheckpointError, asked_before, begin_branch, list_checkpoints, list_line
@@ -16,6 +17,24 @@ STEP_MAX = 1 << 40
 Row = tuple[int, str, int | None, str | None]
 
 
+#: At most so many steps are named where the one that is wanted is missing.
+NAMED_MAX = 10
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which steps may be restored."""
+
+    #: Exactly this one.
+    step: int | None = None
+    #: None before this one: the script went back to it in an earlier life of this job, and what it wants is what came of that.
+    since: int = 0
+
+    def allows(self, step: int) -> bool:
+        """Whether this step may be restored."""
+        return step >= self.since if self.step is None else step == self.step
+
+
 class Branch:
     """The branch that one process trains in. The native half decides (``lineage.rs``), and records it in the directory."""
 
@@ -24,22 +43,22 @@ class Branch:
         #: What training goes on from: the step, its path if it is durable, whether the user named it; ``None`` once that is recorded.
         self._origin: tuple[int, str | None, bool] | None = (0, None, False)
 
-    def wanted(self, step: int | None) -> int | None:
-        """The step to go back to; ``None`` when that was done in an earlier life of this job, which the script does not know."""
+    def wanted(self, step: int | None) -> Wanted:
+        """What ``restore(step)`` asks for. If the job went back to this step in an earlier life, which the script does not know, the
+        newest step since then; the step itself may have been pruned by now."""
         if step is None:
-            return None
+            return Wanted()
         restarted = _worker.world().attempt > 0 or os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
         again = asked_before(self._directory, self._directory.mark(), restarted) == step
-        went_on = again and any(s == step and wrong is None for s, _, _, wrong in list_line(self._directory))
-        return None if went_on else step
+        return Wanted(since=step) if again else Wanted(step)
 
-    def rows(self, wanted: int | None) -> list[Row]:
+    def rows(self, wanted: Wanted) -> list[Row]:
         """What may be restored, newest first: the branch that ran last; or the step that is wanted, of that branch if it has it."""
-        line = list_line(self._directory)
-        if wanted is None:
+        line = [r for r in list_line(self._directory) if wanted.allows(r[0])]
+        if wanted.step is None:
             return line
-        return [r for r in line if r[0] == wanted and r[3] is None] or [
-            r for r in list_checkpoints(self._directory) if r[0] == wanted
+        return [r for r in line if r[3] is None] or [
+            r for r in list_checkpoints(self._directory) if r[0] == wanted.step
         ]
 
     def goes_on_from(self, step: int, path: str | None, asked: bool) -> None:
@@ -61,26 +80,33 @@ class Branch:
             begin_branch(self._directory, self._directory.mark(), *self._origin)
         self._origin = None
 
-    def announce(self, step: int | None, wanted: int | None, done: int) -> None:
-        """One line where the script has asked for ``step`` again, and goes on with what came of it."""
-        if step != wanted and _worker.world().rank == 0:
+    def announce(self, wanted: Wanted, done: int) -> None:
+        """One line where the script has asked for a step again, and goes on with what came of it."""
+        if wanted.since and _worker.world().rank == 0:
             print(
-                f"everstep: restore(step={step}) was done before in this job; going on in its branch at step {done}",
+                f"everstep: restore(step={wanted.since}) was done before in this job; going on in its branch at step {done}",
                 file=sys.stderr,
                 flush=True,
             )
 
-    def refuse_silent_restart(self, unreadable: list[str], some: bool, step: int | None) -> None:
+    def refuse_silent_restart(self, unreadable: list[str], some: bool, wanted: Wanted) -> None:
         """Starting from scratch beside checkpoints that cannot be read would bury them.
 
         Raises:
             CheckpointError: when a step was named, or there are checkpoints and none can be read.
         """
-        if step is not None:
-            raise CheckpointError(f"step {step} cannot be restored on every rank from {self._directory}")
+        if wanted != Wanted():
+            raise CheckpointError(self._missing(wanted))
         if unreadable and not some:
             raise CheckpointError(
                 f"no checkpoint in {self._directory} can be read, and starting over would bury them; repair or move "
                 f"them, or give another directory:\n  " + "\n  ".join(unreadable[:5])
             )
         self.goes_on_from(0, None, False)
+
+    def _missing(self, wanted: Wanted) -> str:
+        there = sorted({step for step, _, _, wrong in list_checkpoints(self._directory) if wrong is None})
+        named = ", ".join(str(step) for step in there[-NAMED_MAX:]) or "none"
+        what = f"step {wanted.step}" if wanted.step is not None else f"step {wanted.since} or a later one"
+        more = ", and earlier ones" if len(there) > NAMED_MAX else ""
+        return f"{what} cannot be restored on every rank from {self._directory}; steps that are there: {named}{more}"

@@ -190,7 +190,7 @@ class CheckpointManager:
             wanted = self._branch.wanted(step)
             done, self.extra = Restoring(self._state, self._tier, self._directory, self._branch).restore(wanted)
             self._extra = self.extra
-        self._branch.announce(step, wanted, done)
+        self._branch.announce(wanted, done)
         self._step, self._unsaved = done, done > 0 and self._tier.source() != "disk"
         self._start.restored(done)
         for optimizer in self._state.optimizers:

@@ -26,6 +26,7 @@ from .slots import Slots, Snapshot
 from .tiers import Keep
 
 if TYPE_CHECKING:
+    from .branch import Wanted
     from .healing import HealingShard
 
 
@@ -46,7 +47,7 @@ class DiskTier:
         return []
 
     def choose(
-        self, durable: dict[int, Shard | Resharded], wanted: int | None
+        self, durable: dict[int, Shard | Resharded], wanted: Wanted
     ) -> tuple[int, Shard | HealingShard | Resharded] | None:
         """The newest step that all ranks can read."""
         steps = self._common(sorted(durable, reverse=True))

@@ -10,7 +10,7 @@ from . import together
 from . import worker as _worker
 from ._internal import CheckpointError, DamagedError, Shard, open_shard
 from .agent_tier import AgentTier
-from .branch import Branch
+from .branch import Branch, Wanted
 from .directory import Directory
 from .disk_tier import DiskTier
 from .healing import HealingShard
@@ -28,21 +28,22 @@ class Restoring:
         self._paths: dict[int, str] = {}
         self._extra: dict[str, Any] = {}
 
-    def restore(self, step: int | None) -> tuple[int, dict[str, Any]]:
-        """Loads the newest step, or ``step``. Returns it, 0 for a fresh start, and the values kept with it."""
-        while (done := self._newest(step)) is None:
+    def restore(self, wanted: Wanted) -> tuple[int, dict[str, Any]]:
+        """Loads the newest step that is wanted. Returns it, 0 for a fresh start, and the values kept with it."""
+        while (done := self._newest(wanted)) is None:
             pass
         return done, self._extra
 
-    def _newest(self, step: int | None) -> int | None:
+    def _newest(self, wanted: Wanted) -> int | None:
         """One attempt: the steps that are complete then, 0 for a fresh start; ``None`` when an older one has to be tried."""
-        durable = self._durable_offers(step)
-        found = self._tier.choose(durable, step)
-        if found is None:
-            self._branch.refuse_silent_restart(self._unreadable, bool(durable), step)
+        durable = self._durable_offers(wanted)
+        found = self._tier.choose(durable, wanted)
+        if found is None or not wanted.allows(found[0]):
+            self._branch.refuse_silent_restart(self._unreadable, bool(durable), wanted)
             return 0
         done, shard = found
-        self._branch.goes_on_from(done, self._paths[done] if shard is durable.get(done) else None, step is not None)
+        path = self._paths[done] if shard is durable.get(done) else None
+        self._branch.goes_on_from(done, path, wanted.step is not None)
         together.begin()
         damage: DamagedError | None = None
         try:
@@ -90,7 +91,7 @@ class Restoring:
                 f"forget it: everstep doctor --clean"
             ) from e
 
-    def _durable_offers(self, wanted: int | None) -> dict[int, Shard | Resharded]:
+    def _durable_offers(self, wanted: Wanted) -> dict[int, Shard | Resharded]:
         """This rank's shards of the newest two durable checkpoints whose headers are good. Their bytes are verified when they are
         read: another node can stand in, or an older step."""
         world = _worker.world()

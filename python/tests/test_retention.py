@@ -224,6 +224,27 @@ def test_a_restart_that_asks_for_the_step_again_goes_on_in_its_branch(tmp_path, 
     assert _train(out, 17) == 16
 
 
+def test_a_restart_goes_on_where_the_step_that_the_script_asks_for_was_pruned(tmp_path, everstep, script):
+    """The script names the step at every start, and knows nothing of what came after it."""
+    out = tmp_path / "out"
+    _train(out, 10)
+    line = (script(_JOB), str(out), "10", "1")
+    done = everstep("run", "--max-restarts", "3", *line, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [at for at in done.stdout.splitlines() if "FROM" in at][-1].endswith("FROM 13"), done.stdout
+    assert _steps(out) == ["step-14", "step-15", "step-16"]
+    requeued = {"SLURM_RESTART_COUNT": "1", "TORCHELASTIC_RESTART_COUNT": "1"}
+    launched = everstep("run", *line, timeout=120, **requeued)
+    assert "FROM 16" in launched.stdout and "going on in its branch at step 16" in launched.stderr, launched.stderr
+    plain = subprocess.run(
+        [sys.executable, *line], env={**os.environ, **requeued}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "FROM 19" in plain.stdout, plain.stderr
+    # Another job means what it says.
+    with pytest.raises(es.CheckpointError, match=r"step 10 cannot be restored.*steps that are there: 20, 21, 22"):
+        _train(out, 30, step=10)
+
+
 BACK_LATER = """
 import os, sys
 import torch
