@@ -298,3 +298,18 @@ def test_a_copy_of_a_directory_has_its_own_memory_and_owner(
         assert second.returncode == 0 and "step" in second.stdout, second.stderr
         stop.touch()
         assert first.wait(30) == 0 and time.monotonic() - began < 60
+
+
+def test_a_backup_in_the_place_of_a_directory_is_restored_as_it_is(
+    everstep: Run, tmp_path: Path, script: Callable[[str], str]
+) -> None:
+    train, stop, out, backup = script(_LOOP), tmp_path / "stop", tmp_path / "out", tmp_path / "backup"
+    line = ("run", "--standalone", "--name", "same", "--max-restarts", "0", train, str(out), str(stop))
+    assert everstep(*line, LAST="5", DIE="1").returncode != 0
+    shutil.copytree(out, backup, symlinks=True)
+    # What is in memory is newer, and of the directory that is moved away.
+    assert "start 5" in everstep(*line, LAST="8", DIE="1").stdout
+    out.rename(tmp_path / "away")
+    shutil.copytree(backup, out, symlinks=True)
+    restored = everstep(*line, LAST="6", DIE="1")
+    assert "start 5" in restored.stdout and "is of another checkpoint directory" in restored.stderr, restored.stderr

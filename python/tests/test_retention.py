@@ -107,7 +107,7 @@ def test_a_taken_name_costs_neither_the_step_nor_what_has_the_name(tmp_path):
             ckpt.step(step)
         ckpt.close()
 
-    with pytest.warns(UserWarning, match="step 2 is in step-2.2"):
+    with pytest.warns(UserWarning, match="step 2 is saved as step-2.2"):
         save_two_steps()
     assert (tmp_path / "step-2").read_text() == "a file of somebody else"
     assert _train(tmp_path, 2) == 2
@@ -298,6 +298,25 @@ def test_what_the_user_saved_stays_when_the_step_is_passed_again(tmp_path):
         assert _train(tmp_path, 30, step=5, persist=1) == 5
     assert _tree(*saved) == before
     assert _steps(tmp_path)[-2:] == ["step-29", "step-30"]
+
+
+def test_a_save_of_the_model_alone_does_not_replace_what_has_the_optimizer(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=1)
+    for step in (1, 2, 3):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        ckpt.step(step)
+    ckpt.close()
+    before = _tree(tmp_path / "step-3")
+    reader = es.CheckpointManager(tmp_path, model=torch.nn.Linear(2, 2))
+    assert reader.restore() == 3
+    with pytest.warns(UserWarning, match=r"step 3 is saved as step-3\.2: step-3 is .*holds more"):
+        reader.save(accuracy=0.5)
+        reader.close()
+    assert _steps(tmp_path)[-2:] == ["step-3", "step-3.2"]
+    assert _tree(tmp_path / "step-3") == before
 
 
 def test_a_step_is_published_again_without_exchanging_names(tmp_path):

@@ -6,7 +6,7 @@ use crate::format::digest::{CHUNK_BYTES, combine_chunks, crc};
 use crate::format::index::Index;
 use crate::format::manifest::VERSION;
 use crate::format::shard::{
-    CHUNKS_KEY, PLACES, PLACES_KEY, VALUE_PREFIX, VALUES_KEY, chunks_to_text, places_to_text, values_to_text,
+    CHUNKS_KEY, PLACES, PLACES_KEY, VALUE_PREFIX, VALUES_KEY, chunks_to_text, object_of, places_to_text, values_to_text,
 };
 use everstep_core::id::Rank;
 use everstep_core::message::ShardFile;
@@ -86,7 +86,8 @@ impl<'a> Prepared<'a> {
         }
         let sum = combine_chunks(crc(&self.header), self.index.crcs(), self.index.bytes());
         let bytes = (self.header.len() + self.region) as u64;
-        Ok(ShardFile { rank: self.rank, file, bytes, crc: format!("{sum:016x}"), purpose: self.label.purpose })
+        let objects = self.index.tensors().iter().filter_map(|t| object_of(&t.name)).map(str::to_owned).collect();
+        Ok(ShardFile { rank: self.rank, file, bytes, crc: format!("{sum:016x}"), purpose: self.label.purpose, objects })
     }
 }
 

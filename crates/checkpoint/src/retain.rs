@@ -30,6 +30,8 @@ pub struct Candidate {
     pub saved_at: u64,
     /// Why it was written.
     pub purpose: Purpose,
+    /// Names of the objects whose state is in it; none where that is not known.
+    pub objects: BTreeSet<String>,
 }
 
 /// Indices of those that may go, by the branch that runs. What a user saved never does, nor what the user left behind by
@@ -92,14 +94,21 @@ pub fn surplus(policy: Policy, running: &Lineage, candidates: &[Candidate], unre
     go
 }
 
+/// Whether a checkpoint is known to hold none of some object that another one of the same step holds. An evaluation that has the
+/// model only may save what it restored.
+pub(crate) fn lacks(objects: &BTreeSet<String>, of: &BTreeSet<String>) -> bool {
+    !objects.is_empty() && !of.is_subset(objects)
+}
+
 /// Those whose very step was published again in the same branch, and which the user did not save.
 fn superseded(line: &[usize], candidates: &[Candidate]) -> Vec<usize> {
-    let place = |i: &usize| candidates.get(*i).map(|c| (c.place.step, c.place.lineage.branch));
-    let again = line.windows(2).filter_map(|pair| match pair {
-        [older, newer] if place(older) == place(newer) => Some(*older),
-        _ => None,
-    });
-    again.filter(|i| candidates.get(*i).is_some_and(|c| c.purpose != Purpose::User)).collect()
+    let place = |c: &Candidate| (c.place.step, c.place.lineage.branch);
+    let again = |pair: &[usize]| {
+        let [older, newer] = pair else { return None };
+        let (was, is) = (candidates.get(*older)?, candidates.get(*newer)?);
+        (place(was) == place(is) && was.purpose != Purpose::User && !lacks(&is.objects, &was.objects)).then_some(*older)
+    };
+    line.windows(2).filter_map(again).collect()
 }
 
 #[cfg(test)]
@@ -120,6 +129,7 @@ mod tests {
             place: Place { step: *step, lineage: lineage.clone() },
             saved_at: *saved_at,
             purpose: *purpose,
+            objects: BTreeSet::from(["model".to_owned()]),
         };
         steps.iter().map(candidate).collect()
     }
@@ -211,6 +221,14 @@ mod tests {
         );
         all.extend(plain(&second, &[12]));
         assert_eq!(surplus(LAST, &second, &all, false), [0]);
+    }
+
+    #[test]
+    fn what_lacks_an_object_replaces_nothing() {
+        let mut all = on(&first(), &[(10, 1, Recovery), (10, 2, User), (12, 3, Recovery), (14, 4, Recovery)]);
+        all[0].objects.insert("optimizer".to_owned());
+        assert_eq!(surplus(LAST, &first(), &all, false), [0], "it goes with its step");
+        assert_eq!(surplus(Policy { last: 3, ..LAST }, &first(), &all, false), [0; 0]);
     }
 
     proptest! {

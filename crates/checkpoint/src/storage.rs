@@ -6,7 +6,7 @@ use crate::format::manifest::Manifest;
 use crate::format::mark::Mark;
 use crate::lineage::{Lineage, OUTSIDE, Place};
 use crate::prepared::Prepared;
-use crate::retain::Policy;
+use crate::retain::{Candidate, Policy};
 use crate::stored::Stored;
 use everstep_core::id::RunId;
 use everstep_core::message::ShardFile;
@@ -25,18 +25,28 @@ pub struct Home {
     pub path: String,
     /// The number that its file system gives to it; a store gives none.
     pub inode: Option<u64>,
+    /// When it was created, in nanoseconds since 1970, where the file system says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created: Option<u64>,
     /// When the file was written here, in nanoseconds since 1970; 0 where nothing tells.
     #[serde(skip)]
     pub written: i128,
 }
 
 impl Home {
-    /// Whether what was recorded there has been copied here. Moving it changes the path only, and restoring a backup the number
-    /// only; some network file systems give other numbers after each mount.
+    /// Whether what was recorded there has been copied here. Moving a directory changes its path only, and some network file systems
+    /// give other numbers after each mount. A copy is created later, also one that takes the original's path, as a restored backup.
     #[must_use]
     pub fn is_copy_of(&self, recorded: &Home) -> bool {
         let same_number = self.inode.is_some() && self.inode == recorded.inode;
-        self.path != recorded.path && !same_number
+        let created_later = self.created.zip(recorded.created).is_some_and(|(here, there)| here != there);
+        created_later || (self.path != recorded.path && !same_number)
+    }
+
+    /// Whether this is recorded, as far as a copy is told by it.
+    #[must_use]
+    pub fn is_as_recorded(&self, recorded: &Home) -> bool {
+        (&self.path, self.inode, self.created) == (&recorded.path, recorded.inode, recorded.created)
     }
 }
 
@@ -82,6 +92,16 @@ pub fn place_of(manifest: &Manifest, run: Option<RunId>) -> Place {
         (None, _) => Lineage::default(),
     };
     Place { step: manifest.step, lineage }
+}
+
+/// What retention has to know of a checkpoint that this run has written.
+pub(crate) fn candidate(manifest: &Manifest, run: RunId) -> Candidate {
+    Candidate {
+        place: place_of(manifest, Some(run)),
+        saved_at: manifest.saved_at,
+        purpose: manifest.purpose(),
+        objects: manifest.objects(),
+    }
 }
 
 /// What a clean-up deletes.

@@ -235,6 +235,7 @@ fn a_turn_that_no_other_can_follow_is_damage() {
             bytes: 1,
             crc: "0".into(),
             purpose: Purpose::Recovery,
+            objects: std::collections::BTreeSet::new(),
         }],
     };
     let read = |branch, turn| Manifest::from_bytes(&written(branch, turn).to_bytes().unwrap());

@@ -4,6 +4,7 @@
 use crate::id::{Generation, NodeId, Rank, Step};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// Where a shard can be read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -226,4 +227,7 @@ pub struct ShardFile {
     /// Why it was written.
     #[serde(default, skip_serializing_if = "Purpose::is_recovery")]
     pub purpose: Purpose,
+    /// Names of the objects whose state is in it, such as `model` and `optimizer`; none where the writer did not say.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub objects: BTreeSet<String>,
 }

@@ -27,6 +27,7 @@ fn written(scene: &mut Scene, rank: u32, step: u64) {
         bytes: 1,
         crc: "0".repeat(16),
         purpose: Purpose::Recovery,
+        objects: std::collections::BTreeSet::new(),
     };
     scene.says(
         rank.into(),

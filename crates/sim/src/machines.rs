@@ -347,6 +347,7 @@ impl World {
                         bytes: 1,
                         crc: String::new(),
                         purpose: Purpose::Recovery,
+                        objects: std::collections::BTreeSet::new(),
                     };
                     let directory = String::new();
                     self.agent(host, AgentEvent::ShardWritten { generation, step: Step(step), directory, shard });

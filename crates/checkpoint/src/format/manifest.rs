@@ -3,6 +3,7 @@
 use super::digest::crc;
 use super::mark::Mark;
 use crate::lineage::Lineage;
+use crate::retain::lacks;
 use everstep_core::id::RunId;
 use everstep_core::message::{Purpose, ShardFile};
 use everstep_wire::limits::MANIFEST_BYTES_MAX;
@@ -76,7 +77,7 @@ impl Manifest {
 
     /// May be put in place of another one: an automatic checkpoint of the same step in the same branch, or one that the user saved there
     /// a moment ago, in the same generation, and saves again; or, where both are of no branch (`exactly`), one that the user saved under
-    /// the same name.
+    /// the same name. What lacks an object of it replaces nothing in a branch.
     #[must_use]
     pub fn stands_for(&self, there: &Manifest, run: RunId, exactly: bool) -> bool {
         let turn = |m: &Manifest| m.writer.filter(|w| w.run == run).map(|w| w.turn());
@@ -87,8 +88,18 @@ impl Manifest {
         }
         match branch(there) {
             None => exactly && user(there),
-            Some(_) => !exactly && (!user(there) || (user(self) && turn(there) == turn(self))),
+            Some(_) if exactly || lacks(&self.objects(), &there.objects()) => false,
+            Some(_) => !user(there) || (user(self) && turn(there) == turn(self)),
         }
+    }
+
+    /// Names of the objects whose state is in it; none where a shard does not say.
+    #[must_use]
+    pub fn objects(&self) -> BTreeSet<String> {
+        if self.shards.iter().any(|s| s.objects.is_empty()) {
+            return BTreeSet::new();
+        }
+        self.shards.iter().flat_map(|s| &s.objects).cloned().collect()
     }
 
     /// Length of all shards in bytes.

@@ -18,6 +18,17 @@ pub const VALUE_PREFIX: &str = "__everstep__/";
 /// number in the shard, 1 for a range of the flattened tensor and 0 for a block, the number of dimensions of the whole, its shape,
 /// and where the part begins (one number, or one for each dimension).
 pub const PLACES: &str = "__everstep__/parts";
+/// Values that every step has, whatever objects a training keeps.
+const OF_NO_OBJECT: [&str; 3] = ["extra", "layout", "parts"];
+
+/// The object of a training (`model`, `optimizer`) whose state a tensor or value is part of.
+pub(crate) fn object_of(name: &str) -> Option<&str> {
+    if let Some(value) = name.strip_prefix(VALUE_PREFIX) {
+        return Some(value).filter(|v| !OF_NO_OBJECT.contains(v));
+    }
+    name.split(['.', '/']).next().filter(|object| !object.is_empty())
+}
+
 /// Regions begin on a multiple of this, in files as in memory.
 const REGION_ALIGN: usize = 4096;
 

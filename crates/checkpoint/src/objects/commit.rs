@@ -243,11 +243,19 @@ mod tests {
     use crate::format::manifest::VERSION;
     use everstep_core::id::Rank;
     use everstep_core::message::Purpose;
+    use std::collections::BTreeSet;
     use std::time::UNIX_EPOCH;
 
     fn manifest(generation: u64, saved_at: u64) -> Manifest {
         let file = format!("{generation}-00/rank-0.safetensors");
-        let shard = ShardFile { rank: Rank(0), file, bytes: 1, crc: String::new(), purpose: Purpose::Recovery };
+        let shard = ShardFile {
+            rank: Rank(0),
+            file,
+            bytes: 1,
+            crc: String::new(),
+            purpose: Purpose::Recovery,
+            objects: BTreeSet::new(),
+        };
         Manifest {
             version: VERSION,
             step: 4,

@@ -8,7 +8,7 @@ use crate::format::manifest::Manifest;
 use crate::format::mark::{MARK_FILE, Mark, turn_of};
 use crate::lineage::{self, Place};
 use crate::retain::{Candidate, surplus};
-use crate::storage::{CleanUp, Foreign, Pruned, place_of};
+use crate::storage::{CleanUp, Foreign, Pruned, candidate, place_of};
 use everstep_core::id::RunId;
 use everstep_wire::limits::NOTE_BYTES_MAX;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -37,10 +37,7 @@ pub(super) fn prune(of: &Location, what: &CleanUp<'_>) -> io::Result<Pruned> {
         let places: Vec<Place> = good.iter().map(|(_, m)| place_of(m, Some(run))).collect();
         let running = lineage::last(record, &places).cloned().unwrap_or_default();
         let (own, mut done) = told(&all, run);
-        let candidates: Vec<Candidate> = own
-            .iter()
-            .map(|(_, m)| Candidate { place: place_of(m, Some(run)), saved_at: m.saved_at, purpose: m.purpose() })
-            .collect();
+        let candidates: Vec<Candidate> = own.iter().map(|(_, m)| candidate(m, run)).collect();
         let go: Vec<(&ObjectMeta, &Manifest)> =
             surplus(policy, &running, &candidates, all.iter().any(|(_, _, m)| m.is_err()))
                 .into_iter()

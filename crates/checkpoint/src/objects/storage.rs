@@ -20,7 +20,7 @@ impl Storage for Location {
     }
 
     fn home(&self, _file: &str) -> io::Result<Home> {
-        Ok(Home { path: self.url.clone(), inode: None, written: 0 })
+        Ok(Home { path: self.url.clone(), inode: None, created: None, written: 0 })
     }
 
     fn write_shard(&self, of: &Prepared<'_>, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {

@@ -16,6 +16,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 const OWNER_PREFIX: &str = "everstep-owner-";
 
@@ -32,6 +33,12 @@ impl Directory {
     }
 }
 
+/// In nanoseconds since 1970; `None` where the file system does not tell.
+fn created(of: &fs::Metadata) -> Option<u64> {
+    let since = of.created().ok()?.duration_since(UNIX_EPOCH).ok()?;
+    u64::try_from(since.as_nanos()).ok().filter(|nanoseconds| *nanoseconds > 0)
+}
+
 impl Storage for Directory {
     fn reach(&self) -> io::Result<()> {
         Ok(())
@@ -43,7 +50,8 @@ impl Storage for Directory {
         let path = absent(fs::canonicalize(&self.path))?.unwrap_or_else(|| self.path.clone());
         Ok(Home {
             path: path.to_string_lossy().into_owned(),
-            inode: directory.map(|d| d.ino()),
+            inode: directory.as_ref().map(MetadataExt::ino),
+            created: directory.and_then(|d| created(&d)),
             written: file.map_or(0, |f| i128::from(f.ctime()) * 1_000_000_000 + i128::from(f.ctime_nsec())),
         })
     }

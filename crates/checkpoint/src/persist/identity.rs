@@ -30,8 +30,7 @@ impl Identity {
 
     /// What this file means for a directory that is here. All processes that look come to the same result.
     fn seen_from(self, here: &Home) -> Self {
-        let Some(recorded) = &self.home else { return self };
-        let copied = here.is_copy_of(recorded);
+        let copied = self.home.as_ref().is_some_and(|recorded| here.is_copy_of(recorded));
         let name = || format!("copied to {} ({:?}) at {}", here.path, here.inode, here.written);
         Identity { run: if copied { self.run.kind(&name()) } else { self.run }, home: Some(here.clone()), ..self }
     }
@@ -42,23 +41,21 @@ impl Identity {
 /// # Errors
 /// Those of the file system or store; `InvalidData` when the file with it is damaged.
 pub(super) fn run_id(storage: &dyn Storage) -> io::Result<RunId> {
+    if recorded(storage)?.is_none() {
+        // Where it is follows: an overlay may give a directory another number with the first file in it.
+        storage.create_new(RUN_FILE, Identity { version: VERSION, run: drawn()?, home: None }.bytes()?)?;
+    }
     // In this order: if the file is replaced in between, it says that the directory is here.
     let here = storage.home(RUN_FILE)?;
-    if let Some(recorded) = recorded(storage)? {
-        let home = recorded.home.clone();
-        let now = recorded.seen_from(&here);
-        if home.is_some_and(|home| (&home.path, home.inode) != (&here.path, here.inode)) {
-            // From now on a copy of this directory is told from it. Where nothing can be written, nothing will be.
-            let _ = storage.replace(RUN_FILE, now.bytes()?);
-        }
-        return Ok(now.run);
+    let found = recorded(storage)?;
+    let found = found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{RUN_FILE} comes and goes")))?;
+    let told = found.home.as_ref().is_some_and(|home| here.is_as_recorded(home));
+    let now = found.seen_from(&here);
+    if !told {
+        // From now on a copy of this directory is told from it. Where nothing can be written, nothing will be.
+        let _ = storage.replace(RUN_FILE, now.bytes()?);
     }
-    let run = drawn()?;
-    let identity = Identity { version: VERSION, run, home: Some(here) };
-    if storage.create_new(RUN_FILE, identity.bytes()?)? {
-        return Ok(run);
-    }
-    known_run(storage)?.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{RUN_FILE} comes and goes")))
+    Ok(now.run)
 }
 
 /// A number that nobody else has, forks of this process included.
@@ -151,6 +148,15 @@ mod tests {
         assert_eq!(id(&moved), original);
         copied(&moved, &a);
         assert_ne!(id(&a), original, "a copy in the place of the original");
+        assert_eq!(id(&moved), original);
+        let late = scratch.path().join("late");
+        fs::create_dir(&late).unwrap();
+        let early = id(&late);
+        let backup = scratch.path().join("backup");
+        fs::rename(&late, &backup).unwrap();
+        copied(&backup, &late);
+        assert_ne!(id(&late), early, "nobody has looked at the original since it was moved");
+        assert_eq!(id(&backup), early);
         std::os::unix::fs::symlink(&moved, scratch.path().join("link")).unwrap();
         assert_eq!(id(&scratch.path().join("link")), original);
     }

@@ -11,7 +11,7 @@ use crate::format::manifest::{MANIFEST_FILE, Manifest};
 use crate::format::mark::{MARK_FILE, Mark};
 use crate::lineage;
 use crate::retain::{Candidate, surplus};
-use crate::storage::{CleanUp, Foreign, Pruned, place_of};
+use crate::storage::{CleanUp, Foreign, Pruned, candidate};
 use everstep_core::id::RunId;
 use rustix::fs::FileType;
 use std::io;
@@ -34,10 +34,7 @@ pub(super) fn prune(directory: &Path, what: &CleanUp<'_>) -> io::Result<Pruned> 
             _ => None,
         })
         .collect();
-    let candidates: Vec<Candidate> = own
-        .iter()
-        .map(|(_, m)| Candidate { place: place_of(m, Some(run)), saved_at: m.saved_at, purpose: m.purpose() })
-        .collect();
+    let candidates: Vec<Candidate> = own.iter().map(|(_, m)| candidate(m, run)).collect();
     let mut done = Pruned { foreign: foreign(&all), ..Pruned::default() };
     let kept = |m: &Manifest| m.writer.is_some_and(|w| w.run == run) && m.lineage.is_some();
     let unread = all.iter().any(|e| match &e.what {

@@ -23,7 +23,7 @@ const FAILED_MAX: usize = 16;
 pub fn say_where(to: &Path, step: Step) {
     if let Some(name) = to.file_name().filter(|n| **n != *format!("step-{step}")) {
         crate::say!(
-            "step {step} is in {}: step-{step} is another branch's, the user's, or not everstep's, and stays",
+            "step {step} is saved as {}: step-{step} is another branch's, the user's, not everstep's, or holds more, and stays",
             name.display()
         );
     }
