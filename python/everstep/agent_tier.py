@@ -30,8 +30,8 @@ from .slots import EARLY_BYTES, OVERLAP_BYTES, Sizes, Slots, Snapshot
 from .tiers import Keep, Redundancy
 
 if TYPE_CHECKING:
-    from .branch import Wanted
     from ._internal import NetworkWatch
+    from .branch import Wanted
 
 #: One being written and two complete; one more where a persist may hold one for long.
 SLOTS = 3

@@ -159,7 +159,8 @@ class DiskTier:
         name = path.rpartition("/")[2]
         if name != f"step-{step}":
             warnings.warn(
-                f"everstep: step {step} is saved as {name}: step-{step} is another branch's, the user's, not everstep's, or holds more, and stays",
+                f"everstep: step {step} is saved as {name}: step-{step} is another branch's, the user's, not everstep's, "
+                "or holds more, and stays",
                 stacklevel=5,
             )
         if trouble is not None:

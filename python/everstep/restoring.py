@@ -75,6 +75,9 @@ class Restoring:
         except CheckpointError as e:
             if isinstance(e.__cause__, DamagedError):
                 raise e.__cause__ from e
+            path = self._paths.get(step)
+            if path is not None and self._tier.source() == "disk" and not isinstance(e, DamagedError):
+                raise CheckpointError(f"{e.args[0]}\n  in {path}") from e
             raise
 
     def _as_one(self, step: int, shard: Shard | HealingShard) -> Resharded | Shard | HealingShard:
