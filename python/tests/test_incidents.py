@@ -212,6 +212,16 @@ def test_a_log_collector_can_read_what_everstep_says(everstep, script):
     ), own
 
 
+@pytest.mark.parametrize("chosen", ["everstep::agent=trace", "everstep::log=trace", "warn,everstep::agent=debug"])
+def test_what_a_message_belongs_to_does_not_depend_on_the_filter(env, everstep, script, chosen):
+    env["EVERSTEP_LOG"] = chosen
+    options = ("--standalone", "--max-restarts", "1", "--log-format", "json", "--name", "chosen")
+    done = everstep("run", *options, script("raise SystemExit(3)"))
+    own = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    assert own and all((line["job"], line["node"]) == ("chosen", "0") for line in own), own
+    assert {line["generation"] for line in own if "generation" in line} == {1, 2}, own
+
+
 def test_messages_are_selected_by_level_and_kept_with_what_they_belong_to(job):
     j = job()
     j.ask("inject", "kill", "--rank", "1")

@@ -300,7 +300,6 @@ fn coordinator(
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let place = Place::at(host, insecure).map_err(Failure::config)?;
     let place = (place, port.parse().map_err(|_| bad())?);
-    let _inside = crate::log::as_process(tracing::info_span!("coordinator", epoch = tracing::field::Empty));
     crate::log::keep_in(&crate::places::coordinator_log(store));
     let done = runtime()?.block_on(crate::coordinator::run(place, store, token_file, routes, provisioner, known));
     done.map(|()| 0).map_err(|e| Failure { code: e.code, why: e.why })

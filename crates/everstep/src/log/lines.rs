@@ -17,8 +17,8 @@ const MESSAGE: &str = "message";
 pub enum Format {
     /// A sentence; below the level info, with what it belongs to.
     Text,
-    /// A JSON object with `time`, `from`, `level`, `target`, `message`, and the fields of the message
-    /// and of the spans around it.
+    /// A JSON object with `time`, `from`, `level`, `target`, `message`, and the fields of the
+    /// message, of the spans around it and of the process.
     Json,
 }
 
@@ -97,12 +97,9 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
         let line = match (self.output.format)() {
             Format::Text => text(event.metadata(), &message, &own),
             Format::Json => {
-                let mut around = Fields::default();
-                // Threads that work for the process are not in its span.
-                let process = super::PROCESS.get().and_then(tracing::Span::id);
-                let outermost = process.and_then(|id| context.span(&id));
-                let scope = context.event_scope(event).into_iter().flat_map(Scope::from_root);
-                for span in outermost.into_iter().chain(scope) {
+                let process = super::process().into_iter().map(|(name, value)| (name.to_owned(), value));
+                let mut around = Fields(process.collect());
+                for span in context.event_scope(event).into_iter().flat_map(Scope::from_root) {
                     if let Some(fields) = span.extensions().get::<Fields>() {
                         around.0.extend(fields.0.clone());
                     }

@@ -13,11 +13,14 @@ use crate::cli::Failure;
 use file::Rotating;
 pub use file::before;
 use lines::{Format, Lines, Output};
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
-use tracing::Span;
-use tracing::span::EnteredSpan;
-use tracing_subscriber::layer::SubscriberExt;
+use tracing::Subscriber;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::{FilterExt, filter_fn};
+use tracing_subscriber::layer::{Filter, SubscriberExt};
 use tracing_subscriber::{EnvFilter, Layer};
 
 /// Selects what goes to standard error, as in `debug` or `everstep::agent=trace`.
@@ -31,8 +34,9 @@ const IN_FILE: &str = "warn,everstep=debug";
 static FORMAT: OnceLock<Format> = OnceLock::new();
 /// The log file, once this process has one.
 static FILE: Mutex<Option<Rotating>> = Mutex::new(None);
-/// What this process is: its fields belong to the messages of all threads.
-static PROCESS: OnceLock<Span> = OnceLock::new();
+/// What this process is: these fields belong to the messages of all its threads. They are not those
+/// of a span, which threads would have to enter.
+static PROCESS: Mutex<BTreeMap<&str, Value>> = Mutex::new(BTreeMap::new());
 
 /// Begins to write messages.
 ///
@@ -51,8 +55,9 @@ pub fn start() -> Result<(), Failure> {
         Ok(filter) => (filter, None),
         Err(wrong) => (EnvFilter::new(ON_CONSOLE), Some(wrong)),
     };
-    let console = Lines::new(Output::new(|| *FORMAT.get().unwrap_or(&Format::Text), to_console)).with_filter(filter);
-    let kept = Lines::new(Output::new(|| Format::Json, to_file)).with_filter(EnvFilter::new(IN_FILE));
+    let console =
+        Lines::new(Output::new(|| *FORMAT.get().unwrap_or(&Format::Text), to_console)).with_filter(of_messages(filter));
+    let kept = Lines::new(Output::new(|| Format::Json, to_file)).with_filter(of_messages(EnvFilter::new(IN_FILE)));
     // Fails only if there is another subscriber, which then gets the messages.
     let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry().with(console).with(kept));
     match wrong {
@@ -62,6 +67,16 @@ pub fn start() -> Result<(), Failure> {
              everstep::agent=trace"
         ))),
     }
+}
+
+/// Applies a filter to messages only. A span that it hid would be missing from the messages that it
+/// lets pass.
+fn of_messages<S: Subscriber>(filter: EnvFilter) -> impl Filter<S>
+where
+    EnvFilter: Filter<S>,
+{
+    let own = |about: &tracing::Metadata<'_>| about.is_span() && about.target().starts_with("everstep");
+    filter.or(filter_fn(own).with_max_level_hint(LevelFilter::INFO))
 }
 
 /// A level alone is that of everstep, not that of its libraries.
@@ -79,16 +94,14 @@ pub fn keep_in(path: &Path) {
     *FILE.lock().unwrap_or_else(PoisonError::into_inner) = Rotating::open(path).ok();
 }
 
-/// Adds the fields of this span to all messages of this process, from now on.
-pub fn as_process(span: Span) -> EnteredSpan {
-    PROCESS.get_or_init(|| span).clone().entered()
+/// Adds a field to all messages of this process, from now on.
+pub fn set(field: &'static str, value: impl Into<Value>) {
+    PROCESS.lock().unwrap_or_else(PoisonError::into_inner).insert(field, value.into());
 }
 
-/// Sets a field of the span that was given to [`as_process`].
-pub fn set(field: &'static str, value: u64) {
-    if let Some(span) = PROCESS.get() {
-        span.record(field, value);
-    }
+/// Returns the fields that [`set`] has added.
+fn process() -> BTreeMap<&'static str, Value> {
+    PROCESS.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 fn to_console(line: &str) {

@@ -117,8 +117,12 @@ fn target(o: &Options, meet: &meet::Meet, spec: &JobSpec) -> Result<Target, Fail
 
 /// Takes part in a rendezvous for a torchrun agent, which runs the workers (`everstep.torchrun`).
 pub fn rendezvous(o: &Options) -> Result<i32, Failure> {
+    if o.log_format == "json" {
+        crate::log::in_json();
+    }
     let mut spec = spec(o)?;
     let meet = meet::meet(o, spec.nodes_max)?;
+    crate::log::set("job", meet.job.as_str());
     spec.job = JobId(meet.job.clone());
     let (node, _lock) = node::node_id(o, &meet, spec.nodes_max)?;
     let target = target(o, &meet, &spec)?;
@@ -146,6 +150,9 @@ pub fn rendezvous(o: &Options) -> Result<i32, Failure> {
 }
 
 fn start(o: &Options) -> Result<i32, Failure> {
+    if o.log_format == "json" {
+        crate::log::in_json();
+    }
     let mut spec = spec(o)?;
     let workers = command::workers(&o.nproc_per_node)?;
     let stop_signals = o.stop_signals()?;
@@ -158,16 +165,12 @@ fn start(o: &Options) -> Result<i32, Failure> {
     }
     let program = if o.only_check { command::Program::default() } else { command::program(o)? };
     let meet = meet::meet(o, spec.nodes_max)?;
+    crate::log::set("job", meet.job.as_str());
     spec.job = JobId(meet.job.clone());
     if spec.nodes_max == 1 && meet.endpoint.ends_with(":0") && o.job_name().is_none() && o.join_timeout()?.is_none() {
         spec.join_timeout_ms = NAMELESS_TIMEOUT.as_millis() as u64;
     }
     let (node, lock) = node::node_id(o, &meet, spec.nodes_max)?;
-    let (job, generation) = (meet.job.as_str(), tracing::field::Empty);
-    let _inside = crate::log::as_process(tracing::info_span!("agent", job, node, generation));
-    if o.log_format == "json" {
-        crate::log::in_json();
-    }
     let nanos = now();
     let target = target(o, &meet, &spec)?;
     let streams = open_logs(o, &meet, nanos, streams)?;

@@ -38,6 +38,7 @@ pub fn node_id(o: &Options, meet: &Meet, nodes_max: u32) -> Result<(String, File
     let named = given.or_else(|| (nodes_max == 1).then(|| "0".to_owned()));
     if let Some(node) = named {
         places::check_name("--node-rank", &node).map_err(Failure::usage)?;
+        crate::log::set("node", node.as_str());
         let lock = lock_node(job, &node, NODE_LOCK_WAIT)?;
         let taken = |by: Owner| {
             Failure::config(format!(
@@ -54,6 +55,7 @@ pub fn node_id(o: &Options, meet: &Meet, nodes_max: u32) -> Result<(String, File
     for i in 0..256 {
         let node = if i == 0 { host.clone() } else { format!("{host}-{i}") };
         if let Ok(lock) = lock_node(job, &node, Duration::ZERO)? {
+            crate::log::set("node", node.as_str());
             return Ok((node, lock));
         }
     }
