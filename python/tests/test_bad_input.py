@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import time
@@ -113,6 +114,28 @@ def test_two_agents_with_one_id(env, everstep, script, tmp_path):
             time.sleep(0.05)
         _says(everstep("run", "--standalone", "--name", "twice", path), 78, "already in use", "--node-rank")
         assert first.poll() is None
+    finally:
+        first.terminate()
+        first.wait(20)
+
+
+def test_what_a_second_agent_waits_for_is_said_while_it_waits(env, script, tmp_path):
+    """The lock may be that of an agent that is ending, so it is waited for."""
+    up = tmp_path / "up"
+    path = script(f"open({str(up)!r}, 'w').write('x'); import time; time.sleep(60)")
+    line = [EVERSTEP, "run", "--standalone", "--name", "twice", "--log-format", "json", path]
+    first = subprocess.Popen(line, env=env)
+    try:
+        while not up.exists():
+            time.sleep(0.05)
+        with subprocess.Popen(line, env=env, stderr=subprocess.PIPE, text=True) as second:
+            assert second.stderr is not None
+            said = json.loads(second.stderr.readline())
+            assert second.poll() is None, "it says so at the end only"
+            assert (said["job"], said["node"]) == ("twice", "0") and "waiting up to 5 s" in said["message"], said
+            assert f"process {first.pid} (everstep)" in said["message"] or "has started" in said["message"], said
+            refused = json.loads(second.stderr.readline())
+            assert second.wait(60) == 78 and "already in use" in refused["message"], refused
     finally:
         first.terminate()
         first.wait(20)

@@ -39,7 +39,16 @@ pub fn node_id(o: &Options, meet: &Meet, nodes_max: u32) -> Result<(String, File
     if let Some(node) = named {
         places::check_name("--node-rank", &node).map_err(Failure::usage)?;
         crate::log::set("node", node.as_str());
-        let lock = lock_node(job, &node, NODE_LOCK_WAIT)?;
+        let lock = match lock_node(job, &node, Duration::ZERO)? {
+            Err(by) => {
+                let seconds = NODE_LOCK_WAIT.as_secs();
+                crate::say!(
+                    "node id {node} of job {job} is in use on this machine by {by}; waiting up to {seconds} s for its end"
+                );
+                lock_node(job, &node, NODE_LOCK_WAIT)?
+            }
+            free => free,
+        };
         let taken = |by: Owner| {
             Failure::config(format!(
                 "node id {node} of job {job} is already in use on this machine by {by}; give each node its own --node-rank, or end the other agent"
