@@ -71,3 +71,21 @@ def test_an_option_that_is_like_none_of_ours_is_not_guessed(everstep):
     near = everstep("run", "--max-restart-s", "3", "x.py").stderr
     assert "did you mean" not in far and "--quantum" in far
     assert "did you mean --max-restarts?" in near
+
+
+def test_messages_of_everstep_are_never_the_cause(everstep, script):
+    """A worker may be a wrapper of another launch, whose messages are then the last lines of its standard error."""
+    text = """
+import json, sys
+for line in sys.argv[1:]:
+    print(line, file=sys.stderr)
+print("everstep: job inner: 1 rank here; Ctrl-C stops it", file=sys.stderr)
+print(json.dumps({"from": "everstep", "level": "info", "message": "No space left on device"}), file=sys.stderr)
+sys.exit(3)
+"""
+    own = ("run", "--standalone", "--max-restarts", "0", "--name", "outer", script(text))
+    done = everstep(*own)
+    (failed, _) = [line for line in done.stderr.splitlines() if "exited with code 3" in line]
+    assert "inner" not in failed and "space" not in failed, failed
+    done = everstep(*own, "no GPU here")
+    assert "exited with code 3: no GPU here" in done.stderr, done.stderr

@@ -30,6 +30,7 @@ mod stacks;
 mod storage;
 pub mod streams;
 mod warm_up;
+mod worker_words;
 mod workers;
 
 use crate::guard::protocol::Request as GuardRequest;

@@ -3,7 +3,7 @@
 use super::launch::{Start, board_path};
 use super::replicas::watch;
 use super::storage::{self, Destination};
-use super::{Driver, End, sample};
+use super::{Driver, End, sample, worker_words};
 use crate::guard::protocol::{Event as GuardEvent, Request as GuardRequest};
 use everstep_checkpoint::arena::{Label, Pin};
 use everstep_checkpoint::board::{Board, EVERY_BITS, Word};
@@ -13,7 +13,7 @@ use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::message::{Outcome, Redundancy, ShardFile, Slot};
 use everstep_wire::worker::{Reply, Request};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -119,33 +119,6 @@ impl Crew {
     }
 }
 
-/// Returns whether the line begins with an exception's name, like a Python traceback's last line.
-fn names_exception(line: &str) -> bool {
-    let line = line.strip_prefix("[rank").and_then(|l| l.split_once("]: ")).map_or(line, |(_, rest)| rest);
-    let name = line.split(':').next().unwrap_or_default();
-    let path = name.chars().all(|c| c.is_alphanumeric() || matches!(c, '.' | '_'));
-    line.starts_with("Fatal Python error")
-        || (path && ["Error", "Exception", "Interrupt", "Exit"].iter().any(|end| name.ends_with(end)))
-}
-
-/// Returns how a worker explained its end: its error file (torch's format), else the exception on
-/// stderr, else its last line there. A worker killed from outside explains nothing.
-fn last_words(error_file: &Path, last_lines: &str, own: Option<&str>, outcome: Outcome) -> Words {
-    let from_file = || {
-        let json: serde_json::Value = serde_json::from_slice(&std::fs::read(error_file).ok()?).ok()?;
-        let message = &json["message"];
-        message["message"].as_str().or_else(|| message.as_str()).map(str::to_owned)
-    };
-    let lines = || last_lines.lines().map(str::trim).filter(|l| !l.is_empty());
-    let killed = matches!(outcome, Outcome::Signal(9 | 15));
-    let last = || lines().rfind(|l| names_exception(l)).or_else(|| lines().next_back()).map(str::to_owned);
-    let from_stderr = || if killed { None } else { last() };
-    let said = own.map(str::to_owned).or_else(from_file);
-    let text = [said.as_deref().unwrap_or_default(), last_lines].join("\n");
-    let told = said.or_else(from_stderr).unwrap_or_default();
-    Words { message: told.lines().next().unwrap_or_default().chars().take(300).collect(), text }
-}
-
 impl Driver {
     pub(super) fn spawn(&mut self, start: &Start<'_>) -> Option<Event> {
         let (generation, restarts, slot) = (start.generation, start.restarts, &start.place.slot);
@@ -241,7 +214,7 @@ impl Driver {
                         {
                             self.first_error = Some((file.clone(), code));
                         }
-                        last_words(&file, &last_lines, worker.error.as_deref(), outcome)
+                        worker_words::of(&file, &last_lines, worker.error.as_deref(), outcome)
                     }
                     Some((worker, _)) => {
                         worker.pid = 0;
@@ -479,21 +452,5 @@ impl Driver {
             let words = Words { message, text };
             self.event(Event::WorkerRaised { generation, local_rank, pid, words }).await;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn last_words_are_the_exception_not_what_follows_it() {
-        let said = |lines: &str, outcome| last_words(Path::new("/nonexistent"), lines, None, outcome).message;
-        let long = "[rank1]:   File \"a.py\"\n[rank1]: RuntimeError: Expected it\n[rank1]:  In addition, set this\n";
-        assert_eq!(said(long, Outcome::Code(1)), "[rank1]: RuntimeError: Expected it");
-        assert_eq!(said("torch.cuda.OutOfMemoryError: no\nbye", Outcome::Code(1)), "torch.cuda.OutOfMemoryError: no");
-        assert_eq!(said("Note: an Error\ngiving up", Outcome::Code(3)), "giving up");
-        assert_eq!(said("warned in passing", Outcome::Signal(9)), "");
-        assert_eq!(said("terminate called", Outcome::Signal(6)), "terminate called");
     }
 }

@@ -11,6 +11,8 @@ use tracing_subscriber::registry::{LookupSpan, Scope};
 
 /// Where `tracing` puts the text of a message.
 const MESSAGE: &str = "message";
+/// What a sentence begins with.
+pub const NAME: &str = "everstep: ";
 
 /// How lines are written.
 #[derive(Clone, Copy)]
@@ -118,7 +120,7 @@ fn text(about: &Metadata<'_>, message: &str, fields: &Fields) -> String {
     };
     let shown = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let fields: String = fields.0.iter().map(|(name, value)| format!(" {name}={}", shown(value))).collect();
-    format!("everstep: {level}{message}{fields}")
+    format!("{NAME}{level}{message}{fields}")
 }
 
 fn json(about: &Metadata<'_>, message: &str, around: Fields, own: Fields) -> String {
@@ -131,6 +133,12 @@ fn json(about: &Metadata<'_>, message: &str, around: Fields, own: Fields) -> Str
     line.insert("target".into(), about.target().into());
     line.insert(MESSAGE.into(), message.into());
     json!(line).to_string()
+}
+
+/// Returns whether a line is an object as in [`Format::Json`].
+pub fn is_json(line: &str) -> bool {
+    line.starts_with('{')
+        && serde_json::from_str::<Value>(line).is_ok_and(|line| line["from"] == "everstep" && line[MESSAGE].is_string())
 }
 
 #[cfg(test)]

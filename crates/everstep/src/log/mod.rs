@@ -104,6 +104,14 @@ fn process() -> BTreeMap<&'static str, Value> {
     PROCESS.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
+/// Returns whether a line is one of everstep's messages, as this program or the Python package writes
+/// them, or another launcher with a prefix.
+pub fn is_own(line: &str) -> bool {
+    let line = line.trim_start();
+    let line = line.strip_prefix('[').and_then(|l| l.split_once("]:")).map_or(line, |(_, rest)| rest.trim_start());
+    line.starts_with(lines::NAME) || line.contains("Warning: everstep: ") || lines::is_json(line)
+}
+
 fn to_console(line: &str) {
     eprintln!("{line}");
 }
