@@ -25,6 +25,7 @@ pub fn start_guard(inbox: &mpsc::UnboundedSender<Input>, lock: &File) -> std::io
     let input = std::io::stdin().as_fd().try_clone_to_owned()?;
     command.arg("guard").arg(inherited.as_raw_fd().to_string()).arg(input.as_raw_fd().to_string());
     command.args(crate::descriptors::users().map(|n| n.to_string()));
+    command.arg("--log").arg(crate::log::hand_on());
     command.stdin(Stdio::from(OwnedFd::from(theirs)));
     // SAFETY: only system calls between fork and exec; both descriptors are open in the child, too.
     unsafe {

@@ -168,6 +168,9 @@ enum Command {
         input: i32,
         /// Number of files that a worker may open
         files: Option<u64>,
+        /// Format of messages, and what they belong to
+        #[arg(long)]
+        log: String,
     },
 }
 
@@ -254,7 +257,8 @@ pub fn main() -> i32 {
                 )
             })
         }
-        Command::Guard { lock, input, files } => {
+        Command::Guard { lock, input, files, log } => {
+            crate::log::take_over(&log);
             crate::descriptors::inherit(files);
             return crate::guard::run(lock, input);
         }

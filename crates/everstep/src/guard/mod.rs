@@ -216,6 +216,7 @@ impl Guard {
 
     fn launch(&mut self, launch: Launch) {
         let (generation, local_rank) = (launch.generation, launch.local_rank);
+        crate::log::set("generation", generation);
         let started = self.launch_warm(&launch).map_or_else(|| spawn(&launch, self.input.as_fd()), Ok);
         match started {
             Ok((pid, pidfd, pumps)) => {

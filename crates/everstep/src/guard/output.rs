@@ -5,7 +5,7 @@ use everstep_wire::private;
 use everstep_wire::raw::Raw;
 use rustix::fs::OFlags;
 use std::fs::File;
-use std::io::{Read, Seek, Write};
+use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -45,19 +45,47 @@ impl Sink {
         if let Some(parent) = Path::new(&output.file.0).parent() {
             let _ = private::make_directories(parent);
         }
-        let append =
-            |path: &Raw| private::open(Path::new(&path.0), OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND).ok();
-        let file = append(&output.file);
-        let filtered = output.filtered.as_ref().and_then(append);
-        Sink {
-            file,
+        let append = |path: &Raw| private::open(Path::new(&path.0), OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND);
+        let mut sink = Sink {
+            file: None,
             bytes: 0,
             output: output.clone(),
             prefix: prefix.into(),
             is_stderr,
             line: Vec::new(),
             overlong: None,
-            filtered,
+            filtered: None,
+        };
+        match append(&output.file) {
+            Ok(file) => sink.file = Some(file),
+            Err(e) => sink.give_up_file(&e),
+        }
+        match output.filtered.as_ref().map(append) {
+            Some(Ok(file)) => sink.filtered = Some(file),
+            Some(Err(e)) => sink.give_up_filtered(&e),
+            None => {}
+        }
+        sink
+    }
+
+    /// From now on, the console gets what the log file does not take, even if nobody wanted it there.
+    fn give_up_file(&mut self, why: &io::Error) {
+        self.file = None;
+        let path = self.output.file.0.display();
+        tracing::warn!("cannot write {path}: {why}; from here on, this output is on the console only");
+        if !self.output.console {
+            self.output.console = true;
+            // Without the prefix, it would not be clear whose output it is.
+            self.output.prefixed = true;
+        }
+    }
+
+    /// The lines for the filtered file are on the console, too.
+    fn give_up_filtered(&mut self, why: &io::Error) {
+        self.filtered = None;
+        if let Some(path) = &self.output.filtered {
+            let path = path.0.display();
+            tracing::warn!("cannot write {path}: {why}; from here on, its lines are on the console only");
         }
     }
 
@@ -79,8 +107,8 @@ impl Sink {
         if let Some(file) = &mut self.filtered {
             let text = String::from_utf8_lossy(line);
             filtered = self.output.needles.iter().any(|n| text.contains(n.as_str()));
-            if filtered {
-                let _ = file.write_all(&whole);
+            if filtered && let Err(e) = file.write_all(&whole) {
+                self.give_up_filtered(&e);
             }
         }
         Overlong { filtered }
@@ -89,8 +117,10 @@ impl Sink {
     /// Shows more of a line whose beginning was shown.
     fn show_more(&mut self, part: &[u8], of: Overlong) {
         self.console(part);
-        if let Some(file) = self.filtered.as_mut().filter(|_| of.filtered) {
-            let _ = file.write_all(part);
+        if let Some(file) = self.filtered.as_mut().filter(|_| of.filtered)
+            && let Err(e) = file.write_all(part)
+        {
+            self.give_up_filtered(&e);
         }
     }
 
@@ -112,21 +142,28 @@ impl Sink {
     }
 
     fn take(&mut self, bytes: &[u8]) {
+        let mut left = bytes;
         if let Some(file) = &mut self.file {
             self.bytes += bytes.len() as u64;
             if !self.output.asked && self.bytes > FILE_BYTES_MAX {
                 let _ = file.set_len(0).and_then(|()| file.rewind());
                 self.bytes = bytes.len() as u64;
             }
-            let _ = file.write_all(bytes);
+            let (written, trouble) = append(file, bytes);
+            if let Some(e) = trouble {
+                if !self.output.console {
+                    left = bytes.get(written..).unwrap_or_default();
+                }
+                self.give_up_file(&e);
+            }
         }
         if !self.output.console {
             return;
         }
         if !self.output.prefixed {
-            return self.console(bytes);
+            return self.console(left);
         }
-        for part in bytes.split_inclusive(|b| *b == b'\n') {
+        for part in left.split_inclusive(|b| *b == b'\n') {
             self.part(part, part.ends_with(b"\n"));
         }
     }
@@ -136,6 +173,20 @@ impl Sink {
             self.part(b"\n", true);
         }
     }
+}
+
+/// Writes as much as the file takes. Returns the number of bytes, and why it was not all of them.
+fn append(file: &mut File, bytes: &[u8]) -> (usize, Option<io::Error>) {
+    let mut written = 0;
+    while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
+        match file.write(rest) {
+            Ok(0) => return (written, Some(ErrorKind::WriteZero.into())),
+            Ok(n) => written += n,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return (written, Some(e)),
+        }
+    }
+    (written, None)
 }
 
 /// A thread that moves one stream.

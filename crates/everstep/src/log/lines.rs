@@ -99,8 +99,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
         let line = match (self.output.format)() {
             Format::Text => text(event.metadata(), &message, &own),
             Format::Json => {
-                let process = super::process().into_iter().map(|(name, value)| (name.to_owned(), value));
-                let mut around = Fields(process.collect());
+                let mut around = Fields(super::process().into_iter().collect());
                 for span in context.event_scope(event).into_iter().flat_map(Scope::from_root) {
                     if let Some(fields) = span.extensions().get::<Fields>() {
                         around.0.extend(fields.0.clone());

@@ -36,7 +36,7 @@ static FORMAT: OnceLock<Format> = OnceLock::new();
 static FILE: Mutex<Option<Rotating>> = Mutex::new(None);
 /// What this process is: these fields belong to the messages of all its threads. They are not those
 /// of a span, which threads would have to enter.
-static PROCESS: Mutex<BTreeMap<&str, Value>> = Mutex::new(BTreeMap::new());
+static PROCESS: Mutex<BTreeMap<String, Value>> = Mutex::new(BTreeMap::new());
 
 /// Begins to write messages.
 ///
@@ -95,12 +95,29 @@ pub fn keep_in(path: &Path) {
 }
 
 /// Adds a field to all messages of this process, from now on.
-pub fn set(field: &'static str, value: impl Into<Value>) {
-    PROCESS.lock().unwrap_or_else(PoisonError::into_inner).insert(field, value.into());
+pub fn set(field: &str, value: impl Into<Value>) {
+    PROCESS.lock().unwrap_or_else(PoisonError::into_inner).insert(field.to_owned(), value.into());
+}
+
+/// Returns the format and the fields of this process, for [`take_over`].
+pub fn hand_on() -> String {
+    serde_json::json!({"json": matches!(FORMAT.get(), Some(Format::Json)), "fields": process()}).to_string()
+}
+
+/// Writes messages like the process that started this one.
+pub fn take_over(from: &str) {
+    let from: Value = serde_json::from_str(from).unwrap_or_default();
+    if from["json"] == true {
+        in_json();
+    }
+    if let Some(fields) = from["fields"].as_object() {
+        let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+        process.extend(fields.iter().map(|(name, value)| (name.clone(), value.clone())));
+    }
 }
 
 /// Returns the fields that [`set`] has added.
-fn process() -> BTreeMap<&'static str, Value> {
+fn process() -> BTreeMap<String, Value> {
     PROCESS.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
