@@ -62,3 +62,23 @@ def test_output_that_the_log_directory_does_not_take_is_on_the_console(env, scri
         assert len(about) == 1 or (stream == "stderr" and disk == "size=64k"), done.stderr
         assert all("No space left on device" in line for line in about), about
     assert "[default0]:err\n" in done.stderr or any("err\n" == f.read_text() for f in Path(f"{logs}-after").rglob("stderr.log"))
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("disk", "what"),
+    [
+        ("size=4k", "preload"),
+        ("size=28k", "store/token"),
+        ("size=32k", "coordinator.log"),
+        ("nr_inodes=15", "coordinator.log"),
+        ("nr_inodes=18", "store.redb"),
+    ],
+)
+def test_a_full_disk_under_the_records_is_named(env, script, tmp_path, disk, what):
+    state = tmp_path / "state"
+    done = _with_disk(env, disk, state, EVERSTEP, "run", "--standalone", "--no-warm", script("print('ran')"))
+    first = done.stderr.splitlines()[0]
+    assert done.returncode == 78 and not done.stdout, done
+    assert str(state) in first and what in first, done.stderr
+    assert "No space left" in first or "make room" in first, done.stderr

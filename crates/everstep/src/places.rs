@@ -137,6 +137,14 @@ pub fn inspect() -> Result<(), String> {
     }
 }
 
+/// The remedy where the disk with the state directory is full.
+pub const MAKE_ROOM: &str = "make room there, or set EVERSTEP_STATE_DIR to a directory on another disk";
+
+/// Returns whether there was no room on the disk, or none left for this user.
+pub fn is_full(why: &io::Error) -> bool {
+    matches!(why.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 fn state_refused(path: &Path, why: &io::Error) -> String {
     let which =
         if why.kind() == io::ErrorKind::PermissionDenied { String::new() } else { format!(" {}", path.display()) };

@@ -47,9 +47,12 @@ impl Token {
                 let mut bytes = [0u8; 24];
                 rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
                 let text: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
-                file.write_all(text.as_bytes())?;
-                file.sync_all()?;
-                Ok(Token(text))
+                let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+                if written.is_err() {
+                    // Later attempts would take it for the token.
+                    let _ = std::fs::remove_file(path);
+                }
+                written.map(|()| Token(text))
             }
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Token::read(path),
             Err(e) => Err(e),

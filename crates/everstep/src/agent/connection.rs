@@ -9,6 +9,7 @@ mod stuck;
 
 use super::input::Input;
 use crate::coordinator::EndpointFile;
+use crate::places::{MAKE_ROOM, is_full};
 use everstep_core::agent::event::Event;
 use everstep_core::message::Order;
 use everstep_wire::client::{ConnectError, attach};
@@ -84,6 +85,17 @@ impl Target {
             None if self.may_host => Token::at(&self.store.join("token")),
             None => Token::read(&self.store.join("token")),
         }
+    }
+
+    /// Returns why there is no token, for the user.
+    fn without_token(&self, why: &std::io::Error) -> String {
+        let path = self.token_file.clone().unwrap_or_else(|| self.store.join("token"));
+        if is_full(why) {
+            return format!("cannot write {}: {why}; {MAKE_ROOM}", path.display());
+        }
+        // Other errors name the file themselves.
+        let place = why.raw_os_error().map_or_else(String::new, |_| format!(" in {}", path.display()));
+        format!("no token for the coordinator{place}: {why}; copy its token file here and give --token-file")
     }
 }
 
@@ -165,8 +177,7 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
             // The node that creates the token may start a moment later than this one.
             Err(e) if target.token_file.is_none() && e.kind() == std::io::ErrorKind::NotFound => {}
             Err(e) => {
-                let why = format!("no token for the coordinator: {e}; copy its token file here and give --token-file");
-                let _ = inbox.send(Input::Fatal { code: 78, why });
+                let _ = inbox.send(Input::Fatal { code: 78, why: target.without_token(&e) });
                 return;
             }
         }
@@ -253,7 +264,13 @@ impl Host {
                     self.process = None;
                     let last = last_words(&target.store, self.log_from);
                     if status.code() == Some(78) {
-                        return Err(last.unwrap_or_else(|| "the coordinator could not start".into()));
+                        return Err(last.unwrap_or_else(|| {
+                            let log = log_of(&target.store);
+                            format!(
+                                "the coordinator could not start, and {} does not say why; {MAKE_ROOM}",
+                                log.display()
+                            )
+                        }));
                     }
                     let (count, since) = self.failures.map_or((1, Instant::now()), |(n, since)| (n + 1, since));
                     self.failures = Some((count, since));
@@ -292,8 +309,9 @@ fn last_words(store: &Path, from: u64) -> Option<String> {
 }
 
 fn start(bind: &str, target: &Target) -> std::io::Result<Child> {
-    let store = crate::places::open_store(&target.store)?;
-    let log = store.file("coordinator.log", OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND)?;
+    let log = crate::places::open_store(&target.store)
+        .and_then(|store| store.file("coordinator.log", OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND))
+        .map_err(|e| std::io::Error::new(e.kind(), format!("cannot write {}: {e}", log_of(&target.store).display())))?;
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("coordinator").arg("--bind").arg(bind).arg("--store").arg(&target.store);
     if target.insecure {

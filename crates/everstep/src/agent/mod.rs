@@ -155,9 +155,6 @@ pub async fn run(
     let (ladder, workers, table) = (config.spec.ladder(), config.workers, config.table.clone());
     let ring = metric::samples::Ring::default();
     listen::to_machine(&template, &table, &ring, &inbox);
-    if let Some(preload) = &template.preload {
-        crate::preload::write(preload)?;
-    }
     tokio::spawn(connection::run(target.clone(), inbox.clone()));
     let mut driver = Driver {
         target,

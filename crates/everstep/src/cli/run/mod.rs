@@ -181,6 +181,12 @@ fn start(o: &Options) -> Result<i32, Failure> {
     crate::log::keep_in(&places::agent_log(&meet.job, &node));
     let logs = streams.logs.clone();
     let template = template(o, &meet, &node, program, streams, memory);
+    if let Some(preload) = &template.preload {
+        crate::preload::write(preload).map_err(|e| {
+            let remedy = if places::is_full(&e) { format!("; {}", places::MAKE_ROOM) } else { String::new() };
+            Failure::config(format!("cannot write {}: {e}{}{remedy}", preload.display(), crate::guard::advice(&e)))
+        })?;
+    }
     let config = Config {
         node: NodeId(node),
         incarnation: Incarnation(nanos),
@@ -198,8 +204,7 @@ fn start(o: &Options) -> Result<i32, Failure> {
         table: classify::table(o.failure_table.as_deref())?,
     };
     let end = runtime()?.block_on(crate::agent::run(config, (template, meet.place), target, &lock));
-    let end = end
-        .map_err(|e| Failure { code: 1, why: format!("cannot run an agent here: {e}{}", crate::guard::advice(&e)) })?;
+    let end = end.map_err(|e| Failure::config(format!("cannot run an agent here: {e}{}", crate::guard::advice(&e))))?;
     say_end(o, &meet.job, &end, &logs);
     Ok(end.code)
 }
