@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -82,3 +85,35 @@ def test_a_full_disk_under_the_records_is_named(env, script, tmp_path, disk, wha
     assert done.returncode == 78 and not done.stdout, done
     assert str(state) in first and what in first, done.stderr
     assert "No space left" in first or "make room" in first, done.stderr
+
+
+def test_records_that_are_removed_are_missed_once(env, script, tmp_path):
+    text = f"""
+import os, time
+open({str(tmp_path / "began")!r}, "w").close()
+while not os.path.exists({str(tmp_path / "end")!r}):
+    time.sleep(0.05)
+"""
+    state = Path(env["EVERSTEP_STATE_DIR"])
+    line = [EVERSTEP, "run", "--standalone", "--no-warm", "--name", "lost", script(text)]
+    with subprocess.Popen(line, env=env, stderr=subprocess.PIPE, text=True) as job:
+        assert job.stderr is not None
+        # Without the line, the job ends by itself, and so does what reads from it.
+        enough = threading.Timer(30, (tmp_path / "end").touch)
+        enough.start()
+        try:
+            while not (tmp_path / "began").exists():
+                assert job.poll() is None
+                time.sleep(0.05)
+            shutil.rmtree(state)
+            said = ""
+            while "was removed while the job runs" not in said:
+                line = job.stderr.readline()
+                assert line, said
+                said += line
+            assert f"{state}/jobs/lost/store was removed" in said
+        finally:
+            enough.cancel()
+            (tmp_path / "end").touch()
+        said += job.stderr.read()
+        assert job.wait(60) == 0 and said.count("was removed") == 1, said

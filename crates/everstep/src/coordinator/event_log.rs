@@ -1,5 +1,5 @@
 //! The event log. Lines that cannot be written, as on a full disk, are kept in memory until they
-//! can, and users are notified.
+//! can, and users are notified. They are also notified if the file is removed.
 
 use super::Driver;
 use super::records::open_events;
@@ -9,9 +9,18 @@ use everstep_core::id::{JobId, Session};
 use everstep_core::message::Order;
 use everstep_wire::limits::EVENTS_KEPT_BYTES_MAX;
 use std::collections::VecDeque;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How often to look whether the file is still at its path, which may be on a slow file system.
+const LOOK: Duration = Duration::from_secs(1);
+
+fn identity(about: &Metadata) -> (u64, u64) {
+    (about.dev(), about.ino())
+}
 
 /// A file of lines, in order, each written whole.
 pub struct EventLog {
@@ -24,6 +33,12 @@ pub struct EventLog {
     dropped: u64,
     /// A notice for users, until it is taken.
     news: Option<String>,
+    /// The file's device and inode.
+    identity: (u64, u64),
+    /// Users were notified that the file was removed.
+    removed: bool,
+    /// When the file was last looked for.
+    looked: Instant,
 }
 
 impl EventLog {
@@ -33,7 +48,17 @@ impl EventLog {
     /// Those of the file system.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = open_events(path)?;
-        Ok(EventLog { file, path: path.into(), waiting: VecDeque::new(), bytes: 0, dropped: 0, news: None })
+        Ok(EventLog {
+            identity: identity(&file.metadata()?),
+            file,
+            path: path.into(),
+            waiting: VecDeque::new(),
+            bytes: 0,
+            dropped: 0,
+            news: None,
+            removed: false,
+            looked: Instant::now(),
+        })
     }
 
     /// Writes a line at once if possible, and otherwise keeps it for later.
@@ -82,6 +107,27 @@ impl EventLog {
         }
     }
 
+    /// Returns a notice if the file is no longer at its path. It is still written to, but only this
+    /// process can read it. There is one such notice: what was removed does not come back.
+    pub fn removal(&mut self) -> Option<String> {
+        if self.removed {
+            return None;
+        }
+        self.looked = Instant::now();
+        self.removed = match std::fs::symlink_metadata(&self.path) {
+            Ok(found) => identity(&found) != self.identity,
+            // After any other error, nobody knows.
+            Err(e) => e.kind() == io::ErrorKind::NotFound,
+        };
+        self.removed.then(|| {
+            format!(
+                "{} was removed while the job runs: training goes on, but the events of this run are lost, and everstep \
+                 status and explain do not find it",
+                self.path.parent().unwrap_or(&self.path).display()
+            )
+        })
+    }
+
     /// Returns a notice for users, once after each change.
     pub fn news(&mut self) -> Option<String> {
         self.news.take()
@@ -93,6 +139,11 @@ impl Driver {
     pub(super) fn keep_events(&mut self) {
         self.events.flush();
         if let Some(what) = self.events.news() {
+            self.tell(&what);
+        }
+        if self.events.looked.elapsed() >= LOOK
+            && let Some(what) = self.events.removal()
+        {
             self.tell(&what);
         }
     }
@@ -130,6 +181,22 @@ impl Driver {
 mod tests {
     use super::*;
     use std::os::unix::fs::OpenOptionsExt;
+
+    #[test]
+    fn a_file_that_is_removed_or_replaced_is_told_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.jsonl");
+        let mut log = EventLog::open(&path).unwrap();
+        assert_eq!(log.removal(), None);
+        std::fs::remove_file(&path).unwrap();
+        let told = log.removal().unwrap();
+        assert!(told.starts_with(&format!("{} was removed", dir.path().display())), "{told}");
+        assert_eq!(log.removal(), None);
+        let mut log = EventLog::open(&path).unwrap();
+        assert_eq!(log.removal(), None);
+        std::fs::rename(EventLog::open(&dir.path().join("other")).unwrap().path, &path).unwrap();
+        assert!(log.removal().is_some() && log.removal().is_none());
+    }
 
     #[test]
     fn what_cannot_be_written_is_kept_and_told() {
