@@ -20,7 +20,7 @@ from . import decoding, module_state, optimizer_state
 from ._internal import CheckpointError, WholeCheckpoint, list_checkpoints
 from .blob_format import BLOB
 from .damage import reading
-from .directory import Directory
+from .directory import Directory, in_the_way
 from .tensors import BY_NAME, as_real_dtype
 from .values import check_step
 
@@ -42,7 +42,10 @@ def _published(source: str | PathLike[str], step: int | None) -> str:
             if wrong is not None:
                 raise CheckpointError(wrong)
             return path
-    raise CheckpointError(f"there is no complete checkpoint{'' if step is None else f' of step {step}'} in {source}")
+    blocked = None if root.is_url else in_the_way(Path(root))
+    raise CheckpointError(
+        f"there is no complete checkpoint{'' if step is None else f' of step {step}'} in {source}{f': {blocked}' if blocked else ''}"
+    )
 
 
 def load(source: str | PathLike[str], step: int | None = None) -> dict[str, Any]:
@@ -269,7 +272,11 @@ def main() -> int:
     a = p.parse_args()
     try:
         if a.command == "export":
-            if a.out.exists() and (a.out.is_file() or any(a.out.iterdir())):
+            if a.out.is_symlink() and not a.out.exists():
+                raise CheckpointError(
+                    f"{a.out} is a dangling link to {a.out.readlink()}; give a path that does not exist"
+                )
+            if a.out.exists() and (not a.out.is_dir() or any(a.out.iterdir())):
                 raise CheckpointError(f"{a.out} exists; give a path that does not")
             with reading(str(a.source)):
                 state = load(a.source, a.step)
@@ -280,6 +287,8 @@ def main() -> int:
             warnings.filterwarnings("ignore", message="torch.distributed is")
             with reading(str(a.source)):
                 state = _IMPORTS[a.of](a.source)
+            # torch would show where in its own code this fails.
+            Directory(a.out).located()[0].prepare()
             dcp.save(state, storage_writer=Writer(a.out), no_dist=True)
     except (CheckpointError, OSError, RuntimeError) as e:
         # Damage has more to say than its text.

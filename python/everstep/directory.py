@@ -42,6 +42,22 @@ atexit.register(_release_all)
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
+def in_the_way(path: Path) -> str | None:
+    """What is at a path, or above it, that prevents a directory there, and what to do; the errors of the system
+    say only that something exists."""
+    for at in (path, *path.parents):
+        name = "it" if at == path else str(at)
+        if at.is_dir():
+            return None
+        if at.is_symlink() and not at.exists():
+            return f"{name} is a dangling link to {at.readlink()}; create what it names, or give another one"
+        if at.exists():
+            return (
+                f"{name} is a {'regular file' if at.is_file() else 'special file'}, not a directory; give another one"
+            )
+    return None
+
+
 class Directory:
     """A path, made absolute, or a URL (``s3://bucket/prefix``, ``gs://…``, ``az://…``), which stays as it is.
 
@@ -158,8 +174,9 @@ class Directory:
         try:
             os.makedirs(self._text, exist_ok=True)
         except OSError as e:
+            blocked = in_the_way(Path(self._text))
             raise CheckpointError(
-                f"cannot create the checkpoint directory {self}: {e.strerror}; give another one"
-            ) from e
+                f"cannot create the checkpoint directory {self}: {blocked or f'{e.strerror}; give another one'}"
+            ) from (None if blocked else e)
         if not os.access(self._text, os.W_OK | os.X_OK):
             raise CheckpointError(f"the checkpoint directory {self} is read-only; give one that can be written")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 
+import pytest
 import torch
 from conftest import EVERSTEP
 
@@ -105,3 +106,39 @@ def test_a_directory_of_two_jobs_is_listed_once(env, tmp_path):
     assert [(r["step"], r["tier"], r["job"]) for r in rows] == [(3, "disk", None)], rows
     assert _everstep("ckpt", "ls", env=env).stdout.startswith("JOB")
     assert not _everstep("ckpt", "ls", "second", env=env).stdout.startswith("JOB")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("dangling", "a dangling link to {}/nowhere"), ("file", "a regular file"), ("link-to-file", "a regular file")],
+)
+def test_what_is_in_the_place_of_a_directory_is_named(env, tmp_path, name, what):
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link-to-file").symlink_to(tmp_path / "file")
+    at, what = str(tmp_path / name), what.format(tmp_path)
+    for below in ("", "/below"):
+        with pytest.raises(es.CheckpointError) as e:
+            es.CheckpointManager(at + below, model=torch.nn.Linear(2, 2))
+        said = f"{at}/below: {at} is {what}" if below else f"{at}: it is {what}"
+        assert str(e.value).startswith(f"cannot create the checkpoint directory {said}"), e.value
+        assert e.value.__cause__ is None, "the system's own words are beside it"
+    out = str(tmp_path / "out.pt")
+    for words in (
+        ["ls", at],
+        ["show", at],
+        ["verify", at],
+        ["prune", at, "--keep", "2"],
+        ["export", at, out, "--to", "torch"],
+    ):
+        done = _everstep("ckpt", *words, env=env)
+        (said,) = done.stderr.splitlines()
+        assert done.returncode != 0 and at in said and what in said, done
+    torch.save({"model": {"weight": torch.zeros(2)}}, out)
+    done = _everstep("ckpt", "import", out, at, "--from", "torch", env=env)
+    (said,) = done.stderr.splitlines()
+    assert done.returncode == 1 and at in said and what in said, done
+    done = _everstep("ckpt", "export", str(tmp_path), at, "--to", "dcp", env=env)
+    (said,) = done.stderr.splitlines()
+    assert done.returncode == 1 and at in said and (name != "dangling" or what in said), done
+    assert (tmp_path / "file").read_text() == "mine" and not (tmp_path / "nowhere").exists()

@@ -64,7 +64,9 @@ def test_output_that_the_log_directory_does_not_take_is_on_the_console(env, scri
         # Where files can still be created, the few bytes of standard error may find room.
         assert len(about) == 1 or (stream == "stderr" and disk == "size=64k"), done.stderr
         assert all("No space left on device" in line for line in about), about
-    assert "[default0]:err\n" in done.stderr or any("err\n" == f.read_text() for f in Path(f"{logs}-after").rglob("stderr.log"))
+    assert "[default0]:err\n" in done.stderr or any(
+        f.read_text() == "err\n" for f in Path(f"{logs}-after").rglob("stderr.log")
+    )
 
 
 @needs_root

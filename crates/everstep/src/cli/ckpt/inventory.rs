@@ -39,6 +39,9 @@ impl Inventory {
             Some(path) if Path::new(path).is_dir() || is_url(Path::new(path)) => found.directory(Path::new(path))?,
             Some(job) => {
                 let known = places::job(job).is_dir() || places::memory().join(job).is_dir();
+                if !known && let Some(what) = super::instead_of_directory(Path::new(job)) {
+                    return Err(Failure::usage(format!("{job} {what}; give the directory that holds step-N")));
+                }
                 if places::check_name("the job", job).is_err() || !known {
                     return Err(Failure::usage(format!("{job} is neither a directory nor a job that ran here")));
                 }

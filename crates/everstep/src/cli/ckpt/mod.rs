@@ -90,6 +90,20 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     }
 }
 
+/// Returns what is at this path, if it is neither a directory nor missing.
+fn instead_of_directory(path: &Path) -> Option<String> {
+    let there = std::fs::symlink_metadata(path).ok()?;
+    if there.is_symlink() && !path.exists() {
+        let to = std::fs::read_link(path).ok()?;
+        return Some(format!("is a dangling link to {}", to.display()));
+    }
+    match std::fs::metadata(path) {
+        Ok(there) if there.is_dir() => None,
+        Ok(there) if there.is_file() => Some("is a regular file, not a directory".into()),
+        _ => Some("is a special file, not a directory".into()),
+    }
+}
+
 fn list(target: Option<&str>, as_json: bool) -> Result<i32, Failure> {
     let found = Inventory::of(target)?;
     if as_json {
@@ -130,10 +144,8 @@ fn list(target: Option<&str>, as_json: bool) -> Result<i32, Failure> {
 fn prune(directory: &Path, policy: Policy, dry_run: bool) -> Result<i32, Failure> {
     let trouble = |e: std::io::Error| Failure::config(format!("cannot prune {}: {e}", directory.display()));
     if !directory.is_dir() && !is_url(directory) {
-        return Err(Failure::config(format!(
-            "{} is no directory; give the one that holds step-N",
-            directory.display()
-        )));
+        let what = instead_of_directory(directory).unwrap_or_else(|| "is not a directory".into());
+        return Err(Failure::config(format!("{} {what}; give the one that holds step-N", directory.display())));
     }
     let done = persist::prune_outside(directory, policy, dry_run).map_err(trouble)?;
     if done.gone.is_empty() && done.leftovers.is_empty() {
