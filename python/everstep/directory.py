@@ -13,6 +13,8 @@ from pathlib import Path
 from . import worker as _worker
 from ._internal import CheckpointError, Claim, Mark, list_checkpoints, list_line, reach, run_id
 
+#: The file with the run id.
+RUN_FILE = "everstep-run.json"
 _COLLAPSED = re.compile(r"(s3a?|gs|az|azure|abfss?|adl):/[^/]")
 
 
@@ -131,7 +133,7 @@ class Directory:
         number on every rank.
 
         Raises:
-            CheckpointError: when it belongs to another job that is running, which is named.
+            CheckpointError: when it belongs to another job that is running, which is named; when it is read-only.
         """
         if self._epoch:
             return
@@ -139,6 +141,7 @@ class Directory:
         epoch = 0
         if _worker.world().rank == 0:
             try:
+                self._check_writable()
                 pid, claim = _claims.get(self._text, (0, None))
                 if claim is None or pid != os.getpid():
                     claim = Claim(self, SILENCE)
@@ -163,10 +166,11 @@ class Directory:
         return self.is_url or Path(self._text).is_dir()
 
     def prepare(self) -> None:
-        """Makes it, so that checkpoints can be written.
+        """Makes it, so that checkpoints can be written. One that everstep has used before may be read-only: an evaluation restores
+        from it and writes nothing.
 
         Raises:
-            CheckpointError: when it cannot be made or written to.
+            CheckpointError: when it cannot be made, or not be written to and there is nothing to restore.
         """
         if self.is_url:
             reach(self)
@@ -178,5 +182,14 @@ class Directory:
             raise CheckpointError(
                 f"cannot create the checkpoint directory {self}: {blocked or f'{e.strerror}; give another one'}"
             ) from (None if blocked else e)
-        if not os.access(self._text, os.W_OK | os.X_OK):
+        if not (Path(self._text) / RUN_FILE).exists():
+            self._check_writable()
+
+    def _check_writable(self) -> None:
+        """Checks that a new file can be made in it.
+
+        Raises:
+            CheckpointError: when it is read-only.
+        """
+        if not self.is_url and not os.access(self._text, os.W_OK | os.X_OK):
             raise CheckpointError(f"the checkpoint directory {self} is read-only; give one that can be written")

@@ -303,6 +303,26 @@ def test_what_the_user_saved_stays_when_the_step_is_passed_again(tmp_path):
     assert _steps(tmp_path)[-2:] == ["step-29", "step-30"]
 
 
+def test_an_evaluation_reads_a_directory_that_it_cannot_write(tmp_path):
+    _train(tmp_path / "out", 3)
+    text = (
+        "import sys, torch, everstep as es\n"
+        "c = es.CheckpointManager(sys.argv[1], model=torch.nn.Linear(2, 2), persist=1)\n"
+        "print('FROM', c.restore()); c.step(4)\n"
+    )
+    mount = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
+    out, line = str(tmp_path / "out"), ("unshare", "-m", "--propagation", "private", "bash", "-c", mount, "bash")
+    if subprocess.run([*line, out, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting needs root")
+    before = _tree(tmp_path / "out")
+    done = subprocess.run(
+        [*line, out, sys.executable, "-c", text, out], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "FROM 3" in done.stdout, done.stderr
+    assert "is read-only; give one that can be written" in done.stderr.splitlines()[-1]
+    assert _tree(tmp_path / "out") == before
+
+
 def test_a_save_of_the_model_alone_does_not_replace_what_has_the_optimizer(tmp_path):
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters())
