@@ -366,6 +366,7 @@ class CheckpointManager:
         when asked to, and makes the last step durable."""
         self._worker.handle_signals()
         done = self.restore()
+        self._worker.plans(total)
         while done < total:
             yield done
             done += 1

@@ -276,6 +276,11 @@ class _Worker:
             self.board.add("Beats", 1)
         self.step_began = time.perf_counter_ns()
 
+    def plans(self, total: int) -> None:
+        """The script is to complete ``total`` steps in all: a crash before that is none at the end."""
+        if self.board is not None:
+            self.board.set("Total", max(total, 0))
+
     def handle_signals(self) -> None:
         """TERM and USR1 set a flag instead of ending the process: the loop asks for it."""
         if self.handles_signals or threading.current_thread() is not threading.main_thread():
@@ -327,6 +332,9 @@ def watch_gradients(optimizer: Any) -> None:
 
     def complete(_: Any) -> None:
         worker.gradients_at = time.perf_counter_ns()
+        if worker.board is not None:
+            # Where other ranks end, this shows that the script has more to do than they.
+            worker.board.add("Passes", 1)
 
     def before_update(*_: Any) -> None:
         worker.update_at = time.perf_counter_ns()

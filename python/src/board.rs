@@ -68,6 +68,7 @@ impl PyBoard {
         b.set(Word::ComputeNanos, compute_nanos);
         b.set(Word::WaitNanos, wait_nanos);
         b.set(Word::StepAt, monotonic());
+        b.set(Word::Passes, 0);
         b.set(Word::Step, step);
         b.set(Word::StepKnown, 1);
         b.add(Word::Beats, 1);

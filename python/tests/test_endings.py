@@ -41,7 +41,8 @@ for step in range(1, 13):
     model(torch.ones(3, 4)).sum().backward()
     optimizer.step()
     note("step")
-dist.destroy_process_group()
+if "KEEP" not in os.environ:
+    dist.destroy_process_group()
 exec(os.environ.get("END", ""))
 note("ended")
 """
@@ -95,6 +96,27 @@ if rank == 1 and step == 7:
     assert "the training is not finished" in done.stderr, done.stderr
 
 
+#: Rank 1 leaves at the top of an iteration, in the middle of the training.
+LEAVES = {
+    "exit": "if rank == 1 and step == 7: sys.exit(0)",
+    "os-exit": "if rank == 1 and step == 7: os._exit(0)",
+}
+
+
+@pytest.mark.parametrize("leave", LEAVES)
+def test_a_rank_that_needs_one_that_has_left_has_not_finished(ending, leave):
+    done, steps = ending(EARLY=LEAVES[leave])
+    assert (done.returncode, steps) == (1, [6, 6]), done.stderr
+    assert "rank 1 ended by itself after step 6" in done.stderr, done.stderr
+    assert "counts as finished" not in done.stderr, done.stderr
+
+
+def test_a_barrier_without_the_others_after_the_last_step_is_no_failure(ending):
+    done, steps = ending(END="if rank == 0: others_are_gone(); dist.barrier()", KEEP="1")
+    assert (done.returncode, steps) == (0, [12, 12]), done.stderr
+    assert "counts as finished" in done.stderr and "Connection closed" in done.stderr, done.stderr
+
+
 def test_a_script_that_fails_at_its_end_has_not_finished(ending):
     done, steps = ending(END="sys.exit(3)")
     assert done.returncode == 1 and steps == [12, 12], done.stderr
@@ -134,27 +156,57 @@ def test_a_finished_training_is_not_done_again_with_restarts_to_spare(ending):
 #: The same with everstep's checkpoints. Logs the steps that each life has computed.
 CHECKPOINTED = """
 import atexit, os, time
-import torch, everstep
+import sys, torch, torch.distributed as dist, everstep
 
 model = torch.nn.Linear(4, 2)
+if os.environ.get("DDP"):
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 ckpt = everstep.CheckpointManager(os.environ["OUT"] + "/ck", model=model, optimizer=optimizer)
 rank, life = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 for step in ckpt.steps(12):
+    if step == int(os.environ.get("BREAK", 12)):
+        break
+    exec(os.environ.get("EARLY", ""))
     optimizer.zero_grad()
     model(torch.ones(3, 4)).sum().backward()
     optimizer.step()
     with open(f"{os.environ['OUT']}/step-{rank}", "a") as file:
         file.write(f"{life}\\n")
-if rank == 1:
-    atexit.register(os.abort)
+exec(os.environ.get("END", ""))
 """
 
 
-def test_a_crash_at_exit_beside_checkpoints_is_no_restart(everstep, script, tmp_path):
-    out = tmp_path / "out"
-    out.mkdir()
-    line = ["run", "--standalone", "--name", "job", "--nproc-per-node", "2", script(CHECKPOINTED)]
-    done = everstep(*line, timeout=90, OUT=str(out))
+@pytest.fixture
+def checkpointed(everstep, script, tmp_path):
+    """Runs the script with everstep's checkpoints. Returns the result, and the life of each step of each rank."""
+
+    def run(*options: str, **how: str):
+        out = tmp_path / "out"
+        out.mkdir()
+        line = ["run", "--standalone", "--name", "job", "--nproc-per-node", "2", *options, script(CHECKPOINTED)]
+        done = everstep(*line, timeout=90, OUT=str(out), **how)
+        return done, [Path(out / f"step-{rank}").read_text().split() for rank in range(2)]
+
+    return run
+
+
+def test_a_crash_at_exit_beside_checkpoints_is_no_restart(checkpointed):
+    done, steps = checkpointed(END="if rank == 1: atexit.register(os.abort)")
     assert done.returncode == 0 and "counts as finished" in done.stderr, done.stderr
-    assert [Path(out / f"step-{rank}").read_text().split() for rank in range(2)] == [["0"] * 12] * 2
+    assert steps == [["0"] * 12] * 2
+
+
+@pytest.mark.parametrize("leave", ["sys.exit(0)", "os._exit(0)"])
+def test_a_rank_that_leaves_before_the_last_of_its_steps_has_not_finished(checkpointed, leave):
+    done, steps = checkpointed(DDP="1", EARLY=f"if rank == 1 and step == 6: {leave}")
+    assert (done.returncode, steps) == (1, [["0"] * 6] * 2), done.stderr
+    assert "rank 1 ended by itself at step 6 of 12" in done.stderr, done.stderr
+    assert "counts as finished" not in done.stderr, done.stderr
+
+
+def test_leaving_the_loop_together_is_a_normal_end(checkpointed):
+    done, steps = checkpointed(DDP="1", BREAK="6")
+    assert (done.returncode, steps) == (0, [["0"] * 6] * 2), done.stderr
+    assert "counts as finished" not in done.stderr, done.stderr

@@ -134,6 +134,10 @@ words! {
     Numbered = 47,
     /// The process that writes, see [`Board::claim`]: its number in the low 32 bits, and when it was started; 0: nobody yet.
     Worker = 48,
+    /// Steps that the script is to complete in all; 0: not known.
+    Total = 49,
+    /// Backward passes since the last completed step.
+    Passes = 50,
 }
 
 /// What a section is, for the ledger.
@@ -247,7 +251,8 @@ impl Board {
         let Ok(before) = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, free) else { return false };
         if before != 0 && before != own {
             // What the earlier process was doing when it ended says nothing about this one.
-            for word in [Word::ShuttingDown, Word::SectionDepth, Word::SectionTimeout, Word::SectionSince] {
+            let of_its_end = [Word::ShuttingDown, Word::Total, Word::Passes];
+            for word in of_its_end.into_iter().chain([Word::SectionDepth, Word::SectionTimeout, Word::SectionSince]) {
                 self.set(word, 0);
             }
         }

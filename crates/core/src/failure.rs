@@ -59,6 +59,33 @@ pub enum Cause {
     Fenced,
 }
 
+/// How far a worker's training has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extent {
+    /// Steps completed; `None` if the worker does not report steps.
+    pub step: Option<Step>,
+    /// Steps that the script is to complete in all, if it says so (`ckpt.steps(N)`).
+    pub total: Option<Step>,
+    /// Backward passes since the last completed step.
+    pub passes: u64,
+}
+
+impl Extent {
+    /// Returns whether a worker that crashed here had done what another one did before it ended at
+    /// `end`: the same last step, no backward pass more, and all steps that either is to complete.
+    #[must_use]
+    pub fn is_the_end(self, end: Extent) -> bool {
+        self.step.is_some() && self.step == end.step && self.passes <= end.passes && self.missing(end.total).is_none()
+    }
+
+    /// Returns the steps to complete in all, by this worker's own account or by another's, if it has
+    /// not completed them.
+    #[must_use]
+    pub fn missing(self, other: Option<Step>) -> Option<Step> {
+        self.total.max(other).filter(|total| self.step.is_some_and(|step| step < *total))
+    }
+}
+
 /// A worker's failure as its agent saw it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Failure {
@@ -74,10 +101,24 @@ pub struct Failure {
     pub message: String,
     /// Steps that the worker had completed.
     pub step: Option<Step>,
+    /// Steps that its script is to complete in all, if it says so (`ckpt.steps(N)`).
+    #[serde(default)]
+    pub total: Option<Step>,
+    /// Backward passes since the last completed step: the worker had begun the next one.
+    #[serde(default)]
+    pub passes: u64,
     /// Whether the worker had completed a step that it did not restore.
     pub progressed: bool,
     /// The class of the failure, with its severity, scope and advice.
     pub verdict: Verdict,
+}
+
+impl Failure {
+    /// Returns how far the worker's training had come.
+    #[must_use]
+    pub fn extent(&self) -> Extent {
+        Extent { step: self.step, total: self.total, passes: self.passes }
+    }
 }
 
 /// A worker whose script is over.
@@ -87,8 +128,22 @@ pub struct Ended {
     pub rank: Rank,
     /// Steps that it had completed; `None` if it reports no steps.
     pub step: Option<Step>,
+    /// Steps that its script was to complete in all, if it said so (`ckpt.steps(N)`).
+    #[serde(default)]
+    pub total: Option<Step>,
+    /// Backward passes since the last completed step.
+    #[serde(default)]
+    pub passes: u64,
     /// How far its process has come.
     pub how: HowEnded,
+}
+
+impl Ended {
+    /// Returns how far the worker's training had come.
+    #[must_use]
+    pub fn extent(&self) -> Extent {
+        Extent { step: self.step, total: self.total, passes: self.passes }
+    }
 }
 
 /// How far the process of a finished script has come.

@@ -1,6 +1,6 @@
 //! The messages between the coordinator and the agents, as types only: `wire` encodes them.
 
-pub use crate::failure::{Cause, Ended, Failure, HangEvidence, HowEnded, Outcome, Sign};
+pub use crate::failure::{Cause, Ended, Extent, Failure, HangEvidence, HowEnded, Outcome, Sign};
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Rank, Step};
 use crate::node_check::Speed;
 pub use crate::shard::{

@@ -5,7 +5,7 @@ mod scene;
 
 use everstep_core::coordinator::command::Fact;
 use everstep_core::id::{Generation, Rank, Step};
-use everstep_core::message::{Ended, Failure, HowEnded, Offers, Order, Outcome, Report};
+use everstep_core::message::{Ended, Extent, Failure, HowEnded, Offers, Order, Outcome, Report};
 use everstep_core::spec::RestartBudget;
 use scene::{Scene, failure};
 
@@ -32,7 +32,12 @@ fn crashes(scene: &mut Scene, failure: Failure) {
 }
 
 fn ends(scene: &mut Scene, rank: u32, step: Option<u64>, how: HowEnded) {
-    let ended = Ended { rank: Rank(rank), step: step.map(Step), how };
+    ends_after(scene, rank, Extent { step: step.map(Step), ..Extent::default() }, how);
+}
+
+fn ends_after(scene: &mut Scene, rank: u32, extent: Extent, how: HowEnded) {
+    let Extent { step, total, passes } = extent;
+    let ended = Ended { rank: Rank(rank), step, total, passes, how };
     scene.says(u64::from(rank), Report::Ended { generation: Generation(1), ended });
 }
 
@@ -80,6 +85,99 @@ fn a_rank_in_the_middle_beside_one_that_ended_fails_the_job() {
     }
 }
 
+const LOST: &str =
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:4";
+
+#[test]
+fn a_rank_that_ends_before_the_last_step_has_not_finished_what_the_others_fail_at() {
+    // Either of the two may know the total, and the other rank may fail in any way.
+    for (of_ended, of_crashed) in [(Some(12), None), (None, Some(12)), (Some(12), Some(12))] {
+        for error in [failure(0, Outcome::Code(1), LOST, 6), crash(0, Outcome::Signal(6), 6)] {
+            let mut scene = job(PER_DAY);
+            let extent = Extent { step: Some(Step(6)), total: of_ended.map(Step), passes: 0 };
+            ends_after(&mut scene, 1, extent, HowEnded::Exited);
+            crashes(&mut scene, Failure { total: of_crashed.map(Step), ..error });
+            scene.stopped([0]);
+            scene.passes(60_000);
+            let (code, why) = scene.over().unwrap();
+            assert_eq!((code, scene.started(), warned(&scene)), (1, vec![1], false), "{why}");
+            assert!(why.contains("rank 1 ended by itself at step 6 of 12"), "{why}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_has_begun_the_next_step_has_more_to_do_than_one_that_ended() {
+    // A last pass without a step, as after an incomplete batch, is no next step if all ranks have made it.
+    for (passes, with, code) in [(1, 0, 1), (3, 2, 1), (0, 0, 0), (2, 2, 0)] {
+        let mut scene = job(PER_DAY);
+        let extent = Extent { step: Some(Step(6)), total: None, passes: with };
+        ends_after(&mut scene, 1, extent, HowEnded::ShuttingDown);
+        ends_after(&mut scene, 1, extent, HowEnded::Exited);
+        crashes(&mut scene, Failure { passes, ..failure(0, Outcome::Code(1), LOST, 6) });
+        scene.stopped([0]);
+        scene.passes(60_000);
+        let (ended, why) = scene.over().unwrap();
+        assert_eq!((ended, scene.started(), warned(&scene)), (code, vec![1], code == 0), "{why}");
+        assert_eq!(why.contains("this one had begun the next step"), code == 1, "{why}");
+    }
+}
+
+#[test]
+fn an_end_that_is_known_only_after_a_restart_was_ordered_counts() {
+    // The loss of a connection is known at once on another node, and the end that led to it is not.
+    for (passes, checkpointed, how) in [
+        (1, false, HowEnded::Exited),
+        (1, true, HowEnded::ShuttingDown),
+        (0, false, HowEnded::Exited),
+        (0, true, HowEnded::ShuttingDown),
+    ] {
+        let mut scene = job(PER_DAY);
+        if checkpointed {
+            let offers = Report::Offers { generation: Generation(1), rank: Rank(0), offers: Offers::any(vec![], true) };
+            scene.says(0, offers);
+        }
+        crashes(&mut scene, Failure { passes, ..failure(0, Outcome::Code(1), LOST, 6) });
+        assert!(scene.sent.iter().any(|o| matches!(o, Order::Fence { .. })));
+        ends(&mut scene, 1, Some(6), how);
+        scene.stopped([0, 1]);
+        scene.passes(60_000);
+        let (code, why) = scene.over().unwrap();
+        let said = if passes == 0 { "counts as finished" } else { "the training is not finished" };
+        assert!(code == passes as i32 && why.contains(said) && scene.started() == [1], "{code} {why}");
+    }
+}
+
+#[test]
+fn a_third_rank_that_has_not_ended_is_started_again() {
+    let mut scene = Scene::new();
+    for node in 0..3 {
+        scene.join(node, node + 10, 1, Scene::spec((3, 3), PER_DAY));
+    }
+    scene.passes(3000);
+    crashes(&mut scene, failure(0, Outcome::Code(1), LOST, 6));
+    ends(&mut scene, 1, Some(6), HowEnded::Exited);
+    scene.stopped([0, 1, 2]);
+    scene.passes(60_000);
+    assert_eq!((scene.started(), scene.over()), (vec![1, 2], None));
+}
+
+#[test]
+fn all_steps_of_the_script_are_the_end_of_it() {
+    let mut scene = job(PER_DAY);
+    let extent = Extent { step: Some(Step(12)), total: Some(Step(12)), passes: 0 };
+    ends_after(&mut scene, 1, extent, HowEnded::Exited);
+    crashes(&mut scene, Failure { total: extent.total, ..failure(0, Outcome::Code(1), LOST, 12) });
+    assert!(scene.over().unwrap().0 == 0 && warned(&scene));
+}
+
+#[test]
+fn a_crash_before_the_last_step_is_not_held() {
+    let mut scene = job(PER_DAY);
+    crashes(&mut scene, Failure { total: Some(Step(60)), ..crash(1, Outcome::Signal(6), 30) });
+    assert!(scene.sent.iter().any(|o| matches!(o, Order::Fence { .. })));
+}
+
 #[test]
 fn a_count_of_restarts_is_honoured_for_what_is_not_finished() {
     let mut scene = job(RestartBudget::Exactly(1));
@@ -107,8 +205,7 @@ fn nobody_ends_so_a_crash_is_a_failure_after_a_moment() {
 fn what_follows_from_a_crash_shows_that_the_others_are_not_at_their_end() {
     let mut scene = job(PER_DAY);
     crashes(&mut scene, crash(1, Outcome::Signal(6), 30));
-    let lost = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:4";
-    crashes(&mut scene, failure(0, Outcome::Code(1), lost, 30));
+    crashes(&mut scene, failure(0, Outcome::Code(1), LOST, 30));
     assert!(scene.sent.iter().any(|o| matches!(o, Order::Fence { .. })), "at once");
 }
 
@@ -145,8 +242,7 @@ fn an_exception_of_a_script_without_checkpoints_ends_the_job() {
 #[test]
 fn an_exception_that_was_noticed_after_its_echo_ends_the_job_too() {
     let mut scene = job(PER_DAY);
-    let lost = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.7]:4";
-    crashes(&mut scene, failure(0, Outcome::Code(1), lost, 30));
+    crashes(&mut scene, failure(0, Outcome::Code(1), LOST, 30));
     crashes(&mut scene, failure(1, Outcome::Code(1), "ValueError: batch of 31", 30));
     scene.stopped([0, 1]);
     scene.passes(5000);

@@ -63,7 +63,8 @@ impl Log {
 fn failure(cause: Cause, text: &str) -> Failure {
     let verdict = Table::built_in().judge(&cause, text);
     let (rank, step) = (Rank(3), Some(Step(93)));
-    Failure { rank, local_rank: 3, pid: 9, cause, message: text.into(), step, progressed: true, verdict }
+    let (total, passes) = (None, 0);
+    Failure { rank, local_rank: 3, pid: 9, cause, message: text.into(), step, total, passes, progressed: true, verdict }
 }
 
 fn killed() -> Option<Failure> {

@@ -183,3 +183,24 @@ fn a_worker_killed_before_the_order_to_end_it_is_reported_after_that_order() {
     assert_eq!(reported(false), [Outcome::Signal(9)]);
     assert!(reported(true).is_empty(), "it was killed by that order");
 }
+
+#[test]
+fn a_worker_that_had_ended_by_itself_before_it_could_be_ended_is_reported() {
+    for asked in [false, true] {
+        let mut agent = running();
+        let fence = Order::Fence { generation: Generation(1), stacks: false };
+        agent.handle(Time(10), Event::Order { epoch: Epoch(1), order: fence });
+        commands(&mut agent);
+        let exited = Event::WorkerExited {
+            generation: Generation(1),
+            local_rank: 0,
+            pid: 7,
+            outcome: Outcome::Code(0),
+            asked,
+            words: Words::default(),
+        };
+        agent.handle(Time(20), exited);
+        let ended = |c: &Command| matches!(c, Command::Send(Report::Ended { .. }));
+        assert_eq!(commands(&mut agent).iter().any(ended), !asked, "a worker that was asked to end may exit with 0");
+    }
+}

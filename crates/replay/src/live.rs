@@ -227,6 +227,8 @@ fn decide(of: Situation) -> Option<u64> {
                 cause,
                 message: String::new(),
                 step: Some(live.step),
+                total: None,
+                passes: 0,
                 progressed: true,
                 verdict,
             };

@@ -42,6 +42,10 @@ impl Script {
 pub struct Observation {
     /// Steps completed; `None` if the worker does not report steps (yet).
     pub step: Option<u64>,
+    /// Steps that the script is to complete in all, if it says so.
+    pub total: Option<u64>,
+    /// Backward passes since the last completed step.
+    pub passes: u64,
     /// Step that the worker continued from; 0 for a fresh start.
     pub restored: u64,
     /// Both are the training's own numbers; false: steps are counted since the process started.

@@ -2,7 +2,8 @@
 //! evidence.
 
 use super::observation::{Observation, Script};
-use crate::message::{HangEvidence, Outcome};
+use crate::id::Step;
+use crate::message::{Extent, HangEvidence, Outcome};
 use crate::spec::Ladder;
 use crate::time::Time;
 use std::collections::VecDeque;
@@ -66,6 +67,13 @@ impl Watch {
     #[must_use]
     pub fn step(&self) -> Option<u64> {
         self.last.and_then(|o| o.step)
+    }
+
+    /// Returns how far the worker's training has come.
+    #[must_use]
+    pub fn extent(&self) -> Extent {
+        let Some(o) = self.last else { return Extent::default() };
+        Extent { step: o.step.map(Step), total: o.total.map(Step), passes: o.passes }
     }
 
     /// Returns the step that the worker continued from, if known and a step was completed since.

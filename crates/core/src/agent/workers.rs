@@ -7,8 +7,8 @@ use super::watch::{Silence, Watch};
 use super::{Agent, Crew, Stopping};
 use crate::id::{Generation, Rank, Step};
 use crate::ledger::{End, Reading};
-use crate::message::{Cause, Ended, Failure, HangEvidence, HowEnded, Outcome, Place, Report};
-use crate::severity::Table;
+use crate::message::{Cause, Ended, Extent, Failure, HangEvidence, HowEnded, Outcome, Place, Report};
+use crate::severity::{Table, in_backward};
 use crate::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -54,12 +54,15 @@ impl Crew {
         (local_rank, pid): (u32, u32),
         cause: Cause,
         words: Words,
-        step: Option<u64>,
+        extent: Extent,
     ) -> Failure {
         let rank = Rank(self.slot.first_rank.0 + local_rank);
         let verdict = table.judge(&cause, &words.text);
         let progressed = self.progressed();
-        Failure { rank, local_rank, pid, cause, message: words.message, step: step.map(Step), progressed, verdict }
+        let Extent { step, total, passes } = extent;
+        // The pass that failed may not have been counted.
+        let passes = passes.max(u64::from(in_backward(&words.text)));
+        Failure { rank, local_rank, pid, cause, message: words.message, step, total, passes, progressed, verdict }
     }
 }
 
@@ -188,22 +191,23 @@ impl Agent {
         match event {
             Event::WorkerExited { generation, local_rank, pid, outcome, asked, words } => {
                 self.killed(generation, local_rank, outcome, asked);
-                self.worker_exited(generation, local_rank, pid, outcome, words);
+                self.worker_exited(generation, local_rank, (pid, asked), outcome, words);
             }
             Event::WorkerRaised { generation, local_rank, pid, words } => {
                 let alive =
                     |c: &&mut Crew| c.generation == generation && c.alive.contains_key(&local_rank) && !c.killing;
                 let Some(crew) = self.crew.as_mut().filter(alive) else { return };
-                let step = crew.alive.get(&local_rank).and_then(Watch::step);
+                let extent = crew.alive.get(&local_rank).map(Watch::extent).unwrap_or_default();
                 // Python's exit code for an uncaught exception.
                 let cause = Cause::Exited(Outcome::Code(1));
                 crew.raised.insert(local_rank, self.config.table.judge(&cause, &words.text).follows);
-                self.failed(generation, local_rank, pid, cause, words, step);
+                self.failed(generation, local_rank, pid, cause, words, extent);
             }
             Event::SpawnFailed { generation, local_rank, message } => {
                 if let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) {
                     crew.alive.remove(&local_rank);
-                    self.failed(generation, local_rank, 0, Cause::NotStarted, Words::from(message), None);
+                    let words = Words::from(message);
+                    self.failed(generation, local_rank, 0, Cause::NotStarted, words, Extent::default());
                 }
             }
             Event::WorkersGone { generation, store_port } => self.workers_gone(generation, store_port),
@@ -258,14 +262,21 @@ impl Agent {
         }
     }
 
-    fn worker_exited(&mut self, generation: Generation, local_rank: u32, pid: u32, outcome: Outcome, words: Words) {
+    fn worker_exited(
+        &mut self,
+        generation: Generation,
+        local_rank: u32,
+        (pid, asked): (u32, bool),
+        outcome: Outcome,
+        words: Words,
+    ) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
         let Some(watch) = crew.alive.remove(&local_rank) else { return };
-        let (step, of_process) = (watch.step(), outcome);
+        let (extent, of_process) = (watch.extent(), outcome);
         let outcome = watch.of_script(of_process);
         let words = if outcome == of_process { words } else { words.without_crash() };
         crew.progressed |= watch.has_new_step();
-        crew.exited_at.insert(local_rank, step);
+        crew.exited_at.insert(local_rank, watch.step());
         let nobody_left = crew.alive.is_empty();
         let was_over = watch.was_over(outcome);
         let how = match outcome {
@@ -281,8 +292,11 @@ impl Agent {
             // The worker may have failed on its own when others did: what it reported counts, not
             // how it was ended.
             let killed = crew.killed.contains(&local_rank);
-            if killed || matches!(outcome, Outcome::Code(code) if code != 0) {
-                self.failed(generation, local_rank, pid, Cause::Exited(outcome), words, step);
+            if outcome == Outcome::Code(0) && !asked {
+                // It was over already; the order to end it came too late.
+                self.ended(generation, local_rank, extent, HowEnded::Exited);
+            } else if killed || matches!(outcome, Outcome::Code(code) if code != 0) {
+                self.failed(generation, local_rank, pid, Cause::Exited(outcome), words, extent);
             }
             return;
         }
@@ -291,11 +305,11 @@ impl Agent {
                 self.kill(generation, Duration::ZERO);
             }
         } else if outcome == Outcome::Code(0) {
-            self.ended(generation, local_rank, step, HowEnded::Exited);
+            self.ended(generation, local_rank, extent, HowEnded::Exited);
         } else if was_over {
-            self.crashed_at_exit(generation, local_rank, pid, Cause::Exited(outcome), words, step);
+            self.crashed_at_exit(generation, local_rank, pid, Cause::Exited(outcome), words, extent);
         } else {
-            self.failed(generation, local_rank, pid, Cause::Exited(outcome), words, step);
+            self.failed(generation, local_rank, pid, Cause::Exited(outcome), words, extent);
         }
         if may_end {
             self.kill(generation, self.config.spec.ladder().fence_grace);
@@ -304,9 +318,10 @@ impl Agent {
 
     /// Records that the script of a worker is over. Nothing that its process still does can undo
     /// that.
-    fn ended(&mut self, generation: Generation, local_rank: u32, step: Option<u64>, how: HowEnded) {
+    fn ended(&mut self, generation: Generation, local_rank: u32, extent: Extent, how: HowEnded) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
-        let ended = Ended { rank: Rank(crew.slot.first_rank.0 + local_rank), step: step.map(Step), how };
+        let Extent { step, total, passes } = extent;
+        let ended = Ended { rank: Rank(crew.slot.first_rank.0 + local_rank), step, total, passes, how };
         crew.ended.insert(local_rank, ended.clone());
         let gone = |local: &u32| crew.ended.get(local).is_some_and(|e| matches!(e.how, HowEnded::Crashed(_)));
         let finished = crew.failure.is_none() && crew.alive.keys().all(gone);
@@ -325,14 +340,14 @@ impl Agent {
         pid: u32,
         cause: Cause,
         words: Words,
-        step: Option<u64>,
+        extent: Extent,
     ) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
         if !crew.told.insert(local_rank) {
             return;
         }
-        let failure = crew.describe(&self.config.table, (local_rank, pid), cause, words, step);
-        self.ended(generation, local_rank, step, HowEnded::Crashed(Box::new(failure)));
+        let failure = crew.describe(&self.config.table, (local_rank, pid), cause, words, extent);
+        self.ended(generation, local_rank, extent, HowEnded::Crashed(Box::new(failure)));
     }
 
     fn failed(
@@ -342,10 +357,10 @@ impl Agent {
         pid: u32,
         cause: Cause,
         words: Words,
-        step: Option<u64>,
+        extent: Extent,
     ) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.stopping.is_none()) else { return };
-        let failure = crew.describe(&self.config.table, (local_rank, pid), cause, words, step);
+        let failure = crew.describe(&self.config.table, (local_rank, pid), cause, words, extent);
         let consequence = crew.killing && !failure.verdict.says_why() && !crew.killed.contains(&local_rank);
         if consequence || !crew.told.insert(local_rank) {
             return;
@@ -371,10 +386,10 @@ impl Agent {
         let speaks =
             crew.slot.first_rank.0 + local_rank == 0 && crew.failure.is_none() && verdict.is_none() && !stopping;
         let news = if speaks { watch.silence(now, &ladder) } else { None };
-        let step = watch.step();
+        let extent = watch.extent();
         let shutting_down = watch.is_shutting_down() && !stopping;
         if shutting_down && !crew.ended.contains_key(&local_rank) {
-            self.ended(generation, local_rank, step, HowEnded::ShuttingDown);
+            self.ended(generation, local_rank, extent, HowEnded::ShuttingDown);
         }
         if let Some((evidence, silence)) = verdict
             && !stopping
@@ -385,10 +400,10 @@ impl Agent {
             let cause = Cause::Hung { evidence, silence_ms };
             if shutting_down {
                 self.book.ended(now.micros(), local_rank, End::Well);
-                return self.crashed_at_exit(generation, local_rank, pid, cause, words, step);
+                return self.crashed_at_exit(generation, local_rank, pid, cause, words, extent);
             }
             self.book.ended(now.micros(), local_rank, End::Failed);
-            self.failed(generation, local_rank, pid, cause, words, step);
+            self.failed(generation, local_rank, pid, cause, words, extent);
             return;
         }
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };

@@ -72,6 +72,8 @@ impl Job {
             cause: Cause::Fenced,
             message: String::new(),
             step: None,
+            total: None,
+            passes: 0,
             progressed: false,
             verdict,
         })
@@ -110,7 +112,7 @@ impl Job {
     /// Settles which failure was the first cause.
     pub(super) fn conclude(&mut self, now: Time, out: &mut Output) {
         let opened_by = self.evidence.inquiry().and_then(Inquiry::opening).and_then(|w| w.failure.as_ref());
-        let only_exception = self.no_way_back(opened_by).is_some() && self.unfinished().is_none();
+        let only_exception = self.no_way_back(opened_by).is_some() && self.unfinished(opened_by).is_none();
         let killed = self.evidence.inquiry().is_some_and(Inquiry::has_killed);
         if only_exception && killed && self.evidence.take_giving_up().is_some() {
             self.record.count_restart(now);

@@ -3,10 +3,14 @@
 //!
 //! ```text
 //!  a rank crashes ── its script was over ───────────────────────────> it has ended (a warning)
-//!        ├────────── at the step at which another rank has ended ───> it has ended (a warning)
-//!        ├────────── while others are at their end, at other steps ─> the job fails
+//!        ├────────── where another rank has ended ──────────────────> it has ended (a warning)
+//!        ├────────── while others are at their end, elsewhere ──────> the job fails
 //!        └────────── otherwise ─────────────────────────────────────> a failure like any other
 //! ```
+//!
+//! "Where another rank has ended" is after the same last step, with no backward pass more, and, if
+//! the script says how many steps there are (`ckpt.steps(N)`), after all of them. A rank that ends in
+//! the middle of the training makes the others fail in the next step, which they may not complete.
 //!
 //! Other ranks may be a moment behind: an abort is reported before the last lines of their scripts
 //! have run. So a crash that may have come after the last step is held for a second before
@@ -15,7 +19,7 @@
 
 use super::command::Fact;
 use super::incident::EXIT_FAILED;
-use super::job::{Job, Phase};
+use super::job::{Blame, Inquiry, Job, Phase};
 use super::output::Output;
 use super::wording::describe;
 use crate::id::{Generation, NodeId, Rank};
@@ -34,7 +38,7 @@ impl Job {
         out: &mut Output,
     ) -> bool {
         let Some(failure) = failure.filter(|f| matches!(f.cause, Cause::Exited(_))) else { return false };
-        if let Some(with) = self.ending.with(failure.step) {
+        if let Some(with) = self.ending.with(failure) {
             self.late_crash(now, node, failure, Some(with), out);
             return true;
         }
@@ -52,22 +56,54 @@ impl Job {
         let without_way_back = !self.record.checkpointed || self.ending.any().is_some();
         let together = self.ending.is_together(failure.step);
         let follows = failure.verdict.follows || failure.verdict.is_of_machine();
-        own && others && without_way_back && together && !follows && failure.step.is_some()
+        let may_be_last = failure.step.is_some() && failure.extent().missing(None).is_none();
+        own && others && without_way_back && together && !follows && may_be_last
     }
 
     /// Records that a rank's script is over.
     pub(super) fn ended(&mut self, now: Time, node: &NodeId, generation: Generation, ended: &Ended, out: &mut Output) {
-        if generation != self.record.generation || !self.phase.is_training() {
+        if generation != self.record.generation {
             return;
+        }
+        if !self.phase.is_training() {
+            return self.had_ended(ended);
         }
         if let HowEnded::Crashed(failure) = &ended.how {
             return self.late_crash(now, node, failure, None, out);
         }
         let is_over = matches!(ended.how, HowEnded::Exited);
-        self.ending.add_over(ended.rank, ended.step, is_over);
+        self.ending.add_over(ended.rank, ended.extent(), is_over);
         self.settle_held(now, out);
         self.ending.wait_longer(now, is_over);
         self.finish();
+    }
+
+    /// Records that a rank's script was over before the loss of its connections made others fail,
+    /// for which a restart was ordered: there is nothing to restart for.
+    fn had_ended(&mut self, ended: &Ended) {
+        let consequence = self.evidence.blame().filter(Blame::is_consequence).and_then(|b| b.failure);
+        let Some(failure) = consequence.filter(|_| !matches!(ended.how, HowEnded::Crashed(_))) else { return };
+        self.ending.add_over(ended.rank, ended.extent(), matches!(ended.how, HowEnded::Exited));
+        let finished = self.evidence.inquiry().is_some_and(|i| self.all_had_ended(i));
+        let end = if finished {
+            let why = format!(
+                "this was after the last step of rank {}, which ended by itself: the training counts as finished and is not done again",
+                ended.rank
+            );
+            Some((0, why))
+        } else {
+            self.unfinished(Some(&failure)).filter(|_| self.ending.with(&failure).is_none())
+        };
+        if let Some((code, why)) = end.filter(|_| !self.evidence.is_giving_up()) {
+            self.evidence.give_up(code, why);
+        }
+    }
+
+    /// Returns whether each rank's script is over, or failed where that of another one was over.
+    fn all_had_ended(&self, inquiry: &Inquiry) -> bool {
+        let failed = |rank| inquiry.failures().any(|f| f.rank == rank && self.ending.with(f).is_some());
+        let mut ranks = self.record.world.slots.iter().flat_map(|s| s.ranks()).map(Rank);
+        ranks.all(|rank| self.ending.has(rank) || failed(rank))
     }
 
     /// Settles held crashes that turn out to have come after the last step.
@@ -80,7 +116,7 @@ impl Job {
     /// Reports a crash after the end of training, and counts the rank as finished. `with` is a rank
     /// that had ended at the same step; `None`: the crashed worker's own script was over.
     fn late_crash(&mut self, now: Time, node: &NodeId, failure: &Failure, with: Option<Rank>, out: &mut Output) {
-        if !self.ending.add_crashed(failure.rank, failure.step) {
+        if !self.ending.add_crashed(failure.rank, failure.extent()) {
             return;
         }
         let what = describe(node, Some(failure));
@@ -136,12 +172,19 @@ impl Job {
 
     /// Returns why the job cannot restart if other ranks' scripts are over: a restart would repeat
     /// their work.
-    pub(super) fn unfinished(&self) -> Option<(i32, String)> {
-        let with = self.ending.any()?;
+    pub(super) fn unfinished(&self, failure: Option<&Failure>) -> Option<(i32, String)> {
+        let (with, end) = self.ending.any()?;
         (!self.record.restarts_are_counted()).then(|| {
+            let crashed = failure.map(Failure::extent).unwrap_or_default();
+            let how = match (end.step, end.missing(crashed.total)) {
+                (Some(step), Some(total)) => format!("rank {with} ended by itself at step {step} of {total}"),
+                (Some(step), None) if crashed.step == end.step && crashed.passes > end.passes => {
+                    format!("rank {with} ended by itself after step {step}, and this one had begun the next step")
+                }
+                _ => format!("rank {with} had ended by itself and this one was not known to have done the same steps"),
+            };
             let why = format!(
-                "rank {with} had ended by itself and this one was not known to have done the same steps: the training is not finished, and a \
-                 restart would do again what rank {with} has done (to restart anyway, give --max-restarts N)"
+                "{how}: the training is not finished, and a restart would do again what rank {with} has done (to restart anyway, give --max-restarts N)"
             );
             (EXIT_FAILED, why)
         })

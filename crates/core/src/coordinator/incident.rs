@@ -53,7 +53,7 @@ impl Job {
             self.record.progressed = true;
         }
         let again = self.same_again(failure.as_ref());
-        let first = self.unfinished().or_else(|| self.no_way_back(failure.as_ref()));
+        let first = self.unfinished(failure.as_ref()).or_else(|| self.no_way_back(failure.as_ref()));
         let refusal = first.or_else(|| {
             again.map_or_else(
                 || {

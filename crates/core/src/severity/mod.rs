@@ -12,5 +12,5 @@ mod verdict;
 pub use codes::Codes;
 pub use pattern::Pattern;
 pub use table::{Class, Rule, Scope, Severity, Table, TableError, Xid};
-pub use text::Found;
+pub use text::{Found, in_backward};
 pub use verdict::Verdict;

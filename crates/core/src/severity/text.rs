@@ -60,6 +60,15 @@ fn is_frame(lower: &str) -> bool {
     lower.contains("file \"") && lower.contains("\", line ")
 }
 
+/// Returns whether the exception at the end of a text was raised in a backward pass of autograd.
+/// Tracebacks before the last one are of exceptions that the script has handled.
+#[must_use]
+pub fn in_backward(text: &str) -> bool {
+    let (_, last) = text.rsplit_once("Traceback (most recent call last)").unwrap_or_default();
+    last.lines()
+        .any(|line| is_frame(&line.to_lowercase()) && line.contains("/torch/autograd/") && line.contains("backward"))
+}
+
 /// Matches lines that did not end the program: `UserWarning: …`, `[rank0]:[W1122 …`, `[I1122 …`.
 fn is_remark(lower: &str) -> bool {
     let bare =
@@ -71,5 +80,35 @@ fn is_remark(lower: &str) -> bool {
 impl Rule {
     fn fits(&self, lower: &str) -> bool {
         self.line.iter().any(|p| p.is_in(lower)) && !self.unless.iter().any(|p| p.is_in(lower))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_backward;
+
+    const BACKWARD: &str = r#"Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    loss.backward()
+  File "/usr/lib/python3/site-packages/torch/_tensor.py", line 647, in backward
+    torch.autograd.backward(
+  File "/usr/lib/python3/site-packages/torch/autograd/graph.py", line 829, in _engine_run_backward
+    return Variable._execution_engine.run_backward(
+RuntimeError: Connection closed by peer
+"#;
+    const BARRIER: &str = r#"Traceback (most recent call last):
+  File "train.py", line 12, in backward
+    dist.barrier()
+  File "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py", line 4159, in barrier
+    work.wait()
+RuntimeError: Connection closed by peer
+"#;
+
+    #[test]
+    fn a_pass_of_autograd_is_seen_in_the_last_traceback() {
+        assert!(in_backward(BACKWARD) && !in_backward(BARRIER) && !in_backward("loss.backward()"));
+        assert!(in_backward(&[BARRIER, BACKWARD].concat()) && !in_backward(&[BACKWARD, BARRIER].concat()));
+        let prefixed: String = BACKWARD.lines().map(|l| format!("[rank0]: {l}\n")).collect();
+        assert!(in_backward(&prefixed));
     }
 }

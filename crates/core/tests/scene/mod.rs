@@ -142,6 +142,8 @@ pub fn failure(rank: u32, outcome: Outcome, text: &str, step: u64) -> Failure {
         cause,
         message,
         step: Some(Step(step)),
+        total: None,
+        passes: 0,
         progressed: true,
         verdict,
     }

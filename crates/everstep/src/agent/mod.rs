@@ -284,6 +284,10 @@ impl Driver {
             Input::Line(ToAgent::Order { epoch, order }) => {
                 crate::log::exchange::order(&order);
                 self.over |= matches!(order, Order::End { .. });
+                if matches!(order, Order::Fence { .. }) {
+                    // Whoever has ended by itself is known before all are ended.
+                    self.look().await;
+                }
                 self.event(Event::Order { epoch, order }).await;
             }
             Input::Fatal { code, why } => self.fatal(code, why),

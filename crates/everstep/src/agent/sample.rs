@@ -26,6 +26,8 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
     let shutdown = if board.is_of(pid) { board.get(Word::ShuttingDown) } else { 0 };
     Observation {
         step: (board.get(Word::StepKnown) == 1).then(|| board.get(Word::Step)),
+        total: Some(board.get(Word::Total)).filter(|total| *total > 0),
+        passes: board.get(Word::Passes),
         restored: board.get(Word::Restored),
         beats: board.get(Word::Beats),
         section: Doing {

@@ -446,8 +446,8 @@ impl Driver {
         if let Some(text) = uncaught {
             worker.raised = true;
             let pid = worker.pid;
-            // Its last steps must be known before its end is reported.
-            self.look_at(local_rank).await;
+            // Its last steps must be known before its end is reported, and whether others have ended.
+            self.look().await;
             self.ping(false);
             let words = Words { message, text };
             self.event(Event::WorkerRaised { generation, local_rank, pid, words }).await;

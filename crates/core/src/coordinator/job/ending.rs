@@ -1,7 +1,7 @@
 //! The ranks of one generation whose scripts are over, and crashes that may have come after that.
 
 use crate::id::{NodeId, Rank, Step};
-use crate::message::{Failure, Slot};
+use crate::message::{Extent, Failure, Slot};
 use crate::time::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,8 +16,8 @@ const TOLD: usize = 4;
 /// A rank whose script is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Over {
-    /// Its last step.
-    step: Option<Step>,
+    /// How far its training had come.
+    extent: Extent,
     /// Whether its process is over, too.
     process: bool,
 }
@@ -35,17 +35,17 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// Returns a rank whose script ended after exactly this step.
+    /// Returns a rank whose script ended when it had done what the crashed worker had.
     #[must_use]
-    pub fn with(&self, step: Option<Step>) -> Option<Rank> {
-        let step = step?;
-        self.over.iter().find(|(_, over)| over.step == Some(step)).map(|(rank, _)| *rank)
+    pub fn with(&self, failure: &Failure) -> Option<Rank> {
+        let crashed = failure.extent();
+        self.over.iter().find(|(_, over)| crashed.is_the_end(over.extent)).map(|(rank, _)| *rank)
     }
 
-    /// Returns a rank whose script is over.
+    /// Returns a rank whose script is over, and how far its training had come.
     #[must_use]
-    pub fn any(&self) -> Option<Rank> {
-        self.over.keys().next().copied()
+    pub fn any(&self) -> Option<(Rank, Extent)> {
+        self.over.iter().next().map(|(rank, over)| (*rank, over.extent))
     }
 
     /// Returns the number of ranks whose scripts are over, or may be.
@@ -58,6 +58,12 @@ impl Ending {
     #[must_use]
     pub fn is_together(&self, step: Option<Step>) -> bool {
         self.held.first().is_none_or(|(_, f)| f.step == step)
+    }
+
+    /// Returns whether this rank's script is over.
+    #[must_use]
+    pub fn has(&self, rank: Rank) -> bool {
+        self.over.contains_key(&rank)
     }
 
     /// Returns when holding crashes ends.
@@ -74,9 +80,10 @@ impl Ending {
     }
 
     /// Records that a rank's script is over; `process`: its process is, too.
-    pub(crate) fn add_over(&mut self, rank: Rank, step: Option<Step>, process: bool) {
-        let over = self.over.entry(rank).or_insert(Over { step, process });
-        *over = Over { step: over.step.max(step), process: over.process || process };
+    pub(crate) fn add_over(&mut self, rank: Rank, extent: Extent, process: bool) {
+        let over = self.over.entry(rank).or_insert(Over { extent, process });
+        let extent = if extent.step < over.extent.step { over.extent } else { extent };
+        *over = Over { extent, process: over.process || process };
     }
 
     /// Waits longer for held crashes, because a rank has ended.
@@ -88,8 +95,8 @@ impl Ending {
 
     /// Records that a rank crashed when its script was over. Returns false if its process was known
     /// to be over.
-    pub(crate) fn add_crashed(&mut self, rank: Rank, step: Option<Step>) -> bool {
-        !self.over.insert(rank, Over { step, process: true }).is_some_and(|over| over.process)
+    pub(crate) fn add_crashed(&mut self, rank: Rank, extent: Extent) -> bool {
+        !self.over.insert(rank, Over { extent, process: true }).is_some_and(|over| over.process)
     }
 
     /// Lists a crash after the end.
@@ -102,13 +109,13 @@ impl Ending {
     /// Takes a held crash out that turns out to have come after the last step, with a rank that has
     /// ended at the same step.
     pub(crate) fn take_settled(&mut self) -> Option<(NodeId, Failure, Rank)> {
-        let at = self.held.iter().position(|(_, f)| self.with(f.step).is_some());
+        let at = self.held.iter().position(|(_, f)| self.with(f).is_some());
         let found = at.map(|at| self.held.remove(at));
         if self.held.is_empty() {
             self.until = None;
         }
         let (node, failure) = found?;
-        let with = self.with(failure.step)?;
+        let with = self.with(&failure)?;
         Some((node, failure, with))
     }
 

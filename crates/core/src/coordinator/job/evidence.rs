@@ -133,6 +133,11 @@ impl Inquiry {
         self.witnesses.first()
     }
 
+    /// Returns the failures of workers so far.
+    pub fn failures(&self) -> impl Iterator<Item = &Failure> {
+        self.witnesses.iter().filter_map(|w| w.failure.as_ref())
+    }
+
     /// Counts the failures beside the first cause, by class.
     #[must_use]
     pub fn beside(&self, cause: &Blame) -> BTreeMap<String, u32> {
