@@ -274,21 +274,21 @@ impl PyArena {
         loop {
             let Some(slot) = self.free_slot() else { return Ok(None) };
             match begin(slot) {
-                // The agent has pinned this slot in the meantime; another one may still be free.
+                // The agent has pinned this slot, or begun to read it, in the meantime; another one may still be free.
                 Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {}
                 begun => return begun.map(Some).map_err(checkpoint),
             }
         }
     }
 
-    /// An unpinned slot: an empty one, else the one with the oldest step, never the newest (unless
+    /// A slot that is not in use: an empty one, else the one with the oldest step, never the newest (unless
     /// there is only one: what it held is on disk already).
     fn free_slot(&self) -> Option<Arc<Slot>> {
         let label = |s: &Arc<Slot>| s.label().filter(|l| self.fits(l)).map(|l| (l.generation, l.step));
         let all: Vec<_> = self.slots.iter().map(|s| (label(s), s)).collect();
         let newest = all.iter().filter_map(|(l, _)| *l).max();
         let only = self.slots.len() == 1;
-        let free = |(l, s): &(Option<_>, &Arc<Slot>)| !s.pinned() && (l.is_none() || *l != newest || only);
+        let free = |(l, s): &(Option<_>, &Arc<Slot>)| !s.in_use() && (l.is_none() || *l != newest || only);
         let mut usable: Vec<_> = all.into_iter().filter(free).collect();
         usable.sort_by_key(|(l, _)| *l);
         usable.first().map(|(_, s)| Arc::clone(s))

@@ -36,7 +36,10 @@ impl From<Shard> for PyShard {
 impl PyShard {
     /// Of a sealed slot that nobody writes while this process reads it: its own.
     pub fn of_own(slot: Arc<Slot>) -> PyResult<Self> {
-        // SAFETY: the Python half is done with a shard before it captures anything or asks the agent to fetch anything.
+        // SAFETY: this worker writes to its slots only when it captures, and the Python half is done with a shard before that. The
+        // agent writes to them only to bring a shard that a worker waits for, into a slot that has no pin, and to repair damage
+        // while this worker waits for that. Before the agent named the step, it pinned the slot; the pin is released when all
+        // nodes hold a later step, which this worker has captured by then.
         Ok(unsafe { Shard::from_still_slot(slot) }.map_err(checkpoint)?.0.into())
     }
 }

@@ -143,7 +143,8 @@ fn bits(what: &str, path: &Path, open: &dyn Fn() -> Result<Shard, String>, peer:
                 let want = Want { rank: 0, world_size: 1, generation: 1, step: 1 };
                 // Now and then over the network; it is the same for every bit of a chunk.
                 if at % 61 == 0 && bit == at % 8 {
-                    healed += usize::from(heal(&slot, peer, want, &chunks).is_ok_and(|h| h == chunks));
+                    let repair = slot.repair().unwrap();
+                    healed += usize::from(heal(&repair, peer, want, &chunks).is_ok_and(|h| h == chunks));
                     assert_eq!(fs::read(path).unwrap()[REGION_AT..], good[REGION_AT..], "healed to what it was");
                 }
             }
@@ -219,7 +220,7 @@ fn edits(
 }
 
 /// Sessions with a holder in which some frame is not what it should be. What it then holds must be whole.
-fn frames(directory: &Path, source: &Slot, count: usize) {
+fn frames(directory: &Path, source: &Arc<Slot>, count: usize) {
     let kept = directory.join("kept");
     fs::create_dir_all(&kept).unwrap();
     let (holder, peer) = hold(&kept);
@@ -322,7 +323,7 @@ fn main() {
     }
     fs::write(&replica_path, &whole).unwrap();
     say("replica-flips", whole.len().div_ceil(23), counts, 0);
-    frames(directory, &Slot::open(&path).unwrap(), count);
+    frames(directory, &Arc::new(Slot::open(&path).unwrap()), count);
     println!(
         "{{\"what\": \"largest-allocation\", \"bytes\": {}, \"limit\": {INDEX_BYTES_MAX}}}",
         LARGEST.load(Ordering::Relaxed)

@@ -138,7 +138,7 @@ fn raw(streams: &mut [TcpStream], slot: &Slot, bytes: usize, receive: bool) {
                 stream.read_exact(unsafe { slot.region_mut(at, n) }.unwrap()).unwrap();
             } else {
                 // SAFETY: nobody writes the slot in this run.
-                stream.write_all(unsafe { slot.region(at, n) }.unwrap()).unwrap();
+                stream.write_all(unsafe { slot.still_region(at, n) }.unwrap()).unwrap();
             }
         }
         if !receive {
@@ -206,7 +206,7 @@ fn persist_rounds(directory: &Path, memory: &Path, bytes: usize, rounds: u64) {
         let (path, out) = (directory.join("raw"), directory.join("out"));
         let bare = || {
             // SAFETY: nobody writes the slot now.
-            timed(&named("raw", round), || raw_write(&path, unsafe { slot.region(0, size) }.unwrap()));
+            timed(&named("raw", round), || raw_write(&path, unsafe { slot.still_region(0, size) }.unwrap()));
             std::fs::remove_file(&path).unwrap();
         };
         let ours = || {
@@ -247,7 +247,7 @@ fn load(path: &Path, how: &str) {
     if how == "memcpy" {
         return timed(how, || {
             // SAFETY: nobody writes the slot any more.
-            let from = unsafe { slot.region(0, size) }.unwrap();
+            let from = unsafe { slot.still_region(0, size) }.unwrap();
             let (a, b) = model.split_at_mut(size / 2);
             std::thread::scope(|scope| {
                 scope.spawn(|| a.copy_from_slice(&from[..size / 2]));

@@ -6,9 +6,13 @@
 //! everything else is in place. A crash while WRITING leaves the other slots untouched.
 //!
 //! The superblock and the index are written and read word by word, and have checksums, so anybody may look at them at any time. The
-//! region is plain memory. Those who read it in place have pinned the slot, or know that no writer is active. Others copy it out
-//! ([`Slot::load`]), and detect by the checksums that it was written meanwhile. Damaged chunks of a sealed slot are replaced word by
-//! word by the agent, at the request of a worker that waits for it ([`Slot::store`]).
+//! region is plain memory. Those who read it in place are counted in the slot ([`Slot::read`]), or know that no writer is active
+//! ([`Slot::still_region`]). Others copy it out ([`Slot::load`]), and detect by the checksums that it was written meanwhile. Damaged
+//! chunks of a sealed slot are replaced by the agent, at the request of a worker that waits for it ([`Slot::repair`]).
+//!
+//! A slot that is being read is not written, whatever becomes of its pins. A count outlives a process that dies while it reads. So
+//! only agents are counted, and processes whose slots nobody else can open. An agent that starts has the node lock, so its
+//! predecessor has ended, and it clears the counts before it reads anything ([`Slot::forget_readers`]).
 //!
 //! ```text
 //!  0        4096                      index_at            end
@@ -203,10 +207,16 @@ impl<M: Memory> Slot<M> {
         if self.is_slot() { self.state_word().state() } else { State::Free }
     }
 
-    /// Somebody still needs this slot.
+    /// Returns whether the slot has a pin: somebody still needs it.
     #[must_use]
     pub fn pinned(&self) -> bool {
         self.is_slot() && self.state_word().pinned()
+    }
+
+    /// Returns whether the slot cannot be written now: it has a pin, is being read in place, or is being repaired.
+    #[must_use]
+    pub fn in_use(&self) -> bool {
+        self.is_slot() && self.state_word().in_use()
     }
 
     /// This need is there.
@@ -221,12 +231,12 @@ impl<M: Memory> Slot<M> {
         self.is_slot() && self.state_word().pin(pin)
     }
 
-    /// Takes a pin away.
+    /// Removes a pin. Those who read the slot in place go on undisturbed.
     pub fn release(&self, pin: Pin) {
         self.state_word().release(pin);
     }
 
-    /// Begins to write: what the slot held is gone. False when it is pinned.
+    /// Begins to write: what the slot held is gone. Returns false if the slot is in use ([`Slot::in_use`]).
     #[must_use]
     pub fn begin(&self) -> bool {
         if self.is_slot() {
@@ -277,7 +287,7 @@ impl<M: Memory> Slot<M> {
     /// Writes down what the region of a slot holds or will hold, without sealing it.
     ///
     /// # Errors
-    /// When the index does not fit.
+    /// When the index does not fit; `ResourceBusy` when nobody is writing the slot.
     pub fn describe(&self, label: Label, index: &[u8], region: u64) -> io::Result<()> {
         self.describe_in_parts(label, &[index], region)
     }
@@ -289,6 +299,7 @@ impl<M: Memory> Slot<M> {
     pub fn describe_in_parts(&self, label: Label, index: &[&[u8]], region: u64) -> io::Result<()> {
         let at = REGION_AT as u64 + region.next_multiple_of(4096);
         let begins = usize::try_from(at).map_err(io::Error::other)?;
+        self.check_writable()?;
         let end = self.memory.store(begins, index)?;
         let mut sum = Running::default();
         index.iter().for_each(|part| sum.read(part));
@@ -408,49 +419,10 @@ impl<M: Memory> Slot<M> {
         }
         Ok(index)
     }
-
-    /// Returns bytes of the region in place.
-    ///
-    /// # Safety
-    /// Nobody writes to them while the slice lives. Either the slot is sealed, pinned and not being healed, or those who may write
-    /// to it are known not to.
-    pub unsafe fn region(&self, from: usize, len: usize) -> Option<&[u8]> {
-        let at = from.checked_add(REGION_AT)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.memory.slice(at, len) }
-    }
-
-    /// Returns bytes of the region to be filled in place.
-    ///
-    /// # Safety
-    /// The caller is writing the slot ([`Slot::begin`]), and nobody else reads or writes these bytes while the slice lives. The
-    /// only exception is [`Slot::load`] by a reader of the slot's previous contents, which detects the change by the checksums.
-    ///
-    /// # Errors
-    /// `InvalidInput` when they lie outside the slot.
-    #[allow(clippy::mut_from_ref)]
-    pub unsafe fn region_mut(&self, from: usize, len: usize) -> io::Result<&mut [u8]> {
-        let at = from.checked_add(REGION_AT).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.memory.slice_mut(at, len) }
-    }
-
-    /// Copies bytes out of the region, word by word. If the slot is not pinned, they may come from two writers. Returns false if
-    /// they lie outside the slot.
-    #[must_use]
-    pub fn load(&self, from: usize, into: &mut [u8]) -> bool {
-        from.checked_add(REGION_AT).is_some_and(|at| self.memory.load_into(at, into))
-    }
-
-    /// Copies bytes into the region, word by word.
-    ///
-    /// # Errors
-    /// `InvalidInput` when they do not fit.
-    pub fn store(&self, from: usize, bytes: &[u8]) -> io::Result<()> {
-        let at = from.checked_add(REGION_AT).ok_or(io::ErrorKind::InvalidInput)?;
-        self.memory.store(at, &[bytes]).map(drop)
-    }
 }
+
+mod region;
+pub use region::{Reader, Repair};
 
 #[cfg(test)]
 mod protocol;

@@ -172,7 +172,7 @@ impl InOrder {
 /// Every source must stay readable until [`Capture::wait`] returns.
 ///
 /// # Errors
-/// `StorageFull` when the state has outgrown the slot; `ResourceBusy` when it has just been pinned.
+/// `StorageFull` when the state has outgrown the slot; `ResourceBusy` when it has just been pinned or begun to be read.
 pub unsafe fn start<M: Memory + 'static>(
     slot: Arc<Slot<M>>,
     plan: Plan,
@@ -368,7 +368,7 @@ fn digest<M: Memory>(slot: &Slot<M>, crcs: &[u64], bytes: usize) -> u64 {
     let mut sum = Running::default();
     crcs.iter().take(whole).for_each(|crc| sum.read(&crc.to_le_bytes()));
     // SAFETY: the slot is complete and not sealed yet: nobody writes to it any more, and nobody else begins to.
-    sum.read(unsafe { slot.region(whole * CHUNK_BYTES, rest) }.unwrap_or_default());
+    sum.read(unsafe { slot.still_region(whole * CHUNK_BYTES, rest) }.unwrap_or_default());
     sum.read(&bytes.to_le_bytes());
     sum.value()
 }

@@ -159,8 +159,9 @@ impl<M: Memory + 'static> Pass<M> {
         for (at, source) in self.pieces.iter().skip(first).take_while(|(at, _)| *at < to) {
             let (start, end) = ((*at).max(from), (at + source.bytes).min(to));
             if source.eager {
-                // SAFETY: an eager source was in the slot before the pass began, and the pass does not write there.
-                sum.read(unsafe { self.slot.region(start, end - start) }.unwrap_or_default());
+                // SAFETY: an eager source was in the slot before the pass began, the pass does not write there, and the caller of
+                // `new` has promised that nobody else does.
+                sum.read(unsafe { self.slot.still_region(start, end - start) }.unwrap_or_default());
                 continue;
             }
             let address = (source.address + (start - at)) as *const u8;

@@ -1,6 +1,6 @@
 //! A sealed slot as a file: the header that goes in front of its bytes.
 
-use crate::arena::{Label, Slot};
+use crate::arena::{Label, Reader, Slot};
 use crate::direct::ALIGN;
 use crate::format::digest::{CHUNK_BYTES, combine_chunks, crc};
 use crate::format::index::Index;
@@ -14,11 +14,15 @@ use memmap2::MmapMut;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How often to look whether a repair of the slot has ended.
+const REPAIR_POLL: Duration = Duration::from_millis(10);
 
 /// One rank's shard: a header, and the region of a slot behind it.
-pub struct Prepared<'a> {
-    /// The slot, which stays pinned while this value exists.
-    pub slot: &'a Arc<Slot>,
+pub struct Prepared {
+    /// The slot, which nobody writes while this value exists, even if its pin is released.
+    pub reader: Arc<Reader>,
     /// What it held when this was made.
     pub label: Label,
     /// Its tensors and the checksums of its chunks.
@@ -33,15 +37,17 @@ pub struct Prepared<'a> {
     pub name: String,
 }
 
-impl<'a> Prepared<'a> {
+impl Prepared {
     /// Makes the header.
     ///
     /// # Errors
     /// `InvalidData` when the slot does not hold `step` any more, or is not pinned.
-    pub fn of(slot: &'a Arc<Slot>, step: u64, rank: Rank) -> io::Result<Self> {
-        // The pin is checked first: a pinned slot keeps its contents.
-        let pinned = slot.pinned();
-        let (label, index) = slot.inspect().map_err(io::Error::other)?;
+    pub fn of(slot: &Arc<Slot>, step: u64, rank: Rank) -> io::Result<Self> {
+        // Counted first: what is being read keeps its contents.
+        let reader = reader(slot).ok_or_else(|| stale(step))?;
+        // A step whose pin has been released is not wanted any more.
+        let pinned = reader.pinned();
+        let (label, index) = reader.inspect().map_err(io::Error::other)?;
         if !pinned || label.step != step {
             return Err(stale(step));
         }
@@ -52,12 +58,20 @@ impl<'a> Prepared<'a> {
             ("world_size".to_owned(), label.world_size.to_string()),
             (CHUNKS_KEY.to_owned(), chunks_to_text(index.crcs())),
         ]);
-        metadata.extend(asides(slot, &index));
+        metadata.extend(asides(&reader, &index));
         let text = index.safetensors_header(&metadata).map_err(io::Error::other)?;
         let mut header = MmapMut::map_anon(text.len())?;
         header.copy_from_slice(&text);
         let region = usize::try_from(index.bytes()).map_err(io::Error::other)?;
-        Ok(Prepared { slot, label, index, header, region, rank, name: format!("rank-{rank}.safetensors") })
+        Ok(Prepared {
+            reader: Arc::new(reader),
+            label,
+            index,
+            header,
+            region,
+            rank,
+            name: format!("rank-{rank}.safetensors"),
+        })
     }
 
     /// The region up to the end of its last page: the index begins on the next one.
@@ -65,15 +79,14 @@ impl<'a> Prepared<'a> {
     /// # Errors
     /// `InvalidData` when the slot does not hold the step any more.
     pub fn body(&self) -> io::Result<&[u8]> {
-        // SAFETY: the slot is sealed and pinned (`of`), and is not released before the file has been written.
-        let bytes = unsafe { self.slot.region(0, self.region.next_multiple_of(ALIGN)) };
+        let bytes = self.reader.region(0, self.region.next_multiple_of(ALIGN));
         bytes.ok_or_else(|| stale(self.label.step))
     }
 
     /// A chunk of the region is what was captured.
     #[must_use]
     pub fn holds(&self, chunk: usize) -> bool {
-        holds(self.slot, &self.index, self.region, chunk)
+        holds(&self.reader, &self.index, self.region, chunk)
     }
 
     /// What a manifest says of it, once it is written as `file`.
@@ -81,7 +94,7 @@ impl<'a> Prepared<'a> {
     /// # Errors
     /// `InvalidData` when the slot does not hold the step any more.
     pub fn written(&self, file: String) -> io::Result<ShardFile> {
-        if self.slot.inspect().ok().map(|(l, _)| l) != Some(self.label) {
+        if self.reader.inspect().ok().map(|(l, _)| l) != Some(self.label) {
             return Err(stale(self.label.step));
         }
         let sum = combine_chunks(crc(&self.header), self.index.crcs(), self.index.bytes());
@@ -95,16 +108,26 @@ fn stale(step: u64) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the slot does not hold step {step} any more"))
 }
 
-fn holds(slot: &Slot, index: &Index, region: usize, chunk: usize) -> bool {
+/// Counts a reader, as soon as no repair is under way. `None` if the slot is not sealed.
+fn reader(slot: &Arc<Slot>) -> Option<Reader> {
+    loop {
+        match slot.read() {
+            // The repair is this agent's own, and replaces bytes that would otherwise be written as they are.
+            None if slot.under_repair() => std::thread::sleep(REPAIR_POLL),
+            reader => return reader,
+        }
+    }
+}
+
+fn holds(slot: &Reader, index: &Index, region: usize, chunk: usize) -> bool {
     let from = chunk * CHUNK_BYTES;
-    // SAFETY: as in `Prepared::body`.
-    let data = unsafe { slot.region(from, CHUNK_BYTES.min(region.saturating_sub(from))) };
+    let data = slot.region(from, CHUNK_BYTES.min(region.saturating_sub(from)));
     data.is_some_and(|d| index.crcs().get(chunk) == Some(&crc(d)))
 }
 
 /// A slot's bytes that are known to be what was captured.
 struct Verified<'a> {
-    slot: &'a Slot,
+    slot: &'a Reader,
     index: &'a Index,
     chunks: BTreeMap<usize, bool>,
 }
@@ -118,14 +141,13 @@ impl Verified<'_> {
                 return None;
             }
         }
-        // SAFETY: as in `Prepared::body`.
-        unsafe { self.slot.region(at, bytes) }
+        self.slot.region(at, bytes)
     }
 }
 
 /// What a header says beside the tensors: where they belong, and checksums of the values that any rank may want alone. Where memory
 /// is damaged, nothing that could be taken for right.
-fn asides(slot: &Slot, index: &Index) -> BTreeMap<String, String> {
+fn asides(slot: &Reader, index: &Index) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut verified = Verified { slot, index, chunks: BTreeMap::new() };
     let mut values = BTreeMap::new();

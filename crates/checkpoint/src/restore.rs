@@ -105,7 +105,8 @@ impl Shard {
         Self::of_slot(&slot, Bytes::Slot(slot.clone()))
     }
 
-    /// As [`Shard::from_slot`], but reads the slot in place, without an intermediate copy.
+    /// As [`Shard::from_slot`], but reads the slot in place, without an intermediate copy. For workers, which restore from slots
+    /// that only they write: a reader's count ([`Slot::read`]) would stay in the slot if a worker died while its agent lives.
     ///
     /// # Safety
     /// Nobody writes the region of the slot while the shard reads it.
@@ -410,7 +411,7 @@ impl Shard {
         let (from, to) = (first * CHUNK_BYTES, (last * CHUNK_BYTES).min(region));
         match (&self.bytes, scratch) {
             // SAFETY: the caller of `from_still_slot` has promised that nobody writes the region.
-            (Bytes::StillSlot(slot), None) => Ok(unsafe { slot.region(from, to - from) }.unwrap_or_default()),
+            (Bytes::StillSlot(slot), None) => Ok(unsafe { slot.still_region(from, to - from) }.unwrap_or_default()),
             (Bytes::Slot(slot) | Bytes::StillSlot(slot), Some(scratch)) => {
                 let room = scratch.get_mut(..to - from).unwrap_or_default();
                 Ok(if slot.load(from, room) { room } else { &[] })

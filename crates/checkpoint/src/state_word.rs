@@ -1,14 +1,29 @@
-//! The state word of a slot: FREE → WRITING → SEALED, and the pins of those who need a sealed slot.
+//! The state word of a slot: FREE → WRITING → SEALED, the pins of those who need a sealed slot, and the number of readers that
+//! read it in place.
 //!
-//! State and pins share a word, so that nobody can begin to write what somebody else has just pinned. A reader that pins
-//! a sealed slot sees everything that was written before the seal. A writer that begins to write sees that every earlier reader
-//! with a pin has finished.
+//! A pin says that a slot is still wanted. Several may rely on the same pin, and whoever decides that the slot is no longer wanted
+//! releases it, even while somebody still reads. The count says that somebody reads now: each reader adds one and takes away its
+//! own one only.
+//!
+//! State, pins and count share a word, so that nobody can begin to write what somebody else has just pinned or begun to read. A
+//! reader sees everything that was written before the seal. A writer that begins to write sees that every earlier reader has
+//! finished.
+//!
+//! ```text
+//!  bits  0..8    8        9          15      16..32
+//!        state   persist  replicate  repair  number of readers
+//! ```
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const WRITING: u64 = 1;
 const SEALED: u64 = 2;
 const STATE_MASK: u64 = 0xff;
+const PINS: u64 = Pin::Persist as u64 | Pin::Replicate as u64;
+/// Damaged bytes of the sealed slot are being replaced.
+const REPAIR: u64 = 1 << 15;
+const READER: u64 = 1 << 16;
+const READERS: u64 = 0xffff * READER;
 
 /// State of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +36,7 @@ pub enum State {
     Sealed,
 }
 
-/// Who still needs a sealed slot; such a slot is not written again.
+/// Who still needs a sealed slot; such a slot is not written again before the pin is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pin {
     /// It goes to durable storage.
@@ -81,16 +96,22 @@ impl<W: Word> StateWord<'_, W> {
         }
     }
 
-    /// Returns whether somebody still needs the slot.
+    /// Returns whether the slot has a pin.
     #[must_use]
     pub fn pinned(&self) -> bool {
-        self.0.load(Ordering::Acquire) & !STATE_MASK != 0
+        self.0.load(Ordering::Acquire) & PINS != 0
     }
 
     /// Returns whether the slot has this pin.
     #[must_use]
     pub fn pinned_for(&self, pin: Pin) -> bool {
         self.0.load(Ordering::Acquire) & pin as u64 != 0
+    }
+
+    /// Returns whether the slot is pinned, read or being repaired, so that [`StateWord::begin`] would refuse.
+    #[must_use]
+    pub fn in_use(&self) -> bool {
+        self.0.load(Ordering::Acquire) & !STATE_MASK != 0
     }
 
     /// Pins a sealed slot; false when it is not sealed (any more).
@@ -100,12 +121,59 @@ impl<W: Word> StateWord<'_, W> {
         self.0.update(Ordering::AcqRel, Ordering::Acquire, sealed)
     }
 
-    /// Removes a pin. Its holder must have finished reading.
+    /// Removes a pin. What is being read is still not overwritten.
     pub fn release(&self, pin: Pin) {
         self.0.fetch_and(!(pin as u64), Ordering::AcqRel);
     }
 
-    /// Begins to write. Returns false if the slot is pinned.
+    /// Counts a reader. Returns false if the slot is not sealed or is being repaired, or if there are too many readers to count.
+    #[must_use]
+    pub fn read(&self) -> bool {
+        let another = |w: u64| {
+            let readable = w & (STATE_MASK | REPAIR) == SEALED && w & READERS != READERS;
+            readable.then(|| w + READER)
+        };
+        self.0.update(Ordering::AcqRel, Ordering::Acquire, another)
+    }
+
+    /// Takes away a reader that [`StateWord::read`] has counted.
+    pub fn end_read(&self) {
+        // Nothing is borrowed from the neighbouring bits where the count was cleared.
+        let fewer = |w: u64| (w & READERS != 0).then(|| w - READER);
+        let _ = self.0.update(Ordering::AcqRel, Ordering::Acquire, fewer);
+    }
+
+    /// Begins to repair a sealed slot. Returns false if it is not sealed, is being read, or is being repaired already.
+    #[must_use]
+    pub fn repair(&self) -> bool {
+        let unread = |w: u64| (w & (STATE_MASK | REPAIR | READERS) == SEALED).then_some(w | REPAIR);
+        self.0.update(Ordering::AcqRel, Ordering::Acquire, unread)
+    }
+
+    /// Ends a repair.
+    pub fn end_repair(&self) {
+        self.0.fetch_and(!REPAIR, Ordering::AcqRel);
+    }
+
+    /// Returns whether the slot is being repaired.
+    #[must_use]
+    pub fn under_repair(&self) -> bool {
+        self.0.load(Ordering::Acquire) & REPAIR != 0
+    }
+
+    /// Returns whether the slot is being written or repaired.
+    #[must_use]
+    pub fn writable(&self) -> bool {
+        let w = self.0.load(Ordering::Acquire);
+        w & STATE_MASK == WRITING || w & REPAIR != 0
+    }
+
+    /// Forgets readers and repairs of a process that has ended. No other process may be reading or repairing the slot.
+    pub fn forget_readers(&self) {
+        self.0.fetch_and(!(READERS | REPAIR), Ordering::AcqRel);
+    }
+
+    /// Begins to write. Returns false if the slot is in use ([`StateWord::in_use`]).
     #[must_use]
     pub fn begin(&self) -> bool {
         let free = |w: u64| (w & !STATE_MASK == 0).then_some(WRITING);
@@ -117,9 +185,11 @@ impl<W: Word> StateWord<'_, W> {
         self.0.store(WRITING, Ordering::Release);
     }
 
-    /// Seals what has been written and, if `pin` is given, pins it in the same store.
+    /// Seals what has been written and, if `pin` is given, pins it in the same update.
     pub fn seal(&self, pin: Option<Pin>) {
-        self.0.store(SEALED | pin.map_or(0, |p| p as u64), Ordering::Release);
+        // An update, because somebody may release a pin at this moment, even one that is not set any more.
+        let sealed = |w: u64| Some(w & !STATE_MASK | SEALED | pin.map_or(0, |p| p as u64));
+        let _ = self.0.update(Ordering::AcqRel, Ordering::Acquire, sealed);
     }
 }
 
@@ -160,34 +230,43 @@ mod tests {
         }
     }
 
-    /// Checks every interleaving of a worker that captures steps 1 and 2 into the same slot, an agent that persists it, and an
-    /// agent that replicates it. `begin`, `seal` and `release` are those of the protocol or planted mistakes.
-    fn all_interleavings(
-        begin: fn(&Modelling) -> bool,
-        seal: fn(&Modelling),
-        release: fn(&Modelling, Pin, &mut dyn FnMut()),
-    ) {
+    type Read<'a> = &'a mut dyn FnMut();
+    type Reader = fn(&Modelling, Read<'_>);
+    type Begin = fn(&Modelling) -> bool;
+    type Seal = fn(&Modelling);
+
+    /// Checks every interleaving of a worker that captures steps 1 and 2 into the same slot, and two threads of agents that do
+    /// something else with it. They are given a function that reads the region. Everything is that of the protocol or a planted
+    /// mistake.
+    fn all_interleavings(begin: Begin, seal: Seal, others: [Reader; 2]) {
+        interleavings(None, &[1, 2], (begin, seal), others);
+    }
+
+    /// As [`all_interleavings`], with a step that is `sealed` before the other threads start, and steps that are captured while they run.
+    fn interleavings(sealed: Option<u64>, captured: &'static [u64], (begin, seal): (Begin, Seal), others: [Reader; 2]) {
         loom::model(move || {
             let slot = Arc::new(Modelling { word: Modelled::new(0), region: UnsafeCell::new(0) });
-            let readers = [Pin::Persist, Pin::Replicate].map(|pin| {
-                let slot = Arc::clone(&slot);
-                thread::spawn(move || {
-                    if slot.state().pin(pin) {
-                        release(&slot, pin, &mut || assert!([1, 2].contains(&slot.read())));
-                    }
-                })
-            });
-            for step in [1, 2] {
+            let capture = |step| {
                 if begin(&slot) {
                     slot.write(step);
                     seal(&slot);
                 }
+            };
+            sealed.into_iter().for_each(capture);
+            let others = others.map(|other| {
+                let slot = Arc::clone(&slot);
+                thread::spawn(move || other(&slot, &mut || assert!([1, 2, REPAIRED].contains(&slot.read()))))
+            });
+            captured.iter().copied().for_each(capture);
+            for other in others {
+                assert!(other.join().is_ok());
             }
-            for reader in readers {
-                assert!(reader.join().is_ok());
-            }
+            assert!(!slot.state().in_use());
         });
     }
+
+    /// What a repair writes.
+    const REPAIRED: u64 = 3;
 
     fn begins(slot: &Modelling) -> bool {
         slot.state().begin()
@@ -197,42 +276,152 @@ mod tests {
         slot.state().seal(None);
     }
 
-    fn reads_then_releases(slot: &Modelling, pin: Pin, read: &mut dyn FnMut()) {
-        read();
-        slot.state().release(pin);
+    /// Relies on a pin that nobody else releases.
+    fn persists(slot: &Modelling, read: Read<'_>) {
+        if slot.state().pin(Pin::Persist) {
+            read();
+            slot.state().release(Pin::Persist);
+        }
+    }
+
+    fn replicates(slot: &Modelling, read: Read<'_>) {
+        if slot.state().pin(Pin::Replicate) {
+            read();
+            slot.state().release(Pin::Replicate);
+        }
+    }
+
+    /// Is counted while it reads, so that it relies on no pin.
+    fn replicates_counted(slot: &Modelling, read: Read<'_>) {
+        if slot.state().pin(Pin::Replicate) {
+            if slot.state().read() {
+                read();
+                slot.state().end_read();
+            }
+            slot.state().release(Pin::Replicate);
+        }
+    }
+
+    /// Decides that the slot is no longer wanted, no matter who reads it.
+    fn moves_the_pin(slot: &Modelling, _: Read<'_>) {
+        slot.state().release(Pin::Replicate);
+    }
+
+    fn reads_counted(slot: &Modelling, read: Read<'_>) {
+        if slot.state().read() {
+            read();
+            slot.state().end_read();
+        }
+    }
+
+    fn repairs(slot: &Modelling, _: Read<'_>) {
+        if slot.state().repair() {
+            slot.write(REPAIRED);
+            slot.state().end_repair();
+        }
     }
 
     #[test]
     fn nobody_writes_what_somebody_reads() {
-        all_interleavings(begins, seals, reads_then_releases);
+        all_interleavings(begins, seals, [persists, replicates]);
+    }
+
+    #[test]
+    fn nobody_writes_what_a_counted_reader_reads_after_its_pin_was_moved() {
+        all_interleavings(begins, seals, [replicates_counted, moves_the_pin]);
+    }
+
+    #[test]
+    fn nobody_writes_before_the_last_of_two_counted_readers_has_read() {
+        interleavings(Some(1), &[2], (begins, seals), [reads_counted, reads_counted]);
+    }
+
+    #[test]
+    fn nobody_reads_what_is_being_repaired() {
+        all_interleavings(begins, seals, [reads_counted, repairs]);
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn a_reader_that_relies_on_a_pin_that_is_moved_is_found() {
+        all_interleavings(begins, seals, [replicates, moves_the_pin]);
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn two_readers_that_share_a_pin_and_are_not_counted_is_found() {
+        all_interleavings(begins, seals, [replicates, replicates]);
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn a_reader_that_is_counted_without_a_look_at_the_state_is_found() {
+        let counts = |slot: &Modelling, read: Read<'_>| {
+            if Word::update(&slot.word, Ordering::AcqRel, Ordering::Acquire, |w| Some(w + READER)) {
+                read();
+                slot.state().end_read();
+            }
+        };
+        all_interleavings(begins, seals, [counts, moves_the_pin]);
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn a_repair_that_does_not_wait_for_readers_is_found() {
+        let repairs = |slot: &Modelling, _: Read<'_>| {
+            if slot.state().pin(Pin::Persist) {
+                slot.write(REPAIRED);
+                slot.state().release(Pin::Persist);
+            }
+        };
+        all_interleavings(begins, seals, [reads_counted, repairs]);
     }
 
     #[test]
     #[should_panic(expected = "Causality violation")]
     fn a_seal_that_others_may_see_before_the_bytes_is_found() {
-        all_interleavings(begins, |slot| slot.word.store(SEALED, Ordering::Relaxed), reads_then_releases);
+        all_interleavings(begins, |slot| slot.word.store(SEALED, Ordering::Relaxed), [persists, replicates]);
     }
 
     #[test]
     #[should_panic(expected = "Causality violation")]
     fn a_writer_that_looks_at_the_pins_and_then_begins_is_found() {
         let begin = |slot: &Modelling| {
-            let free = !slot.state().pinned();
+            let free = !slot.state().in_use();
             if free {
                 slot.state().begin_new();
             }
             free
         };
-        all_interleavings(begin, seals, reads_then_releases);
+        all_interleavings(begin, seals, [persists, replicates]);
     }
 
     #[test]
     #[should_panic(expected = "Causality violation")]
     fn a_reader_that_lets_go_before_it_has_read_is_found() {
-        let release = |slot: &Modelling, pin, read: &mut dyn FnMut()| {
-            slot.state().release(pin);
-            read();
+        let lets_go = |slot: &Modelling, read: Read<'_>| {
+            if slot.state().read() {
+                slot.state().end_read();
+                read();
+            }
         };
-        all_interleavings(begins, seals, release);
+        all_interleavings(begins, seals, [lets_go, moves_the_pin]);
+    }
+
+    #[test]
+    fn readers_are_refused_before_their_count_overflows() {
+        let word = AtomicU64::new(SEALED | Pin::Persist as u64);
+        let state = StateWord(&word);
+        for _ in 0..0xffff {
+            assert!(state.read());
+        }
+        assert!(!state.read() && state.state() == State::Sealed && state.pinned_for(Pin::Persist));
+        state.end_read();
+        assert!(state.read() && !state.read());
+        (0..0xffff).for_each(|_| state.end_read());
+        assert_eq!(word.load(Ordering::Relaxed), SEALED | Pin::Persist as u64);
+        // A count that was cleared in the meantime does not wrap either.
+        state.end_read();
+        assert_eq!(word.load(Ordering::Relaxed), SEALED | Pin::Persist as u64);
     }
 }

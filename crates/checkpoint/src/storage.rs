@@ -128,7 +128,7 @@ pub(crate) trait Storage: fmt::Debug + Send + Sync {
     fn reach(&self) -> io::Result<()>;
 
     /// Writes one rank's shard. `InvalidData` when its slot does not hold the step any more.
-    fn write_shard(&self, of: &Prepared<'_>, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile>;
+    fn write_shard(&self, of: &Prepared, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile>;
 
     /// Makes a checkpoint visible if the directory is still its writer's, and says where. Doing it again changes nothing.
     /// `AlreadyExists` where `target` names what something else has.

@@ -300,7 +300,7 @@ fn what_is_damaged_is_found_and_another_source_is_used() {
     // A chunk of one's own is healed, too.
     let own = &group.nodes[1].slot;
     let chunks: Vec<usize> = (0..10).collect();
-    let mut healed = group.task(1, 1, &[]).heal(own, &chunks).unwrap();
+    let mut healed = group.task(1, 1, &[]).heal(&own.repair().unwrap(), &chunks).unwrap();
     healed.sort_unstable();
     assert_eq!(healed, chunks);
     assert!(intact(own));
@@ -334,7 +334,9 @@ fn parity_that_speaks_of_another_shard_is_not_used() {
         assert_eq!(own.label.rank, 0);
         own.index = RawValue::from_string(own.index.get().replace("\"w\"", "\"v\"")).unwrap();
         let (json, region) = (found.to_bytes().unwrap(), slot.region_bytes());
+        assert!(slot.begin());
         slot.describe(label, &json, region).unwrap();
+        slot.finish(None);
     }
     let refused = group.rebuilt(0, 1, &[0]).unwrap_err();
     assert!(refused.to_string().contains("different shards"), "{refused}");

@@ -109,10 +109,10 @@ fn what_is_pushed_comes_back_from_two_holders_and_two_steps_stay() {
     // A damaged chunk of one's own is healed from a holder that has it good.
     rot(&holder_b, 5_000_001);
     let own = Arc::new(Slot::open(&scratch.path().join("slot")).unwrap());
-    own.store(7_000_000, &[1, 2, 3]).unwrap();
+    own.memory().store(REGION_AT + 7_000_000, &[&[1, 2, 3]]).unwrap();
     let shard = Shard::from_slot(own.clone()).unwrap().0;
     assert!(shard.verify(2).is_err());
-    assert_eq!(heal(&own, &peers[1], want(3, 5, 1), &[6]).unwrap(), [6]);
+    assert_eq!(heal(&own.repair().unwrap(), &peers[1], want(3, 5, 1), &[6]).unwrap(), [6]);
     assert!(shard.verify(2).is_ok());
 }
 
@@ -182,7 +182,7 @@ fn a_sender_whose_slot_is_damaged_is_told() {
     let kept = scratch.path().join("kept");
     let (holder, peer) = holder(&kept);
     let slot = captured(&scratch.path().join("slot"), 0, 7, 2);
-    slot.store(3_000_000, &[9, 9, 9]).unwrap();
+    slot.memory().store(REGION_AT + 3_000_000, &[&[9, 9, 9]]).unwrap();
     let refused = Link::new(peer, 2).push(&slot, Window::default(), &Open).unwrap_err();
     assert!(refused.to_string().contains("damaged"), "{refused}");
     assert!(holder.held().is_empty());

@@ -32,7 +32,7 @@ fn state(bytes: &[u8]) -> (Described, Vec<Source>) {
     (tensors, vec![source(a, false), source(b, true)])
 }
 
-/// Checks that a reader that pins the slot sees one whole step, no matter how many times the writer returns.
+/// Checks that a reader that is counted sees one whole step, no matter how many times the writer returns, and who releases the pin.
 fn read_while(slot: &Arc<Slot<Heap>>, write: impl Fn(u64)) {
     let reader = std::thread::spawn({
         let slot = Arc::clone(slot);
@@ -43,12 +43,12 @@ fn read_while(slot: &Arc<Slot<Heap>>, write: impl Fn(u64)) {
                     std::thread::yield_now();
                     continue;
                 }
+                let reader = slot.read().unwrap();
+                slot.release(Pin::Persist);
                 let (label, index) = slot.inspect().unwrap();
-                // SAFETY: the slot is sealed and pinned.
-                let region = unsafe { slot.region(0, BYTES) }.unwrap();
+                let region = reader.region(0, BYTES).unwrap();
                 assert!(region.iter().all(|byte| u64::from(*byte) == label.step), "two steps in one");
                 assert_eq!(index.crcs(), [crc(region)]);
-                slot.release(Pin::Persist);
                 seen += 1;
             }
         }
@@ -63,23 +63,17 @@ fn read_while(slot: &Arc<Slot<Heap>>, write: impl Fn(u64)) {
 }
 
 #[test]
-fn whoever_has_pinned_a_slot_reads_one_step() {
+fn whoever_is_counted_reads_one_step_even_after_the_pin_was_released() {
     let slot = slot();
     read_while(&slot, |step| {
-        let bytes = vec![u8::try_from(step).unwrap(); BYTES];
-        let (tensors, sources) = state(&bytes);
-        let (persist, threads, background, compare) = (false, 2, false, false);
-        let plan = Plan { tensors, sources, label: label(step), persist, threads, background, compare };
-        // SAFETY: `bytes` lives until the capture, which is not in the background, is complete.
-        match unsafe { start(Arc::clone(&slot), plan, None) } {
-            Err(e) => assert_eq!(e.kind(), io::ErrorKind::ResourceBusy),
-            Ok(done) => assert!(done.is_done()),
+        if let Err(e) = capture(&slot, step) {
+            assert_eq!(e.kind(), io::ErrorKind::ResourceBusy);
         }
     });
 }
 
 #[test]
-fn whoever_has_pinned_a_slot_reads_one_step_of_an_early_copy() {
+fn whoever_is_counted_reads_one_step_of_an_early_copy() {
     let slot = slot();
     read_while(&slot, |step| {
         let bytes = vec![u8::try_from(step).unwrap(); BYTES];
@@ -90,6 +84,66 @@ fn whoever_has_pinned_a_slot_reads_one_step_of_an_early_copy() {
             Ok(early) => early.finish(Vec::new(), None).unwrap(),
         }
     });
+}
+
+/// Fills and seals a slot with `step`.
+fn capture(slot: &Arc<Slot<Heap>>, step: u64) -> io::Result<()> {
+    let bytes = vec![u8::try_from(step).unwrap(); BYTES];
+    let (tensors, sources) = state(&bytes);
+    let (persist, threads, background, compare) = (false, 2, false, false);
+    let plan = Plan { tensors, sources, label: label(step), persist, threads, background, compare };
+    // SAFETY: `bytes` lives until the capture, which is not in the background, is complete.
+    unsafe { start(Arc::clone(slot), plan, None) }.map(|done| assert!(done.is_done()))
+}
+
+#[test]
+fn a_slot_is_not_written_while_it_is_read_in_place() {
+    let slot = slot();
+    assert!(slot.read().is_none(), "an empty slot is not read");
+    capture(&slot, 1).unwrap();
+    assert!(slot.pin(Pin::Replicate));
+    let readers = [slot.read().unwrap(), slot.read().unwrap()];
+    slot.release(Pin::Replicate);
+    for reader in readers {
+        assert!(slot.in_use() && !slot.pinned() && !slot.begin() && slot.repair().is_none());
+        assert_eq!(capture(&slot, 2).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+        assert_eq!(slot.store(0, &[2]).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+        assert_eq!(slot.describe(label(2), b"{}", 0).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+        assert_eq!(reader.region(0, BYTES), Some(&[1; BYTES][..]));
+    }
+    assert!(!slot.in_use());
+    capture(&slot, 2).unwrap();
+    assert_eq!(slot.read().unwrap().region(0, BYTES), Some(&[2; BYTES][..]));
+}
+
+#[test]
+fn a_slot_under_repair_is_neither_read_in_place_nor_written_by_others() {
+    let slot = slot();
+    capture(&slot, 1).unwrap();
+    let repair = slot.repair().unwrap();
+    assert!(slot.under_repair() && slot.read().is_none() && slot.repair().is_none() && !slot.begin());
+    repair.store(5, &[9]).unwrap();
+    drop(repair);
+    assert_eq!(slot.read().unwrap().region(5, 2), Some(&[9, 1][..]));
+    assert!(slot.store(5, &[1]).is_err() && slot.begin() && slot.store(5, &[1]).is_ok());
+}
+
+#[test]
+fn what_a_dead_agent_was_doing_is_forgotten() {
+    let slot = slot();
+    slot.forget_readers();
+    assert_eq!(slot.state(), State::Free);
+    capture(&slot, 1).unwrap();
+    assert!(slot.pin(Pin::Persist));
+    // As the count of a process that was killed; the slot itself stays.
+    assert!(slot.state_word().read() && slot.state_word().read());
+    slot.forget_readers();
+    assert!(slot.pinned_for(Pin::Persist) && slot.state() == State::Sealed, "pins and contents stay");
+    slot.release(Pin::Persist);
+    assert!(slot.state_word().repair());
+    assert!(!slot.begin());
+    slot.forget_readers();
+    assert!(slot.begin());
 }
 
 /// The control arm of figure house-miri: Miri must find its race.

@@ -4,7 +4,7 @@
 use super::code::{Decoder, GRAIN};
 use super::layout::{Layout, place};
 use super::parity::{Described, Description};
-use crate::arena::{Label, Slot};
+use crate::arena::{Label, Repair, Slot};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::index::Index;
 use crate::fused::Running;
@@ -126,11 +126,11 @@ impl Task {
         Ok(())
     }
 
-    /// Computes single chunks of a sealed slot again. Returns those that are good now.
+    /// Computes single chunks of a slot under repair again. Returns those that are good now.
     ///
     /// # Errors
     /// Those of the network; `NotFound` when the parity is of other bytes.
-    pub fn heal(&self, slot: &Slot, chunks: &[usize]) -> io::Result<Vec<usize>> {
+    pub fn heal(&self, slot: &Repair<'_>, chunks: &[usize]) -> io::Result<Vec<usize>> {
         let outline = outline(self)?;
         let (_, own) = slot.described().map_err(|e| invalid(&e.to_string()))?;
         if own != outline.json {

@@ -23,7 +23,7 @@ impl Storage for Location {
         Ok(Home { path: self.url.clone(), inode: None, created: None, written: 0 })
     }
 
-    fn write_shard(&self, of: &Prepared<'_>, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
+    fn write_shard(&self, of: &Prepared, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
         upload::write_shard(self, of, mark, throttle)
     }
 

@@ -1,7 +1,7 @@
 //! A sealed slot, written as one object: in parts, several at a time, each verified against the checksums of its capture before it goes.
 
 use super::bucket::{Location, failed, wait};
-use crate::arena::Slot;
+use crate::arena::Reader;
 use crate::direct::Throttle;
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::mark::{MARK_FILE, Mark};
@@ -35,16 +35,15 @@ pub(super) struct Begun {
     pub id: String,
 }
 
-/// Memory of a pinned slot, which stays mapped for as long as a request needs it.
+/// Memory of a slot, which stays mapped and unchanged for as long as a request needs it.
 struct Held {
-    slot: Arc<Slot>,
+    reader: Arc<Reader>,
     range: Range<usize>,
 }
 
 impl AsRef<[u8]> for Held {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: the slot is pinned until the upload, whose requests have this, is over.
-        unsafe { self.slot.region(self.range.start, self.range.len()) }.unwrap_or_default()
+        self.reader.region(self.range.start, self.range.len()).unwrap_or_default()
     }
 }
 
@@ -55,7 +54,7 @@ fn part_bytes(total: usize) -> usize {
 }
 
 /// Part of the file that begins with the header and goes on with the region.
-fn payload(of: &Prepared<'_>, range: Range<usize>) -> io::Result<PutPayload> {
+fn payload(of: &Prepared, range: Range<usize>) -> io::Result<PutPayload> {
     let header = of.header.len();
     let mut pieces = Vec::with_capacity(2);
     if range.start < header {
@@ -65,13 +64,13 @@ fn payload(of: &Prepared<'_>, range: Range<usize>) -> io::Result<PutPayload> {
     if range.end > header {
         let body = range.start.saturating_sub(header)..range.end - header;
         verified(of, &body)?;
-        pieces.push(Bytes::from_owner(Held { slot: of.slot.clone(), range: body }));
+        pieces.push(Bytes::from_owner(Held { reader: of.reader.clone(), range: body }));
     }
     Ok(PutPayload::from_iter(pieces))
 }
 
 /// The chunks that this part of the region lies in are what was captured.
-fn verified(of: &Prepared<'_>, body: &Range<usize>) -> io::Result<()> {
+fn verified(of: &Prepared, body: &Range<usize>) -> io::Result<()> {
     let chunks = body.start / CHUNK_BYTES..body.end.div_ceil(CHUNK_BYTES);
     match chunks.into_iter().find(|chunk| !of.holds(*chunk)) {
         None => Ok(()),
@@ -86,7 +85,7 @@ fn verified(of: &Prepared<'_>, body: &Range<usize>) -> io::Result<()> {
 ///
 /// # Errors
 /// Those of the store; `InvalidData` when memory does not hold what was captured.
-pub(super) fn write_shard(to: &Location, of: &Prepared<'_>, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
+pub(super) fn write_shard(to: &Location, of: &Prepared, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
     let attempt = format!("{}-{:016x}", mark.turn_text(), unique());
     let file = format!("{attempt}/{}", of.name);
     let key = to.join(&format!("step-{}/{file}", of.label.step));
@@ -109,7 +108,7 @@ pub(super) fn write_shard(to: &Location, of: &Prepared<'_>, mark: &Mark, throttl
 
 async fn in_parts(
     to: &Location,
-    of: &Prepared<'_>,
+    of: &Prepared,
     key: &Key,
     (attempt, mark): (&str, &Mark),
     part: usize,

@@ -56,7 +56,7 @@ impl Storage for Directory {
         })
     }
 
-    fn write_shard(&self, of: &Prepared<'_>, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
+    fn write_shard(&self, of: &Prepared, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
         files::write_shard(&self.path, of, mark, throttle)
     }
 

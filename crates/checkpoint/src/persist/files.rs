@@ -71,12 +71,7 @@ fn prepare(directory: &Path, step: u64, mark: &Mark) -> io::Result<PathBuf> {
 ///
 /// # Errors
 /// Those of the file system; `InvalidData` when the slot does not hold the step any more.
-pub(super) fn write_shard(
-    directory: &Path,
-    of: &Prepared<'_>,
-    mark: &Mark,
-    throttle: &Throttle,
-) -> io::Result<ShardFile> {
+pub(super) fn write_shard(directory: &Path, of: &Prepared, mark: &Mark, throttle: &Throttle) -> io::Result<ShardFile> {
     fs::create_dir_all(directory)?;
     let within = prepare(directory, of.label.step, mark)?;
     let target = within.join(&of.name);

@@ -69,12 +69,8 @@ pub struct Held {
 /// All sealed slots in `directories` that belong to `run`, or to any, labels verified.
 #[must_use]
 pub fn held(directories: &[PathBuf], run: Option<u64>) -> Vec<Held> {
-    let opened = directories.iter().filter_map(|d| Directory::existing(d, Root::Named).ok());
-    let files =
-        opened.flat_map(|d| d.names().unwrap_or_default().into_iter().map(move |(n, _)| (d.path().join(&n), n)));
-    let mut found: Vec<Held> = files
+    let mut found: Vec<Held> = slot_files(directories)
         .filter_map(|(path, name)| {
-            let name = name.to_str().filter(|n| n.contains("-slot-"))?;
             let label = Slot::open(&path).ok()?.label()?;
             let parity = name.starts_with("parity-");
             let replica = parity || name.starts_with("peer-");
@@ -83,6 +79,24 @@ pub fn held(directories: &[PathBuf], run: Option<u64>) -> Vec<Held> {
         .collect();
     found.sort_by_key(|h| (h.label.rank, h.label.generation, h.label.step));
     found
+}
+
+/// Paths and names of all slots in `directories`.
+fn slot_files(directories: &[PathBuf]) -> impl Iterator<Item = (PathBuf, String)> {
+    let opened = directories.iter().filter_map(|d| Directory::existing(d, Root::Named).ok());
+    let names =
+        opened.flat_map(|d| d.names().unwrap_or_default().into_iter().map(move |(n, _)| (d.path().join(&n), n)));
+    names.filter_map(|(path, name)| Some((path, name.into_string().ok().filter(|n| n.contains("-slot-"))?)))
+}
+
+/// Clears what an agent that died while it read or repaired slots has left in them. The caller is this node's only agent, and has not
+/// begun to read.
+pub fn forget_readers(directories: &[PathBuf]) {
+    for (path, _) in slot_files(directories) {
+        if let Ok(slot) = Slot::open(&path) {
+            slot.forget_readers();
+        }
+    }
 }
 
 /// The same, for people.

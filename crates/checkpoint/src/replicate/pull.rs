@@ -2,7 +2,7 @@
 //! from the next.
 
 use super::protocol::{Ask, Peer, Stream, Want};
-use crate::arena::{Label, Slot};
+use crate::arena::{Label, Repair, Slot};
 use crate::format::digest::CHUNK_BYTES;
 use crate::format::index::Index;
 use crate::fused::Running;
@@ -194,11 +194,11 @@ impl Work<'_> {
     }
 }
 
-/// Brings single chunks of a sealed slot back from a holder. Returns how many were healed.
+/// Brings single chunks of a slot under repair back from a holder. Returns how many were healed.
 ///
 /// # Errors
 /// Those of the network; `NotFound` when the holder has no such shard or other bytes.
-pub fn heal(slot: &Slot, peer: &Peer, want: Want, chunks: &[usize]) -> io::Result<Vec<usize>> {
+pub fn heal(slot: &Repair<'_>, peer: &Peer, want: Want, chunks: &[usize]) -> io::Result<Vec<usize>> {
     let mut found = find(peer, want)?;
     let (_, own) = slot.described().map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
     if own != found.json {

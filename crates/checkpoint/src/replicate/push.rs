@@ -3,13 +3,13 @@
 use super::protocol::{
     Answer, Ask, BUSY, DAMAGED, EXTENT_HEADER, Peer, Stream, WHEN_IDLE, description_crc, unexpected,
 };
-use crate::arena::{Label, Slot};
+use crate::arena::{Label, Reader, Slot};
 use crate::format::digest::CHUNK_BYTES;
 use everstep_wire::frame;
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// A chunk that arrives damaged is sent again so many times.
 const ATTEMPTS: u32 = 3;
@@ -72,7 +72,7 @@ pub struct Link {
 }
 
 struct Job<'a> {
-    slot: &'a Slot,
+    slot: &'a Reader,
     region: usize,
     window: Window,
     gate: &'a dyn Gate,
@@ -99,7 +99,7 @@ impl Link {
     /// # Errors
     /// Those of the network; `PermissionDenied` with the peer's reason; `Interrupted` when the gate gave up;
     /// `InvalidData` when the slot does not hold what it says.
-    pub fn push(&mut self, slot: &Slot, window: Window, gate: &dyn Gate) -> io::Result<()> {
+    pub fn push(&mut self, slot: &Arc<Slot>, window: Window, gate: &dyn Gate) -> io::Result<()> {
         let done = self.attempt(slot, window, gate);
         if done.is_err() {
             // In whatever state the streams are: the next attempt begins with new ones.
@@ -108,13 +108,13 @@ impl Link {
         done
     }
 
-    fn attempt(&mut self, slot: &Slot, window: Window, gate: &dyn Gate) -> io::Result<()> {
+    fn attempt(&mut self, slot: &Arc<Slot>, window: Window, gate: &dyn Gate) -> io::Result<()> {
         let damaged = |e: crate::arena::SlotError| io::Error::new(io::ErrorKind::InvalidData, e.to_string());
+        let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
+        // Counted, so that nobody writes to it until the push is over. The pin may be moved before that.
+        let slot = &slot.read().ok_or_else(|| invalid("the slot is not sealed, or is being repaired"))?;
         if !slot.pinned() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "the slot is not pinned: it may be written meanwhile",
-            ));
+            return Err(invalid("the slot is not pinned: its step is not wanted any more"));
         }
         let (label, index) = slot.described().map_err(damaged)?;
         let region = slot.region_bytes();
@@ -190,8 +190,7 @@ impl Job<'_> {
                     if n == 0 {
                         return Err(io::ErrorKind::Interrupted.into());
                     }
-                    // SAFETY: the slot is sealed and pinned (`attempt`), and released when the push is over.
-                    let bytes = unsafe { self.slot.region(at, n) }.ok_or(io::ErrorKind::InvalidData)?;
+                    let bytes = self.slot.region(at, n).ok_or(io::ErrorKind::InvalidData)?;
                     let mut header = [0; EXTENT_HEADER];
                     header[..8].copy_from_slice(&(at as u64).to_le_bytes());
                     let length = u32::try_from(n).map_err(io::Error::other)? | if alone { WHEN_IDLE } else { 0 };

@@ -69,7 +69,7 @@ impl Upload {
             let (from, len) = self.place(chunk);
             let mut sum = Running::default();
             // SAFETY: the slot is being written by this upload only, which has not begun to receive.
-            sum.read(unsafe { self.slot.region(from, len) }.unwrap_or_default());
+            sum.read(unsafe { self.slot.still_region(from, len) }.unwrap_or_default());
             done.store(self.index.crcs().get(chunk) == Some(&sum.value()), Ordering::Release);
         }
     }

@@ -1,7 +1,8 @@
 //! Damages the region of a slot, and checks whether it is what was captured.
 #![allow(dead_code, reason = "not every test needs both")]
 
-use everstep_checkpoint::arena::Slot;
+use everstep_checkpoint::arena::{REGION_AT, Slot};
+use everstep_checkpoint::memory::Memory;
 use everstep_checkpoint::restore::Shard;
 use std::sync::Arc;
 
@@ -15,5 +16,5 @@ pub fn intact(slot: &Slot) -> bool {
 pub fn flip(slot: &Slot, at: usize) {
     let mut byte = [0];
     assert!(slot.load(at, &mut byte));
-    slot.store(at, &[byte[0] ^ 4]).unwrap();
+    slot.memory().store(REGION_AT + at, &[&[byte[0] ^ 4]]).unwrap();
 }

@@ -3,7 +3,7 @@
 use super::pace::STREAMS;
 use super::replicas::{Replicas, SLOTS};
 use super::storage;
-use everstep_checkpoint::arena::{Pin, Slot, slot_bytes};
+use everstep_checkpoint::arena::{Pin, Repair, Slot, State, slot_bytes};
 use everstep_checkpoint::erasure::rebuild;
 use everstep_checkpoint::format::digest::CHUNK_BYTES;
 use everstep_checkpoint::persist::{path_of, read_manifest};
@@ -13,6 +13,11 @@ use everstep_checkpoint::restore::Shard;
 use everstep_core::message::{Holding, Rebuild, Source, StripeLeft};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How often to look whether those who read a damaged slot are done.
+const REPAIR_POLL: Duration = Duration::from_millis(10);
 
 /// Where else a rank's shard is.
 #[derive(Clone, Debug, Default)]
@@ -69,9 +74,11 @@ impl Elsewhere {
         Ok(path)
     }
 
-    /// Makes damaged chunks of a slot good again; true when all are.
-    pub fn heal(&self, path: &Path, durable: Option<&Path>, mut chunks: Vec<usize>) -> bool {
+    /// Makes damaged chunks of a slot good again; true when all are. Waits for those who read the slot in place, until the generation
+    /// is over.
+    pub fn heal(&self, path: &Path, durable: Option<&Path>, mut chunks: Vec<usize>, over: &AtomicBool) -> bool {
         let Ok(slot) = Slot::open(path) else { return false };
+        let Some(slot) = repair(&slot, over) else { return false };
         let Some(label) = slot.label() else { return false };
         let is = |w: &Want| w.is(&label);
         for (want, peer) in
@@ -93,6 +100,18 @@ impl Elsewhere {
         }
         chunks.is_empty()
     }
+}
+
+/// Begins to repair a slot, as soon as nobody reads it in place. `None` if it is not sealed, or if the generation is over before that.
+fn repair<'a>(slot: &'a Slot, over: &AtomicBool) -> Option<Repair<'a>> {
+    while slot.state() == State::Sealed && !over.load(Ordering::Acquire) {
+        match slot.repair() {
+            // Somebody is writing it to durable storage, most likely.
+            None => std::thread::sleep(REPAIR_POLL),
+            begun => return begun,
+        }
+    }
+    None
 }
 
 /// A copy that other nodes hold.
@@ -126,7 +145,7 @@ fn computed(directories: &[PathBuf], local: u32, task: &rebuild::Task) -> io::Re
 }
 
 /// The same step on durable storage, if its bytes are the same.
-fn heal_from_file(slot: &Slot, checkpoint: &Path, rank: u64, chunks: &mut Vec<usize>) {
+fn heal_from_file(slot: &Repair<'_>, checkpoint: &Path, rank: u64, chunks: &mut Vec<usize>) {
     let entry = read_manifest(checkpoint).ok().and_then(|m| m.shards.into_iter().find(|s| u64::from(s.rank.0) == rank));
     let shard = entry.and_then(|e| Shard::from_file(checkpoint, &e).ok());
     let (Some(shard), Ok((_, index))) = (shard, slot.inspect()) else { return };

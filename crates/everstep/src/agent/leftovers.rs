@@ -62,6 +62,7 @@ impl Heir<'_> {
             }
             slot.release(Pin::Persist);
             slot.release(Pin::Replicate);
+            slot.forget_readers();
             slot.relabel(0);
             any |= std::fs::rename(&path, to.join(name)).is_ok();
         }

@@ -11,7 +11,7 @@ use everstep_checkpoint::board::Board;
 use everstep_checkpoint::erasure::encode::Streams;
 use everstep_checkpoint::mapped::Mapped;
 use everstep_checkpoint::persist::Target;
-use everstep_checkpoint::replicate::holder::{Held, Holder};
+use everstep_checkpoint::replicate::holder::{Held, Holder, forget_readers};
 use everstep_checkpoint::replicate::protocol::Peer;
 use everstep_checkpoint::replicate::push::Link;
 use everstep_core::agent::event::Event;
@@ -70,13 +70,14 @@ impl Own {
 }
 
 impl Replicas {
-    /// Listens for other agents.
+    /// Listens for other agents. The caller has the node lock: the previous agent has ended, and so have its workers.
     ///
     /// # Errors
     /// When there is no port.
     pub fn start(place: &Place, job: &str, directories: Vec<PathBuf>) -> std::io::Result<Self> {
         let listener = place.bind_blocking(0)?;
         let port = listener.local_addr()?.port();
+        forget_readers(&directories);
         let holder = Arc::new(Holder::new(directories.clone(), job_hash(job)));
         let memory = directories.first().cloned().unwrap_or_default();
         holder.set_boards(move || (0..).map_while(|local| Board::open(&board_path(&memory, local)).ok()).collect());
@@ -400,8 +401,9 @@ impl Driver {
             .flat_map(|c| c.workers.values())
             .find_map(|w| w.destination.clone().filter(|d| d.rank == rank).map(|d| d.directory));
         let inside = is_slot_of(&self.replicas.own.directories, &path);
+        let over = self.crew.as_ref().map(|c| c.over.clone()).unwrap_or_default();
         tokio::task::spawn_blocking(move || {
-            let healed = inside && from.heal(path.as_path(), durable.as_deref(), chunks.clone());
+            let healed = inside && from.heal(path.as_path(), durable.as_deref(), chunks.clone(), &over);
             let reply = if healed {
                 crate::say!("{}: {} damaged chunks of 1 MiB were healed from a copy", path.display(), chunks.len());
                 Reply::Done

@@ -115,9 +115,9 @@ pub fn free_slot(
         .into_iter()
         .filter_map(|path| {
             let slot = Slot::open(&path).ok();
-            let pinned = slot.as_ref().is_some_and(Slot::pinned);
+            let in_use = slot.as_ref().is_some_and(Slot::in_use);
             let label = slot.and_then(|s| s.label());
-            let needed = pinned || label.is_some_and(|l| l.step == step);
+            let needed = in_use || label.is_some_and(|l| l.step == step);
             (!needed).then(|| (label.map(|l| (l.generation, l.step)), path))
         })
         .collect();
@@ -182,5 +182,60 @@ pub fn discard(job: &str, node: &str) {
     }
     if let Ok(job) = Directory::existing(&places::job(job), Root::Named) {
         let _ = job.below("arena").and_then(|d| d.remove_tree(node));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::replicas::Replicas;
+    use super::*;
+    use crate::listening::Place;
+    use everstep_checkpoint::arena::{Label, slot_bytes};
+    use everstep_core::message::Purpose;
+
+    /// Makes a slot that holds nothing but a step.
+    fn sealed(path: &Path, step: u64) -> Arc<Slot> {
+        let slot = Arc::new(Slot::reserve(path, slot_bytes(4096, 4096)).expect("room"));
+        assert!(slot.begin());
+        let purpose = Purpose::Recovery;
+        let label = Label { run: 1, rank: 0, world_size: 1, generation: 1, step, purpose, shared: false };
+        slot.describe(label, b"{}", 0).expect("it fits");
+        slot.finish(None);
+        slot
+    }
+
+    #[test]
+    fn an_agent_that_starts_forgets_who_read_slots_before() {
+        let node = tempfile::tempdir().expect("a directory");
+        let slot = sealed(&node.path().join("local-0-slot-1"), 7);
+        assert!(slot.pin(Pin::Persist));
+        std::mem::forget(slot.read().expect("it is sealed"));
+        slot.release(Pin::Persist);
+        assert!(!slot.begin(), "a dead agent seems to read it");
+        assert!(slot.pin(Pin::Persist));
+        let place = Place::at("127.0.0.1", false).expect("loopback");
+        let _started = Replicas::start(&place, "job", vec![node.path().into()]).expect("a port");
+        assert!(slot.pinned_for(Pin::Persist), "it is still to be written");
+        slot.release(Pin::Persist);
+        assert!(slot.begin(), "nobody reads it");
+    }
+
+    #[test]
+    fn a_slot_that_is_read_in_place_is_not_free_whatever_its_pins() {
+        let node = tempfile::tempdir().expect("a directory");
+        let directories = [node.path().to_owned()];
+        let slots: Vec<Arc<Slot>> =
+            (1..).zip(slot_paths(node.path(), 0, 3)).map(|(step, path)| sealed(&path, step)).collect();
+        let free = || free_slot(&directories, 0, 4096, (3, 9)).map(|(path, _)| path);
+        let mut readers = Vec::new();
+        for slot in &slots {
+            assert_eq!(free().expect("it is the oldest that is not read"), slot.path());
+            assert!(slot.pin(Pin::Replicate));
+            readers.extend(slot.read());
+            slot.release(Pin::Replicate);
+        }
+        assert_eq!(free().expect_err("all are read").kind(), std::io::ErrorKind::ResourceBusy);
+        readers.pop();
+        assert_eq!(free().expect("nobody reads the last one any more"), slots[2].path());
     }
 }

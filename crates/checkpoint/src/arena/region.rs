@@ -1,0 +1,144 @@
+//! Access to the region of a slot: in place by counted readers, by the writer, and by a repair; copied out by all others.
+
+use super::{REGION_AT, Slot};
+use crate::memory::Memory;
+use crate::shm::Mapping;
+use std::io;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// A reader of a sealed slot. While it exists, nobody writes to the region.
+#[derive(Debug)]
+pub struct Reader<M: Memory = Mapping> {
+    slot: Arc<Slot<M>>,
+}
+
+impl<M: Memory> Reader<M> {
+    /// Returns bytes of the region in place; `None` if they lie outside the slot.
+    #[must_use]
+    pub fn region(&self, from: usize, len: usize) -> Option<&[u8]> {
+        // SAFETY: the slot was sealed when this reader was counted. Until it is dropped, the count makes `begin` and `repair` fail,
+        // in every process, and without one of them nothing writes: `store` and `describe` check it, the callers of `region_mut`
+        // and of `Memory` promise it. `forget_readers` is called where no reader is left.
+        unsafe { self.slot.still_region(from, len) }
+    }
+}
+
+impl<M: Memory> Deref for Reader<M> {
+    type Target = Slot<M>;
+
+    fn deref(&self) -> &Slot<M> {
+        &self.slot
+    }
+}
+
+impl<M: Memory> Drop for Reader<M> {
+    fn drop(&mut self) {
+        self.slot.state_word().end_read();
+    }
+}
+
+/// A repair of a sealed slot. While it exists, nobody reads the region in place, and [`Slot::store`] replaces parts of it.
+#[derive(Debug)]
+pub struct Repair<'a, M: Memory = Mapping> {
+    slot: &'a Slot<M>,
+}
+
+impl<M: Memory> Deref for Repair<'_, M> {
+    type Target = Slot<M>;
+
+    fn deref(&self) -> &Slot<M> {
+        self.slot
+    }
+}
+
+impl<M: Memory> Drop for Repair<'_, M> {
+    fn drop(&mut self) {
+        self.slot.state_word().end_repair();
+    }
+}
+
+impl<M: Memory> Slot<M> {
+    /// Begins to read in place. Returns `None` if the slot is not sealed or is being repaired, or if there are too many readers.
+    ///
+    /// A process that may die before it has dropped the reader must be an agent, whose successor clears the count, or the only one
+    /// that can open the slot.
+    #[must_use]
+    pub fn read(self: &Arc<Self>) -> Option<Reader<M>> {
+        (self.is_slot() && self.state_word().read()).then(|| Reader { slot: Arc::clone(self) })
+    }
+
+    /// Begins to replace damaged bytes. Returns `None` if the slot is not sealed, is being read in place, or is being repaired. Only
+    /// agents repair: the next agent ends what a dead one has begun.
+    #[must_use]
+    pub fn repair(&self) -> Option<Repair<'_, M>> {
+        // Not `then_some`: a value that is dropped at once would end another's repair.
+        (self.is_slot() && self.state_word().repair()).then(|| Repair { slot: self })
+    }
+
+    /// Returns whether the slot is being repaired.
+    #[must_use]
+    pub fn under_repair(&self) -> bool {
+        self.is_slot() && self.state_word().under_repair()
+    }
+
+    /// Forgets readers and repairs of an agent that has ended. Nobody may be reading the slot in place, or repairing it.
+    pub fn forget_readers(&self) {
+        if self.is_slot() {
+            self.state_word().forget_readers();
+        }
+    }
+
+    /// Returns bytes of the region in place, without counting a reader.
+    ///
+    /// # Safety
+    /// Nobody writes to them while the slice lives: the caller is the slot's writer and does not write itself, or whoever may write
+    /// is known not to.
+    #[must_use]
+    pub unsafe fn still_region(&self, from: usize, len: usize) -> Option<&[u8]> {
+        let at = from.checked_add(REGION_AT)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.memory.slice(at, len) }
+    }
+
+    /// Returns bytes of the region to be filled in place.
+    ///
+    /// # Safety
+    /// The caller is writing the slot ([`Slot::begin`]), and nobody else reads or writes these bytes while the slice lives. The
+    /// only exception is [`Slot::load`] by a reader of the slot's previous contents, which detects the change by the checksums.
+    ///
+    /// # Errors
+    /// `InvalidInput` when they lie outside the slot.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn region_mut(&self, from: usize, len: usize) -> io::Result<&mut [u8]> {
+        let at = from.checked_add(REGION_AT).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.memory.slice_mut(at, len) }
+    }
+
+    /// Copies bytes out of the region, word by word. If the slot is not in use, they may come from two writers. Returns false if
+    /// they lie outside the slot.
+    #[must_use]
+    pub fn load(&self, from: usize, into: &mut [u8]) -> bool {
+        from.checked_add(REGION_AT).is_some_and(|at| self.memory.load_into(at, into))
+    }
+
+    /// Copies bytes into the region, word by word. The slot is being written or repaired by the caller.
+    ///
+    /// # Errors
+    /// `InvalidInput` when they do not fit; `ResourceBusy` when nobody is writing or repairing the slot.
+    pub fn store(&self, from: usize, bytes: &[u8]) -> io::Result<()> {
+        self.check_writable()?;
+        let at = from.checked_add(REGION_AT).ok_or(io::ErrorKind::InvalidInput)?;
+        self.memory.store(at, &[bytes]).map(drop)
+    }
+
+    /// Checks that nobody can be reading in place.
+    ///
+    /// # Errors
+    /// `ResourceBusy` if somebody can.
+    pub(super) fn check_writable(&self) -> io::Result<()> {
+        let refused = || io::Error::new(io::ErrorKind::ResourceBusy, "the slot is not being written");
+        if self.state_word().writable() { Ok(()) } else { Err(refused()) }
+    }
+}
