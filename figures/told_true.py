@@ -73,7 +73,7 @@ class Verdict:
 
 def _lost(verdict: Verdict, told: str, again: tuple[int, int], first: int, where: str) -> None:
     """Checks ``Lost``: where the script continued, and how many steps it repeats."""
-    begun = re.search(r"the script (began again|went on) at step (\d+)", told)
+    begun = re.search(r"the script (began again|continued) at step (\d+)", told)
     if begun:
         verdict.holds(f"{where} began", int(begun[2]), first, first)
         verdict.claim(f"{where} {begun[1]} at {first}", (begun[1] == "began again") == (first == 1))

@@ -84,7 +84,7 @@ class Branch:
         """One line where the script has asked for a step again, and goes on with what came of it."""
         if wanted.since and _worker.world().rank == 0:
             print(
-                f"everstep: restore(step={wanted.since}) was done before in this job; going on in its branch at step {done}",
+                f"everstep: restore(step={wanted.since}) was done before in this job; continuing in its branch at step {done}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -93,8 +93,9 @@ fn begin_branch(
         };
         persist::begin(&directory, from, asked, mark)
     });
-    let failed =
-        |e| checkpoint(format!("cannot record in {} which checkpoint training goes on from: {e}", directory.display()));
+    let failed = |e| {
+        checkpoint(format!("cannot record in {} which checkpoint training continues from: {e}", directory.display()))
+    };
     Ok(begun.map_err(failed)?.branch)
 }
 

@@ -65,7 +65,7 @@ def test_a_lost_node_is_taken_from_the_job_of_less_weight(everstep, tmp_path):
     people = everstep("plan", *files, "--event", "lose:node12").stdout
     assert (
         "8 -> 7" in people
-        and "gives 1 away" in people
+        and "gives up 1" in people
         and "node7: from small to large" in people
         and "equal shares" in people
     )

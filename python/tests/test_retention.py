@@ -219,7 +219,7 @@ def test_a_restart_that_asks_for_the_step_again_goes_on_in_its_branch(tmp_path, 
     done = everstep("run", "--max-restarts", "3", script(_JOB), str(out), "10", str(persist), timeout=120)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if "FROM" in line][-1].endswith("FROM 13"), done.stdout
-    assert "going on in its branch at step 13" in done.stderr
+    assert "continuing in its branch at step 13" in done.stderr
     assert {"step-15", "step-20"} < set(_steps(out))
     assert _train(out, 17) == 16
 
@@ -235,7 +235,7 @@ def test_a_restart_goes_on_where_the_step_that_the_script_asks_for_was_pruned(tm
     assert _steps(out) == ["step-14", "step-15", "step-16"]
     requeued = {"SLURM_RESTART_COUNT": "1", "TORCHELASTIC_RESTART_COUNT": "1"}
     launched = everstep("run", *line, timeout=120, **requeued)
-    assert "FROM 16" in launched.stdout and "going on in its branch at step 16" in launched.stderr, launched.stderr
+    assert "FROM 16" in launched.stdout and "continuing in its branch at step 16" in launched.stderr, launched.stderr
     plain = subprocess.run(
         [sys.executable, *line], env={**os.environ, **requeued}, capture_output=True, text=True, timeout=60, check=False
     )

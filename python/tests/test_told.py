@@ -72,7 +72,7 @@ def test_a_script_that_goes_on_by_itself_is_counted_from_where_it_does(started, 
     first, had = log.first(2), log.done(1)
     told = _explained(c)
     again = had - first + 1
-    assert first in (51, 76) and f"the script went on at step {first}; {again} step" in told["Lost"], told
+    assert first in (51, 76) and f"the script continued at step {first}; {again} step" in told["Lost"], told
     assert "RECOVERED" in told["Head"], told
     assert _counts(c) == {"new_steps": 150, "repeated_steps": again}
 

@@ -77,7 +77,7 @@ fn an_incident_lasts_until_the_job_is_where_it_had_been() {
     let log = log.steps(2, Some(1)).progress(2, 92, 110_000);
     let found = incidents(&log.0);
     assert_eq!((found[0].outcome.clone(), found[0].caught_up), (Outcome::Repeating, None));
-    assert!(tell(&found[0], "j", "now").iter().any(|l| l.contains("not yet where it had been")));
+    assert!(tell(&found[0], "j", "now").iter().any(|l| l.contains("not yet back at step")));
     let caught_up = Fact::CaughtUp { generation: Generation(2), step: Step(94), incident: 1 };
     let found = incidents(&log.at(2, caught_up).0);
     assert_eq!(found[0].lasted(), Some(5_000_000));
@@ -124,7 +124,7 @@ fn every_incident_is_over_at_some_time() {
     // The next failure comes first.
     let found = incidents(&behind().fails(2, 2, killed()).starts(3, 2).restored(3, 0).steps(3, Some(2)).0);
     assert_eq!((found[0].outcome.clone(), found[0].caught_up), (Outcome::Overtaken { by: 2 }, None));
-    assert!(tell(&found[0], "j", "now").join("\n").contains("inc-2 came before the job was where it had been"));
+    assert!(tell(&found[0], "j", "now").join("\n").contains("inc-2 came before the job had caught up"));
     assert_eq!(found[1].outcome, Outcome::Recovered);
     // The job finishes first.
     let found = incidents(&behind().at(2, Fact::Ended { code: 0, why: "done".into() }).0);
@@ -192,11 +192,9 @@ fn a_script_that_begins_again_is_not_recovered_until_it_is_where_it_had_been() {
     let found = incidents(&log.0);
     assert_eq!(found[0].outcome, Outcome::Repeating);
     let told = tell(&found[0], "j", "now").join("\n");
-    for part in [
-        "REPEATING STEPS",
-        "the script began again at step 1; 60 steps are being repeated",
-        "not yet where it had been, which was step 60",
-    ] {
+    for part in
+        ["REPEATING STEPS", "the script began again at step 1; 60 steps are being repeated", "not yet back at step 60"]
+    {
         assert!(told.contains(part), "{part} is not in\n{told}");
     }
     assert!(!told.contains("yes"), "{told}");
@@ -211,12 +209,12 @@ fn what_becomes_known_later_is_told_from_then_on() {
     let found = incidents(&log.0);
     assert_eq!((found[0].outcome.clone(), found[0].caught_up), (Outcome::GoesOn, None));
     let told = tell(&found[0], "j", "now").join("\n");
-    assert!(told.contains("STEPS AGAIN") && told.contains("Lost     unknown: "), "{told}");
-    assert!(told.contains("whether it is where it had been is unknown"), "{told}");
+    assert!(told.contains("RUNNING AGAIN") && told.contains("Lost     unknown: "), "{told}");
+    assert!(told.contains("whether it has caught up is unknown"), "{told}");
     let began = Fact::Began { generation: Generation(2), step: Step(79), from: Step(75), had: Some(Step(80)) };
     let log = log.at(1, began);
     let told = tell(&incidents(&log.0)[0], "j", "now").join("\n");
-    assert!(told.contains("the script went on at step 76; 5 steps are being repeated"), "{told}");
+    assert!(told.contains("the script continued at step 76; 5 steps are being repeated"), "{told}");
     assert_eq!(incidents(&log.progress(2, 80, 1).0)[0].outcome, Outcome::Recovered);
 }
 
@@ -225,7 +223,7 @@ fn how_far_a_job_had_been_may_not_have_been_seen() {
     let log =
         Log::new().starts(1, 0).fails(1, 1, None).starts(2, 1).restored(2, 0).steps_from(2, Some(1), Some(90), None);
     let told = tell(&incidents(&log.0)[0], "j", "now").join("\n");
-    assert!(told.contains("unknown: how far the job had been was not seen; it went on at step 91"), "{told}");
+    assert!(told.contains("unknown: how far the job had come was not seen; it continued at step 91"), "{told}");
 }
 
 #[test]
@@ -234,7 +232,7 @@ fn steps_of_an_earlier_failure_are_not_this_ones_but_are_repeated() {
     let log = log.steps_from(2, Some(1), Some(90), Some(100)).fails(2, 2, killed()).starts(3, 2).restored(3, 1);
     let told = tell(&incidents(&log.steps_from(3, Some(2), Some(90), Some(100)).0)[1], "j", "now").join("\n");
     assert!(told.contains("1 step, computed again, and 9 of earlier failures"), "{told}");
-    assert!(told.contains("not yet where it had been, which was step 100"), "{told}");
+    assert!(told.contains("not yet back at step 100"), "{told}");
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn observing_says_it_and_trains_on() {
     let [one] = &all[..] else { panic!("{all:?}") };
     assert_eq!((one.at_fault().0.as_str(), one.class(), one.action), ("2", "machine-unlike", Action::Tell));
     let lines = tell(one, "j", "now").join("\n");
-    assert!(lines.contains("training goes on") && lines.contains("net-queue"), "{lines}");
+    assert!(lines.contains("training continues") && lines.contains("net-queue"), "{lines}");
     assert!(lines.contains("Picture  /p.svg"), "{lines}");
 }
 

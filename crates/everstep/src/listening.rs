@@ -6,7 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use tokio::net::TcpListener;
 
 /// How to allow other machines to reach the control plane without encryption.
-pub const REMEDY: &str = "to go on all the same, put one token on all nodes and say so:\n  install -m 600 /dev/null TOKEN && head -c 24 /dev/urandom | od -An -tx1 | tr -d ' \\n' > TOKEN\n  everstep run --insecure --token-file TOKEN …";
+pub const REMEDY: &str = "to continue anyway, put the same token on all nodes and say so:\n  install -m 600 /dev/null TOKEN && head -c 24 /dev/urandom | od -An -tx1 | tr -d ' \\n' > TOKEN\n  everstep run --insecure --token-file TOKEN …";
 
 /// Returns true if every address of `host` is a loopback address.
 pub fn is_loopback(host: &str) -> bool {

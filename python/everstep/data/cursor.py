@@ -95,7 +95,7 @@ class Cursor:
             if state.get(name) != getattr(self, name):
                 text = what.format(state.get(name), getattr(self, name))
                 raise CheckpointError(
-                    f"the sampler's state is of {text}; going on would repeat or skip samples: give what it was saved with"
+                    f"the sampler's state is of {text}; continuing would repeat or skip samples: give what it was saved with"
                 )
         self.at = state["epoch"] * self.samples + state["consumed"]
         self.hash = _pair(state["hash"])

@@ -48,7 +48,8 @@ pub(super) fn run_id(storage: &dyn Storage) -> io::Result<RunId> {
     // In this order: if the file is replaced in between, it says that the directory is here.
     let here = storage.home(RUN_FILE)?;
     let found = recorded(storage)?;
-    let found = found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{RUN_FILE} comes and goes")))?;
+    let found = found
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{RUN_FILE} disappeared while it was read")))?;
     let told = found.home.as_ref().is_some_and(|home| here.is_as_recorded(home));
     let now = found.seen_from(&here);
     if !told {

@@ -370,7 +370,7 @@ impl Agent {
         };
         let patience = self.config.spec.join_timeout_ms / 1000;
         let what = format!(
-            "no coordinator for {waited} s: the workers of this node are ended, as others may have taken their place; the job goes on from memory if the coordinator is back within {patience} s (--join-timeout)"
+            "no coordinator for {waited} s: the workers of this node are ended, as others may have taken their place; the job continues from memory if the coordinator is back within {patience} s (--join-timeout)"
         );
         self.out.push_back(Command::Say { what });
         self.kill(generation, ladder.fence_grace);

@@ -457,6 +457,6 @@ fn told(news: Silence) -> String {
     match news {
         Silence::Lasts(time) => waits(time, "it may be evaluating, saving, or waiting for another rank or the network"),
         Silence::WithoutData(time) => waits(time, "it waits for its data loader"),
-        Silence::Over(time) => format!("rank 0 makes steps again after {} s", time.as_secs()),
+        Silence::Over(time) => format!("rank 0 is stepping again after {} s", time.as_secs()),
     }
 }

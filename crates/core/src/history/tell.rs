@@ -60,8 +60,8 @@ fn head(of: &Incident) -> String {
         (Outcome::Recovered, None) => "RECOVERED".into(),
         (Outcome::Repeating, _) if of.cut_off => "NOT RECOVERED when the job ended".into(),
         (Outcome::Repeating, _) => "REPEATING STEPS".into(),
-        (Outcome::GoesOn, Some(lasted)) => format!("STEPS AGAIN after {}", span(lasted)),
-        (Outcome::GoesOn, None) => "STEPS AGAIN".into(),
+        (Outcome::GoesOn, Some(lasted)) => format!("RUNNING AGAIN after {}", span(lasted)),
+        (Outcome::GoesOn, None) => "RUNNING AGAIN".into(),
         (Outcome::Open, _) => "OPEN".into(),
         (Outcome::Overtaken { by }, _) => format!("OVERTAKEN by inc-{by}"),
         (Outcome::Ended { code, .. }, _) => format!("ENDED THE JOB with exit code {code}"),
@@ -92,7 +92,7 @@ fn steps(n: u64) -> String {
 /// Describes the steps by which the job fell back, as far as they are known.
 fn steps_lost(of: &Incident) -> String {
     if of.action == Action::Tell {
-        return "no step: training goes on".into();
+        return "no step: training continues".into();
     }
     let again = of.began.and_then(|b| b.again());
     match (&of.restored, of.began) {
@@ -106,13 +106,13 @@ fn steps_lost(of: &Incident) -> String {
             }
         }
         (_, None) if of.outcome == Outcome::Open => "not known yet".into(),
-        (_, None) => "unknown: the job did not step again".into(),
+        (_, None) => "unknown: the job completed no step after that".into(),
         (_, Some(Began { from: None, .. })) => format!("unknown: {UNREADABLE}"),
         (_, Some(Began { from: Some(from), had: None, .. })) => {
-            format!("unknown: how far the job had been was not seen; it went on at step {}", from + 1)
+            format!("unknown: how far the job had come was not seen; it continued at step {}", from + 1)
         }
         (_, Some(Began { from: Some(from), .. })) => {
-            let begun = if from == 0 { "began again at step" } else { "went on at step" };
+            let begun = if from == 0 { "began again at step" } else { "continued at step" };
             let repeated = match (again.unwrap_or(0), of.caught_up.is_some(), of.outcome == Outcome::Repeating) {
                 (0, ..) => "no step is repeated".into(),
                 (1, true, _) => "1 step was repeated".into(),
@@ -188,14 +188,14 @@ fn worked(of: &Incident) -> String {
         (Outcome::Recovered | Outcome::Repeating | Outcome::GoesOn, Some((at, _))) => {
             let steps = span(at.saturating_sub(of.opened) + of.silence().unwrap_or(0));
             let again = match (of.caught_up, of.lasted(), of.began.and_then(|b| b.had)) {
-                (Some(_), Some(lasted), _) => format!("yes: where it had been after {}", span(lasted)),
+                (Some(_), Some(lasted), _) => format!("yes: caught up after {}", span(lasted)),
                 _ if of.outcome == Outcome::GoesOn => {
-                    format!("it steps again after {steps}; whether it is where it had been is unknown")
+                    format!("first step after {steps}; whether it has caught up is unknown")
                 }
                 (.., had) => {
-                    let there = had.map_or_else(String::new, |had| format!(", which was step {had}"));
-                    let not = if of.cut_off { "the job ended before it was" } else { "not yet" };
-                    format!("it steps again after {steps}; {not} where it had been{there}")
+                    let there = had.map_or_else(|| "where it was".into(), |had| format!("at step {had}"));
+                    let not = if of.cut_off { "the job ended before it was back" } else { "not yet back" };
+                    format!("first step after {steps}; {not} {there}")
                 }
             };
             let pace = match of.step_us {
@@ -206,7 +206,7 @@ fn worked(of: &Incident) -> String {
         }
         (Outcome::Ended { code, why }, _) => format!("no: the job ended with exit code {code}: {why}"),
         (Outcome::Overtaken { by }, _) => match of.stepped {
-            Some(_) => format!("no: inc-{by} came before the job was where it had been"),
+            Some(_) => format!("no: inc-{by} came before the job had caught up"),
             None => format!("no: inc-{by} came before the first new step"),
         },
         _ => match &of.noted {

@@ -143,7 +143,7 @@ impl Tries {
         }
         let why = why.to_string();
         if self.attached {
-            crate::say!("the coordinator does not answer ({why}); this node goes on and keeps trying");
+            crate::say!("the coordinator does not answer ({why}); this node continues and keeps trying");
         } else {
             crate::say!("no coordinator answers yet ({why}); this node tries for {} s", self.patience.as_secs());
         }

@@ -292,7 +292,7 @@ impl Driver {
                     Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
                     Err(e) => {
                         let refused = e.kind() == std::io::ErrorKind::PermissionDenied;
-                        say_once(&said, &format!("step {step} could not be replicated: {e}; training goes on"));
+                        say_once(&said, &format!("step {step} could not be replicated: {e}; training continues"));
                         std::thread::sleep(if refused { RETRY_REFUSED } else { RETRY });
                         None
                     }

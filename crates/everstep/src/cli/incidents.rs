@@ -204,8 +204,8 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
                 (Outcome::Recovered, None) => "recovered".into(),
                 (Outcome::Repeating, _) if i.cut_off => "not recovered".into(),
                 (Outcome::Repeating, _) => "repeating steps".into(),
-                (Outcome::GoesOn, Some(lasted)) => format!("steps again, {:.1} s", lasted as f64 / 1e6),
-                (Outcome::GoesOn, None) => "steps again".into(),
+                (Outcome::GoesOn, Some(lasted)) => format!("running again, {:.1} s", lasted as f64 / 1e6),
+                (Outcome::GoesOn, None) => "running again".into(),
                 (Outcome::Open, _) => match &i.noted {
                     Some((right, _)) => format!("named {}", if *right { "rightly" } else { "wrongly" }),
                     None => "open".into(),

@@ -117,7 +117,7 @@ pub fn comparison(found: &[Compared], caption: &str) -> String {
     let rows: String = found.iter().map(row).collect();
     format!(
         "<!doctype html><meta charset=\"utf-8\"><title>everstep simulate</title><style>body{{font-family:sans-serif;max-width:60em;margin:2em auto}}td,th{{text-align:left;padding:.2em 1em}}</style>\
-         <h1>{}</h1><table><tr><th>policy</th><th>goodput</th><th>of ideal</th><th>{} by it</th></tr>{rows}</table>{}",
+         <h1>{}</h1><table><tr><th>policy</th><th>goodput</th><th>of ideal</th><th>{} / it</th></tr>{rows}</table>{}",
         escaped(caption),
         escaped(found.first().map_or("", |f| &f.policy)),
         bars(found)

@@ -102,10 +102,10 @@ fn what(of: &Reason) -> String {
     let (from, to) = of.units;
     match (of.done, of.limit) {
         (Done::Kept, _) if of.transition.is_zero() => "stays as it is".into(),
-        (Done::Kept, _) => "goes on with as many nodes".into(),
-        (Done::Started, _) => "begins".into(),
+        (Done::Kept, _) => "continues with as many nodes".into(),
+        (Done::Started, _) => "starts".into(),
         (Done::Grown, _) => format!("gets {} more", to - from),
-        (Done::Shrunk, _) => format!("gives {} away", from - to),
+        (Done::Shrunk, _) => format!("gives up {}", from - to),
         (Done::Stopped, Some(Limit::Lacks { needs })) => format!("is stopped: its minimum of {needs} is not there"),
         (Done::Stopped, _) => "is stopped: others are worth more".into(),
         (Done::Waits, Some(Limit::Lacks { needs })) => format!("waits: its minimum of {needs} is not there"),
@@ -117,13 +117,13 @@ fn print(now: &Situation, plan: &Plan, nodes: &Assignment, why: &[Reason]) {
     let problem = &now.problem;
     let lasts = problem.horizon().as_secs_f64() / 3600.0;
     println!("{} of {} nodes for {} jobs; expected to hold for {lasts:.1} h", plan.used(), problem.units, why.len());
-    println!("  {:<20} {:>12} {:>9} {:>10} {:>10}  ", "job", "nodes", "goes on", "one more", "one less");
+    println!("  {:<20} {:>12} {:>10} {:>10} {:>10}  ", "job", "nodes", "resumes in", "one more", "one less");
     for of in why {
         let margin = |m: Option<i64>| m.map_or("-".into(), |m| format!("{:+.2}", hours(m)));
         let moves = format!("{} -> {}", of.units.0, of.units.1);
         let after = format!("{:.0} s", of.transition.as_secs_f64());
         println!(
-            "  {:<20} {moves:>12} {after:>9} {:>10} {:>10}  {}",
+            "  {:<20} {moves:>12} {after:>10} {:>10} {:>10}  {}",
             of.job,
             margin(of.margin.0),
             margin(of.margin.1),

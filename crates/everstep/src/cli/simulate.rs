@@ -163,7 +163,7 @@ pub fn by_it(of: &Compared) -> String {
 fn print(found: &[Compared], seeds: usize, nodes: u32, days: f64) {
     println!("{nodes} nodes, {days:.1} days, {seeds} lists of failures; means, with 95 % confidence");
     let first = found.first().map_or("", |f| f.policy.as_str());
-    println!("  {:<12} {:>8} {:>17} {:>8} {:>22}", "policy", "goodput", "", "of ideal", format!("{first} by it"));
+    println!("  {:<12} {:>8} {:>17} {:>8} {:>22}", "policy", "goodput", "", "of ideal", format!("{first} / it"));
     for of in found {
         let g = of.goodput;
         println!(

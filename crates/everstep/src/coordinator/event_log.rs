@@ -90,7 +90,7 @@ impl EventLog {
                     let why = other.err().map_or_else(|| "nothing was written".to_owned(), |e| e.to_string());
                     if !was_late {
                         self.news = Some(format!(
-                            "cannot write events to {}: {why}; they are kept in memory until there is room, training goes on",
+                            "cannot write events to {}: {why}; they are kept in memory until there is room, and training continues",
                             self.path.display()
                         ));
                     }
@@ -121,7 +121,7 @@ impl EventLog {
         };
         self.removed.then(|| {
             format!(
-                "{} was removed while the job runs: training goes on, but the events of this run are lost, and everstep \
+                "{} was removed while the job runs: training continues, but the events of this run are lost, and everstep \
                  status and explain do not find it",
                 self.path.parent().unwrap_or(&self.path).display()
             )

@@ -43,7 +43,7 @@ impl Writer {
             let path = self.path.display();
             self.news = Some(if failing {
                 format!(
-                    "cannot write the store {path}: {why}; ranks that run go on, but none is started or restarted before the store can be written"
+                    "cannot write the store {path}: {why}; running ranks continue, but none is started or restarted until the store can be written"
                 )
             } else {
                 format!("the store {path} is written again")
