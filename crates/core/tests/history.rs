@@ -151,7 +151,11 @@ fn silence_counts_and_a_lost_machine_is_one() {
     let log = log.fails(2, 2, None);
     let found = incidents(&log.0);
     assert_eq!(found[0].lasted(), Some(5_000_000));
-    assert!(tell(&found[0], "j", "now").join("\n").contains("detect 2.0 s"));
+    let stopped = tell(&found[0], "j", "now").join("\n");
+    assert!(stopped.contains("detect 2.0 s"), "{stopped}");
+    // Stacks do not show who stopped a process.
+    let next = stopped.lines().find(|l| l.starts_with("Next")).unwrap();
+    assert!(next.contains("kill -CONT 9 on node n") && !next.contains("stacks"), "{next}");
     let lost = tell(&found[1], "j", "now").join("\n");
     assert!(lost.contains("node-lost") && lost.contains("OPEN") && lost.contains("formed the world anew"), "{lost}");
 }
@@ -166,6 +170,21 @@ fn one_failure_may_overtake_another_and_one_may_end_the_job() {
     assert_eq!(found[1].outcome, Outcome::Ended { code: 93, why: "the same again".into() });
     // In a new run, the incidents of an earlier one are over.
     assert_eq!(incidents(&log.starts(3, 0).0), []);
+}
+
+#[test]
+fn a_restart_that_was_ordered_but_never_happened_is_not_told() {
+    let failed = || Log::new().starts(1, 0).fails(1, 1, killed());
+    let ended = |code| Fact::Ended { code, why: "why".into() };
+    let found = incidents(&failed().at(1, ended(1)).0);
+    let told = tell(&found[0], "j", "now").join("\n");
+    assert!(found[0].action == Action::Fail && told.contains("Done     ended the job"), "{told}");
+    // Somebody stopped the job.
+    let told = tell(&incidents(&failed().at(1, ended(143)).0)[0], "j", "now").join("\n");
+    assert!(told.contains("Done     ended the processes, which were not started again"), "{told}");
+    // A restart that happened is one.
+    let told = tell(&incidents(&failed().starts(2, 1).at(1, ended(1)).0)[0], "j", "now").join("\n");
+    assert!(told.contains("Done     restarted the processes, 4 ranks"), "{told}");
 }
 
 #[test]

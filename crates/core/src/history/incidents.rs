@@ -168,7 +168,13 @@ impl Reader {
         self.over = true;
         for i in &mut self.found {
             match i.outcome {
-                Outcome::Open => i.outcome = Outcome::Ended { code, why: why.to_owned() },
+                Outcome::Open => {
+                    // A restart was ordered, but then the cause showed that it would not help.
+                    if i.regrouped.is_none() && i.action != Action::Tell && (1..128).contains(&code) {
+                        i.action = Action::Fail;
+                    }
+                    i.outcome = Outcome::Ended { code, why: why.to_owned() };
+                }
                 // A job that finishes has repeated what was lost.
                 Outcome::Repeating if code == 0 => {
                     i.caught_up = Some(at);

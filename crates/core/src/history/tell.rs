@@ -3,7 +3,7 @@
 
 use super::incident::{Began, Incident, Outcome, Restore};
 use crate::coordinator::command::Action;
-use crate::message::Tier;
+use crate::message::{Cause, HangEvidence, Tier};
 use crate::severity::Verdict;
 use crate::stacks::group;
 
@@ -139,6 +139,12 @@ fn lost(of: &Incident) -> String {
 
 fn done(of: &Incident) -> String {
     let action = match of.action {
+        // The job was stopped, or ended, before they were started again.
+        Action::Restart | Action::Reconfigure
+            if of.regrouped.is_none() && matches!(of.outcome, Outcome::Ended { .. } | Outcome::Overtaken { .. }) =>
+        {
+            "ended the processes, which were not started again"
+        }
         Action::Restart => "restarted the processes",
         Action::Reconfigure => "formed the world anew",
         Action::Fail => "ended the job",
@@ -220,6 +226,15 @@ fn worked(of: &Incident) -> String {
 }
 
 fn advice(of: &Incident) -> String {
+    let failure = of.blamed.as_ref().map_or(of.failure.as_ref(), |b| b.failure.as_ref());
+    if let Some(stopped) = failure.filter(|f| matches!(f.cause, Cause::Hung { evidence: HangEvidence::Stopped, .. })) {
+        return format!(
+            "find out who or what stopped the process (kill -STOP, Ctrl-Z, a debugger, the scheduler); until everstep \
+             ends such a process, kill -CONT {} on node {} lets it go on",
+            stopped.pid,
+            of.at_fault()
+        );
+    }
     match of.verdict() {
         Some(verdict) if !verdict.advice.is_empty() => verdict.advice.clone(),
         Some(_) => "read what the process wrote: everstep logs --first-cause".into(),
