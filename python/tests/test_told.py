@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -102,6 +103,26 @@ def test_one_node_has_no_other_nodes(started):
     lost = log.done(1) - log.first(2) + 1
     assert told["Lost"].startswith({0: "no step", 1: "1 step,"}.get(lost, f"{lost} steps,")), (told, lost)
     assert _counts(c) == {"new_steps": 150, "repeated_steps": lost}
+
+
+def test_steps_that_a_lost_node_may_have_done_are_not_claimed(started):
+    c, log = started("lost", "--everstep", "--pause", "0.03", steps=3000)
+    c.wait_for(lambda: log.reached(1) >= 60, 240)
+    c.kill_node(0)
+    wait(lambda: c.facts("IncidentOpened"), 240)
+    said, line = c.goodput(), c.ask("goodput", c.job).stdout
+    assert said["new_steps"] <= log.done(1) and said["maybe_more_new_steps"], (said, log.done(1))
+    assert f"new steps at least {said['new_steps']}  repeated at least 0" in line, line
+
+
+def test_what_lets_a_stopped_process_go_on_is_told(started):
+    c, log = started("stopped", "--everstep", "--pause", "0.03", steps=300)
+    c.wait_for(lambda: log.reached(1) >= 60, 240)
+    pid = c.worker_pid(1)
+    os.kill(pid, signal.SIGSTOP)
+    assert c.wait(240) == [0]
+    told = _explained(c)
+    assert f"kill -CONT {pid} on node 0" in told["Next"] and "stacks" not in told["Next"], told
 
 
 def test_nodes_that_leave_take_no_counts_along(started):

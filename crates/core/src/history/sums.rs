@@ -4,7 +4,7 @@ use super::Entry;
 use crate::coordinator::command::Fact;
 use crate::id::{Generation, Incarnation, NodeId};
 use crate::ledger::{Account, Category, Spent};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Where the time of a job's latest run went.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,6 +19,11 @@ pub struct Sums {
     pub new_steps: Option<u64>,
     /// Repeated steps; `None` likewise.
     pub repeated_steps: Option<u64>,
+    /// There may have been more new steps: all nodes that had completed them were lost before they
+    /// reported them.
+    pub maybe_more_new: bool,
+    /// There may have been more repeated steps, for the same reason.
+    pub maybe_more_repeated: bool,
     /// All steps, new and repeated.
     pub steps: u64,
     /// Number of generations.
@@ -105,11 +110,15 @@ struct Run {
     steps: Vec<(Generation, Trained)>,
     /// Incidents by the generation that failed.
     opened: BTreeMap<Generation, u64>,
+    /// Generations that ended with the loss of a node, until another node reports their end.
+    lost: BTreeSet<Generation>,
     /// When the first node joined.
     joined: Option<u64>,
     /// When the first generation started, and its number of ranks.
     started: Option<(u64, u32)>,
     over: bool,
+    /// The job has finished.
+    finished: bool,
 }
 
 impl Run {
@@ -129,8 +138,11 @@ impl Run {
             Fact::NodeJoined { .. } if self.started.is_none() || self.over => {
                 self.joined = Some(self.joined.filter(|_| !self.over).unwrap_or(at));
             }
-            Fact::IncidentOpened { incident, generation, .. } => {
+            Fact::IncidentOpened { incident, generation, failure, .. } => {
                 self.opened.insert(*generation, *incident);
+                if failure.is_none() {
+                    self.lost.insert(*generation);
+                }
             }
             Fact::Restored { generation, step, steps_lost, .. } => {
                 if let Some(of) = of(&mut self.steps, *generation) {
@@ -148,7 +160,7 @@ impl Run {
                     (of.from, of.to) = (Some(from.0), of.to.max(step.0));
                 }
             }
-            Fact::Ended { .. } => self.over = true,
+            Fact::Ended { code, .. } => (self.over, self.finished) = (true, *code == 0),
             Fact::Progress { generation, step, .. } => {
                 if let Some(of) = of(&mut self.steps, *generation) {
                     of.to = of.to.max(step.0);
@@ -162,6 +174,7 @@ impl Run {
         if !counts {
             self.before.insert((owner.clone(), account.generation), account.spent);
         }
+        self.lost.remove(&account.generation);
         let of = self.accounts.entry(owner).or_default();
         // Time that a node waited before its first generation is now part of that generation's
         // account.
@@ -180,7 +193,18 @@ impl Run {
         }
         let (new_steps, repeated_steps, steps) = count(&mut self.steps);
         let generations = u32::try_from(self.steps.len()).unwrap_or(u32::MAX);
-        let mut found = Sums { new_steps, repeated_steps, steps, generations, ..Sums::default() };
+        // The last generation of a finished job has completed all steps that an earlier one had.
+        let maybe_more_repeated = !self.lost.is_empty();
+        let maybe_more_new = maybe_more_repeated && !self.finished;
+        let mut found = Sums {
+            new_steps,
+            repeated_steps,
+            maybe_more_new,
+            maybe_more_repeated,
+            steps,
+            generations,
+            ..Sums::default()
+        };
         for (owner, of) in &self.accounts {
             let newest = of.keys().next_back().copied();
             for (generation, account) in of {
@@ -222,6 +246,7 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::coordinator::command::Action;
     use crate::id::Step;
     use crate::ledger::Steps;
 
@@ -283,6 +308,31 @@ mod tests {
         assert_eq!(counted(&[(Some(0), 80), (Some(50), 10), (Some(60), 40)]), (Some(100), Some(30), 130));
         assert_eq!(counted(&[(None, 60)]), (Some(60), Some(0), 60));
         assert_eq!(counted(&[(None, 60), (None, 90)]), (None, None, 150));
+    }
+
+    #[test]
+    fn a_lost_node_may_have_done_more_than_anybody_knows() {
+        let started = |g, restarts| Fact::GenerationStarted { generation: Generation(g), world_size: 2, restarts };
+        let steps = |from, done| Some(Steps { from: Some(from), done });
+        let (generation, node) = (Generation(1), NodeId("0".into()));
+        let lost = Fact::IncidentOpened { incident: 1, generation, node, failure: None, action: Action::Reconfigure };
+        let mut entries =
+            vec![fact(1, started(1, 0)), said(2, Account { steps: steps(0, 60), ..account(1, &[], 0) }), fact(3, lost)];
+        let more = |entries: &[Entry]| {
+            let found = sums(entries, None);
+            (found.new_steps, found.maybe_more_new, found.maybe_more_repeated)
+        };
+        assert_eq!(more(&entries), (Some(60), true, true));
+        // A node that was there, too, knows how far they were.
+        let survivor = said(4, Account { steps: steps(0, 63), ..account(1, &[], 0) });
+        assert_eq!(more(&[entries.clone(), vec![survivor]].concat()), (Some(63), false, false));
+        // The job goes on from where it was known to be, and finishes.
+        entries.push(fact(5, started(2, 1)));
+        entries.push(said(6, Account { steps: steps(50, 5), ..account(2, &[], 0) }));
+        assert_eq!(more(&entries), (Some(60), true, true));
+        entries.push(said(7, Account { steps: steps(50, 50), ..account(2, &[], 0) }));
+        entries.push(fact(8, Fact::Ended { code: 0, why: String::new() }));
+        assert_eq!(more(&entries), (Some(100), false, true));
     }
 
     #[test]

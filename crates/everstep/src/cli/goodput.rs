@@ -63,6 +63,7 @@ goodput = productive / held. Each microsecond of each place for a rank, from the
   suspended         after the job was asked to stop                    unknown  steps under way, and what nobody knows
 A new step is one beyond the highest that the job had completed. Where neither the script nor its optimizer nor a scheduler has a step
 number, the steps after a restart may be new ones or the same again: their time is unknown, and so are the numbers of both.
+Steps are counted from what agents report: if all that had completed a step are lost before that, the numbers say \"at least\".
 The parts sum to the whole.";
 
 /// Parses a length of time of at most ten years.
@@ -99,6 +100,8 @@ impl Of {
             steps: sums.steps,
             new_steps: sums.new_steps,
             repeated_steps: sums.repeated_steps,
+            maybe_more_new_steps: sums.maybe_more_new,
+            maybe_more_repeated_steps: sums.maybe_more_repeated,
             generations: sums.generations,
         }
     }
@@ -106,7 +109,11 @@ impl Of {
     fn print(&self, by: Option<By>) {
         let total = self.sums.total();
         let productive = total.of(Category::Productive);
-        let number = |n: Option<u64>| n.map_or_else(|| "unknown".to_owned(), |n| n.to_string());
+        let number = |n: Option<u64>, maybe_more: bool| match n {
+            Some(n) if maybe_more => format!("at least {n}"),
+            Some(n) => n.to_string(),
+            None => "unknown".to_owned(),
+        };
         println!(
             "{}  goodput {}{:.1} %  held {:.0} rank-s  productive {:.0} rank-s  new steps {}  repeated {}  generations {}",
             self.job,
@@ -114,8 +121,8 @@ impl Of {
             self.share(productive) * 100.0,
             total.total() as f64 / 1e6,
             productive as f64 / 1e6,
-            number(self.sums.new_steps),
-            number(self.sums.repeated_steps),
+            number(self.sums.new_steps, self.sums.maybe_more_new),
+            number(self.sums.repeated_steps, self.sums.maybe_more_repeated),
             self.sums.generations
         );
         let parts = |of: &Spent| {

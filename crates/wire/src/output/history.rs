@@ -123,6 +123,11 @@ pub struct JobGoodput {
     pub new_steps: Option<u64>,
     /// Repeated steps; null for the same reason.
     pub repeated_steps: Option<u64>,
+    /// True: there may have been more new steps than `new_steps`. All nodes that had completed them
+    /// were lost before they reported them.
+    pub maybe_more_new_steps: bool,
+    /// True: there may have been more repeated steps than `repeated_steps`, for the same reason.
+    pub maybe_more_repeated_steps: bool,
     /// Number of times the workers were started.
     pub generations: u32,
 }
