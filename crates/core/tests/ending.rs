@@ -223,7 +223,7 @@ fn an_exception_of_a_script_without_checkpoints_ends_the_job() {
     crashes(&mut scene, error(30));
     scene.passes(1100);
     let (code, why) = scene.over().unwrap();
-    assert!(code == 1 && why.contains("no everstep.CheckpointManager"), "{code} {why}");
+    assert!(code == 1 && why.contains("no rank has used an everstep.CheckpointManager"), "{code} {why}");
     // With checkpoints, or with a number of restarts, the job is restarted.
     for (restarts, checkpointed) in [(PER_DAY, true), (RestartBudget::Exactly(2), false)] {
         let mut scene = job(restarts);

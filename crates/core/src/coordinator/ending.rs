@@ -23,7 +23,7 @@ use super::job::{Blame, Inquiry, Job, Phase};
 use super::output::Output;
 use super::wording::describe;
 use crate::id::{Generation, NodeId, Rank};
-use crate::message::{Cause, Ended, Failure, HowEnded, Outcome};
+use crate::message::{Cause, Ended, Failure, HowEnded, Outcome, Slot};
 use crate::severity::Scope;
 use crate::time::Time;
 
@@ -102,7 +102,7 @@ impl Job {
     /// Returns whether each rank's script is over, or failed where that of another one was over.
     fn all_had_ended(&self, inquiry: &Inquiry) -> bool {
         let failed = |rank| inquiry.failures().any(|f| f.rank == rank && self.ending.with(f).is_some());
-        let mut ranks = self.record.world.slots.iter().flat_map(|s| s.ranks()).map(Rank);
+        let mut ranks = self.record.world.slots.iter().flat_map(Slot::ranks).map(Rank);
         ranks.all(|rank| self.ending.has(rank) || failed(rank))
     }
 
@@ -198,8 +198,8 @@ impl Job {
         let exception = matches!(failure.cause, Cause::Exited(Outcome::Code(_)));
         let own = matches!(failure.verdict.scope, Scope::User | Scope::Unknown | Scope::Storage);
         (exception && own && !failure.verdict.follows && !counted && !self.record.checkpointed).then(|| {
-            let why = "the script ended with an error of its own and has no everstep.CheckpointManager, so a restart would begin at its \
-                       first step again (to restart anyway, give --max-restarts N)";
+            let why = "the script ended with an error of its own and no rank has used an everstep.CheckpointManager, so a \
+                       restart would begin at its first step again (to restart anyway, give --max-restarts N)";
             (EXIT_FAILED, why.into())
         })
     }
