@@ -230,7 +230,7 @@ fn advice(of: &Incident) -> String {
     if let Some(stopped) = failure.filter(|f| matches!(f.cause, Cause::Hung { evidence: HangEvidence::Stopped, .. })) {
         return format!(
             "find out who or what stopped the process (kill -STOP, Ctrl-Z, a debugger, the scheduler); until everstep \
-             ends such a process, kill -CONT {} on node {} lets it go on",
+             ends such a process, kill -CONT {} on node {} lets it continue",
             stopped.pid,
             of.at_fault()
         );
