@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from os import PathLike
@@ -117,6 +119,10 @@ class CheckpointManager:
         self._step: int | None = None
         #: There is something that :meth:`close` may have to make durable: a step was completed here, or restored from memory.
         self._unsaved = False
+        #: An exception that was being handled already, if any.
+        self._handled = id(sys.exc_info()[1])
+        #: The weights have been updated since the last step that is complete.
+        self._updated = False
         self._branch = Branch(self._directory)
         self._snapshot_step = self._persisted_step = self._persist_lost = 0
         self._worker = _worker.current()
@@ -164,15 +170,19 @@ class CheckpointManager:
         self._epoch: list[int] | None = None
         self._micro = MicroBatches(state)
         watch_forward(state)
-        UnsavedOptimizers(self._state)
+        UnsavedOptimizers(self._state, self._updates)
         for optimizer in self._state.optimizers:
             optimizer.register_step_pre_hook(self._fence)
 
     def _fence(self, *_: Any) -> None:
         """Before a weight update: the snapshot in flight must be complete, or it would be torn."""
+        self._updates()
         began = time.perf_counter_ns()
         self._tier.fence()
         self._stall(time.perf_counter_ns() - began, begins=False)
+
+    def _updates(self) -> None:
+        self._updated = True
 
     def restore(self, step: int | None = None) -> int:
         """Loads the newest step that every rank can restore, from the nearest tier.
@@ -191,7 +201,7 @@ class CheckpointManager:
             done, self.extra = Restoring(self._state, self._tier, self._directory, self._branch).restore(wanted)
             self._extra = self.extra
         self._branch.announce(wanted, done)
-        self._step, self._unsaved = done, done > 0 and self._tier.source() != "disk"
+        self._step, self._unsaved, self._updated = done, done > 0 and self._tier.source() != "disk", False
         self._start.restored(done)
         for optimizer in self._state.optimizers:
             _worker.watch_gradients(optimizer)
@@ -225,7 +235,7 @@ class CheckpointManager:
         self._start.writing(bool(self._persist))
         self._branch.trains(step)
         before, self._step, self._extra = (step - 1 if self._step is None else self._step), step, extra
-        self._unsaved = True
+        self._unsaved, self._updated = True, False
         self._look()
         self._measure()
         hold = before < self._tier.hold_at() - 1 <= step
@@ -390,7 +400,12 @@ class CheckpointManager:
         return self._micro.plan
 
     def save(self, step: int | None = None, *, block: bool = True, **extra: Any) -> None:
-        """Makes the state durable in the directory now, on all ranks. This checkpoint is yours: it is never removed."""
+        """Makes the state durable in the directory now, on all ranks. This checkpoint is yours: it is never removed. Without ``step``,
+        it is that of the last :meth:`step`, and refused if the weights were updated since."""
+        if step is None and self._step is not None and self._updated:
+            raise CheckpointError(
+                f"save(): the weights were updated after step {self._step}; call step() first, or give the number of steps"
+            )
         self._save(step, block, extra or self._extra, USER)
 
     def _save(self, step: int | None, block: bool, extra: dict[str, Any], why: int) -> None:
@@ -448,20 +463,24 @@ class CheckpointManager:
             self._tier.await_durable(self._persisted_step, seconds)
 
     def close(self) -> None:
-        """Makes the last step durable (unless it is, or ``persist=0``), and waits for what is on its way. Doing it again does nothing."""
-        if self._closed:
+        """Makes the last step durable (unless it is, or ``persist=0``), and waits for what is on its way. Doing it again does nothing.
+
+        Weights that were updated after the last :meth:`step` are of no step and are not saved. While an exception is handled
+        (``finally``), several ranks do not wait for each other: some may not come.
+        """
+        failing = id(sys.exc_info()[1]) not in (id(None), self._handled)
+        if self._closed or (failing and _worker.world().world_size > 1):
             return
         self._closed = True
         self._tier.wait()
         self._look()
         lost = self._persist_lost == self._persisted_step
-        if (
-            self._persist
-            and self._step
-            and self._unsaved
-            and (lost or self._persisted_step != self._step)
-            and self._tier.durable() < self._step
-        ):
+        due = self._persist and self._step and self._unsaved and (lost or self._persisted_step != self._step)
+        due = due and self._tier.durable() < (self._step or 0)
+        if due and self._updated:
+            what = f"close() does not save step {self._step}: the weights were updated, and no step() has followed"
+            warnings.warn(f"everstep: {what}", stacklevel=2)
+        if due and self._step and not self._updated:
             self._save(self._step, True, self._extra, RECOVERY)
         elif not lost:
             self.wait("disk")

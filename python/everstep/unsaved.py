@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -19,9 +20,11 @@ from .state import State
 class UnsavedOptimizers:
     """Warns once of each. ``torch.save`` at the end of a step would have looked up the name; a manager keeps the object it was given."""
 
-    def __init__(self, state: State) -> None:
-        self._state = weakref.ref(state)
+    def __init__(self, state: State, updated: Callable[[], None]) -> None:
+        """``updated``, a method, is called after each step of an optimizer that was not given and trains what is saved."""
+        self._state, self._updated = weakref.ref(state), weakref.WeakMethod(updated)
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet(state.optimizers)
+        self._training: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         #: A given optimizer is making a step: those that it is made of are part of it.
         self._inside = False
         for optimizer in state.optimizers:
@@ -38,14 +41,23 @@ class UnsavedOptimizers:
 
     def _stepped(self, optimizer: Optimizer) -> None:
         state = self._state()
-        if self._inside or optimizer in self._seen or state is None:
+        if self._inside or state is None:
             return
-        self._seen.add(optimizer)
+        if optimizer not in self._seen:
+            self._seen.add(optimizer)
+            self._look_at(optimizer, state)
+        if optimizer in self._training and (updated := self._updated()) is not None:
+            updated()
+
+    def _look_at(self, optimizer: Optimizer, state: State) -> None:
         modules = [o for o in state.objects.values() if isinstance(o, nn.Module)]
         trained = {id(p) for m in modules for p in m.parameters()} | {
             id(p) for o in state.optimizers for p in parameters_of(o)
         }
-        if not any(optimizer.state.values()) or not any(id(p) in trained for p in parameters_of(optimizer)):
+        if not any(id(p) in trained for p in parameters_of(optimizer)):
+            return
+        self._training.add(optimizer)
+        if not any(optimizer.state.values()):
             return
         others = (o for n, o in state.objects.items() if o not in modules and n not in state.optimizers_by_name)
         if any(_holds(o, optimizer) for o in others if not isinstance(o, LRScheduler)):
@@ -55,7 +67,7 @@ class UnsavedOptimizers:
             "itself: after a restart its state is lost; "
             "give it to CheckpointManager, and where an optimizer is replaced in the loop, change the groups "
             "of the first one instead (add_param_group)",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
