@@ -27,7 +27,7 @@ from .healing import HealingShard
 from .outcome import Arrivals
 from .placed import Resharded
 from .slots import EARLY_BYTES, OVERLAP_BYTES, Sizes, Slots, Snapshot
-from .tiers import Keep, Redundancy
+from .tiers import KEEP_ALL, Keep, Redundancy
 
 if TYPE_CHECKING:
     from ._internal import NetworkWatch
@@ -64,18 +64,24 @@ class AgentTier:
         self._durable, self._any_rank = durable, any_rank
         world = _worker.world()
         self._identity = (run, world.rank, world.world_size, world.generation, any_rank)
+        self._destination = (str(directory), directory.run, bandwidth, bool(kind))
+        self._rules: Keep | None = keep if durable else None
         if durable:
-            try:
-                agent.persist_to(str(directory), directory.run, *keep.arguments(), bandwidth, bool(kind))
-            except AgentError as e:
-                # It belongs to another job, or cannot be read: the agent ends this one.
-                raise CheckpointError(str(e)) from e
+            self._persist_to(KEEP_ALL)
         agent.replicate(run, redundancy.replicas, redundancy.data, any_rank)
         self._every = 1
         self._tier = ""
         self._network: NetworkWatch | None = None
         self._pacing = pacing if redundancy.replicas and not any_rank else None
         self._adopt()
+
+    def _persist_to(self, keep: Keep) -> None:
+        directory, run, bandwidth, exactly = self._destination
+        try:
+            self._agent.persist_to(directory, run, *keep.arguments(), bandwidth, exactly)
+        except AgentError as e:
+            # It belongs to another job, or cannot be read: the agent ends this one.
+            raise CheckpointError(str(e)) from e
 
     def _adopt(self) -> None:
         """Slots that an earlier generation of this rank left in memory."""
@@ -193,6 +199,12 @@ class AgentTier:
         """The training loop begins: its collectives are watched from now on."""
         if self._pacing is not None:
             self._network = network.watch(self._board, self._pacing)
+
+    def trains(self) -> None:
+        """A step is complete, so this process trains, and its rules decide what stays."""
+        if self._rules is not None:
+            self._persist_to(self._rules)
+            self._rules = None
 
     def stepped(self) -> None:
         """An iteration is complete."""

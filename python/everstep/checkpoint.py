@@ -234,6 +234,7 @@ class CheckpointManager:
         began = time.perf_counter_ns()
         self._start.writing(bool(self._persist))
         self._branch.trains(step)
+        self._tier.trains()
         before, self._step, self._extra = (step - 1 if self._step is None else self._step), step, extra
         self._unsaved, self._updated = True, False
         self._look()

@@ -23,7 +23,7 @@ from .meeting import gathered
 from .outcome import Arrivals
 from .placed import Resharded
 from .slots import Slots, Snapshot
-from .tiers import Keep
+from .tiers import KEEP_ALL, Keep
 
 if TYPE_CHECKING:
     from .branch import Wanted
@@ -36,7 +36,7 @@ class DiskTier:
     in_memory = False
 
     def __init__(self, directory: Directory, keep: Keep, arrivals: Arrivals) -> None:
-        self._directory, self._keep = directory, keep
+        self._directory, self._rules, self._keep = directory, keep, KEEP_ALL
         # What is in the slot is nothing to rely on: it goes with the process.
         self._slots, self._arrivals = Slots(Arrivals()), arrivals
         self._scratch: str | None = None
@@ -170,6 +170,10 @@ class DiskTier:
 
     def started(self) -> None:
         """Nobody sends anything here."""
+
+    def trains(self) -> None:
+        """A step is complete, so this process trains, and its rules decide what stays."""
+        self._keep = self._rules
 
     def stepped(self) -> None:
         """Nobody sends anything here."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections import Counter
 from typing import Any
 
 from . import together
 from . import worker as _worker
-from ._internal import CheckpointError, DamagedError, Shard, open_shard
+from ._internal import CheckpointError, DamagedError, Shard, objects_in, open_shard
 from .agent_tier import AgentTier
-from .branch import Branch, Wanted
+from .branch import Branch, Row, Wanted
 from .directory import Directory
 from .disk_tier import DiskTier
 from .healing import HealingShard
@@ -94,13 +95,23 @@ class Restoring:
                 f"forget it: everstep doctor --clean"
             ) from e
 
+    def _complete_first(self, rows: list[Row]) -> list[Row]:
+        """Of several checkpoints of one step, first those that hold all objects: an evaluation may have saved its model alone."""
+        times = Counter(step for step, *_ in rows)
+
+        def order(row: Row) -> tuple[int, bool]:
+            step, path, _, wrong = row
+            return -step, times[step] > 1 and wrong is None and self._state.is_more_than(objects_in(path))
+
+        return sorted(rows, key=order)
+
     def _durable_offers(self, wanted: Wanted) -> dict[int, Shard | Resharded]:
         """This rank's shards of the newest two durable checkpoints whose headers are good. Their bytes are verified when they are
         read: another node can stand in, or an older step."""
         world = _worker.world()
         offers: dict[int, Shard | Resharded] = {}
         self._paths = {}
-        for step, path, size, wrong in self._branch.rows(wanted):
+        for step, path, size, wrong in self._complete_first(self._branch.rows(wanted)):
             if step in self._damaged or step in offers:
                 continue
             if wrong is None:

@@ -292,6 +292,10 @@ class State:
 
     # -- back ------------------------------------------------------------------------------------
 
+    def is_more_than(self, objects: set[str]) -> bool:
+        """Whether something is kept here that is not among these objects of a checkpoint; not where that does not name any."""
+        return bool(objects) and not self.objects.keys() <= objects
+
     def check(self, shard: Shard | HealingShard | Resharded) -> None:
         """Raises :class:`CheckpointError` with a diff when the checkpoint is of another model."""
         stored = {e[0]: e for e in shard.entries()}

@@ -47,3 +47,7 @@ class Keep:
     def arguments(self) -> tuple[int, int, bool]:
         """As the native half takes them."""
         return self.last, int(self.every.total_seconds()) if self.every else 0, self.epochs
+
+
+#: Nothing goes: until it has completed a step, a process has no say in what stays. It may be an evaluation.
+KEEP_ALL = Keep((1 << 32) - 1, None, True)

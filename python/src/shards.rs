@@ -14,6 +14,7 @@ use everstep_checkpoint::restore::{Readers, Shard, Target};
 use everstep_checkpoint::retain::Policy;
 use everstep_core::id::Rank;
 use pyo3::prelude::*;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -159,6 +160,13 @@ fn open_shard(py: Python<'_>, checkpoint_directory: PathBuf, rank: u32) -> PyRes
     Ok(shard.into())
 }
 
+/// Names of the objects whose state is in a published checkpoint; none where it does not say.
+#[pyfunction]
+fn objects_in(py: Python<'_>, checkpoint_directory: PathBuf) -> PyResult<BTreeSet<String>> {
+    let manifest = py.detach(|| persist::read_manifest(&checkpoint_directory)).map_err(checkpoint)?;
+    Ok(manifest.objects())
+}
+
 /// Makes a checkpoint visible (without an agent); shards as JSON from `write_shard`; kept are
 /// so many of the newest, the first of every so many seconds (0: none), and those of epochs.
 #[pyfunction]
@@ -254,6 +262,7 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(reserve_slot, m)?)?;
     m.add_function(wrap_pyfunction!(bytes_per_slot, m)?)?;
     m.add_function(wrap_pyfunction!(open_shard, m)?)?;
+    m.add_function(wrap_pyfunction!(objects_in, m)?)?;
     m.add_function(wrap_pyfunction!(open_slot, m)?)?;
     m.add_function(wrap_pyfunction!(reach, m)?)?;
     m.add_function(wrap_pyfunction!(note_shard, m)?)?;

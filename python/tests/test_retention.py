@@ -323,25 +323,38 @@ def test_an_evaluation_reads_a_directory_that_it_cannot_write(tmp_path):
     assert _tree(tmp_path / "out") == before
 
 
-def test_a_save_of_the_model_alone_does_not_replace_what_has_the_optimizer(tmp_path):
+def test_a_save_of_the_model_alone_takes_nothing_from_the_training(tmp_path):
+    """Neither its checkpoint with the optimizer, nor its place at the next start, nor the others that it keeps."""
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters())
-    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=1)
-    for step in (1, 2, 3):
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=1, keep=5)
+    for step in range(1, 6):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         ckpt.step(step)
     ckpt.close()
-    before = _tree(tmp_path / "step-3")
+    saved = [tmp_path / f"step-{step}" for step in range(1, 6)]
+    before = _tree(*saved)
     reader = es.CheckpointManager(tmp_path, model=torch.nn.Linear(2, 2))
-    assert reader.restore() == 3
-    with pytest.warns(UserWarning, match=r"step 3 is saved as step-3\.2: step-3 is .*holds more"):
+    assert reader.restore() == 5
+    with pytest.warns(UserWarning, match=r"step 5 is saved as step-5\.2: step-5 is .*holds more"):
         reader.save(accuracy=0.5)
     reader.close()
-    assert _steps(tmp_path)[-2:] == ["step-3", "step-3.2"]
-    assert _tree(tmp_path / "step-3") == before
-    with pytest.raises(es.CheckpointError, match=r"optimizer=: not in the checkpoint\n  in .*step-3\.2$"):
-        es.CheckpointManager(tmp_path, model=model, optimizer=optimizer).restore()
+    assert _steps(tmp_path)[-2:] == ["step-5", "step-5.2"]
+    assert _tree(*saved) == before
+    for step in (None, 5):
+        anew = torch.optim.Adam(model.parameters())
+        assert es.CheckpointManager(tmp_path, model=model, optimizer=anew).restore(step) == 5
+        assert anew.state_dict()["state"][0]["step"] == 5
+
+
+def test_a_checkpoint_without_the_optimizer_is_refused_by_name(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    first = es.CheckpointManager(tmp_path, model=model, persist=1)
+    first.step(3)
+    first.close()
+    with pytest.raises(es.CheckpointError, match=r"optimizer=: not in the checkpoint\n  in .*step-3$"):
+        es.CheckpointManager(tmp_path, model=model, optimizer=torch.optim.Adam(model.parameters())).restore()
 
 
 def test_a_step_is_published_again_without_exchanging_names(tmp_path):

@@ -119,11 +119,23 @@ impl Watch {
     }
 }
 
-/// Returns whether the owner of `epoch` may still publish, given the `newest` epoch on record: no
-/// later owner has taken over the directory.
-#[must_use]
-pub fn may_publish(epoch: u64, newest: Option<u64>) -> bool {
-    newest.is_none_or(|newest| newest <= epoch)
+/// The time in which one job owns one directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tenure {
+    /// Identity of the directory.
+    pub run: RunId,
+    /// Number of the owner.
+    pub epoch: u64,
+}
+
+impl Tenure {
+    /// Returns whether the owner may still publish: the directory has not been replaced by one of
+    /// another `run` (`None`: it has none), and no later owner has taken it over, by the `newest` epoch
+    /// on record.
+    #[must_use]
+    pub fn lasts(self, run: Option<RunId>, newest: Option<u64>) -> bool {
+        run.is_none_or(|run| run == self.run) && newest.is_none_or(|newest| newest <= self.epoch)
+    }
 }
 
 /// Returns the message that explains why a second job may not use a directory.
@@ -171,6 +183,14 @@ mod tests {
         assert_eq!(watch.judge(Time(29_999), Some(&owner), false), Verdict::Wait { left: Duration::from_millis(1) });
         assert_eq!(watch.judge(Time(30_000), Some(&owner), false), Verdict::Claim { epoch: 5 });
         assert_eq!(watch.judge(Time(30_001), Some(&record(4, "a", 2)), false), Verdict::Refuse, "it lives");
+    }
+
+    #[test]
+    fn a_tenure_ends_with_a_later_owner_or_with_the_directory() {
+        let own = Tenure { run: RunId(1), epoch: 4 };
+        assert!(own.lasts(Some(RunId(1)), Some(4)) && own.lasts(None, None), "its files may be gone");
+        assert!(!own.lasts(Some(RunId(1)), Some(5)));
+        assert!(!own.lasts(Some(RunId(2)), Some(4)) && !own.lasts(Some(RunId(2)), None), "made anew by another job");
     }
 
     #[test]
@@ -253,12 +273,12 @@ mod tests {
                         renewed.insert(epoch, now);
                     },
                     Act::Check(i) => if let Some(epoch) = jobs[i].epoch {
-                        jobs[i].checked = may_publish(epoch, records.last_key_value().map(|(e, _)| *e));
+                        jobs[i].checked = Tenure { run: RunId(1), epoch }.lasts(Some(RunId(1)), records.last_key_value().map(|(e, _)| *e));
                     },
                     Act::Publish(i) => if let Some(epoch) = jobs[i].epoch.filter(|_| jobs[i].checked) {
                         // A publication becomes visible, the record is read once more, and the
                         // publication is withdrawn if another job owns the directory by now.
-                        let stays = may_publish(epoch, records.last_key_value().map(|(e, _)| *e));
+                        let stays = Tenure { run: RunId(1), epoch }.lasts(Some(RunId(1)), records.last_key_value().map(|(e, _)| *e));
                         if stays {
                             prop_assert!(epoch >= newest_published);
                             newest_published = epoch;

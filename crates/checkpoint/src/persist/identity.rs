@@ -42,8 +42,7 @@ impl Identity {
 /// Those of the file system or store; `InvalidData` when the file with it is damaged.
 pub(super) fn run_id(storage: &dyn Storage) -> io::Result<RunId> {
     if recorded(storage)?.is_none() {
-        // Where it is follows: an overlay may give a directory another number with the first file in it.
-        storage.create_new(RUN_FILE, Identity { version: VERSION, run: drawn()?, home: None }.bytes()?)?;
+        create(storage, drawn()?)?;
     }
     // In this order: if the file is replaced in between, it says that the directory is here.
     let here = storage.home(RUN_FILE)?;
@@ -57,6 +56,15 @@ pub(super) fn run_id(storage: &dyn Storage) -> io::Result<RunId> {
         let _ = storage.replace(RUN_FILE, now.bytes()?);
     }
     Ok(now.run)
+}
+
+/// Gives the directory this id, unless it has one.
+///
+/// # Errors
+/// Those of the file system or store; `NotFound` when there is no directory.
+pub(super) fn create(storage: &dyn Storage, run: RunId) -> io::Result<bool> {
+    // Where it is follows: an overlay may give a directory another number with the first file in it.
+    storage.create_new(RUN_FILE, Identity { version: VERSION, run, home: None }.bytes()?)
 }
 
 /// A number that nobody else has, forks of this process included.

@@ -4,14 +4,14 @@
 //! Each epoch has a record of its own, whose creation is exclusive: of several that want the next epoch one gets it. Only its owner
 //! replaces it after that, and the newest epoch counts, so that no lock is needed, on a file system or in a store.
 
-use super::identity::{drawn, run_id};
+use super::identity::{create, drawn, known_run, run_id};
 use crate::format::digest::crc;
 use crate::format::mark::Mark;
 use crate::process::started;
 use crate::storage::Storage;
 use crate::unique::unique;
 use everstep_core::id::RunId;
-use everstep_core::ownership::{ProcessId, RENEWAL, Record, Verdict, Watch, may_publish, refusal};
+use everstep_core::ownership::{ProcessId, RENEWAL, Record, Tenure, Verdict, Watch, refusal};
 use everstep_core::time::Time;
 use std::fs;
 use std::io;
@@ -184,7 +184,8 @@ impl Claim {
     /// Nobody has taken the directory over.
     #[must_use]
     pub fn is_current(&self) -> bool {
-        newest_epoch(&*self.storage).is_ok_and(|newest| may_publish(self.epoch(), newest))
+        let own = Tenure { run: self.run(), epoch: self.epoch() };
+        state(&*self.storage).is_ok_and(|(run, newest)| own.lasts(run, newest))
     }
 
     /// Renews no longer; another process of the same job does.
@@ -226,17 +227,28 @@ fn own_record(run: RunId, epoch: u64, who: &Claimant) -> Record {
     Record { run, epoch, life, job, host, process, nodes: who.nodes, beat: unique() >> 16, released: false }
 }
 
-/// Replaces the record, unless somebody else has the directory by now.
+/// Replaces the record, unless somebody else has the directory by now. Where somebody has deleted the files of the directory, it stays
+/// this run's.
 fn renew(storage: &dyn Storage, record: &Mutex<Record>) -> io::Result<()> {
     let record = {
         let mut record = record.lock().unwrap_or_else(PoisonError::into_inner);
         record.beat += 1;
         record.clone()
     };
-    if may_publish(record.epoch, newest_epoch(storage)?) {
+    let (run, newest) = state(storage)?;
+    if run.is_none() && !record.released && !create(storage, record.run)? {
+        // Another job was faster.
+        return Ok(());
+    }
+    if (Tenure { run: record.run, epoch: record.epoch }).lasts(run, newest) {
         storage.replace(&storage.owner_name(record.epoch), serde_json::to_vec(&record)?)?;
     }
     Ok(())
+}
+
+/// The directory's run id, if it has one, and the newest epoch on record.
+fn state(storage: &dyn Storage) -> io::Result<(Option<RunId>, Option<u64>)> {
+    Ok((known_run(storage)?, newest_epoch(storage)?))
 }
 
 fn newest_epoch(storage: &dyn Storage) -> io::Result<Option<u64>> {
@@ -277,14 +289,20 @@ fn of_this_run(record: Record, run: RunId) -> Record {
 /// # Errors
 /// `PermissionDenied` then; those of the file system or store.
 pub(super) fn still_owned(storage: &dyn Storage, mark: &Mark) -> io::Result<()> {
-    if mark.epoch == 0 || may_publish(mark.epoch, newest_epoch(storage)?) {
+    if mark.epoch == 0 {
+        return Ok(());
+    }
+    let (run, newest_epoch) = state(storage)?;
+    if (Tenure { run: mark.run, epoch: mark.epoch }).lasts(run, newest_epoch) {
         return Ok(());
     }
     let by = newest(storage)?
         .map_or_else(String::new, |r| format!(" by job {:?} (host {}, pid {})", r.job, r.host, r.process.pid));
-    let what = format!(
-        "the directory was taken over{by} while this job did not renew its claim; nothing is published from here any more"
-    );
+    let how = match run {
+        Some(run) if run != mark.run => format!("removed or replaced, and is now owned{by}"),
+        _ => format!("taken over{by} while this job did not renew its claim"),
+    };
+    let what = format!("the directory was {how}; nothing is published from here any more");
     Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
 }
 
@@ -350,6 +368,48 @@ mod tests {
         assert_eq!(second.epoch(), 2);
         assert!(still_owned(scratch.path(), &old).unwrap_err().to_string().contains("taken over by job \"second\""));
         still_owned(scratch.path(), &mark(&second)).unwrap();
+    }
+
+    fn mark_of(claim: &Claim) -> Mark {
+        Mark { run: claim.run(), epoch: claim.epoch(), generation: 0, attempt: 0 }
+    }
+
+    #[test]
+    fn a_directory_that_another_job_makes_anew_is_that_job_s() {
+        let scratch = tempfile::tempdir().unwrap();
+        let out = scratch.path().join("out");
+        fs::create_dir(&out).unwrap();
+        let first = claim(&out, &who("first", SHORT), |_| ()).unwrap();
+        fs::remove_dir_all(&out).unwrap();
+        still_owned(&out, &mark_of(&first)).unwrap();
+        fs::create_dir(&out).unwrap();
+        let second = claim(&out, &who("second", SHORT), |_| ()).unwrap();
+        let refused = still_owned(&out, &mark_of(&first)).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        assert!(refused.to_string().contains("removed or replaced, and is now owned by job \"second\""), "{refused}");
+        assert!(!first.is_current() && second.is_current());
+        // Neither a renewal nor the release of the first one touches the record of the second.
+        renew(&*first.storage, &first.record).unwrap();
+        first.release();
+        let now = newest(&*second.storage).unwrap().unwrap();
+        assert!(now.life == "second" && !now.released, "{now:?}");
+        still_owned(&out, &mark_of(&second)).unwrap();
+        assert!(matches!(claim(&out, &who("third", Duration::from_mins(1)), |_| ()), Err(ClaimError::Refused(_))));
+    }
+
+    #[test]
+    fn a_directory_whose_files_were_deleted_stays_the_running_job_s() {
+        let scratch = tempfile::tempdir().unwrap();
+        let first = claim(scratch.path(), &who("first", SHORT), |_| ()).unwrap();
+        for file in fs::read_dir(scratch.path()).unwrap() {
+            fs::remove_file(file.unwrap().path()).unwrap();
+        }
+        renew(&*first.storage, &first.record).unwrap();
+        assert_eq!(run_id(&*first.storage).unwrap(), first.run());
+        assert!(matches!(
+            claim(scratch.path(), &who("second", Duration::from_mins(1)), |_| ()),
+            Err(ClaimError::Refused(_))
+        ));
     }
 
     #[test]

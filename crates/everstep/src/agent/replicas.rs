@@ -264,7 +264,12 @@ impl Driver {
         let peer = replicas.peer("");
         let size = crew.world_size;
         let profile = profile_path(&self.template.memory, 0);
+        let over = crew.over.clone();
         tokio::task::spawn_blocking(move || {
+            // The next generation may have pinned the step that it goes back to.
+            if over.load(Ordering::Acquire) {
+                return;
+            }
             let mut digests: Vec<(u32, u64)> = Vec::new();
             let pinned = pin_all(&own, workers, generation, (from, base));
             // Others compute parity of what is pinned now; or hear that there is nothing.
@@ -298,7 +303,7 @@ impl Driver {
                     }
                 }
             });
-            if step.is_none() {
+            if step.is_none() && !over.load(Ordering::Acquire) {
                 // Another step will be named, for which there must be a slot.
                 release(&own, workers, generation, |s| Some(s) != base);
             }
