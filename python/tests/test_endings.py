@@ -111,6 +111,25 @@ def test_a_rank_that_needs_one_that_has_left_has_not_finished(ending, leave):
     assert "counts as finished" not in done.stderr, done.stderr
 
 
+#: Rank 1 leaves a second training in its first step, after its backward pass.
+SECOND = """
+second = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+other = torch.optim.Adam(second.parameters())
+for number in range(6):
+    other.zero_grad()
+    second(torch.ones(3, 4)).sum().backward()
+    if rank == 1: LEAVE
+    other.step()
+"""
+
+
+@pytest.mark.parametrize("leave", ["sys.exit(0)", "os._exit(0)"])
+def test_a_second_training_that_one_rank_leaves_is_not_finished(ending, leave):
+    done, steps = ending(END=SECOND.replace("LEAVE", leave), KEEP="1")
+    assert steps == [12, 12]
+    assert done.returncode == 1 and "counts as finished" not in done.stderr, done.stderr
+
+
 def test_a_barrier_without_the_others_after_the_last_step_is_no_failure(ending):
     done, steps = ending(END="if rank == 0: others_are_gone(); dist.barrier()", KEEP="1")
     assert (done.returncode, steps) == (0, [12, 12]), done.stderr

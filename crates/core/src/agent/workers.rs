@@ -60,8 +60,8 @@ impl Crew {
         let verdict = table.judge(&cause, &words.text);
         let progressed = self.progressed();
         let Extent { step, total, passes } = extent;
-        // The pass that failed may not have been counted.
-        let passes = passes.max(u64::from(in_backward(&words.text)));
+        // Whoever ended by itself had completed its passes; the one that failed is more than that, counted or not.
+        let passes = passes + u64::from(in_backward(&words.text));
         Failure { rank, local_rank, pid, cause, message: words.message, step, total, passes, progressed, verdict }
     }
 }

@@ -31,6 +31,8 @@ pub struct EventLog {
     bytes: usize,
     /// Number of lines dropped for lack of room in memory.
     dropped: u64,
+    /// Users were notified that lines are waiting.
+    late: bool,
     /// A notice for users, until it is taken.
     news: Option<String>,
     /// The file's device and inode.
@@ -55,6 +57,7 @@ impl EventLog {
             waiting: VecDeque::new(),
             bytes: 0,
             dropped: 0,
+            late: false,
             news: None,
             removed: false,
             looked: Instant::now(),
@@ -75,7 +78,6 @@ impl EventLog {
 
     /// Writes as many of the waiting lines as possible.
     pub fn flush(&mut self) {
-        let was_late = self.waiting.len() > 1 || self.dropped > 0;
         while let Some(line) = self.waiting.front_mut() {
             match self.file.write(line) {
                 Ok(n) if n > 0 => {
@@ -88,7 +90,7 @@ impl EventLog {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 other => {
                     let why = other.err().map_or_else(|| "nothing was written".to_owned(), |e| e.to_string());
-                    if !was_late {
+                    if !std::mem::replace(&mut self.late, true) {
                         self.news = Some(format!(
                             "cannot write events to {}: {why}; they are kept in memory until there is room, and training continues",
                             self.path.display()
@@ -98,7 +100,7 @@ impl EventLog {
                 }
             }
         }
-        if was_late {
+        if std::mem::take(&mut self.late) {
             let lost = match std::mem::take(&mut self.dropped) {
                 0 => "nothing was lost".to_owned(),
                 n => format!("{n} of them were lost, for lack of memory"),
@@ -209,6 +211,8 @@ mod tests {
             std::mem::replace(&mut log.file, std::fs::OpenOptions::new().append(true).open("/dev/full").unwrap());
         log.write("2".into());
         assert!(log.news().unwrap().contains("No space left"), "told once");
+        log.flush();
+        assert!(log.news().is_none(), "one line waits, and is tried again");
         log.write("3".into());
         assert!(log.news().is_none());
         log.file = good;
