@@ -153,7 +153,7 @@ FULL = """
                 pass
         if step == 20:
             try:
-                ckpt.save()
+                ckpt.save(step)
             except everstep.CheckpointError as e:
                 refused = str(e)
             left = sorted(p.name for p in out.glob("step-*.tmp-*"))

@@ -60,13 +60,16 @@ fn is_frame(lower: &str) -> bool {
     lower.contains("file \"") && lower.contains("\", line ")
 }
 
-/// Returns whether the exception at the end of a text was raised in a backward pass of autograd.
-/// Tracebacks before the last one are of exceptions that the script has handled.
+/// Returns whether the exception at the end of a text was raised in a backward pass of autograd, or
+/// where DDP prepares for one. Tracebacks before the last one are of exceptions that the script has
+/// handled.
 #[must_use]
 pub fn in_backward(text: &str) -> bool {
     let (_, last) = text.rsplit_once("Traceback (most recent call last)").unwrap_or_default();
-    last.lines()
-        .any(|line| is_frame(&line.to_lowercase()) && line.contains("/torch/autograd/") && line.contains("backward"))
+    let autograd =
+        |line: &str| is_frame(&line.to_lowercase()) && line.contains("/torch/autograd/") && line.contains("backward");
+    // Only called with gradients enabled, before the second pass.
+    last.lines().any(|line| autograd(line) || line.contains("self.reducer._rebuild_buckets()"))
 }
 
 /// Matches lines that did not end the program: `UserWarning: …`, `[rank0]:[W1122 …`, `[I1122 …`.
@@ -108,6 +111,9 @@ RuntimeError: Connection closed by peer
     fn a_pass_of_autograd_is_seen_in_the_last_traceback() {
         assert!(in_backward(BACKWARD) && !in_backward(BARRIER) && !in_backward("loss.backward()"));
         assert!(in_backward(&[BARRIER, BACKWARD].concat()) && !in_backward(&[BACKWARD, BARRIER].concat()));
+        let ddp =
+            BARRIER.replace("    work.wait()", "    if torch.is_grad_enabled() and self.reducer._rebuild_buckets():");
+        assert!(in_backward(&ddp));
         let prefixed: String = BACKWARD.lines().map(|l| format!("[rank0]: {l}\n")).collect();
         assert!(in_backward(&prefixed));
     }
