@@ -17,7 +17,7 @@ STEP_MAX = 1 << 40
 Row = tuple[int, str, int | None, str | None]
 
 
-#: At most so many steps are named where the one that is wanted is missing.
+#: Limit on the steps that the error for a missing step lists.
 NAMED_MAX = 10
 
 

@@ -476,13 +476,13 @@ class CheckpointManager:
         self._tier.wait()
         self._look()
         lost = self._persist_lost == self._persisted_step
-        due = self._persist and self._step and self._unsaved and (lost or self._persisted_step != self._step)
-        due = due and self._tier.durable() < (self._step or 0)
+        step = self._step or 0
+        due = self._persist and self._unsaved and (lost or self._persisted_step != step) and self._tier.durable() < step
         if due and self._updated:
-            what = f"close() does not save step {self._step}: the weights were updated, and no step() has followed"
+            what = f"close() does not save step {step}: the weights were updated, and no step() has followed"
             warnings.warn(f"everstep: {what}", stacklevel=2)
-        if due and self._step and not self._updated:
-            self._save(self._step, True, self._extra, RECOVERY)
+        if due and not self._updated:
+            self._save(step, True, self._extra, RECOVERY)
         elif not lost:
             self.wait("disk")
         if self._due is not None and self._unsaved:

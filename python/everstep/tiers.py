@@ -49,5 +49,5 @@ class Keep:
         return self.last, int(self.every.total_seconds()) if self.every else 0, self.epochs
 
 
-#: Nothing goes: until it has completed a step, a process has no say in what stays. It may be an evaluation.
+#: Keeps everything. A process that has not completed a step may be an evaluation, and has no say in what stays.
 KEEP_ALL = Keep((1 << 32) - 1, None, True)

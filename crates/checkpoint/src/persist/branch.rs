@@ -1,6 +1,7 @@
 //! The branch that training is in: which checkpoints it continues (see [`crate::lineage`]). Whoever publishes reads it here; it is written
 //! when the first step of a branch is complete, so that a restart goes on in it even before anything of it is durable.
 
+use super::ownership::still_owned;
 use crate::format::mark::Mark;
 use crate::lineage::{self, From, Lineage, Place};
 use crate::storage::{Found, Storage, place_of};
@@ -74,8 +75,9 @@ fn known(storage: &dyn Storage, run: Option<RunId>) -> io::Result<(Vec<Place>, V
 /// Training goes on from `from`: the branch that it is in, recorded for whoever publishes. `asked`: the user named the step.
 ///
 /// # Errors
-/// Those of the file system or store.
+/// Those of the file system or store; `PermissionDenied` when another job has taken the directory over.
 pub(super) fn begin(storage: &dyn Storage, from: From, asked: bool, mark: &Mark) -> io::Result<Lineage> {
+    still_owned(storage, mark)?;
     let run = mark.run;
     let record = recorded(storage, Some(run))?;
     let before = record.as_ref().map(|r| &r.lineage);

@@ -87,9 +87,7 @@ pub fn recorded(directory: &Path, run: Option<RunId>) -> io::Result<Option<Recor
 /// # Errors
 /// Those of the file system or store; `PermissionDenied` when another job has taken the directory over.
 pub fn begin(directory: &Path, from: From, asked: bool, mark: &Mark) -> io::Result<Lineage> {
-    let storage = at(directory)?;
-    ownership::still_owned(&*storage, mark)?;
-    branch::begin(&*storage, from, asked, mark)
+    branch::begin(&*at(directory)?, from, asked, mark)
 }
 
 /// Writes a sealed slot as one rank's shard; the slot must be pinned.
@@ -114,8 +112,6 @@ pub fn write_shard(
 /// names what something else has.
 pub fn publish(directory: &Path, mark: &Mark, step: u64, shards: &[ShardFile], target: Target) -> io::Result<PathBuf> {
     let storage = at(directory)?;
-    // Before the branch is looked up, which is recorded where it is not.
-    ownership::still_owned(&*storage, mark)?;
     let lineage = match target {
         Target::Branch => Some(branch::running(&*storage, mark, step)?),
         Target::Exactly => None,

@@ -60,7 +60,7 @@ impl Crew {
         let verdict = table.judge(&cause, &words.text);
         let progressed = self.progressed();
         let Extent { step, total, passes } = extent;
-        // Whoever ended by itself had completed its passes; the one that failed is more than that, counted or not.
+        // A rank that ended by itself had completed its passes. A failed pass is one more, whether it was counted or not.
         let passes = passes + u64::from(in_backward(&words.text));
         Failure { rank, local_rank, pid, cause, message: words.message, step, total, passes, progressed, verdict }
     }
