@@ -121,8 +121,6 @@ class CheckpointManager:
         self._unsaved = False
         #: An exception that was being handled already, if any.
         self._handled = id(sys.exc_info()[1])
-        #: The weights have been updated since the last step that is complete.
-        self._updated = False
         self._branch = Branch(self._directory)
         self._snapshot_step = self._persisted_step = self._persist_lost = 0
         self._worker = _worker.current()
@@ -170,19 +168,16 @@ class CheckpointManager:
         self._epoch: list[int] | None = None
         self._micro = MicroBatches(state)
         watch_forward(state)
-        UnsavedOptimizers(self._state, self._updates)
+        UnsavedOptimizers(self._state)
         for optimizer in self._state.optimizers:
             optimizer.register_step_pre_hook(self._fence)
 
     def _fence(self, *_: Any) -> None:
         """Before a weight update: the snapshot in flight must be complete, or it would be torn."""
-        self._updates()
+        self._state.updated = True
         began = time.perf_counter_ns()
         self._tier.fence()
         self._stall(time.perf_counter_ns() - began, begins=False)
-
-    def _updates(self) -> None:
-        self._updated = True
 
     def restore(self, step: int | None = None) -> int:
         """Loads the newest step that every rank can restore, from the nearest tier.
@@ -201,7 +196,8 @@ class CheckpointManager:
             done, self.extra = Restoring(self._state, self._tier, self._directory, self._branch).restore(wanted)
             self._extra = self.extra
         self._branch.announce(wanted, done)
-        self._step, self._unsaved, self._updated = done, done > 0 and self._tier.source() != "disk", False
+        self._step, self._unsaved = done, done > 0 and self._tier.source() != "disk"
+        self._state.updated = False
         self._start.restored(done)
         for optimizer in self._state.optimizers:
             _worker.watch_gradients(optimizer)
@@ -236,7 +232,7 @@ class CheckpointManager:
         self._branch.trains(step)
         self._tier.trains()
         before, self._step, self._extra = (step - 1 if self._step is None else self._step), step, extra
-        self._unsaved, self._updated = True, False
+        self._unsaved, self._state.updated = True, False
         self._look()
         self._measure()
         hold = before < self._tier.hold_at() - 1 <= step
@@ -403,7 +399,7 @@ class CheckpointManager:
     def save(self, step: int | None = None, *, block: bool = True, **extra: Any) -> None:
         """Makes the state durable in the directory now, on all ranks. This checkpoint is yours: it is never removed. Without ``step``,
         it is that of the last :meth:`step`, and refused if the weights were updated since."""
-        if step is None and self._step is not None and self._updated:
+        if step is None and self._step is not None and self._state.updated:
             raise CheckpointError(
                 f"save(): the weights were updated after step {self._step}; call step() first, or give the number of steps"
             )
@@ -478,10 +474,10 @@ class CheckpointManager:
         lost = self._persist_lost == self._persisted_step
         step = self._step or 0
         due = self._persist and self._unsaved and (lost or self._persisted_step != step) and self._tier.durable() < step
-        if due and self._updated:
+        if due and self._state.updated:
             what = f"close() does not save step {step}: the weights were updated, and no step() has followed"
             warnings.warn(f"everstep: {what}", stacklevel=2)
-        if due and not self._updated:
+        if due and not self._state.updated:
             self._save(step, True, self._extra, RECOVERY)
         elif not lost:
             self.wait("disk")

@@ -116,6 +116,8 @@ class State:
     def __init__(self, objects: Mapping[str, Any], layout: Layout) -> None:
         self.layout = layout
         self._parts = Parts()
+        #: The weights have been updated since the last step that is complete.
+        self.updated = False
         #: The state last read from the random generators, and its encoding.
         self._drawn: tuple[dict[str, Any], bytes] | None = None
         for name, obj in objects.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -20,9 +19,8 @@ from .state import State
 class UnsavedOptimizers:
     """Warns once of each. ``torch.save`` at the end of a step would have looked up the name; a manager keeps the object it was given."""
 
-    def __init__(self, state: State, updated: Callable[[], None]) -> None:
-        """``updated``, a method, is called after each step of an optimizer that was not given and trains what is saved."""
-        self._state, self._updated = weakref.ref(state), weakref.WeakMethod(updated)
+    def __init__(self, state: State) -> None:
+        self._state = weakref.ref(state)
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet(state.optimizers)
         self._training: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         #: A given optimizer is making a step: those that it is made of are part of it.
@@ -46,8 +44,8 @@ class UnsavedOptimizers:
         if optimizer not in self._seen:
             self._seen.add(optimizer)
             self._look_at(optimizer, state)
-        if optimizer in self._training and (updated := self._updated()) is not None:
-            updated()
+        if optimizer in self._training:
+            state.updated = True
 
     def _look_at(self, optimizer: Optimizer, state: State) -> None:
         modules = [o for o in state.objects.values() if isinstance(o, nn.Module)]
