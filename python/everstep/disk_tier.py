@@ -145,11 +145,11 @@ class DiskTier:
                 failure = e
         if failure is None and failed:
             failure = CheckpointError(
-                f"step {step} was not written by every rank (rank {failed[0]} could not); the previous checkpoint stays"
+                f"step {step} was not written by every rank (rank {failed[0]} could not); earlier checkpoints are kept"
             )
         ((published,), *_) = gathered([int(failure is None)])
         if failure is None and not published:
-            failure = CheckpointError(f"step {step} could not be published by rank 0; the previous checkpoint stays")
+            failure = CheckpointError(f"step {step} could not be published by rank 0; earlier checkpoints are kept")
         if failure is not None:
             raise CheckpointError(str(failure)) from failure
         self._done = step

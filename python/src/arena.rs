@@ -239,7 +239,7 @@ impl PyArena {
         slot.release(Pin::Persist);
         let shard = shard.map_err(|e| {
             checkpoint(format!(
-                "cannot write the checkpoint to {}: {e}; the previous checkpoint stays",
+                "cannot write the checkpoint to {}: {e}; earlier checkpoints are kept",
                 directory.display()
             ))
         })?;

@@ -217,7 +217,7 @@ fn to(exactly: bool) -> persist::Target {
 }
 
 fn unpublished(directory: &Path, e: &std::io::Error) -> PyErr {
-    checkpoint(format!("cannot publish the checkpoint in {}: {e}; the previous checkpoint stays", directory.display()))
+    checkpoint(format!("cannot publish the checkpoint in {}: {e}; earlier checkpoints are kept", directory.display()))
 }
 
 /// Raises unless checkpoints can be kept there (of directories it says nothing).
@@ -233,7 +233,7 @@ fn note_shard(py: Python<'_>, directory: PathBuf, mark: &PyMark, step: u64, shar
     let mark = &mark.mark;
     let shard = serde_json::from_str(shard).map_err(checkpoint)?;
     let done = py.detach(|| persist::note(&directory, mark, step, &shard));
-    done.map_err(|e| checkpoint(format!("cannot write to {}: {e}; the previous checkpoint stays", directory.display())))
+    done.map_err(|e| checkpoint(format!("cannot write to {}: {e}; earlier checkpoints are kept", directory.display())))
 }
 
 /// A small file beside the checkpoints; `None` when there is none.

@@ -8,16 +8,53 @@ use everstep_wire::private;
 use everstep_wire::raw::{from_text, to_text};
 use everstep_wire::worker::{Reply, Request};
 use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::OsString;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How often a request that waits runs Python's signal handlers.
+const SIGNALS: Duration = Duration::from_millis(100);
+
+/// The connection to the agent, which answers requests in their order.
+struct Connection {
+    stream: UnixStream,
+    /// Answers still to come. Those of requests that a signal or a timeout ended come first.
+    unread: u32,
+}
+
+impl Connection {
+    fn send(&mut self, request: &Request) -> std::io::Result<()> {
+        frame::write(&mut self.stream, request)?;
+        self.unread += 1;
+        Ok(())
+    }
+
+    /// Waits up to `time` for the next answer to arrive.
+    fn has_answer(&self, time: Duration) -> std::io::Result<bool> {
+        let time = Timespec::try_from(time).map_err(std::io::Error::other)?;
+        match poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&time)) {
+            Ok(ready) => Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Reads the answer that has arrived; `None` if it is that of an earlier request.
+    fn receive(&mut self) -> std::io::Result<Option<Reply>> {
+        let reply = frame::read(&mut self.stream)?;
+        self.unread -= 1;
+        Ok((self.unread == 0).then_some(reply))
+    }
+}
 
 /// The agent of this node.
 #[pyclass(name = "Agent", frozen)]
 pub struct PyAgent {
-    stream: Mutex<UnixStream>,
+    connection: Mutex<Connection>,
     generation: Generation,
     local_rank: u32,
     rank: Rank,
@@ -40,18 +77,27 @@ fn tier_name(tier: Tier) -> &'static str {
 }
 
 impl PyAgent {
+    /// Sends a request and waits for its answer, for at most `timeout` seconds. Python's signal handlers run meanwhile, so
+    /// that Ctrl-C ends the wait.
     fn ask(&self, py: Python<'_>, request: &Request, timeout: Option<f64>) -> PyResult<Reply> {
-        let timeout = timeout.map(Duration::from_secs_f64);
-        let talk = || -> std::io::Result<Reply> {
-            let mut stream = self.stream.lock().map_err(|_| std::io::Error::other("an earlier request failed"))?;
-            stream.set_read_timeout(timeout)?;
-            frame::write(&mut *stream, request)?;
-            frame::read(&mut *stream)
-        };
-        match py.detach(talk) {
-            Ok(Reply::Refused { why }) => Err(AgentError::new_err(why)),
-            Ok(reply) => Ok(reply),
-            Err(e) => Err(AgentError::new_err(format!("the agent of this node does not answer: {e}"))),
+        let silent = |e: std::io::Error| AgentError::new_err(format!("the agent of this node does not answer: {e}"));
+        let failed = |_| AgentError::new_err("the agent of this node is not asked again: an earlier request failed");
+        let mut connection = self.connection.lock_py_attached(py).map_err(failed)?;
+        let connection = &mut *connection;
+        py.detach(|| connection.send(request)).map_err(silent)?;
+        let deadline = timeout.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
+        loop {
+            let left = deadline.map_or(SIGNALS, |d| d.saturating_duration_since(Instant::now()).min(SIGNALS));
+            if py.detach(|| connection.has_answer(left)).map_err(silent)? {
+                match py.detach(|| connection.receive()).map_err(silent)? {
+                    Some(Reply::Refused { why }) => return Err(AgentError::new_err(why)),
+                    Some(reply) => return Ok(reply),
+                    None => {}
+                }
+            } else if left.is_zero() {
+                return Err(silent(std::io::ErrorKind::TimedOut.into()));
+            }
+            py.check_signals()?;
         }
     }
 }
@@ -62,7 +108,8 @@ impl PyAgent {
     fn connect(path: PathBuf, generation: u64, rank: u32, local_rank: u32) -> PyResult<Self> {
         let stream = private::connect(&path)
             .map_err(|e| AgentError::new_err(format!("cannot reach the agent at {}: {e}", path.display())))?;
-        Ok(PyAgent { stream: Mutex::new(stream), generation: Generation(generation), local_rank, rank: Rank(rank) })
+        let connection = Mutex::new(Connection { stream, unread: 0 });
+        Ok(PyAgent { connection, generation: Generation(generation), local_rank, rank: Rank(rank) })
     }
 
     /// Makes room for slots; returns their paths and a warning, if any.

@@ -190,7 +190,7 @@ def test_a_full_disk_is_in_the_outcome_and_training_goes_on(tmp_path):
         subprocess.run(["umount", str(mount)], check=False)
     rows, refused, left = json.loads((tmp_path / "rows").read_text())
     assert len(rows) == 40
-    assert "could not be written" in refused and "the previous checkpoint stays" in refused
+    assert "could not be written" in refused and "earlier checkpoints are kept" in refused
     assert left == []
     for step, saved, steps, published, _ in rows:
         assert "local" in saved and steps.get("local", step) == step

@@ -126,6 +126,21 @@ def test_a_manager_made_anew_goes_on_where_the_old_one_is_not_used_any_more(tmp_
     assert new.latest_step("disk") == 2
 
 
+def test_steps_after_restore_starts_where_that_ended(
+    everstep: Run, script: Callable[[str], str], tmp_path: Path
+) -> None:
+    text = (
+        "import torch, everstep\n"
+        "ckpt = everstep.CheckpointManager('out', model=torch.nn.Linear(2, 2), persist=1)\n"
+        "print('restored', ckpt.restore())\n"
+        "for step in ckpt.steps(int(__import__('sys').argv[1])): print('step', step)\n"
+    )
+    for total, said in (("2", "restored 0 step 0 step 1"), ("4", "restored 2 step 2 step 3")):
+        done = everstep("run", "--standalone", script(text), total)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == said.split()
+
+
 def test_a_step_after_close_is_refused(tmp_path: Path) -> None:
     ckpt = _manager(tmp_path)
     ckpt.step(1)

@@ -15,7 +15,7 @@ pub mod watch;
 mod workers;
 
 use crate::coordinator::incident::EXIT_FAILED;
-use crate::id::{Epoch, Generation, Incarnation, NodeId, Step};
+use crate::id::{Epoch, Generation, Incarnation, NodeId, Rank, Step};
 use crate::ledger::{Account, Book};
 use crate::message::{Checked, Ended, Failure, Hello, Place, Report, Running, Slot};
 use crate::severity::Table;
@@ -91,6 +91,8 @@ struct Crew {
     raised: BTreeMap<u32, bool>,
     /// If the crew must end: the deadline of workers that are shutting themselves down.
     end_by: Option<Time>,
+    /// Ranks that wait for the step to restore.
+    restoring: BTreeSet<Rank>,
     /// The job is stopping: exits are not failures.
     stopping: Option<Stopping>,
     first_step_sent: bool,

@@ -79,6 +79,9 @@ impl Agent {
             }
             Order::Restore { generation, step, sources, persist, best } => {
                 if self.acknowledge(generation, |r| matches!(r, Report::Offers { .. } | Report::Holds { .. })) {
+                    if let Some(crew) = &mut self.crew {
+                        crew.restoring.clear();
+                    }
                     self.book.best(best.map_or(0, |s| s.0));
                     self.goes_on_from(step);
                     self.out.push_back(Command::Restore { generation, step, sources, persist });

@@ -92,6 +92,7 @@ impl Agent {
             finished: false,
             progressed: false,
             ended: BTreeMap::new(),
+            restoring: BTreeSet::new(),
             stopping: None,
             first_step_sent: false,
             from: None,
@@ -222,6 +223,10 @@ impl Agent {
             Event::Offers { generation, rank, offers } if self.runs(generation) => {
                 self.acknowledge(generation, |r| matches!(r, Report::Offers { rank: old, .. } if *old == rank));
                 self.send_surely(Report::Offers { generation, rank, offers });
+                if let Some(crew) = &mut self.crew {
+                    crew.restoring.insert(rank);
+                }
+                self.end_a_vain_wait(generation);
             }
             Event::RestoreFailed { generation, rank, step, tier } if self.runs(generation) => {
                 self.send_surely(Report::RestoreFailed { generation, rank, step, tier });
@@ -304,6 +309,7 @@ impl Agent {
             if nobody_left {
                 self.kill(generation, Duration::ZERO);
             }
+            self.end_a_vain_wait(generation);
         } else if outcome == Outcome::Code(0) {
             self.ended(generation, local_rank, extent, HowEnded::Exited);
         } else if was_over {
@@ -313,6 +319,15 @@ impl Agent {
         }
         if may_end {
             self.kill(generation, self.config.spec.ladder().fence_grace);
+        }
+    }
+
+    /// Ends workers that stop but wait for a step to restore, which a worker that is gone will not offer. They have done
+    /// nothing yet that they could save.
+    fn end_a_vain_wait(&mut self, generation: Generation) {
+        let in_vain = |c: &&Crew| c.stopping.is_some() && !c.restoring.is_empty() && !c.exited_at.is_empty();
+        if self.crew.as_ref().filter(in_vain).is_some() {
+            self.kill(generation, Duration::ZERO);
         }
     }
 

@@ -89,7 +89,9 @@ impl Job {
     fn stopping_done(&mut self, node: &NodeId) {
         let Phase::Stopping { done, signal, .. } = &mut self.phase else { return };
         done.insert(node.clone());
-        if self.record.world.slots.iter().all(|s| done.contains(&s.node)) {
+        // Ranks that wait for the step to restore have done nothing yet, and a node that has stopped offers none.
+        let in_vain = self.shards.decision().is_none() && self.shards.has_offers();
+        if in_vain || self.record.world.slots.iter().all(|s| done.contains(&s.node)) {
             let signal = *signal;
             self.phase = Phase::stopped_by(signal);
         }

@@ -154,7 +154,7 @@ pub fn write_shard(path: &Path, to: &Destination, mark: &Mark, step: u64) -> Res
 
 fn unwritten(to: &Destination, step: u64, why: &impl std::fmt::Display) -> String {
     format!(
-        "step {step} of rank {} could not be written to {}: {why}; the previous checkpoint stays",
+        "step {step} of rank {} could not be written to {}: {why}; earlier checkpoints are kept",
         to.rank,
         to.directory.display()
     )

@@ -77,6 +77,12 @@ impl Shards {
         self.offers.get(&rank)
     }
 
+    /// Returns whether some rank has said what it could restore.
+    #[must_use]
+    pub fn has_offers(&self) -> bool {
+        !self.offers.is_empty()
+    }
+
     /// Returns what this node's memory holds.
     #[must_use]
     pub fn held_by(&self, node: &NodeId) -> &[Holding] {

@@ -1,0 +1,60 @@
+//! A job that is asked to stop while its ranks wait for the step to restore.
+#![allow(clippy::unwrap_used)]
+
+mod scene;
+
+use everstep_core::coordinator::event::Event;
+use everstep_core::id::{Generation, Rank, Step};
+use everstep_core::message::{Offers, Report};
+use everstep_core::spec::RestartBudget;
+use scene::Scene;
+
+/// Two nodes with one rank each.
+fn job() -> Scene {
+    let mut scene = Scene::new();
+    for node in 0..2 {
+        scene.join(node, node + 10, 1, Scene::spec((2, 2), RestartBudget::PerDayAfterFirstStep(10)));
+    }
+    scene.passes(3000);
+    scene
+}
+
+fn offers(scene: &mut Scene, rank: u32) {
+    let offers = Offers::any(vec![], false);
+    scene.says(u64::from(rank), Report::Offers { generation: Generation(1), rank: Rank(rank), offers });
+}
+
+fn holds(scene: &mut Scene, node: u64) {
+    scene.says(node, Report::Holds { generation: Generation(1), held: vec![], parity: vec![] });
+}
+
+fn stops(scene: &mut Scene, node: u64) {
+    scene.says(node, Report::Stopped { generation: Generation(1), store_port: 1, reached: Some(Step(0)) });
+}
+
+#[test]
+fn it_does_not_wait_for_a_rank_that_waits_for_one_on_a_node_that_has_stopped() {
+    let mut scene = job();
+    holds(&mut scene, 0);
+    offers(&mut scene, 0);
+    scene.says(0, Report::StopRequested { signal: 15, at: None });
+    stops(&mut scene, 1);
+    assert_eq!(scene.over().unwrap().0, 143);
+}
+
+#[test]
+fn it_waits_for_ranks_that_may_have_work_to_save() {
+    for restored in [true, false] {
+        let mut scene = job();
+        if restored {
+            (0..2).for_each(|node| holds(&mut scene, node));
+            (0..2).for_each(|rank| offers(&mut scene, rank));
+        }
+        scene.says(0, Report::StopRequested { signal: 15, at: None });
+        stops(&mut scene, 1);
+        scene.event(Event::Tick);
+        assert!(scene.over().is_none(), "restored: {restored}");
+        stops(&mut scene, 0);
+        assert_eq!(scene.over().unwrap().0, 143);
+    }
+}

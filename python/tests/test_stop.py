@@ -1,0 +1,38 @@
+"""A job is asked to stop while its ranks start."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import EVERSTEP
+
+_ONE_WAITS = """
+import os, time, torch, everstep
+open(os.environ["RANK"], "w").close()
+if os.environ["RANK"] == "1": time.sleep(600)
+ckpt = everstep.CheckpointManager("out", model=torch.nn.Linear(2, 2))
+for step in ckpt.steps(10): pass
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_rank_that_waits_to_restore_for_one_that_has_ended_does_not_delay_the_end(
+    number: signal.Signals, env: dict[str, str], script: Callable[[str], str], tmp_path: Path
+) -> None:
+    line = [EVERSTEP, "run", "--standalone", "--nproc-per-node", "2", "--shutdown-timeout", "3600", script(_ONE_WAITS)]
+    run = subprocess.Popen(line, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        while run.poll() is None and not ((tmp_path / "0").exists() and (tmp_path / "1").exists()):
+            time.sleep(0.05)
+        # Rank 0 waits in restore() by then, with its own handler of SIGTERM.
+        time.sleep(2)
+        run.send_signal(number)
+        _, said = run.communicate(timeout=60)
+        assert run.returncode == 128 + number, said
+    finally:
+        run.kill()
