@@ -5,7 +5,7 @@ mod scene;
 
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::{Generation, Rank, Step};
-use everstep_core::message::{Offers, Report};
+use everstep_core::message::{Offers, Order, Report};
 use everstep_core::spec::RestartBudget;
 use scene::Scene;
 
@@ -57,4 +57,27 @@ fn it_waits_for_ranks_that_may_have_work_to_save() {
         stops(&mut scene, 0);
         assert_eq!(scene.over().unwrap().0, 143);
     }
+}
+
+/// Orders that node 0 gets while the store takes nothing, and whether the coordinator is idle once it is gone.
+fn stopped_without_store(milliseconds: u64) -> (Vec<Order>, bool) {
+    let mut scene = job();
+    scene.store_fails = true;
+    scene.says(0, Report::StopRequested { signal: 15, at: None });
+    (0..2).for_each(|node| stops(&mut scene, node));
+    scene.sent.clear();
+    scene.passes(milliseconds);
+    let sent = scene.sent.clone();
+    (0..2).for_each(|node| scene.leaves(node));
+    scene.passes(if sent.is_empty() { 0 } else { 30_000 });
+    (sent, scene.core.idle())
+}
+
+#[test]
+fn its_end_waits_for_the_store_for_a_while_only() {
+    let (sent, idle) = stopped_without_store(5000);
+    assert!(sent.is_empty() && !idle, "{sent:?}");
+    let (sent, idle) = stopped_without_store(20_000);
+    assert_eq!(sent.iter().filter(|o| matches!(o, Order::End { code: 143, .. })).count(), 2, "{sent:?}");
+    assert!(idle);
 }

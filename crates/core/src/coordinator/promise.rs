@@ -1,6 +1,6 @@
 //! Persist before you promise: a changed record is written, and what depends on it is sent when
 //! that write has succeeded. A failed write is retried with all its promises; a conflict ends this
-//! coordinator.
+//! coordinator. Only the end of a job does not wait for ever.
 
 use super::command::{Command, Precondition};
 use super::event::{StoreFailure, Version};
@@ -10,6 +10,11 @@ use super::{Coordinator, job_key};
 use crate::id::{JobId, NodeId, PersistId, Session};
 use crate::message::Order;
 use crate::time::Time;
+use std::time::Duration;
+
+/// How long the end of a job waits for a store that cannot be written. A job that is over must not
+/// run on because of a full disk; what is lost is that the store still has it as running.
+const STORE_PATIENCE: Duration = Duration::from_secs(10);
 
 impl Coordinator {
     pub(super) fn persisted(&mut self, now: Time, id: PersistId, result: Result<Version, StoreFailure>) {
@@ -25,7 +30,7 @@ impl Coordinator {
                 return self.step_down(format!("another coordinator has written {}", job_key(&job_id)));
             }
         }
-        self.with(now, &job_id, |_, _, _| {});
+        self.with(now, &job_id, Job::end_without_record);
     }
 
     pub(super) fn write(&mut self, now: Time, id: &JobId, early: bool) {
@@ -58,6 +63,23 @@ impl Job {
     /// Marks the record as changed; `announce` means that a promise depends on it.
     pub(super) fn changed(&mut self, announce: bool) {
         self.write.changed(announce);
+    }
+
+    /// Ends a job that is over and has failed to write that for too long.
+    fn end_without_record(&mut self, now: Time, out: &mut Output) {
+        let Phase::Over { code, why } = &self.phase else { return };
+        if !self.write.has_failed_for(now, STORE_PATIENCE) {
+            return;
+        }
+        let end = Order::End { code: *code, why: why.clone() };
+        let what = format!(
+            "the store could not be written for {} s, and the job ends without it: the next start of job {} has older notes of it, its checkpoints are complete",
+            STORE_PATIENCE.as_secs(),
+            self.record.spec.job
+        );
+        self.to_all(&Order::Notice { what }, out);
+        self.to_all(&end, out);
+        self.write.abandon();
     }
 
     /// Returns the order that starts the current generation on `node`, if it takes part.

@@ -1,9 +1,9 @@
-//! A coordinator with a store that always succeeds, and a clock.
+//! A coordinator with a store and a clock.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact};
-use everstep_core::coordinator::event::Event;
+use everstep_core::coordinator::event::{Event, StoreFailure};
 use everstep_core::coordinator::job::{Job, Phase};
 use everstep_core::coordinator::request::Request;
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session, Step};
@@ -23,12 +23,23 @@ pub struct Scene {
     pub facts: Vec<Fact>,
     /// Requests about machines.
     pub provisions: Vec<Request>,
+    /// No write to the store succeeds.
+    pub store_fails: bool,
 }
 
 impl Scene {
     pub fn new() -> Self {
         let core = Coordinator::new(Epoch(1), vec![], Time(0));
-        Scene { core, now: 0, version: 0, sent: vec![], asked: vec![], facts: vec![], provisions: vec![] }
+        Scene {
+            core,
+            now: 0,
+            version: 0,
+            sent: vec![],
+            asked: vec![],
+            facts: vec![],
+            provisions: vec![],
+            store_fails: false,
+        }
     }
 
     pub fn event(&mut self, event: Event) {
@@ -41,8 +52,12 @@ impl Scene {
                     Command::Send { session, order: order @ Order::Check { .. }, .. } => {
                         self.asked.push((session.0 - 1, order));
                     }
+                    Command::Send { after: Some(_), .. } if self.store_fails => {}
                     Command::Send { order, .. } => self.sent.push(order),
                     Command::Record { fact, .. } => self.facts.push(fact),
+                    Command::Persist { id, .. } if self.store_fails => {
+                        next = Some(Event::Persisted { id, result: Err(StoreFailure::Unavailable) });
+                    }
                     Command::Persist { id, .. } => {
                         self.version += 1;
                         next = Some(Event::Persisted { id, result: Ok(self.version) });
@@ -93,6 +108,11 @@ impl Scene {
             running: None,
         };
         self.event(Event::Joined { session: Session(node + 1), hello: Box::new(hello) });
+    }
+
+    /// The node's connection breaks, and it does not come back.
+    pub fn leaves(&mut self, node: u64) {
+        self.event(Event::Lost { session: Session(node + 1) });
     }
 
     pub fn says(&mut self, node: u64, report: Report) {

@@ -21,6 +21,8 @@ pub struct RecordWrite {
     retry: Option<Time>,
     /// The pause before the latest retry, to be doubled by the next one.
     pause: Option<Duration>,
+    /// Since when every write has failed.
+    failing_since: Option<Time>,
     /// Whether the write in flight carries a promise that must be made again if it fails.
     announces: bool,
     /// Whether the next write carries a promise.
@@ -89,6 +91,7 @@ impl RecordWrite {
             in_flight: Some(id),
             announces,
             pause: self.pause,
+            failing_since: self.failing_since,
             ..RecordWrite::default()
         };
         announces
@@ -105,6 +108,7 @@ impl RecordWrite {
         self.version = Some(version);
         self.retry = None;
         self.pause = None;
+        self.failing_since = None;
         self.announces = false;
     }
 
@@ -113,6 +117,17 @@ impl RecordWrite {
         let pause = self.pause.map_or(shortest, |p| (p * 2).min(PAUSE_MAX));
         self.pause = Some(pause);
         self.retry = Some(now.after(pause));
+        self.failing_since.get_or_insert(now);
+    }
+
+    /// Returns whether every write has failed for at least this long.
+    pub(crate) fn has_failed_for(&self, now: Time, duration: Duration) -> bool {
+        self.failing_since.is_some_and(|since| now.since(since) >= duration)
+    }
+
+    /// Records that a failed write is not tried again: the store keeps the record before it.
+    pub(crate) fn abandon(&mut self) {
+        *self = RecordWrite::of(self.version);
     }
 }
 
@@ -154,6 +169,22 @@ mod tests {
         }
         assert_eq!(pauses[..3], [SHORTEST, SHORTEST * 2, SHORTEST * 4]);
         assert_eq!(pauses.last(), Some(&PAUSE_MAX));
+    }
+
+    #[test]
+    fn failures_last_from_the_first_to_the_next_success() {
+        let mut write = RecordWrite::of(Some(1));
+        write.changed(true);
+        for second in 0..3 {
+            write.start(PersistId(second));
+            write.finish(PersistId(second));
+            write.failed(Time(second * 1000), SHORTEST);
+        }
+        assert!(write.has_failed_for(Time(2000), Duration::from_secs(2)));
+        assert!(!write.has_failed_for(Time(1999), Duration::from_secs(2)));
+        write.abandon();
+        assert!(!write.is_pending() && write.is_answered() && write.version() == Some(1));
+        assert!(!write.has_failed_for(Time(9000), Duration::ZERO));
     }
 
     proptest! {
