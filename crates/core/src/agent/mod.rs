@@ -11,6 +11,7 @@ pub mod observation;
 mod orders;
 mod replicas;
 mod signs;
+pub mod trainer;
 pub mod watch;
 mod workers;
 
