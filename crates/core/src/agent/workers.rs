@@ -372,7 +372,8 @@ impl Agent {
         words: Words,
         extent: Extent,
     ) {
-        let Some(crew) = self.crew.as_mut().filter(|c| c.stopping.is_none()) else { return };
+        let refused = self.refusal.is_some();
+        let Some(crew) = self.crew.as_mut().filter(|c| c.stopping.is_none() && !refused) else { return };
         let failure = crew.describe(&self.config.table, (local_rank, pid), cause, words, extent);
         let consequence = crew.killing && !failure.verdict.says_why() && !crew.killed.contains(&local_rank);
         if consequence || !crew.told.insert(local_rank) {
