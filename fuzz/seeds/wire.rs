@@ -189,6 +189,7 @@ fn to_coordinator() -> Vec<(&'static str, ToCoordinator)> {
         ("hello", hello(VERSION)),
         ("failed", report(Report::WorkerFailed { generation, failure })),
         ("ping", ToCoordinator::Ping(vec![progress])),
+        ("refused", report(Report::Refused { code: 78, why: "the directory belongs to job one".into() })),
         ("holds", report(Report::Holds { generation, held: vec![holding], parity: Vec::new() })),
         ("offers", report(Report::Offers { generation, rank, offers: offers() })),
         ("written", report(Report::ShardWritten { generation, step, directory: "/checkpoints".into(), shard })),

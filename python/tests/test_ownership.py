@@ -19,6 +19,7 @@ from conftest import EVERSTEP, Run
 from torch import nn
 
 import everstep as es
+from harness.cluster import free_port
 
 #: Trains until the file `stop` exists, and reports its steps on standard output. The second
 #: argument shortens the owner's timeout.
@@ -114,10 +115,42 @@ def test_everstep_run_ends_with_78_where_another_job_is(
         second = everstep("run", "--standalone", "--name", "two", train, str(out), str(stop))
         assert second.returncode == 78, second.stderr
         assert "belongs to job one" in second.stderr and f"pid {first.pid}" in second.stderr
+        assert "was lost" not in second.stderr and "exited with code" not in second.stderr, second.stderr
+        explained = everstep("explain", "--job", "two").stdout
+        assert "no incident" in explained and "exit code 78" in explained and "belongs to job one" in explained
+        # The coordinator goes soon. Until then, it says the same.
+        status = everstep("status", "two")
+        assert status.returncode == 69 or "belongs to job one" in status.stdout, status.stdout
         at = int(_reaches(first, "step").split()[1])
         _reaches(first, f"step {at + 2}")
         stop.touch()
         assert first.wait(30) == 0
+
+
+def test_a_job_on_two_nodes_ends_with_78_on_both(
+    everstep: Run, env: dict[str, str], tmp_path: Path, script: Callable[[str], str]
+) -> None:
+    train, out, stop = script(_LOOP), tmp_path / "out", tmp_path / "stop"
+    with _started(EVERSTEP, "run", "--standalone", "--name", "one", train, str(out), str(stop), env=env) as first:
+        _reaches(first, "step 2")
+        line = [EVERSTEP, "run", "--name", "two", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+        nodes = [
+            subprocess.Popen(
+                [*line, "--node-rank", str(node), train, str(out), str(stop)],
+                env=env,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for node in range(2)
+        ]
+        said = [node.communicate(timeout=60)[1] for node in nodes]
+        stop.touch()
+        assert first.wait(30) == 0
+    assert [node.returncode for node in nodes] == [78, 78], said
+    reasons = {[line for line in text.splitlines() if "may not use" in line][-1] for text in said}
+    assert len(reasons) == 1 and "belongs to job one" in reasons.pop(), said
+    explained = everstep("explain", "--job", "two").stdout
+    assert "no incident" in explained and "belongs to job one" in explained, explained
 
 
 def test_a_killed_owner_is_followed_at_once(tmp_path: Path, script: Callable[[str], str]) -> None:

@@ -52,6 +52,12 @@ pub enum Cause {
         /// How long it has been silent, in milliseconds.
         silence_ms: u64,
     },
+    /// The launched process exited with 0, but the process that trained in its place had ended
+    /// before its last step, without Python's normal exit.
+    TrainerVanished {
+        /// Process id of the one that trained.
+        pid: u32,
+    },
     /// The process could not be started.
     NotStarted,
     /// An earlier coordinator ended the process because of a failure that this coordinator has not
@@ -153,6 +159,12 @@ pub enum HowEnded {
     ShuttingDown,
     /// It exited with 0.
     Exited,
+    /// It exited with 0, but the process that trained in its place had ended without Python's normal
+    /// exit. Whether the training had finished is not known.
+    Unconfirmed {
+        /// Process id of the one that trained.
+        pid: u32,
+    },
     /// It crashed, or hung, while its interpreter was shutting down.
     Crashed(Box<Failure>),
 }

@@ -215,6 +215,14 @@ pub enum Report {
         /// Step at whose end all ranks can stop together; `None` if steps are not known.
         at: Option<Step>,
     },
+    /// Something outside refuses this job, such as a checkpoint directory that another job owns. No
+    /// restart helps: the whole job ends.
+    Refused {
+        /// Exit code.
+        code: i32,
+        /// A sentence for the user.
+        why: String,
+    },
     /// A step that no rank will have passed, in answer to [`Order::ProposeStep`].
     StepProposed {
         /// Generation of the workers.

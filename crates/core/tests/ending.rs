@@ -4,6 +4,7 @@
 mod scene;
 
 use everstep_core::coordinator::command::Fact;
+use everstep_core::history::{Entry, notes};
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::message::{Ended, Extent, Failure, HowEnded, Offers, Order, Outcome, Report};
 use everstep_core::spec::RestartBudget;
@@ -169,6 +170,24 @@ fn all_steps_of_the_script_are_the_end_of_it() {
     ends_after(&mut scene, 1, extent, HowEnded::Exited);
     crashes(&mut scene, Failure { total: extent.total, ..failure(0, Outcome::Code(1), LOST, 12) });
     assert!(scene.over().unwrap().0 == 0 && warned(&scene));
+}
+
+#[test]
+fn an_end_that_nothing_confirms_is_told_once_and_changes_nothing() {
+    let mut scene = job(PER_DAY);
+    for _ in 0..2 {
+        ends(&mut scene, 1, Some(7), HowEnded::Unconfirmed { pid: 70 });
+    }
+    ends(&mut scene, 0, Some(7), HowEnded::Exited);
+    let (code, why) = scene.over().unwrap();
+    assert!(code == 0 && why.contains("process 70, which trained up to step 7 as rank 1"), "{code} {why}");
+    // One node shows it because the rank is its own, the other because it is the first.
+    let told = scene.sent.iter().filter(|o| matches!(o, Order::Notice { what } if what.contains("process 70")));
+    let facts = scene.facts.iter().filter(|f| matches!(f, Fact::EndUnconfirmed { pid: 70, .. }));
+    assert_eq!((told.count(), facts.count()), (2, 1));
+    let entries: Vec<Entry> = scene.facts.iter().map(|fact| Entry { at: 1, fact: fact.clone() }).collect();
+    let said = notes(&entries);
+    assert!(matches!(&said[..], [one] if one.contains("process 70")), "{said:?}");
 }
 
 #[test]

@@ -1,83 +1,18 @@
 //! A failure elsewhere ends the job: what workers of this node still report.
 #![allow(clippy::unwrap_used)]
 
+#[path = "scene/agent.rs"]
+mod scene;
+
+use everstep_core::agent::Agent;
 use everstep_core::agent::command::Command;
 use everstep_core::agent::event::{Event, Words};
 use everstep_core::agent::observation::Observation;
-use everstep_core::agent::{Agent, Config};
-use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank};
-use everstep_core::message::{Cause, Order, Outcome, Place, Report, Slot};
-use everstep_core::severity::Table;
-use everstep_core::spec::{JobSpec, RestartBudget};
+use everstep_core::id::{Epoch, Generation};
+use everstep_core::message::{Cause, Order, Outcome, Report};
 use everstep_core::time::Time;
+use scene::{commands, running};
 use std::time::Duration;
-
-fn running() -> Agent {
-    let spec = JobSpec {
-        job: JobId("j".into()),
-        nodes_min: 2,
-        nodes_max: 2,
-        node_unit: 1,
-        spares: 0,
-        restarts: RestartBudget::Exactly(0),
-        detect_timeout_ms: 2000,
-        join_timeout_ms: 600_000,
-        policy: everstep_core::spec::Policy::Observe,
-        check: everstep_core::spec::CheckWhen::Never,
-    };
-    let node = NodeId("1".into());
-    let mut agent = Agent::new(
-        Config {
-            node: node.clone(),
-            incarnation: Incarnation(1),
-            spec,
-            host: "h".into(),
-            workers: 1,
-            store_port: 1,
-            replica_port: 0,
-            domain: String::new(),
-            role: String::new(),
-            held: Generation(0),
-            named: true,
-            shutdown_grace: Duration::from_secs(30),
-            stop_signals: vec![],
-            table: Table::built_in().clone(),
-        },
-        Time(0),
-    );
-    let slot = Slot {
-        node,
-        incarnation: Incarnation(1),
-        first_rank: Rank(1),
-        workers: 1,
-        host: "h".into(),
-        store_port: 1,
-        role: String::new(),
-    };
-    let place = Place {
-        slot,
-        group_rank: 1,
-        group_world_size: 2,
-        world_size: 2,
-        first_role_rank: 1,
-        role_world_size: 2,
-        leader_host: "g".into(),
-        leader_port: 1,
-    };
-    agent.handle(Time(0), Event::Connected);
-    let orders = [
-        Order::Welcome { epoch: Epoch(1) },
-        Order::Start { generation: Generation(1), place, restarts: 0, max_restarts: 0 },
-    ];
-    for order in orders {
-        agent.handle(Time(1), Event::Order { epoch: Epoch(1), order });
-    }
-    agent
-}
-
-fn commands(agent: &mut Agent) -> Vec<Command> {
-    std::iter::from_fn(|| agent.poll()).collect()
-}
 
 fn kills(commands: &[Command]) -> usize {
     commands.iter().filter(|c| matches!(c, Command::Kill { .. })).count()

@@ -1,12 +1,18 @@
 //! A job that is asked to stop while its ranks wait for the step to restore.
 #![allow(clippy::unwrap_used)]
 
+#[path = "scene/agent.rs"]
+mod agent;
 mod scene;
 
+use everstep_core::agent::Agent;
+use everstep_core::agent::command::Command;
+use everstep_core::agent::event::{Event as AgentEvent, Words};
 use everstep_core::coordinator::event::Event;
-use everstep_core::id::{Generation, Rank, Step};
-use everstep_core::message::{Offers, Order, Report};
+use everstep_core::id::{Epoch, Generation, Rank, Step};
+use everstep_core::message::{Offers, Order, Outcome, Report};
 use everstep_core::spec::RestartBudget;
+use everstep_core::time::Time;
 use scene::Scene;
 
 /// Two nodes with one rank each.
@@ -80,4 +86,60 @@ fn its_end_waits_for_the_store_for_a_while_only() {
     let (sent, idle) = stopped_without_store(20_000);
     assert_eq!(sent.iter().filter(|o| matches!(o, Order::End { code: 143, .. })).count(), 2, "{sent:?}");
     assert!(idle);
+}
+
+fn ordered(agent: &mut Agent, order: Order) {
+    agent.handle(Time(10), AgentEvent::Order { epoch: Epoch(1), order });
+}
+
+fn offered(agent: &mut Agent) {
+    let offers = Offers::any(vec![], false);
+    agent.handle(Time(10), AgentEvent::Offers { generation: Generation(1), rank: Rank(1), offers });
+}
+
+/// The second worker of the node ends by the signal.
+fn exited(agent: &mut Agent) {
+    let (generation, outcome) = (Generation(1), Outcome::Signal(15));
+    let words = Words::default();
+    agent.handle(Time(20), AgentEvent::WorkerExited { generation, local_rank: 1, pid: 8, outcome, asked: true, words });
+}
+
+fn stopping() -> Agent {
+    let mut agent = agent::running_with(2);
+    ordered(&mut agent, Order::Signal { generation: Generation(1), signal: 15, at: None });
+    agent::commands(&mut agent);
+    agent
+}
+
+fn kills(agent: &mut Agent) -> bool {
+    agent::commands(agent).iter().any(|c| matches!(c, Command::Kill { grace, .. } if grace.is_zero()))
+}
+
+#[test]
+fn an_agent_ends_a_rank_that_waits_for_one_that_is_gone() {
+    for exits_first in [true, false] {
+        let mut agent = stopping();
+        if exits_first {
+            exited(&mut agent);
+            assert!(!kills(&mut agent), "the other may have work to save");
+            offered(&mut agent);
+        } else {
+            offered(&mut agent);
+            assert!(!kills(&mut agent), "all can still offer");
+            exited(&mut agent);
+        }
+        assert!(kills(&mut agent), "exits first: {exits_first}");
+    }
+}
+
+#[test]
+fn an_agent_lets_a_rank_that_was_told_what_to_restore_stop_by_itself() {
+    let mut agent = stopping();
+    offered(&mut agent);
+    ordered(
+        &mut agent,
+        Order::Restore { generation: Generation(1), step: None, sources: vec![], persist: false, best: None },
+    );
+    exited(&mut agent);
+    assert!(!kills(&mut agent));
 }

@@ -192,6 +192,13 @@ pub enum Event {
         /// The interval in steps.
         every: u64,
     },
+    /// Something outside refuses this job, such as a checkpoint directory that another job owns.
+    Refused {
+        /// Exit code.
+        code: i32,
+        /// A sentence for the user.
+        why: String,
+    },
     /// The agent process received a signal.
     Signal {
         /// Number of the signal.

@@ -9,8 +9,10 @@ pub mod event;
 mod node_check;
 pub mod observation;
 mod orders;
+mod refusal;
 mod replicas;
 mod signs;
+pub mod trainer;
 pub mod watch;
 mod workers;
 
@@ -129,6 +131,8 @@ pub struct Agent {
     /// A warm process was requested.
     warmed: bool,
     refused_since: Option<Time>,
+    /// The job is refused, which no restart changes.
+    refusal: Option<refusal::Refusal>,
     last_reached: Option<Step>,
     signs: signs::Signs,
     /// The latest part in a check of the nodes, and its result.
@@ -164,6 +168,7 @@ impl Agent {
             holding: false,
             warmed: false,
             refused_since: None,
+            refusal: None,
             last_reached: None,
             signs: signs::Signs::default(),
             checked: None,
@@ -232,6 +237,7 @@ impl Agent {
             Event::Signal { signal } => self.signal(now, signal),
             Event::Signed(sign) => self.signed(now, sign),
             Event::Checked(answer) => self.checked(answer),
+            Event::Refused { code, why } => self.refused(now, code, why),
             Event::Tick => self.tick(now),
             other => self.worker_event(now, other),
         }
@@ -261,7 +267,7 @@ impl Agent {
         let orphan = alone.into_iter().filter(|_| !self.connected);
         let stop = self.crew.as_ref().and_then(|c| c.stopping.map(|s| s.until).filter(|_| !c.killing));
         let fence = self.crew.as_ref().and_then(|c| c.end_by.filter(|_| !c.killing));
-        orphan.chain(stop).chain(fence).filter(|at| *at > self.ticked).min()
+        orphan.chain(stop).chain(fence).chain(self.refusal_until()).filter(|at| *at > self.ticked).min()
     }
 
     fn send(&mut self, report: Report) {
@@ -326,6 +332,7 @@ impl Agent {
 
     fn tick(&mut self, now: Time) {
         self.ticked = now;
+        self.end_refused(now);
         let ladder = self.config.spec.ladder();
         if !self.connected && self.over.is_none() && now >= self.alone_since.after(ladder.orphan) {
             self.orphaned(now);

@@ -37,6 +37,16 @@ impl Script {
     }
 }
 
+/// A process that trains in place of the launched one: a launcher script started it, and it claimed
+/// the step board.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trainer {
+    /// Its process id.
+    pub pid: u32,
+    /// It has ended, and Python's normal exit had not begun in it.
+    pub vanished: bool,
+}
+
 /// A sample of a worker's step board and of /proc.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
@@ -74,6 +84,9 @@ pub struct Observation {
     pub reading: Reading,
     /// How far its script is.
     pub script: Script,
+    /// The process that trains in place of the launched one; `None`: the launched process trains
+    /// itself, or nobody has claimed the step board.
+    pub trainer: Option<Trainer>,
 }
 
 impl Observation {

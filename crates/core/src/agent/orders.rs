@@ -19,6 +19,7 @@ impl Agent {
                 self.refused_since = None;
                 let again: Vec<Report> = self.crew.iter().flat_map(|c| c.unacknowledged.clone()).collect();
                 self.out.extend(again.into_iter().map(Command::Send));
+                self.report_refusal();
                 self.take_part_again();
             }
             Order::Refused { why, code } => {

@@ -2,6 +2,7 @@
 //! evidence.
 
 use super::observation::{Observation, Script};
+use super::trainer::{Behind, Trainers};
 use crate::id::Step;
 use crate::message::{Extent, HangEvidence, Outcome};
 use crate::spec::Ladder;
@@ -49,6 +50,7 @@ pub struct Watch {
     machine_failed: bool,
     /// New steps at the time when people were notified of the present silence.
     silence_told: Option<u64>,
+    trainers: Trainers,
 }
 
 /// News for people about a worker that makes no step and is not known to hang.
@@ -133,6 +135,12 @@ impl Watch {
         }
     }
 
+    /// Returns how training ended if the launched process exits with 0 now.
+    #[must_use]
+    pub fn behind(&self) -> Behind {
+        self.trainers.behind(self.last.as_ref())
+    }
+
     /// Returns whether the worker has completed a step that it did not restore.
     #[must_use]
     pub fn has_new_step(&self) -> bool {
@@ -141,13 +149,16 @@ impl Watch {
 
     /// Updates only the step counts, for a worker that is being ended.
     pub fn step_seen(&mut self, seen: Observation) {
+        self.trainers.note(self.last.as_ref(), &seen);
         if let Some(last) = &mut self.last {
             (last.step, last.restored, last.numbered) = (seen.step, seen.restored, seen.numbered);
+            (last.total, last.trainer) = (seen.total, seen.trainer);
         }
     }
 
     /// Records one sample. Returns the evidence and the silence, once, if the worker hangs.
     pub fn observe(&mut self, now: Time, seen: Observation, ladder: &Ladder) -> Option<(HangEvidence, Duration)> {
+        self.trainers.note(self.last.as_ref(), &seen);
         let Some(last) = self.last else {
             self.last = Some(seen);
             (self.progress_at, self.tick_at, self.stack_at) = (now, now, now);

@@ -3,6 +3,7 @@
 use super::command::Command;
 use super::event::{Event, Words};
 use super::observation::Observation;
+use super::trainer::Behind;
 use super::watch::{Silence, Watch};
 use super::{Agent, Crew, Stopping};
 use crate::id::{Generation, Rank, Step};
@@ -279,16 +280,24 @@ impl Agent {
         let Some(watch) = crew.alive.remove(&local_rank) else { return };
         let (extent, of_process) = (watch.extent(), outcome);
         let outcome = watch.of_script(of_process);
+        let behind = if of_process == Outcome::Code(0) { watch.behind() } else { Behind::Well };
+        let (well, cause) = match behind {
+            Behind::CutShort(pid) => (false, Cause::TrainerVanished { pid }),
+            _ => (outcome == Outcome::Code(0), Cause::Exited(outcome)),
+        };
+        let exited = match behind {
+            Behind::Unconfirmed(pid) => HowEnded::Unconfirmed { pid },
+            _ => HowEnded::Exited,
+        };
         let words = if outcome == of_process { words } else { words.without_crash() };
         crew.progressed |= watch.has_new_step();
         crew.exited_at.insert(local_rank, watch.step());
         let nobody_left = crew.alive.is_empty();
         let was_over = watch.was_over(outcome);
-        let how = match outcome {
-            _ if crew.stopping.is_some() => End::Stopped,
-            Outcome::Code(0) => End::Well,
-            _ if was_over => End::Well,
-            _ => End::Failed,
+        let how = match () {
+            () if crew.stopping.is_some() => End::Stopped,
+            () if well || was_over => End::Well,
+            () => End::Failed,
         };
         self.book.ended(self.now.micros(), local_rank, how);
         crew.raised.remove(&local_rank);
@@ -296,12 +305,16 @@ impl Agent {
         if crew.killing {
             // The worker may have failed on its own when others did: what it reported counts, not
             // how it was ended.
+            if !well && of_process == Outcome::Code(0) && !asked {
+                // Whatever ended the process that trained was not sent from here.
+                crew.killed.insert(local_rank);
+            }
             let killed = crew.killed.contains(&local_rank);
-            if outcome == Outcome::Code(0) && !asked {
+            if well && !asked {
                 // It was over already; the order to end it came too late.
-                self.ended(generation, local_rank, extent, HowEnded::Exited);
+                self.ended(generation, local_rank, extent, exited);
             } else if killed || matches!(outcome, Outcome::Code(code) if code != 0) {
-                self.failed(generation, local_rank, pid, Cause::Exited(outcome), words, extent);
+                self.failed(generation, local_rank, pid, cause, words, extent);
             }
             return;
         }
@@ -310,12 +323,12 @@ impl Agent {
                 self.kill(generation, Duration::ZERO);
             }
             self.end_a_vain_wait(generation);
-        } else if outcome == Outcome::Code(0) {
-            self.ended(generation, local_rank, extent, HowEnded::Exited);
+        } else if well {
+            self.ended(generation, local_rank, extent, exited);
         } else if was_over {
-            self.crashed_at_exit(generation, local_rank, pid, Cause::Exited(outcome), words, extent);
+            self.crashed_at_exit(generation, local_rank, pid, cause, words, extent);
         } else {
-            self.failed(generation, local_rank, pid, Cause::Exited(outcome), words, extent);
+            self.failed(generation, local_rank, pid, cause, words, extent);
         }
         if may_end {
             self.kill(generation, self.config.spec.ladder().fence_grace);
@@ -374,7 +387,8 @@ impl Agent {
         words: Words,
         extent: Extent,
     ) {
-        let Some(crew) = self.crew.as_mut().filter(|c| c.stopping.is_none()) else { return };
+        let refused = self.refusal.is_some();
+        let Some(crew) = self.crew.as_mut().filter(|c| c.stopping.is_none() && !refused) else { return };
         let failure = crew.describe(&self.config.table, (local_rank, pid), cause, words, extent);
         let consequence = crew.killing && !failure.verdict.says_why() && !crew.killed.contains(&local_rank);
         if consequence || !crew.told.insert(local_rank) {

@@ -153,7 +153,7 @@ impl Job {
     /// Excludes a machine that is blamed for the second time within half an hour, if another one
     /// can replace it.
     fn blamed_again(&mut self, now: Time, blame: &Blame, out: &mut Output) {
-        let by_hand = ["killed", "interrupted"].contains(&blame.verdict.class.as_str());
+        let by_hand = ["killed", "interrupted", "trainer-vanished"].contains(&blame.verdict.class.as_str());
         // A lost node has already been replaced.
         let machine = matches!(blame.verdict.scope, Scope::Process | Scope::Node)
             && !blame.verdict.follows

@@ -266,6 +266,20 @@ pub enum Fact {
         /// over.
         with: Option<Rank>,
     },
+    /// A launched process exited with 0, but the process that trained in its place had ended without
+    /// Python's normal exit: whether the training had finished is not known.
+    EndUnconfirmed {
+        /// The generation.
+        generation: Generation,
+        /// Node of the worker.
+        node: NodeId,
+        /// Its rank.
+        rank: Rank,
+        /// Process id of the one that trained.
+        pid: u32,
+        /// Steps that it had completed; `None`: not known.
+        step: Option<Step>,
+    },
     /// A rank could not read what it was told to restore, so the job restores something else.
     RestoreFailed {
         /// The generation.

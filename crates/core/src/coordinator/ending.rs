@@ -21,7 +21,7 @@ use super::command::Fact;
 use super::incident::EXIT_FAILED;
 use super::job::{Blame, Inquiry, Job, Phase};
 use super::output::Output;
-use super::wording::describe;
+use super::wording::{describe, unconfirmed};
 use crate::id::{Generation, NodeId, Rank};
 use crate::message::{Cause, Ended, Failure, HowEnded, Outcome, Slot};
 use crate::severity::Scope;
@@ -71,11 +71,35 @@ impl Job {
         if let HowEnded::Crashed(failure) = &ended.how {
             return self.late_crash(now, node, failure, None, out);
         }
-        let is_over = matches!(ended.how, HowEnded::Exited);
+        let is_over = matches!(ended.how, HowEnded::Exited | HowEnded::Unconfirmed { .. });
+        if let HowEnded::Unconfirmed { pid } = ended.how {
+            self.unconfirmed(node, ended, pid, out);
+        }
         self.ending.add_over(ended.rank, ended.extent(), is_over);
         self.settle_held(now, out);
         self.ending.wait_longer(now, is_over);
         self.finish();
+    }
+
+    /// Reports an end that only the launched program's exit code shows, once: the job keeps that exit
+    /// code, because the process that trained may have been at its end.
+    fn unconfirmed(&mut self, node: &NodeId, ended: &Ended, pid: u32, out: &mut Output) {
+        if !self.ending.is_news(ended.rank) {
+            return;
+        }
+        let what = unconfirmed(node, ended.rank, pid, ended.step);
+        let (generation, node, rank, step) = (self.record.generation, node.clone(), ended.rank, ended.step);
+        self.warn(&node, format!("warning: {what}"), out);
+        self.ending.add_note(what);
+        out.record(Fact::EndUnconfirmed { generation, node, rank, pid, step });
+    }
+
+    /// Shows a sentence on a node's own console and on the first node's.
+    fn warn(&self, node: &NodeId, say: String, out: &mut Output) {
+        let own = self.nodes.session(node);
+        for session in own.into_iter().chain(self.leader().filter(|s| Some(*s) != own)) {
+            out.notice(session, say.clone());
+        }
     }
 
     /// Records that a rank's script was over before the loss of its connections made others fail,
@@ -83,7 +107,7 @@ impl Job {
     fn had_ended(&mut self, ended: &Ended) {
         let consequence = self.evidence.blame().filter(Blame::is_consequence).and_then(|b| b.failure);
         let Some(failure) = consequence.filter(|_| !matches!(ended.how, HowEnded::Crashed(_))) else { return };
-        self.ending.add_over(ended.rank, ended.extent(), matches!(ended.how, HowEnded::Exited));
+        self.ending.add_over(ended.rank, ended.extent(), !matches!(ended.how, HowEnded::ShuttingDown));
         let finished = self.evidence.inquiry().is_some_and(|i| self.all_had_ended(i));
         let end = if finished {
             let why = format!(
@@ -129,12 +153,8 @@ impl Job {
         let fact =
             Fact::LateCrash { generation: self.record.generation, node: node.clone(), failure: failure.clone(), with };
         out.record(fact);
-        let say = format!("warning: {what}, {why}: the training counts as finished and is not done again");
-        let own = self.nodes.session(node);
-        for session in own.into_iter().chain(self.leader().filter(|s| Some(*s) != own)) {
-            out.notice(session, say.clone());
-        }
-        self.ending.add_late(what);
+        self.warn(node, format!("warning: {what}, {why}: the training counts as finished and is not done again"), out);
+        self.ending.add_note(format!("{what}, after the end"));
         self.settle_held(now, out);
         self.finish();
     }
@@ -145,7 +165,7 @@ impl Job {
         let slots = &self.record.world.slots;
         finished.extend(slots.iter().filter(|s| self.ending.is_over(s)).map(|s| s.node.clone()));
         if slots.iter().all(|s| finished.contains(&s.node)) {
-            self.phase = Phase::Over { code: 0, why: format!("all workers finished{}", self.ending.late()) };
+            self.phase = Phase::Over { code: 0, why: format!("all workers finished{}", self.ending.notes()) };
         }
     }
 

@@ -54,6 +54,7 @@ impl Job {
                     self.grow_from(now, step, out);
                 }
             }
+            Report::Refused { code, why } => self.refused(code, why),
             Report::StopRequested { signal, at } => self.stop(now, signal, at, out),
             Report::StepProposed { generation, step } => self.step_proposed(now, generation, step, out),
             Report::PersistDue { generation, at } => {
@@ -69,6 +70,13 @@ impl Job {
     fn tell_all(&self, order: Order, generation: Generation, out: &mut Output) {
         if generation == self.record.generation {
             self.to_all(&order, out);
+        }
+    }
+
+    /// Ends a job that cannot run anywhere. That is no failure of the node that reports it.
+    fn refused(&mut self, code: i32, why: String) {
+        if !self.phase.is_over() {
+            self.phase = Phase::Over { code, why };
         }
     }
 

@@ -2,7 +2,7 @@
 //! and in `explain`.
 
 use super::command::Reason;
-use crate::id::NodeId;
+use crate::id::{NodeId, Rank, Step};
 use crate::message::{Cause, Failure, HangEvidence, Outcome};
 use crate::severity::Verdict;
 
@@ -88,12 +88,31 @@ pub fn describe(node: &NodeId, failure: Option<&Failure>) -> String {
         Cause::Hung { evidence, silence_ms } => {
             format!("hangs: no step for {:.1} s, and {}", *silence_ms as f64 / 1000.0, evidence.sentence())
         }
+        Cause::TrainerVanished { pid } => {
+            let at = f.step.map_or_else(|| "before its first step".into(), |step| format!("at step {step}"));
+            let of = f.total.map_or_else(String::new, |total| format!(" of {total}"));
+            format!(
+                "exited with code 0, but process {pid}, which trained in its place, had ended {at}{of} without Python's normal exit (killed, or os._exit)"
+            )
+        }
         Cause::NotStarted | Cause::Fenced => "could not be started".into(),
     };
     let said = if f.message.is_empty() { String::new() } else { format!(": {}", f.message) };
     let Verdict { class, what, .. } = &f.verdict;
     let held = if what.is_empty() || class == "unknown" { String::new() } else { format!(" ({class}: {what})") };
     format!("{who} {how}{said}{held}")
+}
+
+/// Describes an end that nothing confirms: a launcher script exited with 0, but the process `pid` that
+/// trained in its place had vanished.
+#[must_use]
+pub fn unconfirmed(node: &NodeId, rank: Rank, pid: u32, step: Option<Step>) -> String {
+    let at = step.map_or_else(String::new, |step| format!(" up to step {step}"));
+    format!(
+        "process {pid}, which trained{at} as rank {rank} on node {node}, ended without Python's normal exit (killed, or os._exit), \
+         and the launched program exited with code 0; whether the training finished is not known: let the launched program \
+         return the exit code of the training"
+    )
 }
 
 #[cfg(test)]

@@ -54,7 +54,8 @@ impl Verdict {
 }
 
 /// Classes of processes that ended without an explanation.
-const SILENT: &[&str] = &[UNKNOWN, "exception", "killed", "crashed", "hung", "interrupted", "not-started"];
+const SILENT: &[&str] =
+    &[UNKNOWN, "exception", "killed", "crashed", "hung", "interrupted", "not-started", "trainer-vanished"];
 /// Maximum number of characters kept of a line.
 const LINE_MAX: usize = 300;
 /// Class of failures without any evidence.
@@ -66,13 +67,14 @@ impl Table {
     /// was written before and does not explain the end.
     #[must_use]
     pub fn judge(&self, cause: &Cause, text: &str) -> Verdict {
-        let killed = matches!(cause, Cause::Exited(Outcome::Signal(9 | 15)));
+        let killed = matches!(cause, Cause::Exited(Outcome::Signal(9 | 15)) | Cause::TrainerVanished { .. });
         if let Some(found) = self.classify(text).filter(|_| !killed) {
             return Verdict::of(found.class, found.line);
         }
         let name = match cause {
             Cause::Hung { .. } => "hung",
             Cause::NotStarted => "not-started",
+            Cause::TrainerVanished { .. } => "trainer-vanished",
             Cause::Exited(Outcome::Signal(9)) => "killed",
             Cause::Exited(Outcome::Signal(1 | 2 | 15)) => "interrupted",
             Cause::Exited(Outcome::Signal(4 | 6 | 7 | 8 | 11)) => "crashed",
@@ -129,7 +131,9 @@ mod tests {
 
     #[test]
     fn all_that_is_said_without_a_text_is_in_the_table() {
-        for name in ["hung", "not-started", "killed", "interrupted", "crashed", "unknown", "node-lost"] {
+        for name in
+            ["hung", "not-started", "trainer-vanished", "killed", "interrupted", "crashed", "unknown", "node-lost"]
+        {
             assert_eq!(Table::built_in().named(name).class, name);
         }
     }

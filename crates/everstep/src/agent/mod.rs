@@ -315,7 +315,7 @@ impl Driver {
                 self.impatient |= self.over;
                 self.event(Event::Signal { signal }).await;
             }
-            Input::Owned(owned) => self.owned(*owned),
+            Input::Owned(owned) => self.owned(*owned).await,
             Input::Core(event) => self.event(event).await,
         }
         self.flush_guard().await;

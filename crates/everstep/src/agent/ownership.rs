@@ -1,14 +1,15 @@
 //! Ownership of checkpoint directories. A directory is claimed when the job's first worker names
 //! it, renewed by the agent that publishes, and released when the job ends here.
 
+use super::Driver;
 use super::input::{Input, Owned};
 use super::leftovers::Heir;
 use super::storage::Destination;
-use super::{Driver, End};
 use crate::places;
 use everstep_checkpoint::arena::run_label;
 use everstep_checkpoint::persist::{self, Claim, ClaimError, Claimant, Target};
 use everstep_checkpoint::retain::Policy;
+use everstep_core::agent::event::Event;
 use everstep_core::id::Generation;
 use everstep_core::ownership::SILENCE;
 use everstep_wire::raw::from_text;
@@ -21,6 +22,9 @@ use tokio::sync::oneshot;
 
 /// How long the end of a job waits for storage to record the release.
 const RELEASE: Duration = Duration::from_secs(10);
+
+/// Exit code of a job that may not use its checkpoint directory.
+const EXIT_REFUSED: i32 = 78;
 
 /// The claims of one agent, by directory, each with whether this agent renews it.
 #[derive(Clone, Default)]
@@ -121,7 +125,7 @@ impl Driver {
     }
 
     /// Handles the result of [`Driver::claim`].
-    pub(super) fn owned(&mut self, owned: Owned) {
+    pub(super) async fn owned(&mut self, owned: Owned) {
         let Owned { who: (generation, local_rank), to, result, answer } = owned;
         match result {
             Ok(epoch) => {
@@ -134,9 +138,10 @@ impl Driver {
                 let _ = answer.send(Reply::Done);
             }
             Err(e) => {
-                let _ = answer.send(Reply::Refused { why: e.to_string() });
+                // First, so that the worker's end is not taken for a failure.
                 let why = format!("everstep may not use the checkpoint directory: {e}");
-                self.end = Some(End { code: 78, why, first_error: None });
+                self.event(Event::Refused { code: EXIT_REFUSED, why }).await;
+                let _ = answer.send(Reply::Refused { why: e.to_string() });
             }
         }
     }

@@ -1,7 +1,7 @@
 //! What the step board and /proc show about a worker.
 
 use everstep_checkpoint::board::{Board, Section, Word, monotonic};
-use everstep_core::agent::observation::{Observation, Script, Section as Doing};
+use everstep_core::agent::observation::{Observation, Script, Section as Doing, Trainer};
 use everstep_core::ledger::Reading;
 use everstep_core::progress::RankProgress;
 
@@ -14,6 +14,16 @@ fn process_state(pid: u32) -> Option<(char, u64)> {
     let ticks: u64 = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
     let per_second = rustix::param::clock_ticks_per_second().max(1);
     Some((state, ticks * 1000 / per_second))
+}
+
+/// Returns the process that has claimed the step board in place of the launched one.
+fn trainer(launched: u32, board: &Board) -> Option<Trainer> {
+    // The process in the low half, when it was started in the other.
+    let pid = (board.get(Word::Worker) & u64::from(u32::MAX)) as u32;
+    let lives = || process_state(pid).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'));
+    // Whatever it wrote, it wrote before it ended; another process may have claimed the board since.
+    let vanished = || !lives() && board.get(Word::ShuttingDown) == 0 && board.is_of(pid);
+    (pid != 0 && pid != launched).then(|| Trainer { pid, vanished: vanished() })
 }
 
 /// Takes one look at a worker.
@@ -58,6 +68,7 @@ pub fn observe(pid: u32, board: &Board) -> Observation {
             2 => Script::LeftAtOnce,
             _ => shutdown.checked_sub(256).and_then(|code| code.try_into().ok()).map_or(Script::Runs, Script::Failed),
         },
+        trainer: trainer(pid, board),
     }
 }
 

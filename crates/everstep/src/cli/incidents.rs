@@ -5,7 +5,7 @@ use super::{Failure, facts, print_json};
 use crate::notify::when;
 use clap::{Args, Subcommand};
 use everstep_core::coordinator::command::Fact;
-use everstep_core::history::{Incident, Outcome, incidents, lemons, tell};
+use everstep_core::history::{Incident, Outcome, incidents, lemons, notes, tell};
 use everstep_wire::output::{Explained, FIRST, IncidentList, IncidentReport, JobNodes, NodeFailures};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -69,10 +69,18 @@ enum Command {
     },
 }
 
-/// A job's incidents.
+/// A job's incidents, and what else is to be said about its latest run.
 struct Of {
     told: facts::Told,
     incidents: Vec<Incident>,
+    notes: Vec<String>,
+}
+
+/// What a command about one incident works on; `None`: the job has had none.
+struct One {
+    told: facts::Told,
+    incident: Option<Incident>,
+    notes: Vec<String>,
 }
 
 fn all(job: Option<&str>) -> Result<Vec<Of>, Failure> {
@@ -80,7 +88,10 @@ fn all(job: Option<&str>) -> Result<Vec<Of>, Failure> {
     if told.is_empty() {
         return Err(facts::none_of(job));
     }
-    let of = |told: facts::Told| Of { incidents: incidents(&told.entries()), told };
+    let of = |told: facts::Told| {
+        let entries = told.entries();
+        Of { incidents: incidents(&entries), notes: notes(&entries), told }
+    };
     Ok(told.into_iter().map(of).collect())
 }
 
@@ -89,30 +100,41 @@ fn report(job: &str, of: &Incident) -> IncidentReport {
     IncidentReport { job: job.to_owned(), incident: of.clone(), opened: when(of.opened), lasted_us, rank_seconds }
 }
 
-/// Returns a job's facts and the chosen incident; `None` if the job has had none.
-fn one(o: &Explain) -> Result<(facts::Told, Option<Incident>), Failure> {
+/// Returns a job's facts and the chosen incident. Without a choice, that is the latest one, unless
+/// `or_notes`: then a later job with notes comes before it.
+fn one(o: &Explain, or_notes: bool) -> Result<One, Failure> {
     let mut of = all(o.job.as_deref())?;
     of.sort_by(|a, b| a.told.latest().total_cmp(&b.told.latest()));
-    // The latest job that has had an incident, else the latest of all.
-    let chosen = of.iter().rposition(|of| !of.incidents.is_empty()).unwrap_or(of.len() - 1);
-    let Of { told, mut incidents } = of.swap_remove(chosen);
-    let Some(name) = &o.incident else { return Ok((told, incidents.pop())) };
+    // The latest job about which there is something to tell, else the latest of all.
+    let or_notes = or_notes && o.incident.is_none();
+    let telling = |of: &Of| !of.incidents.is_empty() || (or_notes && !of.notes.is_empty());
+    let chosen = of.iter().rposition(telling).unwrap_or(of.len() - 1);
+    let Of { told, mut incidents, notes } = of.swap_remove(chosen);
+    let Some(name) = &o.incident else { return Ok(One { told, incident: incidents.pop(), notes }) };
     let number = name.trim_start_matches("inc-").parse::<u64>();
     let number = number.map_err(|_| Failure::usage(format!("{name} is no incident: give inc-3, or 3")))?;
     let found = incidents.into_iter().rfind(|i| i.number == number);
     let why = format!("job {0} has no incident {number} in its latest run; everstep incidents ls {0}", told.job);
     let found = found.ok_or(Failure { code: 1, why })?;
-    Ok((told, Some(found)))
+    Ok(One { told, incident: Some(found), notes })
 }
 
-/// Prints one incident.
+/// Prints one incident, and what else is to be said about the run.
 pub fn explain(o: &Explain) -> Result<i32, Failure> {
-    match one(o)? {
-        (told, Some(found)) if o.json => print_json(&Explained::of(report(&told.job, &found)))?,
-        (told, None) if o.json => print_json(&Explained::nothing(told.job))?,
-        (told, Some(found)) => explained(&told.job, &found).iter().for_each(|line| println!("{line}")),
-        (told, None) => println!("job {} has had no incident", told.job),
+    let One { told, incident, notes } = one(o, true)?;
+    let job = told.job;
+    if o.json {
+        print_json(&match incident {
+            Some(found) => Explained::of(report(&job, &found), notes),
+            None => Explained::nothing(job, notes),
+        })?;
+        return Ok(0);
     }
+    match incident {
+        Some(found) => explained(&job, &found).iter().for_each(|line| println!("{line}")),
+        None => println!("job {job} has had no incident"),
+    }
+    notes.iter().for_each(|note| println!("Note     {note}"));
     Ok(0)
 }
 
@@ -121,7 +143,7 @@ fn explained(job: &str, of: &Incident) -> Vec<String> {
 }
 
 fn export(which: &Explain, output: Option<&Path>) -> Result<i32, Failure> {
-    let (told, found) = one(which)?;
+    let One { told, incident: found, .. } = one(which, false)?;
     let none = || Failure { code: 1, why: format!("job {} has had no incident", told.job) };
     let found = found.ok_or_else(none)?;
     let name = format!("{}-inc-{}.tar.gz", told.job.replace('/', "-"), found.number);
@@ -132,7 +154,7 @@ fn export(which: &Explain, output: Option<&Path>) -> Result<i32, Failure> {
 }
 
 fn note(which: &Explain, right: bool, text: &str) -> Result<i32, Failure> {
-    let (told, found) = one(which)?;
+    let One { told, incident: found, .. } = one(which, false)?;
     let found = found.ok_or_else(|| Failure { code: 1, why: format!("job {} has had no incident", told.job) })?;
     facts::write(&told, Fact::Noted { incident: found.number, right, note: text.to_owned() })?;
     println!("{} inc-{} was named {}: noted", told.job, found.number, if right { "rightly" } else { "wrongly" });

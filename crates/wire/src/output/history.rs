@@ -40,7 +40,8 @@ pub struct Explained {
     pub version: u32,
     /// The job.
     pub job: String,
-    /// The incident; null: the job's latest run has had none, and so are the other fields.
+    /// The incident; null: the job's latest run has had none, and then so are `opened`, `lasted_us`
+    /// and `rank_seconds`.
     pub incident: Option<Incident>,
     /// When it was declared, in UTC.
     pub opened: Option<String>,
@@ -48,21 +49,25 @@ pub struct Explained {
     pub lasted_us: Option<u64>,
     /// As in [`IncidentReport::rank_seconds`].
     pub rank_seconds: Option<f64>,
+    /// What else people should know about the latest run, one sentence each: ends that nothing
+    /// confirms, and why the job could not go on if no incident shows that.
+    pub notes: Vec<String>,
 }
 
 impl Explained {
     /// Returns the document about an incident.
     #[must_use]
-    pub fn of(report: IncidentReport) -> Self {
+    pub fn of(report: IncidentReport, notes: Vec<String>) -> Self {
         let IncidentReport { job, incident, opened, lasted_us, rank_seconds } = report;
         let (incident, opened) = (Some(incident), Some(opened));
-        Explained { version: super::FIRST, job, incident, opened, lasted_us, rank_seconds }
+        Explained { version: super::FIRST, job, incident, opened, lasted_us, rank_seconds, notes }
     }
 
     /// Returns the document about a job that has had no incident.
     #[must_use]
-    pub fn nothing(job: String) -> Self {
-        Explained { version: super::FIRST, job, incident: None, opened: None, lasted_us: None, rank_seconds: None }
+    pub fn nothing(job: String, notes: Vec<String>) -> Self {
+        let (incident, opened) = (None, None);
+        Explained { version: super::FIRST, job, incident, opened, lasted_us: None, rank_seconds: None, notes }
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 const LAST_STEP: Duration = Duration::from_secs(1);
 /// The same while another rank's interpreter is shutting down, which shows that the end is near.
 const SHUT_DOWN: Duration = Duration::from_secs(10);
-/// Maximum number of late crashes that are listed individually.
+/// Maximum number of notes on the end that are kept.
 const TOLD: usize = 4;
 
 /// A rank whose script is over.
@@ -30,8 +30,8 @@ pub struct Ending {
     held: Vec<(NodeId, Failure)>,
     /// When holding them ends.
     until: Option<Time>,
-    /// Crashes after the end, which changed nothing.
-    late: Vec<String>,
+    /// What people should know about the end: crashes after it, ends that nothing confirms.
+    notes: Vec<String>,
 }
 
 impl Ending {
@@ -64,6 +64,12 @@ impl Ending {
     #[must_use]
     pub fn has(&self, rank: Rank) -> bool {
         self.over.contains_key(&rank)
+    }
+
+    /// Returns whether this rank's process was not known to be over.
+    #[must_use]
+    pub fn is_news(&self, rank: Rank) -> bool {
+        self.over.get(&rank).is_none_or(|over| !over.process)
     }
 
     /// Returns when holding crashes ends.
@@ -99,10 +105,10 @@ impl Ending {
         !self.over.insert(rank, Over { extent, process: true }).is_some_and(|over| over.process)
     }
 
-    /// Lists a crash after the end.
-    pub(crate) fn add_late(&mut self, what: String) {
-        if self.late.len() < TOLD {
-            self.late.push(what);
+    /// Adds a note on the end.
+    pub(crate) fn add_note(&mut self, what: String) {
+        if self.notes.len() < TOLD {
+            self.notes.push(what);
         }
     }
 
@@ -131,9 +137,9 @@ impl Ending {
         slot.ranks().all(|rank| self.over.get(&Rank(rank)).is_some_and(|over| over.process))
     }
 
-    /// Returns the crashes after the end, as the rest of a sentence.
+    /// Returns the notes on the end, as the rest of a sentence.
     #[must_use]
-    pub fn late(&self) -> String {
-        self.late.iter().map(|what| format!("; {what}, after the end")).collect()
+    pub fn notes(&self) -> String {
+        self.notes.iter().map(|what| format!("; {what}")).collect()
     }
 }

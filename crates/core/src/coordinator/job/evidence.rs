@@ -156,7 +156,7 @@ impl Inquiry {
     pub fn has_killed(&self) -> bool {
         let killed = |f: &Failure| match f.cause {
             Cause::Exited(Outcome::Signal(signal)) => !matches!(signal, 6 | 15),
-            Cause::Hung { .. } => true,
+            Cause::Hung { .. } | Cause::TrainerVanished { .. } => true,
             Cause::Exited(Outcome::Code(_)) | Cause::NotStarted | Cause::Fenced => false,
         };
         self.witnesses.iter().any(|w| w.failure.as_ref().is_none_or(killed))

@@ -1,0 +1,47 @@
+//! Something outside refuses the job, such as a checkpoint directory that another job owns. A restart
+//! would be refused, too, so this is no failure: the coordinator ends the job on all nodes.
+
+use super::Agent;
+use crate::message::Report;
+use crate::time::Time;
+
+/// A refusal that the coordinator must learn of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    code: i32,
+    why: String,
+    /// When this agent ends by itself, if no coordinator has ended the job.
+    until: Time,
+}
+
+impl Agent {
+    /// Reports that the job is refused. What its workers do from now on is no failure.
+    pub(super) fn refused(&mut self, now: Time, code: i32, why: String) {
+        if self.over.is_some() || self.refusal.is_some() {
+            return;
+        }
+        let until = now.after(self.config.spec.ladder().silence * 3);
+        self.refusal = Some(Refusal { code, why, until });
+        self.report_refusal();
+    }
+
+    /// Sends the report, now and on each new connection.
+    pub(super) fn report_refusal(&mut self) {
+        if let Some(Refusal { code, why, .. }) = self.refusal.clone().filter(|_| self.over.is_none()) {
+            self.send(Report::Refused { code, why });
+        }
+    }
+
+    /// Returns when this agent stops waiting for the end of the refused job.
+    pub(super) fn refusal_until(&self) -> Option<Time> {
+        self.refusal.as_ref().filter(|_| self.over.is_none()).map(|r| r.until)
+    }
+
+    /// Ends this agent if nobody has ended the refused job.
+    pub(super) fn end_refused(&mut self, now: Time) {
+        let due = self.refusal_until().is_some_and(|until| now >= until);
+        if let Some(Refusal { code, why, .. }) = self.refusal.clone().filter(|_| due) {
+            self.end(now, code, why);
+        }
+    }
+}

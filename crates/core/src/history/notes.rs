@@ -1,0 +1,40 @@
+//! What people should know about a job's latest run although it was no incident.
+
+use super::entry::Entry;
+use crate::coordinator::command::Fact;
+use crate::coordinator::wording::unconfirmed;
+
+/// Exit codes from here on say that somebody stopped the job with a signal.
+const SIGNALLED: i32 = 128;
+
+/// Returns the notes on a job's latest run, one sentence each: ends that nothing confirms, and why the
+/// job could not go on if no incident shows that.
+#[must_use]
+pub fn notes(entries: &[Entry]) -> Vec<String> {
+    let mut notes: Vec<String> = Vec::new();
+    let (mut incident, mut over) = (false, false);
+    for Entry { fact, .. } in entries {
+        match fact {
+            Fact::GenerationStarted { restarts: 0, .. } if over => {
+                notes.clear();
+                (incident, over) = (false, false);
+            }
+            Fact::IncidentOpened { .. } => incident = true,
+            Fact::EndUnconfirmed { node, rank, pid, step, .. } => {
+                // A coordinator that started in between records it again.
+                let what = unconfirmed(node, *rank, *pid, *step);
+                if !notes.contains(&what) {
+                    notes.push(what);
+                }
+            }
+            Fact::Ended { code, why } => {
+                over = true;
+                if !incident && (1..SIGNALLED).contains(code) {
+                    notes.push(format!("the job ended with exit code {code}: {why}"));
+                }
+            }
+            _ => {}
+        }
+    }
+    notes
+}

@@ -1,0 +1,111 @@
+//! A launched program that exits with 0 where another process has trained in its place.
+#![allow(clippy::unwrap_used)]
+
+#[path = "scene/agent.rs"]
+mod scene;
+
+use everstep_core::agent::Agent;
+use everstep_core::agent::event::{Event, Words};
+use everstep_core::agent::observation::{Observation, Trainer};
+use everstep_core::id::{Epoch, Generation, Step};
+use everstep_core::message::{Cause, HowEnded, Order, Outcome, Report};
+use everstep_core::time::Time;
+use scene::{commands, running};
+
+/// What is seen of process 70, which trains in place of the launched process 7.
+fn seen(step: u64, total: Option<u64>, vanished: bool) -> Observation {
+    let trainer = Some(Trainer { pid: 70, vanished });
+    Observation { step: Some(step), total, beats: step, trainer, ..Observation::default() }
+}
+
+fn looks(agent: &mut Agent, at: u64, seen: Observation) {
+    agent.handle(Time(at), Event::Sample { generation: Generation(1), local_rank: 0, pid: 7, seen });
+}
+
+fn exits(agent: &mut Agent, asked: bool) -> Vec<Report> {
+    commands(agent);
+    let (generation, outcome) = (Generation(1), Outcome::Code(0));
+    let exited = Event::WorkerExited { generation, local_rank: 0, pid: 7, outcome, asked, words: Words::default() };
+    agent.handle(Time(5000), exited);
+    let sent = |c| if let everstep_core::agent::command::Command::Send(report) = c { Some(report) } else { None };
+    commands(agent).into_iter().filter_map(sent).collect()
+}
+
+/// Returns what is reported when the launched process exits with 0 after these observations.
+fn reported(observations: &[Observation]) -> Vec<Report> {
+    let mut agent = running();
+    for (i, seen) in observations.iter().enumerate() {
+        looks(&mut agent, 100 * (i as u64 + 1), *seen);
+    }
+    exits(&mut agent, false)
+}
+
+fn how(reports: &[Report]) -> Option<&HowEnded> {
+    reports.iter().find_map(|r| if let Report::Ended { ended, .. } = r { Some(&ended.how) } else { None })
+}
+
+fn is_cut_short(reports: &[Report]) -> bool {
+    let cut = |r: &Report| {
+        matches!(r, Report::WorkerFailed { failure, .. } if failure.cause == Cause::TrainerVanished { pid: 70 }
+            && failure.step == Some(Step(7)) && failure.verdict.class == "trainer-vanished")
+    };
+    reports.iter().any(cut) && how(reports).is_none()
+}
+
+#[test]
+fn a_training_that_vanished_before_its_last_step_is_a_failure() {
+    let all = [seen(6, Some(20), false), seen(7, Some(20), true)];
+    let reports = reported(&all);
+    assert!(is_cut_short(&reports), "{reports:?}");
+}
+
+#[test]
+fn a_training_that_vanished_at_an_unknown_step_is_not_confirmed() {
+    let reports = reported(&[seen(6, None, false), seen(7, None, true)]);
+    assert_eq!(how(&reports), Some(&HowEnded::Unconfirmed { pid: 70 }));
+    // The steps may all have been made between two looks.
+    assert_eq!(how(&reported(&[seen(7, None, true)])), Some(&HowEnded::Unconfirmed { pid: 70 }));
+}
+
+#[test]
+fn an_exit_code_that_nothing_contradicts_counts() {
+    let none = Observation { trainer: None, ..seen(7, Some(20), false) };
+    let starts = Observation { step: None, ..seen(0, None, true) };
+    let evaluates = Observation { trainer: Some(Trainer { pid: 71, vanished: true }), ..seen(20, None, true) };
+    let ends: [&[Observation]; 6] = [
+        &[seen(7, Some(20), false)],
+        &[seen(7, None, false)],
+        &[seen(20, Some(20), true)],
+        &[none],
+        &[starts],
+        &[seen(20, None, false), evaluates],
+    ];
+    for observations in ends {
+        assert_eq!(how(&reported(observations)), Some(&HowEnded::Exited), "{observations:?}");
+    }
+}
+
+#[test]
+fn a_launcher_that_starts_the_training_again_is_judged_by_its_last_attempt() {
+    let again =
+        |step, vanished| Observation { trainer: Some(Trainer { pid: 71, vanished }), ..seen(step, None, vanished) };
+    let reports = reported(&[seen(7, None, true), again(7, false), again(20, false)]);
+    assert_eq!(how(&reports), Some(&HowEnded::Exited));
+    // Killed before it had made a step of its own: the first attempt was not at its end, either.
+    let reports = reported(&[seen(7, None, true), again(7, true)]);
+    assert_eq!(how(&reports), Some(&HowEnded::Unconfirmed { pid: 71 }));
+}
+
+#[test]
+fn what_vanished_before_all_were_ended_is_a_failure_of_its_own() {
+    for (asked, fails) in [(false, true), (true, false)] {
+        let mut agent = running();
+        looks(&mut agent, 100, seen(7, Some(20), false));
+        let order = Order::Fence { generation: Generation(1), stacks: false };
+        agent.handle(Time(200), Event::Order { epoch: Epoch(1), order });
+        looks(&mut agent, 300, seen(7, Some(20), true));
+        let reports = exits(&mut agent, asked);
+        assert_eq!(is_cut_short(&reports), fails, "{reports:?}");
+        assert_eq!(how(&reports), None);
+    }
+}

@@ -1,0 +1,110 @@
+"""A launcher script that always exits with 0 hides how its training ended; everstep finds out, or says that it cannot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+LAUNCHER = """
+import subprocess, sys
+subprocess.call([sys.executable, *sys.argv[1:]])
+sys.exit(0)
+"""
+
+#: Trains 12 steps. Runs `EARLY` before each one, and `END` after all.
+TRAINING = """
+import os, sys, time
+import torch, everstep
+
+life, total = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), 12
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ckpt = everstep.CheckpointManager(sys.argv[1], model=model, optimizer=optimizer)
+counted = "COUNTED" in os.environ
+for step in ckpt.steps(total) if counted else range(ckpt.restore(), total):
+    exec(os.environ.get("EARLY", ""))
+    optimizer.zero_grad()
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    counted or ckpt.step(step + 1)
+    print(f"step {step + 1}", flush=True)
+exec(os.environ.get("END", ""))
+"""
+
+KILLED = "if step == 7 and life == 0: print(f'killed {os.getpid()}', flush=True), os.kill(os.getpid(), 9)"
+
+
+@pytest.fixture
+def launched(everstep, script, tmp_path):
+    """Runs the training behind the launcher script."""
+
+    def run(*options: str, **how: str) -> subprocess.CompletedProcess[str]:
+        line = [script(LAUNCHER, "launcher.py"), script(TRAINING, "training.py"), str(tmp_path / "out")]
+        return everstep("run", "--standalone", "--name", "job", *options, *line, timeout=90, **how)
+
+    return run
+
+
+def _killed(done: subprocess.CompletedProcess[str]) -> str:
+    return next(line for line in done.stdout.splitlines() if "killed" in line).split()[-1]
+
+
+def test_a_training_that_is_killed_before_its_last_step_is_restarted(launched, everstep):
+    done = launched(COUNTED="1", EARLY=KILLED)
+    assert done.returncode == 0, done.stderr
+    steps = [line.split()[-1] for line in done.stdout.splitlines() if "step " in line]
+    assert steps == [str(n) for n in range(1, 13)], done.stdout
+    told = f"process {_killed(done)}, which trained in its place, had ended at step 7 of 12"
+    assert told in done.stderr and "restart 1" in done.stderr, done.stderr
+    explained = everstep("explain", "inc-1").stdout
+    assert told in explained and "trainer-vanished" in explained, explained
+
+
+def test_a_training_that_cannot_be_restarted_fails_the_job(launched):
+    done = launched("--max-restarts", "0", COUNTED="1", EARLY=KILLED)
+    assert done.returncode == 1 and "at step 7 of 12" in done.stderr, done.stderr
+    assert "done:" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("early", [KILLED, "if step == 7: print('killed', os.getpid(), flush=True), os._exit(0)"])
+def test_a_training_without_a_known_last_step_is_warned_about(launched, everstep, early):
+    done = launched(EARLY=early)
+    assert done.returncode == 0 and "done: 7 steps" in done.stderr, done.stderr
+    told = f"process {_killed(done)}, which trained up to step 7 as rank 0"
+    assert done.stderr.count(told) == 1 and "return the exit code" in done.stderr, done.stderr
+    explained = everstep("explain").stdout
+    assert "has had no incident" in explained and explained.count(told) == 1, explained
+    document = json.loads(everstep("explain", "--json").stdout)
+    assert document["incident"] is None and told in document["notes"][0], document
+
+
+ENDS = {
+    "counted": {"COUNTED": "1"},
+    "counted-os-exit": {"COUNTED": "1", "END": "os._exit(0)"},
+    "counted-left-early": {"COUNTED": "1", "EARLY": "if step == 7: sys.exit(0)"},
+    "uncounted": {},
+    "failed": {"END": "sys.exit(3)"},
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_training_that_ends_normally_is_not_mentioned(launched, everstep, end):
+    done = launched(**ENDS[end])
+    assert done.returncode == 0 and "done:" in done.stderr, done.stderr
+    assert "process " not in done.stderr and "warning" not in done.stderr, done.stderr
+    explained = everstep("explain").stdout
+    assert explained.strip() == "job job has had no incident", explained
+
+
+def test_an_evaluation_after_the_training_may_end_as_it_likes(everstep, script, tmp_path):
+    launcher = script(
+        "import subprocess, sys\n"
+        "subprocess.check_call([sys.executable, *sys.argv[1:]])\n"
+        "subprocess.call([sys.executable, '-c', 'import os, time, torch, everstep; everstep.heartbeat(); time.sleep(0.5); os._exit(0)'])\n",
+        "launcher.py",
+    )
+    line = [launcher, script(TRAINING, "training.py"), str(tmp_path / "out")]
+    done = everstep("run", "--standalone", *line, timeout=90, END="time.sleep(0.5)")
+    assert done.returncode == 0 and "done: 12 steps" in done.stderr and "ended without" not in done.stderr, done.stderr
