@@ -277,3 +277,26 @@ fn an_unclear_exception_beside_a_kill_is_not_the_scripts() {
     scene.passes(6000);
     assert_eq!((scene.started(), scene.over()), (vec![1, 2], None));
 }
+
+#[test]
+fn a_node_that_is_lost_after_its_scripts_have_ended_does_not_undo_that() {
+    let mut scene = job(PER_DAY);
+    (0..2).for_each(|rank| ends(&mut scene, rank, Some(60), HowEnded::ShuttingDown));
+    scene.leaves(1);
+    scene.passes(60_000);
+    assert!(scene.over().is_none(), "node 0 is still at its end");
+    ends(&mut scene, 0, Some(60), HowEnded::Exited);
+    let (code, why) = scene.over().unwrap();
+    assert!(code == 0 && why.contains("node 1 was lost after the scripts of its ranks had ended"), "{why}");
+    assert_eq!(scene.started(), [1]);
+}
+
+#[test]
+fn a_node_that_is_lost_with_steps_left_has_not_finished() {
+    let mut scene = job(PER_DAY);
+    let extent = Extent { step: Some(Step(30)), total: Some(Step(60)), passes: 0 };
+    (0..2).for_each(|rank| ends_after(&mut scene, rank, extent, HowEnded::ShuttingDown));
+    scene.leaves(1);
+    scene.passes(60_000);
+    assert_eq!(scene.over().unwrap().0, 1, "{:?}", scene.over());
+}

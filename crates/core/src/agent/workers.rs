@@ -338,8 +338,8 @@ impl Agent {
     /// Ends workers that stop but wait for a step to restore, which a worker that is gone will not offer. They have done
     /// nothing yet that they could save.
     fn end_a_vain_wait(&mut self, generation: Generation) {
-        let in_vain = |c: &&Crew| c.stopping.is_some() && !c.restoring.is_empty() && !c.exited_at.is_empty();
-        if self.crew.as_ref().filter(in_vain).is_some() {
+        let in_vain = |c: &Crew| c.stopping.is_some() && !c.restoring.is_empty() && !c.exited_at.is_empty();
+        if self.crew.as_ref().is_some_and(in_vain) {
             self.kill(generation, Duration::ZERO);
         }
     }

@@ -159,6 +159,21 @@ impl Job {
         self.finish();
     }
 
+    /// Handles the loss of a node in training: a failure, unless the scripts of all its ranks were over.
+    pub(super) fn member_lost(&mut self, now: Time, id: &NodeId, out: &mut Output) {
+        let Some(ended) = self.record.world.slot(id).and_then(|slot| self.ending.all_ended(slot)) else {
+            return self.fail(now, id, None, out);
+        };
+        for (rank, extent) in ended {
+            self.ending.add_over(rank, extent, true);
+        }
+        let what = format!("node {id} was lost after the scripts of its ranks had ended");
+        self.warn(id, format!("warning: {what}: they are not run again"), out);
+        self.ending.add_note(what);
+        self.settle_held(now, out);
+        self.finish();
+    }
+
     /// Ends the job when the processes of all ranks are over.
     pub(super) fn finish(&mut self) {
         let Phase::Training { finished, .. } = &mut self.phase else { return };

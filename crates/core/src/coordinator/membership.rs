@@ -174,7 +174,7 @@ impl Job {
         self.check_without(now, id, out);
         let member = self.record.is_member(id, node.hello.incarnation);
         match &mut self.phase {
-            Phase::Training { finished, .. } if member && !finished.contains(id) => self.fail(now, id, None, out),
+            Phase::Training { finished, .. } if member && !finished.contains(id) => self.member_lost(now, id, out),
             Phase::Stopping { done, .. } => {
                 done.insert(id.clone());
             }

@@ -137,6 +137,14 @@ impl Ending {
         slot.ranks().all(|rank| self.over.get(&Rank(rank)).is_some_and(|over| over.process))
     }
 
+    /// Returns how far the training of each of a node's ranks had come, if the scripts of all are over
+    /// and none is known to have left steps undone.
+    #[must_use]
+    pub fn all_ended(&self, slot: &Slot) -> Option<Vec<(Rank, Extent)>> {
+        let ended = |rank| self.over.get(&rank).filter(|over| over.extent.missing(None).is_none());
+        slot.ranks().map(Rank).map(|rank| Some((rank, ended(rank)?.extent))).collect()
+    }
+
     /// Returns the notes on the end, as the rest of a sentence.
     #[must_use]
     pub fn notes(&self) -> String {
