@@ -16,6 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 from harness.live import LOOP, Job  # noqa: E402  # found through the line above
 
+#: Each test starts processes, and most of them use an optimizer, but not torch's compiler.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent / "without_compiler"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
 EVERSTEP = str(Path(sys.executable).parent / "everstep")
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

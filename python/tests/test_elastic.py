@@ -23,13 +23,14 @@ def test_a_script_that_knows_nothing_is_watched_and_restarted_warm(tmp_path):
         c.start_all().wait_step(40)
         c.wait_for(lambda: all(w["warm"] for w in c.workers_now().values()), 60, "a process with torch imported")
         began = c.kill_worker(1)
-        first = c.wait_for(lambda: next((f for f in c.facts("FirstStep") if f["ts"] > began), None), 30, "a new step")
+        c.wait_for(lambda: any(f["ts"] > began for f in c.facts("FirstStep")), 60, "a new step")
+        # A forked process has its parent's command line.
+        lines = [Path(f"/proc/{w['pid']}/cmdline").read_text() for w in c.workers_now().values()]
         end.touch()
         assert c.wait(60) == [0]
         assert max(f["step"] for f in c.facts("Progress")) >= 100
         assert not c.leaks(), c.leaks()
-        # Importing torch alone takes longer than this.
-        assert first["ts"] - began < 1.5, (first["ts"] - began, c.output()[-2000:])
+        assert lines and all("template.py" in line for line in lines), (lines, c.output()[-2000:])
 
 
 def test_a_warm_worker_runs_the_script_as_a_new_one_does(env, tmp_path):

@@ -25,14 +25,22 @@ def test_a_rank_that_waits_to_restore_for_one_that_has_ended_does_not_delay_the_
     number: signal.Signals, env: dict[str, str], script: Callable[[str], str], tmp_path: Path
 ) -> None:
     line = [EVERSTEP, "run", "--standalone", "--nproc-per-node", "2", "--shutdown-timeout", "3600", script(_ONE_WAITS)]
-    run = subprocess.Popen(line, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    # A shell starts what runs in its background with SIGINT ignored, and so would the ranks be.
+    run = subprocess.Popen(
+        line,
+        env=env,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
     try:
         while run.poll() is None and not ((tmp_path / "0").exists() and (tmp_path / "1").exists()):
             time.sleep(0.05)
         # Rank 0 waits in restore() by then, with its own handler of SIGTERM.
         time.sleep(2)
         run.send_signal(number)
-        _, said = run.communicate(timeout=60)
+        _, said = run.communicate(timeout=120)
         assert run.returncode == 128 + number, said
     finally:
         run.kill()
