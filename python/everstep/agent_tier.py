@@ -80,7 +80,7 @@ class AgentTier:
         try:
             self._agent.persist_to(directory, run, *keep.arguments(), bandwidth, exactly)
         except AgentError as e:
-            # It belongs to another job, or cannot be read: the agent ends this one.
+            # If it belongs to another job, this job ends; if it cannot be read, this node's agent does.
             raise CheckpointError(str(e)) from e
 
     def _adopt(self) -> None:

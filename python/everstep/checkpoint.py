@@ -369,8 +369,8 @@ class CheckpointManager:
         return late if self._tier.copies_late and self._state.optimizers else snapshot.on_device()
 
     def steps(self, total: int) -> Iterator[int]:
-        """``for step in ckpt.steps(total): body``: restores unless the script has, yields the steps still to run, calls :meth:`step`
-        after each, stops early when asked to, and makes the last step durable."""
+        """``for step in ckpt.steps(total): body``: restores unless :meth:`restore` or :meth:`step` was called, yields the steps
+        still to run, calls :meth:`step` after each, stops early when asked to, and makes the last step durable."""
         self._worker.handle_signals()
         done = None if self._closed or self._state.updated else self._step
         if done is None:

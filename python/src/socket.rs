@@ -8,56 +8,41 @@ use everstep_wire::private;
 use everstep_wire::raw::{from_text, to_text};
 use everstep_wire::worker::{Reply, Request};
 use pyo3::prelude::*;
-use pyo3::sync::MutexExt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::OsString;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::sync::Mutex;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often a request that waits runs Python's signal handlers.
 const SIGNALS: Duration = Duration::from_millis(100);
 
-/// The connection to the agent, which answers requests in their order.
-struct Connection {
-    stream: UnixStream,
-    /// Answers still to come. Those of requests that a signal or a timeout ended come first.
-    unread: u32,
-}
-
-impl Connection {
-    fn send(&mut self, request: &Request) -> std::io::Result<()> {
-        frame::write(&mut self.stream, request)?;
-        self.unread += 1;
-        Ok(())
-    }
-
-    /// Waits up to `time` for the next answer to arrive.
-    fn has_answer(&self, time: Duration) -> std::io::Result<bool> {
-        let time = Timespec::try_from(time).map_err(std::io::Error::other)?;
-        match poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&time)) {
-            Ok(ready) => Ok(ready > 0),
-            Err(rustix::io::Errno::INTR) => Ok(false),
-            Err(e) => Err(e.into()),
-        }
-    }
-
-    /// Reads the answer that has arrived; `None` if it is that of an earlier request.
-    fn receive(&mut self) -> std::io::Result<Option<Reply>> {
-        let reply = frame::read(&mut self.stream)?;
-        self.unread -= 1;
-        Ok((self.unread == 0).then_some(reply))
-    }
-}
-
 /// The agent of this node.
 #[pyclass(name = "Agent", frozen)]
 pub struct PyAgent {
-    connection: Mutex<Connection>,
+    path: PathBuf,
+    /// Connections on which no answer is awaited. A request that waits has one of its own: meanwhile, another thread or a
+    /// signal handler may ask something, too.
+    idle: Mutex<Vec<UnixStream>>,
     generation: Generation,
     local_rank: u32,
     rank: Rank,
+}
+
+/// Waits up to `time` for an answer to arrive.
+fn has_answer(stream: &UnixStream, time: Duration) -> std::io::Result<bool> {
+    let time = Timespec::try_from(time).map_err(std::io::Error::other)?;
+    match poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&time)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn connect(path: &Path) -> PyResult<UnixStream> {
+    private::connect(path)
+        .map_err(|e| AgentError::new_err(format!("cannot reach the agent at {}: {e}", path.display())))
 }
 
 fn run_id(text: &str) -> PyResult<RunId> {
@@ -77,27 +62,35 @@ fn tier_name(tier: Tier) -> &'static str {
 }
 
 impl PyAgent {
-    /// Sends a request and waits for its answer, for at most `timeout` seconds. Python's signal handlers run meanwhile, so
-    /// that Ctrl-C ends the wait.
+    fn idle(&self) -> MutexGuard<'_, Vec<UnixStream>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a request and waits for its answer, for at most `timeout` seconds. Python's signal handlers run meanwhile; an
+    /// exception of theirs ends the wait, as that of Ctrl-C does.
     fn ask(&self, py: Python<'_>, request: &Request, timeout: Option<f64>) -> PyResult<Reply> {
         let silent = |e: std::io::Error| AgentError::new_err(format!("the agent of this node does not answer: {e}"));
-        let failed = |_| AgentError::new_err("the agent of this node is not asked again: an earlier request failed");
-        let mut connection = self.connection.lock_py_attached(py).map_err(failed)?;
-        let connection = &mut *connection;
-        py.detach(|| connection.send(request)).map_err(silent)?;
+        let idle = self.idle().pop();
+        let mut stream = idle.map_or_else(|| connect(&self.path), Ok)?;
+        py.detach(|| frame::write(&mut stream, request)).map_err(silent)?;
         let deadline = timeout.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
         loop {
             let left = deadline.map_or(SIGNALS, |d| d.saturating_duration_since(Instant::now()).min(SIGNALS));
-            if py.detach(|| connection.has_answer(left)).map_err(silent)? {
-                match py.detach(|| connection.receive()).map_err(silent)? {
-                    Some(Reply::Refused { why }) => return Err(AgentError::new_err(why)),
-                    Some(reply) => return Ok(reply),
-                    None => {}
-                }
-            } else if left.is_zero() {
+            if py.detach(|| has_answer(&stream, left)).map_err(silent)? {
+                break;
+            }
+            if left.is_zero() {
                 return Err(silent(std::io::ErrorKind::TimedOut.into()));
             }
             py.check_signals()?;
+        }
+        match py.detach(|| frame::read(&mut stream)).map_err(silent)? {
+            // The agent may have closed the connection with it.
+            Reply::Refused { why } => Err(AgentError::new_err(why)),
+            reply => {
+                self.idle().push(stream);
+                Ok(reply)
+            }
         }
     }
 }
@@ -106,10 +99,8 @@ impl PyAgent {
 impl PyAgent {
     #[new]
     fn connect(path: PathBuf, generation: u64, rank: u32, local_rank: u32) -> PyResult<Self> {
-        let stream = private::connect(&path)
-            .map_err(|e| AgentError::new_err(format!("cannot reach the agent at {}: {e}", path.display())))?;
-        let connection = Mutex::new(Connection { stream, unread: 0 });
-        Ok(PyAgent { connection, generation: Generation(generation), local_rank, rank: Rank(rank) })
+        let idle = Mutex::new(vec![connect(&path)?]);
+        Ok(PyAgent { path, idle, generation: Generation(generation), local_rank, rank: Rank(rank) })
     }
 
     /// Makes room for slots; returns their paths and a warning, if any.

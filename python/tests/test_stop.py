@@ -1,4 +1,4 @@
-"""A job is asked to stop while its ranks start."""
+"""Signals that reach ranks while they start."""
 
 from __future__ import annotations
 
@@ -44,3 +44,24 @@ def test_a_rank_that_waits_to_restore_for_one_that_has_ended_does_not_delay_the_
         assert run.returncode == 128 + number, said
     finally:
         run.kill()
+
+
+_HANDLER_ASKS = """
+import os, signal, time, torch, everstep
+def ask(*_):
+    everstep.report_error(RuntimeError("low on memory"))
+    print("asked", flush=True)
+signal.signal(signal.SIGALRM, ask)
+ckpt = everstep.CheckpointManager("out", model=torch.nn.Linear(2, 2))
+if os.environ["RANK"] == "0": signal.setitimer(signal.ITIMER_REAL, 2)
+else: time.sleep(5)
+for step in ckpt.steps(2): print("step", step, flush=True)
+"""
+
+
+def test_a_signal_handler_may_ask_the_agent_while_its_rank_waits_for_it(
+    everstep: Callable[..., subprocess.CompletedProcess[str]], script: Callable[[str], str]
+) -> None:
+    done = everstep("run", "--standalone", "--nproc-per-node", "2", script(_HANDLER_ASKS), timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split().count("asked") == 1 and done.stdout.split().count("step") == 4, done.stdout
