@@ -300,3 +300,15 @@ fn a_node_that_is_lost_with_steps_left_has_not_finished() {
     scene.passes(60_000);
     assert_eq!(scene.over().unwrap().0, 1, "{:?}", scene.over());
 }
+
+#[test]
+fn an_agent_that_is_started_again_after_its_scripts_have_ended_undoes_nothing() {
+    let mut scene = job(PER_DAY);
+    (0..2).for_each(|rank| ends(&mut scene, rank, Some(60), HowEnded::ShuttingDown));
+    // Another life of the same node, within the time that the first one has to reconnect.
+    scene.leaves(1);
+    scene.join(1, 21, 1, Scene::spec((2, 2), PER_DAY));
+    ends(&mut scene, 0, Some(60), HowEnded::Exited);
+    scene.passes(60_000);
+    assert_eq!((scene.over().unwrap().0, scene.started()), (0, vec![1]), "{:?}", scene.over());
+}

@@ -8,18 +8,23 @@ mod scene;
 use everstep_core::agent::Agent;
 use everstep_core::agent::command::Command;
 use everstep_core::agent::event::{Event as AgentEvent, Words};
+use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::{Epoch, Generation, Rank, Step};
-use everstep_core::message::{Offers, Order, Outcome, Report};
-use everstep_core::spec::RestartBudget;
+use everstep_core::message::{Offers, Order, Outcome, Report, Running};
+use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
 use scene::Scene;
+
+fn spec() -> JobSpec {
+    Scene::spec((2, 2), RestartBudget::PerDayAfterFirstStep(10))
+}
 
 /// Two nodes with one rank each.
 fn job() -> Scene {
     let mut scene = Scene::new();
     for node in 0..2 {
-        scene.join(node, node + 10, 1, Scene::spec((2, 2), RestartBudget::PerDayAfterFirstStep(10)));
+        scene.join(node, node + 10, 1, spec());
     }
     scene.passes(3000);
     scene
@@ -80,6 +85,25 @@ fn stopped_without_store(milliseconds: u64) -> (Vec<Order>, bool) {
 }
 
 #[test]
+fn a_coordinator_that_did_not_decide_itself_lets_ranks_save() {
+    let mut scene = job();
+    (0..2).for_each(|node| holds(&mut scene, node));
+    (0..2).for_each(|rank| offers(&mut scene, rank));
+    // The next life of the coordinator, to which a node says again what it could restore.
+    let record = scene.job().record.clone();
+    scene.core = Coordinator::new(Epoch(2), vec![(record, scene.version)], Time(scene.now));
+    for node in 0..2 {
+        let running =
+            Running { generation: Generation(1), failure: None, finished: false, progressed: true, ended: vec![] };
+        scene.join_running(node, node + 10, 1, spec(), Some(running));
+    }
+    offers(&mut scene, 0);
+    scene.says(0, Report::StopRequested { signal: 15, at: None });
+    stops(&mut scene, 1);
+    assert!(scene.over().is_none());
+}
+
+#[test]
 fn its_end_waits_for_the_store_for_a_while_only() {
     let (sent, idle) = stopped_without_store(5000);
     assert!(sent.is_empty() && !idle, "{sent:?}");
@@ -112,7 +136,7 @@ fn stopping() -> Agent {
 }
 
 fn kills(agent: &mut Agent) -> bool {
-    agent::commands(agent).iter().any(|c| matches!(c, Command::Kill { grace, .. } if grace.is_zero()))
+    agent::commands(agent).iter().any(|c| matches!(c, Command::Kill { .. }))
 }
 
 #[test]

@@ -340,7 +340,8 @@ impl Agent {
     fn end_a_vain_wait(&mut self, generation: Generation) {
         let in_vain = |c: &Crew| c.stopping.is_some() && !c.restoring.is_empty() && !c.exited_at.is_empty();
         if self.crew.as_ref().is_some_and(in_vain) {
-            self.kill(generation, Duration::ZERO);
+            // Some may be shutting themselves down.
+            self.kill(generation, TAKE_DOWN);
         }
     }
 

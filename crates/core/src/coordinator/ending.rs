@@ -66,7 +66,7 @@ impl Job {
             return;
         }
         if !self.phase.is_training() {
-            return self.had_ended(ended);
+            return self.had_ended(node, ended, out);
         }
         if let HowEnded::Crashed(failure) = &ended.how {
             return self.late_crash(now, node, failure, None, out);
@@ -104,9 +104,12 @@ impl Job {
 
     /// Records that a rank's script was over before the loss of its connections made others fail,
     /// for which a restart was ordered: there is nothing to restart for.
-    fn had_ended(&mut self, ended: &Ended) {
+    fn had_ended(&mut self, node: &NodeId, ended: &Ended, out: &mut Output) {
         let consequence = self.evidence.blame().filter(Blame::is_consequence).and_then(|b| b.failure);
         let Some(failure) = consequence.filter(|_| !matches!(ended.how, HowEnded::Crashed(_))) else { return };
+        if let HowEnded::Unconfirmed { pid } = ended.how {
+            self.unconfirmed(node, ended, pid, out);
+        }
         self.ending.add_over(ended.rank, ended.extent(), !matches!(ended.how, HowEnded::ShuttingDown));
         let finished = self.evidence.inquiry().is_some_and(|i| self.all_had_ended(i));
         let end = if finished {

@@ -127,8 +127,13 @@ impl Job {
         let generation = self.record.generation;
         let Some(hello) = self.nodes.get(id).map(|n| &n.hello) else { return };
         let (incarnation, seen) = (hello.incarnation, hello.seen);
+        let runs = running.as_ref().is_some_and(|r| r.generation == generation);
+        if !runs && matches!(&self.phase, Phase::Training { finished, .. } if finished.contains(id)) {
+            // Its ranks had ended before it was lost, or before its agent was started again.
+            return;
+        }
         if !self.record.is_member(id, incarnation) {
-            self.fail(now, id, None, out);
+            self.member_lost(now, id, out);
         } else if let Some(running) = running.filter(|r| r.generation == generation) {
             if let Phase::Training { finished, .. } = &mut self.phase
                 && running.finished
@@ -152,8 +157,10 @@ impl Job {
             }
             self.nodes.set_unclean(id);
         } else {
-            let failure = self.fenced_before(id);
-            self.fail(now, id, failure, out);
+            match self.fenced_before(id) {
+                None => self.member_lost(now, id, out),
+                failure => self.fail(now, id, failure, out),
+            }
         }
     }
 

@@ -65,21 +65,25 @@ impl Job {
         self.write.changed(announce);
     }
 
-    /// Ends a job that is over and has failed to write that for too long.
+    /// Ends the nodes of a job that is over and has failed to write that for too long. The write is
+    /// tried again until they are gone.
     fn end_without_record(&mut self, now: Time, out: &mut Output) {
         let Phase::Over { code, why } = &self.phase else { return };
         if !self.write.has_failed_for(now, STORE_PATIENCE) {
             return;
         }
         let end = Order::End { code: *code, why: why.clone() };
-        let what = format!(
-            "the store could not be written for {} s, and the job ends without it: the next start of job {} has older notes of it, its checkpoints are complete",
-            STORE_PATIENCE.as_secs(),
-            self.record.spec.job
-        );
-        self.to_all(&Order::Notice { what }, out);
-        self.to_all(&end, out);
-        self.write.abandon();
+        if self.write.waive() {
+            let what = format!(
+                "the store could not be written for {} s, and the job ends without it: its next start finds older records of this run; its checkpoints are not affected",
+                STORE_PATIENCE.as_secs()
+            );
+            self.to_all(&Order::Notice { what }, out);
+            self.to_all(&end, out);
+        }
+        if self.nodes.is_empty() {
+            self.write.abandon();
+        }
     }
 
     /// Returns the order that starts the current generation on `node`, if it takes part.

@@ -73,9 +73,10 @@ impl Job {
         }
     }
 
-    /// Ends a job that cannot run anywhere. That is no failure of the node that reports it.
+    /// Ends a job that cannot run anywhere. That is no failure of the node that reports it. A job that
+    /// is stopping ends as it was asked to.
     fn refused(&mut self, code: i32, why: String) {
-        if !self.phase.is_over() {
+        if !self.phase.is_over() && !matches!(self.phase, Phase::Stopping { .. }) {
             self.phase = Phase::Over { code, why };
         }
     }
@@ -98,7 +99,9 @@ impl Job {
         let Phase::Stopping { done, signal, .. } = &mut self.phase else { return };
         done.insert(node.clone());
         // Ranks that wait for the step to restore have done nothing yet, and a node that has stopped offers none.
-        let in_vain = self.shards.decision().is_none() && self.shards.has_offers();
+        // A coordinator that started after the decision does not know it, only that there was one.
+        let told = self.record.restored.last().is_some_and(|(g, _)| *g == self.record.generation);
+        let in_vain = self.shards.decision().is_none() && !told && self.shards.has_offers();
         if in_vain || self.record.world.slots.iter().all(|s| done.contains(&s.node)) {
             let signal = *signal;
             self.phase = Phase::stopped_by(signal);

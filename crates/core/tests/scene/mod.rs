@@ -7,7 +7,7 @@ use everstep_core::coordinator::event::{Event, StoreFailure};
 use everstep_core::coordinator::job::{Job, Phase};
 use everstep_core::coordinator::request::Request;
 use everstep_core::id::{Epoch, Generation, Incarnation, JobId, NodeId, Rank, Session, Step};
-use everstep_core::message::{Cause, Failure, Hello, Order, Outcome, Report};
+use everstep_core::message::{Cause, Failure, Hello, Order, Outcome, Report, Running};
 use everstep_core::severity::Table;
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
@@ -94,6 +94,11 @@ impl Scene {
     }
 
     pub fn join(&mut self, node: u64, incarnation: u64, workers: u32, spec: JobSpec) {
+        self.join_running(node, incarnation, workers, spec, None);
+    }
+
+    /// Joins with workers that still run.
+    pub fn join_running(&mut self, node: u64, incarnation: u64, workers: u32, spec: JobSpec, running: Option<Running>) {
         let hello = Hello {
             node: NodeId(node.to_string()),
             incarnation: Incarnation(incarnation),
@@ -104,8 +109,8 @@ impl Scene {
             replica_port: 7,
             domain: String::new(),
             role: String::new(),
-            seen: Generation(0),
-            running: None,
+            seen: running.as_ref().map_or(Generation(0), |r| r.generation),
+            running,
         };
         self.event(Event::Joined { session: Session(node + 1), hello: Box::new(hello) });
     }

@@ -29,7 +29,7 @@ impl Driver {
     /// Announces a failed worker.
     pub(super) fn announce(&self, report: &Report) {
         if let Report::WorkerFailed { failure, .. } = report {
-            crate::say!("{}", describe(&NodeId(self.template.node.clone()), Some(failure)));
+            tracing::warn!("{}", describe(&NodeId(self.template.node.clone()), Some(failure)));
         }
     }
 

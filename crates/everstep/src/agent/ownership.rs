@@ -1,10 +1,10 @@
 //! Ownership of checkpoint directories. A directory is claimed when the job's first worker names
 //! it, renewed by the agent that publishes, and released when the job ends here.
 
-use super::Driver;
 use super::input::{Input, Owned};
 use super::leftovers::Heir;
 use super::storage::Destination;
+use super::{Driver, End};
 use crate::places;
 use everstep_checkpoint::arena::run_label;
 use everstep_checkpoint::persist::{self, Claim, ClaimError, Claimant, Target};
@@ -138,9 +138,13 @@ impl Driver {
                 let _ = answer.send(Reply::Done);
             }
             Err(e) => {
-                // First, so that the worker's end is not taken for a failure.
                 let why = format!("everstep may not use the checkpoint directory: {e}");
-                self.event(Event::Refused { code: EXIT_REFUSED, why }).await;
+                match &e {
+                    // First, so that the worker's end is not taken for a failure.
+                    ClaimError::Refused(_) => self.event(Event::Refused { code: EXIT_REFUSED, why }).await,
+                    // This may be this node's trouble alone: the others, or a spare, go on without it.
+                    ClaimError::Io(..) => self.end = Some(End { code: EXIT_REFUSED, why, first_error: None }),
+                }
                 let _ = answer.send(Reply::Refused { why: e.to_string() });
             }
         }

@@ -194,7 +194,7 @@ pub fn main() -> i32 {
     if ["run", "rendezvous", "check"].contains(&command.as_str()) {
         match run::uniform(&arguments.split_off(2)) {
             Ok(rest) if command == "check" && rest.iter().any(|a| a == "--") => {
-                return Failure::usage("everstep check runs no script; leave it away").end();
+                return Failure::usage("everstep check runs no script; omit it").end();
             }
             Ok(rest) => {
                 arguments.extend(rest);

@@ -23,6 +23,8 @@ pub struct RecordWrite {
     pause: Option<Duration>,
     /// Since when every write has failed.
     failing_since: Option<Time>,
+    /// Whether what depends on the write was sent without it, because it failed for too long.
+    waived: bool,
     /// Whether the write in flight carries a promise that must be made again if it fails.
     announces: bool,
     /// Whether the next write carries a promise.
@@ -92,6 +94,7 @@ impl RecordWrite {
             announces,
             pause: self.pause,
             failing_since: self.failing_since,
+            waived: self.waived,
             ..RecordWrite::default()
         };
         announces
@@ -109,6 +112,7 @@ impl RecordWrite {
         self.retry = None;
         self.pause = None;
         self.failing_since = None;
+        self.waived = false;
         self.announces = false;
     }
 
@@ -123,6 +127,11 @@ impl RecordWrite {
     /// Returns whether every write has failed for at least this long.
     pub(crate) fn has_failed_for(&self, now: Time, duration: Duration) -> bool {
         self.failing_since.is_some_and(|since| now.since(since) >= duration)
+    }
+
+    /// Records that what depends on the write is sent without it. Returns false if it already was.
+    pub(crate) fn waive(&mut self) -> bool {
+        !std::mem::replace(&mut self.waived, true)
     }
 
     /// Records that a failed write is not tried again: the store keeps the record before it.
