@@ -5,9 +5,9 @@ use super::observation::{Observation, Trainer};
 
 /// How training ended behind a launched process that exits with 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Behind {
+pub enum HiddenEnd {
     /// Nothing contradicts the exit code.
-    Well,
+    Normal,
     /// The process that trained vanished before its last step.
     CutShort(u32),
     /// The process that trained vanished, and its last step is not known.
@@ -32,16 +32,16 @@ impl Trainers {
     }
 
     /// Returns how training ended if the launched process exits with 0 after this observation.
-    pub(super) fn behind(&self, last: Option<&Observation>) -> Behind {
+    pub(super) fn hidden_end(&self, last: Option<&Observation>) -> HiddenEnd {
         let vanished = last.and_then(|o| Some((o, o.trainer.filter(|t| t.vanished)?.pid)));
-        let Some((Observation { step, total, .. }, pid)) = vanished else { return Behind::Well };
+        let Some((Observation { step, total, .. }, pid)) = vanished else { return HiddenEnd::Normal };
         let before = self.latest.filter(|(of, _)| *of == pid).and_then(|(_, step)| step);
         match total {
-            Some(total) if step.is_none_or(|step| step < *total) => Behind::CutShort(pid),
-            Some(_) => Behind::Well,
+            Some(total) if step.is_none_or(|step| step < *total) => HiddenEnd::CutShort(pid),
+            Some(_) => HiddenEnd::Normal,
             // An evaluation after the training claims the board, too, but completes no step.
-            None if step.is_none() || *step == before => Behind::Well,
-            None => Behind::Unconfirmed(pid),
+            None if step.is_none() || *step == before => HiddenEnd::Normal,
+            None => HiddenEnd::Unconfirmed(pid),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! evidence.
 
 use super::observation::{Observation, Script};
-use super::trainer::{Behind, Trainers};
+use super::trainer::{HiddenEnd, Trainers};
 use crate::id::Step;
 use crate::message::{Extent, HangEvidence, Outcome};
 use crate::spec::Ladder;
@@ -137,8 +137,8 @@ impl Watch {
 
     /// Returns how training ended if the launched process exits with 0 now.
     #[must_use]
-    pub fn behind(&self) -> Behind {
-        self.trainers.behind(self.last.as_ref())
+    pub fn hidden_end(&self) -> HiddenEnd {
+        self.trainers.hidden_end(self.last.as_ref())
     }
 
     /// Returns whether the worker has completed a step that it did not restore.
