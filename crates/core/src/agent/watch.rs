@@ -3,7 +3,6 @@
 
 use super::observation::{Observation, Script};
 use super::trainer::{HiddenEnd, Trainers};
-use crate::id::Step;
 use crate::message::{Extent, HangEvidence, Outcome};
 use crate::spec::Ladder;
 use crate::time::Time;
@@ -74,8 +73,7 @@ impl Watch {
     /// Returns how far the worker's training has come.
     #[must_use]
     pub fn extent(&self) -> Extent {
-        let Some(o) = self.last else { return Extent::default() };
-        Extent { step: o.step.map(Step), total: o.total.map(Step), passes: o.passes }
+        self.last.map_or_else(Extent::default, |last| self.trainers.extent(&last))
     }
 
     /// Returns the step that the worker continued from, if known and a step was completed since.
