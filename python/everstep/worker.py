@@ -162,7 +162,7 @@ class _Worker:
                 return
             if self.gave_up or getattr(sys, "last_type", None) is not None:
                 # Whatever ends this process now, this is why.
-                if self.board is not None:
+                if self.board is not None and self.board.is_mine():
                     self.board.set("ShuttingDown", _FAILED + (self.gave_up or 1))
             else:
                 for manager in list(self.unfinished):
@@ -393,13 +393,14 @@ def _show_section(worker: _Worker) -> None:
 def _script_is_over(worker: _Worker) -> None:
     """Nothing of the script is left but its exit handlers: whatever happens to this process now, it has done its work."""
     board = worker.board
-    if board is None:
+    # A launcher that has imported torch had it until the training claimed it.
+    if board is None or not board.is_mine():
         return
     board.set("ShuttingDown", 1)
-    leave, pid = os._exit, os.getpid()
+    leave = os._exit
 
     def leave_at_once(status: int) -> NoReturn:
-        if os.getpid() == pid:
+        if board.is_mine():
             board.set("ShuttingDown", 2)
         leave(status)
 
