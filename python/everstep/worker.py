@@ -124,6 +124,7 @@ class _Worker:
                     flush=True,
                 )
         self._mark_exit()
+        _watch_os_exit(board)
         self._watch_exceptions()
 
     def _watch_exceptions(self) -> None:
@@ -397,11 +398,20 @@ def _script_is_over(worker: _Worker) -> None:
     if board is None or not board.is_mine():
         return
     board.set("ShuttingDown", 1)
+
+
+def _watch_os_exit(board: Board) -> None:
+    """``os._exit`` ends a process at once, which is no crash: this is how a forked ``multiprocessing.Process`` ends."""
     leave = os._exit
 
+    @functools.wraps(leave)
     def leave_at_once(status: int) -> NoReturn:
         if board.is_mine():
-            board.set("ShuttingDown", 2)
+            over = board.get("ShuttingDown")
+            if over == 1:
+                board.set("ShuttingDown", 2)
+            elif over == 0 and status == 0:
+                board.set("ShuttingDown", 3)
         leave(status)
 
     os._exit = leave_at_once
