@@ -70,7 +70,8 @@ impl Trainers {
             let reached = earlier.total.is_some_and(|total| last.step >= Some(total));
             // It may have stopped early, but it ended as it chose.
             let same = earlier.total.is_none() || last.total == earlier.total;
-            !reached && !(self.trained && same && latest.is_none())
+            let resumed = self.trained && same && latest.is_none();
+            !reached && !resumed
         });
         [earlier, latest].into_iter().flatten().max_by_key(|v| v.total.is_some())
     }
