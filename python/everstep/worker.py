@@ -124,6 +124,7 @@ class _Worker:
                     flush=True,
                 )
         self._mark_exit()
+        _watch_os_exit(board)
         self._watch_exceptions()
 
     def _watch_exceptions(self) -> None:
@@ -162,7 +163,7 @@ class _Worker:
                 return
             if self.gave_up or getattr(sys, "last_type", None) is not None:
                 # Whatever ends this process now, this is why.
-                if self.board is not None:
+                if self.board is not None and self.board.is_mine():
                     self.board.set("ShuttingDown", _FAILED + (self.gave_up or 1))
             else:
                 for manager in list(self.unfinished):
@@ -393,14 +394,24 @@ def _show_section(worker: _Worker) -> None:
 def _script_is_over(worker: _Worker) -> None:
     """Nothing of the script is left but its exit handlers: whatever happens to this process now, it has done its work."""
     board = worker.board
-    if board is None:
+    # A launcher that has imported torch had it until the training claimed it.
+    if board is None or not board.is_mine():
         return
     board.set("ShuttingDown", 1)
-    leave, pid = os._exit, os.getpid()
 
+
+def _watch_os_exit(board: Board) -> None:
+    """``os._exit`` ends a process at once, which is no crash: this is how a forked ``multiprocessing.Process`` ends."""
+    leave = os._exit
+
+    @functools.wraps(leave)
     def leave_at_once(status: int) -> NoReturn:
-        if os.getpid() == pid:
-            board.set("ShuttingDown", 2)
+        if board.is_mine():
+            over = board.get("ShuttingDown")
+            if over == 1:
+                board.set("ShuttingDown", 2)
+            elif over == 0 and status == 0:
+                board.set("ShuttingDown", 3)
         leave(status)
 
     os._exit = leave_at_once

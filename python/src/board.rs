@@ -38,6 +38,11 @@ impl PyBoard {
         self.board.claim()
     }
 
+    /// Whether this process is the worker that the board is of.
+    fn is_mine(&self) -> bool {
+        self.board.is_mine()
+    }
+
     fn get(&self, name: &str) -> PyResult<u64> {
         Ok(self.board.get(word(name)?))
     }

@@ -36,12 +36,30 @@ exec(os.environ.get("END", ""))
 KILLED = "if step == 7 and life == 0: print(f'killed {os.getpid()}', flush=True), os.kill(os.getpid(), 9)"
 
 
+#: Runs the training in a forked process, and returns its exit code.
+FORKS = """
+import multiprocessing, runpy, sys
+sys.argv = sys.argv[1:]
+process = multiprocessing.get_context("fork").Process(target=runpy.run_path, args=(sys.argv[0],))
+process.start(), process.join()
+sys.exit(process.exitcode)
+"""
+
+#: Launchers that have the step board before the training or after it.
+CLAIMS = {
+    "imports-torch": "import torch\n" + LAUNCHER,
+    "evaluates": LAUNCHER.replace(
+        "sys.exit(0)", "subprocess.check_call([sys.executable, '-c', 'import torch, everstep; everstep.heartbeat()'])"
+    ),
+}
+
+
 @pytest.fixture
 def launched(everstep, script, tmp_path):
     """Runs the training behind the launcher script."""
 
-    def run(*options: str, **how: str) -> subprocess.CompletedProcess[str]:
-        line = [script(LAUNCHER, "launcher.py"), script(TRAINING, "training.py"), str(tmp_path / "out")]
+    def run(*options: str, launcher: str = LAUNCHER, **how: str) -> subprocess.CompletedProcess[str]:
+        line = [script(launcher, "launcher.py"), script(TRAINING, "training.py"), str(tmp_path / "out")]
         return everstep("run", "--standalone", "--name", "job", *options, *line, timeout=90, **how)
 
     return run
@@ -62,13 +80,40 @@ def test_a_training_that_is_killed_before_its_last_step_is_restarted(launched, e
     assert told in explained and "trainer-vanished" in explained, explained
 
 
+@pytest.mark.parametrize("launcher", CLAIMS)
+def test_a_launcher_that_uses_everstep_itself_does_not_hide_a_killed_training(launched, launcher):
+    done = launched(launcher=CLAIMS[launcher], COUNTED="1", EARLY=KILLED)
+    assert done.returncode == 0 and "restart 1" in done.stderr, done.stderr
+    assert f"process {_killed(done)}, which trained in its place, had ended at step 7 of 12" in done.stderr, done.stderr
+    assert "step 12" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("launcher", CLAIMS)
+def test_a_launcher_that_uses_everstep_itself_does_not_hide_an_unknown_end(launched, launcher):
+    done = launched(launcher=CLAIMS[launcher], EARLY=KILLED)
+    assert done.returncode == 0, done.stderr
+    assert f"process {_killed(done)}, which trained up to step 7 as rank 0" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("end", ["", "if step == 7: sys.exit(0)", "if step == 7: os._exit(0)"])
+def test_a_training_in_a_forked_process_ends_as_it_likes(launched, end):
+    done = launched(launcher=FORKS, COUNTED="1", EARLY=end)
+    assert done.returncode == 0 and "done:" in done.stderr and "process " not in done.stderr, done.stderr
+    assert done.stdout.count("step 1\n") == 1 and ("step 8" in done.stdout) == (not end), done.stdout
+
+
+def test_a_killed_training_in_a_forked_process_is_restarted(launched):
+    done = launched(launcher=FORKS, COUNTED="1", EARLY=KILLED)
+    assert done.returncode == 0 and "restart 1" in done.stderr and "step 12" in done.stdout, done.stderr
+
+
 def test_a_training_that_cannot_be_restarted_fails_the_job(launched):
     done = launched("--max-restarts", "0", COUNTED="1", EARLY=KILLED)
     assert done.returncode == 1 and "at step 7 of 12" in done.stderr, done.stderr
     assert "done:" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("early", [KILLED, "if step == 7: print('killed', os.getpid(), flush=True), os._exit(0)"])
+@pytest.mark.parametrize("early", [KILLED, "if step == 7: print('killed', os.getpid(), flush=True), os._exit(3)"])
 def test_a_training_without_a_known_last_step_is_warned_about(launched, everstep, early):
     done = launched(EARLY=early)
     assert done.returncode == 0 and "done: 7 steps" in done.stderr, done.stderr
@@ -84,7 +129,9 @@ ENDS = {
     "counted": {"COUNTED": "1"},
     "counted-os-exit": {"COUNTED": "1", "END": "os._exit(0)"},
     "counted-left-early": {"COUNTED": "1", "EARLY": "if step == 7: sys.exit(0)"},
+    "counted-left-early-os-exit": {"COUNTED": "1", "EARLY": "if step == 7: os._exit(0)"},
     "uncounted": {},
+    "uncounted-left-early-os-exit": {"EARLY": "if step == 7: os._exit(0)"},
     "failed": {"END": "sys.exit(3)"},
 }
 

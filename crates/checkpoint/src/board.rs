@@ -82,7 +82,8 @@ words! {
     /// 1 once the worker writes down its stacks when it is asked to.
     Stacks = 22,
     /// The script is over: 1 once its interpreter shuts down, 2 once something called `os._exit` in that;
-    /// 256 and its exit code once the interpreter of a script that has failed shuts down.
+    /// 3 once something called `os._exit(0)` before that; 256 and its exit code once the interpreter of a script that
+    /// has failed shuts down.
     ShuttingDown = 23,
     /// From the agent: wait at the end of this step, plus 1, for the next world; 0: go on.
     HoldAt = 28,
@@ -138,6 +139,8 @@ words! {
     Total = 49,
     /// Backward passes since the last completed step.
     Passes = 50,
+    /// The pid namespace of the process that has claimed the page; 0: not known.
+    PidNamespace = 51,
 }
 
 /// What a section is, for the ledger.
@@ -249,6 +252,7 @@ impl Board {
         let trains = self.get(Word::StepKnown) == 1;
         let free = |known: u64| (known == own || !trains || !process::lives(known)).then_some(own);
         let Ok(before) = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, free) else { return false };
+        self.set(Word::PidNamespace, process::namespace());
         if before != 0 && before != own {
             // What the earlier process was doing when it ended says nothing about this one.
             let of_its_end = [Word::ShuttingDown, Word::Total, Word::Passes];
@@ -257,6 +261,23 @@ impl Board {
             }
         }
         true
+    }
+
+    /// Whether this process, which has claimed the page, is still the one that it is of; false in a forked child.
+    #[must_use]
+    pub fn is_mine(&self) -> bool {
+        // No other process can have claimed it with this number since.
+        self.is_of(std::process::id())
+    }
+
+    /// Whether the process that has claimed the page has not ended. `None` if nobody has claimed it, or if this process
+    /// cannot tell: the number means another process, or none, in another pid namespace (a container).
+    #[must_use]
+    pub fn worker_lives(&self) -> Option<bool> {
+        let worker = self.get(Word::Worker);
+        let namespace = self.get(Word::PidNamespace);
+        let known = process::is_complete(worker) && namespace != 0 && namespace == process::namespace();
+        known.then(|| process::lives(worker))
     }
 
     /// Whether the process that has claimed the page has this number; false also if nobody has.
@@ -422,5 +443,24 @@ mod tests {
         assert_eq!(worker.get(Word::StopRequested), 15);
         std::fs::write(&path, [0u8; 4096]).unwrap();
         assert!(Board::open(&path).is_err());
+    }
+
+    #[test]
+    fn a_worker_is_known_to_have_ended_only_if_it_can_be_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let board = Board::create(&dir.path().join("board"), 7).unwrap();
+        assert_eq!((board.worker_lives(), board.is_mine()), (None, false), "nobody has claimed it");
+        assert!(board.claim() && board.is_mine());
+        assert_eq!(board.worker_lives(), Some(true));
+        let own = board.get(Word::Worker);
+        board.set(Word::Worker, own ^ (1 << 32));
+        assert_eq!(board.worker_lives(), Some(false), "another process had this number");
+        board.set(Word::PidNamespace, board.get(Word::PidNamespace) + 1);
+        assert_eq!(board.worker_lives(), None, "in another namespace");
+        board.set(Word::PidNamespace, 0);
+        assert_eq!(board.worker_lives(), None);
+        assert!(board.claim());
+        board.set(Word::Worker, own & u64::from(u32::MAX));
+        assert_eq!(board.worker_lives(), None, "not known when it was started");
     }
 }

@@ -1,6 +1,7 @@
 //! Processes of this machine, told apart although their numbers are used again.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 
 /// When a process was started, in clock ticks since the machine was; `None` if there is none, or if it has ended and has not been
 /// waited for yet.
@@ -25,6 +26,16 @@ pub(crate) fn this() -> u64 {
 /// The number of the process.
 pub(crate) fn number(process: u64) -> u32 {
     (process & u64::from(u32::MAX)) as u32
+}
+
+/// Whether the word describes a process and says when it was started.
+pub(crate) fn is_complete(process: u64) -> bool {
+    number(process) != 0 && process >> 32 != 0
+}
+
+/// The pid namespace of this process, in which its number means this process; 0 if it is not known.
+pub(crate) fn namespace() -> u64 {
+    fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
 }
 
 /// Whether a process that [`this`] has described has not ended.

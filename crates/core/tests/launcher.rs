@@ -93,7 +93,58 @@ fn a_launcher_that_starts_the_training_again_is_judged_by_its_last_attempt() {
     assert_eq!(how(&reports), Some(&HowEnded::Exited));
     // Killed before it had made a step of its own: the first attempt was not at its end, either.
     let reports = reported(&[seen(7, None, true), again(7, true)]);
-    assert_eq!(how(&reports), Some(&HowEnded::Unconfirmed { pid: 71 }));
+    assert_eq!(how(&reports), Some(&HowEnded::Unconfirmed { pid: 70 }));
+}
+
+/// What is seen of process 71, which came after process 70. It goes on from step 5.
+fn later(step: u64, total: Option<u64>, vanished: bool) -> Observation {
+    Observation { trainer: Some(Trainer { pid: 71, vanished }), restored: 5, ..seen(step, total, vanished) }
+}
+
+/// What is seen of an evaluation that came after process 70 and leaves its numbers as they were.
+fn evaluation(vanished: bool) -> Observation {
+    Observation { restored: 0, ..later(7, None, vanished) }
+}
+
+#[test]
+fn an_evaluation_does_not_hide_a_training_that_vanished_before_it() {
+    for vanished in [false, true] {
+        let reports = reported(&[seen(6, Some(20), false), seen(7, Some(20), true), evaluation(vanished)]);
+        assert!(is_cut_short(&reports), "{reports:?}");
+        let total = |r: &Report| matches!(r, Report::WorkerFailed { failure, .. } if failure.total == Some(Step(20)));
+        assert!(reports.iter().any(total), "{reports:?}");
+        let reports = reported(&[seen(7, None, true), evaluation(vanished)]);
+        assert_eq!(how(&reports), Some(&HowEnded::Unconfirmed { pid: 70 }));
+    }
+    // The launched process may evaluate itself.
+    let itself = Observation { trainer: None, ..evaluation(false) };
+    assert!(is_cut_short(&reported(&[seen(7, Some(20), true), itself])));
+}
+
+#[test]
+fn a_later_process_may_complete_what_one_that_vanished_has_left() {
+    let restored = later(5, Some(20), false);
+    let complete: [&[Observation]; 4] = [
+        &[restored, later(20, Some(20), true)],
+        // It has stopped early, as it chose, and was evaluated.
+        &[restored, later(9, Some(20), false)],
+        &[restored, later(9, Some(20), false), Observation { restored: 5, ..seen(9, None, true) }],
+        // Back to where the first one was.
+        &[restored, later(6, Some(20), false), later(7, Some(20), false)],
+    ];
+    for later in complete {
+        let all = [&[seen(7, Some(20), true)], later].concat();
+        assert_eq!(how(&reported(&all)), Some(&HowEnded::Exited), "{later:?}");
+    }
+    // Another training, which says nothing about the first.
+    let another = [seen(7, Some(20), true), restored, later(6, Some(6), false)];
+    assert!(is_cut_short(&reported(&another)));
+    // It has restored a checkpoint, and trained no step.
+    assert!(is_cut_short(&reported(&[seen(7, Some(20), true), later(5, Some(20), false)])));
+    let reports = reported(&[seen(7, None, true), later(5, None, false)]);
+    assert_eq!(how(&reports), Some(&HowEnded::Unconfirmed { pid: 70 }));
+    let reports = reported(&[seen(7, None, true), later(5, None, false), later(7, None, false)]);
+    assert_eq!(how(&reports), Some(&HowEnded::Exited));
 }
 
 #[test]

@@ -2,8 +2,7 @@
 //! evidence.
 
 use super::observation::{Observation, Script};
-use super::trainer::{Behind, Trainers};
-use crate::id::Step;
+use super::trainer::{HiddenEnd, Trainers};
 use crate::message::{Extent, HangEvidence, Outcome};
 use crate::spec::Ladder;
 use crate::time::Time;
@@ -74,8 +73,7 @@ impl Watch {
     /// Returns how far the worker's training has come.
     #[must_use]
     pub fn extent(&self) -> Extent {
-        let Some(o) = self.last else { return Extent::default() };
-        Extent { step: o.step.map(Step), total: o.total.map(Step), passes: o.passes }
+        self.last.map_or_else(Extent::default, |last| self.trainers.extent(&last))
     }
 
     /// Returns the step that the worker continued from, if known and a step was completed since.
@@ -137,8 +135,8 @@ impl Watch {
 
     /// Returns how training ended if the launched process exits with 0 now.
     #[must_use]
-    pub fn behind(&self) -> Behind {
-        self.trainers.behind(self.last.as_ref())
+    pub fn hidden_end(&self) -> HiddenEnd {
+        self.trainers.hidden_end(self.last.as_ref())
     }
 
     /// Returns whether the worker has completed a step that it did not restore.

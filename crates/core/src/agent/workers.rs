@@ -3,7 +3,7 @@
 use super::command::Command;
 use super::event::{Event, Words};
 use super::observation::Observation;
-use super::trainer::Behind;
+use super::trainer::HiddenEnd;
 use super::watch::{Silence, Watch};
 use super::{Agent, Crew, Stopping};
 use crate::id::{Generation, Rank, Step};
@@ -280,13 +280,13 @@ impl Agent {
         let Some(watch) = crew.alive.remove(&local_rank) else { return };
         let (extent, of_process) = (watch.extent(), outcome);
         let outcome = watch.of_script(of_process);
-        let behind = if of_process == Outcome::Code(0) { watch.behind() } else { Behind::Well };
-        let (well, cause) = match behind {
-            Behind::CutShort(pid) => (false, Cause::TrainerVanished { pid }),
+        let hidden = if of_process == Outcome::Code(0) { watch.hidden_end() } else { HiddenEnd::Normal };
+        let (well, cause) = match hidden {
+            HiddenEnd::CutShort(pid) => (false, Cause::TrainerVanished { pid }),
             _ => (outcome == Outcome::Code(0), Cause::Exited(outcome)),
         };
-        let exited = match behind {
-            Behind::Unconfirmed(pid) => HowEnded::Unconfirmed { pid },
+        let exited = match hidden {
+            HiddenEnd::Unconfirmed(pid) => HowEnded::Unconfirmed { pid },
             _ => HowEnded::Exited,
         };
         let words = if outcome == of_process { words } else { words.without_crash() };

@@ -20,9 +20,8 @@ fn process_state(pid: u32) -> Option<(char, u64)> {
 fn trainer(launched: u32, board: &Board) -> Option<Trainer> {
     // The process in the low half, when it was started in the other.
     let pid = (board.get(Word::Worker) & u64::from(u32::MAX)) as u32;
-    let lives = || process_state(pid).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'));
     // Whatever it wrote, it wrote before it ended; another process may have claimed the board since.
-    let vanished = || !lives() && board.get(Word::ShuttingDown) == 0 && board.is_of(pid);
+    let vanished = || board.worker_lives() == Some(false) && board.get(Word::ShuttingDown) == 0 && board.is_of(pid);
     (pid != 0 && pid != launched).then(|| Trainer { pid, vanished: vanished() })
 }
 
@@ -94,5 +93,31 @@ pub fn progress(rank: u32, pid: u32, board: &Board, seen: &Observation) -> RankP
         sealed: board.get(Word::Sealed).checked_sub(1),
         counted: !seen.numbered,
         doing,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_process_that_is_known_to_have_ended_has_vanished() {
+        let dir = tempfile::tempdir().unwrap();
+        let board = Board::create(&dir.path().join("board"), 1).unwrap();
+        assert_eq!(trainer(1, &board), None, "nobody has claimed it");
+        assert!(board.claim());
+        let own = std::process::id();
+        assert_eq!(trainer(own, &board), None, "the launched process");
+        assert_eq!(trainer(1, &board), Some(Trainer { pid: own, vanished: false }));
+        // Another process, which has ended, had this number.
+        board.set(Word::Worker, board.get(Word::Worker) ^ (1 << 32));
+        assert_eq!(trainer(1, &board), Some(Trainer { pid: own, vanished: true }));
+        board.set(Word::ShuttingDown, 3);
+        assert_eq!(trainer(1, &board), Some(Trainer { pid: own, vanished: false }));
+        board.set(Word::ShuttingDown, 0);
+        // A container has numbers of its own.
+        board.set(Word::PidNamespace, board.get(Word::PidNamespace) + 1);
+        assert_eq!(trainer(1, &board), Some(Trainer { pid: own, vanished: false }));
     }
 }
