@@ -26,7 +26,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-#: Seconds for a collective of two nodes, set-up included: over sockets, where it takes 3 s on a machine that is busy, over NCCL.
+#: Seconds for a collective of two nodes, set-up included, over sockets and over NCCL. On a busy machine, 3 s are not enough for sockets.
 _PAIR_SECONDS = {"gloo": 10.0, "nccl": 45.0}
 #: Seconds of multiplying and of copying: longer than a period of the scheduler's quota (0.1 s).
 _COMPUTE_SECONDS, _MEMORY_SECONDS = 0.4, 0.2

@@ -401,7 +401,7 @@ def _script_is_over(worker: _Worker) -> None:
 
 
 def _watch_os_exit(board: Board) -> None:
-    """``os._exit`` ends a process at once, which is no crash: this is how a forked ``multiprocessing.Process`` ends."""
+    """Records that ``os._exit`` ends this process, which is no crash: a forked ``multiprocessing.Process`` ends like that."""
     leave = os._exit
 
     @functools.wraps(leave)

@@ -280,10 +280,16 @@ impl Board {
         known.then(|| process::lives(worker))
     }
 
+    /// The number of the process that has claimed the page; 0 if nobody has.
+    #[must_use]
+    pub fn worker(&self) -> u32 {
+        process::number(self.get(Word::Worker))
+    }
+
     /// Whether the process that has claimed the page has this number; false also if nobody has.
     #[must_use]
     pub fn is_of(&self, pid: u32) -> bool {
-        process::number(self.get(Word::Worker)) == pid
+        self.worker() == pid
     }
 
     /// Reads a word.

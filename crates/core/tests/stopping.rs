@@ -70,20 +70,6 @@ fn it_waits_for_ranks_that_may_have_work_to_save() {
     }
 }
 
-/// Orders that node 0 gets while the store takes nothing, and whether the coordinator is idle once it is gone.
-fn stopped_without_store(milliseconds: u64) -> (Vec<Order>, bool) {
-    let mut scene = job();
-    scene.store_fails = true;
-    scene.says(0, Report::StopRequested { signal: 15, at: None });
-    (0..2).for_each(|node| stops(&mut scene, node));
-    scene.sent.clear();
-    scene.passes(milliseconds);
-    let sent = scene.sent.clone();
-    (0..2).for_each(|node| scene.leaves(node));
-    scene.passes(if sent.is_empty() { 0 } else { 30_000 });
-    (sent, scene.core.idle())
-}
-
 #[test]
 fn a_coordinator_that_did_not_decide_itself_lets_ranks_save() {
     let mut scene = job();
@@ -101,6 +87,20 @@ fn a_coordinator_that_did_not_decide_itself_lets_ranks_save() {
     scene.says(0, Report::StopRequested { signal: 15, at: None });
     stops(&mut scene, 1);
     assert!(scene.over().is_none());
+}
+
+/// Orders that node 0 gets while the store takes nothing, and whether the coordinator is idle once it is gone.
+fn stopped_without_store(milliseconds: u64) -> (Vec<Order>, bool) {
+    let mut scene = job();
+    scene.store_fails = true;
+    scene.says(0, Report::StopRequested { signal: 15, at: None });
+    (0..2).for_each(|node| stops(&mut scene, node));
+    scene.sent.clear();
+    scene.passes(milliseconds);
+    let sent = scene.sent.clone();
+    (0..2).for_each(|node| scene.leaves(node));
+    scene.passes(if sent.is_empty() { 0 } else { 30_000 });
+    (sent, scene.core.idle())
 }
 
 #[test]

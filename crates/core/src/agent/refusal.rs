@@ -25,22 +25,26 @@ impl Agent {
         self.report_refusal();
     }
 
+    /// Returns the refusal of a job that nobody has ended yet.
+    fn pending_refusal(&self) -> Option<&Refusal> {
+        self.refusal.as_ref().filter(|_| self.over.is_none())
+    }
+
     /// Sends the report, now and on each new connection.
     pub(super) fn report_refusal(&mut self) {
-        if let Some(Refusal { code, why, .. }) = self.refusal.clone().filter(|_| self.over.is_none()) {
+        if let Some(Refusal { code, why, .. }) = self.pending_refusal().cloned() {
             self.send(Report::Refused { code, why });
         }
     }
 
     /// Returns when this agent stops waiting for the end of the refused job.
     pub(super) fn refusal_until(&self) -> Option<Time> {
-        self.refusal.as_ref().filter(|_| self.over.is_none()).map(|r| r.until)
+        self.pending_refusal().map(|r| r.until)
     }
 
     /// Ends this agent if nobody has ended the refused job.
     pub(super) fn end_refused(&mut self, now: Time) {
-        let due = self.refusal_until().is_some_and(|until| now >= until);
-        if let Some(Refusal { code, why, .. }) = self.refusal.clone().filter(|_| due) {
+        if let Some(Refusal { code, why, .. }) = self.pending_refusal().filter(|r| now >= r.until).cloned() {
             self.end(now, code, why);
         }
     }

@@ -281,23 +281,21 @@ impl Agent {
         let (extent, of_process) = (watch.extent(), outcome);
         let outcome = watch.of_script(of_process);
         let hidden = if of_process == Outcome::Code(0) { watch.hidden_end() } else { HiddenEnd::Normal };
-        let (well, cause) = match hidden {
-            HiddenEnd::CutShort(pid) => (false, Cause::TrainerVanished { pid }),
-            _ => (outcome == Outcome::Code(0), Cause::Exited(outcome)),
-        };
-        let exited = match hidden {
-            HiddenEnd::Unconfirmed(pid) => HowEnded::Unconfirmed { pid },
-            _ => HowEnded::Exited,
+        let exited_well = outcome == Outcome::Code(0);
+        let (well, cause, exited) = match hidden {
+            HiddenEnd::CutShort(pid) => (false, Cause::TrainerVanished { pid }, HowEnded::Exited),
+            HiddenEnd::Unconfirmed(pid) => (exited_well, Cause::Exited(outcome), HowEnded::Unconfirmed { pid }),
+            HiddenEnd::Normal => (exited_well, Cause::Exited(outcome), HowEnded::Exited),
         };
         let words = if outcome == of_process { words } else { words.without_crash() };
         crew.progressed |= watch.has_new_step();
         crew.exited_at.insert(local_rank, watch.step());
         let nobody_left = crew.alive.is_empty();
         let was_over = watch.was_over(outcome);
-        let how = match () {
-            () if crew.stopping.is_some() => End::Stopped,
-            () if well || was_over => End::Well,
-            () => End::Failed,
+        let how = match crew.stopping {
+            Some(_) => End::Stopped,
+            None if well || was_over => End::Well,
+            None => End::Failed,
         };
         self.book.ended(self.now.micros(), local_rank, how);
         crew.raised.remove(&local_rank);

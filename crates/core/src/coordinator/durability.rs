@@ -73,12 +73,9 @@ impl Job {
             return;
         }
         self.shards.add_offer(rank, offers);
-        match self.record.restored.last() {
-            Some((g, step)) if *g == generation => {
-                let step = *step;
-                self.decided_before(now, node, step, out);
-            }
-            _ => self.decide(now, out),
+        match self.record.restored_by(generation) {
+            Some(step) => self.decided_before(now, node, step, out),
+            None => self.decide(now, out),
         }
     }
 

@@ -71,14 +71,20 @@ impl Job {
         if let HowEnded::Crashed(failure) = &ended.how {
             return self.late_crash(now, node, failure, None, out);
         }
-        let is_over = matches!(ended.how, HowEnded::Exited | HowEnded::Unconfirmed { .. });
+        let process = self.script_over(node, ended, out);
+        self.settle_held(now, out);
+        self.ending.wait_longer(now, process);
+        self.finish();
+    }
+
+    /// Records that a rank's script is over. Returns whether its process is, too.
+    fn script_over(&mut self, node: &NodeId, ended: &Ended, out: &mut Output) -> bool {
         if let HowEnded::Unconfirmed { pid } = ended.how {
             self.unconfirmed(node, ended, pid, out);
         }
-        self.ending.add_over(ended.rank, ended.extent(), is_over);
-        self.settle_held(now, out);
-        self.ending.wait_longer(now, is_over);
-        self.finish();
+        let process = !matches!(ended.how, HowEnded::ShuttingDown);
+        self.ending.add_over(ended.rank, ended.extent(), process);
+        process
     }
 
     /// Reports an end that only the launched program's exit code shows, once: the job keeps that exit
@@ -107,10 +113,7 @@ impl Job {
     fn had_ended(&mut self, node: &NodeId, ended: &Ended, out: &mut Output) {
         let consequence = self.evidence.blame().filter(Blame::is_consequence).and_then(|b| b.failure);
         let Some(failure) = consequence.filter(|_| !matches!(ended.how, HowEnded::Crashed(_))) else { return };
-        if let HowEnded::Unconfirmed { pid } = ended.how {
-            self.unconfirmed(node, ended, pid, out);
-        }
-        self.ending.add_over(ended.rank, ended.extent(), !matches!(ended.how, HowEnded::ShuttingDown));
+        self.script_over(node, ended, out);
         let finished = self.evidence.inquiry().is_some_and(|i| self.all_had_ended(i));
         let end = if finished {
             let why = format!(

@@ -127,14 +127,14 @@ impl Job {
         let generation = self.record.generation;
         let Some(hello) = self.nodes.get(id).map(|n| &n.hello) else { return };
         let (incarnation, seen) = (hello.incarnation, hello.seen);
-        let runs = running.as_ref().is_some_and(|r| r.generation == generation);
-        if !runs && matches!(&self.phase, Phase::Training { finished, .. } if finished.contains(id)) {
+        let running = running.filter(|r| r.generation == generation);
+        if running.is_none() && matches!(&self.phase, Phase::Training { finished, .. } if finished.contains(id)) {
             // Its ranks had ended before it was lost, or before its agent was started again.
             return;
         }
         if !self.record.is_member(id, incarnation) {
             self.member_lost(now, id, out);
-        } else if let Some(running) = running.filter(|r| r.generation == generation) {
+        } else if let Some(running) = running {
             if let Phase::Training { finished, .. } = &mut self.phase
                 && running.finished
             {

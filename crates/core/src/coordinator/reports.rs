@@ -99,9 +99,8 @@ impl Job {
         let Phase::Stopping { done, signal, .. } = &mut self.phase else { return };
         done.insert(node.clone());
         // Ranks that wait for the step to restore have done nothing yet, and a node that has stopped offers none.
-        // A coordinator that started after the decision does not know it, only that there was one.
-        let told = self.record.restored.last().is_some_and(|(g, _)| *g == self.record.generation);
-        let in_vain = self.shards.decision().is_none() && !told && self.shards.has_offers();
+        // The record has the decision even if an earlier life of the coordinator made it.
+        let in_vain = self.record.restored_by(self.record.generation).is_none() && self.shards.has_offers();
         if in_vain || self.record.world.slots.iter().all(|s| done.contains(&s.node)) {
             let signal = *signal;
             self.phase = Phase::stopped_by(signal);

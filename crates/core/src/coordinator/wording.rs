@@ -6,6 +6,9 @@ use crate::id::{NodeId, Rank, Step};
 use crate::message::{Cause, Failure, HangEvidence, Outcome};
 use crate::severity::Verdict;
 
+/// How a process ended that neither reached Python's normal exit nor chose to leave.
+const ABNORMALLY: &str = "without a normal exit (killed, crashed, or os._exit with a code other than 0)";
+
 fn nodes(ids: &[NodeId]) -> String {
     const SHOWN: usize = 5;
     let names: Vec<&str> = ids.iter().take(SHOWN).map(|id| id.0.as_str()).collect();
@@ -92,7 +95,7 @@ pub fn describe(node: &NodeId, failure: Option<&Failure>) -> String {
             let at = f.step.map_or_else(|| "before its first step".into(), |step| format!("at step {step}"));
             let of = f.total.map_or_else(String::new, |total| format!(" of {total}"));
             format!(
-                "exited with code 0, but process {pid}, which trained in its place, had ended {at}{of} without a normal exit (killed, crashed, or os._exit with a code other than 0)"
+                "exited with code 0, but process {pid}, which trained in its place, had ended {at}{of} {ABNORMALLY}"
             )
         }
         Cause::NotStarted | Cause::Fenced => "could not be started".into(),
@@ -109,9 +112,8 @@ pub fn describe(node: &NodeId, failure: Option<&Failure>) -> String {
 pub fn unconfirmed(node: &NodeId, rank: Rank, pid: u32, step: Option<Step>) -> String {
     let at = step.map_or_else(String::new, |step| format!(" up to step {step}"));
     format!(
-        "process {pid}, which trained{at} as rank {rank} on node {node}, ended without a normal exit (killed, crashed, or os._exit \
-         with a code other than 0), and the launched program exited with code 0; whether the training finished is not known: let the launched program \
-         return the exit code of the training"
+        "process {pid}, which trained{at} as rank {rank} on node {node}, ended {ABNORMALLY}, and the launched program exited with \
+         code 0; whether the training finished is not known: let the launched program return the exit code of the training"
     )
 }
 

@@ -18,8 +18,7 @@ fn process_state(pid: u32) -> Option<(char, u64)> {
 
 /// Returns the process that has claimed the step board in place of the launched one.
 fn trainer(launched: u32, board: &Board) -> Option<Trainer> {
-    // The process in the low half, when it was started in the other.
-    let pid = (board.get(Word::Worker) & u64::from(u32::MAX)) as u32;
+    let pid = board.worker();
     // Whatever it wrote, it wrote before it ended; another process may have claimed the board since.
     let vanished = || board.worker_lives() == Some(false) && board.get(Word::ShuttingDown) == 0 && board.is_of(pid);
     (pid != 0 && pid != launched).then(|| Trainer { pid, vanished: vanished() })

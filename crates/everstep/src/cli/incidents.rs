@@ -69,7 +69,7 @@ enum Command {
     },
 }
 
-/// A job's incidents, and what else is to be said about its latest run.
+/// A job's incidents, and other notes on its latest run.
 struct Of {
     told: facts::Told,
     incidents: Vec<Incident>,
@@ -119,7 +119,7 @@ fn one(o: &Explain, or_notes: bool) -> Result<One, Failure> {
     Ok(One { told, incident: Some(found), notes })
 }
 
-/// Prints one incident, and what else is to be said about the run.
+/// Prints one incident, and the notes on the run.
 pub fn explain(o: &Explain) -> Result<i32, Failure> {
     let One { told, incident, notes } = one(o, true)?;
     let job = told.job;

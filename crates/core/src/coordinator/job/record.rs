@@ -214,6 +214,11 @@ impl JobRecord {
         true
     }
 
+    /// Returns which step the generation restores, if that was decided; 0 for a fresh start.
+    pub(crate) fn restored_by(&self, generation: Generation) -> Option<Step> {
+        self.restored.last().filter(|(g, _)| *g == generation).map(|(_, step)| *step)
+    }
+
     /// Remembers which step a generation restores.
     pub(crate) fn add_restore(&mut self, generation: Generation, step: Step) {
         remember(&mut self.restored, (generation, step));
