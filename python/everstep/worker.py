@@ -252,6 +252,10 @@ class _Worker:
 
     def _note(self, step: int) -> None:
         now = time.perf_counter_ns()
+        if not self.noted_imports:
+            # A program that the script has started meanwhile (a data loader) may have claimed the board. It gives way
+            # only as long as no step is known.
+            self.board.claim()  # type: ignore[union-attr]
         wall = now - self.step_began
         # From the last gradient of its own to the update, a rank waits for the others' gradients.
         gradients, self.gradients_at = self.gradients_at, 0
@@ -261,8 +265,6 @@ class _Worker:
             self.watches_data = loading.watch(self)
         if not self.noted_imports:
             self.noted_imports = True
-            # A program that the script has started meanwhile may have claimed it.
-            self.board.claim()  # type: ignore[union-attr]
             imports.note(os.environ.get("EVERSTEP_BOARD", ""))
         self.step_began = now
 

@@ -115,6 +115,28 @@ def test_a_program_that_starts_the_training_leaves_the_rank_to_it(everstep, scri
     assert "start 20" in done.stdout and "end 30" in done.stdout, (done.stdout, done.stderr)
 
 
+def test_a_helper_from_before_the_first_step_is_not_the_rank(everstep, script) -> None:
+    program = script(
+        """
+import atexit, os, subprocess, sys
+atexit.register(os.abort)  # torch does that now and then when the interpreter shuts down
+import torch
+line = [sys.executable, "-c", "import everstep; everstep.heartbeat(); print('ready', flush=True); input()"]
+helper = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+assert helper.stdout.readline() == "ready\\n"
+model = torch.nn.Linear(3, 3)
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(1, 6):
+    model(torch.randn(2, 3)).sum().backward()
+    optimizer.step()
+print("trained", flush=True)
+"""
+    )
+    done = everstep("run", "--standalone", "--max-restarts", "1", program, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained") == 1 and "counts as finished" in done.stderr, (done.stdout, done.stderr)
+
+
 def test_reading_a_checkpoint_writes_none(tmp_path) -> None:
     import torch
 
