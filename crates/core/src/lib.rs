@@ -14,6 +14,7 @@
 pub mod agent;
 pub mod coordinator;
 pub mod digests;
+pub mod exit_code;
 pub mod failure;
 pub mod frequency;
 pub mod health;

@@ -19,6 +19,7 @@ use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::command::{Command, Fact, Precondition};
 use everstep_core::coordinator::event::{Event, StoreFailure, Version};
 use everstep_core::coordinator::finding::Finding;
+use everstep_core::exit_code::ExitCode;
 use everstep_core::id::{Epoch, Generation, JobId, PersistId, Session};
 use everstep_core::keep_alive::{CHECK_EVERY, Due, KeepAlive};
 use everstep_core::linger::{Linger, Needs};
@@ -114,7 +115,7 @@ pub async fn run(
     provisioner: Option<PathBuf>,
     (known, detector): (Option<Problem>, Ready),
 ) -> Result<(), StartError> {
-    let fail = |why: String| StartError { code: 78, why };
+    let fail = |why: String| StartError { code: ExitCode::Refused.number(), why };
     let Some(_lock) = exclusive::alone(directory).await.map_err(fail)? else { return Ok(()) };
     let token = match token_file {
         Some(path) => Token::read(path),
@@ -303,7 +304,7 @@ impl Driver {
                 let why = format!(
                     "this agent speaks version {version}, the coordinator {VERSION}; install one everstep version on all nodes"
                 );
-                self.send(session, Order::Refused { why, code: 78 });
+                self.send(session, Order::Refused { why, code: ExitCode::Refused.number() });
             }
             ToCoordinator::Stacks { generation, stacks } => {
                 if let Some(job) = peer.job.clone() {

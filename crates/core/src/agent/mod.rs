@@ -16,7 +16,7 @@ pub mod trainer;
 pub mod watch;
 mod workers;
 
-use crate::coordinator::incident::EXIT_FAILED;
+use crate::exit_code::ExitCode;
 use crate::id::{Epoch, Generation, Incarnation, NodeId, Rank, Step};
 use crate::ledger::{Account, Book};
 use crate::message::{Checked, Ended, Failure, Hello, Place, Report, Running, Slot};
@@ -29,11 +29,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use watch::Watch;
-
-/// Exit code when no coordinator could be reached.
-pub const EXIT_NO_COORDINATOR: i32 = 69;
-/// Exit code that asks the scheduler to requeue the job.
-pub const EXIT_REQUEUE: i32 = 75;
 
 /// The configuration of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -364,14 +359,14 @@ impl Agent {
             let why = format!(
                 "no coordinator answered within {waited} s; check --rdzv-endpoint, and that the node it names is up"
             );
-            return self.end(now, EXIT_NO_COORDINATOR, why);
+            return self.end(now, ExitCode::Unavailable.number(), why);
         }
         if now >= self.gives_up_at() {
             let waited = now.since(self.alone_since).as_secs();
             let why = format!(
                 "no coordinator for {waited} s; memory checkpoints stay on this node, start the job again to resume"
             );
-            return self.end(now, EXIT_REQUEUE, why);
+            return self.end(now, ExitCode::Requeue.number(), why);
         }
         self.queued = None;
         let Some(generation) = self.crew.as_ref().filter(|c| !c.killing && !c.finished).map(|c| c.generation) else {
@@ -391,7 +386,12 @@ impl Agent {
         let ladder = self.config.spec.ladder();
         match &mut self.crew {
             // Other ranks may be failing right now: their tracebacks and error files matter, too.
-            Some(crew) if code == EXIT_FAILED && crew.stopping.is_none() && !crew.killing && !crew.alive.is_empty() => {
+            Some(crew)
+                if code == ExitCode::Failed.number()
+                    && crew.stopping.is_none()
+                    && !crew.killing
+                    && !crew.alive.is_empty() =>
+            {
                 crew.stopping = Some(Stopping { until: now.after(ladder.last_words), grace: ladder.fence_grace });
             }
             Some(crew) => {

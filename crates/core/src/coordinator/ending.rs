@@ -18,10 +18,10 @@
 //! step. Nor does a killed process, because its end has nothing to do with the script.
 
 use super::command::Fact;
-use super::incident::EXIT_FAILED;
 use super::job::{Blame, Inquiry, Job, Phase};
 use super::output::Output;
 use super::wording::{describe, unconfirmed};
+use crate::exit_code::ExitCode;
 use crate::id::{Generation, NodeId, Rank};
 use crate::message::{Cause, Ended, Failure, HowEnded, Outcome, Slot};
 use crate::severity::Scope;
@@ -186,7 +186,10 @@ impl Job {
         let slots = &self.record.world.slots;
         finished.extend(slots.iter().filter(|s| self.ending.is_over(s)).map(|s| s.node.clone()));
         if slots.iter().all(|s| finished.contains(&s.node)) {
-            self.phase = Phase::Over { code: 0, why: format!("all workers finished{}", self.ending.notes()) };
+            self.phase = Phase::Over {
+                code: ExitCode::Done.number(),
+                why: format!("all workers finished{}", self.ending.notes()),
+            };
         }
     }
 
@@ -227,7 +230,7 @@ impl Job {
             let why = format!(
                 "{how}: the training is not finished, and a restart would do again what rank {with} has done (to restart anyway, give --max-restarts N)"
             );
-            (EXIT_FAILED, why)
+            (ExitCode::Failed.number(), why)
         })
     }
 
@@ -241,7 +244,7 @@ impl Job {
         (exception && own && !failure.verdict.follows && !counted && !self.record.checkpointed).then(|| {
             let why = "the script ended with an error of its own and no rank has used an everstep.CheckpointManager, so a \
                        restart would begin at its first step again (to restart anyway, give --max-restarts N)";
-            (EXIT_FAILED, why.into())
+            (ExitCode::Failed.number(), why.into())
         })
     }
 }

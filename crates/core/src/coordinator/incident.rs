@@ -5,18 +5,12 @@ use super::job::{Job, Phase};
 use super::output::Output;
 use super::wording::describe;
 use crate::digests::Odd;
+use crate::exit_code::ExitCode;
 use crate::id::{Generation, NodeId, Rank, Step};
 use crate::message::{Cause, Failure, Order, Outcome};
 use crate::severity::Scope;
 use crate::slow::Change;
 use crate::time::Time;
-
-/// Exit code of a job that failed and is not restarted.
-pub const EXIT_FAILED: i32 = 1;
-/// Exit code that asks the scheduler to requeue the job.
-pub const EXIT_REQUEUE: i32 = 75;
-/// Exit code that asks the scheduler not to requeue the job: it would fail the same way.
-pub const EXIT_SAME_AGAIN: i32 = 93;
 
 impl Job {
     /// Returns why not to restart after the same error at the same step as last time: the script
@@ -60,9 +54,9 @@ impl Job {
                     self.record
                         .budget_allows(now, failure.as_ref().is_some_and(|f| f.cause != Cause::Fenced))
                         .err()
-                        .map(|why| (EXIT_FAILED, why))
+                        .map(|why| (ExitCode::Failed.number(), why))
                 },
-                |why| Some((EXIT_SAME_AGAIN, why)),
+                |why| Some((ExitCode::SameAgain.number(), why)),
             )
         });
         // Later reports may show that the script is not at fault.

@@ -2,9 +2,9 @@
 //! back after a restart of the coordinator.
 
 use super::command::{Fact, Reason};
-use super::incident::EXIT_REQUEUE;
 use super::job::{Job, Node, Phase};
 use super::output::Output;
+use crate::exit_code::ExitCode;
 use crate::id::{Epoch, Generation, NodeId, Session};
 use crate::message::{Hello, Order, Running};
 use crate::time::Time;
@@ -21,7 +21,7 @@ impl Job {
                     "node id {id} is already in use in job {} by an agent on {}; give each node its own --node-rank",
                     self.record.spec.job, known.hello.host
                 );
-                return out.send(session, Order::Refused { why, code: 78 });
+                return out.send(session, Order::Refused { why, code: ExitCode::Refused.number() });
             }
             if !same_life {
                 self.remove(now, &id, out);
@@ -226,7 +226,7 @@ impl Job {
                         patience.as_secs(),
                         self.barred_for_people()
                     );
-                    self.phase = Phase::Over { code: EXIT_REQUEUE, why };
+                    self.phase = Phase::Over { code: ExitCode::Requeue.number(), why };
                 }
             }
             Phase::Stopping { deadline, signal, .. } if now >= *deadline => {

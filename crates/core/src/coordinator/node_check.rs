@@ -11,17 +11,13 @@ use super::command::Fact;
 use super::found::Found;
 use super::job::{Checking, Job, Phase};
 use super::output::Output;
+use crate::exit_code::ExitCode;
 use crate::id::{Incarnation, NodeId};
 use crate::message::{Cause, Checked, Failure, HangEvidence, Order, Partner};
 use crate::node_check::Task;
 use crate::severity::{Table, Verdict};
 use crate::spec::CheckWhen;
 use crate::time::Time;
-
-/// Exit code of a check-only run that found something.
-const EXIT_FOUND: i32 = 1;
-/// Exit code of a check that could not be made.
-const EXIT_CANNOT: i32 = 78;
 
 impl Job {
     /// Starts a check of these nodes or continues it. Returns true if no world may form yet.
@@ -125,7 +121,7 @@ impl Job {
         self.check_done();
         let what = format!("the nodes cannot be checked: node {node}: {why}");
         if self.record.spec.check == CheckWhen::Only {
-            self.phase = Phase::Over { code: EXIT_CANNOT, why: what };
+            self.phase = Phase::Over { code: ExitCode::Refused.number(), why: what };
         } else {
             self.to_all(&Order::Notice { what: what.clone() }, out);
         }
@@ -157,7 +153,8 @@ impl Job {
             self.to_all(&Order::Notice { what: what.clone() }, out);
         }
         if only {
-            self.phase = Phase::Over { code: if clean { 0 } else { EXIT_FOUND }, why: what };
+            let code = if clean { ExitCode::Done } else { ExitCode::Failed }.number();
+            self.phase = Phase::Over { code, why: what };
             self.end(out);
         }
     }

@@ -11,6 +11,7 @@ use super::input::Input;
 use crate::coordinator::EndpointFile;
 use crate::places::{MAKE_ROOM, is_full};
 use everstep_core::agent::event::Event;
+use everstep_core::exit_code::ExitCode;
 use everstep_core::message::Order;
 use everstep_wire::client::{ConnectError, attach};
 use everstep_wire::envelope::ToAgent;
@@ -177,7 +178,7 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
             // The node that creates the token may start a moment later than this one.
             Err(e) if target.token_file.is_none() && e.kind() == std::io::ErrorKind::NotFound => {}
             Err(e) => {
-                let _ = inbox.send(Input::Fatal { code: 78, why: target.without_token(&e) });
+                let _ = inbox.send(Input::Fatal { code: ExitCode::Refused.number(), why: target.without_token(&e) });
                 return;
             }
         }
@@ -214,7 +215,7 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
                 let since = *tries.stranger.get_or_insert_with(Instant::now);
                 let patience = if matches!(e, ConnectError::Silent { .. }) { SILENT_STRANGER } else { STRANGER };
                 if !tries.attached && since.elapsed() > patience {
-                    let _ = inbox.send(Input::Fatal { code: 78, why: e.to_string() });
+                    let _ = inbox.send(Input::Fatal { code: ExitCode::Refused.number(), why: e.to_string() });
                     return;
                 }
             }
@@ -231,7 +232,7 @@ pub async fn run(target: Target, inbox: mpsc::UnboundedSender<Input>) {
             && let Err(why) = host.ensure(&target, other)
         {
             if !tries.attached {
-                let _ = inbox.send(Input::Fatal { code: 78, why });
+                let _ = inbox.send(Input::Fatal { code: ExitCode::Refused.number(), why });
                 return;
             }
             tries.failed(&why);
@@ -263,7 +264,7 @@ impl Host {
                 Ok(Some(status)) => {
                     self.process = None;
                     let last = last_words(&target.store, self.log_from);
-                    if status.code() == Some(78) {
+                    if status.code() == Some(ExitCode::Refused.number()) {
                         return Err(last.unwrap_or_else(|| {
                             let log = log_of(&target.store);
                             format!(

@@ -10,6 +10,7 @@ use everstep_checkpoint::arena::run_label;
 use everstep_checkpoint::persist::{self, Claim, ClaimError, Claimant, Target};
 use everstep_checkpoint::retain::Policy;
 use everstep_core::agent::event::Event;
+use everstep_core::exit_code::ExitCode;
 use everstep_core::id::Generation;
 use everstep_core::ownership::SILENCE;
 use everstep_wire::raw::from_text;
@@ -22,9 +23,6 @@ use tokio::sync::oneshot;
 
 /// How long the end of a job waits for storage to record the release.
 const RELEASE: Duration = Duration::from_secs(10);
-
-/// Exit code of a job that may not use its checkpoint directory.
-const EXIT_REFUSED: i32 = 78;
 
 /// The claims of one agent, by directory, each with whether this agent renews it.
 #[derive(Clone, Default)]
@@ -141,9 +139,13 @@ impl Driver {
                 let why = format!("everstep may not use the checkpoint directory: {e}");
                 match &e {
                     // First, so that the worker's end is not taken for a failure.
-                    ClaimError::Refused(_) => self.event(Event::Refused { code: EXIT_REFUSED, why }).await,
+                    ClaimError::Refused(_) => {
+                        self.event(Event::Refused { code: ExitCode::Refused.number(), why }).await;
+                    }
                     // This may be this node's trouble alone: the others, or a spare, go on without it.
-                    ClaimError::Io(..) => self.end = Some(End { code: EXIT_REFUSED, why, first_error: None }),
+                    ClaimError::Io(..) => {
+                        self.end = Some(End { code: ExitCode::Refused.number(), why, first_error: None });
+                    }
                 }
                 let _ = answer.send(Reply::Refused { why: e.to_string() });
             }

@@ -9,6 +9,7 @@ use everstep_checkpoint::arena::{Label, Pin};
 use everstep_checkpoint::board::{Board, EVERY_BITS, Word};
 use everstep_checkpoint::persist::Target;
 use everstep_core::agent::event::{Event, Words};
+use everstep_core::exit_code::ExitCode;
 use everstep_core::id::{Generation, Rank, Step};
 use everstep_core::message::{Outcome, Redundancy, ShardFile, Slot};
 use everstep_wire::worker::{Reply, Request};
@@ -240,7 +241,7 @@ impl Driver {
                 // Without its guard, this agent cannot keep its promises. End, so that the next one
                 // begins clean.
                 let why = "the guard process of this node was killed; start this node again".to_owned();
-                self.end = Some(End { code: 75, why, first_error: None });
+                self.end = Some(End { code: ExitCode::Requeue.number(), why, first_error: None });
             }
         }
     }

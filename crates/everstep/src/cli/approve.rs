@@ -2,6 +2,7 @@
 
 use super::{Failure, runtime, status};
 use clap::Args;
+use everstep_core::exit_code::ExitCode;
 use everstep_wire::output::Approved;
 use serde_json::json;
 
@@ -29,8 +30,8 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let answer = status::ask_coordinator(&runtime, &job, &path, Some(&json!({"request": request})))?;
     match serde_json::from_slice(&answer) {
         Ok(Approved::Approved(what)) => println!("{what}"),
-        Ok(Approved::Why(why)) => return Err(Failure { code: 1, why }),
-        Err(_) => return Err(Failure { code: 1, why: "the coordinator does not answer".into() }),
+        Ok(Approved::Why(why)) => return Err(Failure::new(ExitCode::Failed, why)),
+        Err(_) => return Err(Failure::new(ExitCode::Failed, "the coordinator does not answer")),
     }
     Ok(0)
 }

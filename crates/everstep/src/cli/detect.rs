@@ -6,6 +6,7 @@ use crate::detect::settings::{File, Kind, Ready, models};
 use crate::detect::table::{Described, Episode, Read, series};
 use crate::detect::{csv, parquet, picture, prometheus};
 use clap::{Args, Subcommand};
+use everstep_core::exit_code::ExitCode;
 use everstep_detector::Series;
 use everstep_detector::alarms::Alarm;
 use everstep_detector::calibrate::calibrated;
@@ -16,9 +17,6 @@ use everstep_wire::output::{self, Detected, Evaluated, FIRST};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-
-/// The exit code if a machine was reported.
-const EXIT_FOUND: i32 = 1;
 
 #[derive(Args, Clone, Debug)]
 pub struct Options {
@@ -304,7 +302,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
                 let machines: usize = read.episodes.iter().map(|e| e.machines.len()).sum();
                 println!("nobody of {machines} machines behaves unlike its peers");
             }
-            Ok(if nobody { 0 } else { EXIT_FOUND })
+            Ok(if nobody { ExitCode::Done } else { ExitCode::Failed }.number())
         }
         Command::Eval { from, with, faults, picture, json } => {
             with.ready()?;

@@ -3,6 +3,7 @@
 use super::{Failure, print_json};
 use crate::{lock, places};
 use clap::Args;
+use everstep_core::exit_code::ExitCode;
 use everstep_core::spec::Ladder;
 use everstep_wire::output::{Doctor, FIRST, Leftover, SharedMemory};
 use everstep_wire::private::{Directory, Root};
@@ -85,9 +86,8 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     if let Some(opened) = opened.as_ref().filter(|_| o.clean) {
         remove_dead_sockets(opened);
         for Arena { job, node, .. } in &left {
-            opened.below(job).and_then(|of| of.remove_tree(node)).map_err(|e| Failure {
-                code: 1,
-                why: format!("cannot remove {}: {e}", memory.join(job).join(node).display()),
+            opened.below(job).and_then(|of| of.remove_tree(node)).map_err(|e| {
+                Failure::new(ExitCode::Failed, format!("cannot remove {}: {e}", memory.join(job).join(node).display()))
             })?;
             opened.remove_if_empty(job);
         }

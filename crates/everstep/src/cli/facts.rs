@@ -3,6 +3,7 @@
 use super::Failure;
 use crate::{coordinator, places};
 use everstep_core::coordinator::command::Fact;
+use everstep_core::exit_code::ExitCode;
 use everstep_core::history::{Entry, LogLine};
 use everstep_core::id::JobId;
 use serde::Deserialize;
@@ -58,7 +59,7 @@ pub fn write(of: &Told, fact: Fact) -> Result<(), Failure> {
 /// Returns the error for missing records: of a job, or of any job.
 pub fn none_of(job: Option<&str>) -> Failure {
     let what = job.map_or("any job".to_owned(), |j| format!("job {j}"));
-    Failure { code: 1, why: format!("no records of {what} on this machine; they are where its coordinator ran") }
+    Failure::new(ExitCode::Failed, format!("no records of {what} on this machine; they are where its coordinator ran"))
 }
 
 /// Returns the directories of the stores that this user's jobs have written to on this machine.

@@ -5,6 +5,7 @@ use super::{Failure, facts, print_json};
 use crate::notify::when;
 use clap::{Args, Subcommand};
 use everstep_core::coordinator::command::Fact;
+use everstep_core::exit_code::ExitCode;
 use everstep_core::history::{Incident, Outcome, incidents, lemons, notes, tell};
 use everstep_wire::output::{Explained, FIRST, IncidentList, IncidentReport, JobNodes, NodeFailures};
 use std::collections::BTreeMap;
@@ -115,7 +116,7 @@ fn one(o: &Explain, or_notes: bool) -> Result<One, Failure> {
     let number = number.map_err(|_| Failure::usage(format!("{name} is no incident: give inc-3, or 3")))?;
     let found = incidents.into_iter().rfind(|i| i.number == number);
     let why = format!("job {0} has no incident {number} in its latest run; everstep incidents ls {0}", told.job);
-    let found = found.ok_or(Failure { code: 1, why })?;
+    let found = found.ok_or_else(|| Failure::new(ExitCode::Failed, why))?;
     Ok(One { told, incident: Some(found), notes })
 }
 
@@ -144,7 +145,7 @@ fn explained(job: &str, of: &Incident) -> Vec<String> {
 
 fn export(which: &Explain, output: Option<&Path>) -> Result<i32, Failure> {
     let One { told, incident: found, .. } = one(which, false)?;
-    let none = || Failure { code: 1, why: format!("job {} has had no incident", told.job) };
+    let none = || Failure::new(ExitCode::Failed, format!("job {} has had no incident", told.job));
     let found = found.ok_or_else(none)?;
     let name = format!("{}-inc-{}.tar.gz", told.job.replace('/', "-"), found.number);
     let to = output.map_or_else(|| PathBuf::from(name), Path::to_path_buf);
@@ -155,7 +156,7 @@ fn export(which: &Explain, output: Option<&Path>) -> Result<i32, Failure> {
 
 fn note(which: &Explain, right: bool, text: &str) -> Result<i32, Failure> {
     let One { told, incident: found, .. } = one(which, false)?;
-    let found = found.ok_or_else(|| Failure { code: 1, why: format!("job {} has had no incident", told.job) })?;
+    let found = found.ok_or_else(|| Failure::new(ExitCode::Failed, format!("job {} has had no incident", told.job)))?;
     facts::write(&told, Fact::Noted { incident: found.number, right, note: text.to_owned() })?;
     println!("{} inc-{} was named {}: noted", told.job, found.number, if right { "rightly" } else { "wrongly" });
     Ok(0)

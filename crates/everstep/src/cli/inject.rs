@@ -2,6 +2,7 @@
 
 use super::{Failure, print_json, runtime, status};
 use clap::{Args, ValueEnum};
+use everstep_core::exit_code::ExitCode;
 use everstep_core::injection::{Injected, Injection};
 use everstep_wire::output::InjectAnswer;
 use std::time::Duration;
@@ -74,13 +75,13 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let job = status::one(&runtime, o.job.as_deref())?;
     let name = &job.status.job;
     let answer = status::ask_coordinator(&runtime, &job, &format!("/v1/jobs/{name}/inject"), Some(&o.injection()))?;
-    let nonsense = |e| Failure { code: 1, why: format!("the coordinator's answer cannot be read: {e}") };
+    let nonsense = |e| Failure::new(ExitCode::Failed, format!("the coordinator's answer cannot be read: {e}"));
     let answer: InjectAnswer = serde_json::from_slice(&answer).map_err(nonsense)?;
     if o.json {
         print_json(&answer)?;
     }
     match (answer.why, answer.node) {
-        (Some(why), _) => Err(Failure { code: 1, why }),
+        (Some(why), _) => Err(Failure::new(ExitCode::Failed, why)),
         (None, Some(node)) if !o.json => {
             println!("{:?} at rank {} of job {name}, node {node}; see: everstep explain", o.kind, o.rank);
             Ok(0)

@@ -5,6 +5,7 @@ use crate::agent::streams::STACKS_FILE;
 use crate::places;
 use clap::Args;
 use everstep_core::coordinator::command::Fact;
+use everstep_core::exit_code::ExitCode;
 use everstep_core::history::incidents;
 use everstep_core::message::Cause;
 use std::path::{Path, PathBuf};
@@ -120,13 +121,13 @@ fn first_cause(job: &str, agents: &[serde_json::Value]) -> Option<()> {
 /// Prints logs.
 pub fn run(o: &Options) -> Result<i32, Failure> {
     let job =
-        o.job.clone().or_else(latest_job).ok_or_else(|| Failure { code: 1, why: "no job has run here yet".into() })?;
+        o.job.clone().or_else(latest_job).ok_or_else(|| Failure::new(ExitCode::Failed, "no job has run here yet"))?;
     let agents = agents(&job);
     if agents.is_empty() {
-        return Err(Failure {
-            code: 1,
-            why: format!("no logs of job {job} on this machine; everstep logs without a name shows the latest job"),
-        });
+        return Err(Failure::new(
+            ExitCode::Failed,
+            format!("no logs of job {job} on this machine; everstep logs without a name shows the latest job"),
+        ));
     }
     if o.first_cause {
         if first_cause(&job, &agents).is_none() {

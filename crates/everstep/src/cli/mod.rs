@@ -32,12 +32,10 @@ mod trace;
 
 use crate::listening::Place;
 use clap::{Parser, Subcommand};
+use everstep_core::exit_code::ExitCode;
 use everstep_planner::Problem;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-
-/// Exit code for a usage error.
-pub const USAGE: i32 = 2;
 
 /// An error that ends a command: its exit code, and a sentence that names the remedy.
 pub struct Failure {
@@ -46,12 +44,16 @@ pub struct Failure {
 }
 
 impl Failure {
+    fn new(code: ExitCode, why: impl Into<String>) -> Self {
+        Failure { code: code.number(), why: why.into() }
+    }
+
     pub fn usage(why: impl Into<String>) -> Self {
-        Failure { code: USAGE, why: why.into() }
+        Failure::new(ExitCode::Usage, why)
     }
 
     fn config(why: impl Into<String>) -> Self {
-        Failure { code: 78, why: why.into() }
+        Failure::new(ExitCode::Refused, why)
     }
 
     fn end(self) -> i32 {
@@ -176,7 +178,7 @@ enum Command {
 
 /// Prints a document of [`everstep_wire::output`] on one line.
 fn print_json(document: &impl serde::Serialize) -> Result<(), Failure> {
-    let failed = |e| Failure { code: 1, why: format!("this cannot be written as JSON: {e}") };
+    let failed = |e| Failure::new(ExitCode::Failed, format!("this cannot be written as JSON: {e}"));
     println!("{}", serde_json::to_string(document).map_err(failed)?);
     Ok(())
 }
@@ -210,7 +212,7 @@ pub fn main() -> i32 {
         Ok(cli) => cli,
         Err(e) => {
             let _ = e.print();
-            return if e.use_stderr() { USAGE } else { 0 };
+            return if e.use_stderr() { ExitCode::Usage.number() } else { ExitCode::Done.number() };
         }
     };
     if ["run", "rendezvous", "check", "coordinator"].contains(&command.as_str()) {
@@ -312,7 +314,7 @@ fn coordinator(
 /// Builds a runtime of one thread, plus one for blocking calls: agents and coordinators wait rather
 /// than compute.
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    let failed = |e: std::io::Error| Failure { code: 1, why: format!("cannot start: {e}") };
+    let failed = |e: std::io::Error| Failure::new(ExitCode::Failed, format!("cannot start: {e}"));
     let built = tokio::runtime::Builder::new_current_thread().enable_all().thread_keep_alive(KEEP_THREADS).build();
     let runtime = built.map_err(failed)?;
     // Once one blocking thread exists, work for which the system refuses another waits for it. With
@@ -325,11 +327,8 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     if first.is_err() {
         // An orderly shutdown needs a thread, too.
         std::mem::forget(runtime);
-        return Err(Failure {
-            code: 78,
-            why: "cannot start a thread: raise the limit of processes (ulimit -u, or pids.max of the control group)"
-                .into(),
-        });
+        let why = "cannot start a thread: raise the limit of processes (ulimit -u, or pids.max of the control group)";
+        return Err(Failure::config(why));
     }
     Ok(runtime)
 }

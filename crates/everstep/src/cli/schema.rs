@@ -2,6 +2,7 @@
 
 use super::Failure;
 use clap::Args;
+use everstep_core::exit_code::ExitCode;
 use everstep_wire::output::schemas;
 
 #[derive(Args, Clone, Debug)]
@@ -20,7 +21,7 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let Some(found) = all.into_iter().find(|of| of.name == name) else {
         return Err(Failure::usage(format!("there is no document {name}; everstep schema lists them")));
     };
-    let failed = |e| Failure { code: 1, why: format!("the schema cannot be written: {e}") };
+    let failed = |e| Failure::new(ExitCode::Failed, format!("the schema cannot be written: {e}"));
     println!("{}", serde_json::to_string_pretty(&found.schema).map_err(failed)?);
     Ok(0)
 }

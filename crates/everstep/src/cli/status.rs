@@ -4,6 +4,7 @@ use super::{Failure, facts, print_json, runtime};
 use crate::coordinator::EndpointFile;
 use clap::Args;
 use everstep_core::coordinator::command::Reason;
+use everstep_core::exit_code::ExitCode;
 use everstep_wire::client::{ask, tell};
 use everstep_wire::output::{CoordinatorAddress, CoordinatorStatus, FIRST, Phase, RunningJob, Status};
 use everstep_wire::raw::Raw;
@@ -53,7 +54,7 @@ pub fn one(runtime: &tokio::runtime::Runtime, only: Option<&str>) -> Result<Runn
     match jobs.len() {
         0 => {
             let which = only.map_or("no job is running here".into(), |j| format!("job {j} is not running here"));
-            Err(Failure { code: 69, why: format!("{which}; run this where its coordinator runs") })
+            Err(Failure::new(ExitCode::Unavailable, format!("{which}; run this where its coordinator runs")))
         }
         1 => Ok(jobs.remove(0)),
         n => {
@@ -79,7 +80,7 @@ pub fn ask_coordinator<T: Serialize>(
             None => ask(endpoint, "GET", path, &token).await.ok(),
         }
     });
-    answer.ok_or_else(|| Failure { code: 69, why: format!("the coordinator of job {name} does not answer") })
+    answer.ok_or_else(|| Failure::new(ExitCode::Unavailable, format!("the coordinator of job {name} does not answer")))
 }
 
 fn show(job: &RunningJob) {

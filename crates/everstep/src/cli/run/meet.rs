@@ -4,6 +4,7 @@
 use super::{Failure, Options};
 use crate::listening::{Place, REMEDY, is_loopback};
 use crate::places;
+use everstep_core::exit_code::ExitCode;
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -60,10 +61,10 @@ fn split(option: &str, endpoint: &str, default: u16) -> Result<(String, u16), Fa
 /// Refuses unknown hosts, and hosts beyond loopback without `--insecure` and a token.
 fn check_reachable(o: &Options, option: &str, host: &str, port: u16) -> Result<(), Failure> {
     if !(host, port).to_socket_addrs().is_ok_and(|mut a| a.next().is_some()) {
-        return Err(Failure {
-            code: 69,
-            why: format!("{option} {host} is not a known host; check the name, or give an address"),
-        });
+        return Err(Failure::new(
+            ExitCode::Unavailable,
+            format!("{option} {host} is not a known host; check the name, or give an address"),
+        ));
     }
     if is_loopback(host) {
         return Ok(());

@@ -17,6 +17,7 @@ use crate::agent::launch::{Template, Torchrun};
 use crate::agent::streams::{Console, Std, Streams};
 use crate::places;
 use everstep_core::agent::Config;
+use everstep_core::exit_code::ExitCode;
 use everstep_core::id::{Generation, Incarnation, JobId, NodeId};
 use everstep_core::spec::{JobSpec, Policy, RESTARTS_PER_DAY, RestartBudget};
 use everstep_wire::private::{Directory, Root};
@@ -43,7 +44,9 @@ pub fn run(o: &Options) -> Result<i32, Failure> {
     let done = start(o);
     if o.exit_codes == "torchrun" {
         // torchrun ends with 0 or 1, or with 2 after a usage error.
-        return done.map(|code| i32::from(code != 0)).map_err(|f| Failure { code: f.code.min(2), ..f });
+        return done
+            .map(|code| i32::from(code != 0))
+            .map_err(|f| Failure { code: f.code.min(ExitCode::Usage.number()), ..f });
     }
     done
 }
@@ -146,7 +149,7 @@ pub fn rendezvous(o: &Options) -> Result<i32, Failure> {
     let end = runtime.block_on(crate::agent::external::run(config, meet.place, target));
     // A read of standard input may block forever.
     runtime.shutdown_background();
-    end.map_err(|e| Failure { code: 1, why: format!("cannot take part in the rendezvous: {e}") })
+    end.map_err(|e| Failure::new(ExitCode::Failed, format!("cannot take part in the rendezvous: {e}")))
 }
 
 fn start(o: &Options) -> Result<i32, Failure> {
