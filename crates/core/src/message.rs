@@ -40,6 +40,22 @@ pub struct Hello {
     pub seen: Generation,
     /// Workers, alive or exited, of the generation that this agent still runs.
     pub running: Option<Running>,
+    /// The stop of the job that this agent was asked or ordered to make. A coordinator that has just
+    /// started knows of none.
+    #[serde(default)]
+    pub stop: Option<Stop>,
+    /// How long its workers may take to end after a stop (`--shutdown-timeout`).
+    #[serde(default)]
+    pub shutdown_grace_ms: u64,
+}
+
+/// A stop of the job that somebody has asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stop {
+    /// Number of the signal.
+    pub signal: i32,
+    /// Step at whose end all ranks stop together; `None`: as soon as possible.
+    pub at: Option<Step>,
 }
 
 /// State of the workers of one generation on one node.
@@ -47,8 +63,9 @@ pub struct Hello {
 pub struct Running {
     /// Generation of the workers.
     pub generation: Generation,
-    /// First failure among them, if any.
-    pub failure: Option<Failure>,
+    /// Failures among them, the first one first.
+    #[serde(default)]
+    pub failures: Vec<Failure>,
     /// The scripts of all workers are over, and so are their processes.
     pub finished: bool,
     /// Some worker has completed a step that it did not restore.
@@ -209,12 +226,7 @@ pub enum Report {
         step: Step,
     },
     /// The agent received a signal to stop (TERM, INT); the whole job should stop.
-    StopRequested {
-        /// Number of the signal.
-        signal: i32,
-        /// Step at whose end all ranks can stop together; `None` if steps are not known.
-        at: Option<Step>,
-    },
+    StopRequested(Stop),
     /// Something outside refuses this job, such as a checkpoint directory that another job owns. No
     /// restart helps: the whole job ends.
     Refused {
@@ -286,10 +298,8 @@ pub enum Order {
     Signal {
         /// The generation meant.
         generation: Generation,
-        /// Number of the signal.
-        signal: i32,
-        /// Stop at the end of this step; `None`: as soon as possible.
-        at: Option<Step>,
+        /// The stop.
+        stop: Stop,
     },
     /// Persist the snapshot of this step.
     PersistAt {

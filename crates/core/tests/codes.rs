@@ -54,6 +54,8 @@ impl Scene {
                 role: String::new(),
                 seen: Generation(0),
                 running: None,
+                stop: None,
+                shutdown_grace_ms: 0,
             };
             scene.event(Event::Joined { session: Session(node as u64), hello: Box::new(hello) });
         }

@@ -45,11 +45,13 @@ fn back(scene: &mut Scene, session: u64, running: bool) {
         seen: generation,
         running: running.then_some(Running {
             generation,
-            failure: None,
+            failures: vec![],
             finished: false,
             progressed: true,
             ended: vec![],
         }),
+        stop: None,
+        shutdown_grace_ms: 0,
     };
     scene.event(Event::Joined { session: Session(session), hello: Box::new(hello) });
 }

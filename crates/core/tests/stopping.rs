@@ -11,10 +11,13 @@ use everstep_core::agent::event::{Event as AgentEvent, Words};
 use everstep_core::coordinator::Coordinator;
 use everstep_core::coordinator::event::Event;
 use everstep_core::id::{Epoch, Generation, Rank, Step};
-use everstep_core::message::{Offers, Order, Outcome, Report, Running};
+use everstep_core::message::{Offers, Order, Outcome, Report, Running, Stop};
 use everstep_core::spec::{JobSpec, RestartBudget};
 use everstep_core::time::Time;
 use scene::Scene;
+
+/// What a job is asked for.
+const TERM: Stop = Stop { signal: 15, at: None };
 
 fn spec() -> JobSpec {
     Scene::spec((2, 2), RestartBudget::PerDayAfterFirstStep(10))
@@ -48,7 +51,7 @@ fn it_does_not_wait_for_a_rank_that_waits_for_one_on_a_node_that_has_stopped() {
     let mut scene = job();
     holds(&mut scene, 0);
     offers(&mut scene, 0);
-    scene.says(0, Report::StopRequested { signal: 15, at: None });
+    scene.says(0, Report::StopRequested(TERM));
     stops(&mut scene, 1);
     assert_eq!(scene.over().unwrap().0, 143);
 }
@@ -61,7 +64,7 @@ fn it_waits_for_ranks_that_may_have_work_to_save() {
             (0..2).for_each(|node| holds(&mut scene, node));
             (0..2).for_each(|rank| offers(&mut scene, rank));
         }
-        scene.says(0, Report::StopRequested { signal: 15, at: None });
+        scene.says(0, Report::StopRequested(TERM));
         stops(&mut scene, 1);
         scene.event(Event::Tick);
         assert!(scene.over().is_none(), "restored: {restored}");
@@ -80,11 +83,11 @@ fn a_coordinator_that_did_not_decide_itself_lets_ranks_save() {
     scene.core = Coordinator::new(Epoch(2), vec![(record, scene.version)], Time(scene.now));
     for node in 0..2 {
         let running =
-            Running { generation: Generation(1), failure: None, finished: false, progressed: true, ended: vec![] };
+            Running { generation: Generation(1), failures: vec![], finished: false, progressed: true, ended: vec![] };
         scene.join_running(node, node + 10, 1, spec(), Some(running));
     }
     offers(&mut scene, 0);
-    scene.says(0, Report::StopRequested { signal: 15, at: None });
+    scene.says(0, Report::StopRequested(TERM));
     stops(&mut scene, 1);
     assert!(scene.over().is_none());
 }
@@ -93,7 +96,7 @@ fn a_coordinator_that_did_not_decide_itself_lets_ranks_save() {
 fn stopped_without_store(milliseconds: u64) -> (Vec<Order>, bool) {
     let mut scene = job();
     scene.store_fails = true;
-    scene.says(0, Report::StopRequested { signal: 15, at: None });
+    scene.says(0, Report::StopRequested(TERM));
     (0..2).for_each(|node| stops(&mut scene, node));
     scene.sent.clear();
     scene.passes(milliseconds);
@@ -130,7 +133,7 @@ fn exited(agent: &mut Agent) {
 
 fn stopping() -> Agent {
     let mut agent = agent::running_with(2);
-    ordered(&mut agent, Order::Signal { generation: Generation(1), signal: 15, at: None });
+    ordered(&mut agent, Order::Signal { generation: Generation(1), stop: TERM });
     agent::commands(&mut agent);
     agent
 }

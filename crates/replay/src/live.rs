@@ -106,6 +106,8 @@ impl Live {
             role: String::new(),
             seen: Generation(0),
             running: None,
+            stop: None,
+            shutdown_grace_ms: 0,
         };
         self.heard.push_back(Event::Joined { session: Session(u64::from(node)), hello: Box::new(hello) });
     }

@@ -59,6 +59,8 @@ fn hello(node: u32, nodes: u32) -> Hello {
         store_port: 29_500,
         seen: Generation(0),
         running: None,
+        stop: None,
+        shutdown_grace_ms: 0,
     }
 }
 

@@ -34,6 +34,8 @@ fn hello(node: u32, nodes: u32) -> Box<Hello> {
         role: String::new(),
         seen: Generation(0),
         running: None,
+        stop: None,
+        shutdown_grace_ms: 0,
     })
 }
 

@@ -12,6 +12,7 @@ mod orders;
 mod refusal;
 mod replicas;
 mod signs;
+mod stopping;
 pub mod trainer;
 pub mod watch;
 mod workers;
@@ -73,7 +74,8 @@ struct Crew {
     alive: BTreeMap<u32, Watch>,
     /// Steps completed by workers that have exited, by local rank.
     exited_at: BTreeMap<u32, Option<u64>>,
-    failure: Option<Failure>,
+    /// Failures that were reported, in this order.
+    failures: Vec<Failure>,
     killing: bool,
     finished: bool,
     /// A worker that has exited had completed a new step.
@@ -137,6 +139,8 @@ pub struct Agent {
     now: Time,
     ticked: Time,
     signals: u32,
+    /// The stop that was asked for or ordered.
+    stop: Option<stopping::Asked>,
     over: Option<(i32, String)>,
     exited: bool,
     out: VecDeque<Command>,
@@ -171,6 +175,7 @@ impl Agent {
             now,
             ticked: now,
             signals: 0,
+            stop: None,
             over: None,
             exited: false,
             out: VecDeque::new(),
@@ -195,11 +200,13 @@ impl Agent {
             seen: self.seen,
             running: self.crew.as_ref().map(|c| Running {
                 generation: c.generation,
-                failure: c.failure.clone(),
+                failures: c.failures.clone(),
                 finished: c.finished,
                 progressed: c.progressed(),
                 ended: c.ended.values().cloned().collect(),
             }),
+            stop: self.stop.map(|s| s.what),
+            shutdown_grace_ms: u64::try_from(self.config.shutdown_grace.as_millis()).unwrap_or(u64::MAX),
         }
     }
 
@@ -262,7 +269,13 @@ impl Agent {
         let orphan = alone.into_iter().filter(|_| !self.connected);
         let stop = self.crew.as_ref().and_then(|c| c.stopping.map(|s| s.until).filter(|_| !c.killing));
         let fence = self.crew.as_ref().and_then(|c| c.end_by.filter(|_| !c.killing));
-        orphan.chain(stop).chain(fence).chain(self.refusal_until()).filter(|at| *at > self.ticked).min()
+        orphan
+            .chain(stop)
+            .chain(fence)
+            .chain(self.refusal_until())
+            .chain(self.unheard_until())
+            .filter(|at| *at > self.ticked)
+            .min()
     }
 
     fn send(&mut self, report: Report) {
@@ -294,40 +307,10 @@ impl Agent {
         true
     }
 
-    fn signal(&mut self, now: Time, signal: i32) {
-        if !self.stops_on(signal) {
-            self.out.push_back(Command::Forward { signal });
-            return;
-        }
-        self.signals += 1;
-        if self.signals == 1 && self.connected && self.ever_welcome && self.over.is_none() {
-            let at = self.step_ahead();
-            self.send(Report::StopRequested { signal, at });
-            return;
-        }
-        let why = format!("stopped by signal {signal}");
-        match &self.crew {
-            Some(crew) if self.signals == 1 => {
-                let generation = crew.generation;
-                self.over.get_or_insert((128 + signal, why));
-                let at = self.step_ahead();
-                self.stop_workers(now, generation, signal, at);
-            }
-            Some(crew) => {
-                let generation = crew.generation;
-                self.over.get_or_insert((128 + signal, why));
-                if let Some(c) = &mut self.crew {
-                    c.killing = false;
-                }
-                self.kill(generation, Duration::ZERO);
-            }
-            None => self.end(now, 128 + signal, why),
-        }
-    }
-
     fn tick(&mut self, now: Time) {
         self.ticked = now;
         self.end_refused(now);
+        self.stop_unheard(now);
         let ladder = self.config.spec.ladder();
         if !self.connected && self.over.is_none() && now >= self.alone_since.after(ladder.orphan) {
             self.orphaned(now);

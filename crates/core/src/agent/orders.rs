@@ -43,7 +43,7 @@ impl Agent {
                 }
             }
             Order::Fence { generation, stacks } => self.fence(generation, stacks),
-            Order::Signal { generation, signal, at } => self.stop_workers(now, generation, signal, at),
+            Order::Signal { generation, stop } => self.stop_ordered(now, generation, stop),
             Order::Check { check, round, measure, partners } => self.check(check, round, measure, partners),
             Order::StandBy => self.warm(),
             Order::Idle { excluded } if self.crew.is_none() => self.book.waits(now.micros(), excluded),

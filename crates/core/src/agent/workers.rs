@@ -5,7 +5,7 @@ use super::event::{Event, Words};
 use super::observation::Observation;
 use super::trainer::HiddenEnd;
 use super::watch::{Silence, Watch};
-use super::{Agent, Crew, Stopping};
+use super::{Agent, Crew};
 use crate::id::{Generation, Rank, Step};
 use crate::ledger::{End, Reading};
 use crate::message::{Cause, Ended, Extent, Failure, HangEvidence, HowEnded, Outcome, Place, Report};
@@ -84,7 +84,7 @@ impl Agent {
             slot: slot.clone(),
             alive: (0..slot.workers).map(|l| (l, Watch::default())).collect(),
             exited_at: BTreeMap::new(),
-            failure: None,
+            failures: Vec::new(),
             told: BTreeSet::new(),
             killed: BTreeSet::new(),
             raised: BTreeMap::new(),
@@ -134,7 +134,7 @@ impl Agent {
         }
     }
 
-    fn report_stopped(&mut self) {
+    pub(super) fn report_stopped(&mut self) {
         self.send(Report::Stopped {
             generation: self.seen,
             store_port: self.config.store_port,
@@ -158,26 +158,6 @@ impl Agent {
     #[must_use]
     pub fn stops_on(&self, signal: i32) -> bool {
         !PASSED_ON.contains(&signal) || self.config.stop_signals.contains(&signal)
-    }
-
-    /// Stops the job: passes the signal on, and ends the remaining workers after the shutdown
-    /// grace.
-    pub(super) fn stop_workers(&mut self, now: Time, generation: Generation, signal: i32, at: Option<Step>) {
-        let grace = self.config.shutdown_grace;
-        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else {
-            self.report_stopped();
-            return;
-        };
-        if crew.stopping.is_some() {
-            return;
-        }
-        crew.stopping = Some(Stopping { until: now.after(grace), grace: Duration::ZERO });
-        if crew.alive.is_empty() {
-            self.kill(generation, Duration::ZERO);
-        } else {
-            self.out.push_back(Command::StopAt { signal, step: at });
-            self.out.push_back(Command::Forward { signal });
-        }
     }
 
     /// Returns a step that no rank will have passed by the time all ranks know of it: ranks are at
@@ -351,7 +331,7 @@ impl Agent {
         let ended = Ended { rank: Rank(crew.slot.first_rank.0 + local_rank), step, total, passes, how };
         crew.ended.insert(local_rank, ended.clone());
         let gone = |local: &u32| crew.ended.get(local).is_some_and(|e| matches!(e.how, HowEnded::Crashed(_)));
-        let finished = crew.failure.is_none() && crew.alive.keys().all(gone);
+        let finished = crew.failures.is_empty() && crew.alive.keys().all(gone);
         crew.finished = finished;
         self.send(Report::Ended { generation, ended });
         if finished {
@@ -393,7 +373,7 @@ impl Agent {
         if consequence || !crew.told.insert(local_rank) {
             return;
         }
-        crew.failure.get_or_insert_with(|| failure.clone());
+        crew.failures.push(failure.clone());
         self.send(Report::WorkerFailed { generation, failure });
     }
 
@@ -412,7 +392,7 @@ impl Agent {
         let verdict = watch.observe(now, seen, &ladder);
         // Where one rank waits, all do, so only rank 0 reports it.
         let speaks =
-            crew.slot.first_rank.0 + local_rank == 0 && crew.failure.is_none() && verdict.is_none() && !stopping;
+            crew.slot.first_rank.0 + local_rank == 0 && crew.failures.is_empty() && verdict.is_none() && !stopping;
         let news = if speaks { watch.silence(now, &ladder) } else { None };
         let extent = watch.extent();
         let shutting_down = watch.is_shutting_down() && !stopping;

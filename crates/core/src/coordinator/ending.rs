@@ -186,11 +186,20 @@ impl Job {
         let slots = &self.record.world.slots;
         finished.extend(slots.iter().filter(|s| self.ending.is_over(s)).map(|s| s.node.clone()));
         if slots.iter().all(|s| finished.contains(&s.node)) {
-            self.phase = Phase::Over {
-                code: ExitCode::Done.number(),
-                why: format!("all workers finished{}", self.ending.notes()),
-            };
+            self.phase = self.finished_well();
         }
+    }
+
+    /// Returns the phase of a job that is done.
+    pub(super) fn finished_well(&self) -> Phase {
+        Phase::Over { code: ExitCode::Done.number(), why: format!("all workers finished{}", self.ending.notes()) }
+    }
+
+    /// Returns whether the scripts of all ranks are over with nothing left to do, although some of their
+    /// processes may not have ended.
+    pub(super) fn scripts_are_over(&self) -> bool {
+        let slots = &self.record.world.slots;
+        !slots.is_empty() && slots.iter().all(|slot| self.ending.all_ended(slot).is_some())
     }
 
     /// Treats held crashes as failures when their time is over.

@@ -34,13 +34,19 @@ impl Job {
             self.arrived(out);
         }
         out.record(Fact::NodeJoined { node: id.clone(), again });
-        let running = hello.running.clone();
+        let (running, stop, over) = (hello.running.clone(), hello.stop, self.phase.is_over());
         self.attach(now, session, hello);
         self.believe(now, &id, running.as_ref(), out);
+        if let Some(stop) = stop {
+            self.stop(now, stop, out);
+        }
         match &self.phase {
             Phase::Forming { .. } => self.joined_early(now, &id, session, running, out),
             Phase::Training { .. } if self.record.world.slot(&id).is_some() => {
                 self.member_returned(now, &id, session, running, out);
+            }
+            Phase::Stopping { .. } if self.record.world.slot(&id).is_some() => {
+                self.stopping_member_returned(&id, session, running.as_ref(), out);
             }
             Phase::Training { .. } | Phase::Stopping { .. } if running.is_none() => {
                 out.notice(session, "joined; this node stands by until the world changes".to_owned());
@@ -49,6 +55,8 @@ impl Job {
             Phase::Training { .. } | Phase::Stopping { .. } => {
                 out.send(session, Order::Fence { generation: self.record.generation, stacks: false });
             }
+            // The end that its stop has just brought about is sent to all once it is written.
+            Phase::Over { .. } if !over => {}
             Phase::Over { code, why } => out.send(session, Order::End { code: *code, why: why.clone() }),
         }
     }
@@ -108,8 +116,10 @@ impl Job {
         if have < need {
             out.notice(session, Reason::WaitingForNodes { have, need }.sentence());
         }
-        if let Some((of, failure)) = running.and_then(|r| Some((r.generation, r.failure?))) {
-            self.testify(id, of, Some(failure), out);
+        if let Some(Running { generation, failures, .. }) = running {
+            for failure in failures {
+                self.testify(id, generation, Some(failure), out);
+            }
         }
         self.fence_node(id, now, out);
         self.check_again(id, out);
@@ -144,8 +154,8 @@ impl Job {
                 self.ended(now, id, generation, ended, out);
             }
             self.finish();
-            if let Some(failure) = running.failure {
-                self.fail(now, id, Some(failure), out);
+            for failure in running.failures {
+                self.worker_failed(now, id, generation, failure, out);
             }
         } else if seen < generation {
             // The start order was promised but never arrived. If the promise is still to be
@@ -229,9 +239,8 @@ impl Job {
                     self.phase = Phase::Over { code: ExitCode::Requeue.number(), why };
                 }
             }
-            Phase::Stopping { deadline, signal, .. } if now >= *deadline => {
-                let signal = *signal;
-                self.phase = Phase::stopped_by(signal);
+            Phase::Stopping { deadline, stop, .. } if now >= *deadline => {
+                self.phase = Phase::stopped_by(stop.signal);
             }
             _ => {}
         }

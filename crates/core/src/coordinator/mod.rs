@@ -30,23 +30,21 @@ mod rendezvous;
 mod replication;
 mod reports;
 pub mod request;
+mod stopping;
 pub mod timers;
 mod unlike;
 pub mod wording;
 
-use crate::id::{Epoch, JobId, NodeId, PersistId, Session, Step};
-use crate::message::{Hello, Order, Report};
+use crate::id::{Epoch, JobId, NodeId, PersistId, Session};
+use crate::message::{Hello, Order, Report, Stop};
 use crate::progress::ProgressWatch;
 use crate::time::Time;
 use command::{Command, Fact, Reason};
 use event::{Event, Version};
 use job::{Checking, Ending, Job, JobRecord, Phase, Replicas, Stage};
 use output::Output;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
-
-/// A job that was asked to stop is over after this time at the latest.
-const STOP_PATIENCE: Duration = Duration::from_mins(1);
 
 /// Returns a job's key in the store.
 #[must_use]
@@ -130,7 +128,9 @@ impl Coordinator {
             }
             Event::Report { session, report } => self.report(now, session, report),
             Event::Persisted { id, result } => self.persisted(now, id, result),
-            Event::StopJob { job, signal } => self.with(now, &job, |j, now, out| j.stop(now, signal, None, out)),
+            Event::StopJob { job, signal } => {
+                self.with(now, &job, |j, now, out| j.stop(now, Stop { signal, at: None }, out));
+            }
             Event::Provisioned { job, id, result } => {
                 self.with(now, &job, |j, now, out| j.provisioned(now, id, result, out));
             }
@@ -408,22 +408,6 @@ impl Job {
         self.changed(true);
         if left_out {
             self.stand_by(out);
-        }
-    }
-
-    fn stop(&mut self, now: Time, signal: i32, at: Option<Step>, out: &mut Output) {
-        match self.phase {
-            Phase::Training { .. } => {
-                let generation = self.record.generation;
-                self.to_all(&Order::Signal { generation, signal, at }, out);
-                let deadline = now.after(STOP_PATIENCE);
-                self.reason = Reason::Stopping;
-                self.phase = Phase::Stopping { done: BTreeSet::new(), deadline, signal };
-            }
-            Phase::Forming { .. } => {
-                self.phase = Phase::stopped_by(signal);
-            }
-            Phase::Stopping { .. } | Phase::Over { .. } => {}
         }
     }
 }

@@ -105,6 +105,8 @@ mod tests {
             role: String::new(),
             seen: Generation(0),
             running: None,
+            stop: None,
+            shutdown_grace_ms: 0,
         }
     }
 

@@ -3,19 +3,13 @@
 use super::job::{Job, Phase};
 use super::output::Output;
 use crate::id::{Generation, NodeId, Step};
-use crate::message::{Order, Report};
+use crate::message::{Failure, Order, Report};
 use crate::time::Time;
 
 impl Job {
     pub(super) fn report(&mut self, now: Time, node: &NodeId, report: Report, out: &mut Output) {
         match report {
-            Report::WorkerFailed { generation, failure } => {
-                if generation == self.record.generation && self.phase.is_training() {
-                    self.fail(now, node, Some(failure), out);
-                } else {
-                    self.testify(node, generation, Some(failure), out);
-                }
-            }
+            Report::WorkerFailed { generation, failure } => self.worker_failed(now, node, generation, failure, out),
             Report::Checked(answer) => self.checked(now, node, &answer, out),
             Report::Signed(sign) => self.signed(now, node, sign, out),
             Report::Ended { generation, ended } => self.ended(now, node, generation, &ended, out),
@@ -55,7 +49,7 @@ impl Job {
                 }
             }
             Report::Refused { code, why } => self.refused(code, why),
-            Report::StopRequested { signal, at } => self.stop(now, signal, at, out),
+            Report::StopRequested(stop) => self.stop(now, stop, out),
             Report::StepProposed { generation, step } => self.step_proposed(now, generation, step, out),
             Report::PersistDue { generation, at } => {
                 self.tell_all(Order::PersistAt { generation, step: at }, generation, out);
@@ -63,6 +57,22 @@ impl Job {
             Report::SnapshotEvery { generation, from, every } => {
                 self.tell_all(Order::SnapshotEvery { generation, from, every }, generation, out);
             }
+        }
+    }
+
+    /// Handles the failure of a worker. In another phase, it shows what an earlier failure was about.
+    pub(super) fn worker_failed(
+        &mut self,
+        now: Time,
+        node: &NodeId,
+        generation: Generation,
+        failure: Failure,
+        out: &mut Output,
+    ) {
+        if generation == self.record.generation && self.phase.is_training() {
+            self.fail(now, node, Some(failure), out);
+        } else {
+            self.testify(node, generation, Some(failure), out);
         }
     }
 
@@ -92,18 +102,6 @@ impl Job {
             }
             Phase::Stopping { .. } => self.stopping_done(node),
             Phase::Forming { .. } | Phase::Over { .. } => {}
-        }
-    }
-
-    fn stopping_done(&mut self, node: &NodeId) {
-        let Phase::Stopping { done, signal, .. } = &mut self.phase else { return };
-        done.insert(node.clone());
-        // Ranks that wait for the step to restore have done nothing yet, and a node that has stopped offers none.
-        // The record has the decision even if an earlier life of the coordinator made it.
-        let in_vain = self.record.restored_by(self.record.generation).is_none() && self.shards.has_offers();
-        if in_vain || self.record.world.slots.iter().all(|s| done.contains(&s.node)) {
-            let signal = *signal;
-            self.phase = Phase::stopped_by(signal);
         }
     }
 

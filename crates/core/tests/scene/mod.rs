@@ -99,7 +99,21 @@ impl Scene {
 
     /// Joins with workers that still run.
     pub fn join_running(&mut self, node: u64, incarnation: u64, workers: u32, spec: JobSpec, running: Option<Running>) {
-        let hello = Hello {
+        let seen = running.as_ref().map_or(Generation(0), |r| r.generation);
+        let change = |hello: &mut Hello| *hello = Hello { seen, running, ..hello.clone() };
+        self.join_with(node, incarnation, workers, spec, change);
+    }
+
+    /// Joins with a hello that differs from that of a fresh node.
+    pub fn join_with(
+        &mut self,
+        node: u64,
+        incarnation: u64,
+        workers: u32,
+        spec: JobSpec,
+        change: impl FnOnce(&mut Hello),
+    ) {
+        let mut hello = Hello {
             node: NodeId(node.to_string()),
             incarnation: Incarnation(incarnation),
             spec,
@@ -109,9 +123,12 @@ impl Scene {
             replica_port: 7,
             domain: String::new(),
             role: String::new(),
-            seen: running.as_ref().map_or(Generation(0), |r| r.generation),
-            running,
+            seen: Generation(0),
+            running: None,
+            stop: None,
+            shutdown_grace_ms: 0,
         };
+        change(&mut hello);
         self.event(Event::Joined { session: Session(node + 1), hello: Box::new(hello) });
     }
 

@@ -1,6 +1,7 @@
 //! What a job is doing, with all that matters only meanwhile.
 
 use crate::id::NodeId;
+use crate::message::Stop;
 use crate::time::Time;
 use std::collections::BTreeSet;
 
@@ -27,8 +28,8 @@ pub enum Phase {
         done: BTreeSet<NodeId>,
         /// When the job stops waiting for the others.
         deadline: Time,
-        /// The signal.
-        signal: i32,
+        /// The stop.
+        stop: Stop,
     },
     /// The job is over.
     Over {

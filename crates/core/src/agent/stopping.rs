@@ -1,0 +1,105 @@
+//! A job that is asked to stop. The coordinator orders it for all nodes, so the agent that receives the
+//! signal only asks; where no coordinator answers, it stops its own workers.
+
+use super::command::Command;
+use super::{Agent, Stopping};
+use crate::id::Generation;
+use crate::message::{Report, Stop};
+use crate::time::Time;
+use std::time::Duration;
+
+/// A stop that was asked for or ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) what: Stop,
+    /// When this agent stops by itself, unless the stop is ordered before.
+    alone_at: Option<Time>,
+}
+
+impl Agent {
+    /// Handles a signal that this agent has received.
+    pub(super) fn signal(&mut self, now: Time, signal: i32) {
+        if !self.stops_on(signal) {
+            self.out.push_back(Command::Forward { signal });
+            return;
+        }
+        self.signals += 1;
+        if self.signals > 1 {
+            return self.stop_at_once(now, signal);
+        }
+        let what = Stop { signal, at: self.step_ahead() };
+        if self.connected && self.ever_welcome && self.over.is_none() {
+            // The connection may be dead without anybody having noticed.
+            let alone_at = Some(now.after(self.config.spec.ladder().silence * 3));
+            self.stop = Some(Asked { what, alone_at });
+            self.send(Report::StopRequested(what));
+        } else {
+            self.stop_alone(now, what);
+        }
+    }
+
+    /// Stops the workers of this node and then this agent, without a coordinator.
+    fn stop_alone(&mut self, now: Time, stop: Stop) {
+        self.stop = Some(Asked { what: stop, alone_at: None });
+        let why = format!("stopped by signal {}", stop.signal);
+        match &self.crew {
+            Some(crew) => {
+                let generation = crew.generation;
+                self.over.get_or_insert((128 + stop.signal, why));
+                self.stop_workers(now, generation, stop);
+            }
+            None => self.end(now, 128 + stop.signal, why),
+        }
+    }
+
+    /// Ends the workers without waiting for them: a second signal.
+    fn stop_at_once(&mut self, now: Time, signal: i32) {
+        let why = format!("stopped by signal {signal}");
+        match &mut self.crew {
+            Some(crew) => {
+                let generation = crew.generation;
+                crew.killing = false;
+                self.over.get_or_insert((128 + signal, why));
+                self.kill(generation, Duration::ZERO);
+            }
+            None => self.end(now, 128 + signal, why),
+        }
+    }
+
+    /// Returns when this agent stops by itself.
+    pub(super) fn unheard_until(&self) -> Option<Time> {
+        self.stop.and_then(|asked| asked.alone_at).filter(|_| self.over.is_none())
+    }
+
+    /// Stops by itself if the stop that it asked for was not ordered in time.
+    pub(super) fn stop_unheard(&mut self, now: Time) {
+        if let Some(stop) = self.stop.filter(|_| self.unheard_until().is_some_and(|at| now >= at)) {
+            self.stop_alone(now, stop.what);
+        }
+    }
+
+    /// Stops the workers as the coordinator orders it.
+    pub(super) fn stop_ordered(&mut self, now: Time, generation: Generation, stop: Stop) {
+        self.stop = Some(Asked { what: stop, alone_at: None });
+        self.stop_workers(now, generation, stop);
+    }
+
+    /// Passes the signal on, and ends the workers that remain after the shutdown grace.
+    fn stop_workers(&mut self, now: Time, generation: Generation, stop: Stop) {
+        let grace = self.config.shutdown_grace;
+        let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else {
+            self.report_stopped();
+            return;
+        };
+        if crew.stopping.is_some() {
+            return;
+        }
+        crew.stopping = Some(Stopping { until: now.after(grace), grace: Duration::ZERO });
+        if crew.alive.is_empty() {
+            self.kill(generation, Duration::ZERO);
+        } else {
+            self.out.push_back(Command::StopAt { signal: stop.signal, step: stop.at });
+            self.out.push_back(Command::Forward { signal: stop.signal });
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! A job that is asked to stop: its workers get the signal and may finish what they do, for a while.
+
+use super::command::Reason;
+use super::job::{Job, Phase};
+use super::output::Output;
+use crate::id::{NodeId, Session};
+use crate::message::{Order, Running, Stop};
+use crate::time::Time;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// Shortest time after which a job that was asked to stop is over.
+const PATIENCE: Duration = Duration::from_mins(1);
+/// Time that agents have to end workers that did not end by themselves, and to report it.
+const MARGIN: Duration = Duration::from_secs(30);
+
+impl Job {
+    /// Stops the job, unless nothing of it is left to stop.
+    pub(super) fn stop(&mut self, now: Time, stop: Stop, out: &mut Output) {
+        match self.phase {
+            // Processes that still shut themselves down have nothing more to do.
+            Phase::Training { .. } if self.scripts_are_over() => self.phase = self.finished_well(),
+            Phase::Training { .. } => {
+                self.to_all(&Order::Signal { generation: self.record.generation, stop }, out);
+                let grace = self.nodes.iter().map(|(_, n)| n.hello.shutdown_grace_ms).max().unwrap_or(0);
+                let deadline = now.after(PATIENCE.max(Duration::from_millis(grace).saturating_add(MARGIN)));
+                self.reason = Reason::Stopping;
+                self.phase = Phase::Stopping { done: BTreeSet::new(), deadline, stop };
+            }
+            Phase::Forming { .. } => self.phase = Phase::stopped_by(stop.signal),
+            Phase::Stopping { .. } | Phase::Over { .. } => {}
+        }
+    }
+
+    /// Handles a member of the world that is attached again while the job stops. The order, or the
+    /// report that its workers have ended, may have been lost with the connection.
+    pub(super) fn stopping_member_returned(
+        &mut self,
+        node: &NodeId,
+        session: Session,
+        running: Option<&Running>,
+        out: &mut Output,
+    ) {
+        let Phase::Stopping { stop, .. } = self.phase else { return };
+        let generation = self.record.generation;
+        match running {
+            Some(running) if running.generation == generation && !running.finished => {
+                out.send(session, Order::Signal { generation, stop });
+            }
+            Some(running) if running.generation != generation => {
+                out.send(session, Order::Fence { generation, stacks: false });
+            }
+            _ => self.stopping_done(node),
+        }
+    }
+
+    pub(super) fn stopping_done(&mut self, node: &NodeId) {
+        let Phase::Stopping { done, stop, .. } = &mut self.phase else { return };
+        done.insert(node.clone());
+        // Ranks that wait for the step to restore have done nothing yet, and a node that has stopped offers none.
+        // The record has the decision even if an earlier life of the coordinator made it.
+        let in_vain = self.record.restored_by(self.record.generation).is_none() && self.shards.has_offers();
+        if in_vain || self.record.world.slots.iter().all(|s| done.contains(&s.node)) {
+            self.phase = Phase::stopped_by(stop.signal);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! A stop reaches the job whatever happens to its coordinator, and it does not undo what is done.
+#![allow(clippy::unwrap_used)]
+
+#[path = "scene/agent.rs"]
+mod agent;
+mod scene;
+
+use everstep_core::agent::Agent;
+use everstep_core::agent::command::Command;
+use everstep_core::agent::event::Event as AgentEvent;
+use everstep_core::coordinator::Coordinator;
+use everstep_core::id::{Epoch, Generation, Rank, Step};
+use everstep_core::message::{Ended, HowEnded, Order, Outcome, Report, Running, Stop};
+use everstep_core::spec::{JobSpec, RestartBudget};
+use everstep_core::time::Time;
+use scene::{Scene, failure};
+
+const TERM: Stop = Stop { signal: 15, at: Some(Step(70)) };
+
+fn spec() -> JobSpec {
+    Scene::spec((2, 2), RestartBudget::PerDayAfterFirstStep(10))
+}
+
+/// Two nodes with so many ranks each.
+fn job(workers: u32) -> Scene {
+    let mut scene = Scene::new();
+    for node in 0..2 {
+        scene.join_with(node, node + 10, workers, spec(), |hello| hello.shutdown_grace_ms = 300_000);
+    }
+    scene.passes(3000);
+    scene
+}
+
+fn running() -> Running {
+    Running { generation: Generation(1), failures: vec![], finished: false, progressed: true, ended: vec![] }
+}
+
+fn over(rank: u32, how: HowEnded) -> Ended {
+    Ended { rank: Rank(rank), step: Some(Step(60)), total: None, passes: 0, how }
+}
+
+/// The coordinator ends, and another one reads what it had stored.
+fn coordinator_restarts(scene: &mut Scene) {
+    let record = scene.job().record.clone();
+    scene.core = Coordinator::new(Epoch(2), vec![(record, scene.version)], Time(scene.now));
+    scene.sent.clear();
+}
+
+fn returns(scene: &mut Scene, node: u64, running: Option<Running>, stop: Option<Stop>) {
+    scene.join_with(node, node + 10, 1, spec(), |hello| {
+        hello.seen = Generation(1);
+        hello.running = running;
+        hello.stop = stop;
+    });
+}
+
+fn signals(scene: &Scene) -> usize {
+    scene.sent.iter().filter(|o| matches!(o, Order::Signal { stop: TERM, .. })).count()
+}
+
+#[test]
+fn a_coordinator_that_has_just_started_learns_of_it() {
+    for saving in [true, false] {
+        let mut scene = job(1);
+        scene.says(0, Report::StopRequested(TERM));
+        coordinator_restarts(&mut scene);
+        (0..2).for_each(|node| returns(&mut scene, node, saving.then(running), Some(TERM)));
+        assert_eq!(scene.over().is_some(), !saving, "workers that are gone have stopped");
+        scene.stopped(0..2);
+        scene.passes(60_000);
+        assert_eq!(scene.over().unwrap().0, 143);
+        assert!(scene.started().is_empty());
+    }
+}
+
+#[test]
+fn a_node_that_did_not_hear_of_it_is_told() {
+    let mut scene = job(1);
+    coordinator_restarts(&mut scene);
+    returns(&mut scene, 0, Some(running()), None);
+    returns(&mut scene, 1, Some(running()), Some(TERM));
+    assert!(signals(&scene) >= 2, "{:?}", scene.sent);
+}
+
+#[test]
+fn a_node_that_saves_may_lose_its_connection() {
+    let mut scene = job(1);
+    scene.says(0, Report::StopRequested(TERM));
+    scene.leaves(1);
+    scene.sent.clear();
+    returns(&mut scene, 1, Some(running()), None);
+    assert_eq!(signals(&scene), 1, "{:?}", scene.sent);
+    assert!(!scene.sent.iter().any(|o| matches!(o, Order::Fence { .. })));
+    // Its report that the workers have ended is lost with the next connection.
+    scene.stopped([0]);
+    scene.leaves(1);
+    returns(&mut scene, 1, None, Some(TERM));
+    assert_eq!(scene.over().unwrap().0, 143);
+}
+
+#[test]
+fn workers_have_the_time_that_was_given_to_them() {
+    let mut scene = job(1);
+    scene.says(0, Report::StopRequested(TERM));
+    scene.passes(300_000);
+    assert!(scene.over().is_none());
+    scene.passes(60_000);
+    assert_eq!(scene.over().unwrap().0, 143);
+}
+
+#[test]
+fn a_training_that_is_done_is_not_stopped() {
+    let mut scene = job(1);
+    for (node, rank) in [(0, 0), (1, 1)] {
+        let ended = over(rank, HowEnded::ShuttingDown);
+        scene.says(node, Report::Ended { generation: Generation(1), ended });
+    }
+    assert!(scene.over().is_none(), "processes still shut down");
+    scene.says(0, Report::StopRequested(TERM));
+    assert_eq!(scene.over().unwrap().0, 0);
+}
+
+#[test]
+fn all_crashes_after_the_end_are_known_again_after_a_reconnect() {
+    let mut scene = job(3);
+    coordinator_restarts(&mut scene);
+    let crashes = [1, 2].map(|rank| failure(rank, Outcome::Signal(6), "", 60));
+    let running = Running { failures: crashes.into(), ended: vec![over(0, HowEnded::Exited)], ..running() };
+    returns(&mut scene, 0, Some(running), None);
+    let ended = (3..6).map(|rank| over(rank, HowEnded::Exited)).collect();
+    returns(&mut scene, 1, Some(Running { ended, finished: true, ..self::running() }), None);
+    scene.passes(20_000);
+    assert_eq!(scene.over().unwrap().0, 0);
+}
+
+#[test]
+fn an_agent_that_nobody_answers_stops_by_itself() {
+    let mut agent = agent::running_with(1);
+    agent::commands(&mut agent);
+    agent.handle(Time(1000), AgentEvent::Signal { signal: 15 });
+    assert_eq!(agent.hello().stop.unwrap().signal, 15);
+    let stops = |agent: &mut Agent, at| {
+        agent.handle(Time(at), AgentEvent::Tick);
+        agent::commands(agent).iter().any(|c| matches!(c, Command::StopAt { signal: 15, .. }))
+    };
+    assert!(!stops(&mut agent, 1500));
+    let at = agent.deadline().unwrap();
+    assert!(at <= Time(10_000) && stops(&mut agent, at.0), "{at:?}");
+}
+
+#[test]
+fn an_agent_that_was_answered_leaves_the_end_to_the_coordinator() {
+    let mut agent = agent::running_with(1);
+    agent.handle(Time(1000), AgentEvent::Signal { signal: 15 });
+    let order = Order::Signal { generation: Generation(1), stop: TERM };
+    agent.handle(Time(1100), AgentEvent::Order { epoch: Epoch(1), order });
+    agent::commands(&mut agent);
+    agent.handle(Time(20_000), AgentEvent::Tick);
+    assert!(agent::commands(&mut agent).is_empty());
+}
