@@ -311,9 +311,10 @@ def current() -> _Worker:
 
 
 def _forked() -> None:
-    """A forked child (a data loader) is no worker."""
+    """A forked child (a data loader) is no worker, and the agent's connections are those of its parent."""
     if _current is not None:
         _current.board = None
+        _current._agent = None
 
 
 os.register_at_fork(after_in_child=_forked)

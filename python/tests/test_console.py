@@ -42,7 +42,8 @@ def test_a_stop_says_so_and_offers_no_diagnosis(env, script, tmp_path):
     run.send_signal(signal.SIGINT)
     _, said = run.communicate(timeout=60)
     assert run.returncode == 130
-    assert "everstep: stopping: the newest step is kept" in said
+    # A script without checkpoints.
+    assert "everstep: stopping: the script may save what it has" in said
     assert "--first-cause" not in said
 
 

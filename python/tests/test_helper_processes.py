@@ -137,6 +137,24 @@ print("trained", flush=True)
     assert done.stdout.count("trained") == 1 and "counts as finished" in done.stderr, (done.stdout, done.stderr)
 
 
+def test_a_forked_child_does_not_speak_for_the_rank(everstep, script, tmp_path) -> None:
+    program = script(
+        """
+import os, sys, everstep
+everstep.report_error(RuntimeError("of the rank"))
+child = os.fork()
+if child == 0:
+    everstep.report_error(RuntimeError("of the child"))
+    os._exit(0)
+os.waitpid(child, 0)
+sys.exit(3)
+"""
+    )
+    done = everstep("run", "--standalone", "--max-restarts", "0", program, timeout=120)
+    assert done.returncode != 0
+    assert "of the rank" in done.stderr and "of the child" not in done.stderr, done.stderr
+
+
 def test_reading_a_checkpoint_writes_none(tmp_path) -> None:
     import torch
 

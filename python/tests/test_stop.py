@@ -1,7 +1,8 @@
-"""Signals that reach ranks while they start."""
+"""Signals that ask a job to stop: while its ranks start, in a handler, and sent to all of its processes."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -65,3 +66,52 @@ def test_a_signal_handler_may_ask_the_agent_while_its_rank_waits_for_it(
     done = everstep("run", "--standalone", "--nproc-per-node", "2", script(_HANDLER_ASKS), timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split().count("asked") == 1 and done.stdout.split().count("step") == 4, done.stdout
+
+
+_SAVES = """
+import os, pathlib, signal, sys, time
+def save(*_):
+    time.sleep(2)
+    pathlib.Path("saved").write_text("all of it")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path("ready").touch()
+while True: time.sleep(0.1)
+"""
+
+
+def _of_job(name: str) -> list[int]:
+    """Returns the processes that serve a job, and its workers."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes()
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if f"EVERSTEP_JOB={name}".encode() in environment or (b"everstep" in line and name.encode() in line):
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_scheduler_may_signal_all_processes_of_a_job(
+    env: dict[str, str], script: Callable[[str], str], tmp_path: Path
+) -> None:
+    name = f"all-{os.getpid()}"
+    line = [EVERSTEP, "run", "--standalone", "--name", name, script(_SAVES)]
+    run = subprocess.Popen(line, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        while run.poll() is None and not (tmp_path / "ready").exists():
+            time.sleep(0.05)
+        time.sleep(1)
+        processes = _of_job(name)
+        assert len(processes) >= 4, "the agent, its guard, the coordinator and the worker"
+        for process in processes:
+            os.kill(process, signal.SIGTERM)
+        _, said = run.communicate(timeout=120)
+        assert run.returncode == 143, said
+        assert (tmp_path / "saved").exists(), said
+        assert "the script may save what it has" in said, said
+    finally:
+        run.kill()

@@ -115,6 +115,7 @@ pub async fn run(
     provisioner: Option<PathBuf>,
     (known, detector): (Option<Problem>, Ready),
 ) -> Result<(), StartError> {
+    crate::signals::outlive();
     let fail = |why: String| StartError { code: ExitCode::Refused.number(), why };
     let Some(_lock) = exclusive::alone(directory).await.map_err(fail)? else { return Ok(()) };
     let token = match token_file {
@@ -367,6 +368,7 @@ impl Driver {
                 Command::Provision { job, request } => self.provision(job, request),
                 Command::StepDown { why } => {
                     crate::say!("{why}");
+                    crate::log::flush();
                     std::process::exit(0);
                 }
             }

@@ -21,6 +21,7 @@ mod pgstore;
 mod places;
 mod preload;
 mod provisioner;
+mod signals;
 mod store;
 
 use everstep::detect;
@@ -28,5 +29,7 @@ use everstep::detect;
 fn main() {
     children::keep();
     file_size::report();
-    std::process::exit(cli::main());
+    let code = cli::main();
+    log::flush();
+    std::process::exit(code);
 }

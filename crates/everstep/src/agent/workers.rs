@@ -61,6 +61,11 @@ pub struct Worker {
 }
 
 impl Crew {
+    /// Returns whether a worker hands its steps over to this agent.
+    pub fn has_checkpoints(&self) -> bool {
+        !self.watched.is_empty()
+    }
+
     /// Passes a stop signal to the workers' boards, where `should_stop` finds it.
     pub fn request_stop(&self, signal: i32, at: Option<Step>) {
         for worker in self.workers.values() {

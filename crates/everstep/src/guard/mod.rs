@@ -74,6 +74,8 @@ pub fn run(lock: i32, input: i32) -> i32 {
     let Ok(input) = rustix::io::fcntl_dupfd_cloexec(input, 3) else { return 1 };
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let _ = rustix::process::setsid();
+    // With the guard, its workers would be killed in the middle of a save.
+    crate::signals::outlive();
     let Ok(socket) = std::io::stdin().as_fd().try_clone_to_owned() else { return 1 };
     let agent = UnixStream::from(socket);
     let _ = agent.set_nonblocking(true);

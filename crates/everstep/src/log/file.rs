@@ -32,12 +32,18 @@ impl Rotating {
     /// Appends a line. If that fails, the line is lost.
     pub fn write(&mut self, line: &str) {
         if self.bytes > BYTES_MAX {
-            let _ = self.rotate();
+            self.rotate().unwrap_or_else(|_| self.begin_again());
         }
         let line = format!("{line}\n");
         if self.file.write_all(line.as_bytes()).is_ok() {
             self.bytes += line.len() as u64;
         }
+    }
+
+    /// Empties the file, which cannot be put aside: its directory may be gone.
+    fn begin_again(&mut self) {
+        let _ = self.file.set_len(0);
+        self.bytes = 0;
     }
 
     fn rotate(&mut self) -> io::Result<()> {
@@ -72,5 +78,6 @@ mod tests {
         assert!(std::fs::read_to_string(&path).unwrap().ends_with("x\nlast\n"));
         directory.close().unwrap();
         (0..20).for_each(|_| log.write(&line));
+        assert!(log.file.metadata().unwrap().len() <= BYTES_MAX + (2 << 20));
     }
 }

@@ -27,12 +27,12 @@ pub enum Format {
 /// Where lines go, and in which format.
 pub struct Output {
     format: fn() -> Format,
-    write: fn(&str),
+    write: fn(String),
 }
 
 impl Output {
     /// The format is asked for with each line.
-    pub fn new(format: fn() -> Format, write: fn(&str)) -> Self {
+    pub fn new(format: fn() -> Format, write: fn(String)) -> Self {
         Output { format, write }
     }
 }
@@ -108,7 +108,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
                 json(event.metadata(), &message, around, own)
             }
         };
-        (self.output.write)(&line);
+        (self.output.write)(line);
     }
 }
 

@@ -8,11 +8,13 @@
 pub mod exchange;
 mod file;
 mod lines;
+mod queue;
 
 use crate::cli::Failure;
 use file::Rotating;
 pub use file::before;
 use lines::{Format, Lines, Output};
+pub use queue::flush;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -56,8 +58,10 @@ pub fn start() -> Result<(), Failure> {
         Err(wrong) => (EnvFilter::new(ON_CONSOLE), Some(wrong)),
     };
     let console =
-        Lines::new(Output::new(|| *FORMAT.get().unwrap_or(&Format::Text), to_console)).with_filter(of_messages(filter));
-    let kept = Lines::new(Output::new(|| Format::Json, to_file)).with_filter(of_messages(EnvFilter::new(IN_FILE)));
+        Lines::new(Output::new(|| *FORMAT.get().unwrap_or(&Format::Text), |line| queue::push(to_console, line)))
+            .with_filter(of_messages(filter));
+    let kept = Lines::new(Output::new(|| Format::Json, |line| queue::push(to_file, line)))
+        .with_filter(of_messages(EnvFilter::new(IN_FILE)));
     // Fails only if there is another subscriber, which then gets the messages.
     let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry().with(console).with(kept));
     match wrong {
@@ -90,8 +94,10 @@ pub fn in_json() {
 }
 
 /// Keeps messages in this file from now on. Without it, nothing is kept, and nobody needs to know.
+/// Whoever keeps messages runs for long, and from now on it does not wait for them to be written.
 pub fn keep_in(path: &Path) {
     *FILE.lock().unwrap_or_else(PoisonError::into_inner) = Rotating::open(path).ok();
+    queue::start();
 }
 
 /// Adds a field to all messages of this process, from now on.
