@@ -151,7 +151,7 @@ mod tests {
     }
 
     fn lines(format: fn() -> Format, work: impl FnOnce()) -> Vec<String> {
-        let output = Output::new(format, |line| WRITTEN.with_borrow_mut(|w| w.push(line.to_owned())));
+        let output = Output::new(format, |line| WRITTEN.with_borrow_mut(|w| w.push(line)));
         let subscriber = tracing_subscriber::registry().with(Lines::new(output));
         tracing::subscriber::with_default(subscriber, work);
         WRITTEN.take()
