@@ -7,9 +7,10 @@ parameters of the same name, and neither their order in the optimizer nor that o
 from __future__ import annotations
 
 import itertools
+import warnings
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
 import torch
@@ -19,7 +20,8 @@ from torch.optim import Optimizer
 from . import flat
 from ._internal import CheckpointError
 from .compare import difference
-from .tensors import assign
+from .placed import Place, place_of
+from .tensors import assign, local
 
 #: How parameters are named in the state of an optimizer. Earlier checkpoints have no number: their names have no object.
 NAMES = 2
@@ -118,10 +120,18 @@ def kind_of(optimizer: Any) -> str:
     return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
 
 
-def in_no_module(optimizer: Optimizer, order: list[str]) -> dict[str, Tensor]:
-    """Parameters that nothing else saves, unless an object of the user's does. A shard of a sharded one is not known to be one."""
+def in_no_module(optimizer: Optimizer, order: list[str], saved: Iterable[Tensor] = ()) -> dict[str, Tensor]:
+    """Parameters that belong to no module and are not among the tensors that other objects save (``saved``)."""
     loose = {n: p for n, p in zip(order, parameters_of(optimizer), strict=True) if n.startswith("param_")}
-    return {n: p.detach() for n, p in loose.items() if not hasattr(p, "_local_tensor")}
+    elsewhere = {t.data_ptr() for t in saved} if loose else set()
+    return {n: p.detach() for n, p in loose.items() if local(p).data_ptr() not in elsewhere}
+
+
+def loose_places(optimizers: Mapping[str, Optimizer], names: ParameterNames) -> dict[str, Place]:
+    """Where this rank's parts of sharded parameters of no module belong, by the names of their tensors in a checkpoint."""
+    loose = ((n, k, p) for n, o in optimizers.items() for k, p in in_no_module(o, names.of(o)).items())
+    places = ((f"{name}/values/{key}", place_of(parameter)) for name, key, parameter in loose)
+    return {name: place for name, place in places if place is not None}
 
 
 def by_names(
@@ -206,8 +216,17 @@ def _differences(value: dict[str, Any], optimizer: Optimizer, order: list[str], 
     return lines
 
 
-def restore(name: str, optimizer: Optimizer, value: dict[str, Any], names: ParameterNames) -> None:
+def restore(
+    name: str,
+    optimizer: Optimizer,
+    value: dict[str, Any],
+    names: ParameterNames,
+    places: Mapping[str, Place] | None = None,
+) -> None:
     """Puts the state of :func:`by_names` back.
+
+    Args:
+        places: where the checkpoint's tensors belong, by name, if this rank's own shard was read as it is.
 
     Raises:
         CheckpointError: when parameters and groups do not match one to one, and when something did not arrive.
@@ -258,13 +277,32 @@ def restore(name: str, optimizer: Optimizer, value: dict[str, Any], names: Param
     if plainly:
         _keep_exact(optimizer, parameters, state)
     _verify(name, optimizer, state, groups, order)
-    _put_back(name, {found[n]: v for n, v in value.get("values", {}).items() if n in found}, parameters)
+    values = {n: v for n, v in value.get("values", {}).items() if n in found}
+    lacking = [n for n in found if n.startswith("param_") and n not in values and place_of(parameters[found[n]])]
+    if lacking:
+        warnings.warn(
+            f"everstep: {name}=: parameter {found[lacking[0]]} belongs to no module and is sharded; this checkpoint was "
+            "made by an everstep that did not save such parameters: it keeps the value that it has now",
+            stacklevel=6,
+        )
+    for n in values if places is not None else ():
+        if _of_part(places.get(f"{name}/values/{n}")) != _of_part(place_of(parameters[found[n]])):
+            raise CheckpointError(
+                f"{name}=: parameter {found[n]}, which belongs to no module, is sharded in another way in the checkpoint; "
+                "run with the same ranks and sharding, or pass the module that it belongs to to CheckpointManager"
+            )
+    _put_back(name, {found[n]: v for n, v in values.items()}, parameters)
+
+
+def _of_part(place: Place | None) -> Place | None:
+    """``None`` for what is a whole tensor, too."""
+    return None if place is None or place.sizes == place.shape else place
 
 
 def _put_back(name: str, values: dict[int, Tensor], parameters: list[Tensor]) -> None:
     """Values of parameters of no module."""
     for i, saved in values.items():
-        parameter = parameters[i].detach()
+        parameter = local(parameters[i]).detach()
         if (parameter.dtype, parameter.shape) != (saved.dtype, saved.shape):
             raise CheckpointError(
                 f"{name}=: parameter {i} is {saved.dtype} of shape {list(saved.shape)} in the checkpoint, "

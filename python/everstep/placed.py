@@ -157,7 +157,8 @@ class Resharded:
         size = self._whole.world_size
         # Sharded tensors, such as only some ranks have (pipeline stages), or such as all have alike.
         modules = [t for t in self._tensors.values() if in_module(t[0])]
-        one = any(in_parts or holders < size for *_, in_parts, holders, _ in modules) or self._alike()
+        one = any(in_parts for *_, in_parts, _, _ in self._tensors.values()) or self._alike()
+        one = one or any(holders < size for *_, holders, _ in modules)
         # What one process has saved is the whole of which this rank wants parts or a stage.
         one = one or (size == 1 and (bool(own) or names < {t[0] for t in modules}))
         if not one:
@@ -183,7 +184,8 @@ class Resharded:
         if name in self._own:
             return self._own[name]
         # `OPTIMIZER/PARAMETER/KEY`: sharded as the parameter is, where it has its shape.
-        parameter = self._parameters.get(parameter_of(name))
+        owner = parameter_of(name)
+        parameter = self._parameters.get(owner) or self._own.get(f"{name.partition('/')[0]}/values/{owner}")
         return parameter if parameter is not None and parameter.shape == tuple(shape) else whole
 
     def entries(self) -> list[Entry]:

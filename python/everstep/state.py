@@ -6,6 +6,7 @@ Names: ``OBJECT.KEY`` for a module's tensors, ``OBJECT/PATH`` for tensors inside
 
 from __future__ import annotations
 
+import itertools
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping
@@ -22,10 +23,10 @@ from ._internal import CheckpointError, Shard
 from .batches import Resumable
 from .blob_format import BLOB
 from .compare import difference
-from .module_state import Entries, local
+from .module_state import Entries
 from .optimizer_state import ParameterNames, TrainedParameters
 from .placed import PARTS, Parts, Place, Resharded, in_module, parameter_of, place_of
-from .tensors import DTYPES, is_lazy, storable, stored_as
+from .tensors import DTYPES, is_lazy, local, storable, stored_as
 from .values import EXTRA, LAYOUT, MODULE, OPTIMIZER, OTHER, RESERVED, RNG, Layout, Values
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ def unwrap(module: nn.Module) -> nn.Module:
 def is_replicated(objects: Mapping[str, Any]) -> bool:
     """True when every rank holds the same: one of the modules is in DDP, and no tensor is a shard of a larger one."""
     modules = [o for o in objects.values() if isinstance(o, nn.Module)]
-    if any(hasattr(p, "device_mesh") for m in modules for p in m.parameters()):
+    optimizers = [o for o in map(optimizer_state.unwrapped, objects.values()) if optimizer_state.is_complete(o)]
+    trained = (p for o in optimizers for p in optimizer_state.parameters_of(o))
+    if any(hasattr(p, "device_mesh") for p in itertools.chain(trained, *(m.parameters() for m in modules))):
         return False
     while modules:
         module = modules.pop()
@@ -272,10 +275,7 @@ class State:
             return self.encoded({"whole": state}, name, items, eager=True)
         first = len(items)
         order = names.of(optimizer)
-        values = optimizer_state.in_no_module(optimizer, order)
-        if values:
-            saved = {i.tensor.data_ptr() for i in items}
-            values = {n: v for n, v in values.items() if v.data_ptr() not in saved}
+        values = optimizer_state.in_no_module(optimizer, order, (i.tensor for i in items))
         value = optimizer_state.by_names(optimizer, state, order, values)
         if value["shapes"] and self._trained is not None and (lost := self._trained.lost(optimizer, names)) is not None:
             raise CheckpointError(
@@ -369,12 +369,13 @@ class State:
             if name in loaded:
                 module_state.load(name, self._modules[name], loaded[name], module_state.read_beside(values.get(name)))
         self._check_parameters(names)
+        places = None if isinstance(shard, Resharded) else stored.places()
         for name, obj in self.objects.items():
             if name not in values or name in self._modules:
                 continue
             value = values[name]
             if name in self.optimizers_by_name and "groups" in value:
-                optimizer_state.restore(name, self.optimizers_by_name[name], value, names)
+                optimizer_state.restore(name, self.optimizers_by_name[name], value, names, places)
             else:
                 whole = name in self.optimizers_by_name
                 self._load(name, obj, value["whole"] if whole else value)
@@ -453,6 +454,7 @@ class State:
         items = self.module_items()
         own = _places(items)
         parameters: dict[str, Place] = {}
+        own |= optimizer_state.loose_places(self.optimizers_by_name, ParameterNames(self.objects))
         for name, place in own.items():
             parameters[name] = place
             # As earlier checkpoints name it.
