@@ -10,8 +10,8 @@ import itertools
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeGuard
+from collections.abc import Container, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,12 @@ from torch.optim import Optimizer
 from . import flat
 from ._internal import CheckpointError
 from .compare import difference
-from .placed import Place, place_of
+from .placed import Place, parameter_in, place_of
+from .sharded import Part, is_sharded, rebuilt
 from .tensors import assign, local
+
+if TYPE_CHECKING:
+    from .state import Item
 
 #: How parameters are named in the state of an optimizer. Earlier checkpoints have no number: their names have no object.
 NAMES = 2
@@ -152,9 +156,36 @@ def by_names(
         # Parameters of no module are told apart by their positions only.
         "shapes": {n: list(p.shape) for n, p in zip(order, parameters, strict=True) if n.startswith("param_")},
         **({"values": dict(values)} if values else {}),
+        # Whose state says itself which of its tensors were sharded.
+        **(
+            {"sharded": sharded}
+            if (sharded := [n for n, p in zip(order, parameters, strict=True) if is_sharded(p)])
+            else {}
+        ),
         # Last: it is what changes from step to step (learning rates) where the rest stays as it is.
         "groups": [{**g, "params": [order[i] for i in g["params"]]} for g in state["param_groups"]],
     }
+
+
+def describe(name: str, items: list[Item], sharded: Container[str], ranges: Mapping[str, Place]) -> None:
+    """Says of an optimizer's tensors when they change, and where the pieces of FSDP1's parameters (``ranges``) belong.
+
+    Raises:
+        CheckpointError: naming a sharded tensor that is in the state of no sharded parameter, so that its mesh would not be known.
+    """
+    for item in items:
+        # Learning rates and the like change between updates.
+        item.eager = item.name.startswith(f"{name}/groups/")
+        if item.whole is not None:
+            if not item.name.startswith(f"{name}/values/") and parameter_in(item.name, sharded) is None:
+                raise CheckpointError(
+                    f"{item.name} is a sharded tensor (DTensor) that is not in the state of a sharded parameter, and could not be "
+                    "restored; keep to_local() or full_tensor() there"
+                )
+        elif (
+            ranges and (owner := parameter_in(item.name, ranges)) is not None and flat.fits(item.tensor, ranges[owner])
+        ):
+            item.whole = ranges[owner]
 
 
 def exported(value: dict[str, Any]) -> dict[str, Any]:
@@ -255,8 +286,13 @@ def restore(
             group["param_names"] = [by_position[i] for i in members]
         groups.append(group)
         at += len(members)
+    noted, made = set(value.get("sharded", ())), dict[int, tuple[Any, Any]]()
     state: dict[Any, Any] = {
-        found[n]: {k: _like(x, parameters[found[n]]) for k, x in v.items()} for n, v in value["state"].items()
+        found[n]: {
+            k: rebuilt(x, parameters[found[n]], f"{name}/state/{n}/{k}", made, by_shape=n not in noted)
+            for k, x in v.items()
+        }
+        for n, v in value["state"].items()
     }
     state.update((k, v) for k, v in value.get("other", []))
     before = [set(g) for g in optimizer.param_groups]
@@ -277,20 +313,22 @@ def restore(
     if plainly:
         _keep_exact(optimizer, parameters, state)
     _verify(name, optimizer, state, groups, order)
-    values = {n: v for n, v in value.get("values", {}).items() if n in found}
-    lacking = [n for n in found if n.startswith("param_") and n not in values and place_of(parameters[found[n]])]
-    if lacking:
+    saved_values = value.get("values", {}).items()
+    values = {n: v.tensor if isinstance(v, Part) else v for n, v in saved_values if n in found}
+    lacking = [n for n in found if n not in values and n not in noted and n.startswith("param_")]
+    if unsaved := [found[n] for n in lacking if is_sharded(parameters[found[n]])]:
         warnings.warn(
-            f"everstep: {name}=: parameter {found[lacking[0]]} belongs to no module and is sharded; this checkpoint was "
-            "made by an everstep that did not save such parameters: it keeps the value that it has now",
+            f"everstep: parameter {unsaved[0]} of {name}= is sharded and belongs to no module, and this checkpoint was made by an everstep "
+            "that did not save such parameters: unless another object restores it, it keeps the value that it has now",
             stacklevel=6,
         )
-    for n in values if places is not None else ():
-        if _of_part(places.get(f"{name}/values/{n}")) != _of_part(place_of(parameters[found[n]])):
-            raise CheckpointError(
-                f"{name}=: parameter {found[n]}, which belongs to no module, is sharded in another way in the checkpoint; "
-                "run with the same ranks and sharding, or pass the module that it belongs to to CheckpointManager"
-            )
+    if places is not None:
+        for n in values:
+            if _of_part(places.get(f"{name}/values/{n}")) != _of_part(place_of(parameters[found[n]])):
+                raise CheckpointError(
+                    f"{name}=: parameter {found[n]}, which belongs to no module, is sharded in another way in the checkpoint; "
+                    "run with the same ranks and sharding, or pass the module that it belongs to to CheckpointManager"
+                )
     _put_back(name, {found[n]: v for n, v in values.items()}, parameters)
 
 
@@ -320,19 +358,6 @@ def _check_kind(name: str, value: dict[str, Any], optimizer: Optimizer) -> None:
             raise CheckpointError(
                 f"{name}=: the checkpoint is of {value['kind']}, this is {kind_of(optimizer)}; they differ in {', '.join(differ)}"
             )
-
-
-def _like(value: Any, parameter: Tensor) -> Any:
-    """A part of a state that is sharded as its parameter is, as the sharded tensor that the optimizer had."""
-    part = getattr(parameter, "_local_tensor", None)
-    if part is None or not isinstance(value, Tensor) or value.shape != part.shape:
-        return value
-    from torch.distributed.tensor import DTensor
-
-    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
-    return DTensor.from_local(
-        value, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-    )
 
 
 def _loads_plainly(optimizer: Optimizer) -> bool:
@@ -373,7 +398,8 @@ def _keep_exact(optimizer: Optimizer, parameters: list[Tensor], state: dict[Any,
                 if (
                     live.shape == parameter.shape
                     and live.stride() != parameter.stride()
-                    and not hasattr(live, "_local_tensor")
+                    and not is_sharded(live)
+                    and not is_sharded(parameter)
                 ):
                     # Kernels want state that lies in memory as its parameter does (channels last).
                     live = torch.empty_like(parameter, dtype=live.dtype, requires_grad=False).copy_(live)

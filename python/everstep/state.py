@@ -25,7 +25,7 @@ from .blob_format import BLOB
 from .compare import difference
 from .module_state import Entries
 from .optimizer_state import ParameterNames, TrainedParameters
-from .placed import PARTS, Parts, Place, Resharded, in_module, parameter_of, place_of
+from .placed import PARTS, Parts, Place, Resharded, in_module, place_of
 from .tensors import DTYPES, is_lazy, local, storable, stored_as
 from .values import EXTRA, LAYOUT, MODULE, OPTIMIZER, OTHER, RESERVED, RNG, Layout, Values
 
@@ -283,13 +283,7 @@ class State:
                 "write into the parameter in place, give the new one to the optimizer, or take the old one out of it"
             )
         blob = self.encoded(value, name, items, eager=False, sharded=True)
-        ranges = self._ranges()
-        for item in items[first:]:
-            # Learning rates and the like change between updates.
-            item.eager = item.name.startswith(f"{name}/groups/")
-            place = ranges.get(parameter_of(item.name)) if ranges else None
-            if item.whole is None and place is not None and flat.fits(item.tensor, place):
-                item.whole = place
+        optimizer_state.describe(name, items[first:], value.get("sharded", ()), self._ranges())
         return blob
 
     # -- back ------------------------------------------------------------------------------------
