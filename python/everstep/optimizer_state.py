@@ -127,8 +127,13 @@ def kind_of(optimizer: Any) -> str:
 def in_no_module(optimizer: Optimizer, order: list[str], saved: Iterable[Tensor] = ()) -> dict[str, Tensor]:
     """Parameters that belong to no module and are not among the tensors that other objects save (``saved``)."""
     loose = {n: p for n, p in zip(order, parameters_of(optimizer), strict=True) if n.startswith("param_")}
-    elsewhere = {t.data_ptr() for t in saved} if loose else set()
-    return {n: p.detach() for n, p in loose.items() if local(p).data_ptr() not in elsewhere}
+    elsewhere = {_elements(t) for t in saved} if loose else set()
+    return {n: p.detach() for n, p in loose.items() if _elements(local(p)) not in elsewhere}
+
+
+def _elements(tensor: Tensor) -> tuple[object, ...]:
+    """Equal for tensors that are the same elements. One that only begins where another does has others, too."""
+    return tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride()
 
 
 def loose_places(optimizers: Mapping[str, Optimizer], names: ParameterNames) -> dict[str, Place]:

@@ -227,6 +227,22 @@ def test_parameters_of_no_module_keep_their_values(tmp_path):
     assert all(torch.equal(a, b) and a.abs().sum() > 0 for a, b in zip(one, two, strict=True))
 
 
+def test_a_flat_parameter_is_saved_although_a_module_has_a_view_of_its_beginning(tmp_path):
+    def made(value: float) -> tuple[nn.Module, torch.Tensor, torch.optim.Optimizer]:
+        flat = nn.Parameter(torch.full((10,), value))
+        model = nn.Linear(2, 1, bias=False)
+        model.weight = nn.Parameter(flat.data[:2].view(1, 2))
+        return model, flat, torch.optim.SGD([flat], lr=0.1)
+
+    model, _, optimizer = made(3.0)
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=1)
+    ckpt.step(1)
+    ckpt.close()
+    model, flat, optimizer = made(0.0)
+    assert es.CheckpointManager(tmp_path, model=model, optimizer=optimizer).restore() == 1
+    assert torch.equal(flat.detach(), torch.full((10,), 3.0))
+
+
 class _Renamed(torch.optim.Adam):
     """The same under another name."""
 
