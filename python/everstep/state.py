@@ -303,7 +303,7 @@ class State:
             known.update(f"{name}.{key}" for key in [*found.tensors, *found.lazy, *found.values])
             for key, (tensor, _) in found.tensors.items() if name not in open_ else ():
                 full = f"{name}.{key}"
-                if key.endswith("_extra_state"):
+                if key.rpartition(".")[2] == "_extra_state" and module_state.loads_itself(self._modules[name], found):
                     # It may be a tensor now and something else then, or of another shape.
                     continue
                 wrong = (
@@ -424,7 +424,7 @@ class State:
             if owner in loading and in_module(name):
                 loaded[owner][key] = stored.room(name)
         into = {f"{n}.{k}": own for n, e in found.items() if n not in loading for k, (own, _) in e.tensors.items()}
-        in_place.fill(shard, into, stored.targets, stored.room)
+        in_place.fill(shard, into, stored)
         return loaded
 
     def _check_parameters(self, names: ParameterNames) -> None:
