@@ -16,7 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from . import decoding, module_state, optimizer_state
+from . import decoding, module_state, optimizer_state, optimizer_value
 from ._internal import CheckpointError, WholeCheckpoint, list_checkpoints
 from .blob_format import BLOB
 from .damage import reading
@@ -84,24 +84,55 @@ def load(source: str | PathLike[str], step: int | None = None) -> dict[str, Any]
         module, dot, key = name.partition(".")
         if dot and "/" not in module:
             state.setdefault(module, {})[key] = tensor
+    ranks = range(1 if _alike(whole) else whole.world_size)
+    saved = [{n for n in whole.names(rank) if n.startswith(BLOB)} for rank in ranks]
     for blob in names:
         name = blob.removeprefix(BLOB)
         if blob.startswith(BLOB) and name not in _OWN and "/" not in name:
-            value = decoding.decode(whole.bytes(0, blob), tensors.__getitem__)
+            held = (whole.bytes(rank, blob) for rank in ranks if blob in saved[rank])
+            values = (decoding.decode(data, tensors.__getitem__) for data in held)
+            value = next(values)
             if isinstance(value, dict) and {"state", "groups"} <= value.keys():
-                value = optimizer_state.exported(value)
+                value = optimizer_state.exported(_merged(name, [value, *values]))
             elif isinstance(value, dict) and (value.keys() == {"whole"} or name in state):
                 value = value["whole"] if value.keys() == {"whole"} else _beside(state[name], value)
             state[name] = (
                 {**state[name], **value} if isinstance(state.get(name), dict) and isinstance(value, dict) else value
             )
-    own = [n for n, *_, in_parts, _, _ in names.values() if not in_parts and not n.startswith(BLOB)]
-    if whole.world_size > 1 and own and not _alike(whole):
+    own = [n for n, *_, parts, holders, _ in names.values() if holders > 1 and not parts and not n.startswith(BLOB)]
+    if len(ranks) > 1 and own:
         warnings.warn(
             f"{path} has states of {whole.world_size} ranks that are each one's own (as {own[0]}): rank 0's are taken",
             stacklevel=2,
         )
     return state
+
+
+def _merged(name: str, ranks: list[Any]) -> dict[str, Any]:
+    """The state of an optimizer that all ranks have together: each may have parameters of its own (pipeline stages), or no piece of some
+    (FSDP1), and then no state of those either.
+
+    Raises:
+        CheckpointError: when their groups do not match.
+    """
+    merged: dict[str, Any] = optimizer_value.checked(ranks[0])
+    for other in map(optimizer_value.checked, ranks[1:]):
+        if len(other.get("groups", ())) != len(merged["groups"]):
+            raise CheckpointError(
+                f"{name}= has other parameter groups on other ranks, so that it cannot be exported as one; export the weights "
+                "(--to hf), or restore it with everstep"
+            )
+        merged["state"] = other["state"] | merged["state"]
+        for group, more in zip(merged["groups"], other["groups"], strict=True):
+            known = set(group["params"])
+            new = [i for i, p in enumerate(more["params"]) if p not in known]
+            labels = [g.get("param_names") for g in (group, more)]
+            if new and all(isinstance(names, list) for names in labels):
+                group["param_names"] = [*labels[0], *(labels[1][i] for i in new)]
+            elif new:
+                group.pop("param_names", None)
+            group["params"] = [*group["params"], *(more["params"][i] for i in new)]
+    return merged
 
 
 def _beside(tensors: dict[str, Tensor], value: dict[str, Any]) -> dict[str, Any]:
@@ -115,6 +146,8 @@ def _beside(tensors: dict[str, Tensor], value: dict[str, Any]) -> dict[str, Any]
 
 def _alike(whole: WholeCheckpoint) -> bool:
     """Every rank held the same."""
+    if BLOB + "layout" not in whole.names(0):
+        return False
     layout = decoding.decode(whole.bytes(0, BLOB + "layout"), lambda name: None)
     return bool(layout.get("replicated"))
 

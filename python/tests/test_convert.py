@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import everstep as es
+from harness.ranks import run_ranks
 
 EVERSTEP = str(Path(sys.executable).parent / "everstep")
 
@@ -88,6 +90,39 @@ def test_safetensors_out_and_in(tmp_path, monkeypatch):
     assert len(set(index["weight_map"].values())) > 1 and all(
         torch.equal(found[k], v) for k, v in model.state_dict().items()
     )
+
+
+_STAGE = """
+import os, sys, torch, torch.distributed as dist, everstep as es
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = torch.nn.Sequential()
+model.add_module(f"layer{rank}", torch.nn.Linear(2, 2))
+optimizer = torch.optim.AdamW(model.named_parameters())
+ckpt = es.CheckpointManager(sys.argv[1], persist=1, model=model, optimizer=optimizer)
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+ckpt.step(1)
+ckpt.close()
+dist.destroy_process_group()
+"""
+
+
+def test_optimizer_state_of_all_pipeline_stages_is_exported(tmp_path):
+    from everstep import convert
+
+    (tmp_path / "train.py").write_text(_STAGE)
+    ended = run_ranks([sys.executable, str(tmp_path / "train.py"), str(tmp_path / "out")], 2)
+    assert [r.code for r in ended] == [0, 0], ended[0].err + ended[1].err
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state = convert.load(tmp_path / "out")
+    names = ["layer0.weight", "layer0.bias", "layer1.weight", "layer1.bias"]
+    assert sorted(state["model"]) == sorted(names)
+    assert sorted(state["optimizer"]["state"]) == sorted(names)
+    (group,) = state["optimizer"]["param_groups"]
+    assert group["params"] == group["param_names"] == names
+    assert all(s["exp_avg"].abs().sum() > 0 for s in state["optimizer"]["state"].values())
 
 
 class _Counted(nn.Linear):
