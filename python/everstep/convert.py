@@ -22,7 +22,7 @@ from .blob_format import BLOB
 from .damage import reading
 from .directory import Directory, in_the_way
 from .tensors import BY_NAME, as_real_dtype
-from .values import check_step
+from .values import MODULE, OPTIMIZER, OTHER, check_step
 
 #: What is each rank's own, or of no use without everstep.
 _OWN = {"rng", "layout", "align", "parts", "dcp"}
@@ -84,21 +84,23 @@ def load(source: str | PathLike[str], step: int | None = None) -> dict[str, Any]
         module, dot, key = name.partition(".")
         if dot and "/" not in module:
             state.setdefault(module, {})[key] = tensor
-    ranks = range(1 if _alike(whole) else whole.world_size)
+    ranks = range(1 if _layout(whole, 0).get("replicated") else whole.world_size)
+    kinds = dict(item for rank in ranks for item in _layout(whole, rank).get("kinds", {}).items())
     saved = [{n for n in whole.names(rank) if n.startswith(BLOB)} for rank in ranks]
     for blob in names:
         name = blob.removeprefix(BLOB)
         if blob.startswith(BLOB) and name not in _OWN and "/" not in name:
             held = (whole.bytes(rank, blob) for rank in ranks if blob in saved[rank])
             values = (decoding.decode(data, tensors.__getitem__) for data in held)
-            value = next(values)
-            if isinstance(value, dict) and {"state", "groups"} <= value.keys():
-                value = optimizer_state.exported(_merged(name, [value, *values]))
-            elif isinstance(value, dict) and (value.keys() == {"whole"} or name in state):
-                value = value["whole"] if value.keys() == {"whole"} else _beside(state[name], value)
-            state[name] = (
-                {**state[name], **value} if isinstance(state.get(name), dict) and isinstance(value, dict) else value
-            )
+            kind, value = kinds.get(name), next(values)
+            if kind is None:
+                kind = _guessed(value, in_module=name in state)
+            if kind == OPTIMIZER:
+                by_names = "groups" in optimizer_value.checked(value)
+                value = optimizer_state.exported(_merged(name, [value, *values])) if by_names else value["whole"]
+            elif kind == MODULE:
+                value = _with_beside(state.get(name, {}), [value, *values])
+            state[name] = value
     own = [n for n, *_, parts, holders, _ in names.values() if holders > 1 and not parts and not n.startswith(BLOB)]
     if len(ranks) > 1 and own:
         warnings.warn(
@@ -135,21 +137,29 @@ def _merged(name: str, ranks: list[Any]) -> dict[str, Any]:
     return merged
 
 
-def _beside(tensors: dict[str, Tensor], value: dict[str, Any]) -> dict[str, Any]:
-    """What a module has beside its tensors, which get their own dtypes."""
-    beside = module_state.read_beside(value)
-    for key, dtype in beside["dtypes"].items():
-        tensors[key] = as_real_dtype(tensors[key], dtype)
-    values: dict[str, Any] = beside["values"]
-    return values
+def _guessed(value: Any, *, in_module: bool) -> str:
+    """What an object is in an earlier checkpoint, which does not say."""
+    if isinstance(value, dict) and ({"state", "groups"} <= value.keys() or value.keys() == {"whole"}):
+        return OPTIMIZER
+    return MODULE if in_module and isinstance(value, dict) else OTHER
 
 
-def _alike(whole: WholeCheckpoint) -> bool:
-    """Every rank held the same."""
-    if BLOB + "layout" not in whole.names(0):
-        return False
-    layout = decoding.decode(whole.bytes(0, BLOB + "layout"), lambda name: None)
-    return bool(layout.get("replicated"))
+def _with_beside(tensors: dict[str, Tensor], ranks: list[Any]) -> dict[str, Any]:
+    """A module's tensors with their own dtypes, and what it has beside them. Each rank may have a part of the module."""
+    found = [module_state.read_beside(module_state.checked_beside(value)) for value in ranks]
+    dtypes = dict(item for beside in found for item in beside["dtypes"].items())
+    values: dict[str, Any] = {}
+    for beside in reversed(found):
+        values |= beside["values"]
+    return {key: as_real_dtype(t, dtypes[key]) if key in dtypes else t for key, t in tensors.items()} | values
+
+
+def _layout(whole: WholeCheckpoint, rank: int) -> dict[str, Any]:
+    """Whose state a shard is, and what its objects are; earlier ones do not say."""
+    if BLOB + "layout" not in whole.names(rank):
+        return {}
+    found: dict[str, Any] = decoding.decode(whole.bytes(rank, BLOB + "layout"), lambda name: None)
+    return found
 
 
 def _through_dcp(path: str) -> dict[str, Any]:

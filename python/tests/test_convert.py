@@ -92,6 +92,29 @@ def test_safetensors_out_and_in(tmp_path, monkeypatch):
     )
 
 
+class _Kept:
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def state_dict(self) -> object:
+        return self.value
+
+    def load_state_dict(self, value: object) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    "value", [{"whole": 5}, {"state": {}, "groups": []}, {"state": {"a": 1}, "groups": [1, 2]}], ids=str
+)
+def test_an_object_is_not_taken_for_an_optimizer_because_of_its_keys(tmp_path, value):
+    from everstep import convert
+
+    ckpt = es.CheckpointManager(tmp_path, persist=1, model=nn.Linear(1, 1), kept=_Kept(value))
+    ckpt.step(1)
+    ckpt.close()
+    assert convert.load(tmp_path)["kept"] == value
+
+
 _STAGE = """
 import os, sys, torch, torch.distributed as dist, everstep as es
 dist.init_process_group("gloo")
