@@ -155,6 +155,30 @@ def test_numpy_s_global_generator_of_any_kind(tmp_path: Path, name):
         np.random.set_bit_generator(before)
 
 
+def test_generators_of_more_gpus_than_there_are_do_not_stop_a_restore(tmp_path: Path, monkeypatch):
+    states = [torch.full((16,), n, dtype=torch.uint8) for n in range(3)]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: states)
+    ckpt = es.CheckpointManager(tmp_path, model=nn.Linear(1, 1), persist=1)
+    ckpt.step(1)
+    ckpt.close()
+    found = {}
+
+    def set_rng_state(state: torch.Tensor, device: int) -> None:
+        # As torch does where there is no such device.
+        if device >= 2:
+            raise IndexError(device)
+        found[device] = state
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", set_rng_state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", lambda all_: [set_rng_state(s, n) for n, s in enumerate(all_)])
+    with pytest.warns(UserWarning, match="of 3 GPUs, but this process sees 2"):
+        assert es.CheckpointManager(tmp_path, model=nn.Linear(1, 1), persist=0).restore() == 1
+    assert [found[n].tolist() for n in (0, 1)] == [s.tolist() for s in states[:2]]
+
+
 def test_minus_zero_is_not_zero(tmp_path: Path):
     def made() -> tuple[nn.Module, torch.optim.Optimizer]:
         model = nn.Linear(1, 1)
