@@ -247,7 +247,7 @@ def to_hf(state: dict[str, Any], out: Path) -> None:
         save_file(tensors, out / file, metadata={"format": "pt"})
         where.update(dict.fromkeys(tensors, file))
     index = {"metadata": {"total_size": total}, "weight_map": where}
-    (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    (out / HF_INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def _safetensors() -> Any:
@@ -267,10 +267,40 @@ def from_dcp(source: Path) -> dict[str, Any]:
     return foreign.load(source)
 
 
+#: Says which file has which tensor, beside files that may have others.
+HF_INDEX = "model.safetensors.index.json"
+
+
+def _indexed(source: Path) -> dict[str, str] | None:
+    """The file of each tensor as the index of a directory has it; ``None`` without one."""
+    import json
+
+    from .dcp import foreign
+
+    path = source / HF_INDEX
+    if not source.is_dir() or not path.exists():
+        return None
+    with foreign.open_regular(path, follow=True) as file:
+        try:
+            found = json.loads(file.read())["weight_map"]
+        except (ValueError, KeyError, TypeError) as e:
+            raise CheckpointError(f"{path} is not an index of safetensors files: {type(e).__name__}: {e}") from e
+    # Nothing outside of the directory is read.
+    if not isinstance(found, dict) or not all(isinstance(f, str) and Path(f).name == f for f in found.values()):
+        raise CheckpointError(f"{path} is not an index of safetensors files: its weight_map is not of names and files")
+    return found
+
+
 def from_hf(source: Path) -> dict[str, Any]:
-    """safetensors files: one, or all of a directory."""
-    files = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
-    if not files or not all(f.exists() for f in files):
+    """safetensors files: one, those in the index of a directory, or without an index all of it."""
+    index = _indexed(source)
+    if index is not None:
+        files = [source / name for name in sorted(set(index.values()))]
+    else:
+        files = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
+    if missing := [f for f in files if not f.exists()]:
+        raise CheckpointError(f"there is no safetensors file at {missing[0]}")
+    if not files:
         raise CheckpointError(f"there is no safetensors file at {source}")
     from .dcp import foreign
 
@@ -278,7 +308,23 @@ def from_hf(source: Path) -> dict[str, Any]:
         # Hugging Face's own cache is made of links.
         foreign.open_regular(file, follow=True).close()
     load_file = _safetensors().load_file
-    return {"model": {name: t for file in files for name, t in load_file(file).items()}}
+    state: dict[str, Tensor] = {}
+    origin: dict[str, Path] = {}
+    for file in files:
+        for name, tensor in load_file(file).items():
+            if index is not None and index.get(name) != file.name:
+                continue
+            if name in origin:
+                raise CheckpointError(
+                    f"{name} is in both {origin[name].name} and {file.name} of {source}, which has no {HF_INDEX}; "
+                    "give one of the files, or a directory with one version of the weights"
+                )
+            state[name], origin[name] = tensor, file
+    if index is not None and (lost := sorted(index.keys() - state.keys())):
+        raise CheckpointError(
+            f"{lost[0]} is in {HF_INDEX}, but not in {index[lost[0]]}; the files in {source} are not complete"
+        )
+    return {"model": state}
 
 
 def from_torch(source: Path) -> dict[str, Any]:

@@ -148,6 +148,26 @@ def test_optimizer_state_of_all_pipeline_stages_is_exported(tmp_path):
     assert all(s["exp_avg"].abs().sum() > 0 for s in state["optimizer"]["state"].values())
 
 
+def test_of_several_versions_of_the_weights_the_indexed_one_is_imported(tmp_path):
+    from safetensors.torch import save_file
+
+    from everstep import convert
+
+    files = {"model-1-of-2": ("a", 1.0), "model-2-of-2": ("b", 2.0), "pytorch_model": ("a", 7.0)}
+    for file, (name, value) in files.items():
+        save_file({name: torch.tensor(value)}, tmp_path / f"{file}.safetensors")
+    done = _ckpt("import", tmp_path, tmp_path / "back", "--from", "hf")
+    assert done.returncode == 1, done.stderr
+    assert "a is in both model-1-of-2.safetensors and pytorch_model.safetensors" in done.stderr
+    index = {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert {k: t.item() for k, t in convert.from_hf(tmp_path)["model"].items()} == {"a": 1.0, "b": 2.0}
+    for wrong in ({**index, "c": "model-2-of-2.safetensors"}, {**index, "a": "../model.safetensors"}, None):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": wrong}))
+        with pytest.raises(es.CheckpointError, match=r"index\.json"):
+            convert.from_hf(tmp_path)
+
+
 class _Counted(nn.Linear):
     def get_extra_state(self) -> dict[str, int]:
         return {"k": 1}
