@@ -10,7 +10,7 @@ import itertools
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -172,17 +172,18 @@ def by_names(
     }
 
 
-def describe(name: str, items: list[Item], sharded: Container[str], ranges: Mapping[str, Place]) -> None:
+def describe(name: str, items: list[Item], sharded: Iterable[str], ranges: Mapping[str, Place]) -> None:
     """Says of an optimizer's tensors when they change, and where the pieces of FSDP1's parameters (``ranges``) belong.
 
     Raises:
         CheckpointError: naming a sharded tensor that is in the state of no sharded parameter, so that its mesh would not be known.
     """
+    known = set(sharded)
     for item in items:
         # Learning rates and the like change between updates.
         item.eager = item.name.startswith(f"{name}/groups/")
         if item.whole is not None:
-            if not item.name.startswith(f"{name}/values/") and parameter_in(item.name, sharded) is None:
+            if not item.name.startswith(f"{name}/values/") and parameter_in(item.name, known) is None:
                 raise CheckpointError(
                     f"{item.name} is a sharded tensor (DTensor) that is not in the state of a sharded parameter, and could not be "
                     "restored; keep to_local() or full_tensor() there"

@@ -357,13 +357,13 @@ class State:
                     extra_state.add(name)
         # Whatever is damaged is found before anything is loaded.
         stored.of_step()
+        places = None if isinstance(shard, Resharded) else stored.places()
         loaded = self._fill_modules(shard, stored, extra_state)
         values.update(stored.finished())
         for name in self._modules:
             if name in loaded:
                 module_state.load(name, self._modules[name], loaded[name], module_state.read_beside(values.get(name)))
         self._check_parameters(names)
-        places = None if isinstance(shard, Resharded) else stored.places()
         for name, obj in self.objects.items():
             if name not in values or name in self._modules:
                 continue
