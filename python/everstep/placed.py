@@ -16,7 +16,7 @@ from . import decoding, optimizer_value, together
 from ._internal import CheckpointError, DamagedError, WholeCheckpoint
 from .blob_format import BLOB
 from .damage import reading
-from .sharded import Note, Part
+from .sharded import Note, Part, is_partial
 
 if TYPE_CHECKING:
     from ._internal import Entry
@@ -272,7 +272,7 @@ class Resharded:
             return room(name) if place is None or place.flat else Part(room(name))
 
         def sharded(tensor: Any, note: Note) -> Any:
-            if any(p.startswith("P") for p in note[0] or ()):
+            if is_partial(note):
                 raise CheckpointError(
                     f"{mark[:-1]}=: a tensor of its state has to be summed over the ranks that wrote it (Partial): run with as many, "
                     "sharded as they were"

@@ -16,8 +16,8 @@ from torch import Tensor
 from ._internal import CheckpointError
 from .tensors import local
 
-#: Placements by dimension of the mesh (``None``: those of the parameter; empty: replicated by all), and the shape of the whole.
-Note = tuple[list[str] | None, list[int]]
+#: Placements by dimension of the mesh (none: replicated by all of it), and the shape of the whole.
+Note = tuple[list[str], list[int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Part:
 def note_from(found: Any) -> Note:
     """Checks a note that was read. Raises :class:`ValueError` for what is none."""
     written, shape = found
-    good = written is None or (isinstance(written, list) and all(isinstance(p, str) and p for p in written))
+    good = isinstance(written, list) and all(isinstance(p, str) and p for p in written)
     if not good or not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError("how a tensor was sharded makes no sense")
     return written, shape
@@ -48,8 +48,8 @@ def note_of(tensor: Any) -> Note:
 
 
 @lru_cache(maxsize=256)
-def _written(placements: tuple[Any, ...]) -> list[str] | None:
-    """``S0`` (sharded by dimension 0), ``R`` (replicated), ``Psum`` (to be summed); ``None`` where there are others."""
+def _written(placements: tuple[Any, ...]) -> list[str]:
+    """``S0`` (sharded by dimension 0), ``R`` (replicated), ``Psum`` (to be summed); others as torch prints them, behind a ``?``."""
     written = []
     for placement in placements:
         kind = type(placement).__name__
@@ -60,8 +60,14 @@ def _written(placements: tuple[Any, ...]) -> list[str] | None:
         elif kind == "Partial":
             written.append(f"P{placement.reduce_op}")
         else:
-            return None
+            # It can only be compared with that of the parameter.
+            written.append(f"?{placement!r}")
     return written
+
+
+def is_partial(note: Note) -> bool:
+    """What ranks have must be reduced to get the tensor."""
+    return any(p.startswith("P") or "Partial" in p for p in note[0])
 
 
 def _read(written: Sequence[str]) -> tuple[Any, ...]:
@@ -87,11 +93,17 @@ def made_whole_again(part: Part, parameter: Tensor, place: str) -> Tensor:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     dimensions = own.device_mesh.ndim
-    placements = own.placements if written is None else _read(written or ["R"] * dimensions)
+    as_own = written is None or written == _written(tuple(own.placements))
     same = shape == list(own.shape)
-    if len(placements) != dimensions or (written is None and not same):
+    if not as_own and any(p.startswith("?") for p in written or ()):
         raise _otherwise(place)
-    sizes, _ = compute_local_shape_and_global_offset(tuple(shape), own.device_mesh, placements)
+    placements = own.placements if as_own else _read(written or ["R"] * dimensions)
+    if len(placements) != dimensions:
+        raise _otherwise(place)
+    if as_own and same:
+        sizes: tuple[int, ...] = local(own).shape
+    else:
+        sizes, _ = compute_local_shape_and_global_offset(tuple(shape), own.device_mesh, placements)
     if tuple(sizes) != tuple(part.tensor.shape):
         raise _otherwise(place)
     stride = own.stride() if same else tuple(_strides(shape))

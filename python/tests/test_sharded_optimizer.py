@@ -13,7 +13,7 @@ import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 import everstep as es
 out, phase = sys.argv[1:3]
 saving = phase == "save"
@@ -163,3 +163,28 @@ es.CheckpointManager(out, persist=1, model=model, optimizer=optimizer).step(1)
 def test_a_sharded_tensor_whose_mesh_would_not_be_known_is_refused(tmp_path):
     errors = _ranks(tmp_path, _REFUSED, "save", 1, fails=True)
     assert "optimizer/state/model.weight/average/0 is a sharded tensor (DTensor) that is not in the state of" in errors
+
+
+_SUMS = """
+model = nn.Linear(4, 6)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+terms = torch.full((2,), rank + 1.0)
+if saving:
+    optimizer.state[model.weight]["sum"] = DTensor.from_local(terms, mesh, [Partial()], run_check=False)
+ckpt = es.CheckpointManager(out, persist=1, model=model, optimizer=optimizer)
+if saving:
+    ckpt.step(1)
+else:
+    assert ckpt.restore() == 1
+    found = optimizer.state[model.weight]["sum"]
+    assert found.placements == (Partial(),) and torch.equal(found.to_local(), terms), found
+ckpt.close()
+"""
+
+
+def test_a_tensor_that_ranks_have_in_terms_is_restored_by_as_many_only(tmp_path):
+    _ranks(tmp_path, _SUMS, "save", 2)
+    _ranks(tmp_path, _SUMS, "load", 2)
+    errors = _ranks(tmp_path, _SUMS, "load", 1, fails=True)
+    assert "has to be summed over the ranks that wrote it (Partial)" in errors
