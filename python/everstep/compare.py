@@ -9,14 +9,22 @@ from typing import Any
 
 from torch import Generator, Tensor
 
-from .tensors import same_bits
+from .sharded import is_sharded
+from .tensors import local, same_bits
+
+
+def _sharding(tensor: Any) -> Any:
+    """How a sharded tensor is one; ``None`` for any other."""
+    return (tensor.shape, tensor.device_mesh, tensor.placements) if is_sharded(tensor) else None
 
 
 def difference(saved: Any, found: Any, path: str = "") -> str | None:
     """Where two states differ first (``/exp_avg``, ``[3]``; empty for the states themselves); ``None`` when they are the same."""
     if isinstance(saved, Tensor):
-        part, other = getattr(saved, "_local_tensor", saved), getattr(found, "_local_tensor", found)
-        return None if part is other or (isinstance(other, Tensor) and same_bits(part, other)) else path
+        if not isinstance(found, Tensor) or _sharding(saved) != _sharding(found):
+            return path
+        part, other = local(saved), local(found)
+        return None if part is other or same_bits(part, other) else path
     if type(saved) is not type(found):
         return path
     if isinstance(saved, float):

@@ -16,13 +16,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from . import decoding, module_state, optimizer_state
+from . import decoding, module_state, optimizer_state, optimizer_value
 from ._internal import CheckpointError, WholeCheckpoint, list_checkpoints
 from .blob_format import BLOB
 from .damage import reading
 from .directory import Directory, in_the_way
 from .tensors import BY_NAME, as_real_dtype
-from .values import check_step
+from .values import MODULE, OPTIMIZER, OTHER, check_step
 
 #: What is each rank's own, or of no use without everstep.
 _OWN = {"rng", "layout", "align", "parts", "dcp"}
@@ -84,19 +84,25 @@ def load(source: str | PathLike[str], step: int | None = None) -> dict[str, Any]
         module, dot, key = name.partition(".")
         if dot and "/" not in module:
             state.setdefault(module, {})[key] = tensor
+    ranks = range(1 if _layout(whole, 0).get("replicated") else whole.world_size)
+    kinds = dict(item for rank in ranks for item in _layout(whole, rank).get("kinds", {}).items())
+    saved = [{n for n in whole.names(rank) if n.startswith(BLOB)} for rank in ranks]
     for blob in names:
         name = blob.removeprefix(BLOB)
         if blob.startswith(BLOB) and name not in _OWN and "/" not in name:
-            value = decoding.decode(whole.bytes(0, blob), tensors.__getitem__)
-            if isinstance(value, dict) and {"state", "groups"} <= value.keys():
-                value = optimizer_state.exported(value)
-            elif isinstance(value, dict) and (value.keys() == {"whole"} or name in state):
-                value = value["whole"] if value.keys() == {"whole"} else _beside(state[name], value)
-            state[name] = (
-                {**state[name], **value} if isinstance(state.get(name), dict) and isinstance(value, dict) else value
-            )
-    own = [n for n, *_, in_parts, _, _ in names.values() if not in_parts and not n.startswith(BLOB)]
-    if whole.world_size > 1 and own and not _alike(whole):
+            held = (whole.bytes(rank, blob) for rank in ranks if blob in saved[rank])
+            values = (decoding.decode(data, tensors.__getitem__) for data in held)
+            kind, value = kinds.get(name), next(values)
+            if kind is None:
+                kind = _guessed(value, in_module=name in state)
+            if kind == OPTIMIZER:
+                by_names = "groups" in optimizer_value.checked(value)
+                value = optimizer_state.exported(_merged(name, [value, *values])) if by_names else value["whole"]
+            elif kind == MODULE:
+                value = _with_beside(state.get(name, {}), [value, *values])
+            state[name] = value
+    own = [n for n, *_, parts, holders, _ in names.values() if holders > 1 and not parts and not n.startswith(BLOB)]
+    if len(ranks) > 1 and own:
         warnings.warn(
             f"{path} has states of {whole.world_size} ranks that are each one's own (as {own[0]}): rank 0's are taken",
             stacklevel=2,
@@ -104,19 +110,56 @@ def load(source: str | PathLike[str], step: int | None = None) -> dict[str, Any]
     return state
 
 
-def _beside(tensors: dict[str, Tensor], value: dict[str, Any]) -> dict[str, Any]:
-    """What a module has beside its tensors, which get their own dtypes."""
-    beside = module_state.read_beside(value)
-    for key, dtype in beside["dtypes"].items():
-        tensors[key] = as_real_dtype(tensors[key], dtype)
-    values: dict[str, Any] = beside["values"]
-    return values
+def _merged(name: str, ranks: list[Any]) -> dict[str, Any]:
+    """The state of an optimizer that all ranks have together: each may have parameters of its own (pipeline stages), or no piece of some
+    (FSDP1), and then no state of those either.
+
+    Raises:
+        CheckpointError: when their groups do not match.
+    """
+    merged: dict[str, Any] = optimizer_value.checked(ranks[0])
+    for other in map(optimizer_value.checked, ranks[1:]):
+        if len(other.get("groups", ())) != len(merged["groups"]):
+            raise CheckpointError(
+                f"{name}= has other parameter groups on other ranks, so that it cannot be exported as one; export the weights "
+                "(--to hf), or restore it with everstep"
+            )
+        merged["state"] = other["state"] | merged["state"]
+        for group, more in zip(merged["groups"], other["groups"], strict=True):
+            known = set(group["params"])
+            new = [i for i, p in enumerate(more["params"]) if p not in known]
+            labels = [g.get("param_names") for g in (group, more)]
+            if new and all(isinstance(names, list) for names in labels):
+                group["param_names"] = [*labels[0], *(labels[1][i] for i in new)]
+            elif new:
+                group.pop("param_names", None)
+            group["params"] = [*group["params"], *(more["params"][i] for i in new)]
+    return merged
 
 
-def _alike(whole: WholeCheckpoint) -> bool:
-    """Every rank held the same."""
-    layout = decoding.decode(whole.bytes(0, BLOB + "layout"), lambda name: None)
-    return bool(layout.get("replicated"))
+def _guessed(value: Any, *, in_module: bool) -> str:
+    """What an object is in an earlier checkpoint, which does not say."""
+    if isinstance(value, dict) and ({"state", "groups"} <= value.keys() or value.keys() == {"whole"}):
+        return OPTIMIZER
+    return MODULE if in_module and isinstance(value, dict) else OTHER
+
+
+def _with_beside(tensors: dict[str, Tensor], ranks: list[Any]) -> dict[str, Any]:
+    """A module's tensors with their own dtypes, and what it has beside them. Each rank may have a part of the module."""
+    found = [module_state.read_beside(module_state.checked_beside(value)) for value in ranks]
+    dtypes = dict(item for beside in found for item in beside["dtypes"].items())
+    values: dict[str, Any] = {}
+    for beside in reversed(found):
+        values |= beside["values"]
+    return {key: as_real_dtype(t, dtypes[key]) if key in dtypes else t for key, t in tensors.items()} | values
+
+
+def _layout(whole: WholeCheckpoint, rank: int) -> dict[str, Any]:
+    """Whose state a shard is, and what its objects are; earlier ones do not say."""
+    if BLOB + "layout" not in whole.names(rank):
+        return {}
+    found: dict[str, Any] = decoding.decode(whole.bytes(rank, BLOB + "layout"), lambda name: None)
+    return found
 
 
 def _through_dcp(path: str) -> dict[str, Any]:
@@ -204,7 +247,7 @@ def to_hf(state: dict[str, Any], out: Path) -> None:
         save_file(tensors, out / file, metadata={"format": "pt"})
         where.update(dict.fromkeys(tensors, file))
     index = {"metadata": {"total_size": total}, "weight_map": where}
-    (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    (out / HF_INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def _safetensors() -> Any:
@@ -224,10 +267,40 @@ def from_dcp(source: Path) -> dict[str, Any]:
     return foreign.load(source)
 
 
+#: Says which file has which tensor, beside files that may have others.
+HF_INDEX = "model.safetensors.index.json"
+
+
+def _indexed(source: Path) -> dict[str, str] | None:
+    """The file of each tensor as the index of a directory has it; ``None`` without one."""
+    import json
+
+    from .dcp import foreign
+
+    path = source / HF_INDEX
+    if not source.is_dir() or not path.exists():
+        return None
+    with foreign.open_regular(path, follow=True) as file:
+        try:
+            found = json.loads(file.read())["weight_map"]
+        except (ValueError, KeyError, TypeError) as e:
+            raise CheckpointError(f"{path} is not an index of safetensors files: {type(e).__name__}: {e}") from e
+    # Nothing outside of the directory is read.
+    if not isinstance(found, dict) or not all(isinstance(f, str) and Path(f).name == f for f in found.values()):
+        raise CheckpointError(f"{path} is not an index of safetensors files: its weight_map is not of names and files")
+    return found
+
+
 def from_hf(source: Path) -> dict[str, Any]:
-    """safetensors files: one, or all of a directory."""
-    files = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
-    if not files or not all(f.exists() for f in files):
+    """safetensors files: one, those in the index of a directory, or without an index all of it."""
+    index = _indexed(source)
+    if index is not None:
+        files = [source / name for name in sorted(set(index.values()))]
+    else:
+        files = sorted(source.glob("*.safetensors")) if source.is_dir() else [source]
+    if missing := [f for f in files if not f.exists()]:
+        raise CheckpointError(f"there is no safetensors file at {missing[0]}")
+    if not files:
         raise CheckpointError(f"there is no safetensors file at {source}")
     from .dcp import foreign
 
@@ -235,7 +308,23 @@ def from_hf(source: Path) -> dict[str, Any]:
         # Hugging Face's own cache is made of links.
         foreign.open_regular(file, follow=True).close()
     load_file = _safetensors().load_file
-    return {"model": {name: t for file in files for name, t in load_file(file).items()}}
+    state: dict[str, Tensor] = {}
+    origin: dict[str, Path] = {}
+    for file in files:
+        for name, tensor in load_file(file).items():
+            if index is not None and index.get(name) != file.name:
+                continue
+            if name in origin:
+                raise CheckpointError(
+                    f"{name} is in both {origin[name].name} and {file.name} of {source}, which has no {HF_INDEX}; "
+                    "give one of the files, or a directory with one version of the weights"
+                )
+            state[name], origin[name] = tensor, file
+    if index is not None and (lost := sorted(index.keys() - state.keys())):
+        raise CheckpointError(
+            f"{lost[0]} is in {HF_INDEX}, but not in {index[lost[0]]}; the files in {source} are not complete"
+        )
+    return {"model": state}
 
 
 def from_torch(source: Path) -> dict[str, Any]:

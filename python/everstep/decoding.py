@@ -44,11 +44,18 @@ from .blob_format import (
     TUPLE,
 )
 from .damage import reading
+from .sharded import Note, Part, note_from
 from .tensors import as_real_dtype, device_named
 
 
-def decode(data: bytes, tensor: Callable[[str], Any], *, finish: bool = True) -> Any:
-    """The value; ``tensor`` is asked for each tensor by name.
+def decode(
+    data: bytes,
+    tensor: Callable[[str], Any],
+    *,
+    finish: bool = True,
+    sharded: Callable[[Any, Note], Any] | None = None,
+) -> Any:
+    """The value; ``tensor`` is asked for each tensor by name, and ``sharded`` what to make of those that were sharded.
 
     Without ``finish`` the tensors are those of ``tensor`` or share their memory, so that they can be filled afterwards.
 
@@ -59,12 +66,12 @@ def decode(data: bytes, tensor: Callable[[str], Any], *, finish: bool = True) ->
         if data[:1] != MARK:
             return legacy_encoding.decode(data, tensor)
         tree = msgpack.unpackb(data[1:], strict_map_key=False)
-        return _Decoder(tensor, finish).value(tree)
+        return _Decoder(tensor, finish, sharded).value(tree)
 
 
 class _Decoder:
-    def __init__(self, tensor: Callable[[str], Any], finish: bool) -> None:
-        self._tensor, self._finish = tensor, finish
+    def __init__(self, tensor: Callable[[str], Any], finish: bool, sharded: Callable[[Any, Note], Any] | None) -> None:
+        self._tensor, self._finish, self._sharded = tensor, finish, sharded
         self._seen: list[Any] = []
 
     def value(self, node: Any) -> Any:
@@ -129,7 +136,13 @@ class _Decoder:
         )
 
     def _finished(self, tensor: Any, note: dict[str, Any]) -> Any:
-        if tensor is None or not note:
+        if "sharded" in note:
+            how = note_from(note["sharded"])
+            tensor = self._finished(tensor, {k: v for k, v in note.items() if k != "sharded"})
+            return tensor if self._sharded is None else self._sharded(tensor, how)
+        if isinstance(tensor, Part):
+            return Part(self._finished(tensor.tensor, note), tensor.note)
+        if not isinstance(tensor, torch.Tensor) or not note:
             return tensor
         if "dtype" in note:
             tensor = as_real_dtype(tensor, note["dtype"])

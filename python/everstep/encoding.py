@@ -48,6 +48,7 @@ from .blob_format import (
     TEXT,
     TUPLE,
 )
+from .sharded import note_of
 from .tensors import device_name, order_in_memory, raw, real_dtype, storable, stored_as
 
 #: Containers inside containers. The reader's own limit is 511 levels of msgpack, of which one of ours takes up to three.
@@ -329,7 +330,9 @@ class _Encoder:
         note: dict[str, Any] = {}
         if (dtype := real_dtype(own)) is not None:
             note["dtype"] = dtype
-        if part is None:
+        if part is not None:
+            note["sharded"] = [*note_of(value)]
+        else:
             if value.requires_grad:
                 note["grad"] = True
             if type(value) is nn.Parameter:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ._internal import CheckpointError, Shard
+from .module_state import mismatch
 from .tensors import as_real_dtype, assign, real_dtype, same_bits
 
 if TYPE_CHECKING:
     from .healing import HealingShard
     from .placed import Resharded
+    from .values import Values
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -41,21 +42,21 @@ def _by_memory(tensors: dict[str, Tensor]) -> list[list[str]]:
     return groups
 
 
-def fill(
-    shard: Shard | HealingShard | Resharded,
-    into: dict[str, Tensor],
-    others: dict[str, Tensor],
-    room: Callable[[str], Tensor],
-) -> None:
-    """Reads ``into`` and ``others`` in one pass.
+def fill(shard: Shard | HealingShard | Resharded, into: dict[str, Tensor], values: Values) -> None:
+    """Reads ``into`` and the targets of ``values`` in one pass.
 
     Args:
         into: tensors of modules, by name. They may be strided, on a device, or share memory with each other.
-        others: plain memory for everything else. ``room`` adds to it.
 
     Raises:
-        CheckpointError: when tensors that share memory had different values.
+        CheckpointError: when a tensor has another dtype or shape in the checkpoint, and when tensors that share memory had different
+            values.
     """
+    for name, tensor in into.items():
+        # Bytes are copied as they are: whoever has checked the names may have left some out.
+        _, dtype, shape, _ = values.entries[name]
+        if (wrong := mismatch((dtype, shape), tensor, name)) is not None:
+            raise CheckpointError(wrong)
     aside: list[str] = []
     compared: list[str] = []
     direct = dict[str, Tensor]()
@@ -69,19 +70,19 @@ def fill(
             aside += group
             # A copy to a device needs no second look, memory of several tensors does.
             compared += [n for n in group if rest or into[n].device.type == "cpu"]
-    stored = {name: room(name) for name in dict.fromkeys(aside + compared)}
-    direct.update(others)
+    stored = {name: values.room(name) for name in dict.fromkeys(aside + compared)}
+    direct.update(values.targets)
     shard.copy_to([(name, t.data_ptr(), t.nbytes) for name, t in direct.items()])
 
-    def values(name: str) -> Tensor:
+    def right(name: str) -> Tensor:
         dtype = real_dtype(into[name])
         return stored[name] if dtype is None else as_real_dtype(stored[name], dtype)
 
     with torch.no_grad():
         for name in aside:
-            assign(into[name], values(name))
+            assign(into[name], right(name))
         for name in compared:
-            if not same_bits(values(name), into[name]):
+            if not same_bits(right(name), into[name]):
                 raise CheckpointError(
                     f"{name} did not arrive: it shares its memory with another entry of the model (tied or "
                     "overlapping tensors), for which the checkpoint has "

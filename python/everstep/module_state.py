@@ -19,7 +19,7 @@ from . import flat
 from ._internal import CheckpointError, DamagedError
 from .compare import difference
 from .placed import Place
-from .tensors import as_real_dtype, is_lazy, real_dtype, same_bits, stored_as
+from .tensors import as_real_dtype, is_lazy, local, real_dtype, same_bits, stored_as
 
 #: Marks what is saved of a module beside its tensors. Earlier checkpoints have the values alone.
 FORMAT = "__everstep_module__"
@@ -37,12 +37,6 @@ class Entries:
     lazy: set[str] = field(default_factory=set)
     #: Versions of modules, for those that have changed what they save.
     versions: Any = None
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor (FSDP2, tensor parallel), the same memory; any other tensor as it is."""
-    part = getattr(tensor, "_local_tensor", None)
-    return tensor if part is None else part
 
 
 def entries_of(name: str, module: nn.Module) -> Entries:

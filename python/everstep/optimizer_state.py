@@ -7,10 +7,11 @@ parameters of the same name, and neither their order in the optimizer nor that o
 from __future__ import annotations
 
 import itertools
+import warnings
 import weakref
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, TypeGuard
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,12 @@ from torch.optim import Optimizer
 from . import flat
 from ._internal import CheckpointError
 from .compare import difference
-from .tensors import assign
+from .placed import Place, parameter_in, place_of
+from .sharded import Part, is_sharded, rebuilt
+from .tensors import assign, local
+
+if TYPE_CHECKING:
+    from .state import Item
 
 #: How parameters are named in the state of an optimizer. Earlier checkpoints have no number: their names have no object.
 NAMES = 2
@@ -118,10 +124,23 @@ def kind_of(optimizer: Any) -> str:
     return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
 
 
-def in_no_module(optimizer: Optimizer, order: list[str]) -> dict[str, Tensor]:
-    """Parameters that nothing else saves, unless an object of the user's does. A shard of a sharded one is not known to be one."""
+def in_no_module(optimizer: Optimizer, order: list[str], saved: Iterable[Tensor] = ()) -> dict[str, Tensor]:
+    """Parameters that belong to no module and are not among the tensors that other objects save (``saved``)."""
     loose = {n: p for n, p in zip(order, parameters_of(optimizer), strict=True) if n.startswith("param_")}
-    return {n: p.detach() for n, p in loose.items() if not hasattr(p, "_local_tensor")}
+    elsewhere = {_elements(t) for t in saved} if loose else set()
+    return {n: p.detach() for n, p in loose.items() if _elements(local(p)) not in elsewhere}
+
+
+def _elements(tensor: Tensor) -> tuple[object, ...]:
+    """Equal for tensors that are the same elements. One that only begins where another does has others, too."""
+    return tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride()
+
+
+def loose_places(optimizers: Mapping[str, Optimizer], names: ParameterNames) -> dict[str, Place]:
+    """Where this rank's parts of sharded parameters of no module belong, by the names of their tensors in a checkpoint."""
+    loose = ((n, k, p) for n, o in optimizers.items() for k, p in in_no_module(o, names.of(o)).items())
+    places = ((f"{name}/values/{key}", place_of(parameter)) for name, key, parameter in loose)
+    return {name: place for name, place in places if place is not None}
 
 
 def by_names(
@@ -142,9 +161,37 @@ def by_names(
         # Parameters of no module are told apart by their positions only.
         "shapes": {n: list(p.shape) for n, p in zip(order, parameters, strict=True) if n.startswith("param_")},
         **({"values": dict(values)} if values else {}),
+        # Whose state says itself which of its tensors were sharded.
+        **(
+            {"sharded": sharded}
+            if (sharded := [n for n, p in zip(order, parameters, strict=True) if is_sharded(p)])
+            else {}
+        ),
         # Last: it is what changes from step to step (learning rates) where the rest stays as it is.
         "groups": [{**g, "params": [order[i] for i in g["params"]]} for g in state["param_groups"]],
     }
+
+
+def describe(name: str, items: list[Item], sharded: Iterable[str], ranges: Mapping[str, Place]) -> None:
+    """Says of an optimizer's tensors when they change, and where the pieces of FSDP1's parameters (``ranges``) belong.
+
+    Raises:
+        CheckpointError: naming a sharded tensor that is in the state of no sharded parameter, so that its mesh would not be known.
+    """
+    known = set(sharded)
+    for item in items:
+        # Learning rates and the like change between updates.
+        item.eager = item.name.startswith(f"{name}/groups/")
+        if item.whole is not None:
+            if not item.name.startswith(f"{name}/values/") and parameter_in(item.name, known) is None:
+                raise CheckpointError(
+                    f"{item.name} is a sharded tensor (DTensor) that is not in the state of a sharded parameter, and could not be "
+                    "restored; keep to_local() or full_tensor() there"
+                )
+        elif (
+            ranges and (owner := parameter_in(item.name, ranges)) is not None and flat.fits(item.tensor, ranges[owner])
+        ):
+            item.whole = ranges[owner]
 
 
 def exported(value: dict[str, Any]) -> dict[str, Any]:
@@ -206,8 +253,17 @@ def _differences(value: dict[str, Any], optimizer: Optimizer, order: list[str], 
     return lines
 
 
-def restore(name: str, optimizer: Optimizer, value: dict[str, Any], names: ParameterNames) -> None:
+def restore(
+    name: str,
+    optimizer: Optimizer,
+    value: dict[str, Any],
+    names: ParameterNames,
+    places: Mapping[str, Place] | None = None,
+) -> None:
     """Puts the state of :func:`by_names` back.
+
+    Args:
+        places: where the checkpoint's tensors belong, by name, if this rank's own shard was read as it is.
 
     Raises:
         CheckpointError: when parameters and groups do not match one to one, and when something did not arrive.
@@ -236,8 +292,13 @@ def restore(name: str, optimizer: Optimizer, value: dict[str, Any], names: Param
             group["param_names"] = [by_position[i] for i in members]
         groups.append(group)
         at += len(members)
+    noted, made = set(value.get("sharded", ())), dict[int, tuple[Any, Any]]()
     state: dict[Any, Any] = {
-        found[n]: {k: _like(x, parameters[found[n]]) for k, x in v.items()} for n, v in value["state"].items()
+        found[n]: {
+            k: rebuilt(x, parameters[found[n]], f"{name}/state/{n}/{k}", made, by_shape=n not in noted)
+            for k, x in v.items()
+        }
+        for n, v in value["state"].items()
     }
     state.update((k, v) for k, v in value.get("other", []))
     before = [set(g) for g in optimizer.param_groups]
@@ -258,13 +319,34 @@ def restore(name: str, optimizer: Optimizer, value: dict[str, Any], names: Param
     if plainly:
         _keep_exact(optimizer, parameters, state)
     _verify(name, optimizer, state, groups, order)
-    _put_back(name, {found[n]: v for n, v in value.get("values", {}).items() if n in found}, parameters)
+    saved_values = value.get("values", {}).items()
+    values = {n: v.tensor if isinstance(v, Part) else v for n, v in saved_values if n in found}
+    lacking = [n for n in found if n not in values and n not in noted and n.startswith("param_")]
+    if unsaved := [found[n] for n in lacking if is_sharded(parameters[found[n]])]:
+        warnings.warn(
+            f"everstep: parameter {unsaved[0]} of {name}= is sharded and belongs to no module, and this checkpoint was made by an everstep "
+            "that did not save such parameters: unless another object restores it, it keeps the value that it has now",
+            stacklevel=6,
+        )
+    if places is not None:
+        for n in values:
+            if _of_part(places.get(f"{name}/values/{n}")) != _of_part(place_of(parameters[found[n]])):
+                raise CheckpointError(
+                    f"{name}=: parameter {found[n]}, which belongs to no module, is sharded in another way in the checkpoint; "
+                    "run with the same ranks and sharding, or pass the module that it belongs to to CheckpointManager"
+                )
+    _put_back(name, {found[n]: v for n, v in values.items()}, parameters)
+
+
+def _of_part(place: Place | None) -> Place | None:
+    """``None`` for what is a whole tensor, too."""
+    return None if place is None or place.sizes == place.shape else place
 
 
 def _put_back(name: str, values: dict[int, Tensor], parameters: list[Tensor]) -> None:
     """Values of parameters of no module."""
     for i, saved in values.items():
-        parameter = parameters[i].detach()
+        parameter = local(parameters[i]).detach()
         if (parameter.dtype, parameter.shape) != (saved.dtype, saved.shape):
             raise CheckpointError(
                 f"{name}=: parameter {i} is {saved.dtype} of shape {list(saved.shape)} in the checkpoint, "
@@ -282,19 +364,6 @@ def _check_kind(name: str, value: dict[str, Any], optimizer: Optimizer) -> None:
             raise CheckpointError(
                 f"{name}=: the checkpoint is of {value['kind']}, this is {kind_of(optimizer)}; they differ in {', '.join(differ)}"
             )
-
-
-def _like(value: Any, parameter: Tensor) -> Any:
-    """A part of a state that is sharded as its parameter is, as the sharded tensor that the optimizer had."""
-    part = getattr(parameter, "_local_tensor", None)
-    if part is None or not isinstance(value, Tensor) or value.shape != part.shape:
-        return value
-    from torch.distributed.tensor import DTensor
-
-    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
-    return DTensor.from_local(
-        value, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-    )
 
 
 def _loads_plainly(optimizer: Optimizer) -> bool:
@@ -335,7 +404,8 @@ def _keep_exact(optimizer: Optimizer, parameters: list[Tensor], state: dict[Any,
                 if (
                     live.shape == parameter.shape
                     and live.stride() != parameter.stride()
-                    and not hasattr(live, "_local_tensor")
+                    and not is_sharded(live)
+                    and not is_sharded(parameter)
                 ):
                     # Kernels want state that lies in memory as its parameter does (channels last).
                     live = torch.empty_like(parameter, dtype=live.dtype, requires_grad=False).copy_(live)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ._internal import DamagedError
 from .damage import reading
+from .sharded import Part
 
 
 def checked(value: Any) -> Any:
@@ -40,8 +41,10 @@ def _is_by_names(value: dict[str, Any]) -> bool:
     good = (
         good
         and isinstance(values, dict)
-        and all(isinstance(n, str) and isinstance(v, (Tensor, type(None))) for n, v in values.items())
+        and all(isinstance(n, str) and isinstance(v, (Tensor, Part, type(None))) for n, v in values.items())
     )
+    sharded = value.get("sharded", [])
+    good = good and isinstance(sharded, list) and all(isinstance(n, str) for n in sharded)
     return good and isinstance(value.get("kind"), (str, type(None)))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from . import decoding, optimizer_value, together
 from ._internal import CheckpointError, DamagedError, WholeCheckpoint
 from .blob_format import BLOB
 from .damage import reading
+from .sharded import Note, Part, is_partial
 
 if TYPE_CHECKING:
     from ._internal import Entry
@@ -46,9 +48,30 @@ class Place:
         )
 
 
-def parameter_of(name: str) -> str:
-    """The parameter in the name of an optimizer's tensor, ``OPTIMIZER/state/PARAMETER/KEY`` (earlier: ``OPTIMIZER/PARAMETER/KEY``)."""
-    return name.partition("/")[2].rpartition("/")[0].removeprefix("state/")
+def parameter_in(name: str, known: Container[str]) -> str | None:
+    """Which of the ``known`` parameters an optimizer's tensor belongs to: ``OPTIMIZER/state/PARAMETER/KEY``, with a key of several
+    parts inside of containers (earlier: ``OPTIMIZER/PARAMETER/KEY``). Names of parameters may have slashes, too."""
+    owner = name.partition("/")[2].removeprefix("state/")
+    while owner := owner.rpartition("/")[0]:
+        if owner in known:
+            return owner
+    return None
+
+
+class _Unread:
+    """Stands for a tensor that was not read."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _unread(value: Any) -> Iterator[str]:
+    """Names of the tensors in a value that were not read."""
+    if isinstance(value, _Unread):
+        yield value.name
+    elif isinstance(value, (Mapping, list, tuple, deque)):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _unread(inner)
 
 
 def in_module(name: str) -> bool:
@@ -157,7 +180,8 @@ class Resharded:
         size = self._whole.world_size
         # Sharded tensors, such as only some ranks have (pipeline stages), or such as all have alike.
         modules = [t for t in self._tensors.values() if in_module(t[0])]
-        one = any(in_parts or holders < size for *_, in_parts, holders, _ in modules) or self._alike()
+        one = any(in_parts for *_, in_parts, _, _ in self._tensors.values()) or self._alike()
+        one = one or any(holders < size for *_, holders, _ in modules)
         # What one process has saved is the whole of which this rank wants parts or a stage.
         one = one or (size == 1 and (bool(own) or names < {t[0] for t in modules}))
         if not one:
@@ -166,6 +190,12 @@ class Resharded:
                 "if all ranks hold the same, pass replicated=True"
             )
         self._own, self._parameters = own, parameters
+        #: Places of parameters of no module, by optimizer.
+        self._loose: dict[str, dict[str, Place]] = {}
+        for name, place in own.items():
+            optimizer, slash, key = name.partition("/values/")
+            if slash and not in_module(name):
+                self._loose.setdefault(optimizer, {})[key] = place
         self.rank = rank % self._whole.world_size
         #: What is each rank's own (random numbers) is this very rank's.
         self.exact = self.rank == rank
@@ -182,9 +212,21 @@ class Resharded:
         whole = Place(tuple(shape), (0,) * len(shape), tuple(shape))
         if name in self._own:
             return self._own[name]
-        # `OPTIMIZER/PARAMETER/KEY`: sharded as the parameter is, where it has its shape.
-        parameter = self._parameters.get(parameter_of(name))
-        return parameter if parameter is not None and parameter.shape == tuple(shape) else whole
+        return self._as_parameter(name) or whole
+
+    def _as_parameter(self, name: str) -> Place | None:
+        """The place of its parameter, where a tensor of an optimizer is sharded as that is here."""
+        optimizer = name.partition("/")[0]
+        loose = self._loose.get(optimizer, {})
+        owner = parameter_in(name, self._parameters) or parameter_in(name, loose)
+        if owner is None:
+            return None
+        place = self._parameters.get(owner) or loose[owner]
+        saved = self._tensors.get(owner) or self._tensors.get(f"{optimizer}/values/{owner}")
+        _, _, shape, _, in_parts, *_ = self._tensors[name]
+        # A plain tensor in the state of a sharded parameter was not sharded, whatever its shape is.
+        plain = not in_parts and saved is not None and saved[4]
+        return place if place.shape == tuple(shape) and not plain else None
 
     def entries(self) -> list[Entry]:
         """Names, dtypes, shapes and lengths as this rank would have them."""
@@ -220,21 +262,44 @@ class Resharded:
                 )
         left = dict.fromkeys(parameters)
 
+        wanted: set[str] = set()
+
         def mine(name: str) -> Any:
             whole = name.startswith((mark + "groups/", mark + "other/", mark + "values/"))
-            return room(name) if whole or parameter_of(name) in left else None
+            if not whole and name not in wanted and parameter_in(name, left) is None:
+                return _Unread(name)
+            place = None if whole else self._as_parameter(name)
+            return room(name) if place is None or place.flat else Part(room(name))
+
+        def sharded(tensor: Any, note: Note) -> Any:
+            if is_partial(note):
+                raise CheckpointError(
+                    f"{mark[:-1]}=: a tensor of its state has to be summed over the ranks that wrote it (Partial): run with as many, "
+                    "sharded as they were"
+                )
+            # Of another shape than its parameter: each rank has it whole.
+            return Part(tensor, ([], note[1])) if isinstance(tensor, Tensor) else tensor
+
+        def read(rank: int) -> tuple[Any, dict[str, Any]]:
+            """What a rank has saved, and the state of parameters that are still wanted."""
+            data = self._whole.bytes(rank, blob)
+            found = optimizer_value.checked(decoding.decode(data, mine, finish=False, sharded=sharded))
+            if "whole" in found:
+                raise DamagedError(f"{blob} is not by names of parameters", [])
+            return found, {n: s for n, s in found["state"].items() if n in left}
 
         value: Any = None
         groups: list[set[str]] = []
         # Ranks whose shards have state of these parameters, this one first; then all others.
-        near = {parameter_of(n) for n in self._whole.names(self.rank) if n.startswith(mark)}
-        first = {parameter_of(n): rank for n, *_, rank in self._tensors.values() if n.startswith(mark)}
+        near = {parameter_in(n, left) for n in self._whole.names(self.rank) if n.startswith(mark)}
+        first = {parameter_in(n, left): rank for n, *_, rank in self._tensors.values() if n.startswith(mark)}
         known = dict.fromkeys(self.rank if n in near else first[n] for n in parameters if n in first)
         for rank in known | dict.fromkeys(range(self._whole.world_size)):
-            found = optimizer_value.checked(decoding.decode(self._whole.bytes(rank, blob), mine, finish=False))
-            if "whole" in found:
-                raise DamagedError(f"{blob} is not by names of parameters", [])
-            state = {n: s for n, s in found["state"].items() if n in left}
+            found, state = read(rank)
+            if lacking := {*_unread((state, found.get("other"), found["groups"]))}:
+                # In an object that they share with the state of another parameter.
+                wanted |= lacking
+                found, state = read(rank)
             if value is None:
                 value = {**found, "state": {}}
                 groups = [set() for _ in found["groups"]]
@@ -250,6 +315,8 @@ class Resharded:
             group.pop("param_names", None)
             group["params"] = sorted(names)
         value["shapes"] = {}
+        # Which tensors are sharded here is decided.
+        value["sharded"] = parameters
         return value
 
     def plan(self, names: Iterable[str]) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+import warnings
 from array import array
 from typing import Any
 
@@ -111,4 +112,12 @@ def put(state: dict[str, Any]) -> None:
             numpy.random.set_bit_generator(kind())  # type: ignore[attr-defined]
         numpy.random.set_state(_numpy(state["numpy"]))
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([_bytes(s) for s in state["cuda"]])
+        here = torch.cuda.device_count()
+        if here < len(state["cuda"]):
+            warnings.warn(
+                f"everstep: the checkpoint has the random generators of {len(state['cuda'])} GPUs, but this process sees {here}: "
+                "only theirs are restored; make as many visible as before for the same random numbers",
+                stacklevel=6,
+            )
+        for device, generator in enumerate(state["cuda"][:here]):
+            torch.cuda.set_rng_state(_bytes(generator), device)

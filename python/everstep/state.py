@@ -6,6 +6,7 @@ Names: ``OBJECT.KEY`` for a module's tensors, ``OBJECT/PATH`` for tensors inside
 
 from __future__ import annotations
 
+import itertools
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping
@@ -22,10 +23,10 @@ from ._internal import CheckpointError, Shard
 from .batches import Resumable
 from .blob_format import BLOB
 from .compare import difference
-from .module_state import Entries, local
+from .module_state import Entries
 from .optimizer_state import ParameterNames, TrainedParameters
-from .placed import PARTS, Parts, Place, Resharded, in_module, parameter_of, place_of
-from .tensors import DTYPES, is_lazy, storable, stored_as
+from .placed import PARTS, Parts, Place, Resharded, in_module, place_of
+from .tensors import DTYPES, is_lazy, local, storable, stored_as
 from .values import EXTRA, LAYOUT, MODULE, OPTIMIZER, OTHER, RESERVED, RNG, Layout, Values
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ def unwrap(module: nn.Module) -> nn.Module:
 def is_replicated(objects: Mapping[str, Any]) -> bool:
     """True when every rank holds the same: one of the modules is in DDP, and no tensor is a shard of a larger one."""
     modules = [o for o in objects.values() if isinstance(o, nn.Module)]
-    if any(hasattr(p, "device_mesh") for m in modules for p in m.parameters()):
+    optimizers = [o for o in map(optimizer_state.unwrapped, objects.values()) if optimizer_state.is_complete(o)]
+    trained = (p for o in optimizers for p in optimizer_state.parameters_of(o))
+    if any(hasattr(p, "device_mesh") for p in itertools.chain(trained, *(m.parameters() for m in modules))):
         return False
     while modules:
         module = modules.pop()
@@ -272,10 +275,7 @@ class State:
             return self.encoded({"whole": state}, name, items, eager=True)
         first = len(items)
         order = names.of(optimizer)
-        values = optimizer_state.in_no_module(optimizer, order)
-        if values:
-            saved = {i.tensor.data_ptr() for i in items}
-            values = {n: v for n, v in values.items() if v.data_ptr() not in saved}
+        values = optimizer_state.in_no_module(optimizer, order, (i.tensor for i in items))
         value = optimizer_state.by_names(optimizer, state, order, values)
         if value["shapes"] and self._trained is not None and (lost := self._trained.lost(optimizer, names)) is not None:
             raise CheckpointError(
@@ -283,13 +283,7 @@ class State:
                 "write into the parameter in place, give the new one to the optimizer, or take the old one out of it"
             )
         blob = self.encoded(value, name, items, eager=False, sharded=True)
-        ranges = self._ranges()
-        for item in items[first:]:
-            # Learning rates and the like change between updates.
-            item.eager = item.name.startswith(f"{name}/groups/")
-            place = ranges.get(parameter_of(item.name)) if ranges else None
-            if item.whole is None and place is not None and flat.fits(item.tensor, place):
-                item.whole = place
+        optimizer_state.describe(name, items[first:], value.get("sharded", ()), self._ranges())
         return blob
 
     # -- back ------------------------------------------------------------------------------------
@@ -309,7 +303,7 @@ class State:
             known.update(f"{name}.{key}" for key in [*found.tensors, *found.lazy, *found.values])
             for key, (tensor, _) in found.tensors.items() if name not in open_ else ():
                 full = f"{name}.{key}"
-                if key.endswith("_extra_state"):
+                if key.rpartition(".")[2] == "_extra_state" and module_state.loads_itself(self._modules[name], found):
                     # It may be a tensor now and something else then, or of another shape.
                     continue
                 wrong = (
@@ -363,6 +357,7 @@ class State:
                     extra_state.add(name)
         # Whatever is damaged is found before anything is loaded.
         stored.of_step()
+        places = None if isinstance(shard, Resharded) else stored.places()
         loaded = self._fill_modules(shard, stored, extra_state)
         values.update(stored.finished())
         for name in self._modules:
@@ -374,7 +369,7 @@ class State:
                 continue
             value = values[name]
             if name in self.optimizers_by_name and "groups" in value:
-                optimizer_state.restore(name, self.optimizers_by_name[name], value, names)
+                optimizer_state.restore(name, self.optimizers_by_name[name], value, names, places)
             else:
                 whole = name in self.optimizers_by_name
                 self._load(name, obj, value["whole"] if whole else value)
@@ -429,7 +424,7 @@ class State:
             if owner in loading and in_module(name):
                 loaded[owner][key] = stored.room(name)
         into = {f"{n}.{k}": own for n, e in found.items() if n not in loading for k, (own, _) in e.tensors.items()}
-        in_place.fill(shard, into, stored.targets, stored.room)
+        in_place.fill(shard, into, stored)
         return loaded
 
     def _check_parameters(self, names: ParameterNames) -> None:
@@ -453,6 +448,7 @@ class State:
         items = self.module_items()
         own = _places(items)
         parameters: dict[str, Place] = {}
+        own |= optimizer_state.loose_places(self.optimizers_by_name, ParameterNames(self.objects))
         for name, place in own.items():
             parameters[name] = place
             # As earlier checkpoints name it.

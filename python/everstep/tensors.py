@@ -59,6 +59,12 @@ def as_real_dtype(tensor: Tensor, dtype: str) -> Tensor:
     return tensor.view(_BY_TORCH_NAME[dtype])
 
 
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor (FSDP2, tensor parallel), the same memory; any other tensor as it is."""
+    part: Tensor | None = getattr(tensor, "_local_tensor", None)
+    return tensor if part is None else part
+
+
 def is_lazy(tensor: Any) -> bool:
     """A parameter or buffer of a lazy module that has no shape yet."""
     return isinstance(tensor, UninitializedTensorMixin)

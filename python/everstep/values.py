@@ -15,6 +15,7 @@ from ._internal import CheckpointError, DamagedError, Shard
 from .blob_format import BLOB
 from .damage import reading
 from .placed import PARTS, Place, Resharded, parts_from_bytes, read_parts
+from .sharded import Part
 from .tensors import BY_NAME
 
 if TYPE_CHECKING:
@@ -155,4 +156,4 @@ class Values:
 
     def value(self, name: str) -> Any:
         """One of them, made anew each time."""
-        return decoding.decode(self._blobs[name], self.targets.__getitem__)
+        return decoding.decode(self._blobs[name], self.targets.__getitem__, sharded=Part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import everstep as es
+from harness.ranks import run_ranks
 
 EVERSTEP = str(Path(sys.executable).parent / "everstep")
 
@@ -88,6 +90,82 @@ def test_safetensors_out_and_in(tmp_path, monkeypatch):
     assert len(set(index["weight_map"].values())) > 1 and all(
         torch.equal(found[k], v) for k, v in model.state_dict().items()
     )
+
+
+class _Kept:
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def state_dict(self) -> object:
+        return self.value
+
+    def load_state_dict(self, value: object) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    "value", [{"whole": 5}, {"state": {}, "groups": []}, {"state": {"a": 1}, "groups": [1, 2]}], ids=str
+)
+def test_an_object_is_not_taken_for_an_optimizer_because_of_its_keys(tmp_path, value):
+    from everstep import convert
+
+    ckpt = es.CheckpointManager(tmp_path, persist=1, model=nn.Linear(1, 1), kept=_Kept(value))
+    ckpt.step(1)
+    ckpt.close()
+    assert convert.load(tmp_path)["kept"] == value
+
+
+_STAGE = """
+import os, sys, torch, torch.distributed as dist, everstep as es
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = torch.nn.Sequential()
+model.add_module(f"layer{rank}", torch.nn.Linear(2, 2))
+optimizer = torch.optim.AdamW(model.named_parameters())
+ckpt = es.CheckpointManager(sys.argv[1], persist=1, model=model, optimizer=optimizer)
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+ckpt.step(1)
+ckpt.close()
+dist.destroy_process_group()
+"""
+
+
+def test_optimizer_state_of_all_pipeline_stages_is_exported(tmp_path):
+    from everstep import convert
+
+    (tmp_path / "train.py").write_text(_STAGE)
+    ended = run_ranks([sys.executable, str(tmp_path / "train.py"), str(tmp_path / "out")], 2)
+    assert [r.code for r in ended] == [0, 0], ended[0].err + ended[1].err
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state = convert.load(tmp_path / "out")
+    names = ["layer0.weight", "layer0.bias", "layer1.weight", "layer1.bias"]
+    assert sorted(state["model"]) == sorted(names)
+    assert sorted(state["optimizer"]["state"]) == sorted(names)
+    (group,) = state["optimizer"]["param_groups"]
+    assert group["params"] == group["param_names"] == names
+    assert all(s["exp_avg"].abs().sum() > 0 for s in state["optimizer"]["state"].values())
+
+
+def test_of_several_versions_of_the_weights_the_indexed_one_is_imported(tmp_path):
+    from safetensors.torch import save_file
+
+    from everstep import convert
+
+    files = {"model-1-of-2": ("a", 1.0), "model-2-of-2": ("b", 2.0), "pytorch_model": ("a", 7.0)}
+    for file, (name, value) in files.items():
+        save_file({name: torch.tensor(value)}, tmp_path / f"{file}.safetensors")
+    done = _ckpt("import", tmp_path, tmp_path / "back", "--from", "hf")
+    assert done.returncode == 1, done.stderr
+    assert "a is in both model-1-of-2.safetensors and pytorch_model.safetensors" in done.stderr
+    index = {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert {k: t.item() for k, t in convert.from_hf(tmp_path)["model"].items()} == {"a": 1.0, "b": 2.0}
+    for wrong in ({**index, "c": "model-2-of-2.safetensors"}, {**index, "a": "../model.safetensors"}, None):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": wrong}))
+        with pytest.raises(es.CheckpointError, match=r"index\.json"):
+            convert.from_hf(tmp_path)
 
 
 class _Counted(nn.Linear):

@@ -155,6 +155,30 @@ def test_numpy_s_global_generator_of_any_kind(tmp_path: Path, name):
         np.random.set_bit_generator(before)
 
 
+def test_generators_of_more_gpus_than_there_are_do_not_stop_a_restore(tmp_path: Path, monkeypatch):
+    states = [torch.full((16,), n, dtype=torch.uint8) for n in range(3)]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: states)
+    ckpt = es.CheckpointManager(tmp_path, model=nn.Linear(1, 1), persist=1)
+    ckpt.step(1)
+    ckpt.close()
+    found = {}
+
+    def set_rng_state(state: torch.Tensor, device: int) -> None:
+        # As torch does where there is no such device.
+        if device >= 2:
+            raise IndexError(device)
+        found[device] = state
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", set_rng_state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", lambda all_: [set_rng_state(s, n) for n, s in enumerate(all_)])
+    with pytest.warns(UserWarning, match="of 3 GPUs, but this process sees 2"):
+        assert es.CheckpointManager(tmp_path, model=nn.Linear(1, 1), persist=0).restore() == 1
+    assert [found[n].tolist() for n in (0, 1)] == [s.tolist() for s in states[:2]]
+
+
 def test_minus_zero_is_not_zero(tmp_path: Path):
     def made() -> tuple[nn.Module, torch.optim.Optimizer]:
         model = nn.Linear(1, 1)
@@ -225,6 +249,22 @@ def test_parameters_of_no_module_keep_their_values(tmp_path):
     *two, ckpt, _, _ = made()
     assert ckpt.restore() == 3
     assert all(torch.equal(a, b) and a.abs().sum() > 0 for a, b in zip(one, two, strict=True))
+
+
+def test_a_flat_parameter_is_saved_although_a_module_has_a_view_of_its_beginning(tmp_path):
+    def made(value: float) -> tuple[nn.Module, torch.Tensor, torch.optim.Optimizer]:
+        flat = nn.Parameter(torch.full((10,), value))
+        model = nn.Linear(2, 1, bias=False)
+        model.weight = nn.Parameter(flat.data[:2].view(1, 2))
+        return model, flat, torch.optim.SGD([flat], lr=0.1)
+
+    model, _, optimizer = made(3.0)
+    ckpt = es.CheckpointManager(tmp_path, model=model, optimizer=optimizer, persist=1)
+    ckpt.step(1)
+    ckpt.close()
+    model, flat, optimizer = made(0.0)
+    assert es.CheckpointManager(tmp_path, model=model, optimizer=optimizer).restore() == 1
+    assert torch.equal(flat.detach(), torch.full((10,), 3.0))
 
 
 class _Renamed(torch.optim.Adam):

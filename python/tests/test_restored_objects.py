@@ -239,6 +239,17 @@ def test_extra_state_of_any_kind(tmp_path):
         assert repr(again.extra) == repr(extra) and torch.equal(again.weight, model.weight)
 
 
+def test_a_buffer_whose_name_ends_like_extra_state_is_compared_as_any_other(tmp_path):
+    def module(buffer: torch.Tensor) -> nn.Module:
+        found = nn.Linear(2, 2)
+        found.register_buffer("quant_extra_state", buffer)
+        return found
+
+    _save(tmp_path, model=module(torch.ones(2, 3)))
+    with pytest.raises(es.CheckpointError, match="quant_extra_state: shape"):
+        _restore(tmp_path, model=module(torch.zeros(3, 2, dtype=torch.int32)))
+
+
 def test_extra_state_that_nobody_takes_is_refused(tmp_path):
     model = _Extra()
     model.extra = 3

@@ -1,0 +1,154 @@
+"""Sharded tensors (torch's ``DTensor``) in the state of an optimizer.
+
+A checkpoint has this rank's part of each, and a note of how it was sharded. Its mesh is that of its parameter.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from ._internal import CheckpointError
+from .tensors import local
+
+#: Placements by dimension of the mesh (none: replicated by all of it), and the shape of the whole.
+Note = tuple[list[str], list[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """This rank's part of a tensor that has to become a sharded one. Without a note it is sharded as its parameter is."""
+
+    tensor: Tensor
+    note: Note | None = None
+
+
+def note_from(found: Any) -> Note:
+    """Checks a note that was read. Raises :class:`ValueError` for what is none."""
+    written, shape = found
+    good = isinstance(written, list) and all(isinstance(p, str) and p for p in written)
+    if not good or not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError("how a tensor was sharded makes no sense")
+    return written, shape
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Each rank has a part of it."""
+    return getattr(tensor, "_local_tensor", None) is not None
+
+
+def note_of(tensor: Any) -> Note:
+    """What has to be known to make a sharded tensor again from its part."""
+    return _written(tuple(tensor.placements)), list(tensor.shape)
+
+
+@lru_cache(maxsize=256)
+def _written(placements: tuple[Any, ...]) -> list[str]:
+    """``S0`` (sharded by dimension 0), ``R`` (replicated), ``Psum`` (to be summed); others as torch prints them, behind a ``?``."""
+    written = []
+    for placement in placements:
+        kind = type(placement).__name__
+        if kind == "Shard":
+            written.append(f"S{placement.dim}")
+        elif kind == "Replicate":
+            written.append("R")
+        elif kind == "Partial":
+            written.append(f"P{placement.reduce_op}")
+        else:
+            # It can only be compared with that of the parameter.
+            written.append(f"?{placement!r}")
+    return written
+
+
+def is_partial(note: Note) -> bool:
+    """What ranks have must be reduced to get the tensor."""
+    return any(p.startswith("P") or "Partial" in p for p in note[0])
+
+
+def _read(written: Sequence[str]) -> tuple[Any, ...]:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    return tuple(Replicate() if p == "R" else Shard(int(p[1:])) if p[0] == "S" else Partial(p[1:]) for p in written)
+
+
+def made_whole_again(part: Part, parameter: Tensor, place: str) -> Tensor:
+    """The sharded tensor that a part belongs to.
+
+    Raises:
+        CheckpointError: naming ``place``, when the parameter is sharded in another way than when it was saved.
+    """
+    own: Any = parameter
+    written, shape = part.note or (None, list(own.shape))
+    if not is_sharded(own):
+        # One rank that has all of it.
+        if list(part.tensor.shape) == shape:
+            return part.tensor
+        raise _otherwise(place)
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    dimensions = own.device_mesh.ndim
+    as_own = written is None or written == _written(tuple(own.placements))
+    same = shape == list(own.shape)
+    if not as_own and any(p.startswith("?") for p in written or ()):
+        raise _otherwise(place)
+    placements = own.placements if as_own else _read(written or ["R"] * dimensions)
+    if len(placements) != dimensions:
+        raise _otherwise(place)
+    if as_own and same:
+        sizes: tuple[int, ...] = local(own).shape
+    else:
+        sizes, _ = compute_local_shape_and_global_offset(tuple(shape), own.device_mesh, placements)
+    if tuple(sizes) != tuple(part.tensor.shape):
+        raise _otherwise(place)
+    stride = own.stride() if same else tuple(_strides(shape))
+    return DTensor.from_local(
+        part.tensor, own.device_mesh, placements, run_check=False, shape=own.shape.__class__(shape), stride=stride
+    )
+
+
+def _strides(shape: list[int]) -> list[int]:
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 1, 0, -1):
+        strides[dim - 1] = strides[dim] * max(shape[dim], 1)
+    return strides
+
+
+def _otherwise(place: str) -> CheckpointError:
+    return CheckpointError(
+        f"{place} is a sharded tensor that does not fit its parameter's sharding here; run with the ranks and the "
+        "sharding that the checkpoint was made with"
+    )
+
+
+def rebuilt(value: Any, parameter: Tensor, place: str, made: dict[int, tuple[Any, Any]], *, by_shape: bool) -> Any:
+    """A parameter's state with its parts made whole again, at any depth.
+
+    Args:
+        made: what was made of each object, by identity, so that one object stays one.
+        by_shape: the parameter was not sharded when it was saved: what has the shape of its part is sharded as it is.
+    """
+    if id(value) in made:
+        return made[id(value)][1]
+    found = value
+    if isinstance(value, Part):
+        found = made_whole_again(value, parameter, place)
+    elif isinstance(value, Tensor):
+        if by_shape and is_sharded(parameter) and value.shape == local(parameter).shape:
+            found = made_whole_again(Part(value), parameter, place)
+    elif type(value) in (list, tuple, deque):
+        inner = [rebuilt(v, parameter, f"{place}[{i}]", made, by_shape=by_shape) for i, v in enumerate(value)]
+        if any(a is not b for a, b in zip(inner, value, strict=True)):
+            found = deque(inner, value.maxlen) if isinstance(value, deque) else type(value)(inner)
+    elif isinstance(value, dict):
+        for key, inner_value in value.items():
+            inner_value = rebuilt(inner_value, parameter, f"{place}/{key}", made, by_shape=by_shape)
+            value[key] = inner_value
+    # The original is kept, too: its identity must not be used again.
+    made[id(value)] = value, found
+    return found
