@@ -89,18 +89,26 @@ class Branch:
                 flush=True,
             )
 
-    def refuse_silent_restart(self, unreadable: list[str], some: bool, wanted: Wanted) -> None:
-        """Starting from scratch beside checkpoints that cannot be read would bury them.
+    def refuse_silent_restart(self, unreadable: list[str], some_rank_found: bool, wanted: Wanted) -> None:
+        """Starting from scratch beside checkpoints that cannot be read would bury them. One that only some ranks can
+        read, or find (a listing may be stale), is such a checkpoint.
 
         Raises:
-            CheckpointError: when a step was named, or there are checkpoints and none can be read.
+            CheckpointError: when a step was named, or some rank has found checkpoints.
         """
         if wanted != Wanted():
             raise CheckpointError(self._missing(wanted))
-        if unreadable and not some:
+        if unreadable or some_rank_found:
+            alone = _worker.world().world_size == 1
+            by, check = ("", "") if alone else (" by every rank", "check that all nodes see the same files there, ")
             raise CheckpointError(
-                f"no checkpoint in {self._directory} can be read, and starting over would bury them; repair or move "
-                f"them, or give another directory:\n  " + "\n  ".join(unreadable[:5])
+                "\n  ".join(
+                    [
+                        f"no checkpoint in {self._directory} can be read{by}, and starting over would bury them; "
+                        f"{check}repair or move them, or give another directory" + ":" * bool(unreadable),
+                        *unreadable[:5],
+                    ]
+                )
             )
         self.goes_on_from(0, None, False)
 

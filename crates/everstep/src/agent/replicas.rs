@@ -318,6 +318,7 @@ impl Driver {
         generation: Generation,
         (step, persist): (Option<Step>, bool),
         sources: &[Source],
+        found: bool,
     ) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
         crew.restored = step;
@@ -351,7 +352,7 @@ impl Driver {
                             let _ = persist.is_some_and(|p| slot.pin(p));
                         }
                     }
-                    let _ = answer.send(Reply::Restore { step, tier, path: None });
+                    let _ = answer.send(Reply::Restore { step, tier, path: None, found });
                 }
             }
         }
@@ -385,7 +386,7 @@ impl Driver {
         tokio::task::spawn_blocking(move || match from.fetch(&directories, local, persist) {
             Ok(path) => {
                 let path = Some(to_text(&path));
-                let _ = answer.send(Reply::Restore { step: Some(step), tier: Some(tier), path });
+                let _ = answer.send(Reply::Restore { step: Some(step), tier: Some(tier), path, found: false });
             }
             Err(e) => {
                 crate::say!("step {step} of rank {rank} could not be had from other nodes: {e}");
