@@ -99,17 +99,13 @@ class Branch:
         if wanted != Wanted():
             raise CheckpointError(self._missing(wanted))
         if unreadable or some_rank_found:
-            alone = _worker.world().world_size == 1
-            by, check = ("", "") if alone else (" by every rank", "check that all nodes see the same files there, ")
-            raise CheckpointError(
-                "\n  ".join(
-                    [
-                        f"no checkpoint in {self._directory} can be read{by}, and starting over would bury them; "
-                        f"{check}repair or move them, or give another directory" + ":" * bool(unreadable),
-                        *unreadable[:5],
-                    ]
-                )
+            by = "" if _worker.world().world_size == 1 else " by every rank"
+            remedy = "repair or move them" if unreadable else "check that all nodes see the same files there"
+            what = (
+                f"no checkpoint in {self._directory} can be read{by}, and starting over would bury them; {remedy}, "
+                "or give another directory"
             )
+            raise CheckpointError("\n  ".join([what + ":" * bool(unreadable), *unreadable[:5]]))
         self.goes_on_from(0, None, False)
 
     def _missing(self, wanted: Wanted) -> str:
