@@ -92,8 +92,9 @@ class AgentTier:
         prefix = Path(path).name.removesuffix("board")
         found = sorted(str(p) for p in node.glob(f"{prefix}slot-*"))
         spill = os.environ.get("EVERSTEP_SPILL", "")
-        if not found and spill:
-            found = sorted(str(p) for p in Path(spill).glob(f"{prefix}slot-*"))
+        if spill:
+            # A state that has outgrown memory leaves slots in both until some of its steps are complete on disk.
+            found += sorted(str(p) for p in Path(spill).glob(f"{prefix}slot-*"))
         if found:
             self._open(found)
         foreign = self._slots.arena.foreign() if self._slots.arena else None
