@@ -18,20 +18,20 @@ from ._internal import (
     Arena,
     Board,
     CheckpointError,
-    Shard,
     SlotLayout,
     open_slot,
 )
 from .directory import Directory
 from .healing import HealingShard
 from .outcome import Arrivals
-from .placed import Resharded
 from .slots import EARLY_BYTES, OVERLAP_BYTES, Sizes, Slots, Snapshot
 from .tiers import KEEP_ALL, Keep, Redundancy
 
 if TYPE_CHECKING:
-    from ._internal import NetworkWatch
+    from ._internal import NetworkWatch, Shard
     from .branch import Wanted
+    from .durable_offers import DurableOffers
+    from .placed import Resharded
 
 #: One being written and two complete; one more where a persist may hold one for long.
 SLOTS = 3
@@ -71,6 +71,8 @@ class AgentTier:
         agent.replicate(run, redundancy.replicas, redundancy.data, any_rank)
         self._every = 1
         self._tier = ""
+        #: Some rank found checkpoints when all ranks chose one.
+        self.some_rank_found = False
         self._network: NetworkWatch | None = None
         self._pacing = pacing if redundancy.replicas and not any_rank else None
         self._adopt()
@@ -90,8 +92,9 @@ class AgentTier:
         prefix = Path(path).name.removesuffix("board")
         found = sorted(str(p) for p in node.glob(f"{prefix}slot-*"))
         spill = os.environ.get("EVERSTEP_SPILL", "")
-        if not found and spill:
-            found = sorted(str(p) for p in Path(spill).glob(f"{prefix}slot-*"))
+        if spill:
+            # A state that has outgrown memory leaves slots in both until some of its steps are complete on disk.
+            found += sorted(str(p) for p in Path(spill).glob(f"{prefix}slot-*"))
         if found:
             self._open(found)
         foreign = self._slots.arena.foreign() if self._slots.arena else None
@@ -126,12 +129,12 @@ class AgentTier:
         return self._slots.arena.held() if self._slots.arena else []
 
     def choose(
-        self, durable: dict[int, Shard | Resharded], wanted: Wanted
-    ) -> tuple[int, Shard | HealingShard | Resharded] | None:
-        """Agrees with all ranks on a step and opens this rank's shard of it."""
+        self, durable: DurableOffers, wanted: Wanted
+    ) -> tuple[int, Shard | HealingShard | Resharded | None] | None:
+        """Agrees with all ranks on a step and opens this rank's shard of it; ``None`` where that is durable."""
         memory = [(s, True, generation) for s, generation in self._held() if wanted.allows(s)]
-        offers = memory + [(s, False, 0) for s in durable]
-        found = self._agent.restore(offers, self._any_rank, wanted.step)
+        offers = memory + [(s, False, 0) for s in durable.likely()]
+        found, self.some_rank_found = self._agent.restore(offers, self._any_rank, wanted.step, durable.found)
         if found is None:
             return None
         step, self._tier, path = found
@@ -141,7 +144,7 @@ class AgentTier:
             return step, HealingShard(open_slot(path), self._agent)
         if self._tier == "local" and self._slots.arena is not None:
             return step, HealingShard(self._slots.arena.shard(step), self._agent)
-        return step, durable[step]
+        return step, None
 
     def failed(self, step: int) -> None:
         """The step that was chosen cannot be read: the world forms anew, without this process."""

@@ -89,19 +89,23 @@ class Branch:
                 flush=True,
             )
 
-    def refuse_silent_restart(self, unreadable: list[str], some: bool, wanted: Wanted) -> None:
-        """Starting from scratch beside checkpoints that cannot be read would bury them.
+    def refuse_silent_restart(self, unreadable: list[str], some_rank_found: bool, wanted: Wanted) -> None:
+        """Starting from scratch beside checkpoints that cannot be read would bury them. One that only some ranks can
+        read, or find (a listing may be stale), is such a checkpoint.
 
         Raises:
-            CheckpointError: when a step was named, or there are checkpoints and none can be read.
+            CheckpointError: when a step was named, or some rank has found checkpoints.
         """
         if wanted != Wanted():
             raise CheckpointError(self._missing(wanted))
-        if unreadable and not some:
-            raise CheckpointError(
-                f"no checkpoint in {self._directory} can be read, and starting over would bury them; repair or move "
-                f"them, or give another directory:\n  " + "\n  ".join(unreadable[:5])
+        if unreadable or some_rank_found:
+            by = "" if _worker.world().world_size == 1 else " by every rank"
+            remedy = "repair or move them" if unreadable else "check that all nodes see the same files there"
+            what = (
+                f"no checkpoint in {self._directory} can be read{by}, and starting over would bury them; {remedy}, "
+                "or give another directory"
             )
+            raise CheckpointError("\n  ".join([what + ":" * bool(unreadable), *unreadable[:5]]))
         self.goes_on_from(0, None, False)
 
     def _missing(self, wanted: Wanted) -> str:

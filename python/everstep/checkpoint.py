@@ -22,6 +22,7 @@ from .disk_tier import DiskTier
 from .micro import MicroBatches
 from .outcome import Arrivals, Outcome, Tier
 from .plan import BatchPlan, batch_plan
+from .replicated import is_replicated
 from .restoring import Restoring
 from .schedule import (
     ASK_AGAIN,
@@ -38,7 +39,7 @@ from .schedule import (
 )
 from .slots import OVERLAP_BYTES, Snapshot
 from .start import Start
-from .state import Layout, State, is_replicated
+from .state import Layout, State
 from .structure import Structure
 from .tiers import EPOCH, RECOVERY, USER, Keep, Redundancy
 from .unsaved import UnsavedOptimizers
@@ -78,7 +79,7 @@ class CheckpointManager:
             its weights in between (an evaluation with averaged weights, say) loses one snapshot, which is noticed by that
             checksum; from then on copies are complete when :meth:`step` returns.
         replicated: every rank holds the same modules and optimizer state, so that any rank can restore any other's and the number of
-            ranks may change. ``"auto"``: when a module is in DDP.
+            ranks may change. ``"auto"``: when DDP synchronizes every trainable parameter and every saved buffer of the modules.
         **state: modules, optimizers, and anything with ``state_dict`` and ``load_state_dict``.
     """
 

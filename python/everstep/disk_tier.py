@@ -13,7 +13,6 @@ from . import worker as _worker
 from ._internal import (
     Arena,
     CheckpointError,
-    Shard,
     note_shard,
     publish_noted,
     reserve_slot,
@@ -21,13 +20,15 @@ from ._internal import (
 from .directory import Directory
 from .meeting import gathered
 from .outcome import Arrivals
-from .placed import Resharded
 from .slots import Slots, Snapshot
 from .tiers import KEEP_ALL, Keep
 
 if TYPE_CHECKING:
+    from ._internal import Shard
     from .branch import Wanted
+    from .durable_offers import DurableOffers
     from .healing import HealingShard
+    from .placed import Resharded
 
 
 class DiskTier:
@@ -41,17 +42,21 @@ class DiskTier:
         self._slots, self._arrivals = Slots(Arrivals()), arrivals
         self._scratch: str | None = None
         self._done = 0
+        #: Some rank found checkpoints when all ranks chose one.
+        self.some_rank_found = False
 
     def held(self) -> list[int]:
         """Nothing outlives the process in memory."""
         return []
 
     def choose(
-        self, durable: dict[int, Shard | Resharded], wanted: Wanted
-    ) -> tuple[int, Shard | HealingShard | Resharded] | None:
-        """The newest step that all ranks can read."""
-        steps = self._common(sorted(durable, reverse=True))
-        return (steps[0], durable[steps[0]]) if steps else None
+        self, durable: DurableOffers, wanted: Wanted
+    ) -> tuple[int, Shard | HealingShard | Resharded | None] | None:
+        """The newest step that all ranks can read; it is durable."""
+        step = self._common(durable.newest(), durable.found)
+        if step is None and self.some_rank_found:
+            step = self._common(durable.all(), durable.found)
+        return None if step is None else (step, None)
 
     def failed(self, step: int) -> None:
         """Ranks vote, and try an older one."""
@@ -72,9 +77,10 @@ class DiskTier:
         """Where the step that was chosen comes from."""
         return "disk"
 
-    def _common(self, steps: list[int]) -> list[int]:
-        every = gathered([*steps, -1, -1][:2])
-        return [s for s in steps[:2] if all(s in held for held in every)]
+    def _common(self, steps: list[int], found: bool) -> int | None:
+        every = gathered([int(found), *steps])
+        self.some_rank_found = any(found for found, *_ in every)
+        return max(set(steps).intersection(*(held for _, *held in every)), default=None)
 
     copies_late = False
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections import Counter
 from typing import Any
 
 from . import together
-from . import worker as _worker
-from ._internal import CheckpointError, DamagedError, Shard, objects_in, open_shard
+from ._internal import CheckpointError, DamagedError, Shard
 from .agent_tier import AgentTier
-from .branch import Branch, Row, Wanted
+from .branch import Branch, Wanted
 from .directory import Directory
 from .disk_tier import DiskTier
+from .durable_offers import DurableOffers
 from .healing import HealingShard
 from .placed import Resharded
 from .state import State
@@ -26,7 +24,6 @@ class Restoring:
         self._state, self._tier, self._directory, self._branch = state, tier, directory, branch
         self._unreadable: list[str] = []
         self._damaged: set[int] = set()
-        self._paths: dict[int, str] = {}
         self._extra: dict[str, Any] = {}
 
     def restore(self, wanted: Wanted) -> tuple[int, dict[str, Any]]:
@@ -37,18 +34,26 @@ class Restoring:
 
     def _newest(self, wanted: Wanted) -> int | None:
         """One attempt: the steps that are complete then, 0 for a fresh start; ``None`` when an older one has to be tried."""
-        durable = self._durable_offers(wanted)
+        durable = DurableOffers(self._state, self._branch.rows(wanted), self._damaged, self._skip)
         found = self._tier.choose(durable, wanted)
         if found is None or not wanted.allows(found[0]):
-            self._branch.refuse_silent_restart(self._unreadable, bool(durable), wanted)
+            self._branch.refuse_silent_restart(self._unreadable, self._tier.some_rank_found, wanted)
             return 0
         done, shard = found
-        path = self._paths[done] if shard is durable.get(done) else None
+        path = None
+        if shard is None:
+            try:
+                shard = durable.shard(done)
+            except CheckpointError:
+                # An older one, which was offered before its header was read.
+                self._tier.failed(done)
+                raise
+            path = durable.paths[done]
         self._branch.goes_on_from(done, path, wanted.step is not None)
         together.begin()
         damage: DamagedError | None = None
         try:
-            self._extra = self._load(done, shard)
+            self._extra = self._load(done, shard, path)
         except DamagedError as e:
             damage = e
         if self._tier.in_memory and damage is not None:
@@ -64,7 +69,7 @@ class Restoring:
         self._unreadable.append(wrong)
         warnings.warn(f"everstep: skipping a checkpoint: {wrong}", stacklevel=5)
 
-    def _load(self, step: int, shard: Shard | HealingShard | Resharded) -> dict[str, Any]:
+    def _load(self, step: int, shard: Shard | HealingShard | Resharded, path: str | None) -> dict[str, Any]:
         try:
             # All ranks read it as one, or none: they do it together.
             as_one = isinstance(shard, Resharded) or (
@@ -76,8 +81,7 @@ class Restoring:
         except CheckpointError as e:
             if isinstance(e.__cause__, DamagedError):
                 raise e.__cause__ from e
-            path = self._paths.get(step)
-            if path is not None and self._tier.source() == "disk" and not isinstance(e, DamagedError):
+            if path is not None and not isinstance(e, DamagedError):
                 raise CheckpointError(f"{e.args[0]}\n  in {path}") from e
             raise
 
@@ -94,41 +98,3 @@ class Restoring:
                 "before, which makes it durable, or "
                 f"forget it: everstep doctor --clean"
             ) from e
-
-    def _complete_first(self, rows: list[Row]) -> list[Row]:
-        """Of several checkpoints of one step, first those that hold all objects: an evaluation may have saved its model alone."""
-        times = Counter(step for step, *_ in rows)
-
-        def order(row: Row) -> tuple[int, bool]:
-            step, path, _, wrong = row
-            return -step, times[step] > 1 and wrong is None and self._state.is_more_than(objects_in(path))
-
-        return sorted(rows, key=order)
-
-    def _durable_offers(self, wanted: Wanted) -> dict[int, Shard | Resharded]:
-        """This rank's shards of the newest two durable checkpoints whose headers are good. Their bytes are verified when they are
-        read: another node can stand in, or an older step."""
-        world = _worker.world()
-        offers: dict[int, Shard | Resharded] = {}
-        self._paths = {}
-        for step, path, size, wrong in self._complete_first(self._branch.rows(wanted)):
-            if step in self._damaged or step in offers:
-                continue
-            if wrong is None:
-                try:
-                    shard: Shard | Resharded = open_shard(path, world.rank % (size or 1))
-                    others = size != world.world_size and not self._state.layout.replicated
-                    if others:
-                        shard = self._state.resharded(path)
-                    elif isinstance(shard, Shard) and self._state.is_placed_otherwise(shard):
-                        # What cannot be seen as one is of another model, which is said when it is loaded.
-                        with contextlib.suppress(CheckpointError):
-                            shard = self._state.resharded(path)
-                    offers[step], self._paths[step] = shard, path
-                except CheckpointError as e:
-                    wrong = str(e.args[0])
-            if wrong is not None:
-                self._skip(wrong)
-            if len(offers) == 2:
-                break
-        return offers

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ._internal import Entry
     from .healing import HealingShard
 
-__all__ = ["DTYPES", "Item", "Layout", "State", "is_replicated", "unwrap"]
+__all__ = ["DTYPES", "Item", "Layout", "State", "unwrap"]
 
 #: The largest element: tensors of other tools begin on a multiple of theirs.
 ALIGN = 8
@@ -64,23 +64,6 @@ def unwrap(module: nn.Module) -> nn.Module:
         if inner is None:
             return module
         module = inner
-
-
-def is_replicated(objects: Mapping[str, Any]) -> bool:
-    """True when every rank holds the same: one of the modules is in DDP, and no tensor is a shard of a larger one."""
-    modules = [o for o in objects.values() if isinstance(o, nn.Module)]
-    optimizers = [o for o in map(optimizer_state.unwrapped, objects.values()) if optimizer_state.is_complete(o)]
-    trained = (p for o in optimizers for p in optimizer_state.parameters_of(o))
-    if any(hasattr(p, "device_mesh") for p in itertools.chain(trained, *(m.parameters() for m in modules))):
-        return False
-    while modules:
-        module = modules.pop()
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            return True
-        inner = getattr(module, "_orig_mod", None)
-        if inner is not None:
-            modules.append(inner)
-    return False
 
 
 def _places(items: list[Item]) -> dict[str, Place]:

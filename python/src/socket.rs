@@ -114,29 +114,31 @@ impl PyAgent {
         }
     }
 
-    /// Offers steps as (step, is_memory, generation); returns the step that all ranks restore, where from, and the slot
-    /// that the agent has fetched it into, if it has. `wanted`: that step or none.
+    /// Offers steps as (step, is_memory, generation). Returns the step that all ranks restore, where from, and the slot
+    /// that the agent has fetched it into, if it has; and whether some rank has found checkpoints, as this one has or has
+    /// not (`found`). `wanted`: that step or none.
     fn restore(
         &self,
         py: Python<'_>,
         offers: Vec<(u64, bool, u64)>,
         shared: bool,
         wanted: Option<u64>,
-    ) -> PyResult<Option<Chosen>> {
+        found: bool,
+    ) -> PyResult<(Option<Chosen>, bool)> {
         let offer = |(step, memory, generation)| Offer {
             step: Step(step),
             tier: if memory { Tier::Memory } else { Tier::Durable },
             generation: Generation(generation),
         };
         let held = offers.into_iter().map(offer).collect();
-        let offers = Offers { held, shared, wanted: wanted.map(Step) };
+        let offers = Offers { held, shared, wanted: wanted.map(Step), found };
         let request = Request::Restore { generation: self.generation, rank: self.rank, offers };
         match self.ask(py, &request, None)? {
-            Reply::Restore { step: Some(step), tier: Some(tier), path } => {
+            Reply::Restore { step: Some(step), tier: Some(tier), path, found } => {
                 let path = path.map(|p| from_text(&p).into_os_string());
-                Ok(Some((step.0, tier_name(tier), path)))
+                Ok((Some((step.0, tier_name(tier), path)), found))
             }
-            Reply::Restore { .. } => Ok(None),
+            Reply::Restore { found, .. } => Ok((None, found)),
             other => Err(AgentError::new_err(format!("unexpected answer {other:?}"))),
         }
     }

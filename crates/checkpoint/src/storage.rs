@@ -176,6 +176,9 @@ pub(crate) trait Storage: fmt::Debug + Send + Sync {
     /// Replaces one at once. It need not survive a loss of power.
     fn replace(&self, name: &str, bytes: Vec<u8>) -> io::Result<()>;
 
+    /// Replaces one at once and for good: after a loss of power, it is the earlier or the new one.
+    fn replace_durably(&self, name: &str, bytes: Vec<u8>) -> io::Result<()>;
+
     /// Removes one.
     fn remove(&self, name: &str) -> io::Result<()>;
 

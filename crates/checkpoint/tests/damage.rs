@@ -197,6 +197,31 @@ fn publishing_twice_and_pruning_keep_what_is_needed() {
     assert!(out.join("step-10.tmp-1.1").exists());
 }
 
+/// The process died between the exchange of the two names and the deletion of what it had replaced.
+#[test]
+fn a_checkpoint_that_was_replaced_is_deleted_after_a_crash() {
+    let scratch = tempfile::tempdir().unwrap();
+    let out = scratch.path().join("out");
+    let commit = |generation: u64| {
+        let slot = captured(&scratch.path().join(format!("slot-{generation}")), 4);
+        let shard = persist::write_shard(&slot, &out, &mark(generation), 4, Rank(0), &Throttle::new(0)).unwrap();
+        persist::publish(&out, &mark(generation), 4, &[shard], persist::Target::Branch).unwrap();
+    };
+    commit(1);
+    let (step, aside) = (out.join("step-4"), scratch.path().join("aside"));
+    fs::create_dir(&aside).unwrap();
+    for file in fs::read_dir(&step).unwrap().map(Result::unwrap) {
+        fs::copy(file.path(), aside.join(file.file_name())).unwrap();
+    }
+    commit(2);
+    let left = out.join("step-4.tmp-1.2");
+    fs::rename(&aside, &left).unwrap();
+    let pruned =
+        persist::prune(&out, Policy { last: 2, every: None, epochs: false, abandoned: false }, &mark(3)).unwrap();
+    assert_eq!((pruned.leftovers.as_slice(), left.exists()), (["step-4.tmp-1.2".to_owned()].as_slice(), false));
+    assert_eq!(readable(&out), Some(4));
+}
+
 /// Two steps that become durable at the same moment are both published and both delete what nobody needs.
 #[test]
 fn two_that_delete_at_once_do_not_fail_each_other() {

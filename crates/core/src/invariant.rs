@@ -27,6 +27,7 @@ pub enum InvariantId {
     /// INV-08: a node with a living connection is a member.
     LiveNodeIsMember,
     /// INV-09: all ranks of a generation restore the same step, and each of them has offered it.
+    /// None starts fresh where some rank has found a durable checkpoint.
     OneRestoreStep,
     /// INV-10: growing the world with waiting nodes loses no step.
     GrowingLosesNothing,

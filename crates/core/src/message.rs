@@ -329,7 +329,7 @@ pub enum Order {
         /// The step; `None`: continue, the world stays as it is.
         step: Option<Step>,
     },
-    /// All ranks restore this step (`None`: nothing to restore, a fresh start).
+    /// All ranks restore this step (`None`: there is none that all ranks can restore).
     Restore {
         /// The generation meant.
         generation: Generation,
@@ -342,6 +342,10 @@ pub enum Order {
         /// Highest step that all ranks had completed before.
         #[serde(default)]
         best: Option<Step>,
+        /// Some rank has found checkpoints: without a step, the ranks fail instead of starting
+        /// fresh.
+        #[serde(default)]
+        found: bool,
     },
     /// Replicate the first step from `next` on that all workers of this node have sealed.
     Replicate {

@@ -183,13 +183,17 @@ pub struct Offers {
     /// The only step to which the script will go back, if it asked for one.
     #[serde(default)]
     pub wanted: Option<Step>,
+    /// The directory contains checkpoints, whether or not this rank can read one of them.
+    #[serde(default)]
+    pub found: bool,
 }
 
 impl Offers {
     /// Creates the offers of a script that takes the newest step.
     #[must_use]
     pub fn any(held: Vec<Offer>, shared: bool) -> Self {
-        Offers { held, shared, wanted: None }
+        let found = held.iter().any(|o| o.tier == Tier::Durable);
+        Offers { held, shared, wanted: None, found }
     }
 }
 

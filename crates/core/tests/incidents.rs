@@ -184,7 +184,7 @@ fn a_script_that_goes_back_gets_that_step_or_none() {
         let held = vec![Holding { step: Step(25), generation, rank, world_size: 1, shared: true }];
         scene.says(0, Report::Holds { generation, held, parity: vec![] });
         let durable = vec![Offer { step: Step(10), tier: Tier::Durable, generation: Generation(0) }];
-        let offers = Offers { held: durable, shared: true, wanted: Some(Step(wanted)) };
+        let offers = Offers { wanted: Some(Step(wanted)), ..Offers::any(durable, true) };
         scene.says(0, Report::Offers { generation, rank, offers });
         let step_of = |o: &Order| if let Order::Restore { step, .. } = o { Some(*step) } else { None };
         assert_eq!(scene.sent.iter().find_map(step_of), Some(expected));

@@ -165,7 +165,14 @@ fn an_agent_lets_a_rank_that_was_told_what_to_restore_stop_by_itself() {
     offered(&mut agent);
     ordered(
         &mut agent,
-        Order::Restore { generation: Generation(1), step: None, sources: vec![], persist: false, best: None },
+        Order::Restore {
+            generation: Generation(1),
+            step: None,
+            sources: vec![],
+            persist: false,
+            best: None,
+            found: false,
+        },
     );
     exited(&mut agent);
     assert!(!kills(&mut agent));

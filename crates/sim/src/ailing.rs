@@ -13,6 +13,9 @@ pub const ECC: &str = "NVRM: Xid (PCI:0000:17:00): 92, pid='<unknown>', name=<un
 /// A link that is down for a moment.
 pub const LINK: &str = "mlx5_core 0000:3b:00.0 eth2: Link down";
 
+/// The message of a worker that does not start fresh beside checkpoints.
+pub const NO_COMMON_STEP: &str = "everstep.CheckpointError: no checkpoint in out can be restored on every rank";
+
 /// Messages of workers that fail on their own.
 const ERRORS: &[&str] = &[
     "ValueError: Expected input batch_size (32) to match target batch_size (31).",

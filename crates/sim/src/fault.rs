@@ -46,6 +46,9 @@ faults! {
     ReplicasStale,
     /// The next copies arrive incomplete.
     ReplicasPartial,
+    /// Two machines are lost, and another one does not find the durable checkpoints for a minute,
+    /// as with a stale listing of NFS.
+    ListingStale,
     /// The contents of a slot, a rank's own or a copy, become corrupt.
     SlotRots,
     /// A machine never comes back; another one takes its id.

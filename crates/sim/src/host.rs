@@ -108,6 +108,8 @@ pub struct Faults {
     pub gpu: Option<Shows>,
     /// Everything takes longer until this time.
     pub slow_until: u64,
+    /// Its ranks do not find durable checkpoints until this time.
+    pub stale_until: u64,
 }
 
 /// One machine.

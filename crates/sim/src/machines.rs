@@ -100,6 +100,9 @@ impl World {
                 let delay = self.rng.range(1, 40 + grace) * slow;
                 self.at(delay, Happening::Killed { host, generation });
             }
+            AgentCommand::Restore { generation, step: None, found: true, .. } => {
+                self.refuse_fresh_start(host, generation)
+            }
             AgentCommand::Restore { generation, step, sources, .. } => self.restore(host, generation, step, &sources),
             AgentCommand::Replicate { generation, from, plan, base, round } => {
                 self.replicate(host, generation, from, crate::world::Sending { plan, base, round, patience: 5000 });
@@ -223,6 +226,16 @@ impl World {
         self.agent(host, AgentEvent::WorkerExited { generation, local_rank, pid: 1, outcome, asked: false, words });
     }
 
+    /// There are checkpoints, and none that all ranks can read: the workers fail.
+    fn refuse_fresh_start(&mut self, host: usize, generation: Generation) {
+        let Some(crew) = self.hosts[host].crews.last().filter(|c| c.generation == generation && !c.training) else {
+            return;
+        };
+        for local in 0..crew.workers {
+            self.worker_errs(host, local, crate::ailing::NO_COMMON_STEP);
+        }
+    }
+
     pub(crate) fn restore(&mut self, host: usize, generation: Generation, step: Option<Step>, sources: &[Source]) {
         let now = self.now;
         let h = &mut self.hosts[host];
@@ -310,7 +323,7 @@ impl World {
 
     pub(crate) fn work_on(&mut self, host: usize, complete: &BTreeSet<Generation>, broken: &BTreeSet<Generation>) {
         let now = self.now;
-        let durable = self.durable;
+        let durable = self.durable.filter(|_| now >= self.hosts[host].faults.stale_until);
         let Some(crew) = self.hosts[host].crews.last_mut() else { return };
         let (generation, first, workers) = (crew.generation, crew.slot.first_rank.0, crew.workers);
         if !crew.training && now >= crew.ready_at && !crew.offered {

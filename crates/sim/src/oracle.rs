@@ -288,6 +288,11 @@ impl Oracle {
         tier.into_iter().for_each(|t| *self.tiers.entry(t).or_default() += 1);
         let held = matches!(tier, Some(Tier::Peer | Tier::Parity))
             || self.offers.get(&(generation, rank)).is_some_and(|o| o.iter().any(|o| Some(o.step) == step));
+        let of_all = self.offers.range((generation, Rank(0))..=(generation, Rank(u32::MAX)));
+        if step.is_none() && of_all.flat_map(|(_, o)| o).any(|o| o.tier == Tier::Durable) {
+            let what = format!("generation {generation} rank {rank}: a fresh start beside durable checkpoints");
+            self.violation(InvariantId::OneRestoreStep, now, what);
+        }
         if first != step || (step.is_some() && !held) {
             let what = format!("generation {generation} rank {rank}: told {step:?}, first {first:?}, offered {held}");
             self.violation(InvariantId::OneRestoreStep, now, what);

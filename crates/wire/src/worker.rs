@@ -184,12 +184,15 @@ pub enum Reply {
     },
     /// The step that all ranks restore.
     Restore {
-        /// The step; `None` for a fresh start.
+        /// The step; `None`: there is none that all ranks can restore.
         step: Option<Step>,
         /// The tier from which this rank reads it.
         tier: Option<Tier>,
         /// The slot into which the agent has fetched it, if any.
         path: Option<String>,
+        /// Some rank has found checkpoints: without a step, nobody starts fresh.
+        #[serde(default)]
+        found: bool,
     },
     /// The request is not possible.
     Refused {

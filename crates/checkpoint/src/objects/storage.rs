@@ -90,6 +90,10 @@ impl Storage for Location {
         notes::remember(self, name, bytes)
     }
 
+    fn replace_durably(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
+        notes::remember(self, name, bytes)
+    }
+
     fn remove(&self, name: &str) -> io::Result<()> {
         notes::remove(self, name)
     }

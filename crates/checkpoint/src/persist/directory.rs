@@ -150,6 +150,11 @@ impl Storage for Directory {
         fs::rename(&temporary, self.path.join(name))
     }
 
+    fn replace_durably(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
+        disk::write(&self.path.join(name), &bytes)?;
+        disk::sync(&self.path)
+    }
+
     fn remove(&self, name: &str) -> io::Result<()> {
         fs::remove_file(self.path.join(name))
     }

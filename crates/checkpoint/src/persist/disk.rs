@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-#[cfg(feature = "faults")]
+#[cfg(any(test, feature = "faults"))]
 pub mod faults {
     //! Makes one call fail, or all from one on, on this thread.
 
@@ -44,7 +44,7 @@ pub mod faults {
     }
 }
 
-#[cfg(not(feature = "faults"))]
+#[cfg(not(any(test, feature = "faults")))]
 mod faults {
     #[inline]
     #[allow(clippy::unnecessary_wraps, reason = "it does fail with the feature")]

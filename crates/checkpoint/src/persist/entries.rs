@@ -171,6 +171,10 @@ pub(super) fn look(path: &Path, name: &str, run: Option<RunId>) -> What {
     if let Some((_, turn)) = unpublished_named(name) {
         return match mark_in(path) {
             Ok(Some(mark)) if Some(mark.run) == run && mark.turn() == turn => What::Unpublished(mark),
+            // A checkpoint of an earlier turn that was replaced, and was still to be deleted.
+            Ok(Some(mark)) if Some(mark.run) == run && mark.turn() < turn && is_of(path, run) => {
+                What::Unpublished(mark)
+            }
             Ok(Some(mark)) if Some(mark.run) == run => foreign("its mark and its name differ".into()),
             Ok(Some(_)) => foreign("written for another directory".into()),
             Ok(None) => foreign("it has no mark of everstep".into()),
@@ -185,6 +189,11 @@ pub(super) fn look(path: &Path, name: &str, run: Option<RunId>) -> What {
         };
     }
     foreign("everstep gives no such names".into())
+}
+
+/// The manifest in there is of this run.
+fn is_of(path: &Path, run: Option<RunId>) -> bool {
+    run.is_some() && manifest_in(path).is_ok_and(|m| m.writer.map(|w| w.run) == run)
 }
 
 fn published(path: &Path, step: u64, run: Option<RunId>) -> What {

@@ -219,7 +219,7 @@ fn replace(directory: &Path, from: &Path, to: PathBuf, old: &Manifest) -> io::Re
         aside
     };
     disk::sync(directory)?;
-    // What cannot be deleted now is found by its mark later.
+    // What cannot be deleted now is found later, by its mark of an earlier turn.
     let _ = prune::delete(directory, &aside, old);
     Ok(to)
 }

@@ -53,7 +53,7 @@ pub(super) fn run_id(storage: &dyn Storage) -> io::Result<RunId> {
     let now = found.seen_from(&here);
     if !told {
         // From now on a copy of this directory is told from it. Where nothing can be written, nothing will be.
-        let _ = storage.replace(RUN_FILE, now.bytes()?);
+        let _ = storage.replace_durably(RUN_FILE, now.bytes()?);
     }
     Ok(now.run)
 }
@@ -111,6 +111,7 @@ fn recorded(storage: &dyn Storage) -> io::Result<Option<Identity>> {
 mod tests {
     use super::*;
     use crate::persist::directory::Directory;
+    use crate::persist::disk::faults;
     use std::fs;
 
     #[test]
@@ -168,6 +169,24 @@ mod tests {
         assert_eq!(id(&backup), early);
         std::os::unix::fs::symlink(&moved, scratch.path().join("link")).unwrap();
         assert_eq!(id(&scratch.path().join("link")), original);
+    }
+
+    #[test]
+    fn the_record_is_replaced_only_by_one_whose_bytes_are_durable() {
+        let mut kept = 0;
+        for n in 0..20 {
+            let a = tempfile::tempdir().unwrap();
+            let directory = Directory::of(a.path());
+            assert!(create(&directory, RunId(7)).unwrap());
+            let record = || fs::read(a.path().join(RUN_FILE)).unwrap();
+            let before = record();
+            faults::plan(n, rustix::io::Errno::IO.raw_os_error(), false);
+            let found = run_id(&directory);
+            faults::end();
+            kept += u32::from(found.is_ok() && record() == before);
+            assert_eq!(run_id(&directory).unwrap(), RunId(7), "call {n}");
+        }
+        assert!(kept > 0, "it was replaced without a call that makes it durable");
     }
 
     #[test]

@@ -85,12 +85,14 @@ pub enum Command {
     Restore {
         /// Generation of the workers.
         generation: Generation,
-        /// The step; `None`: a fresh start.
+        /// The step; `None`: a fresh start, unless checkpoints were found.
         step: Option<Step>,
         /// Sources to read it from, by local rank.
         sources: Vec<Source>,
         /// Also make it durable.
         persist: bool,
+        /// Some rank has found checkpoints.
+        found: bool,
     },
     /// Send the first step from `from` on that all workers have sealed to the keepers, or compute
     /// its parity. Answer with `Replicated`. Other steps of this generation may be dropped, except

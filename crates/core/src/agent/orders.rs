@@ -78,14 +78,14 @@ impl Agent {
                     self.hold(step);
                 }
             }
-            Order::Restore { generation, step, sources, persist, best } => {
+            Order::Restore { generation, step, sources, persist, best, found } => {
                 if self.acknowledge(generation, |r| matches!(r, Report::Offers { .. } | Report::Holds { .. })) {
                     if let Some(crew) = &mut self.crew {
                         crew.restoring.clear();
                     }
                     self.book.best(best.map_or(0, |s| s.0));
                     self.goes_on_from(step);
-                    self.out.push_back(Command::Restore { generation, step, sources, persist });
+                    self.out.push_back(Command::Restore { generation, step, sources, persist, found });
                 }
             }
             Order::Replicate { generation, plan, next, round } => {

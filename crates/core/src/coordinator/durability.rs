@@ -14,7 +14,7 @@ pub type Sources = BTreeMap<Step, Source>;
 /// The newest step that every rank of a world can restore, with the source for each rank.
 ///
 /// Ranks may use different tiers for the same step. `None` when there is no common step (or when
-/// there are no ranks): all ranks start fresh together.
+/// there are no ranks).
 #[must_use]
 pub fn commit_point(ranks: &[Sources]) -> Option<(Step, Vec<Source>)> {
     ranks.first()?.keys().rev().find_map(|step| {
@@ -109,7 +109,9 @@ impl Job {
             }
         }
         let persist = self.in_memory_only(wanted);
-        let order = Order::Restore { generation, step: wanted, sources, persist, best: self.recovery.high_water() };
+        let best = self.recovery.high_water();
+        // A generation that was refused a fresh start is not in the record.
+        let order = Order::Restore { generation, step: wanted, sources, persist, best, found: false };
         out.send(session, order);
     }
 
@@ -128,6 +130,11 @@ impl Job {
         }
         let tiers = sources.iter().map(|s| s.tier).collect();
         self.shards.decide(Decision { step, sources });
+        if step.is_none() && self.shards.any_found() {
+            // Starting fresh would bury the checkpoints. The ranks fail with an error that names the directory, and the
+            // next generation may see more of it.
+            return self.changed(true);
+        }
         self.record.add_restore(generation, step.unwrap_or(Step(0)));
         // Told when it is written: a coordinator that is restarted in between must not decide otherwise.
         self.changed(true);
@@ -171,7 +178,7 @@ impl Job {
     fn is_first_capture(&self, own: &[Sources]) -> bool {
         let before = self.record.restored.last();
         let from_scratch = before.is_some_and(|(g, step)| g.next() == self.record.generation && step.0 == 0);
-        from_scratch && self.record.durable.is_none() && own.iter().all(|of| of.len() <= 1)
+        from_scratch && self.record.durable.is_none() && !self.shards.any_found() && own.iter().all(|of| of.len() <= 1)
     }
 
     /// What this rank would read from there is its own capture.
@@ -277,6 +284,7 @@ impl Job {
                 sources: own,
                 persist,
                 best: self.recovery.high_water(),
+                found: self.shards.any_found(),
             };
             Some((id.clone(), session, order))
         };

@@ -400,8 +400,8 @@ impl Driver {
                     crew.snapshot_every(from, every);
                 }
             }
-            Command::Restore { generation, step, sources, persist } => {
-                self.answer_restores(generation, (step, persist), &sources);
+            Command::Restore { generation, step, sources, persist, found } => {
+                self.answer_restores(generation, (step, persist), &sources, found);
             }
             Command::Replicate { generation, from, plan, base, round } => {
                 self.replicate(generation, from, plan, (base, round));

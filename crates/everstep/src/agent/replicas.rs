@@ -5,6 +5,7 @@ use super::input::Input;
 use super::launch::{board_path, profile_path};
 use super::pace::{Paced, STREAMS, Speed};
 use super::parity;
+use super::storage::SLOTS_LOOKED_AT;
 use crate::listening::Place;
 use everstep_checkpoint::arena::{Pin, Slot, job_hash, run_label, slot_paths};
 use everstep_checkpoint::board::Board;
@@ -62,9 +63,14 @@ pub struct Own {
 }
 
 impl Own {
+    /// Those in these directories.
+    pub fn of(directories: Vec<PathBuf>) -> Self {
+        Own { directories, mapped: Arc::default() }
+    }
+
     /// Those of one worker.
     pub fn slots(&self, local: u32) -> Vec<Arc<Slot>> {
-        let paths = self.directories.iter().flat_map(|d| slot_paths(d, local, 8));
+        let paths = self.directories.iter().flat_map(|d| slot_paths(d, local, SLOTS_LOOKED_AT));
         paths.filter_map(|p| self.mapped.open(&p).ok()).collect()
     }
 }
@@ -90,7 +96,7 @@ impl Replicas {
             port,
             token: None,
             job: job_hash(job),
-            own: Own { directories, mapped: Arc::default() },
+            own: Own::of(directories),
             links: Arc::default(),
             streams: Arc::default(),
             speed: Arc::default(),
@@ -318,6 +324,7 @@ impl Driver {
         generation: Generation,
         (step, persist): (Option<Step>, bool),
         sources: &[Source],
+        found: bool,
     ) {
         let Some(crew) = self.crew.as_mut().filter(|c| c.generation == generation) else { return };
         crew.restored = step;
@@ -351,7 +358,7 @@ impl Driver {
                             let _ = persist.is_some_and(|p| slot.pin(p));
                         }
                     }
-                    let _ = answer.send(Reply::Restore { step, tier, path: None });
+                    let _ = answer.send(Reply::Restore { step, tier, path: None, found });
                 }
             }
         }
@@ -385,7 +392,7 @@ impl Driver {
         tokio::task::spawn_blocking(move || match from.fetch(&directories, local, persist) {
             Ok(path) => {
                 let path = Some(to_text(&path));
-                let _ = answer.send(Reply::Restore { step: Some(step), tier: Some(tier), path });
+                let _ = answer.send(Reply::Restore { step: Some(step), tier: Some(tier), path, found: false });
             }
             Err(e) => {
                 crate::say!("step {step} of rank {rank} could not be had from other nodes: {e}");

@@ -1,8 +1,10 @@
 //! The agent's side of checkpoints: reserves slots, writes shards to durable storage, and cleans
 //! up.
 
+use super::launch::board_path;
 use crate::places;
 use everstep_checkpoint::arena::{Pin, Slot, slot_paths};
+use everstep_checkpoint::board::Board;
 use everstep_checkpoint::direct::Throttle;
 use everstep_checkpoint::format::mark::Mark;
 use everstep_checkpoint::persist::{self, Target};
@@ -14,9 +16,17 @@ use everstep_wire::raw::to_text;
 use everstep_wire::worker::Reply;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Memory that is always left to others.
 const HEADROOM_BYTES: u64 = 16 << 20;
+
+/// Time between two looks at slots in memory that are to be released.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// No worker has more slots.
+pub const SLOTS_LOOKED_AT: u32 = 8;
 
 /// Where a worker's sealed slots are persisted.
 #[derive(Clone, Debug)]
@@ -56,28 +66,25 @@ fn reserve_in(directory: &Path, local_rank: u32, bytes: u64, slots: u32) -> std:
     if more + HEADROOM_BYTES > free_bytes(directory) && more > 0 {
         return Err(std::io::ErrorKind::StorageFull.into());
     }
-    for path in &paths {
-        Slot::reserve(path, bytes)?.populate()?;
+    let new: Vec<&PathBuf> = paths.iter().filter(|p| held(p) == 0).collect();
+    let made = paths.iter().try_for_each(|path| Slot::reserve(path, bytes)?.populate());
+    if made.is_err() {
+        new.into_iter().for_each(|path| drop(private::remove(path)));
     }
-    Ok(paths)
+    made.map(|()| paths)
 }
 
 /// Reserves a worker's slots: in shared memory if possible, otherwise in a directory on disk, with
-/// a warning in the reply.
-pub fn reserve(job: &str, node: &str, local_rank: u32, bytes: u64, slots: u32) -> Reply {
-    let memory = places::node_memory(job, node);
+/// a warning in the reply. Whatever memory holds stays there until [`release_memory`] removes it.
+pub fn reserve(memory: &Path, spill: &Path, local_rank: u32, bytes: u64, slots: u32) -> Reply {
     let texts = |paths: Vec<PathBuf>| paths.into_iter().map(|p| to_text(&p)).collect();
     let need = (bytes * u64::from(slots)) >> 20;
-    match reserve_in(&memory, local_rank, bytes, slots) {
+    match reserve_in(memory, local_rank, bytes, slots) {
         Ok(paths) => Reply::Slots { paths: texts(paths), warning: None },
         Err(short) => {
-            for path in slot_paths(&memory, local_rank, slots) {
-                let _ = private::remove(&path);
-            }
-            let spill = places::node_spill(job, node);
             let shm = places::memory();
             let free = free_bytes(shm.parent().unwrap_or(&shm)) >> 20;
-            match reserve_in(&spill, local_rank, bytes, slots) {
+            match reserve_in(spill, local_rank, bytes, slots) {
                 Ok(paths) => {
                     let warning = format!(
                         "{need} MiB of checkpoint slots do not fit into shared memory ({free} MiB free: {short}); using {} on disk, which is slower. In a container, start it with a larger --shm-size",
@@ -93,6 +100,33 @@ pub fn reserve(job: &str, node: &str, local_rank: u32, bytes: u64, slots: u32) -
                 },
             }
         }
+    }
+}
+
+/// Removes a worker's slots from memory after new ones were reserved on disk. Those in use stay, and
+/// all of them stay until two newer steps are complete on disk: other ranks may not have the newest.
+/// Returns whether none is left in memory.
+pub fn release_memory(memory: &Path, spill: &Path, local_rank: u32) -> bool {
+    let slots = |of: &Path| slot_paths(of, local_rank, SLOTS_LOOKED_AT).into_iter().filter(|p| p.exists());
+    let sealed = |of: &Path| -> Vec<(u64, u64)> {
+        let label = |p: PathBuf| Slot::open(&p).ok()?.label().map(|l| (l.generation, l.step));
+        slots(of).filter_map(label).collect()
+    };
+    let newest = sealed(memory).into_iter().max();
+    if newest.is_none() || sealed(spill).into_iter().filter(|s| Some(*s) > newest).count() >= 2 {
+        let needed = |p: &PathBuf| Slot::open(p).is_ok_and(|s| s.in_use());
+        slots(memory).filter(|p| !needed(p)).for_each(|p| drop(private::remove(&p)));
+    }
+    slots(memory).next().is_none()
+}
+
+/// Does so when the worker has sealed steps, until nothing is left or its crew is `over`.
+pub fn release_memory_when_sealed(memory: &Path, spill: &Path, local_rank: u32, over: &AtomicBool) {
+    // Without a board, the slots stay until the job ends.
+    let Ok(board) = Board::open(&board_path(memory, local_rank)) else { return };
+    let mut seen = 0;
+    while !over.load(Ordering::Acquire) && !release_memory(memory, spill, local_rank) {
+        seen = board.await_sealed(seen, LOOK);
     }
 }
 
@@ -187,7 +221,7 @@ pub fn discard(job: &str, node: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::replicas::Replicas;
+    use super::super::replicas::{Own, Replicas};
     use super::*;
     use crate::listening::Place;
     use everstep_checkpoint::arena::{Label, slot_bytes};
@@ -218,6 +252,43 @@ mod tests {
         assert!(slot.pinned_for(Pin::Persist), "it is still to be written");
         slot.release(Pin::Persist);
         assert!(slot.begin(), "nobody reads it");
+    }
+
+    #[test]
+    fn slots_in_memory_stay_until_two_steps_are_on_disk_and_nobody_needs_them() {
+        let (memory, spill) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+        let paths = slot_paths(memory.path(), 0, 3);
+        let kept = sealed(&paths[0], 1);
+        sealed(&paths[1], 2);
+        assert!(kept.pin(Pin::Persist));
+        let there = || paths.iter().map(|p| p.is_file()).collect::<Vec<_>>();
+
+        // Nothing has room for slots of this size.
+        let reply = reserve(memory.path(), spill.path(), 0, 1 << 50, 3);
+        assert!(matches!(reply, Reply::Refused { .. }), "{reply:?}");
+        assert_eq!(there(), [true, true, false]);
+
+        // Memory takes no third slot.
+        std::fs::create_dir(&paths[2]).expect("it is free");
+        let reply = reserve(memory.path(), spill.path(), 0, slot_bytes(8192, 4096), 3);
+        std::fs::remove_dir(&paths[2]).expect("it is empty");
+        assert!(matches!(reply, Reply::Slots { warning: Some(_), .. }), "{reply:?}");
+        assert_eq!(there(), [true, true, false]);
+        let slots = Own::of(vec![memory.path().into(), spill.path().into()]).slots(0);
+        let steps: Vec<u64> = slots.iter().filter_map(|s| s.label()).map(|l| l.step).collect();
+        assert_eq!(steps, [1, 2]);
+
+        let on_disk = slot_paths(spill.path(), 0, 3);
+        let release = || release_memory(memory.path(), spill.path(), 0);
+        sealed(&on_disk[0], 3);
+        assert!(!release());
+        assert_eq!(there(), [true, true, false], "other ranks may not have step 3");
+        sealed(&on_disk[1], 4);
+        assert!(!release());
+        assert_eq!(there(), [true, false, false], "step 1 is still to be written");
+        kept.release(Pin::Persist);
+        assert!(release());
+        assert_eq!(there(), [false; 3]);
     }
 
     #[test]

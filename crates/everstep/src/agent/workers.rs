@@ -379,9 +379,16 @@ impl Driver {
         }
         match request {
             Request::Reserve { local_rank, slot_bytes, slots, .. } => {
-                let (job, node) = (self.template.job.clone(), self.template.node.clone());
+                let memory = self.template.memory.clone();
+                let spill = crate::places::node_spill(&self.template.job, &self.template.node);
+                let over = self.crew.as_ref().map(|c| c.over.clone());
                 tokio::task::spawn_blocking(move || {
-                    let _ = answer.send(storage::reserve(&job, &node, local_rank, slot_bytes, slots));
+                    let reply = storage::reserve(&memory, &spill, local_rank, slot_bytes, slots);
+                    let on_disk = matches!(reply, Reply::Slots { warning: Some(_), .. });
+                    let _ = answer.send(reply);
+                    if let Some(over) = over.filter(|_| on_disk) {
+                        storage::release_memory_when_sealed(&memory, &spill, local_rank, &over);
+                    }
                 });
             }
             Request::Restore { generation, rank, offers } => {

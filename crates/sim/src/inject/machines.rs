@@ -85,6 +85,13 @@ impl World {
         Some(())
     }
 
+    /// Loses two machines, and hides durable checkpoints from another one.
+    pub(super) fn listing_stale(&mut self) -> Option<()> {
+        let host = self.running()?;
+        self.hosts[host].faults.stale_until = (self.now + 60_000).min(self.quiet_at);
+        self.two_nodes_crash()
+    }
+
     /// Slows down a machine and its link.
     pub(super) fn slow_node(&mut self, until: u64) -> Option<()> {
         let host = self.attached()?;

@@ -51,6 +51,7 @@ impl World {
             Fault::GpuFails => self.gpu_fails(),
             Fault::EccStorm => self.notes(crate::ailing::ECC, 200),
             Fault::LinkFlaps => self.notes(crate::ailing::LINK, 12),
+            Fault::ListingStale => self.listing_stale(),
             Fault::AgentCrash => self.agent_crash(),
             Fault::NodeCrash => self.node_crash(),
             Fault::TwoNodesCrash => self.two_nodes_crash(),

@@ -13,7 +13,7 @@ pub type Unreadable = (Rank, Step, Tier);
 /// What a generation restores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// The step; `None`: all ranks start fresh.
+    /// The step; `None`: all ranks start fresh, or fail if some rank has found checkpoints.
     pub step: Option<Step>,
     /// Where each rank's shard comes from, by rank.
     pub sources: Vec<Source>,
@@ -75,6 +75,12 @@ impl Shards {
     #[must_use]
     pub fn offers(&self, rank: Rank) -> Option<&Offers> {
         self.offers.get(&rank)
+    }
+
+    /// Returns whether some rank has found checkpoints in the directory.
+    #[must_use]
+    pub fn any_found(&self) -> bool {
+        self.offers.values().any(|o| o.found)
     }
 
     /// Returns whether some rank has said what it could restore.
