@@ -6,7 +6,6 @@ Names: ``OBJECT.KEY`` for a module's tensors, ``OBJECT/PATH`` for tensors inside
 
 from __future__ import annotations
 
-import itertools
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping
