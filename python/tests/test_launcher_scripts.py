@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
+from conftest import EVERSTEP
 
 LAUNCHER = """
 import subprocess, sys
@@ -155,3 +160,29 @@ def test_an_evaluation_after_the_training_may_end_as_it_likes(everstep, script, 
     line = [launcher, script(TRAINING, "training.py"), str(tmp_path / "out")]
     done = everstep("run", "--standalone", *line, timeout=90, END="time.sleep(0.5)")
     assert done.returncode == 0 and "done: 12 steps" in done.stderr and "ended without" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["python", "shell"])
+def test_asking_for_stacks_ends_no_launcher(env, everstep, script, tmp_path: Path, launcher):
+    training = script(
+        "import time, torch, everstep\neverstep.heartbeat()\nmodel = torch.nn.Linear(3, 3)\noptimizer = torch.optim.Adam(model.parameters())\n"
+        "for step in range(400):\n    model(torch.randn(2, 3)).sum().backward(), optimizer.step()\n"
+        "    print('trains', flush=True), time.sleep(0.05)\n",
+        "training.py",
+    )
+    by_python = [sys.executable, script("import torch\n" + LAUNCHER, "launcher.py"), training]
+    line = {"python": by_python, "shell": ["/bin/sh", "-c", f"{sys.executable} {training}; exit $?"]}[launcher]
+    command = [EVERSTEP, "run", "--standalone", "--name", "job", "--max-restarts", "0", "--no-python", *line]
+    with (tmp_path / "log").open("w") as log:
+        agent = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=log, stderr=log)
+    try:
+        until = time.monotonic() + 60
+        while "trains" not in (tmp_path / "log").read_text() and agent.poll() is None and time.monotonic() < until:
+            time.sleep(0.1)
+        stacks = everstep("stacks", "job")
+        assert stacks.returncode == 0 and "training.py" in stacks.stdout, stacks.stdout + stacks.stderr
+        assert "training.py" in everstep("stacks", "job").stdout, (tmp_path / "log").read_text()
+        assert agent.poll() is None, (tmp_path / "log").read_text()
+    finally:
+        agent.send_signal(signal.SIGTERM)
+        agent.wait(30)
