@@ -175,6 +175,24 @@ fn what_vanished_before_all_were_ended_is_a_failure_of_its_own() {
     }
 }
 
+#[test]
+fn a_failure_that_was_reported_is_no_end_because_the_launched_process_exits_with_0() {
+    for killing in [false, true] {
+        let mut agent = running();
+        looks(&mut agent, 100, seen(7, None, false));
+        let words = Words::from("ValueError: batch of 31".to_owned());
+        agent.handle(Time(200), Event::WorkerRaised { generation: Generation(1), local_rank: 0, pid: 70, words });
+        let failed = |c: &_| matches!(c, Command::Send(Report::WorkerFailed { .. }));
+        assert!(commands(&mut agent).iter().any(failed));
+        if killing {
+            let order = Order::Fence { generation: Generation(1), stacks: false };
+            agent.handle(Time(250), Event::Order { epoch: Epoch(1), order });
+        }
+        let reports = exits(&mut agent, false);
+        assert!(!reports.iter().any(|r| matches!(r, Report::Ended { .. } | Report::Finished { .. })), "{reports:?}");
+    }
+}
+
 /// Returns how the rank ended when its launched process exits like this after these observations.
 fn ended(outcome: Outcome, observations: &[Observation]) -> Option<HowEnded> {
     let mut agent = running();
