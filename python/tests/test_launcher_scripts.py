@@ -213,6 +213,60 @@ def test_a_crash_after_the_end_is_known_behind_a_launcher_that_forwards_it(evers
     assert done.stdout.count("trained") == 1, done.stdout
 
 
+def test_an_exception_behind_a_launcher_that_hides_it_fails_the_job(everstep, script):
+    training = script(
+        """
+import os, time, torch
+rank = int(os.environ["RANK"])
+model = torch.nn.Linear(3, 3)
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(1, 13):
+    if step == 8 and rank == 0:
+        time.sleep(0.5)  # the agent looks ten times a second
+        raise ValueError("mine")
+    model(torch.randn(2, 3)).sum().backward()
+    optimizer.step()
+    time.sleep(0.4 if rank == 1 and step > 7 else 0.05)
+""",
+        "training.py",
+    )
+    run = script(f"{sys.executable} {training} || true\n", "run.sh")
+    line = ("run", "--standalone", "--name", "job", "--nproc-per-node", "2", "--no-python", "/bin/sh", run)
+    done = everstep(*line, timeout=90)
+    assert done.returncode == 1 and "ValueError: mine" in done.stderr, done.stderr
+    assert "rank 0" in everstep("explain", "inc-1").stdout
+
+
+def test_a_killed_training_is_the_cause_of_what_other_ranks_fail_at(everstep, script):
+    training = script(
+        """
+import os, time, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank, life = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+model = torch.nn.Linear(3, 3)
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(12):
+    if step == 7 and rank == 0 and life == 0:
+        print("killed", os.getpid(), flush=True), time.sleep(0.5), os.kill(os.getpid(), 9)
+    model(torch.randn(2, 3)).sum().backward()
+    dist.all_reduce(torch.ones(1))
+    optimizer.step()
+print("trained", flush=True)
+dist.destroy_process_group()
+""",
+        "training.py",
+    )
+    run = script(f"{sys.executable} {training} || true\n", "run.sh")
+    line = ("run", "--standalone", "--name", "job", "--nproc-per-node", "2", "--no-python", "/bin/sh", run)
+    done = everstep(*line, timeout=120)
+    assert done.returncode == 0 and "restart 1" in done.stderr, done.stderr
+    assert done.stdout.count("trained") == 2, done.stdout
+    explained = everstep("explain", "inc-1").stdout
+    assert f"process {_killed(done)}, which trained in its place" in explained, explained
+    assert "is not known" not in everstep("explain").stdout
+
+
 def test_a_training_that_is_stopped_behind_a_launcher_is_a_hang(launched):
     done = launched(EARLY="if step == 7 and life == 0: os.kill(os.getpid(), 19)", COUNTED="1")
     assert done.returncode == 0 and "restart 1" in done.stderr and "step 12" in done.stdout, done.stderr
