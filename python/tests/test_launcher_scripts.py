@@ -120,7 +120,7 @@ def test_a_training_that_cannot_be_restarted_fails_the_job(launched):
 
 #: Ways in which a script ends itself before it is done.
 GIVES_UP = {
-    "interrupted": "print('killed', os.getpid(), flush=True), os.kill(os.getpid(), 2)",
+    "interrupted": "print('killed', os.getpid(), flush=True); raise KeyboardInterrupt",
     "exits": "print('killed', os.getpid(), flush=True), sys.exit(3)",
 }
 

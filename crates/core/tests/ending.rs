@@ -189,6 +189,15 @@ fn a_rank_is_not_its_own_proof_that_all_have_ended() {
 }
 
 #[test]
+fn an_exception_while_the_interpreter_of_the_rank_shuts_down_is_not_its_scripts() {
+    let mut scene = job(PER_DAY);
+    ends(&mut scene, 0, Some(7), HowEnded::ShuttingDown);
+    crashes(&mut scene, failure(0, Outcome::Code(1), "EOFError: of a helper", 7));
+    ends(&mut scene, 1, Some(7), HowEnded::Exited);
+    assert_eq!((scene.over().unwrap().0, warned(&scene)), (0, true), "{:?}", scene.over());
+}
+
+#[test]
 fn all_steps_of_the_script_are_the_end_of_it() {
     let mut scene = job(PER_DAY);
     let extent = Extent { step: Some(Step(12)), total: Some(Step(12)), passes: 0 };

@@ -51,10 +51,12 @@ impl Ending {
         self.confirmed(of).next()
     }
 
-    /// Returns the ranks other than `of` that are known to have come to the end of their scripts.
+    /// Returns the ranks other than `of` that are known to have come to the end of their scripts. A rank
+    /// whose own interpreter is shutting down is one, too; how a launched program exits shows nothing.
     fn confirmed(&self, of: Option<Rank>) -> impl Iterator<Item = (Rank, Extent)> {
-        let others = self.over.iter().filter(move |(rank, over)| Some(**rank) != of && over.vanished.is_none());
-        others.map(|(rank, over)| (*rank, over.extent))
+        let counts = move |rank: Rank, over: &Over| (Some(rank) != of || !over.process) && over.vanished.is_none();
+        let ended = self.over.iter().filter(move |(rank, over)| counts(**rank, over));
+        ended.map(|(rank, over)| (*rank, over.extent))
     }
 
     /// Returns a rank whose end nothing confirms: the process that trained and had vanished, and how
