@@ -6,7 +6,7 @@ mod scene;
 use everstep_core::coordinator::command::Fact;
 use everstep_core::history::{Entry, notes};
 use everstep_core::id::{Generation, Rank, Step};
-use everstep_core::message::{Ended, Extent, Failure, HowEnded, Offers, Order, Outcome, Report};
+use everstep_core::message::{Cause, Ended, Extent, Failure, HowEnded, Offers, Order, Outcome, Report};
 use everstep_core::spec::RestartBudget;
 use scene::{Scene, failure};
 
@@ -164,6 +164,40 @@ fn a_third_rank_that_has_not_ended_is_started_again() {
 }
 
 #[test]
+fn a_third_rank_that_fails_where_another_one_has_ended_makes_the_end_complete() {
+    let mut scene = Scene::new();
+    for node in 0..3 {
+        scene.join(node, node + 10, 1, Scene::spec((3, 3), PER_DAY));
+    }
+    scene.passes(3000);
+    crashes(&mut scene, failure(0, Outcome::Code(1), LOST, 60));
+    ends(&mut scene, 1, Some(60), HowEnded::Exited);
+    crashes(&mut scene, failure(2, Outcome::Code(1), LOST, 60));
+    scene.stopped([0, 1, 2]);
+    scene.passes(60_000);
+    let (code, why) = scene.over().unwrap();
+    assert!(code == 0 && why.contains("counts as finished") && scene.started() == [1], "{code} {why}");
+}
+
+#[test]
+fn a_rank_is_not_its_own_proof_that_all_have_ended() {
+    let mut scene = job(PER_DAY);
+    crashes(&mut scene, failure(0, Outcome::Code(1), "ValueError: batch of 31", 7));
+    ends(&mut scene, 0, Some(7), HowEnded::Exited);
+    scene.passes(5000);
+    assert_eq!((scene.over().unwrap().0, warned(&scene)), (1, false), "{:?}", scene.over());
+}
+
+#[test]
+fn an_exception_while_the_interpreter_of_the_rank_shuts_down_is_not_its_scripts() {
+    let mut scene = job(PER_DAY);
+    ends(&mut scene, 0, Some(7), HowEnded::ShuttingDown);
+    crashes(&mut scene, failure(0, Outcome::Code(1), "EOFError: of a helper", 7));
+    ends(&mut scene, 1, Some(7), HowEnded::Exited);
+    assert_eq!((scene.over().unwrap().0, warned(&scene)), (0, true), "{:?}", scene.over());
+}
+
+#[test]
 fn all_steps_of_the_script_are_the_end_of_it() {
     let mut scene = job(PER_DAY);
     let extent = Extent { step: Some(Step(12)), total: Some(Step(12)), passes: 0 };
@@ -311,4 +345,39 @@ fn an_agent_that_is_started_again_after_its_scripts_have_ended_undoes_nothing() 
     ends(&mut scene, 0, Some(60), HowEnded::Exited);
     scene.passes(60_000);
     assert_eq!((scene.over().unwrap().0, scene.started()), (0, vec![1]), "{:?}", scene.over());
+}
+
+#[test]
+fn an_end_that_nothing_confirms_is_the_cause_when_another_rank_fails() {
+    let errors = [LOST, "ValueError: batch of 31"];
+    for (unconfirmed_first, passes, error) in [(true, 0, 0), (true, 1, 0), (true, 0, 1), (false, 0, 0), (false, 1, 0)] {
+        let mut scene = job(PER_DAY);
+        if unconfirmed_first {
+            ends(&mut scene, 0, Some(7), HowEnded::Unconfirmed { pid: 70 });
+        }
+        crashes(&mut scene, Failure { passes, ..failure(1, Outcome::Code(1), errors[error], 7) });
+        if !unconfirmed_first {
+            ends(&mut scene, 0, Some(7), HowEnded::Unconfirmed { pid: 70 });
+        }
+        scene.stopped([0, 1]);
+        scene.passes(60_000);
+        assert_eq!((scene.started(), scene.over(), warned(&scene)), (vec![1, 2], None, false));
+        let vanished = |f: &Failure| f.cause == Cause::TrainerVanished { pid: 70 } && f.rank == Rank(0);
+        let first = |f: &Fact| matches!(f, Fact::IncidentOpened { failure: Some(f), .. } if vanished(f));
+        let blamed = |f: &Fact| matches!(f, Fact::Blamed { failure: Some(f), .. } if vanished(f));
+        assert_eq!(scene.facts.iter().any(first), unconfirmed_first);
+        assert!(scene.facts.iter().any(|f| error == 1 || blamed(f)), "{:?}", scene.facts);
+    }
+}
+
+#[test]
+fn what_was_not_known_about_an_earlier_generation_is_not_told_after_it() {
+    let mut scene = job(PER_DAY);
+    ends(&mut scene, 0, Some(7), HowEnded::Unconfirmed { pid: 70 });
+    crashes(&mut scene, failure(1, Outcome::Code(1), LOST, 7));
+    scene.stopped([0, 1]);
+    scene.passes(3000);
+    let entries: Vec<Entry> = scene.facts.iter().map(|fact| Entry { at: 1, fact: fact.clone() }).collect();
+    assert!(scene.facts.iter().any(|f| matches!(f, Fact::EndUnconfirmed { .. })));
+    assert_eq!((scene.started(), notes(&entries)), (vec![1, 2], vec![]));
 }

@@ -5,16 +5,23 @@
 mod scene;
 
 use everstep_core::agent::Agent;
+use everstep_core::agent::command::Command;
 use everstep_core::agent::event::{Event, Words};
-use everstep_core::agent::observation::{Observation, Trainer};
+use everstep_core::agent::observation::{Observation, Trainer, TrainerEnd};
 use everstep_core::id::{Epoch, Generation, Step};
 use everstep_core::message::{Cause, HowEnded, Order, Outcome, Report};
 use everstep_core::time::Time;
 use scene::{commands, running};
 
+const VANISHED: Option<TrainerEnd> = Some(TrainerEnd::Vanished);
+
 /// What is seen of process 70, which trains in place of the launched process 7.
 fn seen(step: u64, total: Option<u64>, vanished: bool) -> Observation {
-    let trainer = Some(Trainer { pid: 70, vanished });
+    ends_so(step, total, vanished.then_some(TrainerEnd::Vanished))
+}
+
+fn ends_so(step: u64, total: Option<u64>, end: Option<TrainerEnd>) -> Observation {
+    let trainer = Some(Trainer { pid: 70, end });
     Observation { step: Some(step), total, beats: step, trainer, ..Observation::default() }
 }
 
@@ -23,11 +30,15 @@ fn looks(agent: &mut Agent, at: u64, seen: Observation) {
 }
 
 fn exits(agent: &mut Agent, asked: bool) -> Vec<Report> {
+    exits_with(agent, Outcome::Code(0), asked)
+}
+
+fn exits_with(agent: &mut Agent, outcome: Outcome, asked: bool) -> Vec<Report> {
     commands(agent);
-    let (generation, outcome) = (Generation(1), Outcome::Code(0));
+    let generation = Generation(1);
     let exited = Event::WorkerExited { generation, local_rank: 0, pid: 7, outcome, asked, words: Words::default() };
     agent.handle(Time(5000), exited);
-    let sent = |c| if let everstep_core::agent::command::Command::Send(report) = c { Some(report) } else { None };
+    let sent = |c| if let Command::Send(report) = c { Some(report) } else { None };
     commands(agent).into_iter().filter_map(sent).collect()
 }
 
@@ -71,7 +82,7 @@ fn a_training_that_vanished_at_an_unknown_step_is_not_confirmed() {
 fn an_exit_code_that_nothing_contradicts_counts() {
     let none = Observation { trainer: None, ..seen(7, Some(20), false) };
     let starts = Observation { step: None, ..seen(0, None, true) };
-    let evaluates = Observation { trainer: Some(Trainer { pid: 71, vanished: true }), ..seen(20, None, true) };
+    let evaluates = Observation { trainer: Some(Trainer { pid: 71, end: VANISHED }), ..seen(20, None, true) };
     let ends: [&[Observation]; 6] = [
         &[seen(7, Some(20), false)],
         &[seen(7, None, false)],
@@ -87,8 +98,7 @@ fn an_exit_code_that_nothing_contradicts_counts() {
 
 #[test]
 fn a_launcher_that_starts_the_training_again_is_judged_by_its_last_attempt() {
-    let again =
-        |step, vanished| Observation { trainer: Some(Trainer { pid: 71, vanished }), ..seen(step, None, vanished) };
+    let again = |step, vanished| Observation { trainer: Some(another(vanished)), ..seen(step, None, vanished) };
     let reports = reported(&[seen(7, None, true), again(7, false), again(20, false)]);
     assert_eq!(how(&reports), Some(&HowEnded::Exited));
     // Killed before it had made a step of its own: the first attempt was not at its end, either.
@@ -96,9 +106,13 @@ fn a_launcher_that_starts_the_training_again_is_judged_by_its_last_attempt() {
     assert_eq!(how(&reports), Some(&HowEnded::Unconfirmed { pid: 70 }));
 }
 
+fn another(vanished: bool) -> Trainer {
+    Trainer { pid: 71, end: vanished.then_some(TrainerEnd::Vanished) }
+}
+
 /// What is seen of process 71, which came after process 70. It goes on from step 5.
 fn later(step: u64, total: Option<u64>, vanished: bool) -> Observation {
-    Observation { trainer: Some(Trainer { pid: 71, vanished }), restored: 5, ..seen(step, total, vanished) }
+    Observation { trainer: Some(another(vanished)), restored: 5, ..seen(step, total, vanished) }
 }
 
 /// What is seen of an evaluation that came after process 70 and leaves its numbers as they were.
@@ -158,5 +172,52 @@ fn what_vanished_before_all_were_ended_is_a_failure_of_its_own() {
         let reports = exits(&mut agent, asked);
         assert_eq!(is_cut_short(&reports), fails, "{reports:?}");
         assert_eq!(how(&reports), None);
+    }
+}
+
+#[test]
+fn a_failure_that_was_reported_is_no_end_because_the_launched_process_exits_with_0() {
+    for killing in [false, true] {
+        let mut agent = running();
+        looks(&mut agent, 100, seen(7, None, false));
+        let words = Words::from("ValueError: batch of 31".to_owned());
+        agent.handle(Time(200), Event::WorkerRaised { generation: Generation(1), local_rank: 0, pid: 70, words });
+        let failed = |c: &_| matches!(c, Command::Send(Report::WorkerFailed { .. }));
+        assert!(commands(&mut agent).iter().any(failed));
+        if killing {
+            let order = Order::Fence { generation: Generation(1), stacks: false };
+            agent.handle(Time(250), Event::Order { epoch: Epoch(1), order });
+        }
+        let reports = exits(&mut agent, false);
+        assert!(!reports.iter().any(|r| matches!(r, Report::Ended { .. } | Report::Finished { .. })), "{reports:?}");
+    }
+}
+
+/// Returns how the rank ended when its launched process exits like this after these observations.
+fn ended(outcome: Outcome, observations: &[Observation]) -> Option<HowEnded> {
+    let mut agent = running();
+    for (i, seen) in observations.iter().enumerate() {
+        looks(&mut agent, 100 * (i as u64 + 1), *seen);
+    }
+    how(&exits_with(&mut agent, outcome, false)).cloned()
+}
+
+#[test]
+fn a_crash_of_the_interpreter_after_the_training_may_be_passed_on() {
+    let over = ends_so(20, None, Some(TrainerEnd::Over));
+    // By a shell, by Python, and by `exec`.
+    for outcome in [Outcome::Code(134), Outcome::Code(250), Outcome::Code(120), Outcome::Signal(6)] {
+        assert!(matches!(ended(outcome, &[over]), Some(HowEnded::Crashed(_))), "{outcome:?}");
+        for end in [None, VANISHED, Some(TrainerEnd::Left)] {
+            assert_eq!(ended(outcome, &[ends_so(20, None, end)]), None, "{end:?}");
+        }
+        // An evaluation was over; the training before it was not.
+        let evaluates = Trainer { pid: 71, end: Some(TrainerEnd::Over) };
+        let all = [seen(7, Some(20), true), Observation { trainer: Some(evaluates), ..seen(7, None, false) }];
+        assert_eq!(ended(outcome, &all), None);
+    }
+    // What the launched process says itself.
+    for code in [1, 3, 128, 255] {
+        assert_eq!(ended(Outcome::Code(code), &[over]), None, "{code}");
     }
 }

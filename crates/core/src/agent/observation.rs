@@ -43,8 +43,19 @@ impl Script {
 pub struct Trainer {
     /// Its process id.
     pub pid: u32,
-    /// It has ended, and Python's normal exit had not begun in it.
-    pub vanished: bool,
+    /// How it ended; `None`: it has not, or that cannot be known.
+    pub end: Option<TrainerEnd>,
+}
+
+/// How a process that trained in place of the launched one ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrainerEnd {
+    /// Its script was over, and its interpreter was shutting down.
+    Over,
+    /// It called `os._exit(0)` before that.
+    Left,
+    /// Nothing shows that its script had come to its end: it was killed, interrupted, or failed.
+    Vanished,
 }
 
 /// A sample of a worker's step board and of /proc.

@@ -1,9 +1,21 @@
 //! Judges how training ended behind a launcher script that exits with 0, which may hide what happened
 //! to the process that trained in its place.
 
-use super::observation::{Observation, Trainer};
+use super::observation::{Observation, Trainer, TrainerEnd};
 use crate::id::Step;
-use crate::message::Extent;
+use crate::message::{Extent, Outcome};
+
+/// Python's exit code if its standard streams could not be flushed at the end.
+pub(super) const NOT_FLUSHED: i32 = 120;
+
+/// Returns whether a launched process with this outcome may pass on that the process it waited for
+/// crashed. A shell exits with 128 and the signal, `sys.exit(subprocess.call(...))` with 256 less it.
+fn passes_on_a_crash(outcome: Outcome) -> bool {
+    match outcome {
+        Outcome::Signal(_) => true,
+        Outcome::Code(code) => matches!(code, NOT_FLUSHED | 129..=159 | 225..=254),
+    }
+}
 
 /// How training ended behind a launched process that exits with 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +67,13 @@ impl Trainers {
         }
     }
 
+    /// Returns whether training was over before the launched process ended with this outcome, which
+    /// passes on that a crash ended the interpreter of the process that trained.
+    pub(super) fn was_over(&self, last: Option<&Observation>, outcome: Outcome) -> bool {
+        let over = last.is_some_and(|o| o.trainer.is_some_and(|t| t.end == Some(TrainerEnd::Over)));
+        over && passes_on_a_crash(outcome) && self.hidden_end(last) == HiddenEnd::Normal
+    }
+
     /// Returns how far training has come: if an earlier process vanished, and the latest has not
     /// completed what that one left, how far the earlier one had come.
     pub(super) fn extent(&self, last: &Observation) -> Extent {
@@ -78,7 +97,7 @@ impl Trainers {
 
     /// Returns the latest process if it vanished and is not known to have completed its training.
     fn latest(&self, last: &Observation) -> Option<Vanished> {
-        let Trainer { pid, .. } = last.trainer.filter(|t| t.vanished)?;
+        let Trainer { pid, .. } = last.trainer.filter(|t| t.end == Some(TrainerEnd::Vanished))?;
         let (step, total) = (last.step, last.total);
         let incomplete = match total {
             Some(total) => step.is_none_or(|step| step < total),

@@ -1,8 +1,8 @@
 //! Judges whether a worker makes progress, from its own earlier steps. Silence is a hang only with
 //! evidence.
 
-use super::observation::{Observation, Script};
-use super::trainer::{HiddenEnd, Trainers};
+use super::observation::{Observation, Script, TrainerEnd};
+use super::trainer::{HiddenEnd, NOT_FLUSHED, Trainers};
 use crate::message::{Extent, HangEvidence, Outcome};
 use crate::spec::Ladder;
 use crate::time::Time;
@@ -19,8 +19,6 @@ const BUSY_PERCENT: u128 = 50;
 const RUNNABLE_PERCENT: u64 = 90;
 /// Fewer samples are not evidence.
 const LOOKS: u32 = 10;
-/// Python's exit code if its standard streams could not be flushed at the end.
-const NOT_FLUSHED: i32 = 120;
 /// An unannounced evaluation may take as long as thirty steps; this many are far beyond one.
 const EVALUATION: u32 = 60;
 /// A worker that uses less than this share of a CPU while silent is waiting.
@@ -120,7 +118,8 @@ impl Watch {
     #[must_use]
     pub fn was_over(&self, outcome: Outcome) -> bool {
         let forced = self.last.is_some_and(|o| o.script == Script::LeftAtOnce);
-        self.is_shutting_down() && (forced || matches!(outcome, Outcome::Signal(_) | Outcome::Code(NOT_FLUSHED)))
+        let crashed = matches!(outcome, Outcome::Signal(_) | Outcome::Code(NOT_FLUSHED));
+        (self.is_shutting_down() && (forced || crashed)) || self.trainers.was_over(self.last.as_ref(), outcome)
     }
 
     /// Returns how a worker's script ended, given how its process ended. A crash may kill the
@@ -177,7 +176,12 @@ impl Watch {
             }
             self.step_at = Some(now);
         }
-        if seen.beats != last.beats || seen.step != last.step {
+        let trainer = |o: &Observation| o.trainer.map(|t| t.pid);
+        if trainer(&seen) != trainer(&last) {
+            // Another process is looked at, and its CPU time is its own.
+            (self.progress_at, self.cpu_at_progress) = (now, seen.cpu_ms);
+            (self.looks, self.runnable) = (0, 0);
+        } else if seen.beats != last.beats || seen.step != last.step {
             self.longest = self.longest.max(now.since(self.progress_at));
             self.progress_at = now;
             self.cpu_at_progress = seen.cpu_ms;
@@ -234,6 +238,11 @@ impl Watch {
         if self.stopped_since.is_some_and(|at| now.since(at.max(self.progress_at)) >= threshold) {
             return Some((HangEvidence::Stopped, silence));
         }
+        let end = seen.trainer.and_then(|t| t.end);
+        if matches!(end, Some(TrainerEnd::Over | TrainerEnd::Left)) {
+            // The launched process goes on with something else, of which nothing is known.
+            return None;
+        }
         if seen.section.inside {
             let limit = Duration::from_millis(seen.section.timeout_ms);
             return (seen.section.timeout_ms > 0 && silence >= limit)
@@ -280,7 +289,7 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::observation::Section;
+    use super::super::observation::{Section, Trainer};
     use super::*;
 
     fn ladder() -> Ladder {
@@ -466,5 +475,20 @@ mod tests {
             (0..6000)
                 .all(|i| watch.observe(Time(i * 100), Observation { cpu_ms: i * 100, ..seen }, &ladder()).is_none())
         );
+    }
+
+    #[test]
+    fn another_process_that_trains_has_used_little_cpu_time() {
+        let trainer = |end| Some(Trainer { pid: 8, end });
+        let busy = |i, s: Observation| {
+            let cpu_ms = if i == 0 { 40 } else { s.cpu_ms + 10 };
+            Observation { cpu_ms, trainer: trainer(None), ..s }
+        };
+        assert_eq!(run(40, busy), None);
+        // The launcher goes on with something that everstep does not see.
+        let idle = |end| move |_, s| Observation { trainer: trainer(end), cpu_ms: 0, ..s };
+        assert_eq!(run(100, idle(Some(TrainerEnd::Over))), None);
+        assert_eq!(run(100, idle(Some(TrainerEnd::Left))), None);
+        assert!(run(100, idle(Some(TrainerEnd::Vanished))).is_some());
     }
 }

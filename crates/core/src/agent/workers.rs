@@ -272,9 +272,11 @@ impl Agent {
         crew.exited_at.insert(local_rank, watch.step());
         let nobody_left = crew.alive.is_empty();
         let was_over = watch.was_over(outcome);
+        // A launched program may hide the failure of the process that trained.
+        let told = crew.told.contains(&local_rank);
         let how = match crew.stopping {
             Some(_) => End::Stopped,
-            None if well || was_over => End::Well,
+            None if (well && !told) || was_over => End::Well,
             None => End::Failed,
         };
         self.book.ended(self.now.micros(), local_rank, how);
@@ -290,7 +292,9 @@ impl Agent {
             let killed = crew.killed.contains(&local_rank);
             if well && !asked {
                 // It was over already; the order to end it came too late.
-                self.ended(generation, local_rank, extent, exited);
+                if !told {
+                    self.ended(generation, local_rank, extent, exited);
+                }
             } else if killed || matches!(outcome, Outcome::Code(code) if code != 0) {
                 self.failed(generation, local_rank, pid, cause, words, extent);
             }
@@ -301,6 +305,8 @@ impl Agent {
                 self.kill(generation, Duration::ZERO);
             }
             self.end_a_vain_wait(generation);
+        } else if well && told {
+            // Its failure was reported, and stands.
         } else if well {
             self.ended(generation, local_rank, extent, exited);
         } else if was_over {

@@ -50,6 +50,7 @@ impl Job {
         {
             self.evidence.give_up(code, why);
         }
+        self.finish_late();
         self.weigh(out);
     }
 

@@ -16,15 +16,19 @@
 //! have run. So a crash that may have come after the last step is held for a second before
 //! anything is restarted. A job with checkpoints does not wait, because it goes back to its last
 //! step. Nor does a killed process, because its end has nothing to do with the script.
+//!
+//! An end that only the exit code of a launched program shows, although the process that trained had
+//! vanished, is believed only while nothing fails. It says nothing about other ranks, and if one of
+//! them fails, the process that vanished is a cause of that.
 
 use super::command::Fact;
 use super::job::{Blame, Inquiry, Job, Phase};
 use super::output::Output;
 use super::wording::{describe, unconfirmed};
 use crate::exit_code::ExitCode;
-use crate::id::{Generation, NodeId, Rank};
-use crate::message::{Cause, Ended, Failure, HowEnded, Outcome, Slot};
-use crate::severity::Scope;
+use crate::id::{Generation, NodeId, Rank, Step};
+use crate::message::{Cause, Ended, Extent, Failure, HowEnded, Outcome, Slot};
+use crate::severity::{Scope, Table};
 use crate::time::Time;
 
 impl Job {
@@ -53,11 +57,12 @@ impl Job {
     fn may_be_the_end(&self, failure: &Failure) -> bool {
         let own = matches!(failure.cause, Cause::Exited(Outcome::Code(_) | Outcome::Signal(4..=8 | 11)));
         let others = self.record.world.size() as usize > self.ending.known() + 1;
-        let without_way_back = !self.record.checkpointed || self.ending.any().is_some();
+        let without_way_back = !self.record.checkpointed || self.ending.any_beside(Some(failure.rank)).is_some();
         let together = self.ending.is_together(failure.step);
         let follows = failure.verdict.follows || failure.verdict.is_of_machine();
         let may_be_last = failure.step.is_some() && failure.extent().missing(None).is_none();
-        own && others && without_way_back && together && !follows && may_be_last
+        let explained = self.ending.vanished().is_some();
+        own && others && without_way_back && together && !follows && may_be_last && !explained
     }
 
     /// Records that a rank's script is over.
@@ -84,6 +89,9 @@ impl Job {
         }
         let process = !matches!(ended.how, HowEnded::ShuttingDown);
         self.ending.add_over(ended.rank, ended.extent(), process);
+        if let HowEnded::Unconfirmed { pid } = ended.how {
+            self.ending.add_vanished(ended.rank, pid);
+        }
         process
     }
 
@@ -100,6 +108,26 @@ impl Job {
         out.record(Fact::EndUnconfirmed { generation, node, rank, pid, step });
     }
 
+    /// Returns the failure that an end without confirmation is, now that another rank has failed.
+    pub(super) fn vanished(&self, (rank, pid, extent): (Rank, u32, Extent)) -> Option<(NodeId, Failure)> {
+        let slot = self.record.world.slot_of(rank)?;
+        let cause = Cause::TrainerVanished { pid };
+        let verdict = Table::built_in().judge(&cause, "");
+        let failure = Failure {
+            rank,
+            local_rank: rank.0.saturating_sub(slot.first_rank.0),
+            pid,
+            cause,
+            message: String::new(),
+            step: extent.step,
+            total: extent.total,
+            passes: extent.passes,
+            progressed: extent.step > Some(Step(0)),
+            verdict,
+        };
+        Some((slot.node.clone(), failure))
+    }
+
     /// Shows a sentence on a node's own console and on the first node's.
     fn warn(&self, node: &NodeId, say: String, out: &mut Output) {
         let own = self.nodes.session(node);
@@ -111,21 +139,33 @@ impl Job {
     /// Records that a rank's script was over before the loss of its connections made others fail,
     /// for which a restart was ordered: there is nothing to restart for.
     fn had_ended(&mut self, node: &NodeId, ended: &Ended, out: &mut Output) {
+        if let HowEnded::Unconfirmed { pid } = ended.how {
+            if let Some((node, failure)) = self.vanished((ended.rank, pid, ended.extent())) {
+                self.testify(&node, self.record.generation, Some(failure), out);
+            }
+            return;
+        }
         let consequence = self.evidence.blame().filter(Blame::is_consequence).and_then(|b| b.failure);
         let Some(failure) = consequence.filter(|_| !matches!(ended.how, HowEnded::Crashed(_))) else { return };
         self.script_over(node, ended, out);
-        let finished = self.evidence.inquiry().is_some_and(|i| self.all_had_ended(i));
-        let end = if finished {
-            let why = format!(
-                "this was after the last step of rank {}, which ended by itself: the training counts as finished and is not done again",
-                ended.rank
-            );
-            Some((0, why))
-        } else {
-            self.unfinished(Some(&failure)).filter(|_| self.ending.with(&failure).is_none())
-        };
-        if let Some((code, why)) = end.filter(|_| !self.evidence.is_giving_up()) {
+        self.finish_late();
+        let unfinished = self.unfinished(Some(&failure)).filter(|_| self.ending.with(&failure).is_none());
+        if let Some((code, why)) = unfinished.filter(|_| !self.evidence.is_giving_up()) {
             self.evidence.give_up(code, why);
+        }
+    }
+
+    /// Ends the job, for which a restart was ordered, if the failures since were only those of ranks
+    /// that had done what the others had when they ended by themselves.
+    pub(super) fn finish_late(&mut self) {
+        let Some(inquiry) = self.evidence.inquiry().filter(|_| !self.phase.is_training()) else { return };
+        let consequence = self.evidence.blame().is_some_and(|b| b.is_consequence());
+        let Some((with, _)) = self.ending.any_beside(None) else { return };
+        if consequence && !self.evidence.is_giving_up() && self.all_had_ended(inquiry) {
+            let why = format!(
+                "this was after the last step of rank {with}, which ended by itself: the training counts as finished and is not done again"
+            );
+            self.evidence.give_up(0, why);
         }
     }
 
@@ -216,7 +256,7 @@ impl Job {
         let mut held = self.ending.release().into_iter();
         let Some((node, failure)) = held.next() else { return false };
         let generation = self.record.generation;
-        self.fail_now(now, &node, Some(failure), out);
+        self.fail_from(now, &node, Some(failure), out);
         for (node, failure) in held {
             self.testify(&node, generation, Some(failure), out);
         }
@@ -226,7 +266,7 @@ impl Job {
     /// Returns why the job cannot restart if other ranks' scripts are over: a restart would repeat
     /// their work.
     pub(super) fn unfinished(&self, failure: Option<&Failure>) -> Option<(i32, String)> {
-        let (with, end) = self.ending.any()?;
+        let (with, end) = self.ending.any_beside(failure.map(|f| f.rank))?;
         (!self.record.restarts_are_counted()).then(|| {
             let crashed = failure.map(Failure::extent).unwrap_or_default();
             let how = match (end.step, end.missing(crashed.total)) {

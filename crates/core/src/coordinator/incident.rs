@@ -33,12 +33,22 @@ impl Job {
         if self.release(now, out) {
             self.testify(node, generation, failure, out);
         } else {
-            self.fail_now(now, node, failure, out);
+            self.fail_from(now, node, failure, out);
         }
     }
 
+    /// Handles what is certainly a failure, behind a process that vanished before it, if there is one.
+    pub(super) fn fail_from(&mut self, now: Time, node: &NodeId, failure: Option<Failure>, out: &mut Output) {
+        let Some((first, vanished)) = self.ending.vanished().and_then(|v| self.vanished(v)) else {
+            return self.fail_now(now, node, failure, out);
+        };
+        let generation = self.record.generation;
+        self.fail_now(now, &first, Some(vanished), out);
+        self.testify(node, generation, failure, out);
+    }
+
     /// Handles what is certainly a failure.
-    pub(super) fn fail_now(&mut self, now: Time, node: &NodeId, failure: Option<Failure>, out: &mut Output) {
+    fn fail_now(&mut self, now: Time, node: &NodeId, failure: Option<Failure>, out: &mut Output) {
         // Nothing more will be heard about the previous failure.
         self.conclude(now, out);
         self.record.incidents += 1;

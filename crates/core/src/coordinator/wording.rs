@@ -7,7 +7,7 @@ use crate::message::{Cause, Failure, HangEvidence, Outcome};
 use crate::severity::Verdict;
 
 /// How a process ended that neither reached Python's normal exit nor chose to leave.
-const ABNORMALLY: &str = "without a normal exit (killed, crashed, or os._exit with a code other than 0)";
+const ABNORMALLY: &str = "without a normal exit (killed, interrupted, crashed, or with an exit code other than 0)";
 
 fn nodes(ids: &[NodeId]) -> String {
     const SHOWN: usize = 5;

@@ -15,9 +15,12 @@ pub fn notes(entries: &[Entry]) -> Vec<String> {
     let (mut incident, mut over) = (false, false);
     for Entry { fact, .. } in entries {
         match fact {
-            Fact::GenerationStarted { restarts: 0, .. } if over => {
+            Fact::GenerationStarted { restarts, .. } => {
+                // Whatever was not known about an earlier generation does not matter any more.
                 notes.clear();
-                (incident, over) = (false, false);
+                if *restarts == 0 && over {
+                    (incident, over) = (false, false);
+                }
             }
             Fact::IncidentOpened { .. } => incident = true,
             Fact::EndUnconfirmed { node, rank, pid, step, .. } => {

@@ -1,7 +1,7 @@
 //! What the step board and /proc show about a worker.
 
 use everstep_checkpoint::board::{Board, Section, Word, monotonic};
-use everstep_core::agent::observation::{Observation, Script, Section as Doing, Trainer};
+use everstep_core::agent::observation::{Observation, Script, Section as Doing, Trainer, TrainerEnd};
 use everstep_core::ledger::Reading;
 use everstep_core::progress::RankProgress;
 
@@ -19,14 +19,28 @@ fn process_state(pid: u32) -> Option<(char, u64)> {
 /// Returns the process that has claimed the step board in place of the launched one.
 fn trainer(launched: u32, board: &Board) -> Option<Trainer> {
     let pid = board.worker();
-    // Whatever it wrote, it wrote before it ended; another process may have claimed the board since.
-    let vanished = || board.worker_lives() == Some(false) && board.get(Word::ShuttingDown) == 0 && board.is_of(pid);
-    (pid != 0 && pid != launched).then(|| Trainer { pid, vanished: vanished() })
+    let end = || {
+        let ended = board.worker_lives() == Some(false);
+        let end = match board.get(Word::ShuttingDown) {
+            1 | 2 => TrainerEnd::Over,
+            3 => TrainerEnd::Left,
+            // 256 and more: its script failed.
+            _ => TrainerEnd::Vanished,
+        };
+        // Whatever it wrote, it wrote before it ended; another process may have claimed the board since.
+        (ended && board.is_of(pid)).then_some(end)
+    };
+    (pid != 0 && pid != launched).then(|| Trainer { pid, end: end() })
+}
+
+/// Returns the process whose work counts: the one that has claimed the step board, while it lives.
+fn working(launched: u32, board: &Board) -> u32 {
+    if board.worker_lives() == Some(true) { board.worker() } else { launched }
 }
 
 /// Takes one look at a worker.
 pub fn observe(pid: u32, board: &Board) -> Observation {
-    let (state, cpu_ms) = process_state(pid).unwrap_or(('?', 0));
+    let (state, cpu_ms) = process_state(working(pid, board)).unwrap_or(('?', 0));
     let micros = |section| board.time_in(section) / 1000;
     // The worker writes this word last, so the numbers read after it are those it describes.
     let numbered = board.get(Word::Numbered) == 1;
@@ -101,22 +115,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_process_that_is_known_to_have_ended_has_vanished() {
+    fn only_a_process_that_is_known_to_have_ended_has_an_end() {
         let dir = tempfile::tempdir().unwrap();
         let board = Board::create(&dir.path().join("board"), 1).unwrap();
         assert_eq!(trainer(1, &board), None, "nobody has claimed it");
         assert!(board.claim());
         let own = std::process::id();
+        let ended = |end| Some(Trainer { pid: own, end });
         assert_eq!(trainer(own, &board), None, "the launched process");
-        assert_eq!(trainer(1, &board), Some(Trainer { pid: own, vanished: false }));
+        assert_eq!(trainer(1, &board), ended(None));
         // Another process, which has ended, had this number.
         board.set(Word::Worker, board.get(Word::Worker) ^ (1 << 32));
-        assert_eq!(trainer(1, &board), Some(Trainer { pid: own, vanished: true }));
-        board.set(Word::ShuttingDown, 3);
-        assert_eq!(trainer(1, &board), Some(Trainer { pid: own, vanished: false }));
-        board.set(Word::ShuttingDown, 0);
+        let ends = [TrainerEnd::Vanished, TrainerEnd::Over, TrainerEnd::Over, TrainerEnd::Left];
+        for (shutdown, end) in ends.into_iter().enumerate() {
+            board.set(Word::ShuttingDown, shutdown as u64);
+            assert_eq!(trainer(1, &board), ended(Some(end)));
+        }
+        board.set(Word::ShuttingDown, 256 + 130);
+        assert_eq!(trainer(1, &board), ended(Some(TrainerEnd::Vanished)), "interrupted");
         // A container has numbers of its own.
         board.set(Word::PidNamespace, board.get(Word::PidNamespace) + 1);
-        assert_eq!(trainer(1, &board), Some(Trainer { pid: own, vanished: false }));
+        assert_eq!(trainer(1, &board), ended(None));
+    }
+
+    #[test]
+    fn the_process_that_trains_is_looked_at_while_it_lives() {
+        let dir = tempfile::tempdir().unwrap();
+        let board = Board::create(&dir.path().join("board"), 1).unwrap();
+        let own = std::process::id();
+        assert_eq!(working(1, &board), 1);
+        assert!(board.claim());
+        assert_eq!(working(1, &board), own);
+        board.set(Word::Worker, board.get(Word::Worker) ^ (1 << 32));
+        assert_eq!(working(1, &board), 1);
     }
 }

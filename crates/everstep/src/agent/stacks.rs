@@ -26,6 +26,14 @@ fn written(path: &Path, from: u64) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// Returns whether a process has a handler for the signal. Without one it would die of it: the process
+/// that trains may have replaced itself with another program (`exec`), or may not be there yet.
+fn catches(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask >> (SIGNAL - 1) & 1 == 1)
+}
+
 impl Driver {
     /// Asks all workers. Their answers go to the coordinator a moment later.
     pub(super) fn ask_for_stacks(&self) {
@@ -35,7 +43,10 @@ impl Driver {
         for (local, worker) in crew.workers.iter().filter(|(_, w)| w.pid != 0 && w.board.get(Word::Stacks) == 1) {
             let path = self.template.streams.stacks(crew.restarts, *local);
             let size = std::fs::metadata(&path).map_or(0, |m| m.len());
-            let pid = i32::try_from(worker.pid).ok().and_then(Pid::from_raw);
+            // The word is set by the process that trains. A launcher in front of it would die of the signal.
+            let trains = (worker.board.worker_lives() == Some(true)).then(|| worker.board.worker());
+            let pid =
+                trains.filter(|pid| catches(*pid)).and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
             // SAFETY: a real-time signal that neither libc nor this process gives a meaning to.
             let signal = unsafe { Signal::from_raw_unchecked(SIGNAL) };
             if pid.is_some_and(|pid| kill_process(pid, signal).is_ok()) {

@@ -20,6 +20,9 @@ struct Over {
     extent: Extent,
     /// Whether its process is over, too.
     process: bool,
+    /// The process that trained in place of the launched one and had vanished: nothing confirms that
+    /// the script had come to its end.
+    vanished: Option<u32>,
 }
 
 /// The ranks of one generation that have ended, or may have.
@@ -35,17 +38,32 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// Returns a rank whose script ended when it had done what the crashed worker had.
+    /// Returns another rank whose script ended when it had done what the crashed worker had.
     #[must_use]
     pub fn with(&self, failure: &Failure) -> Option<Rank> {
         let crashed = failure.extent();
-        self.over.iter().find(|(_, over)| crashed.is_the_end(over.extent)).map(|(rank, _)| *rank)
+        self.confirmed(Some(failure.rank)).find(|(_, extent)| crashed.is_the_end(*extent)).map(|(rank, _)| rank)
     }
 
-    /// Returns a rank whose script is over, and how far its training had come.
+    /// Returns a rank other than `of` whose script is over, and how far its training had come.
     #[must_use]
-    pub fn any(&self) -> Option<(Rank, Extent)> {
-        self.over.iter().next().map(|(rank, over)| (*rank, over.extent))
+    pub fn any_beside(&self, of: Option<Rank>) -> Option<(Rank, Extent)> {
+        self.confirmed(of).next()
+    }
+
+    /// Returns the ranks other than `of` that are known to have come to the end of their scripts. A rank
+    /// whose own interpreter is shutting down is one, too; how a launched program exits shows nothing.
+    fn confirmed(&self, of: Option<Rank>) -> impl Iterator<Item = (Rank, Extent)> {
+        let counts = move |rank: Rank, over: &Over| (Some(rank) != of || !over.process) && over.vanished.is_none();
+        let ended = self.over.iter().filter(move |(rank, over)| counts(**rank, over));
+        ended.map(|(rank, over)| (*rank, over.extent))
+    }
+
+    /// Returns a rank whose end nothing confirms: the process that trained and had vanished, and how
+    /// far its training had come.
+    #[must_use]
+    pub fn vanished(&self) -> Option<(Rank, u32, Extent)> {
+        self.over.iter().find_map(|(rank, over)| Some((*rank, over.vanished?, over.extent)))
     }
 
     /// Returns the number of ranks whose scripts are over, or may be.
@@ -80,16 +98,23 @@ impl Ending {
 
     /// Holds a crash that may have come after the last step.
     pub(crate) fn hold(&mut self, now: Time, node: &NodeId, failure: &Failure) {
-        let near = self.any().is_some();
+        let near = self.any_beside(Some(failure.rank)).is_some();
         self.until.get_or_insert(now.after(if near { SHUT_DOWN } else { LAST_STEP }));
         self.held.push((node.clone(), failure.clone()));
     }
 
     /// Records that a rank's script is over; `process`: its process is, too.
     pub(crate) fn add_over(&mut self, rank: Rank, extent: Extent, process: bool) {
-        let over = self.over.entry(rank).or_insert(Over { extent, process });
+        let over = self.over.entry(rank).or_insert(Over { extent, process, vanished: None });
         let extent = if extent.step < over.extent.step { over.extent } else { extent };
-        *over = Over { extent, process: over.process || process };
+        *over = Over { extent, process: over.process || process, ..*over };
+    }
+
+    /// Records that nothing confirms the end of a rank, because process `pid` had vanished.
+    pub(crate) fn add_vanished(&mut self, rank: Rank, pid: u32) {
+        if let Some(over) = self.over.get_mut(&rank) {
+            over.vanished = Some(pid);
+        }
     }
 
     /// Waits longer for held crashes, because a rank has ended.
@@ -102,7 +127,7 @@ impl Ending {
     /// Records that a rank crashed when its script was over. Returns false if its process was known
     /// to be over.
     pub(crate) fn add_crashed(&mut self, rank: Rank, extent: Extent) -> bool {
-        !self.over.insert(rank, Over { extent, process: true }).is_some_and(|over| over.process)
+        !self.over.insert(rank, Over { extent, process: true, vanished: None }).is_some_and(|over| over.process)
     }
 
     /// Adds a note on the end.
@@ -137,11 +162,12 @@ impl Ending {
         slot.ranks().all(|rank| self.over.get(&Rank(rank)).is_some_and(|over| over.process))
     }
 
-    /// Returns how far the training of each of a node's ranks had come, if the scripts of all are over
-    /// and none is known to have left steps undone.
+    /// Returns how far the training of each of a node's ranks had come, if the scripts of all are known
+    /// to be over and none to have left steps undone.
     #[must_use]
     pub fn all_ended(&self, slot: &Slot) -> Option<Vec<(Rank, Extent)>> {
-        let ended = |rank| self.over.get(&rank).filter(|over| over.extent.missing(None).is_none());
+        let whole = |over: &&Over| over.vanished.is_none() && over.extent.missing(None).is_none();
+        let ended = |rank| self.over.get(&rank).filter(whole);
         slot.ranks().map(Rank).map(|rank| Some((rank, ended(rank)?.extent))).collect()
     }
 
