@@ -329,7 +329,7 @@ impl Driver {
                     self.write(&job, Fact::Burst { node, looks });
                 }
             }
-            ToCoordinator::Ping(ranks) => self.event(Event::Progress { session, ranks }),
+            ToCoordinator::Ping { generation, ranks } => self.event(Event::Progress { session, generation, ranks }),
         }
     }
 

@@ -318,7 +318,7 @@ impl World {
         for rank in &ranks {
             self.oracle.reported(generation, Rank(rank.rank), Step(step));
         }
-        self.coordinator(index, Event::Progress { session, ranks });
+        self.coordinator(index, Event::Progress { session, generation, ranks });
     }
 
     pub(crate) fn work_on(&mut self, host: usize, complete: &BTreeSet<Generation>, broken: &BTreeSet<Generation>) {

@@ -336,7 +336,9 @@ impl World {
         let shared = self.shared() && !job.shards.stayed();
         let member = |index: usize| {
             let h = &self.hosts[index];
-            h.agent.is_some() && h.session.is_some() && !h.frozen && world.slot(&h.node).is_some()
+            // A node may have gone to another coordinator: what this one decides is not written then.
+            let attached = h.session.is_some() && job.nodes.session(&h.node) == h.session;
+            h.agent.is_some() && attached && !h.frozen && world.slot(&h.node).is_some()
         };
         // What existed at the commit on the machines that take part, minus what faults have
         // removed, must still exist.

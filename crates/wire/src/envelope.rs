@@ -91,8 +91,13 @@ pub enum ToCoordinator {
     /// The answer to [`ToAgent::Burst`]: network traffic at 100 Hz, each sample being the time in
     /// milliseconds since 1970 and the bytes received and sent so far.
     Burst(Vec<(u64, u64, u64)>),
-    /// Keep-alive, with the progress of the workers.
-    Ping(Vec<RankProgress>),
+    /// Keep-alive, with the progress of the workers of this generation.
+    Ping {
+        /// Their generation.
+        generation: Generation,
+        /// Their progress.
+        ranks: Vec<RankProgress>,
+    },
 }
 
 fn is_zero(role: &u32) -> bool {

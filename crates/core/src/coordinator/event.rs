@@ -1,7 +1,7 @@
 //! Everything that can happen to the coordinator: a closed list.
 
 use super::finding::Finding;
-use crate::id::{JobId, PersistId, Session};
+use crate::id::{Generation, JobId, PersistId, Session};
 use crate::message::{Hello, Report};
 use crate::progress::RankProgress;
 
@@ -79,7 +79,9 @@ pub enum Event {
     Progress {
         /// The connection.
         session: Session,
-        /// Its workers.
+        /// Generation of the workers.
+        generation: Generation,
+        /// Their progress.
         ranks: Vec<RankProgress>,
     },
     /// A detector found machines of the current world that behave unlike their peers.

@@ -136,7 +136,7 @@ impl Coordinator {
             }
             Event::Approved { job, id } => self.with(now, &job, |j, now, out| j.approved(now, id, out)),
             Event::Unlike { job, finding } => self.with(now, &job, |j, now, out| j.unlike(now, finding, out)),
-            Event::Progress { session, ranks } => self.progressed(now, session, ranks),
+            Event::Progress { session, generation, ranks } => self.progressed(now, session, generation, ranks),
             Event::Superseded => self.step_down("a later coordinator has taken over".into()),
             Event::Tick => {
                 self.ticked = now;

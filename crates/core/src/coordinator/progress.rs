@@ -5,17 +5,18 @@ use super::Coordinator;
 use super::command::Fact;
 use super::job::Job;
 use super::output::Output;
-use crate::id::{NodeId, Session};
+use crate::id::{Generation, NodeId, Session};
 use crate::progress::RankProgress;
 use crate::time::Time;
 
 impl Coordinator {
     /// Ranks report several times a second, and nothing that they report changes a world or a
-    /// record. So this leaves out what [`Coordinator::with`] does after other events.
-    pub(super) fn progressed(&mut self, now: Time, session: Session, ranks: Vec<RankProgress>) {
+    /// record. So this leaves out what [`Coordinator::with`] does after other events. Workers of an
+    /// earlier generation had other ranks.
+    pub(super) fn progressed(&mut self, now: Time, session: Session, generation: Generation, ranks: Vec<RankProgress>) {
         let Some((id, node)) = self.by_session.get(&session) else { return };
         let Some(job) = self.jobs.get_mut(id) else { return };
-        if job.nodes.session(node) == Some(session) {
+        if job.nodes.session(node) == Some(session) && generation == job.record.generation {
             let mut out = Output::new(id.clone());
             job.progressed(now, node, ranks, &mut out);
             self.out.extend(out.into_commands());

@@ -70,7 +70,7 @@ pub async fn run(mut config: Config, place: Place, target: Target) -> std::io::R
             },
             () = tokio::time::sleep(deadline) => external.event(Event::Tick).await,
             _ = ping.tick() => if let Some(link) = &external.link {
-                let _ = link.send(ToCoordinator::Ping(Vec::new()));
+                let _ = link.send(ToCoordinator::Ping { generation: Generation(0), ranks: Vec::new() });
             },
         }
     }

@@ -41,7 +41,7 @@ use durable::Durable;
 use everstep_core::agent::command::Command;
 use everstep_core::agent::event::Event;
 use everstep_core::agent::{Agent, Config};
-use everstep_core::id::Rank;
+use everstep_core::id::{Generation, Rank};
 use everstep_core::message::Order;
 use everstep_core::progress::RankProgress;
 use everstep_core::severity::Table;
@@ -97,7 +97,9 @@ struct Driver {
     end: Option<End>,
     /// The state in memory is of no use to the next attempt.
     discard: bool,
-    /// The latest progress of each worker, including workers that have exited.
+    /// The latest generation that had workers here.
+    latest: Generation,
+    /// The latest progress of each of them, including workers that have exited.
     progress: BTreeMap<u32, RankProgress>,
     /// Number of workers on this node.
     workers: u32,
@@ -175,6 +177,7 @@ pub async fn run(
         last: Last::default(),
         end: None,
         discard: false,
+        latest: Generation(0),
         progress: BTreeMap::new(),
         workers,
         started: false,
@@ -335,8 +338,8 @@ impl Driver {
     fn ping(&mut self, now: bool) {
         if let Some(link) = &self.link {
             let warm = self.warm;
-            let progress = self.progress.values().map(|p| RankProgress { warm, ..p.clone() });
-            let _ = link.send(ToCoordinator::Ping(progress.collect()));
+            let ranks = self.progress.values().map(|p| RankProgress { warm, ..p.clone() }).collect();
+            let _ = link.send(ToCoordinator::Ping { generation: self.latest, ranks });
             // Accounts are totals: the next one includes what is not sent now.
             if now || self.accounted.elapsed() >= ACCOUNT {
                 self.accounted = Instant::now();

@@ -131,6 +131,7 @@ impl Driver {
         crate::log::set("generation", generation.0);
         self.announce_start(start);
         self.store.open();
+        self.latest = generation;
         self.progress.clear();
         let mut crew = Crew {
             generation,
