@@ -101,7 +101,7 @@ impl World {
                 self.at(delay, Happening::Killed { host, generation });
             }
             AgentCommand::Restore { generation, step: None, found: true, .. } => {
-                self.refuse_fresh_start(host, generation)
+                self.refuse_fresh_start(host, generation);
             }
             AgentCommand::Restore { generation, step, sources, .. } => self.restore(host, generation, step, &sources),
             AgentCommand::Replicate { generation, from, plan, base, round } => {
