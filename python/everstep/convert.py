@@ -124,6 +124,12 @@ def _merged(name: str, ranks: list[Any]) -> dict[str, Any]:
                 f"{name}= has other parameter groups on other ranks, so that it cannot be exported as one; export the weights "
                 "(--to hf), or restore it with everstep"
             )
+        alone = {n for n in other["state"].keys() & merged["state"].keys() if n.startswith("param_")}
+        if alone := alone - {*other.get("sharded", ())}:
+            warnings.warn(
+                f"{name}= has a parameter of no module on several ranks ({min(alone)}): the state of the first of them is taken",
+                stacklevel=4,
+            )
         merged["state"] = other["state"] | merged["state"]
         for group, more in zip(merged["groups"], other["groups"], strict=True):
             known = set(group["params"])

@@ -6,6 +6,7 @@ parameters of the same name, and neither their order in the optimizer nor that o
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 import weakref
@@ -127,7 +128,11 @@ def kind_of(optimizer: Any) -> str:
 def in_no_module(optimizer: Optimizer, order: list[str], saved: Iterable[Tensor] = ()) -> dict[str, Tensor]:
     """Parameters that belong to no module and are not among the tensors that other objects save (``saved``)."""
     loose = {n: p for n, p in zip(order, parameters_of(optimizer), strict=True) if n.startswith("param_")}
-    elsewhere = {_elements(t) for t in saved} if loose else set()
+    if not loose:
+        return {}
+    # Tensors without elements all begin at 0, and are one another's only by chance.
+    begins = {local(p).data_ptr() for p in loose.values()} - {0}
+    elsewhere = {_elements(t) for t in saved if t.data_ptr() in begins}
     return {n: p.detach() for n, p in loose.items() if _elements(local(p)) not in elsewhere}
 
 
@@ -293,13 +298,14 @@ def restore(
         groups.append(group)
         at += len(members)
     noted, made = set(value.get("sharded", ())), dict[int, tuple[Any, Any]]()
-    state: dict[Any, Any] = {
-        found[n]: {
-            k: rebuilt(x, parameters[found[n]], f"{name}/state/{n}/{k}", made, by_shape=n not in noted)
-            for k, x in v.items()
+    state: dict[Any, Any] = {}
+    for n, of_parameter in value["state"].items():
+        parameter = parameters[found[n]]
+        as_parameter = functools.partial(_are_at, places or {}, place_of(parameter))
+        state[found[n]] = {
+            k: rebuilt(x, parameter, f"{name}/state/{n}/{k}", made, by_shape=n not in noted, as_parameter=as_parameter)
+            for k, x in of_parameter.items()
         }
-        for n, v in value["state"].items()
-    }
     state.update((k, v) for k, v in value.get("other", []))
     before = [set(g) for g in optimizer.param_groups]
     plainly = _loads_plainly(optimizer)
@@ -336,6 +342,10 @@ def restore(
                     "run with the same ranks and sharding, or pass the module that it belongs to to CheckpointManager"
                 )
     _put_back(name, {found[n]: v for n, v in values.items()}, parameters)
+
+
+def _are_at(places: Mapping[str, Place], place: Place | None, tensor: str) -> bool:
+    return place is not None and places.get(tensor) == place
 
 
 def _of_part(place: Place | None) -> Place | None:

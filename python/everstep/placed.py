@@ -315,8 +315,8 @@ class Resharded:
             group.pop("param_names", None)
             group["params"] = sorted(names)
         value["shapes"] = {}
-        # Which tensors are sharded here is decided.
-        value["sharded"] = parameters
+        # Which tensors are sharded here is decided. Earlier checkpoints lack the values of sharded parameters of no module.
+        value["sharded"] = [n for n in parameters if "sharded" in value or not n.startswith("param_")]
         return value
 
     def plan(self, names: Iterable[str]) -> tuple[int, int]:

@@ -6,7 +6,7 @@ A checkpoint has this rank's part of each, and a note of how it was sharded. Its
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -76,8 +76,11 @@ def _read(written: Sequence[str]) -> tuple[Any, ...]:
     return tuple(Replicate() if p == "R" else Shard(int(p[1:])) if p[0] == "S" else Partial(p[1:]) for p in written)
 
 
-def made_whole_again(part: Part, parameter: Tensor, place: str) -> Tensor:
+def made_whole_again(part: Part, parameter: Tensor, place: str, *, as_parameter: bool = False) -> Tensor:
     """The sharded tensor that a part belongs to.
+
+    Args:
+        as_parameter: the part was at the same place in the whole as that of the parameter is, whatever the mesh was.
 
     Raises:
         CheckpointError: naming ``place``, when the parameter is sharded in another way than when it was saved.
@@ -93,8 +96,10 @@ def made_whole_again(part: Part, parameter: Tensor, place: str) -> Tensor:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     dimensions = own.device_mesh.ndim
-    as_own = written is None or written == _written(tuple(own.placements))
     same = shape == list(own.shape)
+    as_own = written is None or written == _written(tuple(own.placements))
+    if as_parameter and same and not is_partial((written or [], shape)):
+        as_own = as_own or not any(p.is_partial() for p in own.placements)
     if not as_own and any(p.startswith("?") for p in written or ()):
         raise _otherwise(place)
     placements = own.placements if as_own else _read(written or ["R"] * dimensions)
@@ -126,29 +131,41 @@ def _otherwise(place: str) -> CheckpointError:
     )
 
 
-def rebuilt(value: Any, parameter: Tensor, place: str, made: dict[int, tuple[Any, Any]], *, by_shape: bool) -> Any:
+def rebuilt(
+    value: Any,
+    parameter: Tensor,
+    place: str,
+    made: dict[int, tuple[Any, Any]],
+    *,
+    by_shape: bool,
+    as_parameter: Callable[[str], bool],
+) -> Any:
     """A parameter's state with its parts made whole again, at any depth.
 
     Args:
         made: what was made of each object, by identity, so that one object stays one.
         by_shape: the parameter was not sharded when it was saved: what has the shape of its part is sharded as it is.
+        as_parameter: whether the part of this name was where that of the parameter is.
     """
     if id(value) in made:
         return made[id(value)][1]
+
+    def inside(inner: Any, name: str) -> Any:
+        return rebuilt(inner, parameter, name, made, by_shape=by_shape, as_parameter=as_parameter)
+
     found = value
     if isinstance(value, Part):
-        found = made_whole_again(value, parameter, place)
+        found = made_whole_again(value, parameter, place, as_parameter=as_parameter(place))
     elif isinstance(value, Tensor):
         if by_shape and is_sharded(parameter) and value.shape == local(parameter).shape:
             found = made_whole_again(Part(value), parameter, place)
     elif type(value) in (list, tuple, deque):
-        inner = [rebuilt(v, parameter, f"{place}[{i}]", made, by_shape=by_shape) for i, v in enumerate(value)]
+        inner = [inside(v, f"{place}/{i}") for i, v in enumerate(value)]
         if any(a is not b for a, b in zip(inner, value, strict=True)):
             found = deque(inner, value.maxlen) if isinstance(value, deque) else type(value)(inner)
     elif isinstance(value, dict):
         for key, inner_value in value.items():
-            inner_value = rebuilt(inner_value, parameter, f"{place}/{key}", made, by_shape=by_shape)
-            value[key] = inner_value
+            value[key] = inside(inner_value, f"{place}/{key}")
     # The original is kept, too: its identity must not be used again.
     made[id(value)] = value, found
     return found

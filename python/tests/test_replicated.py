@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 import everstep as es
 from everstep.replicated import is_replicated
@@ -43,6 +44,10 @@ def _frozen() -> nn.Module:
     return nn.Linear(3, 3).requires_grad_(False)
 
 
+def _with_temperature(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([*model.parameters(), nn.Parameter(torch.zeros(1))])
+
+
 def _with_constant() -> nn.Module:
     module = nn.Linear(3, 3)
     module.register_buffer("frequencies", torch.ones(3), persistent=False)
@@ -59,6 +64,8 @@ def test_what_ddp_keeps_the_same_is_replicated():
     assert is_replicated({"model": model, "body": model.module, "teacher": _frozen()})
     assert is_replicated({"model": _ddp(_with_constant(), broadcasts=False)})
     assert is_replicated({"generator": _ddp(), "critic": _ddp(nn.Linear(3, 3))})
+    assert is_replicated({"model": model, "average": AveragedModel(model.module)})
+    assert is_replicated({"model": model, "average": copy.deepcopy(model.module).requires_grad_(False).eval()})
 
 
 @pytest.mark.parametrize(
@@ -70,11 +77,29 @@ def test_what_ddp_keeps_the_same_is_replicated():
         lambda: {"model": (model := _ddp()), "average": copy.deepcopy(model.module)},
         lambda: {"model": _ddp(broadcasts=False)},
         lambda: {"model": _ignoring()},
+        lambda: {"model": (model := _ddp()), "optimizer": _with_temperature(model)},
+        lambda: {"model": _ddp(), "frozen": _normalized().requires_grad_(False)},
     ],
-    ids=["no DDP", "another module", "other statistics", "an average", "own statistics", "ignored parameters"],
+    ids=[
+        "no DDP",
+        "another module",
+        "other statistics",
+        "an average",
+        "own statistics",
+        "ignored parameters",
+        "a parameter of no module",
+        "statistics of a frozen module",
+    ],
 )
 def test_what_ddp_leaves_to_each_rank_is_not(objects):
     assert not is_replicated(objects())
+
+
+def test_ddp_in_a_part_of_the_ranks_is_not_the_same_on_all(monkeypatch):
+    model = _ddp()
+    assert is_replicated({"model": model})
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    assert not is_replicated({"model": model})
 
 
 def test_ranks_with_weights_of_their_own_are_not_restored_from_another(tmp_path, monkeypatch):

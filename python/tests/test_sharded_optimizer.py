@@ -188,3 +188,52 @@ def test_a_tensor_that_ranks_have_in_terms_is_restored_by_as_many_only(tmp_path)
     _ranks(tmp_path, _SUMS, "load", 2)
     errors = _ranks(tmp_path, _SUMS, "load", 1, fails=True)
     assert "has to be summed over the ranks that wrote it (Partial)" in errors
+
+
+_OTHER_MESH = """
+mesh = mesh if saving else init_device_mesh("cpu", (1, size), mesh_dim_names=("replicate", "shard"))
+model = nn.Linear(4, 4)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters())
+ckpt = es.CheckpointManager(out, persist=1, model=model, optimizer=optimizer)
+if saving:
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    ckpt.step(1)
+else:
+    assert ckpt.restore() == 1
+    for p in model.parameters():
+        found = optimizer.state[p]["exp_avg"]
+        assert isinstance(found, DTensor) and found.placements == p.placements, found
+        assert found.full_tensor().abs().sum() > 0
+ckpt.close()
+"""
+
+
+def test_a_mesh_with_another_dimension_that_shards_alike_is_no_other_sharding(tmp_path):
+    _ranks(tmp_path, _OTHER_MESH, "save", 2)
+    _ranks(tmp_path, _OTHER_MESH, "load", 2)
+
+
+_EMPTY = """
+model = nn.Linear(4, 1)
+fully_shard(model, mesh=mesh)
+p = nn.Parameter(distribute_tensor(torch.arange(4.0) + 1 if saving else torch.zeros(4), mesh, [Shard(0)]))
+optimizer = torch.optim.SGD([*model.parameters(), p], lr=0.0)
+ckpt = es.CheckpointManager(out, persist=1, model=model, optimizer=optimizer)
+if saving:
+    p.square().sum().backward()
+    optimizer.step()
+    ckpt.step(1)
+else:
+    assert ckpt.restore() == 1
+    assert torch.equal(p.full_tensor(), torch.arange(4.0) + 1), p.full_tensor()
+ckpt.close()
+"""
+
+
+def test_a_rank_with_no_elements_of_a_parameter_knows_of_it(tmp_path):
+    """Of 4 elements on 3 ranks the last has none, as of the module's bias."""
+    _ranks(tmp_path, _EMPTY, "save", 3)
+    for size in (3, 4):
+        _ranks(tmp_path, _EMPTY, "load", size)
