@@ -246,9 +246,9 @@ class _Flips:
     def _move(self, source: socket.socket, to: socket.socket, flip: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                if flip and self.flipped < 5 and b'"Ping":[{"rank":0,' in data:
+                if flip and self.flipped < 5 and b'"ranks":[{"rank":0,' in data:
                     self.flipped += 1
-                    data = data.replace(b'"Ping":[{"rank":0,', b'"Ping":[{"rank":2,')
+                    data = data.replace(b'"ranks":[{"rank":0,', b'"ranks":[{"rank":2,')
                 to.sendall(data)
         for end in (source, to):
             with contextlib.suppress(OSError):

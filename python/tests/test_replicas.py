@@ -111,11 +111,11 @@ def test_what_was_in_memory_only_is_on_disk_when_the_job_gives_up():
             c.start_all().wait_step(20)
             c.kill_worker(1)
             assert c.wait(60) == [1, 1], c.output()[-3000:]
-            reached = max(f["step"] for f in c.facts("Replicated"))
+            reached, said = max(f["step"] for f in c.facts("Replicated")), c.output()
         steps = [
             int(p.name.removeprefix("step-")) for p in (Path(scratch) / "ckpt").glob("step-*") if ".tmp" not in p.name
         ]
-        assert len(steps) == 1 and steps[0] >= reached, (steps, c.output()[-3000:])
+        assert len(steps) == 1 and steps[0] >= reached, (steps, said[-3000:])
         with cluster("t-next", command, nodes=2, workers=1) as c:
             assert c.start_all().wait(60) == [0, 0], c.output()[-3000:]
             assert c.facts("Restored")[0]["tiers"] == ["Durable", "Durable"]
