@@ -5,10 +5,10 @@ use everstep_core::planted::Bug;
 use everstep_sim::{Options, run};
 
 #[test]
-fn every_planted_bug_is_found_within_200_seeds() {
+fn every_planted_bug_is_found_within_300_seeds() {
     let mut missed = Vec::new();
     for bug in Bug::ALL {
-        let found = (0..200).find_map(|seed| {
+        let found = (0..300).find_map(|seed| {
             let outcome = run(&Options {
                 planted: Some(bug),
                 tight_budget: bug == Bug::BudgetResetOnRestart,
