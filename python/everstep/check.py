@@ -26,8 +26,10 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-#: Seconds for a collective of two nodes, set-up included, over sockets and over NCCL. On a busy machine, 3 s are not enough for sockets.
-_PAIR_SECONDS = {"gloo": 10.0, "nccl": 45.0}
+#: Seconds for a collective of two nodes, set-up included, over sockets and over NCCL.
+_PAIR_SECONDS = {"gloo": 3.0, "nccl": 45.0}
+#: On a machine with more to run than it has processors, a healthy node needs longer: at most so many times as long.
+_BUSY_MAX = 2.0
 #: Seconds of multiplying and of copying: longer than a period of the scheduler's quota (0.1 s).
 _COMPUTE_SECONDS, _MEMORY_SECONDS = 0.4, 0.2
 #: Seconds for both, with the start of a device.
@@ -164,6 +166,11 @@ def _collective(store: Any, rank: int, size: int, device: str, seconds: float) -
     return min(times)
 
 
+def _limit(backend: str) -> float:
+    busy = os.getloadavg()[0] / (os.cpu_count() or 1) if backend == "gloo" else 1.0
+    return _PAIR_SECONDS[backend] * min(max(busy, 1.0), _BUSY_MAX)
+
+
 def _pair(test: dict[str, Any], wait: float) -> list[_Child]:
     """The ranks of this node in one test; empty when the other node does not come."""
     import torch.distributed as dist
@@ -176,7 +183,7 @@ def _pair(test: dict[str, Any], wait: float) -> list[_Child]:
         )
 
     devices = [f"cuda:{i}" for i in range(_devices())] or ["cpu"]
-    seconds = _PAIR_SECONDS["gloo" if devices == ["cpu"] else "nccl"]
+    seconds = _limit("gloo" if devices == ["cpu"] else "nccl")
     own, other = ("first", "second") if test["first"] else ("second", "first")
 
     def rank(local: int) -> int:

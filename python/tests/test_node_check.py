@@ -98,3 +98,14 @@ def test_without_torch_it_says_so(everstep, tmp_path):
 def test_a_wrong_command_line_is_said(everstep, line, words):
     done = everstep("check", *line)
     assert done.returncode == 2 and words in done.stderr, done.stderr
+
+
+def test_a_busy_machine_gets_more_time(monkeypatch):
+    from everstep import check
+
+    processors = os.cpu_count() or 1
+    times = []
+    for waiting in (0, 1.5 * processors, 100 * processors):
+        monkeypatch.setattr(os, "getloadavg", lambda n=waiting: (n, n, n))
+        times.append(check._limit("gloo"))
+    assert times == [3.0, 4.5, 6.0] and check._limit("nccl") == 45.0

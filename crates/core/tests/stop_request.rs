@@ -117,7 +117,42 @@ fn a_training_that_is_done_is_not_stopped() {
     }
     assert!(scene.over().is_none(), "processes still shut down");
     scene.says(0, Report::StopRequested(TERM));
+    assert!(scene.over().is_none(), "exit handlers get their time");
+    scene.stopped(0..2);
     assert_eq!(scene.over().unwrap().0, 0);
+}
+
+#[test]
+fn nor_is_one_of_which_the_coordinator_has_yet_to_learn_that_it_is_done() {
+    let mut scene = job(1);
+    coordinator_restarts(&mut scene);
+    for (node, rank) in [(0, 0), (1, 1)] {
+        let ended = vec![over(rank, HowEnded::Exited)];
+        returns(&mut scene, node, Some(Running { ended, finished: true, ..running() }), Some(TERM));
+    }
+    assert_eq!(scene.over().unwrap().0, 0);
+}
+
+#[test]
+fn a_node_that_was_stopped_in_an_earlier_run_does_not_stop_this_one() {
+    let mut scene = job(1);
+    scene.join_with(1, 99, 1, spec(), |hello| hello.stop = Some(TERM));
+    assert!(scene.over().is_none());
+    let mut scene = Scene::new();
+    scene.join(0, 10, 1, spec());
+    scene.join_with(1, 99, 1, spec(), |hello| hello.stop = Some(TERM));
+    assert!(scene.over().is_none());
+    assert!(scene.sent.iter().any(|o| matches!(o, Order::End { code: 143, .. })), "{:?}", scene.sent);
+}
+
+#[test]
+fn a_node_that_is_lost_while_the_job_stops_has_stopped() {
+    let mut scene = job(1);
+    scene.says(0, Report::StopRequested(TERM));
+    scene.stopped([0]);
+    scene.leaves(1);
+    scene.passes(10_000);
+    assert_eq!(scene.over().unwrap().0, 143);
 }
 
 #[test]
@@ -146,6 +181,21 @@ fn an_agent_that_nobody_answers_stops_by_itself() {
     assert!(!stops(&mut agent, 1500));
     let at = agent.deadline().unwrap();
     assert!(at <= Time(10_000) && stops(&mut agent, at.0), "{at:?}");
+}
+
+#[test]
+fn an_agent_starts_nothing_after_a_stop_that_overtook_the_start() {
+    let mut agent = agent::running_with(1);
+    let order = |agent: &mut Agent, order| agent.handle(Time(10), AgentEvent::Order { epoch: Epoch(1), order });
+    order(&mut agent, Order::Fence { generation: Generation(1), stacks: false });
+    let place = agent::place(1);
+    order(&mut agent, Order::Start { generation: Generation(2), place, restarts: 1, max_restarts: 3 });
+    order(&mut agent, Order::Signal { generation: Generation(2), stop: TERM });
+    agent::commands(&mut agent);
+    agent.handle(Time(20), AgentEvent::WorkersGone { generation: Generation(1), store_port: 1 });
+    let commands = agent::commands(&mut agent);
+    assert!(!commands.iter().any(|c| matches!(c, Command::Spawn { .. })), "{commands:?}");
+    assert_eq!(agent.seen(), Generation(2));
 }
 
 #[test]

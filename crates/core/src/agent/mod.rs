@@ -205,7 +205,7 @@ impl Agent {
                 progressed: c.progressed(),
                 ended: c.ended.values().cloned().collect(),
             }),
-            stop: self.stop.map(|s| s.what),
+            stop: self.known_stop(),
             shutdown_grace_ms: u64::try_from(self.config.shutdown_grace.as_millis()).unwrap_or(u64::MAX),
         }
     }

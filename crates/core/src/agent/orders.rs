@@ -31,7 +31,7 @@ impl Agent {
             }
             Order::Start { generation, place, restarts, max_restarts } => {
                 let stale = generation <= self.seen && !crate::is_planted!(self, MissingGenerationCheck);
-                if stale || self.over.is_some() {
+                if stale || self.over.is_some() || self.starts_in_vain(generation) {
                     return;
                 }
                 if let Some(crew) = &self.crew {

@@ -27,6 +27,10 @@ impl Agent {
         if self.signals > 1 {
             return self.stop_at_once(now, signal);
         }
+        if self.stop.is_some_and(|asked| asked.alone_at.is_none()) {
+            // A scheduler signals all nodes, and another one was faster.
+            return;
+        }
         let what = Stop { signal, at: self.step_ahead() };
         if self.connected && self.ever_welcome && self.over.is_none() {
             // The connection may be dead without anybody having noticed.
@@ -74,14 +78,35 @@ impl Agent {
     /// Stops by itself if the stop that it asked for was not ordered in time.
     pub(super) fn stop_unheard(&mut self, now: Time) {
         if let Some(stop) = self.stop.filter(|_| self.unheard_until().is_some_and(|at| now >= at)) {
-            self.stop_alone(now, stop.what);
+            // The ranks are further by now.
+            self.stop_alone(now, Stop { at: self.step_ahead(), ..stop.what });
         }
+    }
+
+    /// Returns the stop that a coordinator must know of.
+    pub(super) fn known_stop(&self) -> Option<Stop> {
+        let asked = self.stop?;
+        let at = if asked.alone_at.is_some() { self.step_ahead() } else { asked.what.at };
+        Some(Stop { at, ..asked.what })
     }
 
     /// Stops the workers as the coordinator orders it.
     pub(super) fn stop_ordered(&mut self, now: Time, generation: Generation, stop: Stop) {
         self.stop = Some(Asked { what: stop, alone_at: None });
+        if let Some((queued, ..)) = self.queued.take_if(|(queued, ..)| *queued <= generation) {
+            self.seen = self.seen.max(queued);
+        }
         self.stop_workers(now, generation, stop);
+    }
+
+    /// Returns whether workers of this generation do not start any more, because the job stops.
+    pub(super) fn starts_in_vain(&mut self, generation: Generation) -> bool {
+        let in_vain = self.stop.is_some();
+        if in_vain {
+            self.seen = self.seen.max(generation);
+            self.report_stopped();
+        }
+        in_vain
     }
 
     /// Passes the signal on, and ends the workers that remain after the shutdown grace.

@@ -83,7 +83,7 @@ impl Job {
     }
 
     /// Records that a rank's script is over. Returns whether its process is, too.
-    fn script_over(&mut self, node: &NodeId, ended: &Ended, out: &mut Output) -> bool {
+    pub(super) fn script_over(&mut self, node: &NodeId, ended: &Ended, out: &mut Output) -> bool {
         if let HowEnded::Unconfirmed { pid } = ended.how {
             self.unconfirmed(node, ended, pid, out);
         }

@@ -27,6 +27,12 @@ impl Job {
                 self.remove(now, &id, out);
             }
         }
+        let known = self.nodes.get(&id).is_some_and(|n| n.hello.incarnation == hello.incarnation);
+        if let Some(stop) = hello.stop.filter(|_| !known && !self.record.is_member(&id, hello.incarnation)) {
+            // It was stopped in an earlier run of this job.
+            let Phase::Over { code, why } = Phase::stopped_by(stop.signal) else { return };
+            return out.send(session, Order::End { code, why });
+        }
         out.send(session, Order::Welcome { epoch });
         self.came_back(now, &hello, out);
         let again = self.nodes.contains(&id);
@@ -38,6 +44,9 @@ impl Job {
         self.attach(now, session, hello);
         self.believe(now, &id, running.as_ref(), out);
         if let Some(stop) = stop {
+            for ended in running.iter().flat_map(|r| &r.ended) {
+                self.ended(now, &id, running.as_ref().map_or(Generation(0), |r| r.generation), ended, out);
+            }
             self.stop(now, stop, out);
         }
         match &self.phase {
@@ -192,9 +201,7 @@ impl Job {
         let member = self.record.is_member(id, node.hello.incarnation);
         match &mut self.phase {
             Phase::Training { finished, .. } if member && !finished.contains(id) => self.member_lost(now, id, out),
-            Phase::Stopping { done, .. } => {
-                done.insert(id.clone());
-            }
+            Phase::Stopping { .. } => self.stopping_done(id),
             Phase::Forming { .. } if member => self.testify(id, self.record.generation, None, out),
             _ => {}
         }
@@ -240,7 +247,7 @@ impl Job {
                 }
             }
             Phase::Stopping { deadline, stop, .. } if now >= *deadline => {
-                self.phase = Phase::stopped_by(stop.signal);
+                self.phase = self.stopped(*stop);
             }
             _ => {}
         }

@@ -15,11 +15,9 @@ const PATIENCE: Duration = Duration::from_mins(1);
 const MARGIN: Duration = Duration::from_secs(30);
 
 impl Job {
-    /// Stops the job, unless nothing of it is left to stop.
+    /// Stops the job, unless it is over.
     pub(super) fn stop(&mut self, now: Time, stop: Stop, out: &mut Output) {
         match self.phase {
-            // Processes that still shut themselves down have nothing more to do.
-            Phase::Training { .. } if self.scripts_are_over() => self.phase = self.finished_well(),
             Phase::Training { .. } => {
                 self.to_all(&Order::Signal { generation: self.record.generation, stop }, out);
                 let grace = self.nodes.iter().map(|(_, n)| n.hello.shutdown_grace_ms).max().unwrap_or(0);
@@ -43,6 +41,9 @@ impl Job {
     ) {
         let Phase::Stopping { stop, .. } = self.phase else { return };
         let generation = self.record.generation;
+        for ended in running.filter(|r| r.generation == generation).iter().flat_map(|r| &r.ended) {
+            self.script_over(node, ended, out);
+        }
         match running {
             Some(running) if running.generation == generation && !running.finished => {
                 out.send(session, Order::Signal { generation, stop });
@@ -54,6 +55,11 @@ impl Job {
         }
     }
 
+    /// Returns the end of a job that was asked to stop. If the scripts of all ranks had ended before, it is done.
+    pub(super) fn stopped(&self, stop: Stop) -> Phase {
+        if self.scripts_are_over() { self.finished_well() } else { Phase::stopped_by(stop.signal) }
+    }
+
     pub(super) fn stopping_done(&mut self, node: &NodeId) {
         let Phase::Stopping { done, stop, .. } = &mut self.phase else { return };
         done.insert(node.clone());
@@ -61,7 +67,8 @@ impl Job {
         // The record has the decision even if an earlier life of the coordinator made it.
         let in_vain = self.record.restored_by(self.record.generation).is_none() && self.shards.has_offers();
         if in_vain || self.record.world.slots.iter().all(|s| done.contains(&s.node)) {
-            self.phase = Phase::stopped_by(stop.signal);
+            let stop = *stop;
+            self.phase = self.stopped(stop);
         }
     }
 }

@@ -50,25 +50,7 @@ pub fn running_with(workers: u32) -> Agent {
         },
         Time(0),
     );
-    let slot = Slot {
-        node,
-        incarnation: Incarnation(1),
-        first_rank: Rank(1),
-        workers,
-        host: "h".into(),
-        store_port: 1,
-        role: String::new(),
-    };
-    let place = Place {
-        slot,
-        group_rank: 1,
-        group_world_size: 2,
-        world_size: workers + 1,
-        first_role_rank: 1,
-        role_world_size: workers + 1,
-        leader_host: "g".into(),
-        leader_port: 1,
-    };
+    let place = place(workers);
     agent.handle(Time(0), Event::Connected);
     let orders = [
         Order::Welcome { epoch: Epoch(1) },
@@ -78,6 +60,29 @@ pub fn running_with(workers: u32) -> Agent {
         agent.handle(Time(1), Event::Order { epoch: Epoch(1), order });
     }
     agent
+}
+
+/// The place of this node in a world in which rank 0 runs elsewhere.
+pub fn place(workers: u32) -> Place {
+    let slot = Slot {
+        node: NodeId("1".into()),
+        incarnation: Incarnation(1),
+        first_rank: Rank(1),
+        workers,
+        host: "h".into(),
+        store_port: 1,
+        role: String::new(),
+    };
+    Place {
+        slot,
+        group_rank: 1,
+        group_world_size: 2,
+        world_size: workers + 1,
+        first_role_rank: 1,
+        role_world_size: workers + 1,
+        leader_host: "g".into(),
+        leader_port: 1,
+    }
 }
 
 pub fn commands(agent: &mut Agent) -> Vec<Command> {

@@ -312,9 +312,12 @@ impl Driver {
                     && self.started
                     && !std::mem::replace(&mut self.stopping, true)
                 {
-                    let keeps = self.crew.as_ref().is_some_and(Crew::has_checkpoints);
-                    let what = if keeps { "the newest step is kept" } else { "the script may save what it has" };
-                    crate::say!("stopping: {what}, the same signal again stops at once");
+                    let what = match &self.crew {
+                        Some(crew) if crew.has_checkpoints() => ": the newest step is kept",
+                        Some(_) => ": the script may save what it has",
+                        None => "",
+                    };
+                    crate::say!("stopping{what}; the same signal again stops at once");
                 }
                 // Whoever signals a job that is over does not want to wait for the disk.
                 self.impatient |= self.over;

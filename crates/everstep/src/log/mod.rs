@@ -17,6 +17,7 @@ use lines::{Format, Lines, Output};
 pub use queue::flush;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use tracing::Subscriber;
@@ -136,7 +137,8 @@ pub fn is_own(line: &str) -> bool {
 }
 
 fn to_console(line: &str) {
-    eprintln!("{line}");
+    // Whoever reads it may have gone.
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 fn to_file(line: &str) {

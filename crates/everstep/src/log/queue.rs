@@ -5,7 +5,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Lines that wait at most. Those for which there is no room are lost.
 const LINES: usize = 4096;
@@ -21,27 +21,38 @@ enum Item {
     Flush(Sender<()>),
 }
 
-/// A queue and the number of lines that it had no room for.
+/// A queue, and the number of lines that it had no room for since somebody said so.
 struct Queue {
     to: SyncSender<Item>,
-    lost: AtomicUsize,
+    lost: &'static AtomicUsize,
 }
 
 static QUEUE: OnceLock<Queue> = OnceLock::new();
+/// Lines for which there was no room.
+static LOST: AtomicUsize = AtomicUsize::new(0);
 
 /// Begins to write in a thread. Where there is none to be had, lines are written as before: at once.
 pub fn start() {
     let (to, from) = sync_channel(LINES);
     if std::thread::Builder::new().name("everstep-log".into()).spawn(move || drain(&from)).is_ok() {
-        let _ = QUEUE.set(Queue { to, lost: AtomicUsize::new(0) });
+        let _ = QUEUE.set(Queue { to, lost: &LOST });
     }
 }
 
 fn drain(from: &Receiver<Item>) {
-    for item in from {
+    loop {
+        let item = from.try_recv().ok().or_else(|| {
+            // There is room again, also for this.
+            let lost = LOST.swap(0, Ordering::Relaxed);
+            if lost > 0 {
+                tracing::warn!("{lost} lines of everstep were not written: nothing took them");
+            }
+            from.recv().ok()
+        });
         match item {
-            Item::Line(write, line) => write(&line),
-            Item::Flush(done) => drop(done.send(())),
+            Some(Item::Line(write, line)) => write(&line),
+            Some(Item::Flush(done)) => drop(done.send(())),
+            None => return,
         }
     }
 }
@@ -56,17 +67,8 @@ pub fn push(write: Write, line: String) {
 
 impl Queue {
     fn push(&self, write: Write, line: String) {
-        let lost = self.lost.swap(0, Ordering::Relaxed);
-        if lost > 0 {
-            self.offer(write, format!("everstep: {lost} lines were not written: nothing took them"), lost);
-        }
-        self.offer(write, line, 1);
-    }
-
-    /// Hands a line over that stands for `lines` if there is no room for it.
-    fn offer(&self, write: Write, line: String, lines: usize) {
         if self.to.try_send(Item::Line(write, line)).is_err() {
-            self.lost.fetch_add(lines, Ordering::Relaxed);
+            self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -74,38 +76,27 @@ impl Queue {
 /// Waits until the lines so far are written, but not for ever.
 pub fn flush() {
     let Some(queue) = QUEUE.get() else { return };
+    let until = Instant::now() + AT_THE_END;
     let (done, written) = channel();
-    if queue.to.try_send(Item::Flush(done)).is_ok() {
-        let _ = written.recv_timeout(AT_THE_END);
+    while queue.to.try_send(Item::Flush(done.clone())).is_err() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(10));
     }
+    let _ = written.recv_timeout(until.saturating_duration_since(Instant::now()));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Mutex;
-
-    static WRITTEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-    fn write(line: &str) {
-        WRITTEN.lock().unwrap().push(line.to_owned());
-    }
 
     #[test]
     fn whoever_has_something_to_say_does_not_wait_for_its_writer() {
+        static LOST_HERE: AtomicUsize = AtomicUsize::new(0);
         let (to, from) = sync_channel(3);
-        let queue = Queue { to, lost: AtomicUsize::new(0) };
+        let queue = Queue { to, lost: &LOST_HERE };
         // Nobody takes lines yet: two find no room.
-        (0..5).for_each(|n| queue.push(write, n.to_string()));
-        let items: Vec<Item> = from.try_iter().collect();
-        queue.push(write, "5".into());
-        for item in items.into_iter().chain(from.try_iter()) {
-            if let Item::Line(write, line) = item {
-                write(&line);
-            }
-        }
-        let written = WRITTEN.lock().unwrap().clone();
-        let lost = "everstep: 2 lines were not written: nothing took them";
-        assert_eq!(written, ["0", "1", "2", lost, "5"]);
+        (0..5).for_each(|n| queue.push(|_| (), n.to_string()));
+        let lines = from.try_iter().filter_map(|i| if let Item::Line(_, line) = i { Some(line) } else { None });
+        assert_eq!(lines.collect::<Vec<_>>(), ["0", "1", "2"]);
+        assert_eq!(LOST_HERE.load(Ordering::Relaxed), 2);
     }
 }
