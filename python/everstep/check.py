@@ -29,7 +29,7 @@ from typing import Any
 #: Seconds for a collective of two nodes, set-up included, over sockets and over NCCL.
 _PAIR_SECONDS = {"gloo": 3.0, "nccl": 45.0}
 #: On a machine with more to run than it has processors, a healthy node needs longer: at most so many times as long.
-_BUSY_MAX = 2.0
+_BUSY_MAX = 4.0
 #: Seconds of multiplying and of copying: longer than a period of the scheduler's quota (0.1 s).
 _COMPUTE_SECONDS, _MEMORY_SECONDS = 0.4, 0.2
 #: Seconds for both, with the start of a device.
