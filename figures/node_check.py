@@ -105,7 +105,7 @@ def _run(names: list[str], home: Path, slow: int, group: Path | None) -> tuple[s
 def _named(said: str) -> tuple[list[int], list[int], list[tuple[int, int]]]:
     bad = [int(n) for n in re.findall(r"node (\d+) is bad", said)]
     slow = [int(n) for n in re.findall(r"node (\d+) is slow", said)]
-    links = [(int(a), int(b)) for a, b in re.findall(r"nodes (\d+) and (\d+) are good, what", said)]
+    links = [(int(a), int(b)) for a, b in re.findall(r"nodes (\d+) and (\d+) are good, but the link", said)]
     return bad, slow, links
 
 
