@@ -44,6 +44,7 @@ COUNTED = (
     "crates/core/src/agent/replicas.rs",
     "crates/everstep/src/agent/elsewhere.rs",
     "crates/everstep/src/agent/replicas.rs",
+    "crates/everstep/src/agent/storage.rs",
     "python/src",
     *(
         f"python/everstep/{name}.py"
@@ -55,6 +56,7 @@ COUNTED = (
             "checkpoint",
             "decoding",
             "disk_tier",
+            "durable_offers",
             "encoding",
             "generators",
             "healing",
@@ -62,8 +64,11 @@ COUNTED = (
             "loading",
             "module_state",
             "optimizer_state",
+            "placed",
+            "replicated",
             "restoring",
             "rng",
+            "sharded",
             "slots",
             "state",
             "structure",
