@@ -28,7 +28,7 @@ from typing import Any
 
 #: Seconds for a collective of two nodes, set-up included, over sockets and over NCCL.
 _PAIR_SECONDS = {"gloo": 3.0, "nccl": 45.0}
-#: On a machine with more to run than it has processors, a healthy node needs longer: at most so many times as long.
+#: A healthy node needs longer on a machine with more to run than it has processors. The limit grows by this factor at most.
 _BUSY_MAX = 4.0
 #: Seconds of multiplying and of copying: longer than a period of the scheduler's quota (0.1 s).
 _COMPUTE_SECONDS, _MEMORY_SECONDS = 0.4, 0.2
@@ -167,6 +167,7 @@ def _collective(store: Any, rank: int, size: int, device: str, seconds: float) -
 
 
 def _limit(backend: str) -> float:
+    """Seconds for a collective, with the load of this machine."""
     busy = os.getloadavg()[0] / (os.cpu_count() or 1) if backend == "gloo" else 1.0
     return _PAIR_SECONDS[backend] * min(max(busy, 1.0), _BUSY_MAX)
 

@@ -58,6 +58,14 @@ pub struct Stop {
     pub at: Option<Step>,
 }
 
+impl Stop {
+    /// Returns how a job that was stopped ends: exit code and cause.
+    #[must_use]
+    pub fn end(self) -> (i32, String) {
+        (128 + self.signal, format!("stopped by signal {}", self.signal))
+    }
+}
+
 /// State of the workers of one generation on one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Running {

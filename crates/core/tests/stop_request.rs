@@ -21,7 +21,7 @@ fn spec() -> JobSpec {
     Scene::spec((2, 2), RestartBudget::PerDayAfterFirstStep(10))
 }
 
-/// Two nodes with so many ranks each.
+/// Returns two nodes with `workers` ranks each.
 fn job(workers: u32) -> Scene {
     let mut scene = Scene::new();
     for node in 0..2 {

@@ -25,7 +25,7 @@ impl Agent {
         }
         self.signals += 1;
         if self.signals > 1 {
-            return self.stop_at_once(now, signal);
+            return self.stop_at_once(now, Stop { signal, at: None });
         }
         if self.stop.is_some_and(|asked| asked.alone_at.is_none()) {
             // A scheduler signals all nodes, and another one was faster.
@@ -45,28 +45,28 @@ impl Agent {
     /// Stops the workers of this node and then this agent, without a coordinator.
     fn stop_alone(&mut self, now: Time, stop: Stop) {
         self.stop = Some(Asked { what: stop, alone_at: None });
-        let why = format!("stopped by signal {}", stop.signal);
+        let (code, why) = stop.end();
         match &self.crew {
             Some(crew) => {
                 let generation = crew.generation;
-                self.over.get_or_insert((128 + stop.signal, why));
+                self.over.get_or_insert((code, why));
                 self.stop_workers(now, generation, stop);
             }
-            None => self.end(now, 128 + stop.signal, why),
+            None => self.end(now, code, why),
         }
     }
 
     /// Ends the workers without waiting for them: a second signal.
-    fn stop_at_once(&mut self, now: Time, signal: i32) {
-        let why = format!("stopped by signal {signal}");
+    fn stop_at_once(&mut self, now: Time, stop: Stop) {
+        let (code, why) = stop.end();
         match &mut self.crew {
             Some(crew) => {
                 let generation = crew.generation;
                 crew.killing = false;
-                self.over.get_or_insert((128 + signal, why));
+                self.over.get_or_insert((code, why));
                 self.kill(generation, Duration::ZERO);
             }
-            None => self.end(now, 128 + signal, why),
+            None => self.end(now, code, why),
         }
     }
 

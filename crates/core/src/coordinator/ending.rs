@@ -165,7 +165,7 @@ impl Job {
             let why = format!(
                 "this was after the last step of rank {with}, which ended by itself: the training counts as finished and is not done again"
             );
-            self.evidence.give_up(0, why);
+            self.evidence.give_up(ExitCode::Done.number(), why);
         }
     }
 

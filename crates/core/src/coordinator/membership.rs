@@ -30,7 +30,7 @@ impl Job {
         let known = self.nodes.get(&id).is_some_and(|n| n.hello.incarnation == hello.incarnation);
         if let Some(stop) = hello.stop.filter(|_| !known && !self.record.is_member(&id, hello.incarnation)) {
             // It was stopped in an earlier run of this job.
-            let Phase::Over { code, why } = Phase::stopped_by(stop.signal) else { return };
+            let (code, why) = stop.end();
             return out.send(session, Order::End { code, why });
         }
         out.send(session, Order::Welcome { epoch });
@@ -44,8 +44,10 @@ impl Job {
         self.attach(now, session, hello);
         self.believe(now, &id, running.as_ref(), out);
         if let Some(stop) = stop {
-            for ended in running.iter().flat_map(|r| &r.ended) {
-                self.ended(now, &id, running.as_ref().map_or(Generation(0), |r| r.generation), ended, out);
+            if let Some(Running { generation, ended, .. }) = &running {
+                for of in ended {
+                    self.ended(now, &id, *generation, of, out);
+                }
             }
             self.stop(now, stop, out);
         }

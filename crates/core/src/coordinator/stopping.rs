@@ -25,7 +25,7 @@ impl Job {
                 self.reason = Reason::Stopping;
                 self.phase = Phase::Stopping { done: BTreeSet::new(), deadline, stop };
             }
-            Phase::Forming { .. } => self.phase = Phase::stopped_by(stop.signal),
+            Phase::Forming { .. } => self.phase = Phase::stopped_by(stop),
             Phase::Stopping { .. } | Phase::Over { .. } => {}
         }
     }
@@ -57,7 +57,7 @@ impl Job {
 
     /// Returns the end of a job that was asked to stop. If the scripts of all ranks had ended before, it is done.
     pub(super) fn stopped(&self, stop: Stop) -> Phase {
-        if self.scripts_are_over() { self.finished_well() } else { Phase::stopped_by(stop.signal) }
+        if self.scripts_are_over() { self.finished_well() } else { Phase::stopped_by(stop) }
     }
 
     pub(super) fn stopping_done(&mut self, node: &NodeId) {

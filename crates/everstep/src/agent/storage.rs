@@ -22,7 +22,7 @@ use std::time::Duration;
 /// Memory that is always left to others.
 const HEADROOM_BYTES: u64 = 16 << 20;
 
-/// Time between two looks at slots in memory that are to be released.
+/// Interval of the checks whether memory slots can be released.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// No worker has more slots.

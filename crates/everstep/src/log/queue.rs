@@ -21,21 +21,15 @@ enum Item {
     Flush(Sender<()>),
 }
 
-/// A queue, and the number of lines that it had no room for since somebody said so.
-struct Queue {
-    to: SyncSender<Item>,
-    lost: &'static AtomicUsize,
-}
-
-static QUEUE: OnceLock<Queue> = OnceLock::new();
-/// Lines for which there was no room.
+static QUEUE: OnceLock<SyncSender<Item>> = OnceLock::new();
+/// Lines for which there was no room since the last notice of that.
 static LOST: AtomicUsize = AtomicUsize::new(0);
 
 /// Begins to write in a thread. Where there is none to be had, lines are written as before: at once.
 pub fn start() {
     let (to, from) = sync_channel(LINES);
     if std::thread::Builder::new().name("everstep-log".into()).spawn(move || drain(&from)).is_ok() {
-        let _ = QUEUE.set(Queue { to, lost: &LOST });
+        let _ = QUEUE.set(to);
     }
 }
 
@@ -60,16 +54,14 @@ fn drain(from: &Receiver<Item>) {
 /// Writes a line, now or soon.
 pub fn push(write: Write, line: String) {
     match QUEUE.get() {
-        Some(queue) => queue.push(write, line),
+        Some(queue) => offer(queue, &LOST, write, line),
         None => write(&line),
     }
 }
 
-impl Queue {
-    fn push(&self, write: Write, line: String) {
-        if self.to.try_send(Item::Line(write, line)).is_err() {
-            self.lost.fetch_add(1, Ordering::Relaxed);
-        }
+fn offer(queue: &SyncSender<Item>, lost: &AtomicUsize, write: Write, line: String) {
+    if queue.try_send(Item::Line(write, line)).is_err() {
+        lost.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -78,7 +70,7 @@ pub fn flush() {
     let Some(queue) = QUEUE.get() else { return };
     let until = Instant::now() + AT_THE_END;
     let (done, written) = channel();
-    while queue.to.try_send(Item::Flush(done.clone())).is_err() && Instant::now() < until {
+    while queue.try_send(Item::Flush(done.clone())).is_err() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(10));
     }
     let _ = written.recv_timeout(until.saturating_duration_since(Instant::now()));
@@ -90,13 +82,12 @@ mod tests {
 
     #[test]
     fn whoever_has_something_to_say_does_not_wait_for_its_writer() {
-        static LOST_HERE: AtomicUsize = AtomicUsize::new(0);
-        let (to, from) = sync_channel(3);
-        let queue = Queue { to, lost: &LOST_HERE };
+        let (queue, from) = sync_channel(3);
+        let lost = AtomicUsize::new(0);
         // Nobody takes lines yet: two find no room.
-        (0..5).for_each(|n| queue.push(|_| (), n.to_string()));
+        (0..5).for_each(|n| offer(&queue, &lost, |_| (), n.to_string()));
         let lines = from.try_iter().filter_map(|i| if let Item::Line(_, line) = i { Some(line) } else { None });
         assert_eq!(lines.collect::<Vec<_>>(), ["0", "1", "2"]);
-        assert_eq!(LOST_HERE.load(Ordering::Relaxed), 2);
+        assert_eq!(lost.load(Ordering::Relaxed), 2);
     }
 }

@@ -43,8 +43,9 @@ pub enum Phase {
 impl Phase {
     /// Returns the end of a job that was asked to stop.
     #[must_use]
-    pub fn stopped_by(signal: i32) -> Self {
-        Phase::Over { code: 128 + signal, why: format!("stopped by signal {signal}") }
+    pub fn stopped_by(stop: Stop) -> Self {
+        let (code, why) = stop.end();
+        Phase::Over { code, why }
     }
 
     /// Returns the phase of a job whose world forms again from nodes that are known.
